@@ -1,0 +1,28 @@
+"""Distributed GPU arrays that are used without leaving Dask.
+
+Examples
+--------
+>>> import dask.array as da, dask_dgpu as dgpu
+>>> client = dgpu.start()  # doctest: +SKIP
+>>> x = da.random.random((40_000, 40_000), chunks="auto")  # doctest: +SKIP
+>>> da.matmul(x, x.T).sum().compute()  # doctest: +SKIP
+"""
+
+from dask_dgpu import errors
+from dask_dgpu.api import Enabled, disable, enable, start
+from dask_dgpu.explain import Explanation, explain
+from dask_dgpu.health import Health, check_health
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "Enabled",
+    "Explanation",
+    "Health",
+    "check_health",
+    "disable",
+    "enable",
+    "errors",
+    "explain",
+    "start",
+]

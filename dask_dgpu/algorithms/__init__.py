@@ -1,0 +1,1 @@
+"""Distributed algorithms: plan (pure), cost, rank program, reference; one stem each."""

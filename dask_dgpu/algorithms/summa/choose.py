@@ -1,0 +1,167 @@
+"""Choosing the plan of a product: mesh, seats, number of panels, by cost."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import replace
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from dask_dgpu.algorithms.summa.plan import Mesh, Operand, SummaPlan
+from dask_dgpu.algorithms.summa.schedule import bounded
+from graph_opt.cost import Machine, pipelined
+from graph_opt.layout import Cuts, Span
+
+MAX_STEPS = 16
+"""More panels than this never paid: each costs a collective."""
+
+
+def plan_summa(
+    a: Operand,
+    b: Operand,
+    dtype: str,
+    size: int,
+    machine: Machine,
+    *,
+    mesh: Mesh | None = None,
+    steps: int | None = None,
+) -> SummaPlan:
+    """Choose the mesh and the number of panels that the cost model finds quickest.
+
+    Parameters
+    ----------
+    a, b : Operand
+        Matrices of shapes (M, K) and (K, N).
+    dtype : str
+        The dtype of the result.
+    size : int
+        Number of ranks.
+    machine : Machine
+        Rates of a rank.
+    mesh : tuple of int, optional
+        Use this mesh instead of choosing one.
+    steps : int, optional
+        Use this number of panels instead of choosing it.
+
+    Returns
+    -------
+    SummaPlan
+        The same on every rank: nothing but the arguments enters.
+
+    Raises
+    ------
+    ValueError
+        When the operands do not conform, or the mesh does not fit ``size``.
+    """
+    if a.columns[-1] != b.rows[-1]:
+        raise ValueError(
+            f"a has {a.columns[-1]} columns and b has {b.rows[-1]} rows; they must be equal"
+        )
+    if mesh is not None and (min(mesh) < 1 or mesh[0] * mesh[1] * mesh[2] > size):
+        raise ValueError(f"mesh is {mesh}, its positive extents must multiply to {size} at most")
+    best: tuple[float, SummaPlan] | None = None
+    for candidate in [mesh] if mesh else _meshes(a, b, size):
+        plan, moved = _placed(SummaPlan(a, b, dtype, size, candidate, (), 1, 1))
+        for count in [steps] if steps else _step_counts(plan):
+            stepped = replace(plan, steps=count, nominal_steps=count)
+            if mesh is None and 3 * stepped.partial_bytes > stepped.workspace_limit:
+                continue  # the layers' partial sums would not fit into four panels
+            seconds = cost(stepped, machine, moved)
+            if best is None or seconds < best[0]:
+                best = seconds, stepped
+    assert best is not None  # (1, 1, 1) always fits
+    return bounded(best[1])
+
+
+def cost(plan: SummaPlan, machine: Machine, received: float) -> float:
+    """Predict the seconds of a plan whose busiest rank receives so many bytes."""
+    rows, columns, depth = plan.mesh
+    tallest = max(plan.a.rows[i1] - plan.a.rows[i0] for i0, i1 in plan.row_spans)
+    widest = max(plan.b.columns[j1] - plan.b.columns[j0] for j0, j1 in plan.column_spans)
+    deepest = max(hi - lo for lo, hi in plan.depth_spans)
+    itemsize = np.dtype(plan.accumulator).itemsize
+    compute = 2 * tallest * widest * deepest / machine.flops
+    panels = (tallest + widest) * deepest * itemsize
+    seconds = pipelined(compute, received / machine.bandwidth, plan.steps, machine.latency)
+    seconds += 4 * panels / machine.memory_bandwidth
+    if depth > 1:
+        partial = tallest * widest * itemsize
+        seconds += machine.latency + partial * (depth - 1) / depth / machine.bandwidth
+        seconds += 3 * partial / machine.memory_bandwidth
+    return seconds
+
+
+def _meshes(a: Operand, b: Operand, size: int) -> list[Mesh]:
+    """All meshes with a block of C for each rank of a layer."""
+    k, block_rows, block_columns = a.columns[-1], a.grid[0], b.grid[1]
+    found: list[Mesh] = []
+    for depth in range(1, max(1, min(size, k)) + 1):
+        for rows in range(1, max(1, min(size // depth, block_rows)) + 1):
+            columns = min(size // (depth * rows), max(1, block_columns))
+            if columns >= 1:
+                found.append((rows, columns, depth))
+    return found
+
+
+def _step_counts(plan: SummaPlan) -> list[int]:
+    deepest = max(hi - lo for lo, hi in plan.depth_spans)
+    return [s for s in (1, 2, 4, 8, MAX_STEPS) if s <= max(1, deepest)]
+
+
+def _placed(plan: SummaPlan) -> tuple[SummaPlan, float]:
+    """Seat each rank where most of what it needs is its own already.
+
+    Returns the plan and the bytes that its busiest rank receives.
+    """
+    rows, columns, depth = plan.mesh
+    held_a = _held(plan.a, plan.size, plan.row_spans, _layers(plan, plan.a.columns), (rows, depth))
+    held_b = _held(
+        plan.b,
+        plan.size,
+        plan.column_spans,
+        _layers(plan, plan.b.rows),
+        (columns, depth),
+        transposed=True,
+    )
+    local = held_a[:, :, None, :] + held_b[:, None, :, :]
+    needed = local.sum(axis=0).reshape(-1)
+    local = local.reshape(plan.size, -1)
+    ranks, seats = linear_sum_assignment(local, maximize=True)
+    places = [0] * (rows * columns * depth)
+    received = 0.0
+    for rank, seat in zip(ranks, seats, strict=True):
+        places[seat] = int(rank)
+        received = max(received, float(needed[seat] - local[rank, seat]))
+    return replace(plan, places=tuple(places)), received
+
+
+def _held(
+    operand: Operand,
+    size: int,
+    spans: tuple[Span, ...],
+    layers: list[int],
+    extents: tuple[int, int],
+    *,
+    transposed: bool = False,
+) -> np.ndarray[tuple[int, int, int], np.dtype[np.float64]]:
+    """Bytes that each rank holds for each (part of the mesh, layer of the mesh).
+
+    ``spans`` parts the axis of the operand that C has too, ``layers`` the other.
+    """
+    held = np.zeros((size, *extents))
+    parts = [part for part, (lo, hi) in enumerate(spans) for _ in range(lo, hi)]
+    owners = np.asarray(operand.owners, dtype=int).reshape(operand.grid)
+    sizes = operand.sizes()
+    if transposed:
+        owners, sizes = owners.T, sizes.T
+    where = (owners, np.asarray(parts, int)[:, None], np.asarray(layers, int)[None, :])
+    np.add.at(held, where, sizes)
+    return held
+
+
+def _layers(plan: SummaPlan, cuts: Cuts) -> list[int]:
+    """The layer that most of each chunk of the contraction belongs to."""
+    starts = [lo for lo, _ in plan.depth_spans]
+    middles = [(lo + hi) / 2 for lo, hi in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [max(0, bisect_right(starts, middle) - 1) for middle in middles]

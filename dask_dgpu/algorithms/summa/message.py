@@ -1,0 +1,63 @@
+"""Packing the pieces of a step into one message a peer, and out of it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.algorithms.summa.plan import SummaPlan
+from dask_dgpu.algorithms.summa.schedule import Piece, Step
+from dask_dgpu.comm.protocol import Comm, Work
+from dask_dgpu.kernels.device import Device
+
+Array = Any
+Blocks = Mapping[tuple[int, int], Array]
+
+
+class Messages:
+    """The two message buffers of a rank, made once and reused by every step.
+
+    A step's outgoing buffer is free when its exchange is done, which is before
+    its pieces are unpacked; so one buffer each way is enough.
+    """
+
+    def __init__(self, plan: SummaPlan, comm: Comm, device: Device, steps: list[Step]) -> None:
+        self.comm = comm
+        self.dtypes = (plan.a.dtype, plan.b.dtype)
+        self.out_counts = {id(step): step.send_counts(plan.size) for step in steps}
+        self.in_counts = {id(step): step.receive_counts(plan.size) for step in steps}
+        with device.transferring():
+            self.out = device.empty(max(map(sum, self.out_counts.values())), "uint8")
+            self.inbox = device.empty(max(map(sum, self.in_counts.values())), "uint8")
+
+    def send(self, step: Step, operands: tuple[Blocks, Blocks]) -> Work | None:
+        """Pack a step's pieces and start their exchange; ``None`` if nothing moves."""
+        if not step.moves:
+            return None
+        for piece, view in self._views(step.sends, self.out):
+            view[...] = operands[piece.operand][piece.block][piece.source]
+        out_counts, in_counts = self.out_counts[id(step)], self.in_counts[id(step)]
+        return self.comm.all_to_all(
+            self.inbox[: sum(in_counts)], in_counts, self.out[: sum(out_counts)], out_counts
+        )
+
+    def unpack(self, step: Step, under_way: Work | None, panels: tuple[Array, Array]) -> None:
+        """Wait for a step's exchange and put its pieces into the panels."""
+        if under_way is None:
+            return
+        under_way.wait()
+        for piece, view in self._views(step.receives, self.inbox):
+            panels[piece.operand][piece.target] = view
+
+    def _views(
+        self, pieces: Mapping[int, list[Piece]], buffer: Array
+    ) -> Iterable[tuple[Piece, Array]]:
+        """Each piece with its place in a message buffer, as an array of its dtype."""
+        ordered = [piece for peer in sorted(pieces) for piece in pieces[peer]]
+        starts = (0, *accumulate(piece.aligned for piece in ordered))
+        for piece, start in zip(ordered, starts, strict=False):
+            dtype = np.dtype(self.dtypes[piece.operand])
+            yield piece, buffer[start : start + piece.nbytes].view(dtype).reshape(piece.shape)

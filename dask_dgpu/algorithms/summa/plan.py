@@ -1,0 +1,184 @@
+"""Who multiplies what: the frozen plan of one product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product as cartesian
+
+import numpy as np
+
+from graph_opt.layout import Cuts, Span, block_spans, even_spans
+
+Mesh = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A matrix in blocks.
+
+    Parameters
+    ----------
+    rows, columns : tuple of int
+        Where the axes are cut, from 0 to their length.
+    dtype : str
+        The dtype of the blocks.
+    owners : tuple of int
+        The rank that holds each block, in row-major order of the blocks.
+    """
+
+    rows: Cuts
+    columns: Cuts
+    dtype: str
+    owners: tuple[int, ...]
+
+    def owner(self, row: int, column: int) -> int:
+        """Return the rank that holds a block."""
+        return self.owners[row * (len(self.columns) - 1) + column]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return np.dtype(self.dtype).itemsize
+
+    def share(self, rank: int) -> int:
+        """Return the bytes of the blocks that a rank holds."""
+        return int(self.sizes()[np.asarray(self.owners).reshape(self.grid) == rank].sum())
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Number of blocks along each axis."""
+        return len(self.rows) - 1, len(self.columns) - 1
+
+    def sizes(self) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+        """Return the bytes of each block."""
+        heights, widths = np.diff(self.rows), np.diff(self.columns)
+        return np.outer(heights, widths).astype(float) * self.itemsize
+
+
+@dataclass(frozen=True)
+class SummaPlan:
+    """The plan of one product on ``size`` ranks.
+
+    Parameters
+    ----------
+    a, b : Operand
+        The operands; their cuts along the contraction may differ.
+    dtype : str
+        The dtype of the result; products are accumulated in it (float16 in float32).
+    size : int
+        Number of ranks of the communicator.
+    mesh : tuple of int
+        Ranks along the rows, the columns and the contraction; their product is
+        at most ``size``.
+    places : tuple of int
+        The rank at each position of the mesh, in row-major order.
+    steps : int
+        Number of panels that a layer is cut into.
+    nominal_steps : int
+        The number of panels that would be quickest. ``steps`` is larger where the
+        buffers of that many would exceed :attr:`workspace_limit`.
+    """
+
+    a: Operand
+    b: Operand
+    dtype: str
+    size: int
+    mesh: Mesh
+    places: tuple[int, ...]
+    steps: int
+    nominal_steps: int
+
+    @property
+    def accumulator(self) -> str:
+        """The dtype in which panels are kept and products are summed on a host."""
+        return "float32" if self.dtype == "float16" else self.dtype
+
+    @cached_property
+    def row_spans(self) -> tuple[Span, ...]:
+        """Block rows of C for each row of the mesh."""
+        return block_spans(self.a.rows, self.mesh[0])
+
+    @cached_property
+    def column_spans(self) -> tuple[Span, ...]:
+        """Block columns of C for each column of the mesh."""
+        return block_spans(self.b.columns, self.mesh[1])
+
+    @cached_property
+    def depth_spans(self) -> tuple[Span, ...]:
+        """Positions along the contraction for each layer of the mesh."""
+        return even_spans(0, self.a.columns[-1], self.mesh[2])
+
+    def position(self, rank: int) -> tuple[int, int, int] | None:
+        """Return the place of a rank in the mesh, ``None`` when it has none."""
+        if rank not in self.places:
+            return None
+        _, columns, depth = self.mesh
+        rest, d = divmod(self.places.index(rank), depth)
+        r, c = divmod(rest, columns)
+        return r, c, d
+
+    def rank_at(self, r: int, c: int, d: int) -> int:
+        """Return the rank at a place of the mesh."""
+        _, columns, depth = self.mesh
+        return self.places[(r * columns + c) * depth + d]
+
+    def rectangle(self, rank: int) -> tuple[Span, Span]:
+        """Return the rows and columns of C, as positions, that a rank computes."""
+        place = self.position(rank)
+        if place is None:
+            return (0, 0), (0, 0)
+        (i0, i1), (j0, j1) = self.row_spans[place[0]], self.column_spans[place[1]]
+        return (self.a.rows[i0], self.a.rows[i1]), (self.b.columns[j0], self.b.columns[j1])
+
+    def panel(self, rank: int, step: int) -> Span:
+        """Return the positions along the contraction that a rank multiplies in a step.
+
+        Ranks of one layer start at different panels, evenly spread, and go round.
+        """
+        place = self.position(rank)
+        if place is None:
+            return 0, 0
+        r, c, d = place
+        shift = (r * self.mesh[1] + c) * self.steps // (self.mesh[0] * self.mesh[1])
+        return even_spans(*self.depth_spans[d], self.steps)[(step + shift) % self.steps]
+
+    def owners(self) -> dict[tuple[int, int], int]:
+        """Return the rank that ends up with each block of C."""
+        placed: dict[tuple[int, int], int] = {}
+        for r, c in cartesian(range(self.mesh[0]), range(self.mesh[1])):
+            for (i, j), d in self.final_layers(r, c).items():
+                placed[i, j] = self.rank_at(r, c, d)
+        return placed
+
+    def final_layers(self, r: int, c: int) -> dict[tuple[int, int], int]:
+        """Return, for the blocks of one rectangle of C, the layer that keeps each."""
+        (i0, i1), (j0, j1) = self.row_spans[r], self.column_spans[c]
+        blocks = list(cartesian(range(i0, i1), range(j0, j1)))
+        depth = self.mesh[2]
+        return {block: at * depth // len(blocks) for at, block in enumerate(blocks)}
+
+    def panel_bytes(self, steps: int) -> int:
+        """Return the bytes of the widest of so many panels: A's part and B's together."""
+        width = max(hi - lo for lo, hi in self.depth_spans)
+        width = -(-width // steps)
+        itemsize = np.dtype(self.accumulator).itemsize
+        widest = 0
+        for rank in self.places:
+            (r0, r1), (c0, c1) = self.rectangle(rank)
+            widest = max(widest, (r1 - r0 + c1 - c0) * width * itemsize)
+        return widest
+
+    @property
+    def workspace_limit(self) -> int:
+        """Bytes that a rank may use beyond its share of A, B and C: four panels."""
+        return 4 * self.panel_bytes(self.nominal_steps)
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of the largest partial sum that is no rank's share; 0 with one layer."""
+        if self.mesh[2] == 1:
+            return 0
+        itemsize = np.dtype(self.accumulator).itemsize
+        corners = (self.rectangle(rank) for rank in self.places)
+        return max((r1 - r0) * (c1 - c0) * itemsize for (r0, r1), (c0, c1) in corners)

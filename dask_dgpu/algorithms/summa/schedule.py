@@ -1,0 +1,141 @@
+"""Which piece of which block travels where in each step of a plan."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
+from graph_opt.layout import Span, overlaps
+
+ALIGN = 16
+"""Bytes: pieces within a message start at multiples of this, so that any dtype can be viewed."""
+
+Slices = tuple[slice, slice]
+
+
+class Piece(NamedTuple):
+    """A rectangle of one block, on its way into a panel.
+
+    ``operand`` is 0 for A and 1 for B; ``source`` is a place in the block,
+    ``target`` one in the panel.
+    """
+
+    operand: int
+    block: tuple[int, int]
+    owner: int
+    source: Slices
+    target: Slices
+    nbytes: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        rows, columns = self.source
+        return rows.stop - rows.start, columns.stop - columns.start
+
+    @property
+    def aligned(self) -> int:
+        """Bytes in a message, padding included."""
+        return -(-self.nbytes // ALIGN) * ALIGN
+
+
+@dataclass
+class Step:
+    """What one rank does in one step, pieces in the order of their messages."""
+
+    panel: Span
+    sends: dict[int, list[Piece]] = field(default_factory=lambda: defaultdict(list))
+    receives: dict[int, list[Piece]] = field(default_factory=lambda: defaultdict(list))
+    local: list[Piece] = field(default_factory=list)
+    moves: bool = False
+    """Whether any rank sends anything in this step: if not, none calls the exchange."""
+
+    def send_counts(self, size: int) -> list[int]:
+        """Bytes to each rank."""
+        return [sum(piece.aligned for piece in self.sends.get(q, ())) for q in range(size)]
+
+    def receive_counts(self, size: int) -> list[int]:
+        """Bytes from each rank."""
+        return [sum(piece.aligned for piece in self.receives.get(q, ())) for q in range(size)]
+
+
+def schedule(plan: SummaPlan, rank: int) -> list[Step]:
+    """Return the steps of one rank."""
+    steps = []
+    for at in range(plan.steps):
+        step = Step(plan.panel(rank, at))
+        for destination in plan.places:
+            for piece in pieces(plan, destination, at):
+                if piece.owner == destination:
+                    if destination == rank:
+                        step.local.append(piece)
+                    continue
+                step.moves = True
+                if piece.owner == rank:
+                    step.sends[destination].append(piece)
+                elif destination == rank:
+                    step.receives[piece.owner].append(piece)
+        steps.append(step)
+    return steps
+
+
+def pieces(plan: SummaPlan, rank: int, step: int) -> Iterator[Piece]:
+    """Yield the pieces that make up the panels of a rank in a step, A's before B's."""
+    rows, columns = plan.rectangle(rank)
+    panel = plan.panel(rank, step)
+    yield from _cut(0, plan.a, rows, panel)
+    yield from _cut(1, plan.b, panel, columns)
+
+
+def _cut(operand: int, matrix: Operand, rows: Span, columns: Span) -> Iterator[Piece]:
+    across = list(overlaps(matrix.columns, *columns))
+    for i, top, bottom in overlaps(matrix.rows, *rows):
+        for j, left, right in across:
+            yield Piece(
+                operand,
+                (i, j),
+                matrix.owner(i, j),
+                (
+                    slice(top - matrix.rows[i], bottom - matrix.rows[i]),
+                    slice(left - matrix.columns[j], right - matrix.columns[j]),
+                ),
+                (
+                    slice(top - rows[0], bottom - rows[0]),
+                    slice(left - columns[0], right - columns[0]),
+                ),
+                (bottom - top) * (right - left) * matrix.itemsize,
+            )
+
+
+def workspace(plan: SummaPlan) -> int:
+    """Return the most bytes that a rank uses beyond its share of A, B and C."""
+    largest = 0
+    for sent, received in (traffic(plan, step) for step in range(plan.steps)):
+        largest = max(largest, *(s + r for s, r in zip(sent, received, strict=True)))
+    multiplying = largest + 2 * plan.panel_bytes(plan.steps) + plan.partial_bytes
+    return max(multiplying, 3 * plan.partial_bytes)
+
+
+def traffic(plan: SummaPlan, step: int) -> tuple[list[int], list[int]]:
+    """Return the bytes that each rank sends and receives in a step."""
+    sent, received = [0] * plan.size, [0] * plan.size
+    for destination in plan.places:
+        for piece in pieces(plan, destination, step):
+            if piece.owner != destination:
+                sent[piece.owner] += piece.aligned
+                received[destination] += piece.aligned
+    return sent, received
+
+
+def bounded(plan: SummaPlan) -> SummaPlan:
+    """Narrow the panels until the workspace is within the plan's limit.
+
+    A rank that owns much more than its share sends more than a panel a step.
+    """
+    deepest = max(hi - lo for lo, hi in plan.depth_spans)
+    while plan.steps < deepest and workspace(plan) > plan.workspace_limit:
+        plan = replace(plan, steps=min(2 * plan.steps, deepest))
+    return plan

@@ -1,0 +1,197 @@
+"""Switching dask_dgpu on and off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import dask
+from dask.array.core import Array
+
+from dask_dgpu.delayed import plain_to_delayed
+from dask_dgpu.errors import DgpuError
+from dask_dgpu.facts import gather
+from dask_dgpu.main_guard import require_main_guard
+from dask_dgpu.optimizer import GraphOptimizer
+from dask_dgpu.settings import read
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+OPTIMIZE = "array_optimize"
+
+
+@dataclass(frozen=True)
+class Enabled:
+    """dask_dgpu, switched on; as a context manager it is switched off at the end.
+
+    Parameters
+    ----------
+    optimizer : GraphOptimizer
+        What Dask calls on array graphs.
+    before : mapping or None
+        What was set before, restored at the end of a ``with`` block.
+    """
+
+    optimizer: GraphOptimizer
+    before: Mapping[str, Any]
+
+    def __enter__(self) -> Enabled:
+        """Return itself: it is on already."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Restore what was set before."""
+        _restore(self.before)
+
+
+def enable(client: Client | None = None, **settings: Any) -> Enabled:
+    """Have Dask arrays computed from now on use gangs where they pay.
+
+    Parameters
+    ----------
+    client : distributed.Client, optional
+        The cluster whose workers form gangs; by default the current client, if
+        there is one. Without any, products run in this process.
+    **settings
+        Settings that differ from ``dask.config``'s ``dgpu.*``, with underscores:
+        ``gang_timeout="30s"``.
+
+    Returns
+    -------
+    Enabled
+        Usable as a context manager that restores what was set before.
+
+    Raises
+    ------
+    ValueError
+        When a setting is unknown or not allowed.
+    DgpuError
+        When ``array.query-planning`` is on: that engine has no matmul and no FFT.
+
+    Notes
+    -----
+    Calling it again replaces the settings; nothing is wrapped twice. The workers
+    make their communicator in the background meanwhile.
+    """
+    if dask.config.get("array.query-planning", False):
+        raise DgpuError(
+            "array.query-planning is true, but dask_dgpu needs it to be false: "
+            "that engine has neither matmul nor FFT"
+        )
+    read_settings = read(settings)
+    client = client or _current_client()
+    facts = gather(client, read_settings)
+    optimizer = GraphOptimizer(read_settings, facts)
+    if client is not None:
+        from dask_dgpu.runtime.scheduler import GangSchedulerPlugin
+
+        client.register_plugin(GangSchedulerPlugin(facts.device))
+        _warm_up(client, optimizer)
+    before = {OPTIMIZE: dask.config.get(OPTIMIZE, None)}
+    dask.config.set({OPTIMIZE: optimizer})
+    Array.to_delayed = plain_to_delayed(Array.to_delayed)
+    return Enabled(optimizer, before)
+
+
+def disable() -> None:
+    """Leave every graph to Dask again; workers keep their communicators for a next time."""
+    _restore({OPTIMIZE: None})
+
+
+def start(
+    n_workers: int | None = None,
+    *,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    **cluster_kwargs: Any,
+) -> Client:
+    """Start a cluster on this machine, connect to it and enable dask_dgpu.
+
+    Parameters
+    ----------
+    n_workers : int, optional
+        Workers, one rank each; by default one a GPU, or one a core.
+    device : {"auto", "cpu", "cuda"}, optional
+        ``"cuda"`` starts a ``LocalCUDACluster``, whose arrays are born on the GPUs;
+        ``"cpu"`` a ``LocalCluster`` with NumPy blocks; ``"auto"`` the first where
+        there are GPUs.
+    **cluster_kwargs
+        Passed on to the cluster.
+
+    Returns
+    -------
+    distributed.Client
+        Closing it closes the cluster too.
+
+    Raises
+    ------
+    DgpuError
+        When a script calls this outside of ``if __name__ == "__main__":``.
+    """
+    from distributed import Client, LocalCluster
+
+    from dask_dgpu.gpus import count_gpus
+
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device is {device!r}, it must be one of auto, cpu, cuda")
+    if cluster_kwargs.get("processes", True):
+        require_main_guard("dask_dgpu.start()")
+    gpus = count_gpus() if device != "cpu" else 0
+    if device == "cuda" and not gpus:
+        raise ValueError("device is 'cuda', but this machine shows no CUDA device")
+    if gpus:
+        from dask_cuda import LocalCUDACluster
+
+        cluster = LocalCUDACluster(n_workers=n_workers, **cluster_kwargs)
+        dask.config.set({"array.backend": "dgpu"})
+    else:
+        cluster_kwargs = {"threads_per_worker": 1, "dashboard_address": ":0", **cluster_kwargs}
+        cluster = LocalCluster(n_workers=n_workers, **cluster_kwargs)
+    client = Client(cluster)
+    client._close_cluster_with_client = True
+    enable(client, device="cuda" if gpus else "cpu")
+    return client
+
+
+def _restore(before: Mapping[str, Any]) -> None:
+    if before[OPTIMIZE] is None:
+        # Dask takes a value of None for "do not optimize", so the key must go
+        dask.config.config.pop(OPTIMIZE, None)
+    else:
+        dask.config.set(before)
+    if not isinstance(before[OPTIMIZE], GraphOptimizer):
+        original: Callable[..., Any] = Array.to_delayed
+        Array.to_delayed = getattr(original, "__wrapped__", original)
+
+
+def _current_client() -> Client | None:
+    try:
+        from distributed import get_client
+
+        return get_client()
+    except (ImportError, ValueError):
+        return None
+
+
+def _warm_up(client: Client, optimizer: GraphOptimizer) -> None:
+    """Ask for the communicator of all workers, and do not wait for it."""
+    settings, facts = optimizer.settings, optimizer.facts
+    transport = facts.transport if settings.comm == "auto" else settings.comm
+
+    async def ask() -> None:
+        try:
+            await client.scheduler.dgpu_warm_up(
+                transport=transport, timeout=settings.limits.timeout
+            )
+        except (OSError, asyncio.CancelledError):
+            pass  # the client is closing; the first gang makes what it needs
+
+    client.loop.add_callback(ask)

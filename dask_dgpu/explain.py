@@ -1,0 +1,116 @@
+"""What was rewritten, and why not the rest: text, HTML or a dict."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import Any
+
+import dask
+from dask.base import is_dask_collection
+from dask.highlevelgraph import HighLevelGraph
+from dask.utils import format_bytes
+
+from dask_dgpu.optimizer import GraphOptimizer
+from dask_dgpu.predict import Prediction
+from graph_opt.node import Declined, Product
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What dask_dgpu does with an array.
+
+    Parameters
+    ----------
+    enabled : bool
+        Whether it does anything at all.
+    rewritten : tuple of (Product, Prediction)
+        The pieces that run as a gang.
+    declined : tuple of Declined
+        The pieces that were recognised and left to Dask.
+    """
+
+    enabled: bool
+    rewritten: tuple[tuple[Product, Prediction], ...] = ()
+    declined: tuple[Declined, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            "enabled": self.enabled,
+            "rewritten": [
+                {
+                    "name": product.output.name,
+                    "shape": product.output.shape,
+                    "dtype": product.output.dtype,
+                    "inner": product.left.shape[1],
+                    **asdict(prediction),
+                }
+                for product, prediction in self.rewritten
+            ],
+            "declined": [asdict(piece) for piece in self.declined],
+        }
+
+    def _lines(self) -> list[tuple[str, str]]:
+        """Heading and text of each piece."""
+        lines = []
+        for product, predicted in self.rewritten:
+            (m, n), k = product.output.shape, product.left.shape[1]
+            lines.append(
+                (
+                    product.output.name,
+                    f"({m}, {k}) @ ({k}, {n}) {product.output.dtype} runs as a gang: "
+                    f"{predicted.strategy}, mesh {predicted.mesh}, {predicted.steps} panels, "
+                    f"{predicted.tasks} tasks instead of about {predicted.dask_tasks}, "
+                    f"{format_bytes(predicted.moved_bytes)} received and "
+                    f"{format_bytes(predicted.peak_bytes)} held at most per rank, "
+                    f"about {predicted.seconds:.3g} s instead of {predicted.dask_seconds:.3g} s",
+                )
+            )
+        lines += [(piece.name, f"left to Dask: {piece.reason}") for piece in self.declined]
+        return lines
+
+    def __str__(self) -> str:
+        """One line a piece."""
+        if not self.enabled:
+            return "dask_dgpu is not enabled: everything is left to Dask"
+        return "\n".join(f"{name}: {text}" for name, text in self._lines()) or (
+            "nothing here that dask_dgpu knows how to rewrite: everything is left to Dask"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td><code>{escape(name)}</code></td><td>{escape(text)}</td></tr>"
+            for name, text in self._lines()
+        )
+        return f"<table>{rows}</table>" if rows else f"<p>{escape(str(self))}</p>"
+
+
+def explain(array: Any) -> Explanation:
+    """Say what dask_dgpu would do to compute an array.
+
+    Parameters
+    ----------
+    array : dask.array.Array
+        The array, or any collection with a high-level graph.
+
+    Returns
+    -------
+    Explanation
+        Prints as text, displays as HTML, and has :meth:`Explanation.to_dict`.
+
+    Raises
+    ------
+    TypeError
+        When ``array`` is no Dask collection.
+    """
+    if not is_dask_collection(array):
+        raise TypeError(f"array is a {type(array).__name__}, it must be a Dask collection")
+    optimizer = dask.config.get("array_optimize", None)
+    if not isinstance(optimizer, GraphOptimizer):
+        return Explanation(enabled=False)
+    graph = array.__dask_graph__()
+    if not isinstance(graph, HighLevelGraph):
+        return Explanation(enabled=True)
+    rewriting = optimizer.rewrite(graph, array.__dask_keys__())
+    return Explanation(True, rewriting.rewritten, rewriting.declined)

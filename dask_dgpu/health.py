@@ -1,0 +1,70 @@
+"""Is every worker fit to be a rank?"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class Health:
+    """What each worker answered.
+
+    Parameters
+    ----------
+    workers : dict of str to str
+        ``"ok"`` or what ails it, by address.
+    """
+
+    workers: dict[str, str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all workers are fit."""
+        return all(state == "ok" for state in self.workers.values())
+
+    def __str__(self) -> str:
+        """One line a worker."""
+        return "\n".join(f"{worker}: {state}" for worker, state in sorted(self.workers.items()))
+
+
+def check_health(client: Client, timeout: float = 10.0) -> Health:
+    """Ask every worker whether it can take part in gangs.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        The cluster.
+    timeout : float, optional
+        Seconds after which a worker that does not answer is called sick.
+
+    Returns
+    -------
+    Health
+        By worker, ``"ok"`` or one sentence: not answering, no plugin, no device,
+        a wrong product.
+    """
+    if not timeout > 0:
+        raise ValueError(f"timeout is {timeout!r}, it must be a positive number of seconds")
+    return Health(client.run_on_scheduler(_ask_all, timeout=timeout))
+
+
+async def _ask_all(timeout: float, dask_scheduler: Scheduler) -> dict[str, str]:
+    async def ask(address: str) -> str:
+        try:
+            return str(await asyncio.wait_for(dask_scheduler.rpc(address).dgpu_examine(), timeout))
+        except AttributeError:
+            return "has no dask_dgpu plugin; call dask_dgpu.enable(client)"
+        except TimeoutError:
+            return f"did not answer within {timeout:g} s"
+        except Exception as error:  # noqa: BLE001 - whatever it says is the diagnosis
+            return f"{type(error).__name__}: {error}"
+
+    addresses = list(dask_scheduler.workers)
+    return dict(zip(addresses, await asyncio.gather(*map(ask, addresses)), strict=True))

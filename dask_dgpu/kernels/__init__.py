@@ -1,0 +1,1 @@
+"""Work on one device, no communication; the same signatures for NumPy and CuPy."""

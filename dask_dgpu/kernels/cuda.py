@@ -1,0 +1,64 @@
+"""A CUDA device: CuPy arrays on two kept streams."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import cupy
+
+from dask_dgpu.kernels import gemm
+
+Array = Any
+
+
+class CudaDevice:
+    """The current CUDA device of this process.
+
+    Streams are made here, once; every array comes from CuPy's current allocator,
+    which dask-cuda points at RMM's pool where there is one.
+    """
+
+    kind = "cuda"
+
+    def __init__(self) -> None:
+        self.index = cupy.cuda.runtime.getDevice()
+        self._compute = cupy.cuda.Stream(non_blocking=True)
+        self._transfer = cupy.cuda.Stream(non_blocking=True)
+
+    def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
+        return cupy.empty(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
+        return cupy.zeros(shape, dtype)
+
+    def panel_dtype(self, dtype: str) -> str:
+        return dtype
+
+    def accumulate(self, out: Array, a: Array, b: Array) -> None:
+        gemm.accumulate_cuda(out, a, b)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        return self._compute
+
+    def transferring(self) -> AbstractContextManager[Any]:
+        return self._transfer
+
+    def mark(self) -> Any:
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record(cupy.cuda.get_current_stream())
+        return event
+
+    def after(self, mark: Any) -> None:
+        if mark is not None:
+            cupy.cuda.get_current_stream().wait_event(mark)
+
+    def synchronize(self) -> None:
+        self._transfer.synchronize()
+        self._compute.synchronize()
+
+    def to_device(self, block: Array) -> Array:
+        return cupy.asarray(block)
+
+    def to_host(self, block: Array) -> Array:
+        return cupy.asnumpy(block)

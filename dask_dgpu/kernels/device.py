@@ -1,0 +1,96 @@
+"""A device as rank programs see it: memory, two lanes of work, and products.
+
+The *compute* lane is where products run, the *transfer* lane where pieces are
+packed, exchanged and unpacked. On a host both are the calling thread. On a GPU
+each is a stream, made once, and they are ordered by events, never by the host.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import numpy as np
+
+from dask_dgpu.kernels import gemm
+
+Array = Any
+Mark = Any
+
+
+class Device(Protocol):
+    """What a rank program needs of the device it runs on."""
+
+    kind: str
+
+    def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
+        """Return uninitialised memory on the device."""
+
+    def zeros(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
+        """Return zeroed memory on the device."""
+
+    def panel_dtype(self, dtype: str) -> str:
+        """Return the dtype in which factors of a product of ``dtype`` are kept."""
+
+    def accumulate(self, out: Array, a: Array, b: Array) -> None:
+        """Add the product ``a @ b`` to ``out``."""
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Work issued inside runs on the compute lane."""
+
+    def transferring(self) -> AbstractContextManager[Any]:
+        """Work issued inside runs on the transfer lane."""
+
+    def mark(self) -> Mark:
+        """Mark the end of what the current lane was given so far."""
+
+    def after(self, mark: Mark) -> None:
+        """Hold the current lane back until a mark is reached; not the host."""
+
+    def synchronize(self) -> None:
+        """Hold the host back until both lanes are empty."""
+
+    def to_device(self, block: Array) -> Array:
+        """Return a block in this device's memory, itself if it is there already."""
+
+    def to_host(self, block: Array) -> Array:
+        """Return a block as a NumPy array."""
+
+
+class HostDevice:
+    """NumPy in the calling thread."""
+
+    kind = "cpu"
+
+    def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
+        return np.empty(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
+        return np.zeros(shape, dtype)
+
+    def panel_dtype(self, dtype: str) -> str:
+        return "float32" if dtype == "float16" else dtype  # no BLAS has half precision
+
+    def accumulate(self, out: Array, a: Array, b: Array) -> None:
+        gemm.accumulate_host(out, a, b)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def transferring(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def mark(self) -> Mark:
+        return None
+
+    def after(self, mark: Mark) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def to_device(self, block: Array) -> Array:
+        return np.asarray(block)
+
+    def to_host(self, block: Array) -> Array:
+        return np.asarray(block)

@@ -1,0 +1,187 @@
+"""The hook: Dask calls it on every array graph, and it puts gangs where they pay."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import dask.array.optimization
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+from dask_dgpu.facts import ClusterFacts
+from dask_dgpu.predict import Prediction, predict
+from dask_dgpu.runtime import tasks
+from dask_dgpu.runtime.program import Collective, Local, Matrix, Program
+from dask_dgpu.settings import Settings
+from graph_opt.emit import GangLayer, TaskFunctions
+from graph_opt.layout import cuts_of
+from graph_opt.node import Declined, Product
+from graph_opt.parse import parse
+from graph_opt.rewrite import find, replace
+from graph_opt.spec import check
+
+MOST_WASTE = 0.5
+"""A product of whose blocks fewer than this share are read is left to Dask."""
+
+FUNCTIONS = TaskFunctions(tasks.stage, tasks.gang, tasks.out)
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """A graph with gangs in it, and why it is as it is."""
+
+    graph: HighLevelGraph
+    rewritten: tuple[tuple[Product, Prediction], ...]
+    declined: tuple[Declined, ...]
+
+
+@dataclass(frozen=True)
+class GraphOptimizer:
+    """The ``array_optimize`` callable.
+
+    Dask calls it in the scheduler's process, without the client's configuration,
+    or in the client's for other schedulers; so it is frozen, picklable, and
+    carries all it needs.
+    """
+
+    settings: Settings
+    facts: ClusterFacts
+
+    def __call__(self, dsk: Any, keys: Any, **kwargs: Any) -> Any:
+        """Optimize a graph; whatever goes wrong leaves it to Dask, with one warning."""
+        try:
+            graph = dsk
+            if not isinstance(graph, HighLevelGraph):
+                graph = HighLevelGraph.from_collections(id(dsk), dsk, dependencies=())
+            rewriting = self.rewrite(graph, keys)
+            if not rewriting.rewritten:
+                return dask.array.optimization.optimize(dsk, keys, **kwargs)
+            optimized = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
+            return _with_annotations(optimized, rewriting.graph)
+        except Exception as error:
+            if self.settings.on_error == "raise":
+                raise
+            warnings.warn(
+                f"dask_dgpu left a graph to Dask: {type(error).__name__}: {error}", stacklevel=2
+            )
+            return dask.array.optimization.optimize(dsk, keys, **kwargs)
+
+    def rewrite(self, graph: HighLevelGraph, keys: Any) -> Rewriting:
+        """Put gangs into a graph, where rules match and the cost model agrees."""
+        wanted = set(flatten(keys if isinstance(keys, list) else [keys]))
+        matches = find(parse(graph, wanted))
+        declined = list(matches.declined)
+        accepted: list[tuple[Product, Prediction]] = []
+        for product in matches.products:
+            prediction = predict(product, self.facts, self.settings)
+            reason = self._refusal(product, prediction)
+            if reason is None:
+                accepted.append((product, prediction))
+            else:
+                declined.append(Declined(product.output.name, reason))
+        rewritten = self._replace(graph, [product for product, _ in accepted])
+        for product in _wasteful(rewritten, wanted):
+            accepted = [(kept, why) for kept, why in accepted if kept != product]
+            reason = "most blocks of the product are not wanted"
+            declined.append(Declined(product.output.name, reason))
+            rewritten = self._replace(graph, [product for product, _ in accepted])
+        return Rewriting(rewritten, tuple(accepted), tuple(declined))
+
+    def _replace(self, graph: HighLevelGraph, products: Iterable[Product]) -> HighLevelGraph:
+        def layer(product: Product) -> GangLayer:
+            return GangLayer(product, FUNCTIONS, self.program)
+
+        return check(replace(graph, products, layer))
+
+    def _refusal(self, product: Product, prediction: Prediction) -> str | None:
+        if product.left.container == "cupy.ndarray" and self.facts.workers:
+            if self.facts.device != "cuda":
+                return "blocks are CuPy arrays and the workers compute on the CPU"
+        room = self.room
+        if room is not None and prediction.peak_bytes > room:
+            return (
+                f"it needs {prediction.peak_bytes / 2**30:.1f} GiB on a device "
+                f"and {room / 2**30:.1f} GiB may be used"
+            )
+        if self.settings.when == "cheaper" and prediction.seconds >= prediction.dask_seconds:
+            return (
+                f"plain Dask is predicted to be quicker ({prediction.dask_seconds:.3g} s "
+                f"against {prediction.seconds:.3g} s)"
+            )
+        return None
+
+    @property
+    def room(self) -> float | None:
+        """Bytes of a device that a gang may use, ``None`` for no limit."""
+        memory = self.settings.memory_limit or self.facts.device_memory
+        return None if memory is None else memory * (1 - self.settings.safety_margin)
+
+    def program(
+        self, product: Product, rows: tuple[int, ...], columns: tuple[int, ...]
+    ) -> Program:
+        """Make the program for some block rows and columns of a product."""
+        left, right, output = product.left, product.right, product.output
+        row_cuts = cuts_of([left.chunks[0][i] for i in rows])
+        column_cuts = cuts_of([right.chunks[1][j] for j in columns])
+        product_step = Collective("summa", ("a", "b"), "c", output.dtype)
+        steps: tuple[Local | Collective, ...] = (product_step,)
+        if self.facts.device == "cuda" and left.container == "numpy.ndarray":
+            steps = (Local("to_device", "a"), Local("to_device", "b"), *steps, Local("to_host", "c"))
+        transport: Literal["gloo", "nccl"] = self.facts.transport
+        if self.settings.comm != "auto":
+            transport = self.settings.comm
+        return Program(
+            name=output.name,
+            inputs=(
+                ("a", Matrix(row_cuts, cuts_of(left.chunks[1]), left.dtype)),
+                ("b", Matrix(cuts_of(right.chunks[0]), column_cuts, right.dtype)),
+            ),
+            steps=steps,
+            output="c",
+            machine=self.facts.machine,
+            transport=transport,
+            limits=self.settings.limits,
+            local_ranks=self.settings.local_ranks,
+        )
+
+
+def _wasteful(graph: HighLevelGraph, wanted: set[Any]) -> list[Product]:
+    """The products of whose blocks most are not wanted, once the graph is culled."""
+    if all(
+        layer.get_output_keys() <= wanted
+        for layer in graph.layers.values()
+        if isinstance(layer, GangLayer)
+    ):
+        return []
+    culled = graph.cull(wanted)
+    return [
+        layer.product
+        for layer in culled.layers.values()
+        if isinstance(layer, GangLayer) and layer.waste > MOST_WASTE
+    ]
+
+
+def _with_annotations(optimized: Any, graph: HighLevelGraph) -> Any:
+    """Carry the annotations of gang layers over: Dask's fusion forgets all annotations."""
+    annotations = {
+        layer.product.output.name: layer.annotations
+        for layer in graph.layers.values()
+        if isinstance(layer, GangLayer) and layer.annotations
+    }
+    if not annotations or isinstance(optimized, HighLevelGraph):
+        return optimized
+    rest = dict(optimized)
+    layers: dict[str, MaterializedLayer] = {}
+    gangs = [task for task in rest.values() if getattr(task, "func", None) is tasks.gang]
+    for gang in gangs:
+        name = gang.args[0].name
+        if name in annotations:
+            outs = {key for key in rest if isinstance(key, tuple) and key[0] == name}
+            mine = {key: rest.pop(key) for key in (gang.key, *gang.dependencies, *outs)}
+            layers[gang.key[0]] = MaterializedLayer(mine, annotations=annotations[name])
+    layers["rest"] = MaterializedLayer(rest)
+    names = set(layers)
+    return HighLevelGraph(layers, {name: names - {name} for name in names})

@@ -1,0 +1,1 @@
+"""The gang: programs, and the plugins of scheduler and workers that run them."""

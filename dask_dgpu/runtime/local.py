@@ -1,0 +1,55 @@
+"""A gang in one process: ranks as threads, for schedulers without workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dask_dgpu.comm.local import run_local
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels.device import Device, HostDevice
+from dask_dgpu.runtime.program import Blocks, Program, execute, plans
+from graph_opt.layout import block_spans
+
+Array = Any
+
+
+def run_here(program: Program, staged: Sequence[list[Array]]) -> Blocks:
+    """Run a program on ``program.local_ranks`` threads; return all blocks of its result."""
+    size = program.local_ranks
+    owners: dict[str, tuple[int, ...]] = {}
+    blocks: dict[str, Blocks] = {}
+    for (name, matrix), given in zip(program.inputs, staged, strict=True):
+        rows, columns = matrix.grid
+        indices = [(i, j) for i in range(rows) for j in range(columns)]
+        blocks[name] = dict(zip(indices, given, strict=True))
+        cuts = tuple(range(len(indices) + 1))
+        spans = block_spans(cuts, size)
+        owners[name] = tuple(rank for rank, (lo, hi) in enumerate(spans) for _ in range(lo, hi))
+    fixed = plans(program, owners, size)
+
+    def rank_program(comm: Comm) -> Blocks:
+        mine = {
+            name: {
+                index: block
+                for (index, block), owner in zip(values.items(), owners[name], strict=True)
+                if owner == comm.rank
+            }
+            for name, values in blocks.items()
+        }
+        return execute(program, fixed, comm, _device(blocks), mine)
+
+    result: Blocks = {}
+    for part in run_local(size, rank_program):
+        result.update(part)
+    return result
+
+
+def _device(blocks: dict[str, Blocks]) -> Device:
+    for values in blocks.values():
+        for block in values.values():
+            if type(block).__module__.startswith("cupy"):
+                from dask_dgpu.kernels.cuda import CudaDevice
+
+                return CudaDevice()
+    return HostDevice()

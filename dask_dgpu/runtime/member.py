@@ -1,0 +1,118 @@
+"""A worker as a member of epochs: its device and its communicators."""
+
+from __future__ import annotations
+
+import threading
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from dask_dgpu.comm import bootstrap
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.errors import CommAbortedError
+from dask_dgpu.kernels.device import Device, HostDevice
+
+if TYPE_CHECKING:
+    from dask_dgpu.comm.bootstrap import StoreServer
+
+KEPT_STORES = 8
+"""Stores of this many epochs are served; those of older ones have no members left."""
+
+
+class Member:
+    """The communicators of one worker, one an epoch, made on first use and kept.
+
+    Parameters
+    ----------
+    kind : str
+        ``"cpu"`` or ``"cuda"``.
+    host : str
+        The address under which other members reach this worker's host.
+    """
+
+    def __init__(self, kind: str, host: str) -> None:
+        self.kind = kind
+        self.host = host
+        self._lock = threading.Lock()
+        self._comms: dict[str, Comm] = {}
+        self._left: set[str] = set()
+        self._stores: list[StoreServer] = []
+        self.connected = 0
+
+    @cached_property
+    def device(self) -> Device:
+        """The device, made on first use: only a worker that computes touches CUDA."""
+        if self.kind == "cuda":
+            from dask_dgpu.kernels.cuda import CudaDevice
+
+            return CudaDevice()
+        return HostDevice()
+
+    def join(
+        self,
+        epoch: str,
+        store: tuple[str, int],
+        rank: int,
+        size: int,
+        transport: Literal["gloo", "nccl"],
+        timeout: float,
+    ) -> Comm:
+        """Return the communicator of an epoch; all its members come here, in ticket order."""
+        with self._lock:
+            if epoch in self._left:
+                raise CommAbortedError(f"epoch {epoch} is over")
+            if epoch in self._comms:
+                return self._comms[epoch]
+        comm = bootstrap.connect(
+            transport,
+            host=self.host,
+            store_address=(store[0], store[1]),
+            rank=rank,
+            size=size,
+            name=epoch,
+            timeout=timeout,
+            device=0 if transport == "nccl" else None,
+        )
+        with self._lock:
+            self.connected += 1
+            if epoch not in self._left:
+                self._comms[epoch] = comm
+                return comm
+        comm.abort(f"epoch {epoch} is over")
+        comm.close()
+        raise CommAbortedError(f"epoch {epoch} is over")
+
+    def leave(self, epoch: str, reason: str) -> None:
+        """Abort the communicator of an epoch, now or as soon as it is made; never blocks."""
+        with self._lock:
+            self._left.add(epoch)
+            comm = self._comms.pop(epoch, None)
+        if comm is not None:
+            comm.abort(reason)
+            comm.close()
+
+    def leave_all(self, reason: str) -> None:
+        """Abort every communicator."""
+        for epoch in list(self._comms):
+            self.leave(epoch, reason)
+
+    def serve_store(self) -> tuple[str, int]:
+        """Serve a store for a new epoch of which this worker is rank 0."""
+        store = bootstrap.serve_store(self.host)
+        self._stores = [*self._stores[1 - KEPT_STORES :], store]
+        return store.host, store.port
+
+    def describe(self) -> dict[str, Any]:
+        """What is known without touching the device."""
+        return {"kind": self.kind, "epochs": sorted(self._comms), "connected": self.connected}
+
+    def examine(self) -> str:
+        """Multiply something small on the device: ``"ok"``, or what is wrong."""
+        device = self.device
+        with device.computing():
+            a = device.zeros((8, 8), "float64")
+            a[...] = 1
+            out = device.zeros((8, 8), "float64")
+            device.accumulate(out, a, a)
+        device.synchronize()
+        good = bool((device.to_host(out) == 8).all())
+        return "ok" if good else "multiplies wrongly"

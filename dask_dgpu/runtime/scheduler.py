@@ -1,0 +1,337 @@
+"""The scheduler's side of gangs: who takes part, in which order, and what if one is lost.
+
+The life of a run::
+
+    gang task calls   -> open: members, epoch, ticket -> launch on every member
+    members report    -> finished | failed | stale
+    a member is lost  -> archived; the others give up; Dask reruns stage, gang, out
+    gang key released -> results that nobody took are freed
+
+A gang is known by the key of its ``gang`` task; each attempt at it is a run, with
+an id of its own, and messages of earlier runs are ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections import Counter, defaultdict
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.utils import log_errors
+
+from dask_dgpu.errors import GangError
+from dask_dgpu.runtime.epoch import Epoch, Epochs
+from dask_dgpu.runtime.program import Program, plans
+from dask_dgpu.runtime.run import Run
+from dask_dgpu.runtime.tasks import PLUGIN
+from dask_dgpu.runtime.watch import watch
+from dask_dgpu.runtime.worker import GangWorkerPlugin
+from graph_opt.emit import GANG, STAGE
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState, WorkerState
+
+logger = logging.getLogger(__name__)
+
+Key = Any
+
+
+class GangSchedulerPlugin(SchedulerPlugin):
+    """Forms gangs, launches them, and starts them over.
+
+    Parameters
+    ----------
+    device : str
+        The kind of device that the workers use, ``"cpu"`` or ``"cuda"``.
+    """
+
+    name = PLUGIN
+    idempotent = True
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Listen to workers, and give every worker, now and later, its plugin."""
+        self.scheduler = scheduler
+        self.runs: dict[Key, Run] = {}
+        self.epochs = Epochs(scheduler)
+        self.staged_on: dict[Key, str] = {}
+        self.losses: Counter[Key] = Counter()
+        self.lost_by: dict[Key, GangError] = {}
+        self.tickets = count()
+        self.run_ids = count()
+        scheduler.handlers.update({"dgpu_gang": self.gang, "dgpu_warm_up": self.warm_up})
+        scheduler.stream_handlers.update(
+            {"dgpu-finished": self.finished, "dgpu-failed": self.failed, "dgpu-stale": self.stale}
+        )
+        await scheduler.register_worker_plugin(
+            None, pickle.dumps(GangWorkerPlugin(self.device)), name=PLUGIN, idempotent=True
+        )
+
+    # calls of workers and clients
+
+    async def gang(
+        self, key: Key, name: str, program: bytes, staged: list[list[tuple[Key, str]]]
+    ) -> dict[str, Any]:
+        """Run a gang to its end; called by its ``gang`` task, again after a loss."""
+        run = self.runs.get(key)
+        if run is None or run.outcome.done():
+            run = Run(key, next(self.run_ids), pickle.loads(program), program, staged)
+            self.runs[key] = run
+            self._open(run)
+        await asyncio.wait([run.outcome])
+        return run.outcome.result()
+
+    async def warm_up(self, transport: str, timeout: float) -> None:
+        """Make the communicator of all workers before the first gang needs it."""
+        members = tuple(self.scheduler.workers)
+        if members:
+            await self.epochs.warm_up(members, transport, timeout)
+
+    # opening a run
+
+    def _open(self, run: Run) -> None:
+        limits = run.program.limits
+        if self.losses[run.key] > limits.restarts:
+            cause = self.lost_by[run.key]
+            reason = f"{run.program.name} lost a worker {self.losses[run.key]} times"
+            run.fail(GangError(reason, cause.rank, cause.worker, cause.phase))
+            return
+        run.members = self._members(run)
+        if any(member not in self.scheduler.workers for member in run.members):
+            self._start_over(run, f"dgpu-stale-{run.run_id}")
+            return
+        run.task = asyncio.ensure_future(self._launch(run))
+
+    def _members(self, run: Run) -> tuple[str, ...]:
+        """All workers that the gang's task may use, and those that hold its blocks."""
+        allowed = self._allowed(self.scheduler.tasks[run.key])
+        members = [
+            address
+            for address in self.scheduler.workers
+            if address in allowed or address in run.holders
+        ]
+        return (*members, *(run.holders - set(members)))
+
+    def _allowed(self, ts: TaskState) -> set[str]:
+        allowed = self.scheduler.valid_workers(ts)
+        if allowed is None or (ts.loose_restrictions and not allowed):
+            return set(self.scheduler.workers)
+        return {ws.address for ws in allowed}
+
+    @log_errors
+    async def _launch(self, run: Run) -> None:
+        try:
+            epoch = await self.epochs.get(run.members)
+            if run.outcome.done():
+                return
+            owners = run.owners()
+            placed = plans(run.program, owners, len(run.members))[run.program.output].owners()
+            self._restrict(run, placed)
+            # nothing is awaited below: the order of the streams is that of the tickets
+            run.epoch = epoch.name
+            ticket = next(self.tickets)
+            for rank, member in enumerate(run.members):
+                self.scheduler.worker_send(
+                    member, run.launch_message(rank, ticket, epoch, owners)
+                )
+            for keys in run.stage_keys():
+                self.staged_on.pop(keys, None)
+            await watch(self.scheduler, run, self._fail)
+        except Exception as error:
+            self._fail(run, GangError(f"{type(error).__name__}: {error}", phase="launch"))
+
+    def _restrict(self, run: Run, placed: dict[tuple[int, int], int]) -> None:
+        """Have each block of the result taken by the worker that makes it."""
+        for ts in self.scheduler.tasks[run.key].dependents:
+            index = getattr(ts.run_spec, "args", (None, None))[1]
+            rank = placed.get(index)
+            if rank is not None:
+                ts.loose_restrictions = False
+                self.scheduler.set_restrictions({ts.key: {run.members[rank]}})
+
+    # reports of ranks
+
+    def finished(self, key: Key, run_id: int, worker: str) -> None:
+        """Note that a rank is done; with the last one the run is."""
+        run = self._current(key, run_id)
+        if run is not None:
+            run.awaited.discard(worker)
+            if not run.awaited:
+                run.finish()
+
+    def failed(self, key: Key, run_id: int, lost: bool, error: bytes, worker: str) -> None:
+        """Give a run up for the error of a rank, unless a lost worker explains it."""
+        run = self._current(key, run_id)
+        if run is None:
+            return
+        failure: GangError = pickle.loads(error)
+        if not lost:
+            self._fail(run, failure)
+            return
+        # the broken connection is noticed before the scheduler hears of the loss
+        loop = asyncio.get_running_loop()
+        loop.call_later(run.program.limits.grace, self._fail, run, failure)
+
+    def stale(self, key: Key, run_id: int, missing: str, worker: str) -> None:
+        """Start over when a member does not have a block that it should hold."""
+        run = self._current(key, run_id)
+        if run is not None:
+            self._count_loss(run, worker, "stage")
+            self._start_over(run, f"dgpu-stale-{run_id}")
+
+    def _current(self, key: Key, run_id: int) -> Run | None:
+        run = self.runs.get(key)
+        return run if run and run.run_id == run_id and not run.outcome.done() else None
+
+    # the ends of a run
+
+    def _fail(self, run: Run, error: GangError) -> None:
+        if not run.outcome.done():
+            self._abandon(run, str(error))
+            run.fail(error)
+
+    def _abandon(self, run: Run, reason: str) -> None:
+        """Have every member that is left give up, and never use the communicator again."""
+        if run.epoch is None:
+            return
+        self.epochs.discard(run.members)
+        for member in run.members:
+            if member in self.scheduler.workers:
+                self.scheduler.worker_send(member, run.give_up_message(reason))
+
+    def _start_over(self, run: Run, stimulus_id: str) -> None:
+        """Have Dask run the gang again, from the staging of its blocks on."""
+        if not run.outcome.done():
+            self._abandon(run, "a member is lost")
+            run.restart()
+        ts = self.scheduler.tasks.get(run.key)
+        if ts is None:
+            return
+        if any(out.state == "erred" for out in ts.dependents):
+            return
+        released = [out.key for out in ts.dependents if out.state not in ("memory", "released")]
+        released += [ts.key, *(stage.key for stage in ts.dependencies)]
+        recommendations = dict.fromkeys(released, "released")
+        logger.info("gang %s starts over: %s", run.program.name, stimulus_id)
+        self.scheduler.transitions(recommendations, stimulus_id=stimulus_id)
+        self.scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
+
+    # what Dask tells its plugins
+
+    def remove_worker(
+        self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
+    ) -> None:
+        """Start over every gang that a lost worker was a member of."""
+        self.epochs.remove_worker(worker)
+        for key in [key for key, address in self.staged_on.items() if address == worker]:
+            del self.staged_on[key]
+        for run in list(self.runs.values()):
+            if worker in run.members:
+                self._count_loss(run, worker, "stage" if run.epoch is None else "program")
+                self._start_over(run, stimulus_id)
+
+    def _count_loss(self, run: Run, worker: str, phase: str) -> None:
+        self.losses[run.key] += 1
+        error = GangError(f"{run.program.name} lost a worker", run.rank(worker), worker, phase)
+        self.lost_by[run.key] = error
+        loop = asyncio.get_running_loop()
+        timeout = run.program.limits.timeout
+        loop.call_later(timeout, self._nobody_came_back, run.key, self.losses[run.key])
+
+    def _nobody_came_back(self, key: Key, losses: int) -> None:
+        """End a gang that waits since its last loss for workers that do not exist."""
+        ts = self.scheduler.tasks.get(key)
+        if ts is None or ts.state != "waiting" or self.losses[key] != losses:
+            if ts is None or ts.state != "no-worker":
+                return
+        error = self.lost_by[key]
+        failure = pickle.dumps(
+            GangError(f"{error.reason} and none came back", error.rank, error.worker, error.phase)
+        )
+        stuck = [ts, *_ancestors(ts)]
+        recommendations: dict[Key, Any] = {}
+        for waiting in stuck:
+            if waiting.state == "no-worker":
+                more, client_messages, worker_messages = self.scheduler._transition(
+                    waiting.key,
+                    "erred",
+                    stimulus_id="dgpu-nobody-came-back",
+                    exception=failure,
+                    cause=waiting.key,
+                )
+                recommendations.update(more)
+                self.scheduler.send_all(client_messages, worker_messages)
+        self.scheduler.transitions(recommendations, stimulus_id="dgpu-nobody-came-back")
+
+    def transition(
+        self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
+    ) -> None:
+        """Follow staged blocks, and end a run whose task is gone."""
+        name = key[0] if type(key) is tuple else None
+        if type(name) is not str or not name.startswith("dgpu-"):
+            return
+        if name.startswith(STAGE):
+            self._stage_moved(key, finish, kwargs.get("worker"))
+        elif name.startswith(GANG) and finish in ("released", "forgotten", "erred"):
+            run = self.runs.pop(key, None)
+            if run is not None and not run.outcome.done():
+                self._abandon(run, "it was cancelled")
+                run.restart()
+            elif run is not None and run.finished:
+                self._free(run)
+            if finish == "forgotten":
+                self.losses.pop(key, None)
+                self.lost_by.pop(key, None)
+
+    def _stage_moved(self, key: Key, finish: str, worker: str | None) -> None:
+        if finish == "memory" and worker is not None:
+            self.staged_on[key] = worker
+        elif finish in ("released", "forgotten", "erred"):
+            address = self.staged_on.pop(key, None)
+            if address in self.scheduler.workers:
+                self.scheduler.worker_send(address, {"op": "dgpu-drop", "keys": [key]})
+
+    def _free(self, run: Run) -> None:
+        for member in run.members:
+            if member in self.scheduler.workers:
+                message = {"op": "dgpu-free", "key": run.key, "run_id": run.run_id}
+                self.scheduler.worker_send(member, message)
+
+    def valid_workers_downscaling(
+        self, scheduler: Scheduler, workers: list[WorkerState]
+    ) -> list[WorkerState]:
+        """Keep adaptive scaling away from the members of running gangs."""
+        busy = {
+            member
+            for run in self.runs.values()
+            if not run.outcome.done()
+            for member in run.members
+        }
+        return [ws for ws in workers if ws.address not in busy]
+
+    def restart(self, scheduler: Scheduler) -> None:
+        """Forget everything: the cluster starts afresh."""
+        for run in self.runs.values():
+            if not run.outcome.done():
+                run.restart()
+        for known in (self.runs, self.staged_on, self.losses, self.lost_by):
+            known.clear()
+        self.epochs.clear()
+
+
+def _ancestors(ts: TaskState) -> list[TaskState]:
+    """Every task that a task waits for, near ones first."""
+    found: dict[TaskState, None] = {}
+    todo = list(ts.waiting_on or ())
+    while todo:
+        task = todo.pop(0)
+        if task not in found:
+            found[task] = None
+            todo.extend(task.waiting_on or ())
+    return list(found)

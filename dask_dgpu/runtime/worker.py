@@ -1,0 +1,278 @@
+"""The worker's side of gangs: blocks handed over, programs run in ticket order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import pickle
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.exceptions import Reschedule
+from distributed.utils import sync
+
+from dask_dgpu.errors import CommError, DgpuError, GangError
+from dask_dgpu.runtime.member import Member
+from dask_dgpu.runtime.program import Blocks, Program, execute, plans
+from dask_dgpu.runtime.tasks import PLUGIN
+
+if TYPE_CHECKING:
+    from distributed.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+Array = Any
+Key = Any
+
+
+class GaveUpError(DgpuError):
+    """The scheduler gave a run up while this rank was at it."""
+
+
+@dataclass(frozen=True)
+class Handle:
+    """What a ``gang`` task returns: the run whose results ``out`` tasks take."""
+
+    key: Key
+    run_id: int
+
+
+@dataclass
+class Job:
+    """One program to run as one rank."""
+
+    key: Key
+    run_id: int
+    ticket: int
+    rank: int
+    size: int
+    epoch: str
+    store: tuple[str, int]
+    program: bytes
+    owners: dict[str, tuple[int, ...]]
+    blocks: dict[str, Blocks]
+    given_up: threading.Event = field(default_factory=threading.Event)
+    phase: str = "queued"
+    done: int = 0
+
+    def progress(self, step: str, done: int, steps: int) -> None:
+        """Note how far the program is; raise if nobody waits for it any more."""
+        self.done += 1
+        self.phase = f"program ({step}, {done} of {steps})"
+        if self.given_up.is_set():
+            raise GaveUpError("the run was given up")
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """A communicator to make before it is needed."""
+
+    epoch: str
+    store: tuple[str, int]
+    rank: int
+    size: int
+    transport: Literal["gloo", "nccl"]
+    timeout: float
+
+
+class GangWorkerPlugin(WorkerPlugin):
+    """Runs this worker's part of every gang.
+
+    Blocks come in through ``stage`` tasks and leave through ``out`` tasks. The
+    scheduler launches programs over the worker's stream, whose order is that of
+    the tickets; one thread runs them in that order, so that two gangs in flight
+    can not wait for each other.
+
+    Parameters
+    ----------
+    device : str
+        ``"cpu"`` or ``"cuda"``.
+    """
+
+    name = PLUGIN
+    idempotent = True
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def setup(self, worker: Worker) -> None:
+        """Start the program thread and listen to the scheduler."""
+        self.worker = worker
+        self.staged: dict[Key, Array] = {}
+        self.results: dict[tuple[Key, int], Blocks] = {}
+        self.jobs: dict[tuple[Key, int], Job] = {}
+        self.queue: queue.SimpleQueue[Job | WarmUp | None] = queue.SimpleQueue()
+        self.member = Member(self.device, _host_of(worker))
+        worker.stream_handlers.update(
+            {
+                "dgpu-launch": self._launch,
+                "dgpu-give-up": self._give_up,
+                "dgpu-free": self._free,
+                "dgpu-drop": self._drop,
+                "dgpu-leave": self._leave,
+                "dgpu-warm-up": self._warm_up,
+            }
+        )
+        worker.handlers.update(
+            {
+                "dgpu_serve_store": self._serve_store,
+                "dgpu_report": self._report,
+                "dgpu_examine": self._examine,
+            }
+        )
+        self.thread = threading.Thread(target=self._run_jobs, name="dask-dgpu", daemon=True)
+        self.thread.start()
+
+    def teardown(self, worker: Worker) -> None:
+        """Give up what runs and let the thread end."""
+        for job in self.jobs.values():
+            job.given_up.set()
+        self.member.leave_all("the worker closes")
+        self.queue.put(None)
+
+    # tasks, in threads of the worker's pool
+
+    def stage(self, key: Key, block: Array) -> tuple[Key, str]:
+        """Keep a block for the gang; return where it is."""
+        self.staged[key] = block
+        return key, self.worker.address
+
+    def run_gang(self, key: Key, program: Program, staged: Sequence[list[Any]]) -> Handle:
+        """Have the scheduler run a program on the workers; return when all are done."""
+        answer = sync(
+            self.worker.loop,
+            self.worker.scheduler.dgpu_gang,
+            key=key,
+            name=program.name,
+            program=pickle.dumps(program),
+            staged=[list(tokens) for tokens in staged],
+        )
+        if answer["outcome"] == "restarted":
+            raise Reschedule
+        if answer["outcome"] == "failed":
+            raise pickle.loads(answer["error"])
+        return Handle(key, answer["run_id"])
+
+    def result(self, handle: Handle, index: tuple[int, int]) -> Array:
+        """Return a block of a finished run."""
+        try:
+            return self.results[handle.key, handle.run_id][index]
+        except KeyError:
+            # freed because the scheduler starts this gang over, and this task with it
+            raise Reschedule from None
+
+    # messages from the scheduler, on the event loop: these must never raise
+
+    def _launch(self, blocks: dict[str, list[tuple[Any, Key]]], **fields: Any) -> None:
+        try:
+            mine = {
+                name: {tuple(index): self.staged.pop(key) for index, key in given}
+                for name, given in blocks.items()
+            }
+        except KeyError as missing:
+            self._send("dgpu-stale", fields["key"], fields["run_id"], missing=str(missing))
+            return
+        job = Job(blocks=mine, **fields)
+        self.jobs[job.key, job.run_id] = job
+        self.queue.put(job)
+
+    def _give_up(self, key: Key, run_id: int, epoch: str, reason: str) -> None:
+        job = self.jobs.pop((key, run_id), None)
+        if job is not None:
+            job.given_up.set()
+            job.blocks.clear()
+        self.results.pop((key, run_id), None)
+        self.member.leave(epoch, reason)
+
+    def _free(self, key: Key, run_id: int) -> None:
+        self.results.pop((key, run_id), None)
+
+    def _drop(self, keys: list[Key]) -> None:
+        for key in keys:
+            self.staged.pop(key, None)
+
+    def _leave(self, epoch: str) -> None:
+        self.member.leave(epoch, "a member is lost")
+
+    def _warm_up(self, **fields: Any) -> None:
+        self.queue.put(WarmUp(**fields))
+
+    async def _serve_store(self) -> tuple[str, int]:
+        return await asyncio.to_thread(self.member.serve_store)  # it imports torch
+
+    def _report(self) -> dict[str, Any]:
+        return {
+            "device": self.member.describe(),
+            "running": [(job.key, job.run_id, job.phase, job.done) for job in self.jobs.values()],
+            "staged": len(self.staged),
+            "results": sum(map(len, self.results.values())),
+        }
+
+    async def _examine(self) -> str:
+        return await asyncio.to_thread(self.member.examine)
+
+    def _send(self, op: str, key: Key, run_id: int, **facts: Any) -> None:
+        message = {"op": op, "key": key, "run_id": run_id, **facts}
+        self.worker.loop.add_callback(self.worker.batched_stream.send, message)
+
+    # the program thread
+
+    def _run_jobs(self) -> None:
+        while (job := self.queue.get()) is not None:
+            if isinstance(job, WarmUp):
+                self._connect(job)
+            elif not job.given_up.is_set():
+                self._run(job)
+            del job
+
+    def _connect(self, warm_up: WarmUp) -> None:
+        with contextlib.suppress(CommError):  # the gang that needs it will say so
+            self.member.join(**asdict(warm_up))
+
+    def _run(self, job: Job) -> None:
+        name = (job.key, job.run_id)
+        try:
+            program: Program = pickle.loads(job.program)
+            job.phase = "connect"
+            comm = self.member.join(
+                epoch=job.epoch,
+                store=job.store,
+                rank=job.rank,
+                size=job.size,
+                transport=program.transport,
+                timeout=program.limits.timeout,
+            )
+            job.phase = "program"
+            fixed = plans(program, job.owners, job.size)
+            blocks = execute(program, fixed, comm, self.member.device, job.blocks, job.progress)
+            self.results[name] = blocks
+            if job.given_up.is_set():
+                self.results.pop(name, None)
+            else:
+                self._send("dgpu-finished", job.key, job.run_id)
+        except BaseException as error:  # noqa: BLE001 - whatever a rank meets ends the gang for all
+            if not job.given_up.is_set():
+                self._fail(job, error)
+        finally:
+            job.blocks.clear()
+            self.jobs.pop(name, None)
+
+    def _fail(self, job: Job, error: BaseException) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        failure = GangError(reason, job.rank, self.worker.address, job.phase)
+        logger.info("gang %s: %s", job.key, failure)
+        lost = isinstance(error, CommError)
+        self._send(
+            "dgpu-failed", job.key, job.run_id, lost=lost, error=pickle.dumps(failure)
+        )
+
+
+def _host_of(worker: Worker) -> str:
+    from distributed.comm import get_address_host
+
+    return str(get_address_host(worker.address))

@@ -1,0 +1,111 @@
+"""The settings under ``dgpu.*``: defaults, checks, and a frozen copy that travels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Literal, cast
+
+import dask
+import yaml
+from dask.utils import parse_bytes, parse_timedelta
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+
+from dask_dgpu.runtime.program import Limits
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the optimizer and the gangs go by.
+
+    See ``dgpu.yaml`` beside this file for what each means.
+    """
+
+    device: Literal["auto", "cpu", "cuda"]
+    comm: Literal["auto", "gloo", "nccl"]
+    when: Literal["cheaper", "always"]
+    on_error: Literal["fallback", "raise"]
+    local_ranks: int
+    limits: Limits
+    memory_limit: int | None
+    safety_margin: float
+
+
+def defaults() -> dict[str, Any]:
+    """Return the defaults, as ``dgpu.yaml`` gives them."""
+    text = files("dask_dgpu").joinpath("dgpu.yaml").read_text()
+    return cast(dict[str, Any], yaml.safe_load(text))
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of the settings."""
+    text = files("dask_dgpu").joinpath("dgpu-schema.yaml").read_text()
+    return cast(dict[str, Any], yaml.safe_load(text))
+
+
+def read(overrides: Mapping[str, Any] | None = None) -> Settings:
+    """Read the settings from Dask's configuration.
+
+    Parameters
+    ----------
+    overrides : mapping of str to value, optional
+        Names as in ``dgpu.*``, with underscores for hyphens and dots:
+        ``gang_timeout="30s"``, ``local_ranks=3``.
+
+    Raises
+    ------
+    ValueError
+        When a name is unknown or a value is not allowed.
+    """
+    values = _flatten(dask.config.get("dgpu", {}) or {})
+    values = {**_flatten(defaults()["dgpu"]), **values}
+    for name, value in (overrides or {}).items():
+        matching = [known for known in values if _plain(known) == name]
+        if not matching:
+            known_names = ", ".join(sorted(map(_plain, values)))
+            raise ValueError(f"setting is {name!r}, it must be one of {known_names}")
+        values[matching[0]] = value
+    _check(values)
+    limit = values["memory.limit"]
+    return Settings(
+        device=values["device"],
+        comm=values["comm"],
+        when=values["when"],
+        on_error=values["on-error"],
+        local_ranks=values["local-ranks"],
+        limits=Limits(
+            timeout=float(parse_timedelta(values["gang.timeout"])),
+            grace=float(parse_timedelta(values["gang.grace"])),
+            restarts=values["gang.restarts"],
+        ),
+        memory_limit=None if limit is None else int(parse_bytes(limit)),
+        safety_margin=float(values["memory.safety-margin"]),
+    )
+
+
+def _plain(name: str) -> str:
+    return name.replace(".", "_").replace("-", "_")
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        path = prefix + name.replace("_", "-")
+        flat.update(_flatten(value, path + ".") if isinstance(value, Mapping) else {path: value})
+    return flat
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        *sections, last = name.split(".")
+        section = tree
+        for part in sections:
+            section = section.setdefault(part, {})
+        section[last] = value
+    problem = best_match(Draft202012Validator(schema()["properties"]["dgpu"]).iter_errors(tree))
+    if problem is not None:
+        where = ".".join(["dgpu", *map(str, problem.absolute_path)])
+        raise ValueError(f"setting {where}: {problem.message}")

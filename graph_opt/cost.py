@@ -1,0 +1,74 @@
+"""What things cost: a machine in four numbers, and times predicted from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates of one rank.
+
+    Parameters
+    ----------
+    flops : float
+        Floating-point operations a second in a large float64 product.
+    bandwidth : float
+        Bytes a second that one rank receives while all ranks exchange.
+    latency : float
+        Seconds that one collective takes however small it is.
+    memory_bandwidth : float
+        Bytes a second of a copy within the rank's memory, read and written.
+    """
+
+    flops: float
+    bandwidth: float
+    latency: float
+    memory_bandwidth: float
+
+
+# Two cores shared by four ranks over loopback, and one H200 of eight under NVLink:
+# orders of magnitude that choose between plans; docs/performance.md has the measurements.
+HOST = Machine(flops=2.5e10, bandwidth=2e8, latency=2e-3, memory_bandwidth=4e9)
+CUDA = Machine(flops=5.0e13, bandwidth=3e11, latency=1e-4, memory_bandwidth=3.9e12)
+
+TASK_SECONDS = 4e-4
+"""What one Dask task costs the scheduler, its share of the messages included."""
+
+GANG_SECONDS = 2e-2
+"""What forming a gang costs beyond its tasks: two round trips."""
+
+
+def pipelined(compute: float, transfer: float, steps: int, latency: float) -> float:
+    """Return the seconds of a loop whose next transfer hides behind its compute.
+
+    Only the first of ``steps`` transfers is exposed; after it the longer of the
+    two sets the pace. Each step pays the latency of one collective.
+    """
+    first = transfer / steps
+    rest = max(compute, transfer) * (steps - 1) / steps + compute / steps
+    return first + rest + steps * latency
+
+
+def dask_product_seconds(
+    shape: tuple[int, int, int],
+    blocks: tuple[int, int, int],
+    itemsize: int,
+    ranks: int,
+    machine: Machine,
+) -> float:
+    """Predict plain Dask's time for a product of ``(m, k, n)`` in blocks of the same order.
+
+    One product and one addition task for each triple of blocks; most operands of
+    a block product come from another worker.
+    """
+    m, k, n = shape
+    rows, inner, columns = blocks
+    tasks = rows * inner * columns
+    partial_bytes = m * n * inner * itemsize
+    moved = (m * k * columns + k * n * rows) * itemsize * (ranks - 1) / ranks
+    return (
+        2 * tasks * TASK_SECONDS
+        + 2 * m * k * n / (machine.flops * ranks)
+        + (moved + partial_bytes) / (machine.bandwidth * ranks)
+    )

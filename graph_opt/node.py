@@ -1,0 +1,72 @@
+"""Array-level nodes: what the optimizer knows of an array before it exists."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Chunks = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class ArrayNode:
+    """One array of a graph.
+
+    Parameters
+    ----------
+    name : str
+        The first element of its blocks' keys.
+    chunks : tuple of tuple of int
+        Chunk sizes per axis; a size may be NaN when it is unknown.
+    dtype : str
+        The declared dtype, as NumPy spells it (``"float64"``).
+    container : str
+        The type of its blocks, ``"numpy.ndarray"`` for example.
+    """
+
+    name: str
+    chunks: Chunks
+    dtype: str
+    container: str
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.chunks)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each axis."""
+        return tuple(sum(sizes) for sizes in self.chunks)
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return math.prod(len(sizes) for sizes in self.chunks)
+
+    @property
+    def known(self) -> bool:
+        """Whether every chunk size is known."""
+        return not any(math.isnan(size) for sizes in self.chunks for size in sizes)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product ``output = left @ right`` found in a graph.
+
+    ``inner`` names the layers that Dask built for it, the output's included;
+    a rewrite replaces all of them.
+    """
+
+    output: ArrayNode
+    left: ArrayNode
+    right: ArrayNode
+    inner: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A piece left to Dask, with the one reason that a user is shown."""
+
+    name: str
+    reason: str

@@ -1,0 +1,81 @@
+"""Recognises the products of two matrices; their target is the ``summa`` algorithm.
+
+Dask builds three or more layers for one product of two matrices::
+
+    da.matmul, @       _matmul -> chunk_sum -> _chunk_sum-partial ... -> _chunk_sum-aggregate
+      K in one chunk   _matmul -> getitem (drops the contracted axis)
+    da.dot             _tensordot -> sum -> sum-partial ... -> sum-aggregate
+
+The first is blockwise with one axis for the contraction; the last is the result.
+One-dimensional operands are lifted to matrices, and the result is squeezed, by
+layers of Dask's own around these.
+"""
+
+from __future__ import annotations
+
+from dask.array.routines import _matmul, _tensordot
+from dask.blockwise import Blockwise
+
+from graph_opt.node import ArrayNode, Declined, Product
+from graph_opt.parse import ArrayGraph
+from graph_opt.pattern import array_operands, block_function, follow
+
+REDUCTIONS = {
+    _matmul: ("chunk_sum-", "_chunk_sum-partial-", "_chunk_sum-aggregate-", "getitem-"),
+    _tensordot: ("sum-", "sum-partial-", "sum-aggregate-"),
+}
+
+DTYPES = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
+    "float16 float32 float64 complex64 complex128".split()
+)
+CONTAINERS = frozenset({"numpy.ndarray", "cupy.ndarray"})
+
+
+def match(graph: ArrayGraph, name: str) -> Product | Declined | None:
+    """Match the product whose blockwise layer is ``name``; ``None`` is no product."""
+    function = block_function(graph, name)
+    if function not in REDUCTIONS:
+        return None
+    operands = array_operands(graph, name)
+    nodes = [graph.node(operand) for operand, _ in operands]
+    if len(nodes) != 2 or nodes[0] is None or nodes[1] is None:
+        return Declined(name, "an operand is not a Dask array with known facts")
+    left, right = nodes[0], nodes[1]
+    if left.ndim != 2 or right.ndim != 2:
+        return Declined(name, f"operands of {left.ndim} and {right.ndim} axes are not matrices")
+    (rows, inner), (inner_right, columns) = (index for _, index in operands)
+    if inner != inner_right or rows == columns or not _contracts_plainly(graph, name):
+        return Declined(name, "the contraction is not that of a plain matrix product")
+    passed = follow(graph, name, REDUCTIONS[function], ndim=2)
+    output = graph.node(passed[-1]) if passed else None
+    if output is None or output.chunks != (left.chunks[0], right.chunks[1]):
+        return Declined(name, "the partial products are used by something else than their sum")
+    reason = _refusal(left, right, output)
+    if reason is not None:
+        return Declined(output.name, reason)
+    return Product(output, left, right, (name, *passed))
+
+
+def _contracts_plainly(graph: ArrayGraph, name: str) -> bool:
+    layer = graph.layers[name]
+    assert isinstance(layer, Blockwise)  # for the type checker: `match` has asked already
+    axes = layer.task.kwargs.get("axes")
+    if axes is None:
+        return True
+    left, right = (tuple(getattr(side, "args", side)) for side in getattr(axes, "args", axes))
+    return left in ((1,), (-1,)) and right in ((0,), (-2,)) and not layer.concatenate
+
+
+def _refusal(left: ArrayNode, right: ArrayNode, output: ArrayNode) -> str | None:
+    for node in (left, right, output):
+        if not node.known:
+            return "chunk sizes are unknown"
+        if node.dtype not in DTYPES:
+            return f"dtype {node.dtype} has no kernel"
+    for node in (left, right):
+        if node.container not in CONTAINERS:
+            return f"blocks of type {node.container} are neither NumPy nor CuPy arrays"
+    if left.container != right.container:
+        return "one operand has NumPy blocks and the other CuPy blocks"
+    return None
