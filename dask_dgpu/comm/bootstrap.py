@@ -17,7 +17,7 @@ from dask_dgpu.comm.rendezvous import meet
 from dask_dgpu.errors import CommError
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from torch.distributed import Store, TCPStore
 
 Transport = Literal["gloo", "nccl"]
 
@@ -39,7 +39,7 @@ class StoreServer:
 
     host: str
     port: int
-    _store: dist.TCPStore = field(repr=False, compare=False)
+    _store: TCPStore = field(repr=False, compare=False)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -55,10 +55,10 @@ def serve_store(host: str) -> StoreServer:
     host : str
         Address or name under which the ranks reach this host.
     """
-    import torch.distributed as dist
+    from torch.distributed import TCPStore
 
     try:
-        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
     except RuntimeError as error:
         raise CommError(f"No store can be served on {host!r}: {error}") from error
     return StoreServer(host, store.port, store)
@@ -116,11 +116,11 @@ def connect(
     return NcclComm(store, rank=rank, size=size, device=device or 0, timeout=timeout)
 
 
-def _join_store(address: tuple[str, int], name: str, timeout: float) -> dist.Store:
-    import torch.distributed as dist
+def _join_store(address: tuple[str, int], name: str, timeout: float) -> Store:
+    from torch.distributed import PrefixStore, TCPStore
 
     try:
-        store = dist.TCPStore(
+        store = TCPStore(
             *address,
             is_master=False,
             wait_for_workers=False,
@@ -128,4 +128,4 @@ def _join_store(address: tuple[str, int], name: str, timeout: float) -> dist.Sto
         )
     except RuntimeError as error:
         raise CommError(f"No store answers at {address}: {error}") from error
-    return dist.PrefixStore(name, store)
+    return PrefixStore(name, store)

@@ -15,11 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store
 
 from dask_dgpu.comm.point_to_point import Message, PointToPointComm
 from dask_dgpu.comm.protocol import Buffer
 from dask_dgpu.comm.rendezvous import meet_to_split
 from dask_dgpu.errors import CommError
+
+
+_NO_TAG = 2**31 - 1
 
 
 class _Writable:
@@ -64,14 +68,14 @@ class GlooComm(PointToPointComm):
     """
 
     def __init__(
-        self, store: dist.Store, *, rank: int, size: int, host: str, timeout: float
+        self, store: Store, *, rank: int, size: int, host: str, timeout: float
     ) -> None:
-        super().__init__(rank, size, timeout)
+        super().__init__(rank, size, timeout, self._start_to_disconnect)
         self._store = store
         self._host = host
         self._splits = 0
-        self._group: Any = _make_group(store, rank, size, host, timeout)
         self._children: list[GlooComm] = []
+        self._group: Any = _make_group(store, rank, size, host, timeout)
 
     def split(self, color: int | None, key: int) -> GlooComm | None:
         """Make one communicator of all ranks that pass the same ``color``."""
@@ -91,7 +95,7 @@ class GlooComm(PointToPointComm):
         if not members:
             return None
         child = GlooComm(
-            dist.PrefixStore(f"{name}-{color}", self._store),
+            PrefixStore(f"{name}-{color}", self._store),
             rank=members.index(self.rank),
             size=len(members),
             host=self._host,
@@ -104,12 +108,24 @@ class GlooComm(PointToPointComm):
 
     def close(self) -> None:
         """Release the transport, children too; never blocks, even if peers are gone."""
-        self.abort("it was closed")
         for child in self._children:
             child.close()
+        self._children.clear()
+        self._lifetime.abort("it was closed")
         group, self._group = [self._group], None
-        # gloo's destructor was seen to take 13 s after a peer's death.
-        threading.Thread(target=group.clear, name="gloo-close", daemon=True).start()
+        # Freeing a group joins its threads; 13 s were seen after a peer's death. No
+        # daemon, for one that an exiting interpreter stops in C++ ends the process.
+        threading.Thread(target=self._free, args=(group,), name="gloo-close").start()
+
+    def _free(self, group: list[Any]) -> None:
+        for thread in list(self._threads):
+            thread.join(self.timeout)
+        group.clear()
+
+    def _start_to_disconnect(self) -> None:
+        if self._group is not None and self.size > 1:
+            args = (self._group, (self.rank + 1) % self.size)
+            threading.Thread(target=_disconnect, args=args, name="gloo-abort").start()
 
     def _post_send(self, peer: int, data: Buffer, tag: int) -> Message:
         if not data.flags.writeable:
@@ -129,9 +145,20 @@ class GlooComm(PointToPointComm):
             raise CommError(f"{what} failed: the peer is lost") from error
 
 
-def _make_group(
-    store: dist.Store, rank: int, size: int, host: str, timeout: float
-) -> Any:
+def _disconnect(group: Any, peer: int) -> None:
+    """End all waits of a group.
+
+    gloo's own ``abort`` leaves them waiting. A receive that runs out of time
+    closes every connection of its group, so this receives what nobody sends.
+    """
+    try:
+        nothing = group.recv([torch.empty(1)], peer, _NO_TAG)
+        nothing.wait(timedelta(milliseconds=1))
+    except RuntimeError:
+        pass
+
+
+def _make_group(store: Store, rank: int, size: int, host: str, timeout: float) -> Any:
     # Neither the options nor their constructor are in the stubs of all versions.
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -67,15 +68,17 @@ class _StepsWork:
         self._over = False
         self._error: CommError | None = None
 
-    def start(self, steps: Steps) -> None:
+    def start(self, steps: Steps) -> threading.Thread | None:
         first = next(steps, [])
-        if first:
-            # A daemon: no wait inside a transport may hold up the interpreter's exit.
-            threading.Thread(
-                target=self._finish, args=(first, steps), name=self._name, daemon=True
-            ).start()
-        else:
+        if not first:
             self._finish(first, steps)
+            return None
+        # A daemon: a wait inside a transport may not hold up the interpreter's exit.
+        thread = threading.Thread(
+            target=self._finish, args=(first, steps), name=self._name, daemon=True
+        )
+        thread.start()
+        return thread
 
     def _finish(self, messages: list[Message], steps: Steps) -> None:
         error: CommError | None = None
@@ -118,13 +121,22 @@ class PointToPointComm(ABC):
         Which rank of how many this is.
     timeout : float
         Seconds after which a wait raises.
+    on_abort : callable, optional
+        Ends the waits of the transport; must not block.
     """
 
-    def __init__(self, rank: int, size: int, timeout: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        timeout: float,
+        on_abort: Callable[[], None] | None = None,
+    ) -> None:
         self.rank = rank
         self.size = size
         self.timeout = timeout
-        self._lifetime = Lifetime()
+        self._lifetime = Lifetime(on_abort)
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._calls = 0
 
     @abstractmethod
@@ -197,11 +209,13 @@ class PointToPointComm(ABC):
         self._lifetime.check()
         phase = f"{name} on rank {self.rank} of {self.size}"
         work = _StepsWork(phase, self._lifetime, self.timeout)
-        work.start(steps)
+        thread = work.start(steps)
+        if thread is not None:
+            self._threads.add(thread)
         return work
 
     def _next_tag(self) -> int:
-        """Number the collectives, alike on all ranks; 0 is left to ``exchange``."""
+        """Count the collectives, alike on all ranks; 0 is left to ``exchange``."""
         self._calls = self._calls % (2**30) + 1
         return self._calls
 
