@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from dask_dgpu.comm.lifetime import Lifetime
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.comm.rendezvous import meet
 from dask_dgpu.errors import CommError
-
-if TYPE_CHECKING:
-    from torch.distributed import Store, TCPStore
 
 Transport = Literal["gloo", "nccl"]
 
@@ -39,7 +36,7 @@ class StoreServer:
 
     host: str
     port: int
-    _store: TCPStore = field(repr=False, compare=False)
+    _store: Any = field(repr=False, compare=False)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -55,10 +52,9 @@ def serve_store(host: str) -> StoreServer:
     host : str
         Address or name under which the ranks reach this host.
     """
-    from torch.distributed import TCPStore
-
+    dist = _torch_distributed()
     try:
-        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
     except RuntimeError as error:
         raise CommError(f"No store can be served on {host!r}: {error}") from error
     return StoreServer(host, store.port, store)
@@ -116,11 +112,10 @@ def connect(
     return NcclComm(store, rank=rank, size=size, device=device or 0, timeout=timeout)
 
 
-def _join_store(address: tuple[str, int], name: str, timeout: float) -> Store:
-    from torch.distributed import PrefixStore, TCPStore
-
+def _join_store(address: tuple[str, int], name: str, timeout: float) -> Any:
+    dist = _torch_distributed()
     try:
-        store = TCPStore(
+        store = dist.TCPStore(
             *address,
             is_master=False,
             wait_for_workers=False,
@@ -128,4 +123,11 @@ def _join_store(address: tuple[str, int], name: str, timeout: float) -> Store:
         )
     except RuntimeError as error:
         raise CommError(f"No store answers at {address}: {error}") from error
-    return PrefixStore(name, store)
+    return dist.PrefixStore(name, store)
+
+
+def _torch_distributed() -> Any:
+    # Its stores are missing from its declared exports, hence no type.
+    import torch.distributed
+
+    return torch.distributed

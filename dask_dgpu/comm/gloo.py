@@ -14,15 +14,17 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from torch.distributed import PrefixStore, Store
+import torch.distributed
 
 from dask_dgpu.comm.point_to_point import Message, PointToPointComm
 from dask_dgpu.comm.protocol import Buffer
-from dask_dgpu.comm.rendezvous import meet_to_split
+from dask_dgpu.comm.rendezvous import KeyValueStore, meet_to_split
 from dask_dgpu.errors import CommError
 
+# Much of what is used here has no stubs, or other stubs from version to version.
+dist: Any = torch.distributed
 
+# The tag of messages that are never sent.
 _NO_TAG = 2**31 - 1
 
 
@@ -58,7 +60,7 @@ class GlooComm(PointToPointComm):
     Parameters
     ----------
     store : torch.distributed.Store
-        A store of these ranks alone: a prefix used once.
+        The store of these ranks alone: a prefix used once.
     rank, size : int
         Which rank of how many this is. All of them make theirs at the same time.
     host : str
@@ -68,7 +70,7 @@ class GlooComm(PointToPointComm):
     """
 
     def __init__(
-        self, store: Store, *, rank: int, size: int, host: str, timeout: float
+        self, store: KeyValueStore, *, rank: int, size: int, host: str, timeout: float
     ) -> None:
         super().__init__(rank, size, timeout, self._start_to_disconnect)
         self._store = store
@@ -95,7 +97,7 @@ class GlooComm(PointToPointComm):
         if not members:
             return None
         child = GlooComm(
-            PrefixStore(f"{name}-{color}", self._store),
+            dist.PrefixStore(f"{name}-{color}", self._store),
             rank=members.index(self.rank),
             size=len(members),
             host=self._host,
@@ -158,9 +160,10 @@ def _disconnect(group: Any, peer: int) -> None:
         pass
 
 
-def _make_group(store: Store, rank: int, size: int, host: str, timeout: float) -> Any:
-    # Neither the options nor their constructor are in the stubs of all versions.
-    gloo: Any = dist.ProcessGroupGloo
+def _make_group(
+    store: KeyValueStore, rank: int, size: int, host: str, timeout: float
+) -> Any:
+    gloo = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=host)]
     options._threads = 1  # they serve gloo's own collectives, which we do not call
