@@ -5,7 +5,7 @@ A communicator joins ``size`` ranks. Every method except :meth:`Comm.exchange`,
 the same order. Buffers are C-contiguous NumPy or CuPy arrays of any dtype that
 Dask arrays have (bool, integers, floats, complex), of any shape, also empty.
 A call returns at once with a :class:`Work`; until its ``wait`` has returned the
-buffers belong to the communicator.
+buffers belong to the communicator. The buffers of one call do not overlap.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Comm(Protocol):
         """Send and receive a batch of messages, point to point.
 
         Messages from one rank to another are matched in their order. A message
-        to oneself is allowed. Ranks that take no part do not call it.
+        to oneself is allowed when the same batch receives it. Ranks that take
+        no part do not call it.
         """
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
@@ -56,11 +57,16 @@ class Comm(Protocol):
     def all_gather(self, out: Buffer, part: Buffer) -> Work:
         """Concatenate the ranks' equal-sized ``part`` into ``out`` (flat)."""
 
-    def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
+    def reduce_scatter(
+        self, part: Buffer, whole: Buffer, op: Reduction = "sum"
+    ) -> Work:
         """Reduce the ranks' ``whole`` and keep slice ``rank`` of it (flat, equal)."""
 
     def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
-        """Reduce ``buffer`` over the ranks in place, the same bits on every rank."""
+        """Reduce ``buffer`` over the ranks in place, the same bits on every rank.
+
+        The sum of bool is "or". Complex numbers have no minimum and no maximum.
+        """
 
     def all_to_all(
         self,
@@ -88,8 +94,12 @@ class Comm(Protocol):
     def abort(self, reason: str) -> None:
         """Make every pending and later call of this rank raise, children too.
 
-        May be called from any thread; never blocks.
+        May be called from any thread; never blocks. The other ranks may learn
+        of it by an error, or by their time limit.
         """
 
     def close(self) -> None:
-        """Release the transport; never blocks, also when peers are gone."""
+        """Release the transport, children too; never blocks, even if peers are gone.
+
+        Call it when every work has been waited for, or to give up.
+        """

@@ -1,0 +1,133 @@
+"""How ranks in different processes become a communicator.
+
+One process serves a store; every rank connects to it, under the same name, and
+gets its :class:`~dask_dgpu.comm.protocol.Comm`. Nothing here touches the
+default group of ``torch.distributed``, nor imports torch before it is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
+
+from dask_dgpu.comm.lifetime import Lifetime
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.comm.rendezvous import meet
+from dask_dgpu.errors import CommError
+
+Transport = Literal["gloo", "nccl"]
+
+#: The transports that :func:`connect` knows.
+TRANSPORTS: tuple[Transport, ...] = ("gloo", "nccl")
+
+
+@dataclass(frozen=True)
+class StoreServer:
+    """A store that is served as long as this object lives.
+
+    Attributes
+    ----------
+    host : str
+        Where ranks reach it.
+    port : int
+        The port, chosen by the system.
+    """
+
+    host: str
+    port: int
+    _store: Any = field(repr=False, compare=False)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port, as :func:`connect` takes them."""
+        return self.host, self.port
+
+
+def serve_store(host: str) -> StoreServer:
+    """Serve a store on a free port of this host; returns at once.
+
+    Parameters
+    ----------
+    host : str
+        Address or name under which the ranks reach this host.
+    """
+    dist = _torch_distributed()
+    try:
+        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    except RuntimeError as error:
+        raise CommError(f"No store can be served on {host!r}: {error}") from error
+    return StoreServer(host, store.port, store)
+
+
+def connect(
+    kind: Transport,
+    *,
+    host: str,
+    store_address: tuple[str, int],
+    rank: int,
+    size: int,
+    name: str,
+    timeout: float,
+    device: int | None = None,
+) -> Comm:
+    """Join the ranks that connect under ``name``; returns when all have come.
+
+    Parameters
+    ----------
+    kind : {"gloo", "nccl"}
+        The transport, alike on all ranks.
+    host : str
+        Address or name of this rank's host, to listen on.
+    store_address : tuple of str and int
+        Where the store is served.
+    rank, size : int
+        Which rank of how many this is.
+    name : str
+        What the communicator is called; every name is used once in a store.
+    timeout : float
+        Seconds to wait for the other ranks, and the limit of every later wait.
+    device : int, optional
+        The CUDA device that ``"nccl"`` uses, as this process numbers them.
+    """
+    if kind not in TRANSPORTS:
+        raise ValueError(f"The transport is {kind!r} instead of one of {TRANSPORTS}.")
+    store = _join_store(store_address, name, timeout)
+    meet(
+        store,
+        "connect",
+        "",
+        rank=rank,
+        size=size,
+        timeout=timeout,
+        lifetime=Lifetime(),
+    )
+    if kind == "gloo":
+        from dask_dgpu.comm.gloo import GlooComm
+
+        return GlooComm(store, rank=rank, size=size, host=host, timeout=timeout)
+
+    from dask_dgpu.comm.nccl import NcclComm
+
+    return NcclComm(store, rank=rank, size=size, device=device or 0, timeout=timeout)
+
+
+def _join_store(address: tuple[str, int], name: str, timeout: float) -> Any:
+    dist = _torch_distributed()
+    try:
+        store = dist.TCPStore(
+            *address,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout),
+        )
+    except RuntimeError as error:
+        raise CommError(f"No store answers at {address}: {error}") from error
+    return dist.PrefixStore(name, store)
+
+
+def _torch_distributed() -> Any:
+    # Its stores are missing from its declared exports, hence no type.
+    import torch.distributed
+
+    return torch.distributed

@@ -1,0 +1,298 @@
+"""All collectives, made of ordered messages between two ranks.
+
+A transport that can post a send and a receive gets the rest from here, for
+every dtype, with reductions in rank order (so the bits equal those of
+``local``). Measured over gloo on one host, these are as fast as its own
+collectives, and three times as fast for an all-gather.
+
+A collective is a generator. It posts messages, yields them, is resumed once
+they are over, and may post more::
+
+    all_reduce:  all-to-all of pieces | reduce my piece | send it to all
+                 ........ yield ..... | ............... | .... yield ...
+
+The caller's thread runs it up to the first ``yield``, so messages are posted in
+the order of the calls; a thread of its own runs the rest, so no progress hangs
+on who waits for what first.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from dask_dgpu.comm.buffers import (
+    as_bytes,
+    check_all_to_all,
+    check_gather,
+    check_peers,
+    check_reduction,
+    even_counts,
+    flat,
+    pieces,
+    reduce_parts,
+)
+from dask_dgpu.comm.lifetime import Lifetime
+from dask_dgpu.comm.protocol import Buffer, Reduction, Work
+from dask_dgpu.errors import CommError
+
+# Up to this many bytes one round of whole buffers beats two rounds of pieces.
+_ONE_ROUND = 16 * 1024
+# The thread that waits for a message knows the peer, so its message comes first.
+_GRACE = 1.0
+
+
+class Message(Protocol):
+    """A send or a receive that was posted."""
+
+    def wait(self, seconds: float) -> None:
+        """Block until it is over; raise ``CommError`` if it failed or is late."""
+
+
+Steps = Iterator[list[Message]]
+
+
+class _StepsWork:
+    """A collective under way."""
+
+    def __init__(self, name: str, lifetime: Lifetime, timeout: float) -> None:
+        self._name = name
+        self._lifetime = lifetime
+        self._deadline = time.monotonic() + timeout
+        self._over = False
+        self._error: CommError | None = None
+
+    def start(self, steps: Steps) -> threading.Thread | None:
+        first = next(steps, [])
+        if not first:
+            self._finish(first, steps)
+            return None
+        # A daemon: a wait inside a transport may not hold up the interpreter's exit.
+        thread = threading.Thread(
+            target=self._finish, args=(first, steps), name=self._name, daemon=True
+        )
+        thread.start()
+        return thread
+
+    def _finish(self, messages: list[Message], steps: Steps) -> None:
+        error: CommError | None = None
+        try:
+            self._wait_all(messages)
+            for step in steps:
+                self._wait_all(step)
+        except CommError as raised:
+            error = raised
+        except Exception as raised:
+            error = CommError(f"{self._name} failed: {raised}")
+            error.__cause__ = raised
+        with self._lifetime.changed:
+            self._error, self._over = error, True
+            self._lifetime.changed.notify_all()
+
+    def _wait_all(self, messages: list[Message]) -> None:
+        for message in messages:
+            message.wait(max(0.001, self._deadline - time.monotonic()))
+            self._lifetime.check()
+
+    def done(self) -> bool:
+        return self._over or self._lifetime.reason is not None
+
+    def wait(self) -> None:
+        limit = max(0.0, self._deadline - time.monotonic()) + _GRACE
+        self._lifetime.wait_for(lambda: self._over, limit, self._name)
+        if self._error is not None:
+            # What a peer's end did to a message matters less than our own.
+            self._lifetime.check()
+            raise self._error
+
+
+class PointToPointComm(ABC):
+    """A :class:`~dask_dgpu.comm.protocol.Comm`, but for ``split`` and ``close``.
+
+    Parameters
+    ----------
+    rank, size : int
+        Which rank of how many this is.
+    timeout : float
+        Seconds after which a wait raises.
+    on_abort : callable, optional
+        Ends the waits of the transport; must not block.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        timeout: float,
+        on_abort: Callable[[], None] | None = None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
+        self._lifetime = Lifetime(on_abort)
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._calls = 0
+
+    @abstractmethod
+    def _post_send(self, peer: int, data: Buffer, tag: int) -> Message:
+        """Post a send of bytes; those of one peer and tag arrive in order."""
+
+    @abstractmethod
+    def _post_recv(self, peer: int, data: Buffer, tag: int) -> Message:
+        """Post a receive of bytes."""
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Buffer]],
+        recvs: Sequence[tuple[int, Buffer]],
+    ) -> Work:
+        """Send and receive a batch of messages, point to point."""
+        check_peers([peer for peer, _ in (*sends, *recvs)], self.size)
+        return self._start("exchange", self._post(sends, recvs, tag=0))
+
+    def broadcast(self, buffer: Buffer, root: int) -> Work:
+        """Fill ``buffer`` on every rank with that of ``root``."""
+        check_peers([root], self.size)
+        return self._start("broadcast", self._broadcast(flat(buffer), root))
+
+    def all_gather(self, out: Buffer, part: Buffer) -> Work:
+        """Concatenate the ranks' equal-sized ``part`` into ``out`` (flat)."""
+        check_gather(out, part, self.size)
+        whole = pieces(flat(out), [part.size] * self.size)
+        mine = [flat(part)] * self.size
+        return self._start("all_gather", self._swap(whole, mine))
+
+    def reduce_scatter(
+        self, part: Buffer, whole: Buffer, op: Reduction = "sum"
+    ) -> Work:
+        """Reduce the ranks' ``whole`` and keep slice ``rank`` of it (flat, equal)."""
+        check_gather(whole, part, self.size)
+        check_reduction(whole, op)
+        parts = pieces(flat(whole), [part.size] * self.size)
+        steps = self._reduce_piece(flat(part), parts, op, self._next_tag())
+        return self._start("reduce_scatter", steps)
+
+    def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
+        """Reduce ``buffer`` over the ranks in place, the same bits on every rank."""
+        check_reduction(buffer, op)
+        return self._start("all_reduce", self._all_reduce(flat(buffer), op))
+
+    def all_to_all(
+        self,
+        out: Buffer,
+        out_counts: Sequence[int],
+        whole: Buffer,
+        in_counts: Sequence[int],
+    ) -> Work:
+        """Send ``in_counts[q]`` elements of flat ``whole`` to each rank q."""
+        check_all_to_all(out, out_counts, whole, in_counts, self.rank, self.size)
+        given = pieces(flat(out), out_counts), pieces(flat(whole), in_counts)
+        return self._start("all_to_all", self._swap(*given))
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        one = np.zeros(1, np.uint8)
+        every = list(np.empty((self.size, 1), np.uint8))
+        self._start("barrier", self._swap(every, [one] * self.size)).wait()
+
+    def abort(self, reason: str) -> None:
+        """Make every pending and later call of this rank raise, children too."""
+        self._lifetime.abort(reason)
+
+    def _start(self, name: str, steps: Steps) -> Work:
+        self._lifetime.check()
+        phase = f"{name} on rank {self.rank} of {self.size}"
+        work = _StepsWork(phase, self._lifetime, self.timeout)
+        thread = work.start(steps)
+        if thread is not None:
+            self._threads.add(thread)
+        return work
+
+    def _next_tag(self) -> int:
+        """Count the collectives, alike on all ranks; 0 is left to ``exchange``."""
+        self._calls = self._calls % (2**30) + 1
+        return self._calls
+
+    def _post(
+        self,
+        sends: Sequence[tuple[int, Buffer]],
+        recvs: Sequence[tuple[int, Buffer]],
+        tag: int,
+    ) -> Steps:
+        kept = [buffer for peer, buffer in sends if peer == self.rank]
+        wanted = [buffer for peer, buffer in recvs if peer == self.rank]
+        if [b.size for b in kept] != [b.size for b in wanted]:
+            raise ValueError("A message to oneself is not received in its own batch.")
+        # Receives first: a message that is expected needs no detour.
+        messages = [
+            self._post_recv(peer, as_bytes(buffer), tag)
+            for peer, buffer in recvs
+            if peer != self.rank and buffer.size
+        ]
+        messages += [
+            self._post_send(peer, as_bytes(buffer), tag)
+            for peer, buffer in sends
+            if peer != self.rank and buffer.size
+        ]
+        for source, target in zip(kept, wanted, strict=True):
+            flat(target)[...] = flat(source)
+        yield messages
+
+    def _swap(
+        self, out: Sequence[Buffer], parts: Sequence[Buffer], tag: int | None = None
+    ) -> Steps:
+        """Send ``parts[q]`` to each rank q and receive ``out[q]`` from it."""
+        # Each rank begins with its right neighbour, lest all call on rank 0 first.
+        order = [(self.rank + step) % self.size for step in range(self.size)]
+        return self._post(
+            [(peer, parts[peer]) for peer in order],
+            [(peer, out[peer]) for peer in reversed(order)],
+            self._next_tag() if tag is None else tag,
+        )
+
+    def _broadcast(self, buffer: Buffer, root: int) -> Steps:
+        """Binomial tree: rank r (the root is 0) is told by r without its lowest bit."""
+        tag = self._next_tag()
+        mine = (self.rank - root) % self.size
+        bit = 1
+        while bit < self.size and not mine & bit:
+            bit *= 2
+        if mine:
+            parent = (mine - bit + root) % self.size
+            yield from self._post([], [(parent, buffer)], tag)
+        children = []
+        while (bit := bit // 2) >= 1:
+            if mine + bit < self.size:
+                children.append((mine + bit + root) % self.size)
+        yield from self._post([(child, buffer) for child in children], [], tag)
+
+    def _reduce_piece(
+        self, mine: Buffer, parts: Sequence[Buffer], op: Reduction, tag: int
+    ) -> Steps:
+        """Reduce what all ranks have at piece ``rank`` of theirs into ``mine``."""
+        came = _stack(mine, self.size)
+        yield from self._swap(came, parts, tag)
+        reduce_parts(mine, came, op)
+
+    def _all_reduce(self, buffer: Buffer, op: Reduction) -> Steps:
+        tag = self._next_tag()
+        if buffer.nbytes <= _ONE_ROUND:
+            came = _stack(buffer, self.size)
+            yield from self._swap(came, [buffer] * self.size, tag)
+            reduce_parts(buffer, came, op)
+        else:
+            parts = pieces(buffer, even_counts(buffer.size, self.size))
+            yield from self._reduce_piece(parts[self.rank], parts, op, tag)
+            yield from self._swap(parts, [parts[self.rank]] * self.size, tag)
+
+
+def _stack(piece: Buffer, size: int) -> list[Buffer]:
+    """Make room for ``size`` arrays like ``piece``."""
+    room = np.empty_like(piece, shape=(size, piece.size))
+    return list(room)

@@ -1,0 +1,324 @@
+"""What every communicator must do, as rank programs ``case(comm, xp)``.
+
+They run in other processes, so they are importable functions. Every case holds
+for any number of ranks, also for one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from dask_dgpu.errors import CommAbortedError, CommError
+
+DTYPES = [
+    "bool",
+    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+]
+
+
+def values(n, dtype, seed=0):
+    """Make small numbers whose sums over a few ranks are exact in any dtype."""
+    rng = np.random.default_rng([seed, n])
+    x = rng.integers(0, 2 if dtype == "bool" else 20, n)
+    if np.dtype(dtype).kind == "c":
+        return (x + 1j * rng.integers(0, 20, n)).astype(dtype)
+    if np.dtype(dtype).kind == "f":
+        return (x / 4).astype(dtype)
+    if dtype.startswith("uint"):
+        # The top bit set: an order taken as signed would be wrong.
+        top = np.asarray(np.iinfo(dtype).max // 2 + 1, dtype)
+        return x.astype(dtype) + (x % 2).astype(dtype) * top
+    if dtype.startswith("int"):
+        return (x - 10).astype(dtype)
+    return x.astype(dtype)
+
+
+def host(x):
+    """Return a NumPy copy."""
+    return x.get() if hasattr(x, "get") else np.array(x)
+
+
+def same(got, wanted):
+    """Compare bit for bit, dtype included."""
+    np.testing.assert_array_equal(host(got), wanted, strict=True)
+
+
+def identity(comm, xp):
+    assert 0 <= comm.rank < comm.size
+    comm.barrier()
+
+
+def ring(comm, xp):
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for dtype in DTYPES:
+        got = xp.zeros((3, 5), dtype)
+        sent = xp.asarray(values(15, dtype, comm.rank).reshape(3, 5))
+        comm.exchange([(right, sent)], [(left, got)]).wait()
+        same(got, values(15, dtype, left).reshape(3, 5))
+
+
+def message_to_oneself(comm, xp):
+    got = [xp.zeros(3), xp.zeros(2)]
+    sent = [xp.arange(3.0), xp.ones(2)]
+    me = comm.rank
+    comm.exchange([(me, x) for x in sent], [(me, x) for x in got]).wait()
+    same(got[0], np.arange(3.0))
+    same(got[1], np.ones(2))
+
+
+def messages_in_order(comm, xp):
+    others = [p for p in range(comm.size) if p != comm.rank]
+    sizes = [4, 0, 7, 1, 100_000]
+    got = {p: [xp.zeros(n, np.int64) for n in sizes] for p in others}
+    works = []
+    for half in (slice(0, 2), slice(2, None)):
+        sends = [
+            (p, xp.full(n, 100 * comm.rank + i, np.int64))
+            for p in others
+            for i, n in list(enumerate(sizes))[half]
+        ]
+        works.append(
+            comm.exchange(sends, [(p, x) for p in others for x in got[p][half]])
+        )
+    for work in reversed(works):
+        work.wait()
+        assert work.done()
+    for p in others:
+        for i, n in enumerate(sizes):
+            same(got[p][i], np.full(n, 100 * p + i))
+
+
+def scalars_and_nothing(comm, xp):
+    scalar = xp.asarray(float(comm.rank))
+    comm.broadcast(scalar, comm.size - 1).wait()
+    assert float(scalar) == comm.size - 1
+    comm.all_reduce(scalar).wait()
+    assert float(scalar) == comm.size * (comm.size - 1)
+    comm.exchange([], []).wait()
+    for shape in ((0,), (0, 3)):
+        empty = xp.zeros(shape, np.float32)
+        comm.broadcast(empty, 0).wait()
+        comm.all_reduce(empty).wait()
+        comm.all_gather(xp.zeros(0), xp.zeros(0)).wait()
+        comm.reduce_scatter(xp.zeros(0), xp.zeros(0)).wait()
+        none = [0] * comm.size
+        comm.all_to_all(xp.zeros(0), none, xp.zeros(0), none).wait()
+
+
+def read_only_source(comm, xp):
+    source = np.arange(6.0)
+    source.flags.writeable = xp is not np
+    out = xp.zeros(6 * comm.size)
+    comm.all_gather(out, xp.asarray(source)).wait()
+    same(out, np.tile(np.arange(6.0), comm.size))
+
+
+def broadcast(comm, xp):
+    for dtype in DTYPES:
+        for root in range(comm.size):
+            x = xp.asarray(values(11, dtype, comm.rank))
+            comm.broadcast(x, root).wait()
+            same(x, values(11, dtype, root))
+
+
+def all_gather(comm, xp):
+    for dtype in DTYPES:
+        out = xp.zeros((comm.size, 7), dtype)
+        comm.all_gather(out, xp.asarray(values(7, dtype, comm.rank))).wait()
+        same(out, np.stack([values(7, dtype, p) for p in range(comm.size)]))
+
+
+def _reduced(wholes, op, dtype):
+    ufunc = {"sum": np.add, "min": np.minimum, "max": np.maximum}[op]
+    return ufunc.reduce(wholes, axis=0, dtype=dtype)
+
+
+def _operations(dtype):
+    return ("sum",) if dtype.startswith("complex") else ("sum", "min", "max")
+
+
+def reduce_scatter(comm, xp):
+    n = 5 * comm.size
+    for dtype in DTYPES:
+        for op in _operations(dtype):
+            part = xp.zeros(5, dtype)
+            whole = xp.asarray(values(n, dtype, comm.rank))
+            comm.reduce_scatter(part, whole, op).wait()
+            wholes = [values(n, dtype, p) for p in range(comm.size)]
+            mine = slice(5 * comm.rank, 5 * comm.rank + 5)
+            same(part, _reduced(wholes, op, dtype)[mine])
+            same(whole, values(n, dtype, comm.rank))
+
+
+def all_reduce(comm, xp):
+    for dtype in DTYPES:
+        for op in _operations(dtype):
+            for n in (13, 9_001) if dtype in ("float64", "uint32") else (13,):
+                x = xp.asarray(values(n, dtype, comm.rank))
+                comm.all_reduce(x, op).wait()
+                same(
+                    x,
+                    _reduced(
+                        [values(n, dtype, p) for p in range(comm.size)], op, dtype
+                    ),
+                )
+
+
+def all_reduce_identical_bits(comm, xp):
+    for n in (100, 10_007):
+        x = xp.asarray(np.random.default_rng(comm.rank).standard_normal(n))
+        comm.all_reduce(x).wait()
+        out = xp.zeros((comm.size, n))
+        comm.all_gather(out, x).wait()
+        same(out, np.tile(host(x), (comm.size, 1)))
+
+
+def complex_numbers_have_no_order(comm, xp):
+    x = xp.zeros(comm.size, np.complex64)
+    with pytest.raises(ValueError, match="no min"):
+        comm.all_reduce(x, "min")
+    with pytest.raises(ValueError, match="no max"):
+        comm.reduce_scatter(x[:1], x, "max")
+
+
+def bad_arguments(comm, xp):
+    with pytest.raises(ValueError, match="C-contiguous"):
+        comm.broadcast(xp.zeros((4, 4)).T, 0)
+    with pytest.raises(ValueError, match="no rank"):
+        comm.broadcast(xp.zeros(4), comm.size)
+    with pytest.raises(ValueError, match="elements instead of"):
+        comm.all_gather(xp.zeros(comm.size + 1), xp.zeros(1))
+    with pytest.raises(ValueError, match="One count"):
+        comm.all_to_all(xp.zeros(1), [1, 1] * comm.size, xp.zeros(1), [1])
+    comm.barrier()
+
+
+def all_to_all(comm, xp, counts=None):
+    """``counts[p][q]`` elements go from p to q; without it, uneven and some zero."""
+    size, me = comm.size, comm.rank
+    if counts is None:
+        counts = [[(3 * p + 5 * q) % 4 for q in range(size)] for p in range(size)]
+    for dtype in ("bool", "uint16", "complex128"):
+        parts = [
+            [values(counts[p][q], dtype, 10 * p + q) for q in range(size)]
+            for p in range(size)
+        ]
+        in_counts = counts[me]
+        out_counts = [counts[p][me] for p in range(size)]
+        whole = xp.asarray(np.concatenate(parts[me]))
+        out = xp.zeros(sum(out_counts), dtype)
+        comm.all_to_all(out, out_counts, whole, in_counts).wait()
+        same(out, np.concatenate([parts[p][me] for p in range(size)]))
+
+
+def split(comm, xp):
+    """Even and odd ranks, in reversed order; then split once more; rank 0 sits out."""
+    child = comm.split(comm.rank % 2, -comm.rank)
+    members = [p for p in range(comm.size) if p % 2 == comm.rank % 2][::-1]
+    assert (child.rank, child.size) == (members.index(comm.rank), len(members))
+    names = xp.zeros(child.size, np.int64)
+    child.all_gather(names, xp.full(1, comm.rank)).wait()
+    same(names, np.array(members))
+
+    grandchild = child.split(0 if child.rank else None, 0)
+    assert (grandchild is None) == (child.rank == 0)
+    if grandchild is not None:
+        assert (grandchild.rank, grandchild.size) == (child.rank - 1, child.size - 1)
+        grandchild.barrier()
+
+    again = comm.split(7, 0)
+    assert (again.rank, again.size) == (comm.rank, comm.size)
+    again.barrier()
+    comm.barrier()
+
+
+def several_in_flight(comm, xp):
+    size, n = comm.size, 20_000
+    sums = [xp.full(n, comm.rank + i, np.int64) for i in range(6)]
+    gathered = xp.zeros((size, n), np.int64)
+    told = xp.full(n, comm.rank, np.int64)
+    right, left = (comm.rank + 1) % size, (comm.rank - 1) % size
+    got = xp.zeros(n, np.int64)
+    mine = xp.full(n, comm.rank, np.int64)
+    works = [comm.all_reduce(x) for x in sums]
+    works.append(comm.all_gather(gathered, mine))
+    works.append(comm.exchange([(right, mine)], [(left, got)]))
+    works.append(comm.broadcast(told, 0))
+    # No two ranks wait in the same order.
+    for i in np.random.default_rng(comm.rank).permutation(len(works)):
+        works[i].wait()
+    for i, x in enumerate(sums):
+        same(x, np.full(n, sum(range(size)) + size * i))
+    same(gathered, np.repeat(np.arange(size)[:, None], n, axis=1))
+    same(got, np.full(n, left))
+    same(told, np.zeros(n, np.int64))
+
+
+def use_after_abort(comm, xp):
+    child = comm.split(0, 0)
+    comm.barrier()
+    comm.abort("enough")
+    for one in (comm, child):
+        for call in (
+            one.barrier,
+            lambda one=one: one.broadcast(xp.zeros(1), 0),
+            lambda one=one: one.exchange([], []),
+            lambda one=one: one.split(0, 0),
+        ):
+            with pytest.raises(CommAbortedError, match="enough"):
+                call()
+
+
+def abort_while_waiting(comm, xp):
+    """Rank 0 awaits, in a child, what nobody sends, and its other thread aborts."""
+    child = comm.split(0, 0)
+    comm.barrier()
+    if comm.rank == 0:
+        work = child.exchange([], [(comm.size - 1, xp.zeros(1))])
+        assert not work.done()
+        timer = threading.Timer(0.05, comm.abort, ["enough"])
+        timer.start()
+        start = time.monotonic()
+        with pytest.raises(CommAbortedError, match="enough"):
+            work.wait()
+        assert time.monotonic() - start < 2
+        assert work.done()
+        timer.join()
+    comm.close()
+
+
+def time_limit(comm, xp):
+    """The last rank does not come."""
+    if comm.rank < comm.size - 1:
+        start = time.monotonic()
+        # The first to notice may close its connections, which the others notice.
+        with pytest.raises(CommError):
+            comm.all_reduce(xp.zeros(1)).wait()
+        assert 0.1 < time.monotonic() - start < 4
+    else:
+        time.sleep(1.0)
+
+
+HEALTHY = [
+    identity,
+    ring,
+    message_to_oneself,
+    messages_in_order,
+    scalars_and_nothing,
+    read_only_source,
+    broadcast,
+    all_gather,
+    reduce_scatter,
+    all_reduce,
+    all_reduce_identical_bits,
+    complex_numbers_have_no_order,
+    bad_arguments,
+    all_to_all,
+    split,
+    several_in_flight,
+]

@@ -1,0 +1,129 @@
+"""Every transport passes every case."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_dgpu.comm.bootstrap import connect, serve_store
+from dask_dgpu.comm.local import run_local
+from dask_dgpu.comm.recording import RecordingComm
+from tests.comm import cases
+from tests.comm.processes import RankPool
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def store():
+    return serve_store(HOST)
+
+
+@pytest.fixture(scope="module")
+def gloo_pool():
+    pool = RankPool(3)
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture(scope="module")
+def nccl_pool():
+    import cupy
+
+    pool = RankPool(cupy.cuda.runtime.getDeviceCount())
+    yield pool
+    pool.stop()
+
+
+def _module(name):
+    if name == "cupy":
+        import cupy
+
+        return cupy
+    return np
+
+
+def _rank_main(rank, size, kind, address, name, timeout, case):
+    comm = connect(
+        kind,
+        host=HOST,
+        store_address=address,
+        rank=rank,
+        size=size,
+        name=name,
+        timeout=timeout,
+        device=rank if kind == "nccl" else None,
+    )
+    try:
+        case(comm, _module("cupy" if kind == "nccl" else "numpy"))
+    finally:
+        comm.close()
+
+
+def _recorded(comm, xp, case):
+    case(RecordingComm(comm, xp), xp)
+
+
+@pytest.fixture(
+    params=[
+        "local-1",
+        "local-4",
+        "recording-3",
+        "gloo-1",
+        "gloo-3",
+        pytest.param("local-3-cupy", marks=pytest.mark.gpu),
+        pytest.param("nccl-1", marks=pytest.mark.gpu),
+        pytest.param("nccl-all", marks=pytest.mark.multigpu),
+    ]
+)
+def launch(request):
+    """Run a case on all ranks of a transport."""
+    kind, size, *module = request.param.split("-")
+    if kind in ("local", "recording"):
+        xp = _module(*module or ["numpy"])
+
+        def launch(case, timeout=20.0):
+            args = (xp,) if kind == "local" else (xp, case)
+            fn = case if kind == "local" else _recorded
+            run_local(int(size), fn, *args, timeout=timeout)
+
+    else:
+        pool = request.getfixturevalue(f"{kind}_pool")
+        address = request.getfixturevalue("store").address
+        count = pool.size if size == "all" else int(size)
+
+        def launch(case, timeout=20.0):
+            name = f"{request.node.name}-{case.__name__}"
+            args = (count, kind, address, name, timeout, case)
+            for rank in range(count):
+                pool.pipes[rank].send((_rank_main, (rank, *args)))
+            pool.results(range(count))
+
+    return launch
+
+
+@pytest.mark.parametrize("case", cases.HEALTHY, ids=lambda case: case.__name__)
+def test_case(launch, case):
+    launch(case)
+
+
+def test_use_after_abort(launch):
+    launch(cases.use_after_abort)
+
+
+def test_abort_while_waiting(launch):
+    launch(cases.abort_while_waiting)
+
+
+def test_time_limit(launch):
+    launch(cases.time_limit, timeout=0.5)
+
+
+@given(data=st.data(), size=st.integers(1, 7))
+@settings(max_examples=25, deadline=None)
+def test_all_to_all_of_any_counts(data, size):
+    row = st.lists(st.integers(0, 6), min_size=size, max_size=size)
+    counts = data.draw(st.lists(row, min_size=size, max_size=size))
+    run_local(size, cases.all_to_all, np, counts)
