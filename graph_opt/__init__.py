@@ -1,0 +1,1 @@
+"""Pure functions on Dask graphs: parse, match, rewrite, cost and emit."""
