@@ -132,7 +132,7 @@ def run(patches: da.Array) -> Run:
     seconds = []
     for _ in range(REPETITIONS + 1):
         name = f"patches-{uuid.uuid4().hex}"
-        x = patches.map_blocks(methodcaller("copy"), dtype=patches.dtype, name=name).persist()
+        x = da.map_blocks(methodcaller("copy"), patches, dtype=patches.dtype, name=name).persist()
         wait(x)
         product = covariance(x)
         explanation = str(dgpu.explain(product))

@@ -13,6 +13,7 @@ from importlinter.cli import lint_imports
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("dask_dgpu", "graph_opt")
 LONGEST_FILE = 330
+DOCUMENTS = [".ci/run", "README.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
 
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
@@ -36,14 +37,11 @@ def test_package_is_typed(package: str) -> None:
     assert (ROOT / package / "py.typed").exists()
 
 
-@pytest.mark.parametrize(
-    "document", ["README.md", ".ci/run", *(ROOT / "docs").glob("*.md")], ids=str
-)
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_commands_are_targets_of_the_makefile(document: str) -> None:
-    targets = set(re.findall(r"^([\w.-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    commands = set(
-        re.findall(r"(?:^|`)make ([\w.-]+)", (ROOT / document).read_text(), re.MULTILINE)
-    )
+    makefile, text = (ROOT / "Makefile").read_text(), (ROOT / document).read_text()
+    targets = set(re.findall(r"^([\w.-]+):", makefile, re.MULTILINE))
+    commands = set(re.findall(r"(?:^|`)make ([\w.-]+)", text, re.MULTILINE))
     assert commands <= targets
 
 
@@ -51,7 +49,7 @@ def test_version_is_the_same_everywhere() -> None:
     version = project()["version"]
     assert metadata.version("dask-dgpu") == version
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert headings[0] == "Unreleased" or headings[0] == version
+    assert headings[0] in ("Unreleased", version)
 
 
 def test_backend_is_an_entry_point() -> None:
