@@ -1,0 +1,1 @@
+"""Ranks that exchange buffers: the protocol and its transports."""
