@@ -81,7 +81,7 @@ def test_missing_main_guard_gives_one_clear_message(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text("import dask_dgpu\ndask_dgpu.start(n_workers=2)\n")
     result = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
     )
     assert result.returncode != 0
     assert result.stderr.count('if __name__ == "__main__"') == 1
