@@ -34,7 +34,7 @@ SIDE = 12  # pixels along a patch
 STRIDE = 2  # pixels from one patch to the next
 BAND = 16  # rows of patches in one chunk
 WORKERS = 4
-REPETITIONS = 5
+REPETITIONS = 3
 PICTURE = Path("build/eigen_patches.png")
 
 
@@ -181,7 +181,8 @@ def main() -> None:
         x = patch_matrix().persist()
         console.print(
             f"{x.shape[0]:,} patches of {SIDE} x {SIDE} pixels in 3 colours from "
-            f"{len(PHOTOGRAPHS)} photographs: {x.dtype} {x.shape} in {x.npartitions} chunks"
+            f"{len(PHOTOGRAPHS)} photographs: {x.dtype} {x.shape} in {x.npartitions} chunks",
+            soft_wrap=True,
         )
         dgpu.disable()
         runs = {"plain Dask": run(x)}
