@@ -1,0 +1,53 @@
+# Needs only Python (3.11 or newer, with venv) and make; nothing has to be activated.
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+PIP := -m pip --disable-pip-version-check install --quiet
+
+.PHONY: help .venv .venv-latest demo test test-latest lint compat docs bench clean
+
+help:  ## say what can be made
+	@grep -E '^[a-z.-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+.venv: .venv/.made  ## the environment, dask and distributed as in ci/constraints.txt
+
+.venv/.made: pyproject.toml ci/constraints.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/python $(PIP) -c ci/constraints.txt torch
+	.venv/bin/python $(PIP) -c ci/constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv-latest: .venv-latest/.made  ## the same with the newest dask and distributed
+
+# Its own dask and distributed come first on the path; all else is that of .venv.
+.venv-latest/.made: .venv/.made
+	$(PYTHON) -m venv --clear .venv-latest
+	.venv-latest/bin/python -c 'import site, sysconfig; \
+	    print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib").replace(".venv-latest", ".venv"), \
+	    file=open(sysconfig.get_path("purelib") + "/venv.pth", "w"))'
+	.venv-latest/bin/python $(PIP) --upgrade dask distributed
+	@touch $@
+
+demo: .venv  ## eigen-patches of photographs, with plain Dask and with dask_dgpu
+	.venv/bin/python examples/eigen_patches.py
+
+test: lint  ## lint, types, import contracts, tests
+	.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+test-latest: .venv-latest  ## the tests with the newest dask and distributed
+	.venv-latest/bin/python -m pytest $(PYTEST_ARGS)
+
+lint: .venv  ## every check of .pre-commit-config.yaml
+	.venv/bin/pre-commit run --all-files
+
+compat: .venv  ## Dask's own array tests with the plugin enabled
+	.venv/bin/python -m tests.compat
+
+docs: .venv  ## the documentation, in build/docs
+	.venv/bin/python -m sphinx -W --keep-going -q docs build/docs
+
+bench: .venv  ## every benchmark
+	set -e; for file in $(wildcard benchmarks/*.py); do .venv/bin/python $$file; done
+
+clean:  ## remove what was made
+	rm -rf .venv .venv-latest build
