@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import dask.array as da
@@ -80,12 +81,17 @@ def test_scheduler_needs_neither_torch_nor_cupy(tmp_path: Path) -> None:
 def test_missing_main_guard_gives_one_clear_message(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text("import dask_dgpu\ndask_dgpu.start(n_workers=2)\n")
-    result = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert result.returncode != 0
-    assert result.stderr.count('if __name__ == "__main__"') == 1
-    assert "freeze_support" not in result.stderr
+    with subprocess.Popen(
+        [sys.executable, str(script)], stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as child:
+        try:
+            _, stderr = child.communicate(timeout=60)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+    assert child.returncode != 0
+    assert stderr.count('if __name__ == "__main__"') == 1
+    assert "freeze_support" not in stderr
 
 
 @needs_api
