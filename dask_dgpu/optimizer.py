@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import dask.array.optimization
 from dask.core import flatten
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.facts import ClusterFacts
 from dask_dgpu.predict import Prediction, predict
@@ -17,6 +17,7 @@ from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.program import Collective, Local, Matrix, Program
 from dask_dgpu.settings import Settings
 from graph_opt.emit import GangLayer, TaskFunctions
+from graph_opt.finish import finish
 from graph_opt.layout import cuts_of
 from graph_opt.node import Declined, Product
 from graph_opt.parse import parse
@@ -60,7 +61,9 @@ class GraphOptimizer:
             if not rewriting.rewritten:
                 return dask.array.optimization.optimize(dsk, keys, **kwargs)
             optimized = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
-            return _with_annotations(optimized, rewriting.graph)
+            if isinstance(optimized, HighLevelGraph):  # fusion is switched off
+                return optimized
+            return finish(optimized, _flat(keys), _gangs(rewriting.graph))
         except Exception as error:
             if self.settings.on_error == "raise":
                 raise
@@ -71,7 +74,7 @@ class GraphOptimizer:
 
     def rewrite(self, graph: HighLevelGraph, keys: Any) -> Rewriting:
         """Put gangs into a graph, where rules match and the cost model agrees."""
-        wanted = set(flatten(keys if isinstance(keys, list) else [keys]))
+        wanted = _flat(keys)
         matches = find(parse(graph, wanted))
         declined = list(matches.declined)
         accepted: list[tuple[Product, Prediction]] = []
@@ -141,6 +144,8 @@ class GraphOptimizer:
             ),
             steps=steps,
             output="c",
+            rows=rows,
+            columns=columns,
             machine=self.facts.machine,
             transport=transport,
             limits=self.settings.limits,
@@ -150,38 +155,16 @@ class GraphOptimizer:
 
 def _wasteful(graph: HighLevelGraph, wanted: set[Any]) -> list[Product]:
     """The products of whose blocks most are not wanted, once the graph is culled."""
-    if all(
-        layer.get_output_keys() <= wanted
-        for layer in graph.layers.values()
-        if isinstance(layer, GangLayer)
-    ):
+    if all(layer.get_output_keys() <= wanted for layer in _gangs(graph)):
         return []
-    culled = graph.cull(wanted)
-    return [
-        layer.product
-        for layer in culled.layers.values()
-        if isinstance(layer, GangLayer) and layer.waste > MOST_WASTE
-    ]
+    return [layer.product for layer in _gangs(graph.cull(wanted)) if layer.waste > MOST_WASTE]
 
 
-def _with_annotations(optimized: Any, graph: HighLevelGraph) -> Any:
-    """Carry the annotations of gang layers over: Dask's fusion forgets all annotations."""
-    annotations = {
-        layer.product.output.name: layer.annotations
-        for layer in graph.layers.values()
-        if isinstance(layer, GangLayer) and layer.annotations
-    }
-    if not annotations or isinstance(optimized, HighLevelGraph):
-        return optimized
-    rest = dict(optimized)
-    layers: dict[str, MaterializedLayer] = {}
-    gangs = [task for task in rest.values() if getattr(task, "func", None) is tasks.gang]
-    for gang in gangs:
-        name = gang.args[0].name
-        if name in annotations:
-            outs = {key for key in rest if isinstance(key, tuple) and key[0] == name}
-            mine = {key: rest.pop(key) for key in (gang.key, *gang.dependencies, *outs)}
-            layers[gang.key[0]] = MaterializedLayer(mine, annotations=annotations[name])
-    layers["rest"] = MaterializedLayer(rest)
-    names = set(layers)
-    return HighLevelGraph(layers, {name: names - {name} for name in names})
+def _gangs(graph: HighLevelGraph) -> list[GangLayer]:
+    return [layer for layer in graph.layers.values() if isinstance(layer, GangLayer)]
+
+
+def _flat(keys: Any) -> set[Any]:
+    return set(flatten(keys if isinstance(keys, list) else [keys]))
+
+

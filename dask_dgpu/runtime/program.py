@@ -87,6 +87,8 @@ class Program:
         Every rank does them in this order.
     output : str
         The value whose blocks are the result.
+    rows, columns : tuple of int
+        Which block rows and columns of the user's array the result has.
     machine : Machine
         Rates of a rank, from which plans are chosen.
     transport : str
@@ -101,10 +103,16 @@ class Program:
     inputs: tuple[tuple[str, Matrix], ...]
     steps: tuple[Local | Collective, ...]
     output: str
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
     machine: Machine
     transport: Literal["gloo", "nccl"]
     limits: Limits
     local_ranks: int = 1
+
+    def position(self, key: Any) -> Block:
+        """Return the place in the result of the block that the user knows by ``key``."""
+        return self.rows.index(key[1]), self.columns.index(key[2])
 
 
 Owners = Mapping[str, tuple[int, ...]]

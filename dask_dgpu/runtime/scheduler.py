@@ -149,11 +149,9 @@ class GangSchedulerPlugin(SchedulerPlugin):
     def _restrict(self, run: Run, placed: dict[tuple[int, int], int]) -> None:
         """Have each block of the result taken by the worker that makes it."""
         for ts in self.scheduler.tasks[run.key].dependents:
-            index = getattr(ts.run_spec, "args", (None, None))[1]
-            rank = placed.get(index)
-            if rank is not None:
-                ts.loose_restrictions = False
-                self.scheduler.set_restrictions({ts.key: {run.members[rank]}})
+            rank = placed[run.program.position(ts.key)]
+            ts.loose_restrictions = False
+            self.scheduler.set_restrictions({ts.key: {run.members[rank]}})
 
     # reports of ranks
 

@@ -1,0 +1,66 @@
+"""After Dask's own passes: names and annotations that these can not keep."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from dask._task_spec import GraphNode
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+from graph_opt.emit import GANG, GangLayer
+
+Graph = dict[Any, GraphNode]
+
+
+def finish(graph: Mapping[Any, GraphNode], wanted: Collection[Any], gangs: Iterable[GangLayer]) -> Any:
+    """Rename the blocks of partial products, and annotate gangs again.
+
+    Parameters
+    ----------
+    graph : mapping of key to task
+        What Dask's fusion left; it drops all annotations.
+    wanted : collection of key
+        The keys somebody asked for, which must stay.
+    gangs : iterable of GangLayer
+        The layers as they were before Dask's passes.
+
+    Returns
+    -------
+    dict or HighLevelGraph
+        A graph with layers only if there are annotations to carry.
+    """
+    tasks = dict(graph)
+    layers: dict[str, MaterializedLayer] = {}
+    known = {layer.product.output.name: layer for layer in gangs}
+    for key in [key for key in tasks if isinstance(key, tuple) and str(key[0]).startswith(GANG)]:
+        outs = [out for out, task in tasks.items() if key in task.dependencies]
+        layer = known[outs[0][0]]
+        if len(outs) < len(layer.wanted):
+            outs = _rename(tasks, outs, wanted, suffix=key[0][-8:])
+        if layer.annotations:
+            mine = (key, *tasks[key].dependencies, *outs)
+            own = {member: tasks.pop(member) for member in mine}
+            layers[key[0]] = MaterializedLayer(own, annotations=layer.annotations)
+    if not layers:
+        return tasks
+    layers["rest"] = MaterializedLayer(tasks)
+    names = set(layers)
+    return HighLevelGraph(layers, {name: names - {name} for name in names})
+
+
+def _rename(tasks: Graph, outs: list[Any], wanted: Collection[Any], suffix: str) -> list[Any]:
+    """Keep blocks of a part of a product apart from those of the whole.
+
+    Both have the same keys and another gang behind them, which the scheduler
+    would call a collision when it knows both.
+    """
+    if any(out in wanted for out in outs):
+        return outs
+    names = {out: (f"{out[0]}-{suffix}", *out[1:]) for out in outs}
+    for key, task in list(tasks.items()):
+        if key in names:
+            tasks[names[key]] = tasks.pop(key).substitute({}, key=names[key])
+        elif not names.keys().isdisjoint(task.dependencies):
+            tasks[key] = task.substitute(names)
+    return list(names.values())
