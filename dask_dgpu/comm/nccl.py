@@ -46,6 +46,7 @@ from dask_dgpu.errors import CommError
 
 # Much of what is used here has no stubs, or other stubs from version to version.
 dist: Any = torch.distributed
+torch_cuda: Any = torch.cuda
 
 _NEVER = timedelta(days=365)
 _LOOK = 0.2
@@ -312,8 +313,8 @@ class NcclComm:
         """Make CuPy's current stream torch's."""
         with cupy.cuda.Device(self._device.index):
             pointer = cupy.cuda.get_current_stream().ptr
-            stream = torch.cuda.ExternalStream(pointer, device=self._device)
-            with torch.cuda.stream(stream):
+            stream = torch_cuda.ExternalStream(pointer, device=self._device)
+            with torch_cuda.stream(stream):
                 yield
 
     def _tensor(self, buffer: Buffer) -> torch.Tensor:
