@@ -111,6 +111,7 @@ class NcclComm:
         self.timeout = timeout
         self._store = store
         self._splits = 0
+        self._closing = False
         self._device = torch.device("cuda", device)
         self._lifetime = Lifetime(self._start_to_abort)
         self._children: list[NcclComm] = []
@@ -278,10 +279,18 @@ class NcclComm:
         """Release the transport, children too; never blocks, even if peers are gone."""
         for child in self._children:
             child.close()
+        self._closing = True
         self._lifetime.abort("it was closed")
 
     def _start_to_abort(self) -> None:
-        threading.Thread(target=self._group.abort, name="nccl-abort").start()
+        threading.Thread(target=self._end, name="nccl-abort", daemon=True).start()
+
+    def _end(self) -> None:
+        """Abort the group; when it was closed, not before the GPU is done with it."""
+        marks = list(self._marks) if self._closing else []
+        while marks and not marks[-1][2].done and time.monotonic() < marks[-1][0]:
+            time.sleep(_LOOK)
+        self._group.abort()
 
     def _start(self, name: str, start: Callable[[], Any], kept: Any) -> Work:
         self._lifetime.check()
