@@ -109,7 +109,10 @@ def connect(
 
     from dask_dgpu.comm.nccl import NcclComm
 
-    return NcclComm(store, rank=rank, size=size, device=device or 0, timeout=timeout)
+    nccl: Comm = NcclComm(
+        store, rank=rank, size=size, device=device or 0, timeout=timeout
+    )
+    return nccl
 
 
 def _join_store(address: tuple[str, int], name: str, timeout: float) -> Any:

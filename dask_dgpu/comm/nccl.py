@@ -1,0 +1,365 @@
+"""Ranks as processes with CuPy arrays, over NCCL.
+
+torch's NCCL group is made directly, beside the default group of
+``torch.distributed``, and bound to a device: its own ``barrier`` and lazy
+connection guess the device from the rank, which is wrong where every process
+sees one GPU.
+
+Everything is ordered by streams. A call starts on NCCL's stream behind what the
+caller's CuPy stream holds; ``wait`` puts the caller's stream behind the call and
+does not stop the host. The host learns of a lost peer by the time limit alone:
+NCCL does not notice one, so a watcher aborts when a stream has not passed a
+``wait`` in time. torch's own watchdog ends the process when its limit passes
+(unless ``TORCH_NCCL_ASYNC_ERROR_HANDLING`` says otherwise), so it is given one
+that never passes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import cupy
+import numpy as np
+import torch
+import torch.distributed
+
+from dask_dgpu.comm.buffers import (
+    as_bytes,
+    check_all_to_all,
+    check_gather,
+    check_peers,
+    check_reduction,
+    flat,
+    pieces,
+    reduce_parts,
+)
+from dask_dgpu.comm.lifetime import Lifetime
+from dask_dgpu.comm.protocol import Buffer, Reduction, Work
+from dask_dgpu.comm.rendezvous import KeyValueStore, meet_to_split
+from dask_dgpu.errors import CommError
+
+# Much of what is used here has no stubs, or other stubs from version to version.
+dist: Any = torch.distributed
+torch_cuda: Any = torch.cuda
+
+_NEVER = timedelta(days=365)
+_LOOK = 0.2
+
+# The dtypes that NCCL reduces; the others are gathered and reduced here.
+_NATIVE = {np.dtype(t) for t in ("u1", "i1", "i4", "i8", "f2", "f4", "f8")}
+
+
+class _NcclWork:
+    def __init__(self, comm: NcclComm, name: str, work: Any, kept: Any) -> None:
+        self._comm = comm
+        self._name = name
+        self._work = work
+        self._kept = kept  # NCCL may use the buffers until the wait
+
+    def wait(self) -> None:
+        self._comm._order(self._work, self._name)
+        self._kept = None
+
+    def done(self) -> bool:
+        ended = self._comm._lifetime.reason is not None
+        return ended or self._work is None or bool(self._work.is_completed())
+
+
+class _DeferredWork:
+    """A work with a step of our own after it, on the stream of the waiter."""
+
+    def __init__(self, work: Work, then: Callable[[], None]) -> None:
+        self._work = work
+        self._then: Callable[[], None] | None = then
+
+    def wait(self) -> None:
+        self._work.wait()
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+
+    def done(self) -> bool:
+        return self._work.done()
+
+
+class NcclComm:
+    """One rank over NCCL; see :class:`~dask_dgpu.comm.protocol.Comm`.
+
+    Parameters
+    ----------
+    store : torch.distributed.Store
+        The store of these ranks alone: a prefix used once.
+    rank, size : int
+        Which rank of how many this is. All of them make theirs at the same time.
+    device : int
+        The CUDA device of this rank, as this process numbers them.
+    timeout : float
+        Seconds after which a wait counts as failed.
+    """
+
+    def __init__(
+        self, store: KeyValueStore, *, rank: int, size: int, device: int, timeout: float
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
+        self._store = store
+        self._splits = 0
+        self._closing = False
+        self._device = torch.device("cuda", device)
+        self._lifetime = Lifetime(self._start_to_abort)
+        self._children: list[NcclComm] = []
+        # Events recorded after each wait, with the time by which they must be over.
+        self._marks: deque[tuple[float, str, Any]] = deque()
+        self._spare: list[Any] = []
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = _NEVER
+        try:
+            self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
+            self._group.eager_connect_single_device(self._device)
+        except RuntimeError as error:
+            raise CommError(f"Rank {rank} of {size} could not join: {error}") from error
+        threading.Thread(target=self._watch, name="nccl-watch", daemon=True).start()
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Buffer]],
+        recvs: Sequence[tuple[int, Buffer]],
+    ) -> Work:
+        """Send and receive a batch of messages, point to point."""
+        check_peers([peer for peer, _ in (*sends, *recvs)], self.size)
+        kept = [flat(buffer) for peer, buffer in sends if peer == self.rank]
+        wanted = [flat(buffer) for peer, buffer in recvs if peer == self.rank]
+        if [b.size for b in kept] != [b.size for b in wanted]:
+            raise ValueError("A message to oneself is not received in its own batch.")
+        others = [
+            (post, peer, as_bytes(buffer))
+            for post, batch in (("send", sends), ("recv", recvs))
+            for peer, buffer in batch
+            if peer != self.rank and buffer.size
+        ]
+
+        def start() -> Any:
+            for source, target in zip(kept, wanted, strict=True):
+                target[...] = source
+            if not others:
+                return None
+            self._group._start_coalescing()
+            for post, peer, data in others:
+                getattr(self._group, post)([self._tensor(data)], peer, 0)
+            return self._group._end_coalescing()
+
+        return self._start("exchange", start, (sends, recvs))
+
+    def broadcast(self, buffer: Buffer, root: int) -> Work:
+        """Fill ``buffer`` on every rank with that of ``root``."""
+        check_peers([root], self.size)
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        options.rootTensor = 0
+        data = as_bytes(buffer)
+        return self._start(
+            "broadcast",
+            lambda: self._group.broadcast([self._tensor(data)], options),
+            data,
+        )
+
+    def all_gather(self, out: Buffer, part: Buffer) -> Work:
+        """Concatenate the ranks' equal-sized ``part`` into ``out`` (flat)."""
+        check_gather(out, part, self.size)
+        given = as_bytes(out), as_bytes(part)
+        return self._start(
+            "all_gather",
+            lambda: self._group._allgather_base(*map(self._tensor, given)),
+            given,
+        )
+
+    def reduce_scatter(
+        self, part: Buffer, whole: Buffer, op: Reduction = "sum"
+    ) -> Work:
+        """Reduce the ranks' ``whole`` and keep slice ``rank`` of it (flat, equal)."""
+        check_gather(whole, part, self.size)
+        check_reduction(whole, op)
+        native = _native(op, flat(part), flat(whole))
+        if native is None:
+            came = cupy.empty((self.size, part.size), part.dtype)
+            counts = [part.size] * self.size
+            work = self.all_to_all(came, counts, whole, counts)
+            target = flat(part)
+            return _DeferredWork(work, lambda: reduce_parts(target, list(came), op))
+        options = dist.ReduceScatterOptions()
+        options.reduceOp, given = native
+        return self._start(
+            "reduce_scatter",
+            lambda: self._group._reduce_scatter_base(
+                *map(self._tensor, given), options
+            ),
+            given,
+        )
+
+    def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
+        """Reduce ``buffer`` over the ranks in place, the same bits on every rank."""
+        check_reduction(buffer, op)
+        target = flat(buffer)
+        native = _native(op, target)
+        if native is None:
+            came = cupy.empty((self.size, target.size), target.dtype)
+            work = self.all_gather(came, target)
+            return _DeferredWork(work, lambda: reduce_parts(target, list(came), op))
+        options = dist.AllreduceOptions()
+        options.reduceOp, given = native
+        return self._start(
+            "all_reduce",
+            lambda: self._group.allreduce([self._tensor(given[0])], options),
+            given,
+        )
+
+    def all_to_all(
+        self,
+        out: Buffer,
+        out_counts: Sequence[int],
+        whole: Buffer,
+        in_counts: Sequence[int],
+    ) -> Work:
+        """Send ``in_counts[q]`` elements of flat ``whole`` to each rank q."""
+        check_all_to_all(out, out_counts, whole, in_counts, self.rank, self.size)
+        # One group of sends and receives is what torch makes of its alltoall_base;
+        # made here, empty messages and our own piece stay out of it.
+        return self.exchange(
+            list(enumerate(pieces(flat(whole), in_counts))),
+            list(enumerate(pieces(flat(out), out_counts))),
+        )
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        with cupy.cuda.Device(self._device.index):
+            self.all_reduce(cupy.zeros(1, np.int32)).wait()
+            cupy.cuda.get_current_stream().synchronize()
+        self._lifetime.check()
+
+    def split(self, color: int | None, key: int) -> NcclComm | None:
+        """Make one communicator of all ranks that pass the same ``color``."""
+        self._lifetime.check()
+        self._splits += 1
+        name = f"split-{self._splits}"
+        members = meet_to_split(
+            self._store,
+            name,
+            color,
+            key,
+            rank=self.rank,
+            size=self.size,
+            timeout=self.timeout,
+            lifetime=self._lifetime,
+        )
+        if not members:
+            return None
+        child = NcclComm(
+            dist.PrefixStore(f"{name}-{color}", self._store),
+            rank=members.index(self.rank),
+            size=len(members),
+            device=self._device.index,
+            timeout=self.timeout,
+        )
+        self._lifetime.adopt(child._lifetime)
+        self._children.append(child)
+        return child
+
+    def abort(self, reason: str) -> None:
+        """Make every pending and later call of this rank raise, children too."""
+        self._lifetime.abort(reason)
+
+    def close(self) -> None:
+        """Release the transport, children too; never blocks, even if peers are gone."""
+        for child in self._children:
+            child.close()
+        self._closing = True
+        self._lifetime.abort("it was closed")
+
+    def _start_to_abort(self) -> None:
+        threading.Thread(target=self._end, name="nccl-abort", daemon=True).start()
+
+    def _end(self) -> None:
+        """Abort the group; when it was closed, not before the GPU is done with it."""
+        marks = list(self._marks) if self._closing else []
+        while marks and not marks[-1][2].done and time.monotonic() < marks[-1][0]:
+            time.sleep(_LOOK)
+        self._group.abort()
+
+    def _start(self, name: str, start: Callable[[], Any], kept: Any) -> Work:
+        self._lifetime.check()
+        try:
+            with self._current_stream():
+                work = start()
+        except RuntimeError as error:
+            raise CommError(f"{name} on rank {self.rank} failed: {error}") from error
+        return _NcclWork(self, name, work, kept)
+
+    def _order(self, work: Any, name: str) -> None:
+        """Let the caller's stream wait for ``work``, and the watcher for the stream."""
+        self._lifetime.check()
+        if work is None:
+            return
+        try:
+            with self._current_stream():
+                work.wait()
+        except RuntimeError as error:
+            self._lifetime.check()
+            raise CommError(f"{name} on rank {self.rank} failed: {error}") from error
+        with cupy.cuda.Device(self._device.index):
+            event = self._spare.pop() if self._spare else _new_event()
+            event.record()
+        self._marks.append((time.monotonic() + self.timeout, name, event))
+
+    @contextmanager
+    def _current_stream(self) -> Iterator[None]:
+        """Make CuPy's current stream torch's."""
+        with cupy.cuda.Device(self._device.index):
+            pointer = cupy.cuda.get_current_stream().ptr
+            stream = torch_cuda.ExternalStream(pointer, device=self._device)
+            with torch_cuda.stream(stream):
+                yield
+
+    def _tensor(self, buffer: Buffer) -> torch.Tensor:
+        """View a flat array as a tensor."""
+        if not buffer.size:  # its pointer is null, which torch refuses
+            dtype = getattr(torch, buffer.dtype.name)
+            return torch.empty(0, dtype=dtype, device=self._device)
+        return torch.as_tensor(buffer, device=self._device)
+
+    def _watch(self) -> None:
+        while self._lifetime.reason is None:
+            while self._marks and self._marks[0][2].done:
+                self._spare.append(self._marks.popleft()[2])
+            if self._marks and time.monotonic() > self._marks[0][0]:
+                name = self._marks[0][1]
+                self.abort(f"{name} did not finish within {self.timeout:g} s")
+            time.sleep(_LOOK)
+
+
+def _new_event() -> Any:
+    return cupy.cuda.Event(disable_timing=True)
+
+
+def _native(op: Reduction, *buffers: Buffer) -> tuple[Any, list[Buffer]] | None:
+    """Find NCCL's reduction and view of the buffers, if it has one."""
+    dtype = buffers[0].dtype
+    if dtype.kind == "b":
+        logical = {"sum": dist.ReduceOp.MAX, "max": dist.ReduceOp.MAX}
+        return logical.get(op, dist.ReduceOp.MIN), [as_bytes(b) for b in buffers]
+    if dtype.kind == "c":
+        half = np.dtype(f"f{dtype.itemsize // 2}")
+        return dist.ReduceOp.SUM, [b.view(half) for b in buffers]
+    if dtype.kind == "u" and dtype.itemsize >= 4 and op == "sum":
+        signed = np.dtype(f"i{dtype.itemsize}")
+        return dist.ReduceOp.SUM, [b.view(signed) for b in buffers]
+    if dtype not in _NATIVE:
+        return None
+    name = {"sum": "SUM", "min": "MIN", "max": "MAX"}[op]
+    return getattr(dist.ReduceOp, name), list(buffers)
