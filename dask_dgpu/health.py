@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-
 if TYPE_CHECKING:
     from distributed import Client
     from distributed.scheduler import Scheduler
@@ -63,7 +62,7 @@ async def _ask_all(timeout: float, dask_scheduler: Scheduler) -> dict[str, str]:
             return "has no dask_dgpu plugin; call dask_dgpu.enable(client)"
         except TimeoutError:
             return f"did not answer within {timeout:g} s"
-        except Exception as error:  # noqa: BLE001 - whatever it says is the diagnosis
+        except Exception as error:
             return f"{type(error).__name__}: {error}"
 
     addresses = list(dask_scheduler.workers)

@@ -122,9 +122,7 @@ class GraphOptimizer:
         memory = self.settings.memory_limit or self.facts.device_memory
         return None if memory is None else memory * (1 - self.settings.safety_margin)
 
-    def program(
-        self, product: Product, rows: tuple[int, ...], columns: tuple[int, ...]
-    ) -> Program:
+    def program(self, product: Product, rows: tuple[int, ...], columns: tuple[int, ...]) -> Program:
         """Make the program for some block rows and columns of a product."""
         left, right, output = product.left, product.right, product.output
         row_cuts = cuts_of([left.chunks[0][i] for i in rows])
@@ -132,7 +130,12 @@ class GraphOptimizer:
         product_step = Collective("summa", ("a", "b"), "c", output.dtype)
         steps: tuple[Local | Collective, ...] = (product_step,)
         if self.facts.device == "cuda" and left.container == "numpy.ndarray":
-            steps = (Local("to_device", "a"), Local("to_device", "b"), *steps, Local("to_host", "c"))
+            steps = (
+                Local("to_device", "a"),
+                Local("to_device", "b"),
+                *steps,
+                Local("to_host", "c"),
+            )
         transport: Literal["gloo", "nccl"] = self.facts.transport
         if self.settings.comm != "auto":
             transport = self.settings.comm
@@ -166,5 +169,3 @@ def _gangs(graph: HighLevelGraph) -> list[GangLayer]:
 
 def _flat(keys: Any) -> set[Any]:
     return set(flatten(keys if isinstance(keys, list) else [keys]))
-
-

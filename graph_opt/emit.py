@@ -163,9 +163,7 @@ class GangLayer(Layer):
         program = self.make_program(product, self.rows, self.columns)
         yield (
             gang,
-            UnfusedTask(
-                gang, self.functions.gang, program, *(List(*refs) for refs in staged)
-            ),
+            UnfusedTask(gang, self.functions.gang, program, *(List(*refs) for refs in staged)),
         )
         positions = {i: at for at, i in enumerate(self.rows)}
         columns = {j: at for at, j in enumerate(self.columns)}
@@ -173,9 +171,7 @@ class GangLayer(Layer):
             key = (product.output.name, i, j)
             yield (
                 key,
-                UnfusedTask(
-                    key, self.functions.out, TaskRef(gang), (positions[i], columns[j])
-                ),
+                UnfusedTask(key, self.functions.out, TaskRef(gang), (positions[i], columns[j])),
             )
 
     def _stage(self, key: Key, node: ArrayNode, index: tuple[int, int]) -> Task:

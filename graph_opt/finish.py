@@ -13,7 +13,9 @@ from graph_opt.emit import GANG, GangLayer
 Graph = dict[Any, GraphNode]
 
 
-def finish(graph: Mapping[Any, GraphNode], wanted: Collection[Any], gangs: Iterable[GangLayer]) -> Any:
+def finish(
+    graph: Mapping[Any, GraphNode], wanted: Collection[Any], gangs: Iterable[GangLayer]
+) -> Any:
     """Rename the blocks of partial products, and annotate gangs again.
 
     Parameters

@@ -109,9 +109,7 @@ def connect(
 
     from dask_dgpu.comm.nccl import NcclComm
 
-    nccl: Comm = NcclComm(
-        store, rank=rank, size=size, device=device or 0, timeout=timeout
-    )
+    nccl: Comm = NcclComm(store, rank=rank, size=size, device=device or 0, timeout=timeout)
     return nccl
 
 

@@ -73,8 +73,7 @@ def check_all_to_all(
             raise ValueError(f"One count for each of {size} ranks is needed.")
         if sum(counts) != buffer.size:
             raise ValueError(
-                f"The counts add up to {sum(counts)}, "
-                f"but the buffer has {buffer.size} elements."
+                f"The counts add up to {sum(counts)}, but the buffer has {buffer.size} elements."
             )
     if out_counts[rank] != in_counts[rank]:
         raise ValueError("The counts of what a rank sends to itself differ.")

@@ -137,9 +137,7 @@ class GlooComm(PointToPointComm):
     def _post_recv(self, peer: int, data: Buffer, tag: int) -> Message:
         return self._post_with(self._group.recv, data, peer, tag, "receive from")
 
-    def _post_with(
-        self, post: Any, data: Buffer, peer: int, tag: int, verb: str
-    ) -> Message:
+    def _post_with(self, post: Any, data: Buffer, peer: int, tag: int, verb: str) -> Message:
         what = f"Rank {self.rank}'s {verb} rank {peer}"
         try:
             return _GlooMessage(post([torch.from_numpy(data)], peer, tag), what)
@@ -160,9 +158,7 @@ def _disconnect(group: Any, peer: int) -> None:
         pass
 
 
-def _make_group(
-    store: KeyValueStore, rank: int, size: int, host: str, timeout: float
-) -> Any:
+def _make_group(store: KeyValueStore, rank: int, size: int, host: str, timeout: float) -> Any:
     gloo = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=host)]

@@ -156,17 +156,13 @@ class LocalComm:
         def finish(given: list[tuple[Buffer, Buffer]]) -> None:
             for whole, _ in given:
                 counts = [part.size for _, part in given]
-                for target, (_, source) in zip(
-                    pieces(whole, counts), given, strict=True
-                ):
+                for target, (_, source) in zip(pieces(whole, counts), given, strict=True):
                     target[...] = source
 
         what = ("all_gather", part.size)
         return self._collect(what, (flat(out), flat(part)), finish)
 
-    def reduce_scatter(
-        self, part: Buffer, whole: Buffer, op: Reduction = "sum"
-    ) -> Work:
+    def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
         """Reduce the ranks' ``whole`` and keep slice ``rank`` of it (flat, equal)."""
         check_gather(whole, part, self.size)
         check_reduction(whole, op)
@@ -265,9 +261,7 @@ def _leaves(given: Any) -> list[Any]:
     return [given]
 
 
-def run_local(
-    size: int, fn: Callable[..., T], *args: object, timeout: float = 60.0
-) -> list[T]:
+def run_local(size: int, fn: Callable[..., T], *args: object, timeout: float = 60.0) -> list[T]:
     """Call ``fn(comm, *args)`` on ``size`` threads, one a rank.
 
     When a rank raises, the others are aborted and its error is raised here.
@@ -289,8 +283,7 @@ def run_local(
             comm.abort(f"rank {comm.rank} raised {error!r}")
 
     threads = [
-        threading.Thread(target=rank_main, args=(comm,), name=f"rank-{comm.rank}")
-        for comm in comms
+        threading.Thread(target=rank_main, args=(comm,), name=f"rank-{comm.rank}") for comm in comms
     ]
     for thread in threads:
         thread.start()

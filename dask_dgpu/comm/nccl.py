@@ -180,9 +180,7 @@ class NcclComm:
             given,
         )
 
-    def reduce_scatter(
-        self, part: Buffer, whole: Buffer, op: Reduction = "sum"
-    ) -> Work:
+    def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
         """Reduce the ranks' ``whole`` and keep slice ``rank`` of it (flat, equal)."""
         check_gather(whole, part, self.size)
         check_reduction(whole, op)
@@ -197,9 +195,7 @@ class NcclComm:
         options.reduceOp, given = native
         return self._start(
             "reduce_scatter",
-            lambda: self._group._reduce_scatter_base(
-                *map(self._tensor, given), options
-            ),
+            lambda: self._group._reduce_scatter_base(*map(self._tensor, given), options),
             given,
         )
 

@@ -168,9 +168,7 @@ class PointToPointComm(ABC):
         mine = [flat(part)] * self.size
         return self._start("all_gather", self._swap(whole, mine))
 
-    def reduce_scatter(
-        self, part: Buffer, whole: Buffer, op: Reduction = "sum"
-    ) -> Work:
+    def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
         """Reduce the ranks' ``whole`` and keep slice ``rank`` of it (flat, equal)."""
         check_gather(whole, part, self.size)
         check_reduction(whole, op)

@@ -57,9 +57,7 @@ class Comm(Protocol):
     def all_gather(self, out: Buffer, part: Buffer) -> Work:
         """Concatenate the ranks' equal-sized ``part`` into ``out`` (flat)."""
 
-    def reduce_scatter(
-        self, part: Buffer, whole: Buffer, op: Reduction = "sum"
-    ) -> Work:
+    def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
         """Reduce the ranks' ``whole`` and keep slice ``rank`` of it (flat, equal)."""
 
     def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:

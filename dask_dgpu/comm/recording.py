@@ -111,9 +111,7 @@ class RecordingComm:
         self._record("all_gather", each, each)
         return work
 
-    def reduce_scatter(
-        self, part: Buffer, whole: Buffer, op: Reduction = "sum"
-    ) -> Work:
+    def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
         """Reduce the ranks' ``whole`` and keep slice ``rank`` of it (flat, equal)."""
         work = self.inner.reduce_scatter(part, whole, op)
         each = self._to_all(part.nbytes)

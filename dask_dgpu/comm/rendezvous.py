@@ -57,8 +57,7 @@ def meet(
                 if not missing:
                     break
                 raise CommError(
-                    f"Ranks {missing} of {size} did not come to {name!r} "
-                    f"within {timeout:g} s"
+                    f"Ranks {missing} of {size} did not come to {name!r} within {timeout:g} s"
                 )
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

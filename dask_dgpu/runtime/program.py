@@ -125,7 +125,9 @@ def plans(program: Program, owners: Owners, size: int) -> dict[str, SummaPlan]:
     for step in program.steps:
         if isinstance(step, Collective):
             a, b = (
-                Operand(matrices[name].rows, matrices[name].columns, matrices[name].dtype, owners[name])
+                Operand(
+                    matrices[name].rows, matrices[name].columns, matrices[name].dtype, owners[name]
+                )
                 for name in step.inputs
             )
             found[step.output] = plan_summa(a, b, step.dtype, size, program.machine)

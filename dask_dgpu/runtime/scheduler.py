@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-from collections import Counter, defaultdict
+from collections import Counter
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,8 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.utils import log_errors
 
 from dask_dgpu.errors import GangError
-from dask_dgpu.runtime.epoch import Epoch, Epochs
-from dask_dgpu.runtime.program import Program, plans
+from dask_dgpu.runtime.epoch import Epochs
+from dask_dgpu.runtime.program import plans
 from dask_dgpu.runtime.run import Run
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.watch import watch
@@ -137,9 +137,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             run.epoch = epoch.name
             ticket = next(self.tickets)
             for rank, member in enumerate(run.members):
-                self.scheduler.worker_send(
-                    member, run.launch_message(rank, ticket, epoch, owners)
-                )
+                self.scheduler.worker_send(member, run.launch_message(rank, ticket, epoch, owners))
             for keys in run.stage_keys():
                 self.staged_on.pop(keys, None)
             await watch(self.scheduler, run, self._fail)
@@ -306,10 +304,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
     ) -> list[WorkerState]:
         """Keep adaptive scaling away from the members of running gangs."""
         busy = {
-            member
-            for run in self.runs.values()
-            if not run.outcome.done()
-            for member in run.members
+            member for run in self.runs.values() if not run.outcome.done() for member in run.members
         }
         return [ws for ws in workers if ws.address not in busy]
 

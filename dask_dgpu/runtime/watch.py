@@ -18,9 +18,7 @@ MOST_SECONDS_BETWEEN_LOOKS = 5.0
 Report = dict[str, Any]
 
 
-async def watch(
-    scheduler: Scheduler, run: Run, fail: Callable[[Run, GangError], None]
-) -> None:
+async def watch(scheduler: Scheduler, run: Run, fail: Callable[[Run, GangError], None]) -> None:
     """Look at the members of a run until it ends; call ``fail`` when it stands still.
 
     Progress is what the ranks report of their steps, not the time a program

@@ -255,7 +255,7 @@ class GangWorkerPlugin(WorkerPlugin):
                 self.results.pop(name, None)
             else:
                 self._send("dgpu-finished", job.key, job.run_id)
-        except BaseException as error:  # noqa: BLE001 - whatever a rank meets ends the gang for all
+        except BaseException as error:
             if not job.given_up.is_set():
                 self._fail(job, error)
         finally:
@@ -267,9 +267,7 @@ class GangWorkerPlugin(WorkerPlugin):
         failure = GangError(reason, job.rank, self.worker.address, job.phase)
         logger.info("gang %s: %s", job.key, failure)
         lost = isinstance(error, CommError)
-        self._send(
-            "dgpu-failed", job.key, job.run_id, lost=lost, error=pickle.dumps(failure)
-        )
+        self._send("dgpu-failed", job.key, job.run_id, lost=lost, error=pickle.dumps(failure))
 
 
 def _host_of(worker: Worker) -> str:

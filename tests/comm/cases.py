@@ -82,9 +82,7 @@ def messages_in_order(comm, xp):
             for p in others
             for i, n in list(enumerate(sizes))[half]
         ]
-        works.append(
-            comm.exchange(sends, [(p, x) for p in others for x in got[p][half]])
-        )
+        works.append(comm.exchange(sends, [(p, x) for p in others for x in got[p][half]]))
     for work in reversed(works):
         work.wait()
         assert work.done()
@@ -163,9 +161,7 @@ def all_reduce(comm, xp):
                 comm.all_reduce(x, op).wait()
                 same(
                     x,
-                    _reduced(
-                        [values(n, dtype, p) for p in range(comm.size)], op, dtype
-                    ),
+                    _reduced([values(n, dtype, p) for p in range(comm.size)], op, dtype),
                 )
 
 
@@ -205,8 +201,7 @@ def all_to_all(comm, xp, counts=None):
         counts = [[(3 * p + 5 * q) % 4 for q in range(size)] for p in range(size)]
     for dtype in ("bool", "uint16", "complex128"):
         parts = [
-            [values(counts[p][q], dtype, 10 * p + q) for q in range(size)]
-            for p in range(size)
+            [values(counts[p][q], dtype, 10 * p + q) for q in range(size)] for p in range(size)
         ]
         in_counts = counts[me]
         out_counts = [counts[p][me] for p in range(size)]

@@ -20,8 +20,7 @@ class RankPool:
         pairs = [_CONTEXT.Pipe() for _ in range(size)]
         self.pipes = [ours for ours, _ in pairs]
         self.processes = [
-            _CONTEXT.Process(target=_serve, args=(theirs,), daemon=True)
-            for _, theirs in pairs
+            _CONTEXT.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pairs
         ]
         for process, (_, theirs) in zip(self.processes, pairs, strict=True):
             process.start()

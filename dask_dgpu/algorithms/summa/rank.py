@@ -176,13 +176,18 @@ def summa_reference(plan: SummaPlan, a: Blocks, b: Blocks) -> dict[Block, Array]
         total = np.zeros((rows[1] - rows[0], columns[1] - columns[0]), dtype)
         for step in range(plan.steps):
             lo, hi = plan.panel(rank, step)
-            panels = (np.zeros((len(total), hi - lo), dtype), np.zeros((hi - lo, total.shape[1]), dtype))
+            panels = (
+                np.zeros((len(total), hi - lo), dtype),
+                np.zeros((hi - lo, total.shape[1]), dtype),
+            )
             for piece in pieces(plan, rank, step):
-                panels[piece.operand][piece.target] = (a, b)[piece.operand][piece.block][piece.source]
+                panels[piece.operand][piece.target] = (a, b)[piece.operand][piece.block][
+                    piece.source
+                ]
             total += panels[0] @ panels[1]
         place = plan.position(rank)
         assert place is not None  # `rank` is one of `places`
-        for (i, j) in plan.final_layers(place[0], place[1]):
+        for i, j in plan.final_layers(place[0], place[1]):
             top, left = plan.a.rows[i] - rows[0], plan.b.columns[j] - columns[0]
             bottom, right = plan.a.rows[i + 1] - rows[0], plan.b.columns[j + 1] - columns[0]
             part = total[top:bottom, left:right]
