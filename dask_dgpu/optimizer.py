@@ -56,7 +56,7 @@ class GraphOptimizer:
         try:
             graph = dsk
             if not isinstance(graph, HighLevelGraph):
-                graph = HighLevelGraph.from_collections(id(dsk), dsk, dependencies=())
+                graph = HighLevelGraph.from_collections(str(id(dsk)), dsk, dependencies=())
             rewriting = self.rewrite(graph, keys)
             if not rewriting.rewritten:
                 return dask.array.optimization.optimize(dsk, keys, **kwargs)
@@ -100,9 +100,9 @@ class GraphOptimizer:
         return check(replace(graph, products, layer))
 
     def _refusal(self, product: Product, prediction: Prediction) -> str | None:
-        if product.left.container == "cupy.ndarray" and self.facts.workers:
-            if self.facts.device != "cuda":
-                return "blocks are CuPy arrays and the workers compute on the CPU"
+        on_host = self.facts.workers > 0 and self.facts.device == "cpu"
+        if on_host and product.left.container == "cupy.ndarray":
+            return "blocks are CuPy arrays and the workers compute on the CPU"
         room = self.room
         if room is not None and prediction.peak_bytes > room:
             return (
@@ -115,6 +115,11 @@ class GraphOptimizer:
                 f"against {prediction.seconds:.3g} s)"
             )
         return None
+
+    @property
+    def transport(self) -> Literal["gloo", "nccl"]:
+        """What carries blocks between ranks."""
+        return self.facts.transport if self.settings.comm == "auto" else self.settings.comm
 
     @property
     def room(self) -> float | None:
@@ -136,9 +141,6 @@ class GraphOptimizer:
                 *steps,
                 Local("to_host", "c"),
             )
-        transport: Literal["gloo", "nccl"] = self.facts.transport
-        if self.settings.comm != "auto":
-            transport = self.settings.comm
         return Program(
             name=output.name,
             inputs=(
@@ -150,7 +152,7 @@ class GraphOptimizer:
             rows=rows,
             columns=columns,
             machine=self.facts.machine,
-            transport=transport,
+            transport=self.transport,
             limits=self.settings.limits,
             local_ranks=self.settings.local_ranks,
         )

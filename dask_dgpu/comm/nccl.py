@@ -267,6 +267,10 @@ class NcclComm:
         self._children.append(child)
         return child
 
+    def check(self) -> None:
+        """Raise if the communicator was aborted."""
+        self._lifetime.check()
+
     def abort(self, reason: str) -> None:
         """Make every pending and later call of this rank raise, children too."""
         self._lifetime.abort(reason)

@@ -271,6 +271,6 @@ class GangWorkerPlugin(WorkerPlugin):
 
 
 def _host_of(worker: Worker) -> str:
-    from distributed.comm import get_address_host
+    from distributed.comm.addressing import get_address_host
 
     return str(get_address_host(worker.address))

@@ -32,7 +32,7 @@ def reduce_layers(
     parts: list[Array] = []
     with device.computing():
         if place is not None:
-            r, c, d = place
+            r, c, _d = place
             peers = [plan.rank_at(r, c, layer) for layer in range(plan.mesh[2])]
             partial = _cut(plan, place, strips)
             for peer in sorted(peers):

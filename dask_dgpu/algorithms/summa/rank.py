@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -146,7 +147,7 @@ def _strips(plan: SummaPlan, device: Device, rank: int) -> list[Strip]:
     with device.computing():
         return [
             (lo - top, device.zeros((hi - lo, right - left), plan.accumulator))
-            for lo, hi in zip(rows[:-1], rows[1:], strict=True)
+            for lo, hi in itertools.pairwise(rows)
         ]
 
 
