@@ -97,19 +97,11 @@ def connect(
     """
     if kind not in TRANSPORTS:
         raise ValueError(f"The transport is {kind!r} instead of one of {TRANSPORTS}.")
-    lifetime = lifetime or Lifetime()
-    store = _join_store(store_address, name, timeout)
-    meet(
-        store,
-        "connect",
-        "",
-        rank=rank,
-        size=size,
-        timeout=timeout,
-        lifetime=lifetime,
-    )
+    ends = lifetime or Lifetime()
 
     def make() -> Comm:
+        store = _join_store(store_address, name, timeout)
+        meet(store, "connect", "", rank=rank, size=size, timeout=timeout, lifetime=ends)
         if kind == "gloo":
             from dask_dgpu.comm.gloo import GlooComm
 
@@ -119,14 +111,15 @@ def connect(
         nccl: Comm = NcclComm(store, rank=rank, size=size, device=device or 0, timeout=timeout)
         return nccl
 
-    return _abandonable(make, lifetime, timeout, f"Rank {rank}'s connection")
+    # the thread's own limit names the ranks that are missing, so it comes first
+    return _abandonable(make, ends, timeout + 1.0, f"Rank {rank}'s connection")
 
 
 def _abandonable(make: Callable[[], Comm], lifetime: Lifetime, limit: float, what: str) -> Comm:
     """Connect in a thread that is left behind when a peer is lost meanwhile.
 
-    Both libraries connect in one call that nothing but success or their own time
-    limit ends.
+    The store and both libraries connect in calls that nothing but success or
+    their own time limit ends.
     """
     made: list[Comm] = []
     errors: list[Exception] = []
