@@ -8,8 +8,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import dask
+from dask.array.backends import array_creation_dispatch
 from dask.array.core import Array
 
+from dask_dgpu.backend import array_backend
 from dask_dgpu.delayed import plain_to_delayed
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.facts import gather
@@ -96,6 +98,7 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
 
         client.register_plugin(GangSchedulerPlugin(facts.device))
         _warm_up(client, optimizer)
+    array_creation_dispatch.register_backend("dgpu", array_backend())
     before = {OPTIMIZE: dask.config.get(OPTIMIZE, None)}
     dask.config.set({OPTIMIZE: optimizer})
     setattr(Array, TO_DELAYED, plain_to_delayed(Array.to_delayed))
