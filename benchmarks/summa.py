@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product as cartesian
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -105,7 +104,9 @@ def end_to_end(report: Report, sizes: Sizes) -> None:
             for way, (_, side) in ways.items():
                 kept = seconds[way][1:]
                 ratio = median(kept) / plain
-                report.add(f"end to end, {way}", kept, n=n, chunk=side, dtype="float64", ratio=ratio)
+                report.add(
+                    f"end to end, {way}", kept, n=n, chunk=side, dtype="float64", ratio=ratio
+                )
 
 
 def numpy_alone(report: Report, sizes: Sizes, threads: int = 2) -> None:
@@ -154,8 +155,9 @@ def _run_ranks(rank: int, pipe: Connection, store: tuple[str, int], sizes: Sizes
     )
     rng = np.random.default_rng(rank)
     for n, chunk in sizes.products:
-        cuts = cuts_of([chunk] * (n // chunk))
-        blocks = list(cartesian(range(n // chunk), repeat=2))
+        side = n // chunk
+        cuts = cuts_of([chunk] * side)
+        blocks = [(i, j) for i in range(side) for j in range(side)]
         spans = block_spans(tuple(range(len(blocks) + 1)), RANKS)
         owners = tuple(owner for owner, (lo, hi) in enumerate(spans) for _ in range(lo, hi))
         operand = Operand(cuts, cuts, "float64", owners)
