@@ -246,7 +246,9 @@ class Bench:
         """Multiply end to end; the first use is a figure of its own."""
         n = self.given.n
         facts = {"n": n, "chunk": chunk, "dtype": dtype}
-        made, seconds, programs = [], [], []
+        made: list[list[int]] = []
+        seconds: list[float] = []
+        programs: list[list[float]] = []
         for _ in range(1 + self.given.repetitions):
             x, y = (fresh(n, chunk, dtype) for _ in range(2))
             taken, product = timed_product(self.client, self.gang, x, y, self.synchronize)
@@ -255,7 +257,7 @@ class Bench:
             made.append(list(self.client.run(communicators).values()))
             if len(programs) == len(seconds) - 1:  # not again where it failed
                 with self.report.guard("rank program", **facts):
-                    programs.append(self.client.run(program_seconds).values())
+                    programs.append(list(self.client.run(program_seconds).values()))
         self.report.add("first use, dask_dgpu", seconds[:1], **facts)
         self.report.add("end to end, dask_dgpu", seconds[1:], **facts)
         self.report.add("communicators made, first and later uses", made=made, **facts)
