@@ -1,0 +1,221 @@
+"""``da.matmul`` on a machine without GPUs: lowering, end to end, and the rank program alone."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from distributed import Client, LocalCluster
+from harness import PLAIN, Report, blas_threads, fresh, no_wait, timed_product
+
+import dask_dgpu as dgpu
+from dask_dgpu import settings
+from dask_dgpu.algorithms.summa import Operand, plan_summa, summa_rank
+from dask_dgpu.comm import bootstrap
+from dask_dgpu.facts import ClusterFacts
+from dask_dgpu.kernels.device import HostDevice
+from dask_dgpu.optimizer import GraphOptimizer
+from graph_opt.cost import HOST
+from graph_opt.layout import block_spans, cuts_of
+
+RANKS = 4
+HOST_NAME = "127.0.0.1"
+OUT = Path(__file__).parent / "results" / "summa-cpu.jsonl"
+TIMEOUT = 120.0
+
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured.
+
+    Parameters
+    ----------
+    blocks : int
+        Block rows and columns of the product that is only lowered.
+    products : tuple of (int, int)
+        Side of the matrices and of their chunks.
+    repetitions : int
+        Of everything timed, after one that is not counted.
+    """
+
+    blocks: int
+    products: tuple[tuple[int, int], ...]
+    repetitions: int
+
+
+FULL = Sizes(blocks=50, products=((2048, 128), (4096, 512)), repetitions=5)
+QUICK = Sizes(blocks=8, products=((256, 64),), repetitions=1)
+
+
+def lowering(report: Report, sizes: Sizes) -> None:
+    """Turn a product of persisted matrices into tasks, by dask_dgpu and by Dask."""
+    side = 128
+    n = sizes.blocks * side
+    # blocks of zeros are views of one number
+    x, y = (da.zeros((n, n), chunks=side).persist(scheduler="synchronous") for _ in range(2))
+    facts = ClusterFacts(workers=RANKS, device="cpu", device_memory=None)
+    gang = GraphOptimizer(settings.read({"when": "always", "on_error": "raise"}), facts)
+    for what, optimizer in (("lowering, dask_dgpu", gang), ("lowering, dask", PLAIN)):
+        seconds = []
+        for _ in range(sizes.repetitions):
+            z = da.matmul(x, y)
+            graph, keys = z.__dask_graph__(), z.__dask_keys__()
+            start = time.perf_counter()
+            tasks = dict(optimizer(graph, keys))
+            seconds.append(time.perf_counter() - start)
+        inputs = sum(name in (x.name, y.name) for name, *_ in tasks)
+        report.add(what, seconds, n=n, chunk=side, dtype="float64", tasks=len(tasks) - inputs)
+
+
+def end_to_end(report: Report, sizes: Sizes) -> None:
+    """Multiply on a cluster, by dask_dgpu and by Dask in turn."""
+    with (
+        LocalCluster(n_workers=RANKS, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+        dgpu.enable(client, when="always", on_error="raise") as enabled,
+    ):
+        for n, chunk in sizes.products:
+            ways: dict[str, tuple[Callable[..., Any], int]] = {
+                "dask": (PLAIN, chunk),
+                "dask_dgpu": (enabled.optimizer, chunk),
+                "dask, its best chunks": (PLAIN, n // 2),
+            }
+            seconds: dict[str, list[float]] = {way: [] for way in ways}
+            for _ in range(1 + sizes.repetitions):
+                for way, (optimizer, side) in ways.items():
+                    x, y = (fresh(n, side, "float64") for _ in range(2))
+                    taken, product = timed_product(client, optimizer, x, y, no_wait)
+                    seconds[way].append(taken)
+                    del x, y, product
+            plain = median(seconds["dask"][1:])
+            for way, (_, side) in ways.items():
+                kept = seconds[way][1:]
+                ratio = median(kept) / plain
+                report.add(
+                    f"end to end, {way}", kept, n=n, chunk=side, dtype="float64", ratio=ratio
+                )
+
+
+def numpy_alone(report: Report, sizes: Sizes, threads: int = 2) -> None:
+    """Multiply by NumPy in one process."""
+    for n, _ in sizes.products:
+        with blas_threads(threads), _processes(1, _multiply, (n, sizes.repetitions)) as pipes:
+            seconds = pipes[0].recv()
+        report.add("numpy, one process", seconds, n=n, dtype="float64", threads=threads)
+
+
+def _multiply(rank: int, pipe: Connection, n: int, repetitions: int) -> None:
+    seconds = []
+    rng = np.random.default_rng(rank)
+    for _ in range(1 + repetitions):
+        x, y = rng.random((n, n)), rng.random((n, n))
+        start = time.perf_counter()
+        np.matmul(x, y)
+        seconds.append(time.perf_counter() - start)
+    pipe.send(seconds[1:])
+
+
+def rank_program(report: Report, sizes: Sizes) -> None:
+    """Run the gang's program in bare processes over gloo: no Dask at all."""
+    store = bootstrap.serve_store(HOST_NAME)
+    arguments = (store.address, sizes)
+    with blas_threads(1), _processes(RANKS, _run_ranks, arguments) as pipes:
+        for n, chunk in sizes.products:
+            found = [pipe.recv() for pipe in pipes]
+            slowest = [max(times) for times in zip(*(times for times, _ in found), strict=True)]
+            mesh, steps = found[0][1]
+            facts = {"mesh": mesh, "steps": steps}
+            report.add("rank program", slowest, n=n, chunk=chunk, dtype="float64", **facts)
+        for pipe in pipes:
+            pipe.send("all are done")
+
+
+def _run_ranks(rank: int, pipe: Connection, store: tuple[str, int], sizes: Sizes) -> None:
+    comm = bootstrap.connect(
+        "gloo",
+        host=HOST_NAME,
+        store_address=store,
+        rank=rank,
+        size=RANKS,
+        name="benchmark",
+        timeout=TIMEOUT,
+    )
+    rng = np.random.default_rng(rank)
+    for n, chunk in sizes.products:
+        side = n // chunk
+        cuts = cuts_of([chunk] * side)
+        blocks = [(i, j) for i in range(side) for j in range(side)]
+        spans = block_spans(tuple(range(len(blocks) + 1)), RANKS)
+        owners = tuple(owner for owner, (lo, hi) in enumerate(spans) for _ in range(lo, hi))
+        operand = Operand(cuts, cuts, "float64", owners)
+        mine = blocks[slice(*spans[rank])]
+        seconds = []
+        for _ in range(1 + sizes.repetitions):
+            a, b = ({at: rng.random((chunk, chunk)) for at in mine} for _ in range(2))
+            comm.barrier()
+            start = time.perf_counter()
+            plan = plan_summa(operand, operand, "float64", RANKS, HOST)
+            summa_rank(plan, comm, HostDevice(), a, b)
+            seconds.append(time.perf_counter() - start)
+        pipe.send((seconds[1:], (plan.mesh, plan.steps)))
+    pipe.recv()
+    comm.close()
+
+
+@contextmanager
+def _processes(
+    number: int, target: Callable[..., None], arguments: tuple[Any, ...]
+) -> Iterator[list[Connection]]:
+    """Run ``target(rank, pipe, *arguments)`` in new processes.
+
+    Yields
+    ------
+    list of Connection
+        Our ends of the pipes; reading one whose process died raises ``EOFError``.
+    """
+    pairs = [_SPAWN.Pipe() for _ in range(number)]
+    processes = [
+        _SPAWN.Process(target=target, args=(rank, theirs, *arguments), daemon=True)
+        for rank, (_, theirs) in enumerate(pairs)
+    ]
+    for process, (_, theirs) in zip(processes, pairs, strict=True):
+        process.start()
+        theirs.close()
+    try:
+        yield [ours for ours, _ in pairs]
+        for process in processes:
+            process.join(TIMEOUT)
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def main() -> None:
+    """Run all and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes, once: a smoke test")
+    parser.add_argument("--out", type=Path, default=OUT, help="where JSON lines are appended")
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore", category=da.PerformanceWarning)
+    sizes = QUICK if given.quick else FULL
+    report = Report(given.out, RANKS)
+    for figures in (lowering, numpy_alone, rank_program, end_to_end):
+        figures(report, sizes)
+    report.print()
+
+
+if __name__ == "__main__":
+    main()
