@@ -29,7 +29,7 @@ class Machine:
 
 # Two cores shared by four ranks over loopback, and one H200 of eight under NVLink:
 # orders of magnitude that choose between plans; docs/performance.md has the measurements.
-HOST = Machine(flops=2.5e10, bandwidth=2e8, latency=2e-3, memory_bandwidth=4e9)
+HOST = Machine(flops=2.8e10, bandwidth=5e8, latency=1e-2, memory_bandwidth=4e9)
 CUDA = Machine(flops=5.0e13, bandwidth=3e11, latency=1e-4, memory_bandwidth=3.9e12)
 
 TASK_SECONDS = 4e-4

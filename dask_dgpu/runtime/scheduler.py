@@ -18,9 +18,10 @@ import logging
 import pickle
 from collections import Counter
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.protocol.serialize import Serialized
 from distributed.utils import log_errors
 
 from dask_dgpu.errors import GangError
@@ -62,6 +63,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.epochs = Epochs(scheduler)
         self.staged_on: dict[Key, str] = {}
         self.losses: Counter[Key] = Counter()
+        self.ended: tuple[str, list[Run]] = ("", [])
         self.lost_by: dict[Key, GangError] = {}
         self.tickets = count()
         self.run_ids = count()
@@ -227,7 +229,9 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.epochs.remove_worker(worker)
         for key in [key for key, address in self.staged_on.items() if address == worker]:
             del self.staged_on[key]
-        for run in list(self.runs.values()):
+        # the gang task may have been on the lost worker itself, and its run be ended already
+        ended = self.ended[1] if self.ended[0] == stimulus_id else []
+        for run in [*self.runs.values(), *ended]:
             if worker in run.members:
                 self._count_loss(run, worker, "stage" if run.epoch is None else "program")
                 self._start_over(run, stimulus_id)
@@ -245,24 +249,14 @@ class GangSchedulerPlugin(SchedulerPlugin):
         ts = self.scheduler.tasks.get(key)
         if ts is None or ts.state not in ("waiting", "no-worker") or self.losses[key] != losses:
             return
-        error = self.lost_by[key]
-        failure = pickle.dumps(
-            GangError(f"{error.reason} and none came back", error.rank, error.worker, error.phase)
-        )
-        stuck = [ts, *_ancestors(ts)]
-        recommendations: dict[Key, Any] = {}
-        for waiting in stuck:
-            if waiting.state == "no-worker":
-                more, client_messages, worker_messages = self.scheduler._transition(
-                    waiting.key,
-                    "erred",
-                    stimulus_id="dgpu-nobody-came-back",
-                    exception=failure,
-                    cause=waiting.key,
-                )
-                recommendations.update(more)
-                self.scheduler.send_all(client_messages, worker_messages)
-        self.scheduler.transitions(recommendations, stimulus_id="dgpu-nobody-came-back")
+        lost = self.lost_by[key]
+        reason = f"{lost.reason} and none came back"
+        error = GangError(reason, lost.rank, lost.worker, lost.phase)
+        # a waiting task can only become erred if somebody is to blame for it
+        ts.exception = cast(Serialized, pickle.dumps(error))
+        ts.exception_text = repr(error)
+        ts.exception_blame = ts
+        self.scheduler.transitions({key: "erred"}, stimulus_id=f"dgpu-nobody-came-back-{losses}")
 
     def transition(
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
@@ -278,6 +272,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
             if run is not None and not run.outcome.done():
                 self._abandon(run, "it was cancelled")
                 run.restart()
+                before = self.ended[1] if self.ended[0] == stimulus_id else []
+                self.ended = (stimulus_id, [*before, run])
             elif run is not None and run.finished:
                 self._free(run)
             if finish == "forgotten":
@@ -314,16 +310,5 @@ class GangSchedulerPlugin(SchedulerPlugin):
                 run.restart()
         for known in (self.runs, self.staged_on, self.losses, self.lost_by):
             known.clear()
+        self.ended = ("", [])
         self.epochs.clear()
-
-
-def _ancestors(ts: TaskState) -> list[TaskState]:
-    """Every task that a task waits for, near ones first."""
-    found: dict[TaskState, None] = {}
-    todo = list(ts.waiting_on or ())
-    while todo:
-        task = todo.pop(0)
-        if task not in found:
-            found[task] = None
-            todo.extend(task.waiting_on or ())
-    return list(found)
