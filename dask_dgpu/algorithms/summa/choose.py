@@ -52,7 +52,8 @@ def plan_summa(
     Raises
     ------
     ValueError
-        When the operands do not conform, or the mesh does not fit ``size``.
+        When the operands do not conform, the mesh does not fit ``size``, or ``steps``
+        is not positive.
     """
     if a.columns[-1] != b.rows[-1]:
         raise ValueError(
@@ -60,6 +61,8 @@ def plan_summa(
         )
     if mesh is not None and (min(mesh) < 1 or mesh[0] * mesh[1] * mesh[2] > size):
         raise ValueError(f"mesh is {mesh}, its positive extents must multiply to {size} at most")
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps is {steps}, it must be positive")
     best: tuple[float, SummaPlan] | None = None
     for candidate in [mesh] if mesh else _meshes(a, b, size):
         plan, moved = _placed(SummaPlan(a, b, dtype, size, candidate, (), 1, 1))
