@@ -75,7 +75,8 @@ class Problem:
         """The blocks of an operand that a rank has."""
         operand = (self.plan.a, self.plan.b)[which]
         return {
-            index: block for index, block in self.blocks(which).items()
+            index: block
+            for index, block in self.blocks(which).items()
             if operand.owner(*index) == rank
         }
 
@@ -120,9 +121,7 @@ class Problem:
         return result
 
 
-def matrix(
-    rng: np.random.Generator, shape: tuple[int, int], dtype: str, order: str = "C"
-) -> Array:
+def matrix(rng: np.random.Generator, shape: tuple[int, int], dtype: str, order: str = "C") -> Array:
     """Random values of any dtype, in C or F order, or every second element of more."""
     height, width = shape if order != "gaps" else (2 * shape[0], 2 * shape[1])
     kind = np.dtype(dtype).kind
@@ -218,8 +217,9 @@ def check(problem: Problem) -> None:
     results = problem.run()
     blocks = {index: block for part, *_ in results for index, block in part.items()}
     assert sum(len(part) for part, *_ in results) == len(blocks)
-    whole, reference = problem.whole(blocks), problem.whole(
-        summa_reference(plan, problem.blocks(0), problem.blocks(1))
+    whole, reference = (
+        problem.whole(blocks),
+        problem.whole(summa_reference(plan, problem.blocks(0), problem.blocks(1))),
     )
     if np.dtype(plan.dtype).kind in "biu":
         np.testing.assert_array_equal(whole, problem.expected, strict=True)
@@ -253,54 +253,54 @@ def check_traffic(plan: SummaPlan, rank: int, ledger: Ledger) -> None:
     sent, received = (
         sum(traffic(plan, step)[way][rank] for step in range(plan.steps)) for way in (0, 1)
     )
-    place = plan.position(rank)
-    if layers and place is not None:
+    if layers and plan.position(rank) is not None:
         (r0, r1), (c0, c1) = plan.rectangle(rank)
-        itemsize = np.dtype(plan.accumulator).itemsize
-        kept = sum(
-            (plan.a.rows[i + 1] - plan.a.rows[i]) * (plan.b.columns[j + 1] - plan.b.columns[j])
-            for (i, j), layer in plan.final_layers(place[0], place[1]).items()
-            if layer == place[2]
-        )
-        sent += ((r1 - r0) * (c1 - c0) - kept) * itemsize
-        received += kept * (plan.mesh[2] - 1) * itemsize
+        mine = kept(plan, rank)
+        sent += (r1 - r0) * (c1 - c0) * np.dtype(plan.accumulator).itemsize - mine
+        received += mine * (plan.mesh[2] - 1)
     assert (ledger.bytes_sent, ledger.bytes_received) == (sent, received)
+
+
+def kept(plan: SummaPlan, rank: int) -> int:
+    """Bytes of the blocks of C that a rank ends up with, as they are summed."""
+    itemsize = np.dtype(plan.accumulator).itemsize
+    heights, widths = np.diff(plan.a.rows), np.diff(plan.b.columns)
+    owned = [index for index, owner in plan.owners().items() if owner == rank]
+    return sum(int(heights[i] * widths[j]) * itemsize for i, j in owned)
 
 
 def check_workspace(plan: SummaPlan, rank: int, device: CountingDevice) -> None:
     """Everything that was asked for in the steps, C and four panels hold it."""
     (r0, r1), (c0, c1) = plan.rectangle(rank)
     sums = (r1 - r0) * (c1 - c0) * np.dtype(plan.accumulator).itemsize
-    buffers = sum(device.allocated) - sums
     layers = plan.mesh[2] > 1
-    if layers:
-        buffers -= sum(device.allocated[-2:])
+    messages = sum(device.allocated[-2:]) if layers else 0
+    buffers = sum(device.allocated) - sums - messages
     assert buffers <= workspace(plan) - plan.partial_bytes
+    assert sums + messages <= plan.reduction_bytes + kept(plan, rank) or not layers
     deepest = max(hi - lo for lo, hi in plan.depth_spans)
-    assert workspace(plan) <= plan.workspace_limit or plan.steps == deepest or layers
-    if layers:
-        assert sum(device.allocated[-2:]) <= 2 * plan.partial_bytes
+    assert workspace(plan) <= plan.workspace_limit or plan.steps >= deepest or layers
 
 
-@settings(max_examples=150)
+@settings(max_examples=70)
 @given(problems(INTEGERS))
 def test_integers_are_exact(case: Problem) -> None:
     check(case)
 
 
-@settings(max_examples=150)
+@settings(max_examples=70)
 @given(problems(FLOATS))
 def test_floats_within_rounding(case: Problem) -> None:
     check(case)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(problems(INTEGERS + FLOATS))
 def test_mixed_dtypes(case: Problem) -> None:
     check(case)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(problems(["float32", "float64", "complex64"]), st.integers(0, 2**32))
 def test_nan_and_infinity_are_where_numpy_has_them(case: Problem, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -312,8 +312,10 @@ def test_nan_and_infinity_are_where_numpy_has_them(case: Problem, seed: int) -> 
         results = case.run()
         whole = case.whole({i: block for part, *_ in results for i, block in part.items()})
         expected = case.expected
-    np.testing.assert_array_equal(np.isnan(whole), np.isnan(expected))
+    np.testing.assert_array_equal(np.isfinite(whole), np.isfinite(expected))
+    # Of a complex infinity BLAS makes NaN or not, with the shape, in NumPy too.
     if np.dtype(case.plan.dtype).kind == "f":
+        np.testing.assert_array_equal(np.isnan(whole), np.isnan(expected))
         np.testing.assert_array_equal(whole[np.isinf(expected)], expected[np.isinf(expected)])
         np.testing.assert_array_equal(np.isinf(whole), np.isinf(expected))
 

@@ -68,7 +68,7 @@ def plan_summa(
         plan, moved = _placed(SummaPlan(a, b, dtype, size, candidate, (), 1, 1))
         for count in [steps] if steps else _step_counts(plan):
             stepped = replace(plan, steps=count, nominal_steps=count)
-            if mesh is None and 3 * stepped.partial_bytes > stepped.workspace_limit:
+            if mesh is None and stepped.reduction_bytes > stepped.workspace_limit:
                 continue  # the layers' partial sums would not fit into four panels
             seconds = cost(stepped, machine, moved)
             if best is None or seconds < best[0]:
