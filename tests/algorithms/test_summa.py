@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -198,7 +199,7 @@ def problem(
 ) -> Problem:
     """A product of near evenly cut operands of one dtype."""
     m, k, n = (
-        tuple(hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True))
+        tuple(hi - lo for lo, hi in pairwise(edges))
         for length, count in zip(shape, parts, strict=True)
         for edges in [[length * part // count for part in range(count + 1)]]
     )
