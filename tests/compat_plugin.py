@@ -4,33 +4,39 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import dask
 import pytest
 
+import dask_dgpu as dgpu
+from dask_dgpu.optimizer import GraphOptimizer
+
 OUTCOMES = "DGPU_COMPAT_OUTCOMES"
 ENABLE = "DGPU_COMPAT_ENABLE"
 
 outcomes: dict[str, str] = {}
-rewritten = 0
+counts: Counter[str] = Counter()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if ENABLE in os.environ:
-        import dask_dgpu as dgpu
-        from dask_dgpu.optimizer import GraphOptimizer
+    if ENABLE not in os.environ:
+        return
+    original = GraphOptimizer.rewrite
 
-        original = GraphOptimizer.rewrite
+    def counting(self: GraphOptimizer, graph: Any, keys: Any) -> Any:
+        result = original(self, graph, keys)
+        counts["rewritten"] += len(result.rewritten)
+        return result
 
-        def counting(self: GraphOptimizer, graph: Any, keys: Any) -> Any:
-            global rewritten
-            result = original(self, graph, keys)
-            rewritten += len(result.rewritten)
-            return result
+    GraphOptimizer.rewrite = counting  # type: ignore[method-assign]
 
-        GraphOptimizer.rewrite = counting  # type: ignore[method-assign]
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Enable it for each test: some of Dask's tests refresh the configuration."""
+    if ENABLE in os.environ and "array_optimize" not in dask.config.config:
         dgpu.enable(local_ranks=3, on_error="raise", when="always")
 
 
@@ -43,6 +49,5 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    result = {"outcomes": outcomes, "rewritten": rewritten}
+    result = {"outcomes": outcomes, "rewritten": counts["rewritten"]}
     Path(os.environ[OUTCOMES]).write_text(json.dumps(result))
-    assert ENABLE not in os.environ or "array_optimize" in dask.config.config
