@@ -489,7 +489,7 @@ def test_graphs_without_layers(enabled: dgpu.Enabled) -> None:
     ("meta", "message"),
     [
         (lambda block: block[:, :-1], "declared with shape"),
-        (lambda block: block + 1j, "same_kind"),
+        (lambda block: block + 1j, "declared as float64 but is complex128"),
         (np.ma.array, "declared as numpy.ndarray but is a masked array"),
     ],
 )
@@ -497,6 +497,23 @@ def test_blocks_that_are_not_what_dask_was_told(meta: Any, message: str) -> None
     x = X.map_blocks(meta, meta=np.empty((0, 0)), dtype=float)
     with pytest.raises((TypeError, ValueError), match=message):
         (x @ Y).compute()
+
+
+def test_blocks_that_only_need_converting() -> None:
+    lists = da.from_delayed(dask.delayed(lambda: [[1, 2], [3, 4]])(), (2, 2), dtype="float64")
+    np.testing.assert_array_equal((lists @ lists).compute(), [[7.0, 10.0], [15.0, 22.0]])
+    narrow = X.map_blocks(
+        lambda block: block.astype("float32"), dtype="float64", meta=np.empty((0, 0))
+    )
+    close((narrow @ Y).compute(), A @ B)
+
+
+def test_what_numpy_does_on_overflow_is_the_callers_choice() -> None:
+    x = da.full((4, 100), 60_000, dtype="float16", chunks=(2, 50))
+    with np.errstate(over="ignore"):
+        assert np.isinf((x @ x.T).compute(scheduler="sync")).all()
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        (x @ x.T).compute(scheduler="sync")
 
 
 def test_operands_stay_as_they_are() -> None:
