@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import dask
+from dask.array.backends import array_creation_dispatch
 from dask.array.core import Array
 
+from dask_dgpu.backend import array_backend
 from dask_dgpu.delayed import plain_to_delayed
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.facts import gather
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 OPTIMIZE = "array_optimize"
+TO_DELAYED = "to_delayed"
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,10 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
 
         client.register_plugin(GangSchedulerPlugin(facts.device))
         _warm_up(client, optimizer)
+    array_creation_dispatch.register_backend("dgpu", array_backend())
     before = {OPTIMIZE: dask.config.get(OPTIMIZE, None)}
     dask.config.set({OPTIMIZE: optimizer})
-    Array.to_delayed = plain_to_delayed(Array.to_delayed)
+    setattr(Array, TO_DELAYED, plain_to_delayed(Array.to_delayed))
     return Enabled(optimizer, before)
 
 
@@ -136,7 +139,7 @@ def start(
     DgpuError
         When a script calls this outside of ``if __name__ == "__main__":``.
     """
-    from distributed import Client, LocalCluster
+    from distributed import LocalCluster
 
     from dask_dgpu.gpus import count_gpus
 
@@ -155,10 +158,24 @@ def start(
     else:
         cluster_kwargs = {"threads_per_worker": 1, "dashboard_address": ":0", **cluster_kwargs}
         cluster = LocalCluster(n_workers=n_workers, **cluster_kwargs)
-    client = Client(cluster)
-    client._close_cluster_with_client = True
+    client = _owning_client_class()(cluster)
     enable(client, device="cuda" if gpus else "cpu")
     return client
+
+
+def _owning_client_class() -> type[Client]:
+    from distributed import Client
+
+    class OwningClient(Client):
+        """A client whose end is that of its cluster, and of what ``start`` enabled."""
+
+        async def _close(self, fast: bool = False) -> None:
+            await super()._close(fast=fast)
+            if self.cluster is not None:
+                await self.cluster.close()
+            disable()
+
+    return OwningClient
 
 
 def _restore(before: Mapping[str, Any]) -> None:
@@ -169,7 +186,7 @@ def _restore(before: Mapping[str, Any]) -> None:
         dask.config.set(before)
     if not isinstance(before[OPTIMIZE], GraphOptimizer):
         original: Callable[..., Any] = Array.to_delayed
-        Array.to_delayed = getattr(original, "__wrapped__", original)
+        setattr(Array, TO_DELAYED, getattr(original, "__wrapped__", original))
 
 
 def _current_client() -> Client | None:
@@ -182,16 +199,7 @@ def _current_client() -> Client | None:
 
 
 def _warm_up(client: Client, optimizer: GraphOptimizer) -> None:
-    """Ask for the communicator of all workers, and do not wait for it."""
-    settings, facts = optimizer.settings, optimizer.facts
-    transport = facts.transport if settings.comm == "auto" else settings.comm
-
-    async def ask() -> None:
-        try:
-            await client.scheduler.dgpu_warm_up(
-                transport=transport, timeout=settings.limits.timeout
-            )
-        except (OSError, asyncio.CancelledError):
-            pass  # the client is closing; the first gang makes what it needs
-
-    client.loop.add_callback(ask)
+    """Ask for the communicator of all workers; the scheduler does not wait for it."""
+    scheduler: Any = client.scheduler
+    timeout = optimizer.settings.limits.timeout
+    client.sync(scheduler.dgpu_warm_up, transport=optimizer.transport, timeout=timeout)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
 
-from dask.array.backends import CupyBackendEntrypoint, NumpyBackendEntrypoint
-from dask.array.dispatch import ArrayBackendEntrypoint
+from dask.array.backends import ArrayBackendEntrypoint, NumpyBackendEntrypoint
 
 from dask_dgpu.gpus import count_gpus
 
 
-class DgpuBackendEntrypoint(ArrayBackendEntrypoint):
-    """Creation functions that make CuPy blocks where there are GPUs, else NumPy blocks."""
+def array_backend() -> ArrayBackendEntrypoint:
+    """Return Dask's CuPy backend where there are GPUs, else its NumPy backend.
 
-    def __init__(self) -> None:
-        on_gpu = importlib.util.find_spec("cupy") is not None and count_gpus() > 0
-        self._backend = CupyBackendEntrypoint() if on_gpu else NumpyBackendEntrypoint()
+    Dask calls this when ``array.backend`` is ``"dgpu"`` and an array is created.
+    """
+    if importlib.util.find_spec("cupy") is not None and count_gpus() > 0:
+        from dask.array.cupy_entry_point import CupyBackendEntrypoint
 
-    def __getattribute__(self, name: str) -> Any:
-        """Defer to the backend of the blocks, for everything it offers."""
-        if name.startswith("_"):
-            return super().__getattribute__(name)
-        return getattr(self._backend, name)
+        return CupyBackendEntrypoint()
+    return NumpyBackendEntrypoint()

@@ -1,4 +1,4 @@
-"""Is every worker fit to be a rank?"""
+"""Whether every worker is fit to be a rank."""
 
 from __future__ import annotations
 

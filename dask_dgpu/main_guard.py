@@ -20,13 +20,13 @@ def require_main_guard(what: str) -> None:
     for frame in _frames():
         if frame.f_globals.get("__name__") in ("__main__", "__mp_main__"):
             path = Path(frame.f_globals.get("__file__") or "")
-            if frame.f_code.co_name == "<module>" and path.suffix == ".py" and path.is_file():
-                if not _guarded(path.read_text(), frame.f_lineno):
-                    raise DgpuError(
-                        f"{what} is called at line {frame.f_lineno} of {path.name} outside of "
-                        '`if __name__ == "__main__":`, where every worker would call it again; '
-                        "move it there"
-                    )
+            script = frame.f_code.co_name == "<module>" and path.suffix == ".py"
+            if script and path.is_file() and not _guarded(path.read_text(), frame.f_lineno):
+                raise DgpuError(
+                    f"{what} is called at line {frame.f_lineno} of {path.name} outside of "
+                    '`if __name__ == "__main__":`, where every worker would call it again; '
+                    "move it there"
+                )
 
 
 def _frames() -> Iterator[FrameType]:

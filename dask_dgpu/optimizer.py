@@ -107,8 +107,8 @@ class GraphOptimizer:
         return check(replace(graph, products, layer))
 
     def _refusal(self, gang: GangLayer, prediction: Prediction) -> str | None:
-        container = gang.product.left.container
-        if self.facts.workers and self.facts.device != "cuda" and container == "cupy.ndarray":
+        on_host = self.facts.workers > 0 and self.facts.device == "cpu"
+        if on_host and gang.product.left.container == "cupy.ndarray":
             return "blocks are CuPy arrays and the workers compute on the CPU"
         if gang.waste > MOST_WASTE:
             return "most blocks of the product are not wanted"
@@ -124,6 +124,11 @@ class GraphOptimizer:
                 f"against {prediction.seconds:.3g} s)"
             )
         return None
+
+    @property
+    def transport(self) -> Literal["gloo", "nccl"]:
+        """What carries blocks between ranks."""
+        return self.facts.transport if self.settings.comm == "auto" else self.settings.comm
 
     @property
     def room(self) -> float | None:
@@ -145,9 +150,6 @@ class GraphOptimizer:
                 *steps,
                 Local("to_host", "c"),
             )
-        transport: Literal["gloo", "nccl"] = self.facts.transport
-        if self.settings.comm != "auto":
-            transport = self.settings.comm
         return Program(
             name=output.name,
             inputs=(
@@ -159,7 +161,7 @@ class GraphOptimizer:
             rows=rows,
             columns=columns,
             machine=self.facts.machine,
-            transport=transport,
+            transport=self.transport,
             limits=self.settings.limits,
             local_ranks=self.settings.local_ranks,
         )

@@ -59,7 +59,7 @@ def _rename(tasks: Graph, outs: list[Any], wanted: Collection[Any], suffix: str)
     """
     if any(out in wanted for out in outs):
         return outs
-    names = {out: (f"{out[0]}-{suffix}", *out[1:]) for out in outs}
+    names: dict[Any, Any] = {out: (f"{out[0]}-{suffix}", *out[1:]) for out in outs}
     for key, task in list(tasks.items()):
         if key in names:
             tasks[names[key]] = tasks.pop(key).substitute({}, key=names[key])

@@ -6,7 +6,7 @@ An axis of chunks ``(3, 3, 2)`` has the cuts ``(0, 3, 6, 8)``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 Cuts = tuple[int, ...]
 Span = tuple[int, int]
@@ -21,7 +21,7 @@ def even_spans(start: int, stop: int, parts: int) -> tuple[Span, ...]:
     """Cut ``[start, stop)`` into ``parts`` spans whose lengths differ by one at most."""
     length = stop - start
     edges = [start + length * part // parts for part in range(parts + 1)]
-    return tuple(zip(edges[:-1], edges[1:], strict=True))
+    return tuple(pairwise(edges))
 
 
 def block_spans(cuts: Cuts, parts: int) -> tuple[Span, ...]:
@@ -39,7 +39,7 @@ def block_spans(cuts: Cuts, parts: int) -> tuple[Span, ...]:
             edge = chunks * part // parts
         edges.append(edge)
     edges.append(chunks)
-    return tuple(zip(edges[:-1], edges[1:], strict=True))
+    return tuple(pairwise(edges))
 
 
 def overlaps(cuts: Cuts, start: int, stop: int) -> Iterator[tuple[int, int, int]]:

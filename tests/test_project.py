@@ -54,7 +54,7 @@ def test_version_is_the_same_everywhere() -> None:
 
 def test_backend_is_an_entry_point() -> None:
     (entry_point,) = metadata.entry_points(group="dask.array.backends", name="dgpu")
-    assert entry_point.value == "dask_dgpu.backend:DgpuBackendEntrypoint"
+    assert entry_point.value == "dask_dgpu.backend:array_backend"
 
 
 def test_environment_has_the_oldest_dask_that_is_allowed() -> None:

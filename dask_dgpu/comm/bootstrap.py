@@ -7,6 +7,8 @@ default group of ``torch.distributed``, nor imports torch before it is needed.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
@@ -70,6 +72,7 @@ def connect(
     name: str,
     timeout: float,
     device: int | None = None,
+    lifetime: Lifetime | None = None,
 ) -> Comm:
     """Join the ranks that connect under ``name``; returns when all have come.
 
@@ -89,28 +92,55 @@ def connect(
         Seconds to wait for the other ranks, and the limit of every later wait.
     device : int, optional
         The CUDA device that ``"nccl"`` uses, as this process numbers them.
+    lifetime : Lifetime, optional
+        Aborting it, from any thread, ends the wait for ranks that never come.
     """
     if kind not in TRANSPORTS:
         raise ValueError(f"The transport is {kind!r} instead of one of {TRANSPORTS}.")
-    store = _join_store(store_address, name, timeout)
-    meet(
-        store,
-        "connect",
-        "",
-        rank=rank,
-        size=size,
-        timeout=timeout,
-        lifetime=Lifetime(),
-    )
-    if kind == "gloo":
-        from dask_dgpu.comm.gloo import GlooComm
+    ends = lifetime or Lifetime()
 
-        return GlooComm(store, rank=rank, size=size, host=host, timeout=timeout)
+    def make() -> Comm:
+        store = _join_store(store_address, name, timeout)
+        meet(store, "connect", "", rank=rank, size=size, timeout=timeout, lifetime=ends)
+        if kind == "gloo":
+            from dask_dgpu.comm.gloo import GlooComm
 
-    from dask_dgpu.comm.nccl import NcclComm
+            return GlooComm(store, rank=rank, size=size, host=host, timeout=timeout)
+        from dask_dgpu.comm.nccl import NcclComm
 
-    nccl: Comm = NcclComm(store, rank=rank, size=size, device=device or 0, timeout=timeout)
-    return nccl
+        nccl: Comm = NcclComm(store, rank=rank, size=size, device=device or 0, timeout=timeout)
+        return nccl
+
+    # the thread's own limit names the ranks that are missing, so it comes first
+    return _abandonable(make, ends, timeout + 1.0, f"Rank {rank}'s connection")
+
+
+def _abandonable(make: Callable[[], Comm], lifetime: Lifetime, limit: float, what: str) -> Comm:
+    """Connect in a thread that is left behind when a peer is lost meanwhile.
+
+    The store and both libraries connect in calls that nothing but success or
+    their own time limit ends.
+    """
+    made: list[Comm] = []
+    errors: list[Exception] = []
+
+    def connect_or_note() -> None:
+        try:
+            comm = make()
+        except Exception as error:
+            errors.append(error)
+        else:
+            made.append(comm)
+            if lifetime.reason is not None:
+                comm.close()
+        with lifetime.changed:
+            lifetime.changed.notify_all()
+
+    threading.Thread(target=connect_or_note, name="dgpu-connect", daemon=True).start()
+    lifetime.wait_for(lambda: bool(made or errors), limit, what)
+    if errors:
+        raise errors[0]
+    return made[0]
 
 
 def _join_store(address: tuple[str, int], name: str, timeout: float) -> Any:

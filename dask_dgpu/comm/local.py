@@ -225,6 +225,10 @@ class LocalComm:
         self._collect(("split",), (color, key, new), finish).wait()
         return new[0]
 
+    def check(self) -> None:
+        """Raise if the communicator was aborted."""
+        self.hub.lifetime.check()
+
     def abort(self, reason: str) -> None:
         """Make every pending and later call of the hub's ranks raise."""
         self.hub.lifetime.abort(reason)

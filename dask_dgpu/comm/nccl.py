@@ -267,6 +267,10 @@ class NcclComm:
         self._children.append(child)
         return child
 
+    def check(self) -> None:
+        """Raise if the communicator was aborted."""
+        self._lifetime.check()
+
     def abort(self, reason: str) -> None:
         """Make every pending and later call of this rank raise, children too."""
         self._lifetime.abort(reason)
@@ -279,7 +283,8 @@ class NcclComm:
         self._lifetime.abort("it was closed")
 
     def _start_to_abort(self) -> None:
-        threading.Thread(target=self._end, name="nccl-abort", daemon=True).start()
+        # No daemon: one that an exiting interpreter stops within NCCL ends the process.
+        threading.Thread(target=self._end, name="nccl-abort").start()
 
     def _end(self) -> None:
         """Abort the group; when it was closed, not before the GPU is done with it."""
@@ -318,7 +323,12 @@ class NcclComm:
         """Make CuPy's current stream torch's."""
         with cupy.cuda.Device(self._device.index):
             pointer = cupy.cuda.get_current_stream().ptr
-            stream = torch_cuda.ExternalStream(pointer, device=self._device)
+            # torch takes 0, CuPy's default stream, for a wish for a new one
+            stream = (
+                torch_cuda.ExternalStream(pointer, device=self._device)
+                if pointer
+                else torch_cuda.default_stream(self._device)
+            )
             with torch_cuda.stream(stream):
                 yield
 
@@ -327,6 +337,10 @@ class NcclComm:
         if not buffer.size:  # its pointer is null, which torch refuses
             dtype = getattr(torch, buffer.dtype.name)
             return torch.empty(0, dtype=dtype, device=self._device)
+        if buffer.device.id != self._device.index:
+            raise ValueError(
+                f"A buffer is on CUDA device {buffer.device.id} instead of {self._device.index}."
+            )
         return torch.as_tensor(buffer, device=self._device)
 
     def _watch(self) -> None:

@@ -199,6 +199,10 @@ class PointToPointComm(ABC):
         every = list(np.empty((self.size, 1), np.uint8))
         self._start("barrier", self._swap(every, [one] * self.size)).wait()
 
+    def check(self) -> None:
+        """Raise if the communicator was aborted."""
+        self._lifetime.check()
+
     def abort(self, reason: str) -> None:
         """Make every pending and later call of this rank raise, children too."""
         self._lifetime.abort(reason)

@@ -89,6 +89,13 @@ class Comm(Protocol):
         gets ``None``.
         """
 
+    def check(self) -> None:
+        """Raise :class:`~dask_dgpu.errors.CommAbortedError` if it was aborted.
+
+        On a GPU an abort lets the streams run on with what is in the buffers; a
+        program whose result counts asks once more after its last synchronisation.
+        """
+
     def abort(self, reason: str) -> None:
         """Make every pending and later call of this rank raise, children too.
 

@@ -157,6 +157,10 @@ class RecordingComm:
         names = self._ask_names(child)
         return RecordingComm(child, self._xp, _ledger=self.ledger, _names=names)
 
+    def check(self) -> None:
+        """Raise if the communicator was aborted."""
+        self.inner.check()
+
     def abort(self, reason: str) -> None:
         """Make every pending and later call of this rank raise, children too."""
         self.inner.abort(reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import cupy
+import cupy.cublas
 import numpy as np
 from cupy.cuda import runtime
 from cupy_backends.cuda.libs import cublas

@@ -45,12 +45,17 @@ class Epochs:
             raise
 
     async def _form(self, members: tuple[str, ...]) -> Epoch:
-        host, port = await self.scheduler.rpc(members[0]).dgpu_serve_store()
+        host, port = "", 0
+        if len(members) > 1:
+            host, port = await self.scheduler.rpc(members[0]).dgpu_serve_store()
         return Epoch(f"{self.scheduler.id}-{next(self._names)}", members, (host, port))
 
     async def warm_up(self, members: tuple[str, ...], transport: str, timeout: float) -> None:
         """Have the members of an epoch make its communicator now."""
-        epoch = await self.get(members)
+        try:
+            epoch = await self.get(members)
+        except OSError:
+            return  # a member is lost; the gang that comes will have other members
         for rank, member in enumerate(members):
             if member in self.scheduler.workers:
                 message: dict[str, Any] = {

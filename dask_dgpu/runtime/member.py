@@ -7,6 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from dask_dgpu.comm import bootstrap
+from dask_dgpu.comm.lifetime import Lifetime
+from dask_dgpu.comm.local import LocalHub
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.errors import CommAbortedError
 from dask_dgpu.kernels.device import Device, HostDevice
@@ -34,6 +36,7 @@ class Member:
         self.host = host
         self._lock = threading.Lock()
         self._comms: dict[str, Comm] = {}
+        self._joining: dict[str, Lifetime] = {}
         self._left: set[str] = set()
         self._stores: list[StoreServer] = []
         self.connected = 0
@@ -58,41 +61,66 @@ class Member:
     ) -> Comm:
         """Return the communicator of an epoch; all its members come here, in ticket order."""
         with self._lock:
-            if epoch in self._left:
-                raise CommAbortedError(f"epoch {epoch} is over")
             if epoch in self._comms:
                 return self._comms[epoch]
-        comm = bootstrap.connect(
+            if epoch in self._left:
+                raise CommAbortedError(f"epoch {epoch} is over")
+            joining = self._joining[epoch] = Lifetime()
+        try:
+            comm = self._connect(
+                joining, transport, rank=rank, size=size, name=epoch, store=store, timeout=timeout
+            )
+        finally:
+            with self._lock:
+                del self._joining[epoch]
+        with self._lock:
+            if joining.reason is None:
+                self.connected += 1
+                self._comms[epoch] = comm
+                return comm
+        comm.close()
+        raise CommAbortedError(f"epoch {epoch} is over")
+
+    def _connect(
+        self,
+        joining: Lifetime,
+        transport: Literal["gloo", "nccl"],
+        *,
+        rank: int,
+        size: int,
+        name: str,
+        store: tuple[str, int],
+        timeout: float,
+    ) -> Comm:
+        if size == 1:
+            return LocalHub(1, timeout).comms()[0]
+        return bootstrap.connect(
             transport,
             host=self.host,
             store_address=(store[0], store[1]),
             rank=rank,
             size=size,
-            name=epoch,
+            name=name,
             timeout=timeout,
             device=0 if transport == "nccl" else None,
+            lifetime=joining,
         )
-        with self._lock:
-            self.connected += 1
-            if epoch not in self._left:
-                self._comms[epoch] = comm
-                return comm
-        comm.abort(f"epoch {epoch} is over")
-        comm.close()
-        raise CommAbortedError(f"epoch {epoch} is over")
 
     def leave(self, epoch: str, reason: str) -> None:
         """Abort the communicator of an epoch, now or as soon as it is made; never blocks."""
         with self._lock:
             self._left.add(epoch)
             comm = self._comms.pop(epoch, None)
+            joining = self._joining.get(epoch)
+        if joining is not None:
+            joining.abort(reason)
         if comm is not None:
             comm.abort(reason)
             comm.close()
 
     def leave_all(self, reason: str) -> None:
         """Abort every communicator."""
-        for epoch in list(self._comms):
+        for epoch in [*self._comms, *self._joining]:
             self.leave(epoch, reason)
 
     def serve_store(self) -> tuple[str, int]:

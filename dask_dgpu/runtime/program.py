@@ -173,4 +173,5 @@ def execute(
                 device.synchronize()
                 del values[name]
     device.synchronize()
+    comm.check()
     return values[program.output]

@@ -91,7 +91,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         """Make the communicator of all workers before the first gang needs it."""
         members = tuple(self.scheduler.workers)
         if members:
-            await self.epochs.warm_up(members, transport, timeout)
+            self.warming = asyncio.ensure_future(self.epochs.warm_up(members, transport, timeout))
 
     # opening a run
 
@@ -213,7 +213,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             return
         released = [out.key for out in ts.dependents if out.state not in ("memory", "released")]
         released += [ts.key, *(stage.key for stage in ts.dependencies)]
-        recommendations = dict.fromkeys(released, "released")
+        recommendations: dict[Key, Any] = dict.fromkeys(released, "released")
         logger.info("gang %s starts over: %s", run.program.name, stimulus_id)
         self.scheduler.transitions(recommendations, stimulus_id=stimulus_id)
         self.scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
@@ -243,9 +243,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
     def _nobody_came_back(self, key: Key, losses: int) -> None:
         """End a gang that waits since its last loss for workers that do not exist."""
         ts = self.scheduler.tasks.get(key)
-        if ts is None or ts.state != "waiting" or self.losses[key] != losses:
-            if ts is None or ts.state != "no-worker":
-                return
+        if ts is None or ts.state not in ("waiting", "no-worker") or self.losses[key] != losses:
+            return
         error = self.lost_by[key]
         failure = pickle.dumps(
             GangError(f"{error.reason} and none came back", error.rank, error.worker, error.phase)

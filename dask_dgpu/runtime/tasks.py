@@ -7,7 +7,7 @@ any other scheduler the gang's ranks are threads of one process, in one task.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.runtime.program import Program
@@ -68,15 +68,16 @@ def _worker_plugin(prefix: str | None = None) -> tuple[GangWorkerPlugin, Any] | 
     """
     if "distributed" not in sys.modules:
         return None
-    from distributed.worker import get_worker, thread_state
+    from distributed import utils
+    from distributed.worker import get_worker
 
-    key = getattr(thread_state, "key", None)
+    key = getattr(vars(utils)["thread_state"], "key", None)
     name = key[0] if isinstance(key, tuple) else key
     ours = (STAGE, GANG) if prefix is None else prefix
     if not isinstance(name, str) or not name.startswith(ours):
         return None
     try:
-        return get_worker().plugins[PLUGIN], key
+        return cast("GangWorkerPlugin", get_worker().plugins[PLUGIN]), key
     except KeyError:
         raise DgpuError(
             "a worker runs a gang's task but has no dask_dgpu plugin; "

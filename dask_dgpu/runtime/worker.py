@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from distributed.diagnostics.plugin import WorkerPlugin
@@ -103,6 +104,7 @@ class GangWorkerPlugin(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Start the program thread and listen to the scheduler."""
         self.worker = worker
+        self.last_seconds = 0.0
         self.staged: dict[Key, Array] = {}
         self.results: dict[tuple[Key, int], Blocks] = {}
         self.jobs: dict[tuple[Key, int], Job] = {}
@@ -210,6 +212,7 @@ class GangWorkerPlugin(WorkerPlugin):
             "device": self.member.describe(),
             "running": [(job.key, job.run_id, job.phase, job.done) for job in self.jobs.values()],
             "staged": len(self.staged),
+            "last_seconds": self.last_seconds,
             "results": sum(map(len, self.results.values())),
         }
 
@@ -249,7 +252,9 @@ class GangWorkerPlugin(WorkerPlugin):
             )
             job.phase = "program"
             fixed = plans(program, job.owners, job.size)
+            begin = perf_counter()
             blocks = execute(program, fixed, comm, self.member.device, job.blocks, job.progress)
+            self.last_seconds = perf_counter() - begin
             self.results[name] = blocks
             if job.given_up.is_set():
                 self.results.pop(name, None)
@@ -271,6 +276,6 @@ class GangWorkerPlugin(WorkerPlugin):
 
 
 def _host_of(worker: Worker) -> str:
-    from distributed.comm import get_address_host
+    from distributed.comm.addressing import get_address_host
 
     return str(get_address_host(worker.address))

@@ -46,6 +46,8 @@ def _module(name):
 
 
 def _rank_main(rank, size, kind, address, name, timeout, case):
+    if kind == "nccl":
+        _module("cupy").cuda.Device(rank).use()
     comm = connect(
         kind,
         host=HOST,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dask_dgpu.comm.bootstrap import connect, serve_store
+from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.errors import CommError
 from tests.comm.processes import RankPool
 
@@ -42,6 +43,13 @@ def _connect(rank, address, name, timeout, size=3):
     )
 
 
+def _call(comm: Comm, how: str) -> None:
+    if how == "collective":
+        comm.all_reduce(np.ones(100_000)).wait()
+    else:
+        comm.exchange([(1, np.ones(4))], [(1, np.ones(4))]).wait()
+
+
 def _await_victim(rank, address, how, sent, timeout):
     """Rank 1 gets a signal; return how long the others took to raise and to close."""
     comm = _connect(rank, address, f"{how}-{sent}", timeout)
@@ -51,10 +59,7 @@ def _await_victim(rank, address, how, sent, timeout):
         os.kill(os.getpid(), sent)
     start = time.monotonic()
     with pytest.raises(CommError):
-        if how == "collective":
-            comm.all_reduce(np.ones(100_000)).wait()
-        else:
-            comm.exchange([(1, np.ones(4))], [(1, np.ones(4))]).wait()
+        _call(comm, how)
     raised = time.monotonic()
     comm.close()
     return raised - start, time.monotonic() - raised

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from dataclasses import replace
 
@@ -79,7 +80,7 @@ def plan_summa(
 
 def cost(plan: SummaPlan, machine: Machine, received: float) -> float:
     """Predict the seconds of a plan whose busiest rank receives so many bytes."""
-    rows, columns, depth = plan.mesh
+    _rows, _columns, depth = plan.mesh
     tallest = max(plan.a.rows[i1] - plan.a.rows[i0] for i0, i1 in plan.row_spans)
     widest = max(plan.b.columns[j1] - plan.b.columns[j0] for j0, j1 in plan.column_spans)
     deepest = max(hi - lo for lo, hi in plan.depth_spans)
@@ -166,5 +167,5 @@ def _held(
 def _layers(plan: SummaPlan, cuts: Cuts) -> list[int]:
     """The layer that most of each chunk of the contraction belongs to."""
     starts = [lo for lo, _ in plan.depth_spans]
-    middles = [(lo + hi) / 2 for lo, hi in zip(cuts[:-1], cuts[1:], strict=True)]
+    middles = [(lo + hi) / 2 for lo, hi in itertools.pairwise(cuts)]
     return [max(0, bisect_right(starts, middle) - 1) for middle in middles]

@@ -66,7 +66,7 @@ def reduce_layers(
     parts: list[Array] = []
     with device.computing():
         if place is not None:
-            r, c, d = place
+            r, c, _d = place
             peers = [plan.rank_at(r, c, layer) for layer in range(plan.mesh[2])]
             partial = {b: part for strip in strips for b, part in strip.cut(plan.b.columns)}
             for peer in sorted(peers):

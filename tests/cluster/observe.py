@@ -1,0 +1,92 @@
+"""Looking into a cluster: what gangs did, what they left, who is there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from distributed import Client
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+PLUGIN = "dask-dgpu"
+
+# What a worker runs first: torch reports every lost peer at length on its own.
+quiet_workers = "import os; os.environ['TORCH_CPP_LOG_LEVEL'] = 'ERROR'"
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """Return the first true value of ``condition()``."""
+    late = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < late, "it did not come about in time"
+        time.sleep(0.01)
+    return value
+
+
+def host(array: Any) -> np.ndarray[Any, Any]:
+    return np.asarray(array.get() if hasattr(array, "get") else array)
+
+
+def reports(client: Client) -> dict[str, Any]:
+    def report(dask_worker: Any) -> Any:
+        return dask_worker.plugins[PLUGIN]._report()
+
+    return client.run(report)
+
+
+def left_over(client: Client) -> int:
+    """Number of blocks and jobs that workers keep for gangs."""
+    return sum(r["staged"] + r["results"] + len(r["running"]) for r in reports(client).values())
+
+
+def launched_runs(client: Client) -> int:
+    """Number of runs ever opened."""
+
+    def runs(dask_scheduler: Any) -> int:
+        ids = dask_scheduler.plugins[PLUGIN].run_ids
+        return int(repr(ids)[len("count(") : -1])
+
+    return client.run_on_scheduler(runs)
+
+
+def running(client: Client) -> int:
+    """Number of runs whose programs are under way."""
+
+    def runs(dask_scheduler: Any) -> int:
+        known = dask_scheduler.plugins[PLUGIN].runs.values()
+        return sum(run.epoch is not None and not run.outcome.done() for run in known)
+
+    return client.run_on_scheduler(runs)
+
+
+class TaskCounter(SchedulerPlugin):
+    """Notes the tasks that clients submit."""
+
+    name = "task-counter"
+
+    def __init__(self) -> None:
+        self.keys: set[Any] = set()
+
+    def update_graph(self, scheduler: Any, *, tasks: list[Any], **kwargs: Any) -> None:
+        self.keys.update(tasks)
+
+
+def settled(cluster: Any) -> bool:
+    """Whether every worker, and the nanny behind it, is up and running."""
+    nannies = list(cluster.workers.values())
+    return len(cluster.scheduler.workers) == len(nannies) and all(
+        nanny.status.name == "running"
+        and nanny.process is not None
+        and nanny.process.status.name == "running"
+        and nanny.worker_address in cluster.scheduler.workers
+        for nanny in nannies
+    )
+
+
+def send_signal(client: Client, worker: str, number: signal.Signals = signal.SIGKILL) -> None:
+    (pid,) = client.run(os.getpid, workers=[worker]).values()
+    os.kill(pid, number)

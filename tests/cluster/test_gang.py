@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, futures_of, wait
+
+import dask_dgpu as dgpu
+from tests.cluster.conftest import SETTINGS
+from tests.cluster.observe import (
+    TaskCounter,
+    eventually,
+    host,
+    launched_runs,
+    left_over,
+    reports,
+)
+
+pytestmark = pytest.mark.cluster
+
+RNG = np.random.default_rng(5)
+A = RNG.integers(-9, 9, (61, 47))
+B = RNG.integers(-9, 9, (47, 29))
+
+
+@pytest.fixture
+def x(on_device):
+    return on_device(A, (17, 11))
+
+
+@pytest.fixture
+def y(on_device):
+    return on_device(B, (11, 13))
+
+
+def test_product_is_that_of_a_gang(client, x, y):
+    before = launched_runs(client)
+    z = x @ y
+    result = z.compute()
+    np.testing.assert_array_equal(host(result), A @ B)
+    assert result.dtype == z.dtype
+    assert type(result) is type(z._meta)
+    assert launched_runs(client) == before + 1
+    eventually(lambda: left_over(client) == 0)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "float16", "float32", "complex64"])
+def test_dtypes(client, on_device, dtype):
+    a, b = A.astype(dtype), B.astype(dtype)
+    z = on_device(a, (17, 11)) @ on_device(b, (11, 13))
+    result = z.compute()
+    assert result.dtype == z.dtype
+    wanted = a.astype(z.dtype) @ b.astype(z.dtype)
+    exact = z.dtype.kind not in "fc"
+    bound = 0.0 if exact else 47 * 81 * 47 * float(np.finfo(z.dtype).eps)
+    np.testing.assert_allclose(host(result), wanted, rtol=0, atol=bound)
+
+
+def test_inside_larger_graphs(client, x, y, on_device):
+    v, w = on_device(A[0], 17), on_device(B[:, 0], 11)
+    results = dask.compute(
+        (x @ y).sum(), (x @ y) @ (y.T @ x.T), da.dot(x, y), v @ y, x @ w, (x @ y)[20:30, 3]
+    )
+    oracle = (
+        (A @ B).sum(),
+        (A @ B) @ (B.T @ A.T),
+        A @ B,
+        A[0] @ B,
+        A @ B[:, 0],
+        (A @ B)[20:30, 3],
+    )
+    for result, wanted in zip(results, oracle, strict=True):
+        np.testing.assert_array_equal(host(result), wanted)
+
+
+def test_tasks_submitted(client, x, y):
+    x, y = dask.persist(x, y)
+    wait([x, y])
+    counter = TaskCounter()
+    client.register_plugin(counter)
+    z = (x @ y).persist()
+    wait(z)
+    blocks = sum(len(futures_of(array)) for array in (x, y, z))
+    ranks = len(client.scheduler_info()["workers"])
+
+    def keys(dask_scheduler: Any) -> set[Any]:
+        return dask_scheduler.plugins[TaskCounter.name].keys
+
+    submitted = client.run_on_scheduler(keys)
+    client.unregister_scheduler_plugin(TaskCounter.name)
+    submitted -= {future.key for array in (x, y) for future in futures_of(array)}
+    assert blocks < len(submitted) <= blocks + 2 * ranks + 2
+    np.testing.assert_array_equal(host(z.compute()), A @ B)
+
+
+def test_second_use_makes_no_communicator(client, x, y):
+    (x @ y).compute()
+    before = {w: r["device"]["connected"] for w, r in reports(client).items()}
+    (y.T @ x.T).compute()
+    assert {w: r["device"]["connected"] for w, r in reports(client).items()} == before
+
+
+@pytest.mark.parametrize("how", ["persist", "annotate"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_subset_of_workers(client, x, y, how, count):
+    chosen = sorted(client.scheduler_info()["workers"])[:count]
+    if how == "persist":
+        z = (x @ y).persist(workers=chosen)
+    else:
+        with dask.annotate(workers=chosen):
+            z = (x @ y).persist()
+    wait(z)
+    holders = {worker for workers in client.who_has(z).values() for worker in workers}
+    assert holders <= set(chosen)
+    np.testing.assert_array_equal(host(z.compute()), A @ B)
+
+
+def test_fewer_blocks_than_workers(client, on_device):
+    z = on_device(A, -1) @ on_device(B, -1)
+    np.testing.assert_array_equal(host(z.compute()), A @ B)
+
+
+def test_block_rows_of_length_zero(client, on_device):
+    a = on_device(A, ((0, 40, 0, 21), (20, 27))) @ on_device(B, ((20, 27), (29, 0)))
+    np.testing.assert_array_equal(host(a.compute()), A @ B)
+    empty = on_device(A[:0], (17, 11)) @ on_device(B, (11, 13))
+    assert empty.compute().shape == (0, 29)
+
+
+def test_stored(client, x, y, tmp_path, device):
+    target = np.zeros((61, 29), A.dtype)
+    z = (x @ y).map_blocks(host, dtype=A.dtype, meta=np.empty((0, 0), A.dtype))
+    stored = da.store(z, target, return_stored=True, compute=False)
+    np.testing.assert_array_equal(stored.compute(), A @ B)
+    z.to_zarr(str(tmp_path / "z"))
+    np.testing.assert_array_equal(da.from_zarr(str(tmp_path / "z")).compute(), A @ B)
+
+
+def test_delayed(client, x, y):
+    total = dask.delayed(lambda block: float(block.sum()))(x @ y)
+    assert total.compute() == (A @ B).sum()
+    before = launched_runs(client)
+    blocks = [[block.compute() for block in row] for row in (x @ y).to_delayed()]
+    np.testing.assert_array_equal(np.block([[host(b) for b in row] for row in blocks]), A @ B)
+    assert launched_runs(client) == before
+
+
+def test_other_scheduler_with_a_client_about(client, x, y):
+    np.testing.assert_array_equal(host((x @ y).compute(scheduler="threads")), A @ B)
+
+
+def test_numpy_blocks_stay_numpy_blocks(client):
+    z = da.from_array(A, chunks=17) @ da.from_array(B, chunks=17)
+    result = z.compute()
+    assert type(result) is np.ndarray
+    np.testing.assert_array_equal(result, A @ B)
+
+
+def test_two_clients(client, cluster, x, y):
+    with Client(cluster, set_as_default=False) as other:
+        mine, theirs = client.compute(x @ y), other.compute(y.T @ x.T)
+        np.testing.assert_array_equal(host(mine.result()), A @ B)
+        np.testing.assert_array_equal(host(theirs.result()), (A @ B).T)
+
+
+@pytest.mark.timeout(240)
+def test_fifty_products_from_each_of_two_threads(client, x, y):
+    x, y = dask.persist(x, y)
+    found: list[Any] = []
+
+    def submit(start: int) -> None:
+        products = [(x + i) @ y for i in range(start, start + 50)]
+        totals = [client.compute(product.sum()) for product in products]
+        found.extend((i, total.result()) for i, total in enumerate(totals, start))
+
+    threads = [threading.Thread(target=submit, args=(start,)) for start in (0, 50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 100
+    for i, total in found:
+        assert total == ((A + i) @ B).sum()
+    eventually(lambda: left_over(client) == 0)
+
+
+def test_health(client):
+    health = dgpu.check_health(client)
+    assert health.ok, str(health)
+    assert len(health.workers) == len(client.scheduler_info()["workers"])
+
+
+def test_enabling_twice_changes_nothing(client, cluster, x, y):
+    dgpu.enable(client, **SETTINGS)
+    np.testing.assert_array_equal(host((x @ y).compute()), A @ B)
+    assert dgpu.explain(x @ y).rewritten
+
+
+def test_disabled_again(client, x, y, tmp_path: Path):
+    dgpu.disable()
+    before = launched_runs(client)
+    np.testing.assert_array_equal(host((x @ y).compute()), A @ B)
+    assert launched_runs(client) == before
+    assert not hasattr(da.Array.to_delayed, "__wrapped__")

@@ -1,0 +1,232 @@
+"""What happens to a product when something else happens."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, CancelledError, wait
+
+import dask_dgpu as dgpu
+from dask_dgpu.errors import GangError
+from tests.cluster.conftest import SETTINGS, start_cluster
+from tests.cluster.observe import (
+    PLUGIN,
+    eventually,
+    host,
+    left_over,
+    reports,
+    running,
+    send_signal,
+    settled,
+)
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+RNG = np.random.default_rng(6)
+A = RNG.integers(-9, 9, (307, 211))
+B = RNG.integers(-9, 9, (211, 190))
+
+
+@pytest.fixture
+def cluster(device: str) -> Iterator[Any]:
+    """A cluster that the test may damage."""
+    with start_cluster(device) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def x(on_device):
+    return on_device(A, 60)
+
+
+@pytest.fixture
+def y(on_device):
+    return on_device(B, 50)
+
+
+def slow_blocks(client: Client, seconds: float) -> None:
+    """Have every product of panels take this long."""
+
+    def slow_down(dask_worker: Any) -> None:
+        device = dask_worker.plugins[PLUGIN].member.device
+        multiply = type(device).accumulate
+
+        def accumulate(out: Any, a: Any, b: Any) -> None:
+            time.sleep(seconds)
+            multiply(device, out, a, b)
+
+        device.accumulate = accumulate
+
+    client.run(slow_down)
+
+
+def check(client: Client, product: da.Array) -> None:
+    result = client.compute(product).result(timeout=60)
+    np.testing.assert_array_equal(host(result), A @ B)
+
+
+def any_worker(client: Client) -> str:
+    return random.Random(3).choice(sorted(client.scheduler_info()["workers"]))
+
+
+def test_killed_before_the_barrier(client, cluster, x, y):
+    def slowly(block: Any) -> Any:
+        time.sleep(0.2)
+        return block
+
+    future = client.compute(x.map_blocks(slowly, dtype=x.dtype) @ y)
+    eventually(lambda: sum(r["staged"] for r in reports(client).values()) > 3)
+    send_signal(client, any_worker(client))
+    np.testing.assert_array_equal(host(future.result(timeout=60)), A @ B)
+    check(client, x @ y + 0)
+
+
+def test_killed_in_the_collective(client, cluster, x, y):
+    check(client, x @ y)
+    slow_blocks(client, 0.3)
+    future = client.compute((x @ y) * 1)
+    eventually(lambda: running(client))
+    send_signal(client, any_worker(client))
+    np.testing.assert_array_equal(host(future.result(timeout=60)), A @ B)
+    check(client, x @ y)
+    eventually(lambda: left_over(client) == 0)
+
+
+def test_killed_after_it(client, cluster, x, y):
+    z = (x @ y).persist()
+    wait(z)
+    send_signal(client, any_worker(client))
+    check(client, z + 0)
+    check(client, x @ y)
+
+
+def test_killed_for_good(client, cluster, x, y):
+    """The others do the work when a worker does not come back."""
+    check(client, x @ y)
+    worker = any_worker(client)
+    for nanny in cluster.workers.values():
+        if nanny.worker_address == worker:
+            nanny.auto_restart = False
+    slow_blocks(client, 0.3)
+    future = client.compute((x @ y) * 1)
+    eventually(lambda: running(client))
+    send_signal(client, worker)
+    np.testing.assert_array_equal(host(future.result(timeout=60)), A @ B)
+    check(client, x @ y)
+
+
+def test_nobody_comes_back(client, cluster, x, y):
+    """Restricted to workers of which one is lost for good: an error that names it."""
+    check(client, x @ y)
+    (worker,) = chosen = [any_worker(client)]
+    for nanny in cluster.workers.values():
+        nanny.auto_restart = nanny.worker_address != worker
+    with dgpu.enable(client, **(SETTINGS | {"gang_timeout": "4s"})):
+        slow_blocks(client, 1.0)
+        z = (x @ y).persist(workers=chosen)
+        eventually(lambda: running(client))
+        send_signal(client, worker)
+        begin = time.monotonic()
+        with pytest.raises(GangError, match=r"lost a worker.*rank 0.*" + worker):
+            client.compute(z).result(timeout=60)
+    assert time.monotonic() - begin < 15
+    check(client, x @ y)
+
+
+def test_stopped_rank(client, cluster, x, y):
+    """A rank that neither dies nor answers is named within the time limit."""
+    check(client, x @ y)
+    with dgpu.enable(client, **(SETTINGS | {"gang_timeout": "4s", "gang_grace": "1s"})):
+        slow_blocks(client, 0.3)
+        worker = any_worker(client)
+        future = client.compute((x @ y) * 1)
+        eventually(lambda: running(client))
+        send_signal(client, worker, signal.SIGSTOP)
+        begin = time.monotonic()
+        with pytest.raises(GangError) as raised:
+            future.result(timeout=60)
+        assert time.monotonic() - begin < 20
+        assert raised.value.rank is not None
+        assert raised.value.worker is not None
+        assert raised.value.phase is not None
+        for nanny in cluster.workers.values():
+            if nanny.worker_address == worker:
+                nanny.process.process._process.kill()
+    check(client, x @ y)
+
+
+@pytest.mark.parametrize("error", [MemoryError, ValueError])
+def test_kernel_raises(client, cluster, x, y, error):
+    check(client, x @ y)
+    worker = any_worker(client)
+
+    def spoil(dask_worker: Any) -> None:
+        def accumulate(out: Any, a: Any, b: Any) -> None:
+            raise error("no room for a panel")
+
+        dask_worker.plugins[PLUGIN].member.device.accumulate = accumulate
+
+    def mend(dask_worker: Any) -> None:
+        del dask_worker.plugins[PLUGIN].member.device.accumulate
+
+    client.run(spoil, workers=[worker])
+    with pytest.raises(GangError, match="no room for a panel") as raised:
+        client.compute((x @ y) + 1).result(timeout=60)
+    assert raised.value.worker == worker
+    client.run(mend, workers=[worker])
+    eventually(lambda: left_over(client) == 0)
+    check(client, x @ y)
+
+
+def test_cancelled(client, cluster, x, y):
+    check(client, x @ y)
+    slow_blocks(client, 0.5)
+    future = client.compute((x @ y) * 1)
+    eventually(lambda: running(client))
+    future.cancel()
+    with pytest.raises(CancelledError):
+        future.result(timeout=60)
+    eventually(lambda: left_over(client) == 0)
+    check(client, (x @ y) + 0)
+
+
+def test_interrupted(client, cluster, x, y):
+    """Ctrl-C in a cell: the caller stops waiting and forgets the future."""
+    check(client, x @ y)
+    slow_blocks(client, 0.5)
+    timer = signal.setitimer(signal.ITIMER_REAL, 1.0)
+    previous = signal.signal(signal.SIGALRM, _interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ((x @ y) * 1).sum().compute()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, previous)
+    eventually(lambda: left_over(client) == 0 and not running(client))
+    check(client, x @ y)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_thirty_kills_at_random_moments(client, cluster, x, y):
+    chance = random.Random(11)
+    slow_blocks(client, 0.05)
+    for _ in range(30):
+        eventually(lambda: settled(cluster), seconds=60)
+        future = client.compute((x @ y) * 1)
+        time.sleep(chance.uniform(0, 0.8))
+        send_signal(client, chance.choice(sorted(client.scheduler_info()["workers"])))
+        np.testing.assert_array_equal(host(future.result(timeout=60)), A @ B)
+        future.release()
+    eventually(lambda: left_over(client) == 0)
