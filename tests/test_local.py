@@ -326,6 +326,34 @@ def test_what_is_declined_is_left_to_dask(
     assert list(mine) == list(da.optimize(z.dask, keys))
 
 
+def test_a_part_and_then_the_whole(gangs: list[str]) -> None:
+    z = X @ Y
+    part = z[:4].persist()
+    whole, corner = dask.compute(z, part[:, :3])
+    close(whole, A @ B)
+    close(corner, (A @ B)[:4, :3])
+    assert len(gangs) == 2
+
+
+def test_chunk_sizes_that_dask_learns_late(gangs: list[str]) -> None:
+    rows = A[:, 0] > 0
+    x = X[X[:, 0] > 0].compute_chunk_sizes()
+    close((x @ Y).compute(), A[rows] @ B)
+    assert len(gangs) == 1
+    close(
+        (X[:, U > 0].compute_chunk_sizes() @ Y[U > 0].compute_chunk_sizes()).compute(),
+        A[:, V > 0] @ B[V > 0],
+    )
+
+
+def test_a_diagonal_of_a_product_of_products(gangs: list[str]) -> None:
+    z = da.diagonal((X @ Y) @ (Y.T @ X.T))
+    explanation = dgpu.explain(z)
+    assert (len(explanation.rewritten), len(explanation.declined)) == (2, 1)
+    close(z.compute(), np.diagonal(A @ B @ B.T @ A.T))
+    assert len(gangs) == 2
+
+
 def test_explain_a_product() -> None:
     z = X @ Y
     explanation = dgpu.explain(z.sum())

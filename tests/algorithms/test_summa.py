@@ -283,25 +283,25 @@ def check_workspace(plan: SummaPlan, rank: int, device: CountingDevice) -> None:
     assert workspace(plan) <= plan.workspace_limit or plan.steps >= deepest or layers
 
 
-@settings(max_examples=70)
+@settings(max_examples=150)
 @given(problems(INTEGERS))
 def test_integers_are_exact(case: Problem) -> None:
     check(case)
 
 
-@settings(max_examples=70)
+@settings(max_examples=150)
 @given(problems(FLOATS))
 def test_floats_within_rounding(case: Problem) -> None:
     check(case)
 
 
-@settings(max_examples=50)
+@settings(max_examples=150)
 @given(problems(INTEGERS + FLOATS))
 def test_mixed_dtypes(case: Problem) -> None:
     check(case)
 
 
-@settings(max_examples=40)
+@settings(max_examples=100)
 @given(problems(["float32", "float64", "complex64"]), st.integers(0, 2**32))
 def test_nan_and_infinity_are_where_numpy_has_them(case: Problem, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -128,6 +128,8 @@ def test_chunk_sizes_that_dask_learns_late() -> None:
 def test_chunk_sizes_that_contradict() -> None:
     largest = da.topk(A, 3, axis=1)
     assert reason(largest @ B[:3].rechunk((3, 3))) == "chunk sizes are unknown"
+    assert reason(largest @ da.topk(B, 3, axis=0)) == "chunk sizes are unknown"
+    assert one(A.sum(axis=1, keepdims=True) @ B[:1]).left.shape == (11, 1)
 
 
 def test_annotated_layers() -> None:
