@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import dask.array.optimization
@@ -77,32 +78,40 @@ class GraphOptimizer:
         wanted = _flat(keys)
         matches = find(parse(graph, wanted))
         declined = list(matches.declined)
-        accepted: list[tuple[Product, Prediction]] = []
-        for product in matches.products:
-            prediction = predict(product, self.facts, self.settings)
-            reason = self._refusal(product, prediction)
-            if reason is None:
-                accepted.append((product, prediction))
-            else:
-                declined.append(Declined(product.output.name, reason))
-        rewritten = self._replace(graph, [product for product, _ in accepted])
-        for product in _wasteful(rewritten, wanted):
-            accepted = [(kept, why) for kept, why in accepted if kept != product]
-            reason = "most blocks of the product are not wanted"
-            declined.append(Declined(product.output.name, reason))
-            rewritten = self._replace(graph, [product for product, _ in accepted])
-        return Rewriting(rewritten, tuple(accepted), tuple(declined))
+        products = list(matches.products)
+        predicted = cache(lambda product: predict(product, self.facts, self.settings))
+        while True:
+            rewritten = self._replace(graph, products)
+            pieces = [(gang, predicted(gang.part)) for gang in _needed(rewritten, wanted)]
+            refused = {
+                gang.product.output.name: reason
+                for gang, prediction in pieces
+                if (reason := self._refusal(gang, prediction)) is not None
+            }
+            declined += [Declined(name, reason) for name, reason in refused.items()]
+            needed = {gang.product.output.name for gang, _ in pieces} - refused.keys()
+            kept = [product for product in products if product.output.name in needed]
+            if len(kept) == len(products):
+                break
+            products = kept  # without the others, more or less of these may be needed
+        accepted = tuple((gang.part, prediction) for gang, prediction in pieces)
+        return Rewriting(rewritten, accepted, tuple(declined))
 
-    def _replace(self, graph: HighLevelGraph, products: Iterable[Product]) -> HighLevelGraph:
+    def _replace(self, graph: HighLevelGraph, products: Sequence[Product]) -> HighLevelGraph:
+        if not products:
+            return graph
+
         def layer(product: Product) -> GangLayer:
             return GangLayer(product, FUNCTIONS, self.program)
 
         return check(replace(graph, products, layer))
 
-    def _refusal(self, product: Product, prediction: Prediction) -> str | None:
+    def _refusal(self, gang: GangLayer, prediction: Prediction) -> str | None:
         on_host = self.facts.workers > 0 and self.facts.device == "cpu"
-        if on_host and product.left.container == "cupy.ndarray":
+        if on_host and gang.product.left.container == "cupy.ndarray":
             return "blocks are CuPy arrays and the workers compute on the CPU"
+        if gang.waste > MOST_WASTE:
+            return "most blocks of the product are not wanted"
         room = self.room
         if room is not None and prediction.peak_bytes > room:
             return (
@@ -158,11 +167,12 @@ class GraphOptimizer:
         )
 
 
-def _wasteful(graph: HighLevelGraph, wanted: set[Any]) -> list[Product]:
-    """The products of whose blocks most are not wanted, once the graph is culled."""
-    if all(layer.get_output_keys() <= wanted for layer in _gangs(graph)):
-        return []
-    return [layer.product for layer in _gangs(graph.cull(wanted)) if layer.waste > MOST_WASTE]
+def _needed(graph: HighLevelGraph, wanted: set[Any]) -> list[GangLayer]:
+    """Return the gangs with the block rows and columns that somebody reads."""
+    gangs = _gangs(graph)
+    if all(gang.get_output_keys() <= wanted for gang in gangs):
+        return gangs
+    return _gangs(graph.cull(wanted))
 
 
 def _gangs(graph: HighLevelGraph) -> list[GangLayer]:

@@ -102,7 +102,7 @@ def _dealt(node: ArrayNode, ranks: int) -> Operand:
 
 def _peak(plan: SummaPlan) -> int:
     owned = [0] * plan.size
-    itemsize = np.dtype(plan.dtype).itemsize
+    itemsize = np.dtype(plan.accumulator).itemsize
     for (i, j), rank in plan.owners().items():
         height = plan.a.rows[i + 1] - plan.a.rows[i]
         owned[rank] += height * (plan.b.columns[j + 1] - plan.b.columns[j]) * itemsize

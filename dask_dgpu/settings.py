@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal, cast
@@ -68,7 +68,7 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
             raise ValueError(f"setting is {name!r}, it must be one of {known_names}")
         values[matching[0]] = value
     _check(values)
-    limit = values["memory.limit"]
+    limited = values["memory.limit"] is not None
     return Settings(
         device=values["device"],
         comm=values["comm"],
@@ -76,13 +76,22 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
         on_error=values["on-error"],
         local_ranks=values["local-ranks"],
         limits=Limits(
-            timeout=float(parse_timedelta(values["gang.timeout"])),
-            grace=float(parse_timedelta(values["gang.grace"])),
+            timeout=_parsed(values, "gang.timeout", parse_timedelta),
+            grace=_parsed(values, "gang.grace", parse_timedelta),
             restarts=values["gang.restarts"],
         ),
-        memory_limit=None if limit is None else int(parse_bytes(limit)),
+        memory_limit=int(_parsed(values, "memory.limit", parse_bytes)) if limited else None,
         safety_margin=float(values["memory.safety-margin"]),
     )
+
+
+def _parsed(values: Mapping[str, Any], name: str, parse: Callable[[Any], Any]) -> float:
+    """Read a quantity with a unit."""
+    try:
+        return float(parse(values[name]))
+    except (KeyError, ValueError):
+        form = "bytes, as in '4 GiB'" if parse is parse_bytes else "a time, as in '30s'"
+        raise ValueError(f"setting dgpu.{name} is {values[name]!r}, it must be {form}") from None
 
 
 def _plain(name: str) -> str:

@@ -13,7 +13,7 @@ blocks, never with the product of block counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dask._task_spec import GraphNode, List, Task, TaskRef
@@ -96,6 +96,19 @@ class GangLayer(Layer):
         """Share of the computed blocks that nobody reads."""
         computed = len(self.rows) * len(self.columns)
         return 1 - len(self.wanted) / computed if computed else 0.0
+
+    @property
+    def part(self) -> Product:
+        """The product as far as it is computed."""
+        left, right, output = self.product.left, self.product.right, self.product.output
+        rows = tuple(left.chunks[0][i] for i in self.rows)
+        columns = tuple(right.chunks[1][j] for j in self.columns)
+        return replace(
+            self.product,
+            left=replace(left, chunks=(rows, left.chunks[1])),
+            right=replace(right, chunks=(right.chunks[0], columns)),
+            output=replace(output, chunks=(rows, columns)),
+        )
 
     def get_output_keys(self) -> set[Key]:
         """Keys that other layers may read."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+from dask.array.slicing import getitem_variadic
+from dask.blockwise import Blockwise
 from dask.core import flatten, reverse_dict
 from dask.highlevelgraph import HighLevelGraph, Layer
 
-from graph_opt.node import ArrayNode
+from graph_opt.node import ArrayNode, Chunks
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,21 @@ class ArrayGraph:
             return None
         return ArrayNode(
             name=name,
-            chunks=tuple(tuple(sizes) for sizes in facts["chunks"]),
+            chunks=_chunks(layer, facts["chunks"]),
             dtype=str(facts["dtype"]),
             container=str(facts["chunk_type"]),
         )
+
+
+def _chunks(layer: Layer | None, declared: Chunks) -> Chunks:
+    """Return the chunk sizes, NaN where those of the layer are out of date.
+
+    Dask notes them when it makes an array, and learns only after that a mask
+    leaves their sizes unknown.
+    """
+    masked = isinstance(layer, Blockwise) and getattr(layer.task, "func", None) is getitem_variadic
+    unknown: Any = math.nan
+    return tuple(tuple(unknown if masked else size for size in sizes) for sizes in declared)
 
 
 def parse(graph: HighLevelGraph, keys: Iterable[object]) -> ArrayGraph:

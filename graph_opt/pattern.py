@@ -13,7 +13,7 @@ from graph_opt.parse import ArrayGraph
 def block_function(graph: ArrayGraph, name: str) -> Callable[..., Any] | None:
     """Return the function a blockwise layer applies to each block."""
     layer = graph.layers[name]
-    return layer.task.func if isinstance(layer, Blockwise) else None
+    return getattr(layer.task, "func", None) if isinstance(layer, Blockwise) else None
 
 
 def array_operands(graph: ArrayGraph, name: str) -> list[tuple[str, tuple[Any, ...]]]:

@@ -44,6 +44,12 @@ class CudaDevice:
     def transferring(self) -> AbstractContextManager[Any]:
         return self._transfer
 
+    def begin(self) -> None:
+        # Dask's tasks use the legacy stream, which does not wait for ours, nor ours for it
+        made = cupy.cuda.Stream.null.record()
+        self._compute.wait_event(made)
+        self._transfer.wait_event(made)
+
     def mark(self) -> Any:
         event = cupy.cuda.Event(disable_timing=True)
         event.record(cupy.cuda.get_current_stream())

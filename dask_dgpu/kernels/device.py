@@ -41,6 +41,12 @@ class Device(Protocol):
     def transferring(self) -> AbstractContextManager[Any]:
         """Work issued inside runs on the transfer lane."""
 
+    def begin(self) -> None:
+        """Hold both lanes back until what other code gave the device so far is done.
+
+        The blocks of a program come from there.
+        """
+
     def mark(self) -> Mark:
         """Mark the end of what the current lane was given so far."""
 
@@ -79,6 +85,9 @@ class HostDevice:
 
     def transferring(self) -> AbstractContextManager[Any]:
         return nullcontext()
+
+    def begin(self) -> None:
+        pass
 
     def mark(self) -> Mark:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import copy_context
 from typing import Any
 
 from dask_dgpu.comm.local import run_local
@@ -28,7 +29,13 @@ def run_here(program: Program, staged: Sequence[list[Array]]) -> Blocks:
         owners[name] = tuple(rank for rank, (lo, hi) in enumerate(spans) for _ in range(lo, hi))
     fixed = plans(program, owners, size)
 
+    # what NumPy does on overflow, for one, is the caller's choice
+    contexts = [copy_context() for _ in range(size)]
+
     def rank_program(comm: Comm) -> Blocks:
+        return contexts[comm.rank].run(rank_in_context, comm)
+
+    def rank_in_context(comm: Comm) -> Blocks:
         mine = {
             name: {
                 index: block

@@ -147,6 +147,7 @@ def execute(
     Returns the blocks of the output that this rank ends up with. The host has
     waited for the device when this returns.
     """
+    device.begin()
     last_use = {
         name: at
         for at, step in enumerate(program.steps)

@@ -89,7 +89,8 @@ def _conforming(block: Array, dtype: str, shape: tuple[int, int], container: str
     """Return the block as what the graph declared it to be, or say what it is instead."""
     kind = f"{type(block).__module__.split('.')[0]}.{type(block).__name__}"
     if kind != container:
-        if container != "numpy.ndarray" or not hasattr(block, "__array__"):
+        arraylike = hasattr(block, "__array__") or isinstance(block, list | tuple)
+        if container != "numpy.ndarray" or not arraylike:
             raise TypeError(f"a block is declared as {container} but is {kind}")
         import numpy as np
 
@@ -99,5 +100,8 @@ def _conforming(block: Array, dtype: str, shape: tuple[int, int], container: str
     if block.shape != shape:
         raise ValueError(f"a block is declared with shape {shape} but has {block.shape}")
     if block.dtype != dtype:
-        block = block.astype(dtype, casting="same_kind")
+        try:
+            return block.astype(dtype, casting="same_kind")
+        except TypeError:
+            raise TypeError(f"a block is declared as {dtype} but is {block.dtype}") from None
     return block

@@ -13,6 +13,10 @@ layers of Dask's own around these.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import cast
+
 from dask.array.routines import _matmul, _tensordot
 from dask.blockwise import Blockwise
 
@@ -20,10 +24,10 @@ from graph_opt.node import ArrayNode, Declined, Product
 from graph_opt.parse import ArrayGraph
 from graph_opt.pattern import array_operands, block_function, follow
 
-REDUCTIONS = {
-    _matmul: ("chunk_sum-", "_chunk_sum-partial-", "_chunk_sum-aggregate-", "getitem-"),
-    _tensordot: ("sum-", "sum-partial-", "sum-aggregate-"),
-}
+REDUCTIONS = (
+    (_matmul, ("chunk_sum-", "_chunk_sum-partial-", "_chunk_sum-aggregate-", "getitem-")),
+    (_tensordot, ("sum-", "sum-partial-", "sum-aggregate-")),
+)
 
 DTYPES = frozenset(
     [
@@ -49,7 +53,8 @@ CONTAINERS = frozenset({"numpy.ndarray", "cupy.ndarray"})
 def match(graph: ArrayGraph, name: str) -> Product | Declined | None:
     """Match the product whose blockwise layer is ``name``; ``None`` is no product."""
     function = block_function(graph, name)
-    if function not in REDUCTIONS:
+    reductions = [names for product, names in REDUCTIONS if product is function]
+    if not reductions:
         return None
     operands = array_operands(graph, name)
     nodes = [graph.node(operand) for operand, _ in operands]
@@ -61,14 +66,37 @@ def match(graph: ArrayGraph, name: str) -> Product | Declined | None:
     (rows, inner), (inner_right, columns) = (index for _, index in operands)
     if inner != inner_right or rows == columns or not _contracts_plainly(graph, name):
         return Declined(name, "the contraction is not that of a plain matrix product")
-    passed = follow(graph, name, REDUCTIONS[function], ndim=2)
+    passed = follow(graph, name, reductions[0], ndim=2)
     output = graph.node(passed[-1]) if passed else None
-    if output is None or output.chunks != (left.chunks[0], right.chunks[1]):
+    if output is None:
         return Declined(name, "the partial products are used by something else than their sum")
+    if not output.known:
+        return Declined(output.name, "chunk sizes are unknown")
+    left, right = _up_to_date(left, right, output)
     reason = _refusal(left, right, output)
     if reason is not None:
         return Declined(output.name, reason)
     return Product(output, left, right, (name, *passed))
+
+
+def _up_to_date(
+    left: ArrayNode, right: ArrayNode, output: ArrayNode
+) -> tuple[ArrayNode, ArrayNode]:
+    """Correct the operands' chunk sizes by those of the product, which Dask noted last.
+
+    ``compute_chunk_sizes``, for one, leaves the layer of its array as it is. The
+    sizes along the contraction stand in the operands only, where Dask has made
+    them equal.
+    """
+    inner, inner_right = left.chunks[1], right.chunks[0]
+    # of a reduction that keeps several values Dask notes one, so (1,) may be more
+    reduced = all("-aggregate-" in node.name for node in (left, right)) and inner == (1,)
+    if any(map(math.isnan, inner)):
+        inner = inner_right
+    elif reduced or (not any(map(math.isnan, inner_right)) and inner != inner_right):
+        inner = (cast(int, math.nan),) * len(inner)  # one of them is out of date
+    rows, columns = output.chunks
+    return replace(left, chunks=(rows, inner)), replace(right, chunks=(inner, columns))
 
 
 def _contracts_plainly(graph: ArrayGraph, name: str) -> bool:
@@ -82,9 +110,9 @@ def _contracts_plainly(graph: ArrayGraph, name: str) -> bool:
 
 
 def _refusal(left: ArrayNode, right: ArrayNode, output: ArrayNode) -> str | None:
+    if not left.known:
+        return "chunk sizes are unknown"
     for node in (left, right, output):
-        if not node.known:
-            return "chunk sizes are unknown"
         if node.dtype not in DTYPES:
             return f"dtype {node.dtype} has no kernel"
     for node in (left, right):

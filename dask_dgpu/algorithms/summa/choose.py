@@ -53,7 +53,8 @@ def plan_summa(
     Raises
     ------
     ValueError
-        When the operands do not conform, or the mesh does not fit ``size``.
+        When the operands do not conform, the mesh does not fit ``size``, or ``steps``
+        is not positive.
     """
     if a.columns[-1] != b.rows[-1]:
         raise ValueError(
@@ -61,12 +62,14 @@ def plan_summa(
         )
     if mesh is not None and (min(mesh) < 1 or mesh[0] * mesh[1] * mesh[2] > size):
         raise ValueError(f"mesh is {mesh}, its positive extents must multiply to {size} at most")
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps is {steps}, it must be positive")
     best: tuple[float, SummaPlan] | None = None
     for candidate in [mesh] if mesh else _meshes(a, b, size):
         plan, moved = _placed(SummaPlan(a, b, dtype, size, candidate, (), 1, 1))
         for count in [steps] if steps else _step_counts(plan):
             stepped = replace(plan, steps=count, nominal_steps=count)
-            if mesh is None and 3 * stepped.partial_bytes > stepped.workspace_limit:
+            if mesh is None and stepped.reduction_bytes > stepped.workspace_limit:
                 continue  # the layers' partial sums would not fit into four panels
             seconds = cost(stepped, machine, moved)
             if best is None or seconds < best[0]:

@@ -9,19 +9,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from dask_dgpu.algorithms.summa.plan import SummaPlan
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
+from graph_opt.layout import Cuts, Span
 
 Array = Any
 Block = tuple[int, int]
 
 
+@dataclass(frozen=True)
+class Strip:
+    """Sums of some blocks of C side by side, on their way.
+
+    Parameters
+    ----------
+    row : int
+        Their block row.
+    columns : tuple of int
+        Their block columns, as a span.
+    group : int
+        Which group of block columns of the rank these are.
+    top : int
+        Where the block row starts in the rank's rectangle.
+    sums : array
+        The values so far.
+    """
+
+    row: int
+    columns: Span
+    group: int
+    top: int
+    sums: Array
+
+    def cut(self, cuts: Cuts) -> Iterator[tuple[Block, Array]]:
+        """Yield the blocks, as views."""
+        left = cuts[self.columns[0]]
+        for j in range(*self.columns):
+            yield (self.row, j), self.sums[:, cuts[j] - left : cuts[j + 1] - left]
+
+
 def reduce_layers(
-    plan: SummaPlan, comm: Comm, device: Device, strips: list[tuple[int, Array]]
+    plan: SummaPlan, comm: Comm, device: Device, strips: list[Strip]
 ) -> dict[Block, Array]:
     """Add the partial sums of all layers; return the blocks that this rank keeps."""
     place = plan.position(comm.rank)
@@ -34,7 +68,7 @@ def reduce_layers(
         if place is not None:
             r, c, _d = place
             peers = [plan.rank_at(r, c, layer) for layer in range(plan.mesh[2])]
-            partial = _cut(plan, place, strips)
+            partial = {b: part for strip in strips for b, part in strip.cut(plan.b.columns)}
             for peer in sorted(peers):
                 layer = peers.index(peer)
                 blocks = [block for block, keeper in keeps.items() if keeper == layer]
@@ -62,18 +96,6 @@ def _shapes(plan: SummaPlan, place: tuple[int, int, int] | None) -> dict[Block, 
     return {
         (i, j): (rows[i + 1] - rows[i], columns[j + 1] - columns[j])
         for i, j in plan.final_layers(place[0], place[1])
-    }
-
-
-def _cut(
-    plan: SummaPlan, place: tuple[int, int, int], strips: list[tuple[int, Array]]
-) -> dict[Block, Array]:
-    (first, _), (j0, j1) = plan.row_spans[place[0]], plan.column_spans[place[1]]
-    cuts = plan.b.columns
-    return {
-        (first + at, j): strip[:, cuts[j] - cuts[j0] : cuts[j + 1] - cuts[j0]]
-        for at, (_, strip) in enumerate(strips)
-        for j in range(j0, j1)
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -44,13 +44,13 @@ class Messages:
             self.inbox[: sum(in_counts)], in_counts, self.out[: sum(out_counts)], out_counts
         )
 
-    def unpack(self, step: Step, under_way: Work | None, panels: tuple[Array, Array]) -> None:
-        """Wait for a step's exchange and put its pieces into the panels."""
+    def unpack(self, step: Step, under_way: Work | None, place: Callable[[Piece], Array]) -> None:
+        """Wait for a step's exchange and put its pieces where ``place`` says."""
         if under_way is None:
             return
         under_way.wait()
         for piece, view in self._views(step.receives, self.inbox):
-            panels[piece.operand][piece.target] = view
+            place(piece)[...] = view
 
     def _views(
         self, pieces: Mapping[int, list[Piece]], buffer: Array

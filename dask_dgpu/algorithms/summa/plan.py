@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product as cartesian
@@ -171,14 +172,54 @@ class SummaPlan:
 
     @property
     def workspace_limit(self) -> int:
-        """Bytes that a rank may use beyond its share of A, B and C: four panels."""
+        """Bytes that a rank may use beyond its share of A, B and C: four panels.
+
+        Its share of C counts in :attr:`accumulator`.
+        """
         return 4 * self.panel_bytes(self.nominal_steps)
+
+    def groups(self, rank: int) -> tuple[Span, ...]:
+        """Return the block columns of C that a rank keeps together, as spans.
+
+        A strip, which is one block row of a group, fits into the workspace: it
+        is copied when it is cut into blocks. A block that does not fit is alone,
+        and not copied.
+        """
+        place = self.position(rank)
+        if place is None:
+            return ((0, 0),)
+        (i0, i1), (j0, j1) = self.row_spans[place[0]], self.column_spans[place[1]]
+        rows, columns = self.a.rows, self.b.columns
+        tallest = max((rows[i + 1] - rows[i] for i in range(i0, i1)), default=0)
+        row_bytes = tallest * np.dtype(self.accumulator).itemsize
+        edges = [j0]
+        for j in range(j0 + 1, j1):
+            if (columns[j + 1] - columns[edges[-1]]) * row_bytes > self.workspace_limit:
+                edges.append(j)
+        return tuple(zip(edges, [*edges[1:], j1], strict=True))
 
     @property
     def partial_bytes(self) -> int:
         """Bytes of the largest partial sum that is no rank's share; 0 with one layer."""
+        return max(sums for sums, _ in self._partial_sums()) if self.mesh[2] > 1 else 0
+
+    @property
+    def reduction_bytes(self) -> int:
+        """Most bytes that adding the layers takes beyond the share of C; 0 with one layer.
+
+        A rank then holds its partial sums, the same as a message, and those that
+        all layers have of the blocks it keeps.
+        """
         if self.mesh[2] == 1:
             return 0
+        return max(2 * sums + (self.mesh[2] - 1) * kept for sums, kept in self._partial_sums())
+
+    def _partial_sums(self) -> Iterator[tuple[int, int]]:
+        """Bytes of each rectangle of C, and of the most that one layer keeps of it."""
         itemsize = np.dtype(self.accumulator).itemsize
-        corners = (self.rectangle(rank) for rank in self.places)
-        return max((r1 - r0) * (c1 - c0) * itemsize for (r0, r1), (c0, c1) in corners)
+        rows, columns = self.a.rows, self.b.columns
+        for r, c in cartesian(range(self.mesh[0]), range(self.mesh[1])):
+            kept = [0] * self.mesh[2]
+            for (i, j), layer in self.final_layers(r, c).items():
+                kept[layer] += (rows[i + 1] - rows[i]) * (columns[j + 1] - columns[j]) * itemsize
+            yield sum(kept), max(kept)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dask_dgpu.algorithms.summa.depth import reduce_layers
+from dask_dgpu.algorithms.summa.depth import Strip, reduce_layers
 from dask_dgpu.algorithms.summa.message import Messages
 from dask_dgpu.algorithms.summa.plan import SummaPlan
-from dask_dgpu.algorithms.summa.schedule import Step, pieces, schedule
+from dask_dgpu.algorithms.summa.schedule import Piece, Step, pieces, schedule
 from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels.device import Device
 
 Array = Any
 Block = tuple[int, int]
 Blocks = Mapping[Block, Array]
-Strip = tuple[int, Array]
 
 
 def summa_rank(
@@ -55,7 +54,8 @@ def summa_rank(
     -----
     Every rank receives the pieces of its next panel while it multiplies the
     present one. The peak of memory is the rank's blocks of A, B and C and a
-    workspace of four panels: two filled, one message out, one in.
+    workspace of four panels: two filled, one message out, one in. Blocks of C
+    count in ``plan.accumulator``.
     """
     steps = schedule(plan, comm.rank)
     messages = Messages(plan, comm, device, steps)
@@ -71,8 +71,7 @@ def summa_rank(
                 under_way = messages.send(steps[at + 1], operands)
         with device.computing():
             device.after(filled.ready)
-            for top, strip in strips:
-                device.accumulate(strip, filled.a[top : top + len(strip)], filled.b)
+            _multiply(device, strips, filled)
             panels.used(at, device.mark())
         progress(at + 1, len(steps))
     with device.transferring():
@@ -81,14 +80,32 @@ def summa_rank(
     if plan.mesh[2] > 1:
         return reduce_layers(plan, comm, device, strips)
     with device.computing():
-        return _blocks(plan, comm.rank, strips)
+        return _blocks(plan, strips)
 
 
 @dataclass(frozen=True)
 class _Filled:
+    """A panel: a piece of A, and one of B for each group of block columns."""
+
     a: Array
-    b: Array
-    ready: Any
+    b: list[Array]
+    starts: list[int]
+    ready: Any = None
+
+    def place(self, piece: Piece) -> Array:
+        """Where a piece belongs."""
+        if piece.operand == 0:
+            return self.a[piece.target]
+        rows, columns = piece.target
+        group = bisect_right(self.starts, columns.start) - 1
+        start = self.starts[group]
+        return self.b[group][rows, columns.start - start : columns.stop - start]
+
+
+def _multiply(device: Device, strips: list[Strip], panel: _Filled) -> None:
+    for strip in strips:
+        rows = panel.a[strip.top : strip.top + len(strip.sums)]
+        device.accumulate(strip.sums, rows, panel.b[strip.group])
 
 
 class _Panels:
@@ -98,6 +115,7 @@ class _Panels:
         self.plan, self.device = plan, device
         rows, columns = plan.rectangle(rank)
         self.height, self.width = rows[1] - rows[0], columns[1] - columns[0]
+        self.starts = [plan.b.columns[j] - columns[0] for j, _ in plan.groups(rank)]
         self.dtype = device.panel_dtype(plan.dtype)
         deepest = max(hi - lo for lo, hi in plan.depth_spans)
         size = (self.height + self.width) * -(-deepest // plan.steps)
@@ -117,14 +135,15 @@ class _Panels:
         which = at % len(self.buffers)
         depth = step.panel[1] - step.panel[0]
         split = self.height * depth
-        buffer = self.buffers[which][: split + depth * self.width]
-        a = buffer[:split].reshape(self.height, depth)
-        b = buffer[split:].reshape(depth, self.width)
+        buffer, rest = self.buffers[which][:split], self.buffers[which][split:]
+        edges = zip(self.starts, [*self.starts[1:], self.width], strict=True)
+        b = [rest[depth * lo : depth * hi].reshape(depth, hi - lo) for lo, hi in edges]
+        panel = _Filled(buffer.reshape(self.height, depth), b, self.starts)
         self.device.after(self.marks[which])
         for piece in step.local:
-            (a, b)[piece.operand][piece.target] = operands[piece.operand][piece.block][piece.source]
-        messages.unpack(step, under_way, (a, b))
-        return _Filled(a, b, self.device.mark())
+            panel.place(piece)[...] = operands[piece.operand][piece.block][piece.source]
+        messages.unpack(step, under_way, panel.place)
+        return replace(panel, ready=self.device.mark())
 
     def used(self, at: int, mark: Any) -> None:
         """Remember when the buffer of a step is free again."""
@@ -137,34 +156,39 @@ class _Panels:
 
 
 def _strips(plan: SummaPlan, device: Device, rank: int) -> list[Strip]:
-    """C, one strip of full width for each block row: few products, and blocks free singly."""
+    """C, in strips of a block row and as many block columns as the workspace holds.
+
+    Few products, and the strips can be freed one by one while they are cut up.
+    """
     place = plan.position(rank)
     if place is None:
         return []
-    (top, _), (left, right) = plan.rectangle(rank)
-    first, last = plan.row_spans[place[0]]
-    rows = plan.a.rows[first : last + 1]
+    (top, _), _ = plan.rectangle(rank)
+    rows, columns = plan.a.rows, plan.b.columns
     with device.computing():
         return [
-            (lo - top, device.zeros((hi - lo, right - left), plan.accumulator))
-            for lo, hi in itertools.pairwise(rows)
+            Strip(
+                i,
+                span,
+                group,
+                rows[i] - top,
+                device.zeros(
+                    (rows[i + 1] - rows[i], columns[span[1]] - columns[span[0]]), plan.accumulator
+                ),
+            )
+            for i in range(*plan.row_spans[place[0]])
+            for group, span in enumerate(plan.groups(rank))
         ]
 
 
-def _blocks(plan: SummaPlan, rank: int, strips: list[Strip]) -> dict[Block, Array]:
+def _blocks(plan: SummaPlan, strips: list[Strip]) -> dict[Block, Array]:
     """Cut the strips into blocks, freeing each strip in turn."""
-    place = plan.position(rank)
-    if place is None:
-        return {}
-    first, (j0, j1) = plan.row_spans[place[0]][0], plan.column_spans[place[1]]
-    cuts = plan.b.columns
     blocks: dict[Block, Array] = {}
-    for i in range(first, first + len(strips)):
-        _, strip = strips.pop(0)
-        for j in range(j0, j1):
-            part = strip[:, cuts[j] - cuts[j0] : cuts[j + 1] - cuts[j0]]
-            alone = part.shape == strip.shape
-            blocks[i, j] = part.astype(plan.dtype, order="C", copy=not alone)
+    while strips:
+        strip = strips.pop(0)
+        for block, part in strip.cut(plan.b.columns):
+            alone = part.shape == strip.sums.shape
+            blocks[block] = part.astype(plan.dtype, order="C", copy=not alone)
     return blocks
 
 

@@ -112,11 +112,13 @@ def _cut(operand: int, matrix: Operand, rows: Span, columns: Span) -> Iterator[P
 
 def workspace(plan: SummaPlan) -> int:
     """Return the most bytes that a rank uses beyond its share of A, B and C."""
-    largest = 0
-    for sent, received in (traffic(plan, step) for step in range(plan.steps)):
-        largest = max(largest, *(s + r for s, r in zip(sent, received, strict=True)))
-    multiplying = largest + 2 * plan.panel_bytes(plan.steps) + plan.partial_bytes
-    return max(multiplying, 3 * plan.partial_bytes)
+    sent, received = [0] * plan.size, [0] * plan.size
+    for step in range(plan.steps):
+        for most, now in zip((sent, received), traffic(plan, step), strict=True):
+            most[:] = map(max, most, now)
+    messages = max(out + inbox for out, inbox in zip(sent, received, strict=True))
+    multiplying = messages + 2 * plan.panel_bytes(plan.steps) + plan.partial_bytes
+    return max(multiplying, plan.reduction_bytes)
 
 
 def traffic(plan: SummaPlan, step: int) -> tuple[list[int], list[int]]:

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graph_opt.layout import block_spans, cuts_of, even_spans, overlaps
+
+sizes = st.lists(st.integers(0, 20), max_size=12)
+parts = st.integers(1, 9)
+
+
+@given(sizes)
+def test_cuts_are_the_edges_of_the_chunks(chunks: list[int]) -> None:
+    cuts = cuts_of(chunks)
+    assert cuts[0] == 0
+    assert [hi - lo for lo, hi in pairwise(cuts)] == chunks
+
+
+@given(st.integers(0, 50), st.integers(0, 50), parts)
+def test_even_spans_cover_and_differ_by_one(start: int, length: int, count: int) -> None:
+    spans = even_spans(start, start + length, count)
+    assert len(spans) == count
+    assert [i for lo, hi in spans for i in range(lo, hi)] == list(range(start, start + length))
+    lengths = [hi - lo for lo, hi in spans]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@given(sizes, parts)
+def test_block_spans_deal_every_chunk_once(chunks: list[int], count: int) -> None:
+    spans = block_spans(cuts_of(chunks), count)
+    assert len(spans) == count
+    assert [i for lo, hi in spans for i in range(lo, hi)] == list(range(len(chunks)))
+
+
+@given(st.integers(1, 20), st.integers(1, 9), parts)
+def test_equal_chunks_are_dealt_evenly(size: int, each: int, count: int) -> None:
+    spans = block_spans(cuts_of([size] * (each * count)), count)
+    assert [hi - lo for lo, hi in spans] == [each] * count
+
+
+@given(sizes, parts)
+def test_block_spans_are_near_the_even_share(chunks: list[int], count: int) -> None:
+    cuts = cuts_of(chunks)
+    for lo, hi in block_spans(cuts, count):
+        assert cuts[hi] - cuts[lo] <= cuts[-1] / count + max(chunks, default=0)
+
+
+def test_empty_chunks_are_dealt_too() -> None:
+    assert block_spans(cuts_of([0] * 6), 3) == ((0, 2), (2, 4), (4, 6))
+    assert block_spans((0,), 3) == ((0, 0),) * 3
+
+
+@given(sizes, st.data())
+def test_overlaps_cover_the_span(chunks: list[int], data: st.DataObject) -> None:
+    cuts = cuts_of(chunks)
+    start = data.draw(st.integers(0, cuts[-1]))
+    stop = data.draw(st.integers(start, cuts[-1]))
+    found = list(overlaps(cuts, start, stop))
+    assert [i for _, lo, hi in found for i in range(lo, hi)] == list(range(start, stop))
+    for chunk, lo, hi in found:
+        assert cuts[chunk] <= lo < hi <= cuts[chunk + 1]

@@ -1,0 +1,32 @@
+"""Dask's own tests of products, linear algebra, reductions and core, with dask_dgpu enabled."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.compat import compare, confirmed
+
+PRODUCTS = ["test_routines.py", "test_atop.py", "test_optimization.py"]
+CORE = ["test_array_core.py", "test_array_function.py"]
+# Half a minute instead of over one: what does not differ in how its graph is made is left out.
+REDUCTIONS = ["test_reductions.py"]
+FEWER = ["-k", "not nan and not quantile and not median and not arg and not topk and not cum"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("tests", "arguments", "rewritten"),
+    [
+        (PRODUCTS, [], 20),
+        (["test_linalg.py"], [], 100),
+        (CORE, [], 5),
+        (REDUCTIONS, FEWER, 0),
+    ],
+    ids=["products", "linear algebra", "core", "reductions"],
+)
+def test_same_outcomes(tests: list[str], arguments: list[str], rewritten: int) -> None:
+    comparison = compare(tests, arguments)
+    assert confirmed(comparison).differences == {}
+    assert "passed" in comparison.with_it.outcomes.values()
+    assert comparison.with_it.rewritten >= rewritten
