@@ -32,6 +32,9 @@ class CudaDevice:
     def zeros(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
         return cupy.zeros(shape, dtype)
 
+    def workspace(self, name: str, size: int, dtype: str) -> Array:
+        return cupy.empty(size, dtype)  # the allocator keeps memory itself
+
     def panel_dtype(self, dtype: str) -> str:
         return dtype
 
@@ -62,6 +65,9 @@ class CudaDevice:
     def synchronize(self) -> None:
         self._transfer.synchronize()
         self._compute.synchronize()
+
+    def recover(self) -> None:
+        self.synchronize()
 
     def to_device(self, block: Array) -> Array:
         return cupy.asarray(block)

@@ -17,6 +17,9 @@ from dask_dgpu.kernels import gemm
 Array = Any
 Mark = Any
 
+KEPT_BYTES = 64 << 20
+"""Larger workspaces are given back to the system after each program."""
+
 
 class Device(Protocol):
     """What a rank program needs of the device it runs on."""
@@ -28,6 +31,13 @@ class Device(Protocol):
 
     def zeros(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
         """Return zeroed memory on the device."""
+
+    def workspace(self, name: str, size: int, dtype: str) -> Array:
+        """Return uninitialised flat memory; that of the last program, if it is large enough.
+
+        Programs run one after the other on a device, so each name is used by one
+        at a time.
+        """
 
     def panel_dtype(self, dtype: str) -> str:
         """Return the dtype in which factors of a product of ``dtype`` are kept."""
@@ -56,6 +66,13 @@ class Device(Protocol):
     def synchronize(self) -> None:
         """Hold the host back until both lanes are empty."""
 
+    def recover(self) -> None:
+        """Make the device fit for the next program after one that failed.
+
+        A transfer given up in its midst may still write where it was told to; call
+        this while the program's arrays are still referred to.
+        """
+
     def to_device(self, block: Array) -> Array:
         """Return a block in this device's memory, itself if it is there already."""
 
@@ -68,11 +85,24 @@ class HostDevice:
 
     kind = "cpu"
 
+    def __init__(self) -> None:
+        self._kept: dict[str, Array] = {}
+
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
         return np.empty(shape, dtype)
 
     def zeros(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
         return np.zeros(shape, dtype)
+
+    def workspace(self, name: str, size: int, dtype: str) -> Array:
+        nbytes = size * np.dtype(dtype).itemsize
+        kept = self._kept.get(name)
+        if kept is None or len(kept) < nbytes:
+            # fresh memory costs a page fault every 4 KiB, as long as its copy takes
+            kept = np.empty(nbytes, np.uint8)
+            if nbytes <= KEPT_BYTES:
+                self._kept[name] = kept
+        return kept[:nbytes].view(dtype)
 
     def panel_dtype(self, dtype: str) -> str:
         return "float32" if dtype == "float16" else dtype  # no BLAS has half precision
@@ -97,6 +127,9 @@ class HostDevice:
 
     def synchronize(self) -> None:
         pass
+
+    def recover(self) -> None:
+        self._kept.clear()
 
     def to_device(self, block: Array) -> Array:
         return np.asarray(block)

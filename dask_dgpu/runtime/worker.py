@@ -263,6 +263,7 @@ class GangWorkerPlugin(WorkerPlugin):
         except BaseException as error:
             if not job.given_up.is_set():
                 self._fail(job, error)
+            self.member.device.recover()
         finally:
             job.blocks.clear()
             self.jobs.pop(name, None)

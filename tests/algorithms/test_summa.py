@@ -41,6 +41,7 @@ class CountingDevice(HostDevice):
     """Remembers the bytes of everything it was asked for."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.allocated: list[int] = []
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
@@ -48,6 +49,9 @@ class CountingDevice(HostDevice):
 
     def zeros(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
         return self._counted(super().zeros(shape, dtype))
+
+    def workspace(self, name: str, size: int, dtype: str) -> Array:
+        return self._counted(super().workspace(name, size, dtype))
 
     def _counted(self, array: Array) -> Array:
         self.allocated.append(array.nbytes)

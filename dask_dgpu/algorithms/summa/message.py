@@ -30,8 +30,9 @@ class Messages:
         self.out_counts = {id(step): step.send_counts(plan.size) for step in steps}
         self.in_counts = {id(step): step.receive_counts(plan.size) for step in steps}
         with device.transferring():
-            self.out = device.empty(max(map(sum, self.out_counts.values())), "uint8")
-            self.inbox = device.empty(max(map(sum, self.in_counts.values())), "uint8")
+            out, inbox = (max(map(sum, c.values())) for c in (self.out_counts, self.in_counts))
+            self.out = device.workspace("out", out, "uint8")
+            self.inbox = device.workspace("inbox", inbox, "uint8")
 
     def send(self, step: Step, operands: tuple[Blocks, Blocks]) -> Work | None:
         """Pack a step's pieces and start their exchange; ``None`` if nothing moves."""

@@ -13,6 +13,9 @@ from graph_opt.layout import Cuts, Span, block_spans, even_spans
 
 Mesh = tuple[int, int, int]
 
+WIDE = 512
+"""Columns from which on a product is no slower for being cut into several."""
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -181,9 +184,9 @@ class SummaPlan:
     def groups(self, rank: int) -> tuple[Span, ...]:
         """Return the block columns of C that a rank keeps together, as spans.
 
-        A strip, which is one block row of a group, fits into the workspace: it
-        is copied when it is cut into blocks. A block that does not fit is alone,
-        and not copied.
+        A strip, which is one block row of a group, is copied when it is cut into
+        blocks, so it must fit into the workspace. Blocks that are wide enough for
+        a product of their own are alone in their group, and not copied.
         """
         place = self.position(rank)
         if place is None:
@@ -194,7 +197,8 @@ class SummaPlan:
         row_bytes = tallest * np.dtype(self.accumulator).itemsize
         edges = [j0]
         for j in range(j0 + 1, j1):
-            if (columns[j + 1] - columns[edges[-1]]) * row_bytes > self.workspace_limit:
+            wide = columns[j] - columns[edges[-1]] >= WIDE
+            if wide or (columns[j + 1] - columns[edges[-1]]) * row_bytes > self.workspace_limit:
                 edges.append(j)
         return tuple(zip(edges, [*edges[1:], j1], strict=True))
 

@@ -120,7 +120,10 @@ class _Panels:
         deepest = max(hi - lo for lo, hi in plan.depth_spans)
         size = (self.height + self.width) * -(-deepest // plan.steps)
         with device.transferring():
-            self.buffers = [device.empty(size, self.dtype) for _ in range(min(2, plan.steps))]
+            self.buffers = [
+                device.workspace(f"panel-{at}", size, self.dtype)
+                for at in range(min(2, plan.steps))
+            ]
         self.marks: list[Any] = [None] * len(self.buffers)
 
     def fill(
