@@ -34,7 +34,7 @@ SIDE = 12  # pixels along a patch
 STRIDE = 2  # pixels from one patch to the next
 BAND = 16  # rows of patches in one chunk
 WORKERS = 4
-REPETITIONS = 3
+REPETITIONS = 5
 PICTURE = Path("build/eigen_patches.png")
 
 
@@ -146,6 +146,7 @@ def save_picture(matrix: NDArray[np.float32]) -> Path:
     """Draw the leading eigenvectors of a covariance as patches."""
     mpl.use("Agg")
     vectors = np.linalg.eigh(matrix)[1][:, ::-1].T
+    vectors *= np.where(vectors.sum(axis=1) < 0, -1, 1)[:, None]  # either sign would do
     figure, axes = plt.subplots(4, 8, figsize=(8, 4.4), layout="constrained")
     figure.suptitle(f"Leading eigen-patches of {', '.join(PHOTOGRAPHS)}")
     for axis, vector in zip(axes.flat, vectors, strict=False):
