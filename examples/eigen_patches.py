@@ -28,12 +28,13 @@ from rich.table import Table
 from skimage import data
 
 import dask_dgpu as dgpu
+from dask_dgpu.gpus import count_gpus
 
 PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket")
 SIDE = 12  # pixels along a patch
 STRIDE = 2  # pixels from one patch to the next
 BAND = 16  # rows of patches in one chunk
-WORKERS = 4
+WORKERS = count_gpus() or 4
 REPETITIONS = 5
 PICTURE = Path("build/eigen_patches.png")
 
@@ -155,7 +156,7 @@ def save_picture(matrix: NDArray[np.float32]) -> Path:
         axis.axis("off")
     PICTURE.parent.mkdir(exist_ok=True)
     figure.savefig(PICTURE, dpi=150)
-    return PICTURE.resolve()
+    return PICTURE
 
 
 def report(console: Console, runs: dict[str, Run]) -> None:
