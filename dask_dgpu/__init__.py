@@ -13,7 +13,7 @@ from dask_dgpu.api import Enabled, disable, enable, start
 from dask_dgpu.explain import Explanation, explain
 from dask_dgpu.health import Health, check_health
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "Enabled",

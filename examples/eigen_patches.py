@@ -28,13 +28,14 @@ from rich.table import Table
 from skimage import data
 
 import dask_dgpu as dgpu
+from dask_dgpu.gpus import count_gpus
 
 PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket")
 SIDE = 12  # pixels along a patch
 STRIDE = 2  # pixels from one patch to the next
 BAND = 16  # rows of patches in one chunk
-WORKERS = 4
-REPETITIONS = 3
+WORKERS = count_gpus() or 4
+REPETITIONS = 5
 PICTURE = Path("build/eigen_patches.png")
 
 
@@ -146,6 +147,7 @@ def save_picture(matrix: NDArray[np.float32]) -> Path:
     """Draw the leading eigenvectors of a covariance as patches."""
     mpl.use("Agg")
     vectors = np.linalg.eigh(matrix)[1][:, ::-1].T
+    vectors *= np.where(vectors.sum(axis=1) < 0, -1, 1)[:, None]  # either sign would do
     figure, axes = plt.subplots(4, 8, figsize=(8, 4.4), layout="constrained")
     figure.suptitle(f"Leading eigen-patches of {', '.join(PHOTOGRAPHS)}")
     for axis, vector in zip(axes.flat, vectors, strict=False):
@@ -154,7 +156,7 @@ def save_picture(matrix: NDArray[np.float32]) -> Path:
         axis.axis("off")
     PICTURE.parent.mkdir(exist_ok=True)
     figure.savefig(PICTURE, dpi=150)
-    return PICTURE.resolve()
+    return PICTURE
 
 
 def report(console: Console, runs: dict[str, Run]) -> None:

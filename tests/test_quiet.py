@@ -17,9 +17,6 @@ from distributed import Client
 
 import dask_dgpu as dgpu
 
-# To be removed once the package has its public functions.
-needs_api = pytest.mark.xfail(not hasattr(dgpu, "enable"), reason="no public functions", run=False)
-
 SCHEDULER_WITHOUT_DEVICE_LIBRARIES = """
 import sys
 sys.modules["torch"] = sys.modules["cupy"] = None
@@ -57,7 +54,6 @@ def test_import_is_light() -> None:
     assert (result.stdout, result.stderr) == ("set()\n", "")
 
 
-@needs_api
 @pytest.mark.cluster
 def test_scheduler_needs_neither_torch_nor_cupy(tmp_path: Path) -> None:
     file = str(tmp_path / "scheduler.json")
@@ -72,11 +68,13 @@ def test_scheduler_needs_neither_torch_nor_cupy(tmp_path: Path) -> None:
         client.wait_for_workers(2, timeout=60)
         a = np.arange(120.0).reshape(10, 12)
         x = da.from_array(a, chunks=(3, 5))
-        with dgpu.enable(client, **{"on-error": "raise"}):
-            np.testing.assert_allclose(da.matmul(x, x.T).compute(), a @ a.T)
+        assert client.run_on_scheduler(lambda: sys.modules["torch"] is sys.modules["cupy"] is None)
+        with dgpu.enable(client, on_error="raise", when="always"):
+            product = da.matmul(x, x.T)
+            assert dgpu.explain(product).rewritten
+            np.testing.assert_allclose(product.compute(), a @ a.T)
 
 
-@needs_api
 @pytest.mark.cluster
 def test_missing_main_guard_gives_one_clear_message(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
@@ -94,7 +92,6 @@ def test_missing_main_guard_gives_one_clear_message(tmp_path: Path) -> None:
     assert "freeze_support" not in stderr
 
 
-@needs_api
 def test_query_planning_is_refused_in_one_sentence() -> None:
     result = run("import dask_dgpu\ndask_dgpu.enable()", DASK_ARRAY__QUERY_PLANNING="true")
     assert result.returncode != 0

@@ -40,6 +40,8 @@ from dask_dgpu.comm.buffers import (
     reduce_parts,
 )
 from dask_dgpu.comm.lifetime import Lifetime
+from dask_dgpu.comm.nccl_reduction import native_form
+from dask_dgpu.comm.nccl_work import DeferredWork, NcclWork
 from dask_dgpu.comm.protocol import Buffer, Reduction, Work
 from dask_dgpu.comm.rendezvous import KeyValueStore, meet_to_split
 from dask_dgpu.errors import CommError
@@ -50,42 +52,6 @@ torch_cuda: Any = torch.cuda
 
 _NEVER = timedelta(days=365)
 _LOOK = 0.2
-
-# The dtypes that NCCL reduces; the others are gathered and reduced here.
-_NATIVE = {np.dtype(t) for t in ("u1", "i1", "i4", "i8", "f2", "f4", "f8")}
-
-
-class _NcclWork:
-    def __init__(self, comm: NcclComm, name: str, work: Any, kept: Any) -> None:
-        self._comm = comm
-        self._name = name
-        self._work = work
-        self._kept = kept  # NCCL may use the buffers until the wait
-
-    def wait(self) -> None:
-        self._comm._order(self._work, self._name)
-        self._kept = None
-
-    def done(self) -> bool:
-        ended = self._comm._lifetime.reason is not None
-        return ended or self._work is None or bool(self._work.is_completed())
-
-
-class _DeferredWork:
-    """A work with a step of our own after it, on the stream of the waiter."""
-
-    def __init__(self, work: Work, then: Callable[[], None]) -> None:
-        self._work = work
-        self._then: Callable[[], None] | None = then
-
-    def wait(self) -> None:
-        self._work.wait()
-        then, self._then = self._then, None
-        if then is not None:
-            then()
-
-    def done(self) -> bool:
-        return self._work.done()
 
 
 class NcclComm:
@@ -184,13 +150,13 @@ class NcclComm:
         """Reduce the ranks' ``whole`` and keep slice ``rank`` of it (flat, equal)."""
         check_gather(whole, part, self.size)
         check_reduction(whole, op)
-        native = _native(op, flat(part), flat(whole))
+        native = native_form(op, flat(part), flat(whole))
         if native is None:
             came = cupy.empty((self.size, part.size), part.dtype)
             counts = [part.size] * self.size
             work = self.all_to_all(came, counts, whole, counts)
             target = flat(part)
-            return _DeferredWork(work, lambda: reduce_parts(target, list(came), op))
+            return DeferredWork(work, lambda: reduce_parts(target, list(came), op))
         options = dist.ReduceScatterOptions()
         options.reduceOp, given = native
         return self._start(
@@ -203,11 +169,11 @@ class NcclComm:
         """Reduce ``buffer`` over the ranks in place, the same bits on every rank."""
         check_reduction(buffer, op)
         target = flat(buffer)
-        native = _native(op, target)
+        native = native_form(op, target)
         if native is None:
             came = cupy.empty((self.size, target.size), target.dtype)
             work = self.all_gather(came, target)
-            return _DeferredWork(work, lambda: reduce_parts(target, list(came), op))
+            return DeferredWork(work, lambda: reduce_parts(target, list(came), op))
         options = dist.AllreduceOptions()
         options.reduceOp, given = native
         return self._start(
@@ -300,7 +266,7 @@ class NcclComm:
                 work = start()
         except RuntimeError as error:
             raise CommError(f"{name} on rank {self.rank} failed: {error}") from error
-        return _NcclWork(self, name, work, kept)
+        return NcclWork(self, name, work, kept)
 
     def _order(self, work: Any, name: str) -> None:
         """Let the caller's stream wait for ``work``, and the watcher for the stream."""
@@ -355,21 +321,3 @@ class NcclComm:
 
 def _new_event() -> Any:
     return cupy.cuda.Event(disable_timing=True)
-
-
-def _native(op: Reduction, *buffers: Buffer) -> tuple[Any, list[Buffer]] | None:
-    """Find NCCL's reduction and view of the buffers, if it has one."""
-    dtype = buffers[0].dtype
-    if dtype.kind == "b":
-        logical = {"sum": dist.ReduceOp.MAX, "max": dist.ReduceOp.MAX}
-        return logical.get(op, dist.ReduceOp.MIN), [as_bytes(b) for b in buffers]
-    if dtype.kind == "c":
-        half = np.dtype(f"f{dtype.itemsize // 2}")
-        return dist.ReduceOp.SUM, [b.view(half) for b in buffers]
-    if dtype.kind == "u" and dtype.itemsize >= 4 and op == "sum":
-        signed = np.dtype(f"i{dtype.itemsize}")
-        return dist.ReduceOp.SUM, [b.view(signed) for b in buffers]
-    if dtype not in _NATIVE:
-        return None
-    name = {"sum": "SUM", "min": "MIN", "max": "MAX"}[op]
-    return getattr(dist.ReduceOp, name), list(buffers)

@@ -1,0 +1,36 @@
+"""Reductions as NCCL does them, for the dtypes that it knows by another name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+
+from dask_dgpu.comm.buffers import as_bytes
+from dask_dgpu.comm.protocol import Buffer, Reduction
+
+# Its options have no stubs, or other stubs from version to version.
+dist: Any = torch.distributed
+
+# The dtypes that NCCL reduces; the others are gathered and reduced here.
+_NATIVE = {np.dtype(t) for t in ("u1", "i1", "i4", "i8", "f2", "f4", "f8")}
+
+
+def native_form(op: Reduction, *buffers: Buffer) -> tuple[Any, list[Buffer]] | None:
+    """Find NCCL's reduction and view of the buffers, if it has one."""
+    dtype = buffers[0].dtype
+    if dtype.kind == "b":
+        logical = {"sum": dist.ReduceOp.MAX, "max": dist.ReduceOp.MAX}
+        return logical.get(op, dist.ReduceOp.MIN), [as_bytes(b) for b in buffers]
+    if dtype.kind == "c":
+        half = np.dtype(f"f{dtype.itemsize // 2}")
+        return dist.ReduceOp.SUM, [b.view(half) for b in buffers]
+    if dtype.kind == "u" and dtype.itemsize >= 4 and op == "sum":
+        signed = np.dtype(f"i{dtype.itemsize}")
+        return dist.ReduceOp.SUM, [b.view(signed) for b in buffers]
+    if dtype not in _NATIVE:
+        return None
+    name = {"sum": "SUM", "min": "MIN", "max": "MAX"}[op]
+    return getattr(dist.ReduceOp, name), list(buffers)
