@@ -13,7 +13,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.facts import ClusterFacts
-from dask_dgpu.predict import Prediction, predict
+from dask_dgpu.predict import Prediction, predict, room
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.program import Collective, Local, Matrix, Program
 from dask_dgpu.settings import Settings
@@ -133,8 +133,7 @@ class GraphOptimizer:
     @property
     def room(self) -> float | None:
         """Bytes of a device that a gang may use, ``None`` for no limit."""
-        memory = self.settings.memory_limit or self.facts.device_memory
-        return None if memory is None else memory * (1 - self.settings.safety_margin)
+        return room(self.facts, self.settings)
 
     def program(self, product: Product, rows: tuple[int, ...], columns: tuple[int, ...]) -> Program:
         """Make the program for some block rows and columns of a product."""
@@ -164,6 +163,7 @@ class GraphOptimizer:
             transport=self.transport,
             limits=self.settings.limits,
             local_ranks=self.settings.local_ranks,
+            room=self.room,
         )
 
 

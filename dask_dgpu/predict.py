@@ -49,11 +49,17 @@ class Prediction:
     dask_seconds: float
 
 
+def room(facts: ClusterFacts, settings: Settings) -> float | None:
+    """Return the bytes of a device that a gang may use, ``None`` for no limit."""
+    memory = settings.memory_limit or facts.device_memory
+    return None if memory is None else memory * (1 - settings.safety_margin)
+
+
 def predict(product: Product, facts: ClusterFacts, settings: Settings) -> Prediction:
     """Predict a product on this cluster, its blocks dealt out evenly in their order."""
     ranks = facts.workers or settings.local_ranks
     a, b = (_dealt(node, ranks) for node in (product.left, product.right))
-    plan = plan_summa(a, b, product.output.dtype, ranks, facts.machine)
+    plan = plan_summa(a, b, product.output.dtype, ranks, facts.machine, room=room(facts, settings))
     received = [0] * ranks
     for step in range(plan.steps):
         for rank, nbytes in enumerate(traffic(plan, step)[1]):
@@ -64,8 +70,7 @@ def predict(product: Product, facts: ClusterFacts, settings: Settings) -> Predic
     itemsize = np.dtype(product.output.dtype).itemsize
     shape = (a.rows[-1], a.columns[-1], b.columns[-1])
     seconds = cost(plan, facts.machine, max(received))
-    if facts.workers:
-        seconds += GANG_SECONDS + tasks * TASK_SECONDS
+    seconds += tasks * TASK_SECONDS + (GANG_SECONDS if facts.workers else 0.0)
     return Prediction(
         mesh=plan.mesh,
         strategy=strategy_of(plan),

@@ -1,4 +1,4 @@
-"""What things cost: a machine in four numbers, and times predicted from them."""
+"""What things cost: a machine in five numbers, and times predicted from them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ class Machine:
         Seconds that one collective takes however small it is.
     memory_bandwidth : float
         Bytes a second of a copy within the rank's memory, read and written.
+    ramp : float, optional
+        How deep a product must be to reach half of ``flops``: each panel begins
+        and ends with work of its own.
     """
 
     flops: float
     bandwidth: float
     latency: float
     memory_bandwidth: float
+    ramp: float = 0.0
 
 
 # Two cores shared by four ranks over loopback, and one H200 of eight under NVLink:
 # orders of magnitude that choose between plans; docs/performance.md has the measurements.
-HOST = Machine(flops=2.8e10, bandwidth=5e8, latency=1e-2, memory_bandwidth=4e9)
-CUDA = Machine(flops=5.0e13, bandwidth=3e11, latency=1e-4, memory_bandwidth=3.9e12)
+HOST = Machine(flops=2.8e10, bandwidth=5e8, latency=1e-2, memory_bandwidth=4e9, ramp=16)
+CUDA = Machine(flops=5.0e13, bandwidth=3e11, latency=1e-4, memory_bandwidth=3.9e12, ramp=256)
 
 TASK_SECONDS = 4e-4
 """What one Dask task costs the scheduler, its share of the messages included."""

@@ -70,7 +70,7 @@ def test_mixed_dtypes(left: str, right: str) -> None:
 
 def test_transposed_and_strided_blocks() -> None:
     a = numbers((58, 31), "float64", 0)
-    x = on_device(a, (10, 7))
+    x = on_device(a, (29, 16))
     check(x.T @ x, a.T @ a)
     check(x[::2, ::-1] @ x[1::2].T, a[::2, ::-1] @ a[1::2].T)
 
@@ -106,7 +106,9 @@ def test_nan_and_infinity() -> None:
     a[1, 2], a[3, 4], a[5, 6] = np.nan, np.inf, -np.inf
     x = on_device(a, (3, 2))
     value = cupy.asnumpy((x @ x).compute(scheduler="threads"))
-    np.testing.assert_array_equal(value, a @ a)
+    with np.errstate(invalid="ignore"):
+        wanted = a @ a
+    np.testing.assert_array_equal(value, wanted)
 
 
 def test_numpy_blocks_stay_numpy() -> None:

@@ -84,6 +84,7 @@ class NcclComm:
         # Events recorded after each wait, with the time by which they must be over.
         self._marks: deque[tuple[float, str, Any]] = deque()
         self._spare: list[Any] = []
+        self._call: tuple[float, str] | None = None
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _NEVER
         try:
@@ -261,11 +262,16 @@ class NcclComm:
 
     def _start(self, name: str, start: Callable[[], Any], kept: Any) -> Work:
         self._lifetime.check()
+        # the first message between two ranks connects them, for which it blocks
+        self._call = (time.monotonic() + self.timeout, name)
         try:
             with self._current_stream():
                 work = start()
         except RuntimeError as error:
+            self._lifetime.check()
             raise CommError(f"{name} on rank {self.rank} failed: {error}") from error
+        finally:
+            self._call = None
         return NcclWork(self, name, work, kept)
 
     def _order(self, work: Any, name: str) -> None:
@@ -313,9 +319,11 @@ class NcclComm:
         while self._lifetime.reason is None:
             while self._marks and self._marks[0][2].done:
                 self._spare.append(self._marks.popleft()[2])
-            if self._marks and time.monotonic() > self._marks[0][0]:
-                name = self._marks[0][1]
-                self.abort(f"{name} did not finish within {self.timeout:g} s")
+            under_way = [mark[:2] for mark in list(self._marks)[:1]]
+            under_way += [self._call] if self._call else []
+            for deadline, name in under_way:
+                if time.monotonic() > deadline:
+                    self.abort(f"{name} did not finish within {self.timeout:g} s")
             time.sleep(_LOOK)
 
 

@@ -23,10 +23,10 @@ class NcclWork:
     def wait(self) -> None:
         """Put the caller's stream, and not the host, behind the transfer."""
         self._comm._order(self._work, self._name)
-        self._kept = None
+        self._work = self._kept = None
 
     def done(self) -> bool:
-        """Whether ``wait`` would return (or raise) without blocking."""
+        """Whether the transfer is over, or the caller's stream is behind it already."""
         ended = self._comm._lifetime.reason is not None
         return ended or self._work is None or bool(self._work.is_completed())
 

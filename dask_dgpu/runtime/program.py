@@ -97,6 +97,8 @@ class Program:
         Time limits and tries.
     local_ranks : int
         Ranks of a gang that no Dask worker runs.
+    room : float or None
+        Bytes of a rank's device that may be used, ``None`` for no limit.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Program:
     transport: Literal["gloo", "nccl"]
     limits: Limits
     local_ranks: int = 1
+    room: float | None = None
 
     def position(self, key: Any) -> Block:
         """Return the place in the result of the block that the user knows by ``key``."""
@@ -130,7 +133,9 @@ def plans(program: Program, owners: Owners, size: int) -> dict[str, SummaPlan]:
                 )
                 for name in step.inputs
             )
-            found[step.output] = plan_summa(a, b, step.dtype, size, program.machine)
+            found[step.output] = plan_summa(
+                a, b, step.dtype, size, program.machine, room=program.room
+            )
     return found
 
 

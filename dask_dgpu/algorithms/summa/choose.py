@@ -27,6 +27,7 @@ def plan_summa(
     *,
     mesh: Mesh | None = None,
     steps: int | None = None,
+    room: float | None = None,
 ) -> SummaPlan:
     """Choose the mesh and the number of panels that the cost model finds quickest.
 
@@ -44,6 +45,9 @@ def plan_summa(
         Use this mesh instead of choosing one.
     steps : int, optional
         Use this number of panels instead of choosing it.
+    room : float, optional
+        Bytes of memory of a rank; where the operands leave less for panels than
+        would be quickest, narrower panels are taken.
 
     Returns
     -------
@@ -64,18 +68,21 @@ def plan_summa(
         raise ValueError(f"mesh is {mesh}, its positive extents must multiply to {size} at most")
     if steps is not None and steps < 1:
         raise ValueError(f"steps is {steps}, it must be positive")
-    best: tuple[float, SummaPlan] | None = None
+    best: tuple[float, float, SummaPlan] | None = None
+    owned = max(a.share(rank) + b.share(rank) for rank in range(size))
     for candidate in [mesh] if mesh else _meshes(a, b, size):
         plan, moved = _placed(SummaPlan(a, b, dtype, size, candidate, (), 1, 1))
         for count in [steps] if steps else _step_counts(plan):
             stepped = replace(plan, steps=count, nominal_steps=count)
             if mesh is None and stepped.reduction_bytes > stepped.workspace_limit:
                 continue  # the layers' partial sums would not fit into four panels
-            seconds = cost(stepped, machine, moved)
-            if best is None or seconds < best[0]:
-                best = seconds, stepped
+            peak = owned + stepped.sum_bytes + stepped.workspace_limit
+            over = max(0.0, peak - room) if room is not None else 0.0
+            found = over, cost(stepped, machine, moved), stepped
+            if best is None or found[:2] < best[:2]:
+                best = found
     assert best is not None  # (1, 1, 1) always fits
-    return bounded(best[1])
+    return bounded(best[2])
 
 
 def cost(plan: SummaPlan, machine: Machine, received: float) -> float:
@@ -85,9 +92,10 @@ def cost(plan: SummaPlan, machine: Machine, received: float) -> float:
     widest = max(plan.b.columns[j1] - plan.b.columns[j0] for j0, j1 in plan.column_spans)
     deepest = max(hi - lo for lo, hi in plan.depth_spans)
     itemsize = np.dtype(plan.accumulator).itemsize
-    compute = 2 * tallest * widest * deepest / machine.flops
+    compute = 2 * tallest * widest * (deepest + plan.steps * machine.ramp) / machine.flops
     panels = (tallest + widest) * deepest * itemsize
-    seconds = pipelined(compute, received / machine.bandwidth, plan.steps, machine.latency)
+    latency = machine.latency if received else 0.0  # nothing is exchanged at all
+    seconds = pipelined(compute, received / machine.bandwidth, plan.steps, latency)
     seconds += 4 * panels / machine.memory_bandwidth
     if depth > 1:
         partial = tallest * widest * itemsize

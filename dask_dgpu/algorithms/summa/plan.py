@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from itertools import product as cartesian
 
 import numpy as np
@@ -174,6 +175,13 @@ class SummaPlan:
         return widest
 
     @property
+    def sum_bytes(self) -> int:
+        """Return the bytes of the largest rectangle of C that a rank sums up."""
+        itemsize = np.dtype(self.accumulator).itemsize
+        corners = (self.rectangle(rank) for rank in self.places)
+        return max((r1 - r0) * (c1 - c0) * itemsize for (r0, r1), (c0, c1) in corners)
+
+    @property
     def workspace_limit(self) -> int:
         """Bytes that a rank may use beyond its share of A, B and C: four panels.
 
@@ -185,7 +193,7 @@ class SummaPlan:
         """Return the block columns of C that a rank keeps together, as spans.
 
         A strip, which is one block row of a group, is copied when it is cut into
-        blocks, so it must fit into the workspace. Blocks that are wide enough for
+        blocks, so it is kept smaller than a panel. Blocks that are wide enough for
         a product of their own are alone in their group, and not copied.
         """
         place = self.position(rank)
@@ -198,9 +206,25 @@ class SummaPlan:
         edges = [j0]
         for j in range(j0 + 1, j1):
             wide = columns[j] - columns[edges[-1]] >= WIDE
-            if wide or (columns[j + 1] - columns[edges[-1]]) * row_bytes > self.workspace_limit:
+            strip = (columns[j + 1] - columns[edges[-1]]) * row_bytes
+            if wide or strip > self.workspace_limit // 4:
                 edges.append(j)
         return tuple(zip(edges, [*edges[1:], j1], strict=True))
+
+    @property
+    def copied_bytes(self) -> int:
+        """Return the bytes of the largest strip that is copied when it is cut up."""
+        itemsize = np.dtype(self.accumulator).itemsize
+        rows, columns = self.a.rows, self.b.columns
+        largest = 0
+        for rank in self.places:
+            (top, bottom), _ = self.rectangle(rank)
+            heights = [hi - lo for lo, hi in pairwise(rows) if top <= lo and hi <= bottom]
+            for j0, j1 in self.groups(rank):
+                if j1 - j0 > 1:
+                    width = columns[j1] - columns[j0]
+                    largest = max(largest, max(heights, default=0) * width * itemsize)
+        return largest
 
     @property
     def partial_bytes(self) -> int:

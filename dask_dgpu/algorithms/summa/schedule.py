@@ -117,8 +117,8 @@ def workspace(plan: SummaPlan) -> int:
         for most, now in zip((sent, received), traffic(plan, step), strict=True):
             most[:] = map(max, most, now)
     messages = max(out + inbox for out, inbox in zip(sent, received, strict=True))
-    multiplying = messages + 2 * plan.panel_bytes(plan.steps) + plan.partial_bytes
-    return max(multiplying, plan.reduction_bytes)
+    kept = messages + min(2, plan.steps) * plan.panel_bytes(plan.steps)
+    return kept + max(plan.partial_bytes, plan.reduction_bytes, plan.copied_bytes)
 
 
 def traffic(plan: SummaPlan, step: int) -> tuple[list[int], list[int]]:
