@@ -46,8 +46,9 @@ compat: .venv  ## Dask's own array tests with the plugin enabled
 docs: .venv  ## the documentation, in build/docs
 	.venv/bin/python -m sphinx -W --keep-going -q docs build/docs
 
-bench: .venv  ## every benchmark
-	set -e; for file in $(wildcard benchmarks/*.py); do .venv/bin/python $$file; done
+bench: .venv  ## the benchmarks; those for GPUs where there are any
+	set -e; for file in $(filter-out %/harness.py %_gpu.py,$(wildcard benchmarks/*.py)) \
+	    $$(nvidia-smi -L >/dev/null 2>&1 && echo $(wildcard benchmarks/*_gpu.py)); do .venv/bin/python $$file; done
 
 clean:  ## remove what was made
 	rm -rf .venv .venv-latest build
