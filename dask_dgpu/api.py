@@ -28,13 +28,13 @@ TO_DELAYED = "to_delayed"
 
 @dataclass(frozen=True)
 class Enabled:
-    """dask_dgpu, switched on; as a context manager it is switched off at the end.
+    """What :func:`enable` returns; as a context manager it undoes that at the end.
 
     Parameters
     ----------
     optimizer : GraphOptimizer
         What Dask calls on array graphs.
-    before : mapping or None
+    before : mapping of str to value
         What was set before, restored at the end of a ``with`` block.
     """
 
@@ -64,8 +64,8 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
         The cluster whose workers form gangs; by default the current client, if
         there is one. Without any, products run in this process.
     **settings
-        Settings that differ from ``dask.config``'s ``dgpu.*``, with underscores:
-        ``gang_timeout="30s"``.
+        Settings that differ from ``dgpu.*`` of ``dask.config``, with underscores for
+        dots and hyphens: ``gang_timeout="30s"``, ``on_error="raise"``.
 
     Returns
     -------
@@ -75,14 +75,30 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
     Raises
     ------
     ValueError
-        When a setting is unknown or not allowed.
+        When a setting is unknown or not allowed, or ``device`` is ``"cuda"`` and no
+        worker has a CUDA device.
     DgpuError
         When ``array.query-planning`` is on: that engine has no matmul and no FFT.
 
+    See Also
+    --------
+    start : Start a cluster on this machine, and enable.
+    explain : Say what is rewritten, and what is not.
+
     Notes
     -----
+    It holds for all clients of this process and for graphs computed from now on.
     Calling it again replaces the settings; nothing is wrapped twice. The workers
-    make their communicator in the background meanwhile.
+    make their communicator in the background meanwhile. The number of workers is
+    that of now as far as predictions go; call it again when that has changed.
+
+    Examples
+    --------
+    >>> import dask.array as da, dask_dgpu as dgpu
+    >>> x = da.ones((4, 6), chunks=2)
+    >>> with dgpu.enable(local_ranks=3, when="always"):
+    ...     (x @ x.T).sum().compute(scheduler="threads").item()
+    96.0
     """
     if dask.config.get("array.query-planning", False):
         raise DgpuError(
@@ -106,7 +122,12 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
 
 
 def disable() -> None:
-    """Leave every graph to Dask again; workers keep their communicators for a next time."""
+    """Leave every graph to Dask again.
+
+    Workers keep their plugin and their communicators for a next time. An
+    ``array_optimize`` that was set before is not restored; the ``with`` form of
+    :func:`enable` does that.
+    """
     _restore({OPTIMIZE: None})
 
 
@@ -121,23 +142,32 @@ def start(
     Parameters
     ----------
     n_workers : int, optional
-        Workers, one rank each; by default one a GPU, or one a core.
+        Workers, one rank each; by default one a GPU, or one a core. No more than
+        there are GPUs, where they are used.
     device : {"auto", "cpu", "cuda"}, optional
         ``"cuda"`` starts a ``LocalCUDACluster``, whose arrays are born on the GPUs;
         ``"cpu"`` a ``LocalCluster`` with NumPy blocks; ``"auto"`` the first where
         there are GPUs.
     **cluster_kwargs
-        Passed on to the cluster.
+        Passed on to the cluster. Without GPUs workers have one thread unless
+        ``threads_per_worker`` is given here.
 
     Returns
     -------
     distributed.Client
-        Closing it closes the cluster too.
+        Closing it closes the cluster and disables dask_dgpu.
 
     Raises
     ------
+    ValueError
+        When ``device`` is none of the above, or ``"cuda"`` on a machine without GPUs.
     DgpuError
-        When a script calls this outside of ``if __name__ == "__main__":``.
+        When a script calls this outside of ``if __name__ == "__main__":``, or
+        ``array.query-planning`` is on.
+
+    See Also
+    --------
+    enable : Do the same on a cluster that runs already.
     """
     from distributed import LocalCluster
 

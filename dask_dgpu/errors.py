@@ -21,13 +21,18 @@ class GangError(DgpuError):
     Parameters
     ----------
     reason : str
-        One sentence that says what happened.
+        What happened.
     rank : int or None, optional
         The rank that failed or was awaited, if one is known.
     worker : str or None, optional
         The address of the Dask worker of that rank.
     phase : str or None, optional
-        What the rank was doing: ``"stage"``, ``"connect"``, ``"program"``.
+        What the rank was doing: ``"launch"``, ``"stage"``, ``"queued"``, ``"connect"`` or
+        ``"program"``; in a program also the step, as in ``"program (c, 2 of 8)"``.
+
+    Notes
+    -----
+    The parameters are attributes too. The text of the error names all that are known.
     """
 
     def __init__(

@@ -27,7 +27,11 @@ class Explanation:
     rewritten : tuple of (Product, Prediction)
         The pieces that run as a gang.
     declined : tuple of Declined
-        The pieces that were recognised and left to Dask.
+        The pieces that were recognised and left to Dask, each with one reason.
+
+    Notes
+    -----
+    It prints as one line a piece, and is displayed as a table in a notebook.
     """
 
     enabled: bool
@@ -35,7 +39,15 @@ class Explanation:
     declined: tuple[Declined, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values."""
+        """Return everything as plain values.
+
+        Returns
+        -------
+        dict
+            ``"enabled"``; ``"rewritten"``, a list of dicts with name, shape, dtype, the
+            length of the contraction as ``"inner"``, and the fields of the prediction;
+            ``"declined"``, a list of dicts with ``"name"`` and ``"reason"``.
+        """
         return {
             "enabled": self.enabled,
             "rewritten": [
@@ -97,12 +109,25 @@ def explain(array: Any) -> Explanation:
     Returns
     -------
     Explanation
-        Prints as text, displays as HTML, and has :meth:`Explanation.to_dict`.
+        Prints as text, displays as HTML, and has :meth:`Explanation.to_dict`. When
+        dask_dgpu is not enabled, it says so.
 
     Raises
     ------
     TypeError
         When ``array`` is no Dask collection.
+
+    Notes
+    -----
+    Nothing is computed. Bytes, memory and times are predictions for blocks that are
+    dealt out evenly, in their order, on as many workers as :func:`enable` found.
+
+    Examples
+    --------
+    >>> import dask.array as da, dask_dgpu as dgpu
+    >>> x = da.ones((4, 6), chunks=2)
+    >>> print(dgpu.explain(x @ x.T))
+    dask_dgpu is not enabled: everything is left to Dask
     """
     if not is_dask_collection(array):
         raise TypeError(f"array is a {type(array).__name__}, it must be a Dask collection")

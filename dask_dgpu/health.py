@@ -46,8 +46,24 @@ def check_health(client: Client, timeout: float = 10.0) -> Health:
     Returns
     -------
     Health
-        By worker, ``"ok"`` or one sentence: not answering, no plugin, no device,
-        a wrong product.
+        By worker, ``"ok"`` or what is wrong: no answer, no plugin, an error of the
+        device, a wrong product. It prints as one line a worker.
+
+    Raises
+    ------
+    ValueError
+        When ``timeout`` is not positive.
+
+    Notes
+    -----
+    Each worker multiplies something small on its device. The ranks' connections
+    with each other are not tried.
+
+    Examples
+    --------
+    >>> health = dgpu.check_health(client)  # doctest: +SKIP
+    >>> health.ok  # doctest: +SKIP
+    True
     """
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout!r}, it must be a positive number of seconds")

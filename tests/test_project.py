@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import tomllib
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
+import yaml
 from importlinter.cli import lint_imports
+from numpydoc.validate import validate
+
+import dask_dgpu as dgpu
+from dask_dgpu.settings import defaults, schema
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("dask_dgpu", "graph_opt")
 LONGEST_FILE = 330
 DOCUMENTS = [".ci/run", "README.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
+
+PUBLIC = [f"dask_dgpu.{name}" for name in dgpu.__all__ if name != "errors"]
+DOCSTRING_CHECKS = {"GL08", "PR01", "PR02", "PR03", "PR04", "PR07", "RT01", "RT03", "SS01"}
 
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
@@ -73,3 +82,37 @@ def test_files_in_the_table_of_algorithms_exist() -> None:
     paths = re.findall(r"`([\w/]+(?:\.py|/))`", text)
     assert "dask_dgpu/algorithms/summa/" in paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("name", [*PUBLIC, "dask_dgpu.errors.GangError"])
+def test_docstring_is_complete(name: str) -> None:
+    errors = [error for error in validate(name)["errors"] if error[0] in DOCSTRING_CHECKS]
+    assert errors == []
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_name_is_on_the_page_of_the_api(name: str) -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    assert re.search(rf"^\.\. auto(?:function|class):: {re.escape(name)}$", page, re.MULTILINE)
+
+
+def test_page_of_the_api_has_every_setting_and_its_default() -> None:
+    def leaves(tree: dict[str, object], prefix: str) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for name, value in tree.items():
+            path = f"{prefix}.{name}"
+            found |= leaves(value, path) if isinstance(value, dict) else {path: value}
+        return found
+
+    page = (ROOT / "docs/api.md").read_text()
+    rows = dict(re.findall(r"^\| `(dgpu\.[\w.-]+)` \| `([^`]+)` \|", page, re.MULTILINE))
+    found = {name: yaml.safe_load(default) for name, default in rows.items()}
+    assert found == leaves(defaults()["dgpu"], "dgpu")
+    assert schema()["properties"]["dgpu"]["properties"].keys() == defaults()["dgpu"].keys()
+
+
+@pytest.mark.parametrize("module", ["dask_dgpu.api", "dask_dgpu.explain", "dask_dgpu.health"])
+def test_examples_in_docstrings_run(module: str) -> None:
+    results = doctest.testmod(import_module(module))
+    assert results.attempted
+    assert not results.failed
