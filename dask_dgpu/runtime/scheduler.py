@@ -16,16 +16,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-from collections import Counter
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.protocol.serialize import Serialized
 from distributed.utils import log_errors
 
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.epoch import Epochs
+from dask_dgpu.runtime.losses import Losses
 from dask_dgpu.runtime.program import plans
 from dask_dgpu.runtime.run import Run
 from dask_dgpu.runtime.tasks import PLUGIN
@@ -39,6 +38,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Key = Any
+
+ANSWER_SECONDS = 2.0
+"""How long the worker of a failed gang's task has to report the failure itself."""
 
 
 class GangSchedulerPlugin(SchedulerPlugin):
@@ -62,9 +64,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.runs: dict[Key, Run] = {}
         self.epochs = Epochs(scheduler)
         self.staged_on: dict[Key, str] = {}
-        self.losses: Counter[Key] = Counter()
+        self.losses = Losses(scheduler)
         self.ended: tuple[str, list[Run]] = ("", [])
-        self.lost_by: dict[Key, GangError] = {}
         self.tickets = count()
         self.run_ids = count()
         scheduler.handlers.update({"dgpu_gang": self.gang, "dgpu_warm_up": self.warm_up})
@@ -98,11 +99,9 @@ class GangSchedulerPlugin(SchedulerPlugin):
     # opening a run
 
     def _open(self, run: Run) -> None:
-        limits = run.program.limits
-        if self.losses[run.key] > limits.restarts:
-            cause = self.lost_by[run.key]
-            reason = f"{run.program.name} lost a worker {self.losses[run.key]} times"
-            run.fail(GangError(reason, cause.rank, cause.worker, cause.phase))
+        failure = self.losses.too_many(run)
+        if failure is not None:
+            run.fail(failure)
             return
         run.members = self._members(run)
         if any(member not in self.scheduler.workers for member in run.members):
@@ -162,6 +161,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             run.awaited.discard(worker)
             if not run.awaited:
                 run.finish()
+                self.losses.forget(key)
 
     def failed(self, key: Key, run_id: int, lost: bool, error: bytes, worker: str) -> None:
         """Give a run up for the error of a rank, unless a lost worker explains it."""
@@ -180,7 +180,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         """Start over when a member does not have a block that it should hold."""
         run = self._current(key, run_id)
         if run is not None:
-            self._count_loss(run, worker, "stage")
+            self.losses.add(run, worker, "stage")
             self._start_over(run, f"dgpu-stale-{run_id}")
 
     def _current(self, key: Key, run_id: int) -> Run | None:
@@ -193,6 +193,24 @@ class GangSchedulerPlugin(SchedulerPlugin):
         if not run.outcome.done():
             self._abandon(run, str(error))
             run.fail(error)
+            asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._insist, run, error)
+
+    def _insist(self, run: Run, error: GangError) -> None:
+        """Fail the gang's task here if its worker does not take the answer."""
+        ts = self.scheduler.tasks.get(run.key)
+        if self.runs.get(run.key) is not run or ts is None or ts.processing_on is None:
+            return
+        stimulus_id = f"dgpu-failed-{run.run_id}"
+        recommendations = self.scheduler.transition(
+            run.key,
+            "erred",
+            stimulus_id,
+            worker=ts.processing_on.address,
+            cause=run.key,
+            exception=pickle.dumps(error),
+            exception_text=repr(error),
+        )
+        self.scheduler.transitions(recommendations, stimulus_id=stimulus_id)
 
     def _abandon(self, run: Run, reason: str) -> None:
         """Have every member that is left give up, and never use the communicator again."""
@@ -233,30 +251,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
         ended = self.ended[1] if self.ended[0] == stimulus_id else []
         for run in [*self.runs.values(), *ended]:
             if worker in run.members:
-                self._count_loss(run, worker, "stage" if run.epoch is None else "program")
+                self.losses.add(run, worker, "stage" if run.epoch is None else "program")
                 self._start_over(run, stimulus_id)
-
-    def _count_loss(self, run: Run, worker: str, phase: str) -> None:
-        self.losses[run.key] += 1
-        error = GangError(f"{run.program.name} lost a worker", run.rank(worker), worker, phase)
-        self.lost_by[run.key] = error
-        loop = asyncio.get_running_loop()
-        timeout = run.program.limits.timeout
-        loop.call_later(timeout, self._nobody_came_back, run.key, self.losses[run.key])
-
-    def _nobody_came_back(self, key: Key, losses: int) -> None:
-        """End a gang that waits since its last loss for workers that do not exist."""
-        ts = self.scheduler.tasks.get(key)
-        if ts is None or ts.state not in ("waiting", "no-worker") or self.losses[key] != losses:
-            return
-        lost = self.lost_by[key]
-        reason = f"{lost.reason} and none came back"
-        error = GangError(reason, lost.rank, lost.worker, lost.phase)
-        # a waiting task can only become erred if somebody is to blame for it
-        ts.exception = cast(Serialized, pickle.dumps(error))
-        ts.exception_text = repr(error)
-        ts.exception_blame = ts
-        self.scheduler.transitions({key: "erred"}, stimulus_id=f"dgpu-nobody-came-back-{losses}")
 
     def transition(
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
@@ -277,8 +273,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             elif run is not None and run.finished:
                 self._free(run)
             if finish == "forgotten":
-                self.losses.pop(key, None)
-                self.lost_by.pop(key, None)
+                self.losses.forget(key)
 
     def _stage_moved(self, key: Key, finish: str, worker: str | None) -> None:
         if finish == "memory" and worker is not None:
@@ -308,7 +303,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
         for run in self.runs.values():
             if not run.outcome.done():
                 run.restart()
-        for known in (self.runs, self.staged_on, self.losses, self.lost_by):
-            known.clear()
+        self.runs.clear()
+        self.staged_on.clear()
+        self.losses = Losses(scheduler)
         self.ended = ("", [])
         self.epochs.clear()

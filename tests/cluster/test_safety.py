@@ -226,6 +226,8 @@ def test_kills_at_random_moments(client, cluster, device, x, y):
     chance = random.Random(11)
     slow_blocks(client, 0.05)
     for _ in range(kills):
+        if device == "cpu":
+            cluster.scale(4)  # a nanny whose worker is killed while it starts gives up
         eventually(lambda: settled(cluster), seconds=60)
         future = client.compute((x @ y) * 1)
         time.sleep(chance.uniform(0, 0.8))

@@ -1,0 +1,73 @@
+"""The workers that gangs have lost, and the end of a gang for which none comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections import Counter
+from itertools import count
+from typing import TYPE_CHECKING, Any, cast
+
+from distributed.protocol.serialize import Serialized
+
+from dask_dgpu.errors import GangError
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+    from dask_dgpu.runtime.run import Run
+
+Key = Any
+
+
+class Losses:
+    """What each gang has lost since it last finished.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        Where the gangs' tasks are.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._counts: Counter[Key] = Counter()
+        self._last: dict[Key, tuple[int, GangError]] = {}
+        self._ids = count()
+
+    def add(self, run: Run, worker: str, phase: str) -> None:
+        """Count a loss, and give the gang its time limit to go on without the worker."""
+        self._counts[run.key] += 1
+        error = GangError(f"{run.program.name} lost a worker", run.rank(worker), worker, phase)
+        loss = next(self._ids)
+        self._last[run.key] = loss, error
+        timeout = run.program.limits.timeout
+        asyncio.get_running_loop().call_later(timeout, self._nobody_came_back, run.key, loss)
+
+    def too_many(self, run: Run) -> GangError | None:
+        """Return the error of a gang that has lost more workers than it may."""
+        lost = self._counts[run.key]
+        if lost <= run.program.limits.restarts:
+            return None
+        cause = self._last[run.key][1]
+        reason = f"{run.program.name} lost a worker {lost} times"
+        return GangError(reason, cause.rank, cause.worker, cause.phase)
+
+    def forget(self, key: Key) -> None:
+        """Forget the losses of a gang that has finished, or is gone."""
+        self._counts.pop(key, None)
+        self._last.pop(key, None)
+
+    def _nobody_came_back(self, key: Key, loss: int) -> None:
+        """End a gang that waits since its last loss for workers that do not exist."""
+        ts = self.scheduler.tasks.get(key)
+        last, lost = self._last.get(key, (None, None))
+        if last != loss or lost is None or ts is None or ts.state not in ("waiting", "no-worker"):
+            return
+        reason = f"{lost.reason} and none came back"
+        error = GangError(reason, lost.rank, lost.worker, lost.phase)
+        # a waiting task can only become erred if somebody is to blame for it
+        ts.exception = cast(Serialized, pickle.dumps(error))
+        ts.exception_text = repr(error)
+        ts.exception_blame = ts
+        self.scheduler.transitions({key: "erred"}, stimulus_id=f"dgpu-nobody-came-back-{loss}")
