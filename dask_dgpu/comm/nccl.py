@@ -19,8 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -41,6 +40,7 @@ from dask_dgpu.comm.buffers import (
 )
 from dask_dgpu.comm.lifetime import Lifetime
 from dask_dgpu.comm.nccl_reduction import native_form
+from dask_dgpu.comm.nccl_stream import current_stream
 from dask_dgpu.comm.nccl_work import DeferredWork, NcclWork
 from dask_dgpu.comm.protocol import Buffer, Reduction, Work
 from dask_dgpu.comm.rendezvous import KeyValueStore, meet_to_split
@@ -48,7 +48,6 @@ from dask_dgpu.errors import CommError
 
 # Much of what is used here has no stubs, or other stubs from version to version.
 dist: Any = torch.distributed
-torch_cuda: Any = torch.cuda
 
 _NEVER = timedelta(days=365)
 _LOOK = 0.2
@@ -265,7 +264,7 @@ class NcclComm:
         # the first message between two ranks connects them, for which it blocks
         self._call = (time.monotonic() + self.timeout, name)
         try:
-            with self._current_stream():
+            with current_stream(self._device):
                 work = start()
         except RuntimeError as error:
             self._lifetime.check()
@@ -280,7 +279,7 @@ class NcclComm:
         if work is None:
             return
         try:
-            with self._current_stream():
+            with current_stream(self._device):
                 work.wait()
         except RuntimeError as error:
             self._lifetime.check()
@@ -289,20 +288,6 @@ class NcclComm:
             event = self._spare.pop() if self._spare else _new_event()
             event.record()
         self._marks.append((time.monotonic() + self.timeout, name, event))
-
-    @contextmanager
-    def _current_stream(self) -> Iterator[None]:
-        """Make CuPy's current stream torch's."""
-        with cupy.cuda.Device(self._device.index):
-            pointer = cupy.cuda.get_current_stream().ptr
-            # torch takes 0, CuPy's default stream, for a wish for a new one
-            stream = (
-                torch_cuda.ExternalStream(pointer, device=self._device)
-                if pointer
-                else torch_cuda.default_stream(self._device)
-            )
-            with torch_cuda.stream(stream):
-                yield
 
     def _tensor(self, buffer: Buffer) -> torch.Tensor:
         """View a flat array as a tensor."""
