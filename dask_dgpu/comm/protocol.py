@@ -6,6 +6,9 @@ the same order. Buffers are C-contiguous NumPy or CuPy arrays of any dtype that
 Dask arrays have (bool, integers, floats, complex), of any shape, also empty.
 A call returns at once with a :class:`Work`; until its ``wait`` has returned the
 buffers belong to the communicator. The buffers of one call do not overlap.
+
+Every call but abort and close raises :class:`~dask_dgpu.errors.CommAbortedError` once the communicator
+was aborted or closed, and ``ValueError`` for buffers or ranks that do not fit.
 """
 
 from __future__ import annotations
@@ -24,9 +27,15 @@ class Work(Protocol):
         """Return when the buffers may be used again.
 
         On a CPU the data is there. On a GPU the caller's current stream is made
-        to wait; the host is not. Raises :class:`~dask_dgpu.errors.CommError`
-        when a peer is lost, the time limit passes, or the communicator is
-        aborted (from any thread) meanwhile: it never blocks for ever.
+        to wait; the host is not. It never blocks for ever.
+
+        Raises
+        ------
+        CommError
+            When a peer is lost or the time limit passes; on a GPU a later call may
+            be the first to raise.
+        CommAbortedError
+            When the communicator was aborted, from any thread.
         """
 
     def done(self) -> bool:
@@ -34,7 +43,15 @@ class Work(Protocol):
 
 
 class Comm(Protocol):
-    """Ranks that can exchange buffers."""
+    """Ranks that can exchange buffers.
+
+    Attributes
+    ----------
+    rank : int
+        Which rank this is, from 0.
+    size : int
+        How many there are.
+    """
 
     rank: int
     size: int
@@ -46,24 +63,86 @@ class Comm(Protocol):
     ) -> Work:
         """Send and receive a batch of messages, point to point.
 
-        Messages from one rank to another are matched in their order. A message
-        to oneself is allowed when the same batch receives it. Ranks that take
-        no part do not call it.
+        Messages from one rank to another are matched in their order. Ranks that
+        take no part do not call it.
+
+        Parameters
+        ----------
+        sends, recvs : sequence of (int, array)
+            The other rank, and what it is sent or where its message goes. Both sides
+            give buffers of the same number of bytes. A message to oneself is
+            allowed when the same batch receives it.
+
+        Returns
+        -------
+        Work
+            Of the whole batch.
         """
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
-        """Fill ``buffer`` on every rank with that of ``root``."""
+        """Fill ``buffer`` on every rank with that of ``root``.
+
+        Parameters
+        ----------
+        buffer : array
+            Of the same shape and dtype on every rank.
+        root : int
+            The rank whose buffer is sent.
+
+        Returns
+        -------
+        Work
+            Of the broadcast.
+        """
 
     def all_gather(self, out: Buffer, part: Buffer) -> Work:
-        """Concatenate the ranks' equal-sized ``part`` into ``out`` (flat)."""
+        """Concatenate the ranks' equal-sized ``part`` into ``out`` (flat).
+
+        Parameters
+        ----------
+        out : array
+            Of ``size`` times as many elements as ``part``, and its dtype.
+        part : array
+            What this rank gives.
+
+        Returns
+        -------
+        Work
+            Of the gathering.
+        """
 
     def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
-        """Reduce the ranks' ``whole`` and keep slice ``rank`` of it (flat, equal)."""
+        """Reduce the ranks' ``whole`` and keep slice ``rank`` of it (flat, equal).
+
+        Parameters
+        ----------
+        part : array
+            Where this rank's slice of the result goes.
+        whole : array
+            What this rank gives: ``size`` times as many elements, of the same dtype.
+        op : {"sum", "min", "max"}
+            As in :meth:`all_reduce`.
+
+        Returns
+        -------
+        Work
+            Of the reduction.
+        """
 
     def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
         """Reduce ``buffer`` over the ranks in place, the same bits on every rank.
 
-        The sum of bool is "or". Complex numbers have no minimum and no maximum.
+        Parameters
+        ----------
+        buffer : array
+            What this rank gives, and where the result goes.
+        op : {"sum", "min", "max"}
+            The sum of bool is "or". Complex numbers have no minimum and no maximum.
+
+        Returns
+        -------
+        Work
+            Of the reduction.
         """
 
     def all_to_all(
@@ -75,18 +154,47 @@ class Comm(Protocol):
     ) -> Work:
         """Send ``in_counts[q]`` elements of flat ``whole`` to each rank q.
 
-        ``out`` receives ``out_counts[q]`` elements from each q, in rank order.
-        Counts may be uneven and zero; both buffers have the same dtype.
+        Parameters
+        ----------
+        out : array
+            What comes, in the order of the ranks.
+        out_counts : sequence of int
+            How many elements come from each rank. Counts may be uneven and zero.
+        whole : array
+            What goes, in the order of the ranks; of the dtype of ``out``.
+        in_counts : sequence of int
+            How many elements go to each rank.
+
+        Returns
+        -------
+        Work
+            Of all messages.
         """
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
+        """Return when every rank has come here.
+
+        Raises
+        ------
+        CommError
+            When a peer is lost or the time limit passes.
+        """
 
     def split(self, color: int | None, key: int) -> Comm | None:
         """Make one communicator of all ranks that pass the same ``color``.
 
-        Ranks are ordered by (``key``, old rank). ``None`` takes no part and
-        gets ``None``.
+        Parameters
+        ----------
+        color : int or None
+            Which of the new communicators this rank joins; ``None`` is none.
+        key : int
+            Ranks are ordered by (``key``, old rank).
+
+        Returns
+        -------
+        Comm or None
+            The new communicator, which ends with this one at the latest; ``None`` for
+            a rank that joins none.
         """
 
     def check(self) -> None:
@@ -101,6 +209,11 @@ class Comm(Protocol):
 
         May be called from any thread; never blocks. The other ranks may learn
         of it by an error, or by their time limit.
+
+        Parameters
+        ----------
+        reason : str
+            Why; it is in the text of the errors. Only the first counts.
         """
 
     def close(self) -> None:
