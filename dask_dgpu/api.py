@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 OPTIMIZE = "array_optimize"
+BACKEND = "array.backend"
 TO_DELAYED = "to_delayed"
 
 
@@ -160,7 +161,8 @@ def start(
     Raises
     ------
     ValueError
-        When ``device`` is none of the above, or ``"cuda"`` on a machine without GPUs.
+        When ``device`` is none of the above, or ``"cuda"`` on a machine without GPUs,
+        or ``n_workers`` is more than there are GPUs.
     DgpuError
         When a script calls this outside of ``if __name__ == "__main__":``, or
         ``array.query-planning`` is on.
@@ -180,30 +182,38 @@ def start(
     gpus = count_gpus() if device != "cpu" else 0
     if device == "cuda" and not gpus:
         raise ValueError("device is 'cuda', but this machine shows no CUDA device")
+    if gpus and n_workers is not None and n_workers > gpus:
+        raise ValueError(f"n_workers is {n_workers}, it must be {gpus} at most: one a GPU")
     if gpus:
         from dask_cuda import LocalCUDACluster
 
         cluster = LocalCUDACluster(n_workers=n_workers, **cluster_kwargs)
-        dask.config.set({"array.backend": "dgpu"})
     else:
         cluster_kwargs = {"threads_per_worker": 1, "dashboard_address": ":0", **cluster_kwargs}
         cluster = LocalCluster(n_workers=n_workers, **cluster_kwargs)
     client = _owning_client_class()(cluster)
     enable(client, device="cuda" if gpus else "cpu")
+    if gpus:
+        client.backend_before = dask.config.get(BACKEND)
+        dask.config.set({BACKEND: "dgpu"})
     return client
 
 
-def _owning_client_class() -> type[Client]:
+def _owning_client_class() -> Any:
     from distributed import Client
 
     class OwningClient(Client):
-        """A client whose end is that of its cluster, and of what ``start`` enabled."""
+        """A client whose end is that of its cluster, and of what ``start`` set."""
+
+        backend_before: str | None = None
 
         async def _close(self, fast: bool = False) -> None:
             await super()._close(fast=fast)
             if self.cluster is not None:
                 await self.cluster.close()
             disable()
+            if self.backend_before is not None:
+                dask.config.set({BACKEND: self.backend_before})
 
     return OwningClient
 

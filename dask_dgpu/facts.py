@@ -51,16 +51,20 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
     Raises
     ------
     ValueError
-        When ``dgpu.device`` is ``"cuda"`` and a worker has no CUDA device.
+        When some workers have a CUDA device and some have none, or none has although
+        ``dgpu.device`` is ``"cuda"``.
     """
     if client is None:
         return ALONE
     probes: dict[str, Any] = client.run(_probe, settings.device == "cuda")
     memories = [memory for memory in probes.values() if memory is not None]
-    if settings.device == "cpu" or not memories:
-        if settings.device == "cuda":
-            raise ValueError("setting dgpu.device: 'cuda' needs a CUDA device on every worker")
+    if settings.device == "cpu" or (settings.device == "auto" and not memories):
         return ClusterFacts(len(probes), "cpu", None)
+    if len(memories) < len(probes):
+        raise ValueError(
+            f"setting dgpu.device is {settings.device!r}, but only {len(memories)} of "
+            f"{len(probes)} workers have a CUDA device; the others allow 'cpu' alone"
+        )
     return ClusterFacts(len(probes), "cuda", min(memories))
 
 

@@ -7,9 +7,6 @@ import os
 
 def count_gpus() -> int:
     """Return the number of GPUs that this process may use; 0 without a driver."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
     try:
         import pynvml
 
@@ -17,6 +14,11 @@ def count_gpus() -> int:
     except Exception:
         return 0
     try:
-        return int(pynvml.nvmlDeviceGetCount())
+        present = int(pynvml.nvmlDeviceGetCount())
     finally:
         pynvml.nvmlShutdown()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    named = [part for part in visible.split(",") if part.strip() not in ("", "-1")]
+    return min(present, len(named))

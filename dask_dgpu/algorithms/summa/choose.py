@@ -96,7 +96,7 @@ def cost(plan: SummaPlan, machine: Machine, received: float) -> float:
     panels = (tallest + widest) * deepest * itemsize
     latency = machine.latency if received else 0.0  # nothing is exchanged at all
     seconds = pipelined(compute, received / machine.bandwidth, plan.steps, latency)
-    seconds += 4 * panels / machine.memory_bandwidth
+    seconds += (4 * panels + plan.workspace_limit) / machine.memory_bandwidth
     if depth > 1:
         partial = tallest * widest * itemsize
         seconds += machine.latency + partial * (depth - 1) / depth / machine.bandwidth
