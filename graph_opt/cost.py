@@ -34,7 +34,7 @@ class Machine:
 # Two cores shared by four ranks over loopback, and one H200 of eight under NVLink:
 # orders of magnitude that choose between plans; docs/performance.md has the measurements.
 HOST = Machine(flops=2.8e10, bandwidth=5e8, latency=1e-2, memory_bandwidth=4e9, ramp=16)
-CUDA = Machine(flops=5.0e13, bandwidth=3e11, latency=1e-4, memory_bandwidth=3.9e12, ramp=256)
+CUDA = Machine(flops=5.0e13, bandwidth=3e11, latency=1e-4, memory_bandwidth=3.9e12, ramp=400)
 
 TASK_SECONDS = 4e-4
 """What one Dask task costs the scheduler, its share of the messages included."""

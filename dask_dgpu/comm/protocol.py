@@ -7,8 +7,9 @@ Dask arrays have (bool, integers, floats, complex), of any shape, also empty.
 A call returns at once with a :class:`Work`; until its ``wait`` has returned the
 buffers belong to the communicator. The buffers of one call do not overlap.
 
-Every call but abort and close raises :class:`~dask_dgpu.errors.CommAbortedError` once the communicator
-was aborted or closed, and ``ValueError`` for buffers or ranks that do not fit.
+Every call but abort and close raises
+:class:`~dask_dgpu.errors.CommAbortedError` once the communicator was aborted or
+closed, and ``ValueError`` for buffers or ranks that do not fit.
 """
 
 from __future__ import annotations
