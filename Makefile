@@ -34,8 +34,8 @@ demo: .venv  ## eigen-patches of photographs, with plain Dask and with dask_dgpu
 test: lint  ## lint, types, import contracts, tests
 	.venv/bin/python -m pytest $(PYTEST_ARGS)
 
-test-latest: .venv-latest  ## the tests with the newest dask and distributed
-	.venv-latest/bin/python -m pytest $(PYTEST_ARGS)
+test-latest: .venv-latest  ## the tests with the newest dask and distributed, but for the slow ones
+	.venv-latest/bin/python -m pytest -m "not gpu and not multigpu and not slow" $(PYTEST_ARGS)
 
 lint: .venv  ## every check of .pre-commit-config.yaml
 	.venv/bin/pre-commit run --all-files

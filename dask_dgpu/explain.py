@@ -13,7 +13,7 @@ from dask.utils import format_bytes
 
 from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.predict import Prediction
-from graph_opt.node import Declined, Product
+from graph_opt.node import Declined, Product, label
 
 
 @dataclass(frozen=True)
@@ -68,18 +68,19 @@ class Explanation:
         lines = []
         for product, predicted in self.rewritten:
             (m, n), k = product.output.shape, product.left.shape[1]
+            panels = "panel" if predicted.steps == 1 else "panels"
             lines.append(
                 (
-                    product.output.name,
+                    product.label,
                     f"({m}, {k}) @ ({k}, {n}) {product.output.dtype} runs as a gang: "
-                    f"{predicted.strategy}, mesh {predicted.mesh}, {predicted.steps} panels, "
+                    f"{predicted.strategy}, mesh {predicted.mesh}, {predicted.steps} {panels}, "
                     f"{predicted.tasks} tasks instead of about {predicted.dask_tasks}, "
-                    f"{format_bytes(predicted.moved_bytes)} received and "
+                    f"about {format_bytes(predicted.moved_bytes)} received and "
                     f"{format_bytes(predicted.peak_bytes)} held at most per rank, "
                     f"about {predicted.seconds:.3g} s instead of {predicted.dask_seconds:.3g} s",
                 )
             )
-        lines += [(piece.name, f"left to Dask: {piece.reason}") for piece in self.declined]
+        lines += [(label(piece.name), f"left to Dask: {piece.reason}") for piece in self.declined]
         return lines
 
     def __str__(self) -> str:

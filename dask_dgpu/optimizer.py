@@ -150,7 +150,7 @@ class GraphOptimizer:
                 Local("to_host", "c"),
             )
         return Program(
-            name=output.name,
+            name=product.label,
             inputs=(
                 ("a", Matrix(row_cuts, cuts_of(left.chunks[1]), left.dtype)),
                 ("b", Matrix(cuts_of(right.chunks[0]), column_cuts, right.dtype)),

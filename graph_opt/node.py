@@ -63,6 +63,11 @@ class Product:
     right: ArrayNode
     inner: tuple[str, ...]
 
+    @property
+    def label(self) -> str:
+        """What a user is told of it."""
+        return label(self.inner[0])
+
 
 @dataclass(frozen=True)
 class Declined:
@@ -70,3 +75,9 @@ class Declined:
 
     name: str
     reason: str
+
+
+def label(name: str) -> str:
+    """Return a layer's name with no more than the start of its token."""
+    operation, _, token = name.rpartition("-")
+    return f"{operation}-{token[:8]}"
