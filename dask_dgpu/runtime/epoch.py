@@ -44,6 +44,11 @@ class Epochs:
             self._forming.pop(members, None)
             raise
 
+    def holds(self, epoch: Epoch) -> bool:
+        """Whether an epoch was not forgotten since it was formed."""
+        forming = self._forming.get(epoch.members)
+        return forming is not None and _name(forming) == epoch.name
+
     async def _form(self, members: tuple[str, ...]) -> Epoch:
         host, port = "", 0
         if len(members) > 1:
@@ -69,17 +74,20 @@ class Epochs:
                 }
                 self.scheduler.worker_send(member, message)
 
-    def discard(self, members: tuple[str, ...]) -> None:
-        """Forget an epoch whose communicator was aborted."""
-        self._forming.pop(members, None)
+    def discard(self, members: tuple[str, ...], name: str) -> None:
+        """Forget an epoch whose communicator was aborted, unless it has a successor."""
+        forming = self._forming.get(members)
+        if forming is not None and _name(forming) == name:
+            del self._forming[members]
 
     def remove_worker(self, worker: str) -> None:
         """Forget all epochs of a lost worker, and have their members leave."""
         for members in [members for members in self._forming if worker in members]:
             forming = self._forming.pop(members)
-            if not forming.done() or forming.cancelled() or forming.exception():
+            name = _name(forming)
+            if name is None:
                 continue
-            message = {"op": "dgpu-leave", "epoch": forming.result().name}
+            message = {"op": "dgpu-leave", "epoch": name}
             for member in members:
                 if member in self.scheduler.workers:
                     self.scheduler.worker_send(member, message)
@@ -87,3 +95,10 @@ class Epochs:
     def clear(self) -> None:
         """Forget all epochs."""
         self._forming.clear()
+
+
+def _name(forming: asyncio.Future[Epoch]) -> str | None:
+    """Return the name of an epoch that has been formed."""
+    if not forming.done() or forming.cancelled() or forming.exception() is not None:
+        return None
+    return forming.result().name

@@ -129,6 +129,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
     async def _launch(self, run: Run) -> None:
         try:
             epoch = await self.epochs.get(run.members)
+            while not self.epochs.holds(epoch):
+                epoch = await self.epochs.get(run.members)
             if run.outcome.done():
                 return
             owners = run.owners()
@@ -139,8 +141,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
             ticket = next(self.tickets)
             for rank, member in enumerate(run.members):
                 self.scheduler.worker_send(member, run.launch_message(rank, ticket, epoch, owners))
-            for keys in run.stage_keys():
-                self.staged_on.pop(keys, None)
+            for key in run.stage_keys():
+                self.staged_on.pop(key, None)
             await watch(self.scheduler, run, self._fail)
         except Exception as error:
             self._fail(run, GangError(f"{type(error).__name__}: {error}", phase="launch"))
@@ -191,8 +193,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
 
     def _fail(self, run: Run, error: GangError) -> None:
         if not run.outcome.done():
-            self._abandon(run, str(error))
             run.fail(error)
+            self._abandon(run, str(error))
             asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._insist, run, error)
 
     def _insist(self, run: Run, error: GangError) -> None:
@@ -213,19 +215,31 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.scheduler.transitions(recommendations, stimulus_id=stimulus_id)
 
     def _abandon(self, run: Run, reason: str) -> None:
-        """Have every member that is left give up, and never use the communicator again."""
+        """Have every member that is left give up, and never use the communicator again.
+
+        Other runs under way on that communicator are void with it, and start over
+        without fault of theirs. They do so after this: Dask may be amid transitions.
+        """
         if run.epoch is None:
             return
-        self.epochs.discard(run.members)
+        self.epochs.discard(run.members, run.epoch)
         for member in run.members:
             if member in self.scheduler.workers:
                 self.scheduler.worker_send(member, run.give_up_message(reason))
+        loop = asyncio.get_running_loop()
+        for other in self.runs.values():
+            if other.epoch == run.epoch and not other.outcome.done():
+                loop.call_soon(self._start_over_if_void, other, f"dgpu-abandoned-{run.run_id}")
+
+    def _start_over_if_void(self, run: Run, stimulus_id: str) -> None:
+        if self.runs.get(run.key) is run and not run.outcome.done():
+            self._start_over(run, stimulus_id)
 
     def _start_over(self, run: Run, stimulus_id: str) -> None:
         """Have Dask run the gang again, from the staging of its blocks on."""
         if not run.outcome.done():
-            self._abandon(run, "a member is lost")
             run.restart()
+            self._abandon(run, "it starts over")
         ts = self.scheduler.tasks.get(run.key)
         if ts is None:
             return
@@ -266,8 +280,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
         elif name.startswith(GANG) and finish in ("released", "forgotten", "erred"):
             run = self.runs.pop(key, None)
             if run is not None and not run.outcome.done():
-                self._abandon(run, "it was cancelled")
                 run.restart()
+                self._abandon(run, "it was cancelled")
                 before = self.ended[1] if self.ended[0] == stimulus_id else []
                 self.ended = (stimulus_id, [*before, run])
             elif run is not None and run.finished:

@@ -199,6 +199,35 @@ def test_cancelled(client, cluster, x, y):
     check(client, (x @ y) + 0)
 
 
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+def test_others_in_flight_are_not_harmed(client, cluster, x, y, how):
+    """One of several products ends early, and with it the communicator of all."""
+    check(client, x @ y)
+    slow_blocks(client, 0.1)
+    futures = [client.compute((x + i) @ y) for i in range(4)]
+    eventually(lambda: running(client))
+    if how == "cancelled":
+        futures[0].cancel()
+    else:
+
+        def give_up(dask_scheduler: Any) -> None:
+            plugin = dask_scheduler.plugins[PLUGIN]
+            run = next(run for run in plugin.runs.values() if run.epoch)
+            plugin._fail(run, GangError("it had to end", 0, run.members[0], "program"))
+
+        client.run_on_scheduler(give_up)
+        with pytest.raises(GangError, match="it had to end"):
+            client.gather(futures)
+    ended = 0
+    for i, future in enumerate(futures):
+        if future.status in ("cancelled", "error"):
+            ended += 1
+            continue
+        np.testing.assert_array_equal(host(future.result(timeout=60)), (A + i) @ B)
+    assert ended == 1
+    eventually(lambda: left_over(client) == 0)
+
+
 def test_interrupted(client, cluster, x, y):
     """Ctrl-C in a cell: the caller stops waiting and forgets the future."""
     check(client, x @ y)
