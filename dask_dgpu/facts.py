@@ -80,5 +80,5 @@ def _probe(asked: bool) -> int | None:
         import cupy
 
         return int(cupy.cuda.runtime.memGetInfo()[1])
-    except Exception:
+    except Exception:  # no CuPy, no driver, no device: all mean that there is none
         return None

@@ -11,7 +11,7 @@ def count_gpus() -> int:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:
+    except Exception:  # no library and no driver both mean that there is no GPU
         return 0
     try:
         present = int(pynvml.nvmlDeviceGetCount())

@@ -68,10 +68,10 @@ def _worker_plugin(prefix: str | None = None) -> tuple[GangWorkerPlugin, Any] | 
     """
     if "distributed" not in sys.modules:
         return None
-    from distributed import utils
+    from distributed.utils import thread_state  # type: ignore[attr-defined]
     from distributed.worker import get_worker
 
-    key = getattr(vars(utils)["thread_state"], "key", None)
+    key = getattr(thread_state, "key", None)
     name = key[0] if isinstance(key, tuple) else key
     ours = (STAGE, GANG) if prefix is None else prefix
     if not isinstance(name, str) or not name.startswith(ours):

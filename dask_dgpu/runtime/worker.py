@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import pickle
 import queue
@@ -227,15 +226,14 @@ class GangWorkerPlugin(WorkerPlugin):
 
     def _run_jobs(self) -> None:
         while (job := self.queue.get()) is not None:
-            if isinstance(job, WarmUp):
-                self._connect(job)
-            elif not job.given_up.is_set():
-                self._run(job)
+            try:
+                if isinstance(job, WarmUp):
+                    self.member.join(**asdict(job))
+                elif not job.given_up.is_set():
+                    self._run(job)
+            except Exception:  # the thread must live: the next gang has a rank here too
+                logger.warning("a rank could not be made ready for gangs", exc_info=True)
             del job
-
-    def _connect(self, warm_up: WarmUp) -> None:
-        with contextlib.suppress(CommError):  # the gang that needs it will say so
-            self.member.join(**asdict(warm_up))
 
     def _run(self, job: Job) -> None:
         name = (job.key, job.run_id)

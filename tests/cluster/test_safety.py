@@ -187,6 +187,25 @@ def test_kernel_raises(client, cluster, x, y, error):
     check(client, (x + 0) @ y)
 
 
+def test_warm_up_fails(client, cluster, x, y):
+    """The thread that runs programs outlives whatever meets it."""
+
+    def spoil(dask_worker: Any) -> None:
+        member = dask_worker.plugins[PLUGIN].member
+        member.join, member.mended = None, member.join
+
+    def mend(dask_worker: Any) -> None:
+        member = dask_worker.plugins[PLUGIN].member
+        member.join = member.mended
+
+    check(client, x @ y)
+    client.run(spoil)
+    dgpu.enable(client, **SETTINGS)
+    time.sleep(0.5)
+    client.run(mend)
+    check(client, x @ y)
+
+
 def test_cancelled(client, cluster, x, y):
     check(client, x @ y)
     slow_blocks(client, 0.5)
