@@ -12,7 +12,7 @@ from dask_dgpu.algorithms.summa.schedule import traffic, workspace
 from dask_dgpu.facts import ClusterFacts
 from dask_dgpu.settings import Settings
 from graph_opt.cost import GANG_SECONDS, TASK_SECONDS, dask_product_seconds
-from graph_opt.layout import block_spans, cuts_of
+from graph_opt.layout import cuts_of, dealt
 from graph_opt.node import ArrayNode, Product
 
 
@@ -100,9 +100,7 @@ def strategy_of(plan: SummaPlan) -> str:
 
 def _dealt(node: ArrayNode, ranks: int) -> Operand:
     rows, columns = (cuts_of(sizes) for sizes in node.chunks)
-    spans = block_spans(tuple(range(node.blocks + 1)), ranks)
-    owners = tuple(rank for rank, (lo, hi) in enumerate(spans) for _ in range(lo, hi))
-    return Operand(rows, columns, node.dtype, owners)
+    return Operand(rows, columns, node.dtype, dealt(node.blocks, ranks))
 
 
 def _peak(plan: SummaPlan) -> int:

@@ -131,17 +131,17 @@ class GangLayer(Layer):
         wanted = frozenset(index for index in self.wanted if (name, *index) in keys)
         if not wanted:
             return self, {}
-        rows = tuple(sorted({i for i, _ in wanted}))
-        columns = tuple(sorted({j for _, j in wanted}))
-        layer = GangLayer(
-            self.product,
-            self.functions,
-            self.make_program,
-            rows,
-            columns,
-            wanted,
-            self.annotations,
-        )
+        layer = self
+        if wanted != self.wanted:
+            layer = GangLayer(
+                self.product,
+                self.functions,
+                self.make_program,
+                tuple(sorted({i for i, _ in wanted})),
+                tuple(sorted({j for _, j in wanted})),
+                wanted,
+                self.annotations,
+            )
         return layer, {key: set(task.dependencies) for key, task in layer.items()}
 
     def tasks(self) -> dict[Key, GraphNode]:

@@ -42,6 +42,12 @@ def block_spans(cuts: Cuts, parts: int) -> tuple[Span, ...]:
     return tuple(pairwise(edges))
 
 
+def dealt(blocks: int, owners: int) -> tuple[int, ...]:
+    """Return the owner of each of so many blocks, dealt out evenly in their order."""
+    spans = block_spans(tuple(range(blocks + 1)), owners)
+    return tuple(owner for owner, (lo, hi) in enumerate(spans) for _ in range(lo, hi))
+
+
 def overlaps(cuts: Cuts, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Yield ``(chunk, lo, hi)`` for every chunk that ``[start, stop)`` cuts.
 

@@ -10,7 +10,7 @@ from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device, HostDevice
 from dask_dgpu.runtime.program import Blocks, Program, execute, plans
-from graph_opt.layout import block_spans
+from graph_opt.layout import dealt
 
 Array = Any
 
@@ -24,9 +24,7 @@ def run_here(program: Program, staged: Sequence[list[Array]]) -> Blocks:
         rows, columns = matrix.grid
         indices = [(i, j) for i in range(rows) for j in range(columns)]
         blocks[name] = dict(zip(indices, given, strict=True))
-        cuts = tuple(range(len(indices) + 1))
-        spans = block_spans(cuts, size)
-        owners[name] = tuple(rank for rank, (lo, hi) in enumerate(spans) for _ in range(lo, hi))
+        owners[name] = dealt(len(indices), size)
     fixed = plans(program, owners, size)
 
     # what NumPy does on overflow, for one, is the caller's choice

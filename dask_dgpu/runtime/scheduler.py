@@ -79,7 +79,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
     # calls of workers and clients
 
     async def gang(
-        self, key: Key, name: str, program: bytes, staged: list[list[tuple[Key, str]]]
+        self, key: Key, program: bytes, staged: list[list[tuple[Key, str]]]
     ) -> dict[str, Any]:
         """Run a gang to its end; called by its ``gang`` task, again after a loss."""
         run = self.runs.get(key)

@@ -149,7 +149,6 @@ class GangWorkerPlugin(WorkerPlugin):
             self.worker.loop,
             self.worker.scheduler.dgpu_gang,
             key=key,
-            name=program.name,
             program=pickle.dumps(program),
             staged=[list(tokens) for tokens in staged],
         )

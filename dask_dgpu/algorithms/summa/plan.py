@@ -229,7 +229,7 @@ class SummaPlan:
     @property
     def partial_bytes(self) -> int:
         """Bytes of the largest partial sum that is no rank's share; 0 with one layer."""
-        return max(sums for sums, _ in self._partial_sums()) if self.mesh[2] > 1 else 0
+        return self.sum_bytes if self.mesh[2] > 1 else 0
 
     @property
     def reduction_bytes(self) -> int:
