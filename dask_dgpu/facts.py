@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from dask_dgpu.settings import Settings
 from graph_opt.cost import CUDA, HOST, Machine
@@ -25,16 +25,20 @@ class ClusterFacts:
         ``"cpu"`` or ``"cuda"``: where gangs compute.
     device_memory : int or None
         Bytes of the smallest device, ``None`` on a CPU.
+    one_sided : bool
+        Whether ranks can read each other's memory: GPUs of one host with memory in
+        RMM pools, or threads.
     """
 
     workers: int
     device: Literal["cpu", "cuda"]
     device_memory: int | None
+    one_sided: bool = False
 
     @property
     def machine(self) -> Machine:
         """Rates of one rank."""
-        return CUDA if self.device == "cuda" else HOST
+        return replace(CUDA if self.device == "cuda" else HOST, one_sided=self.one_sided)
 
     @property
     def transport(self) -> Literal["gloo", "nccl"]:
@@ -42,7 +46,26 @@ class ClusterFacts:
         return "nccl" if self.device == "cuda" else "gloo"
 
 
-ALONE = ClusterFacts(workers=0, device="cpu", device_memory=None)
+ALONE = ClusterFacts(workers=0, device="cpu", device_memory=None, one_sided=True)
+
+
+@dataclass(frozen=True)
+class WorkerFacts:
+    """The CUDA device of one worker.
+
+    Parameters
+    ----------
+    memory : int
+        Its bytes.
+    host : str
+        Where it is.
+    pooled : bool
+        Whether its memory can be read by other workers of that host.
+    """
+
+    memory: int
+    host: str
+    pooled: bool
 
 
 def gather(client: Client | None, settings: Settings) -> ClusterFacts:
@@ -56,20 +79,21 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
     """
     if client is None:
         return ALONE
-    probes: dict[str, Any] = client.run(_probe, settings.device == "cuda")
-    memories = [memory for memory in probes.values() if memory is not None]
-    if settings.device == "cpu" or (settings.device == "auto" and not memories):
+    probes: dict[str, WorkerFacts | None] = client.run(_probe, settings.device == "cuda")
+    found = [facts for facts in probes.values() if facts is not None]
+    if settings.device == "cpu" or (settings.device == "auto" and not found):
         return ClusterFacts(len(probes), "cpu", None)
-    if len(memories) < len(probes):
+    if len(found) < len(probes):
         raise ValueError(
-            f"setting dgpu.device is {settings.device!r}, but only {len(memories)} of "
+            f"setting dgpu.device is {settings.device!r}, but only {len(found)} of "
             f"{len(probes)} workers have a CUDA device; the others allow 'cpu' alone"
         )
-    return ClusterFacts(len(probes), "cuda", min(memories))
+    one_sided = len({facts.host for facts in found}) == 1 and all(facts.pooled for facts in found)
+    return ClusterFacts(len(probes), "cuda", min(facts.memory for facts in found), one_sided)
 
 
-def _probe(asked: bool) -> int | None:
-    """Bytes of the device of this worker, ``None`` when it computes on the CPU.
+def _probe(asked: bool) -> WorkerFacts | None:
+    """What the device of this worker is, ``None`` when it computes on the CPU.
 
     A dask-cuda worker has a device of its own. On any other worker CUDA is left
     alone unless it is asked for, since several may share one device.
@@ -79,6 +103,8 @@ def _probe(asked: bool) -> int | None:
     try:
         import cupy
 
-        return int(cupy.cuda.runtime.memGetInfo()[1])
+        from dask_dgpu.comm.nccl_window import host, pooled
+
+        return WorkerFacts(int(cupy.cuda.runtime.memGetInfo()[1]), host(), pooled())
     except Exception:  # no CuPy, no driver, no device: all mean that there is none
         return None

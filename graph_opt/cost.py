@@ -22,6 +22,9 @@ class Machine:
     ramp : float, optional
         How deep a product must be to reach half of ``flops``: each panel begins
         and ends with work of its own.
+    one_sided : bool, optional
+        Whether ranks can read each other's memory, without packing and by hardware
+        that does not compute.
     """
 
     flops: float
@@ -29,6 +32,7 @@ class Machine:
     latency: float
     memory_bandwidth: float
     ramp: float = 0.0
+    one_sided: bool = False
 
 
 # Two cores shared by four ranks over loopback, and one H200 of eight under NVLink:
@@ -43,15 +47,14 @@ GANG_SECONDS = 2e-2
 """What forming a gang costs beyond its tasks: two round trips."""
 
 
-def pipelined(compute: float, transfer: float, steps: int, latency: float) -> float:
+def pipelined(compute: float, transfer: float, first: float, steps: int) -> float:
     """Return the seconds of a loop whose next transfer hides behind its compute.
 
-    Only the first of ``steps`` transfers is exposed; after it the longer of the
-    two sets the pace. Each step pays the latency of one collective.
+    Only the ``first`` part of the transfer is exposed; after it the longer of the
+    two sets the pace, up to the last of ``steps``.
     """
-    first = transfer / steps
-    rest = max(compute, transfer) * (steps - 1) / steps + compute / steps
-    return first + rest + steps * latency
+    last = compute / steps
+    return first + max(compute - last, transfer - first) + last
 
 
 def dask_product_seconds(

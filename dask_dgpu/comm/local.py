@@ -23,7 +23,7 @@ from dask_dgpu.comm.buffers import (
     reduce_parts,
 )
 from dask_dgpu.comm.lifetime import Lifetime
-from dask_dgpu.comm.protocol import Buffer, Reduction, Work
+from dask_dgpu.comm.protocol import Buffer, Reduction, Window, Work
 from dask_dgpu.errors import CommAbortedError, CommError
 
 T = TypeVar("T")
@@ -69,6 +69,21 @@ class _LocalWork:
 
     def done(self) -> bool:
         return self._comm.hub.lifetime.reason is not None or self._ready()
+
+
+class _LocalWindow:
+    def __init__(self, comm: LocalComm, buffers: list[Sequence[Buffer]]) -> None:
+        self._comm = comm
+        self._buffers = buffers
+
+    def get(self, peer: int, which: int, part: tuple[slice, ...], target: Buffer) -> None:
+        check_peers([peer], self._comm.size)
+        self._comm.check()
+        target[...] = self._buffers[peer][which][part]
+
+    def close(self) -> Work:
+        settle(*_leaves(self._buffers))
+        return self._comm._collect(("close",), None, lambda given: None)
 
 
 class LocalHub:
@@ -208,6 +223,17 @@ class LocalComm:
     def barrier(self) -> None:
         """Return when every rank has come here."""
         self._collect(("barrier",), None, lambda given: None).wait()
+
+    def window(self, buffers: Sequence[Buffer]) -> Window:
+        """Let all ranks read these buffers of each."""
+        everyone: list[Sequence[Buffer]] = []
+
+        def finish(given: list[tuple[Sequence[Buffer], list[Sequence[Buffer]]]]) -> None:
+            for _, heard in given:
+                heard.extend(buffers for buffers, _ in given)
+
+        self._collect(("window",), (buffers, everyone), finish).wait()
+        return _LocalWindow(self, everyone)
 
     def split(self, color: int | None, key: int) -> LocalComm | None:
         """Make one communicator of all ranks that pass the same ``color``."""

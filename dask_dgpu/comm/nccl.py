@@ -41,8 +41,9 @@ from dask_dgpu.comm.buffers import (
 from dask_dgpu.comm.lifetime import Lifetime
 from dask_dgpu.comm.nccl_reduction import native_form
 from dask_dgpu.comm.nccl_stream import current_stream
+from dask_dgpu.comm.nccl_window import Mappings, open_window
 from dask_dgpu.comm.nccl_work import DeferredWork, NcclWork
-from dask_dgpu.comm.protocol import Buffer, Reduction, Work
+from dask_dgpu.comm.protocol import Buffer, Reduction, Window, Work
 from dask_dgpu.comm.rendezvous import KeyValueStore, meet_to_split
 from dask_dgpu.errors import CommError
 
@@ -80,6 +81,7 @@ class NcclComm:
         self._device = torch.device("cuda", device)
         self._lifetime = Lifetime(self._start_to_abort)
         self._children: list[NcclComm] = []
+        self._mappings = Mappings()
         # Events recorded after each wait, with the time by which they must be over.
         self._marks: deque[tuple[float, str, Any]] = deque()
         self._spare: list[Any] = []
@@ -205,6 +207,11 @@ class NcclComm:
             cupy.cuda.get_current_stream().synchronize()
         self._lifetime.check()
 
+    def window(self, buffers: Sequence[Buffer]) -> Window | None:
+        """Let all ranks read these buffers of each, by the copy engines of one host's GPUs."""
+        self._lifetime.check()
+        return open_window(self, self._mappings, buffers)
+
     def split(self, color: int | None, key: int) -> NcclComm | None:
         """Make one communicator of all ranks that pass the same ``color``."""
         self._lifetime.check()
@@ -258,6 +265,8 @@ class NcclComm:
         while marks and not marks[-1][2].done and time.monotonic() < marks[-1][0]:
             time.sleep(_LOOK)
         self._group.abort()
+        with cupy.cuda.Device(self._device.index):
+            self._mappings.close()
 
     def _start(self, name: str, start: Callable[[], Any], kept: Any) -> Work:
         self._lifetime.check()

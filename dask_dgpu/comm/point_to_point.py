@@ -39,7 +39,7 @@ from dask_dgpu.comm.buffers import (
     reduce_parts,
 )
 from dask_dgpu.comm.lifetime import Lifetime
-from dask_dgpu.comm.protocol import Buffer, Reduction, Work
+from dask_dgpu.comm.protocol import Buffer, Reduction, Window, Work
 from dask_dgpu.errors import CommError
 
 # Up to this many bytes one round of whole buffers beats two rounds of pieces.
@@ -198,6 +198,11 @@ class PointToPointComm(ABC):
         one = np.zeros(1, np.uint8)
         every = list(np.empty((self.size, 1), np.uint8))
         self._start("barrier", self._swap(every, [one] * self.size)).wait()
+
+    def window(self, buffers: Sequence[Buffer]) -> Window | None:
+        """Refuse: messages are all there is."""
+        self._lifetime.check()
+        return None
 
     def check(self) -> None:
         """Raise if the communicator was aborted."""

@@ -43,6 +43,39 @@ class Work(Protocol):
         """Whether ``wait`` would return (or raise) without blocking."""
 
 
+class Window(Protocol):
+    """Buffers of all ranks that any of them may read, without the owner's help.
+
+    What MPI calls a window and its passive reads. No buffer in it may be written
+    to or freed before every rank has closed it.
+    """
+
+    def get(self, peer: int, which: int, part: tuple[slice, ...], target: Buffer) -> None:
+        """Copy a part of a rank's buffer; on a GPU on the caller's stream.
+
+        Parameters
+        ----------
+        peer : int
+            The rank that gave the buffer; it may be this one.
+        which : int
+            The position among the buffers that it gave.
+        part : tuple of slice
+            What is read of it.
+        target : array
+            Where it goes: of the shape of the part and the buffer's dtype, any strides.
+        """
+
+    def close(self) -> Work:
+        """Say that this rank has read all it needs; collective.
+
+        Returns
+        -------
+        Work
+            Over when all ranks have read what they need. Then, and not before, the
+            buffers may be written to or freed.
+        """
+
+
 class Comm(Protocol):
     """Ranks that can exchange buffers.
 
@@ -179,6 +212,22 @@ class Comm(Protocol):
         ------
         CommError
             When a peer is lost or the time limit passes.
+        """
+
+    def window(self, buffers: Sequence[Buffer]) -> Window | None:
+        """Let all ranks read these buffers of each.
+
+        Parameters
+        ----------
+        buffers : sequence of array
+            What this rank gives: any number, of any shape, dtype and strides. What
+            was written to them on the caller's stream so far is what others read.
+
+        Returns
+        -------
+        Window or None
+            ``None``, on every rank, where the transport, the hosts or the memory of
+            any of them do not allow it.
         """
 
     def split(self, color: int | None, key: int) -> Comm | None:

@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 
 from dask_dgpu.comm.buffers import even_counts
-from dask_dgpu.comm.protocol import Buffer, Comm, Reduction, Work
+from dask_dgpu.comm.protocol import Buffer, Comm, Reduction, Window, Work
 
 
 @dataclass
@@ -148,6 +148,12 @@ class RecordingComm:
         self.inner.barrier()
         self._record("barrier", [], [])
 
+    def window(self, buffers: Sequence[Buffer]) -> Window | None:
+        """Let all ranks read these buffers of each."""
+        window = self.inner.window(buffers)
+        self._record("window", [], [])
+        return None if window is None else RecordingWindow(self, window)
+
     def split(self, color: int | None, key: int) -> RecordingComm | None:
         """Make one communicator of all ranks that pass the same ``color``."""
         child = self.inner.split(color, key)
@@ -195,3 +201,21 @@ class RecordingComm:
                 if peer != self.rank and nbytes:
                     booked[self._names[peer]] += nbytes
                     messages[self._names[peer]] += 1
+
+
+class RecordingWindow:
+    """A window whose reads are booked by the rank that reads; its owner has no part in them."""
+
+    def __init__(self, comm: RecordingComm, inner: Window) -> None:
+        self.comm = comm
+        self.inner = inner
+
+    def get(self, peer: int, which: int, part: tuple[slice, ...], target: Buffer) -> None:
+        """Copy a part of a rank's buffer."""
+        self.inner.get(peer, which, part, target)
+        self.comm._record("get", [], [(peer, target.nbytes)])
+
+    def close(self) -> Work:
+        """Say that this rank has read all it needs."""
+        self.comm._record("close", [], [])
+        return self.inner.close()

@@ -254,6 +254,53 @@ def several_in_flight(comm, xp):
     same(told, np.zeros(n, np.int64))
 
 
+def window(comm, xp, wanted=None):
+    """Every rank reads parts of what the others gave, none of them taking part.
+
+    ``wanted`` says whether there must be a window; all ranks or none have one.
+    """
+    size, me = comm.size, comm.rank
+
+    def given(rank, dtype):
+        wide = values(35, dtype, rank).reshape(5, 7)
+        return [wide[: 1 + rank % 3], np.zeros((0, 4), dtype), wide.T, values(3, dtype, rank)]
+
+    found = []
+    for dtype in ("bool", "float32", "complex128"):
+        window = comm.window([xp.asarray(x) for x in given(me, dtype)])
+        found.append(window is not None)
+        if window is None:
+            continue
+        got = xp.zeros((4, 9), dtype)
+        for peer in range(size):
+            for which, part in (
+                (0, (slice(0, 1), slice(2, 6))),
+                (1, (slice(0, 0), slice(1, 3))),
+                (2, (slice(3, 6), slice(1, 4))),
+            ):
+                expected = given(peer, dtype)[which][part]
+                rows, columns = expected.shape
+                target = got[:rows, 1 : 1 + columns]
+                window.get(peer, which, part, target)
+                same(target, expected)
+            line = xp.zeros(2, dtype)
+            window.get(peer, 3, (slice(1, 3),), line)
+            same(line, given(peer, dtype)[3][1:])
+        window.close().wait()
+    votes = xp.asarray([sum(found)])
+    comm.all_reduce(votes).wait()
+    assert int(votes[0]) in (0, 3 * size)
+    assert wanted is None or all(found) == wanted
+
+
+def no_window(comm, xp):
+    window(comm, xp, wanted=False)
+
+
+def a_window(comm, xp):
+    window(comm, xp, wanted=True)
+
+
 def use_after_abort(comm, xp):
     child = comm.split(0, 0)
     comm.barrier()
@@ -264,6 +311,7 @@ def use_after_abort(comm, xp):
             lambda one=one: one.broadcast(xp.zeros(1), 0),
             lambda one=one: one.exchange([], []),
             lambda one=one: one.split(0, 0),
+            lambda one=one: one.window([]),
         ):
             with pytest.raises(CommAbortedError, match="enough"):
                 call()

@@ -111,6 +111,29 @@ def test_case(launch, case):
     launch(case)
 
 
+def test_window(launch, request):
+    """Threads see each other's memory; processes only that of an RMM pool."""
+    kind = request.node.callspec.params["launch"].split("-")[0]
+    launch(cases.a_window if kind in ("local", "recording") else cases.no_window)
+
+
+@pytest.mark.multigpu
+def test_window_of_pools(nccl_pool, store):
+    address = store.address
+    nccl_pool.start(_pooled_rank_main, nccl_pool.size, address)
+    nccl_pool.results()
+
+
+def _pooled_rank_main(rank, size, address):
+    import rmm
+    from rmm.allocators.cupy import rmm_cupy_allocator
+
+    cupy = _module("cupy")
+    rmm.reinitialize(pool_allocator=True, initial_pool_size=1 << 30, devices=rank)
+    with cupy.cuda.using_allocator(rmm_cupy_allocator):
+        _rank_main(rank, size, "nccl", address, "pools", 20.0, cases.a_window)
+
+
 def test_use_after_abort(launch):
     launch(cases.use_after_abort)
 

@@ -11,17 +11,18 @@ times = st.floats(0, 1e3)
 
 @given(times, times, st.integers(1, 64), st.floats(0, 1))
 def test_a_pipeline_takes_no_less_than_either_part(
-    compute: float, transfer: float, steps: int, latency: float
+    compute: float, transfer: float, steps: int, share: float
 ) -> None:
-    seconds = pipelined(compute, transfer, steps, latency)
+    seconds = pipelined(compute, transfer, share * transfer, steps)
     assert seconds >= max(compute, transfer) * (1 - 1e-12)
-    assert seconds <= compute + transfer + steps * latency + 1e-9
+    assert seconds <= (compute + transfer) * (1 + 1e-12)
 
 
 def test_what_a_pipeline_hides() -> None:
-    assert pipelined(8.0, 4.0, 1, 0.0) == 12
-    assert pipelined(8.0, 4.0, 4, 0.0) == 9
-    assert pipelined(4.0, 8.0, 4, 0.5) == 8 + 1 + 2
+    assert pipelined(8.0, 4.0, 4.0, 1) == 12
+    assert pipelined(8.0, 4.0, 1.0, 4) == 9
+    assert pipelined(8.0, 4.0, 0.0, 4) == 8
+    assert pipelined(4.0, 8.0, 2.0, 4) == 2 + 6 + 1
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 7])

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from dask_dgpu.algorithms.summa.plan import Mesh, Operand, SummaPlan
-from dask_dgpu.algorithms.summa.schedule import bounded
+from dask_dgpu.algorithms.summa.schedule import bounded, received_in
 from graph_opt.cost import Machine, pipelined
 from graph_opt.layout import Cuts, Span
 
@@ -71,7 +71,8 @@ def plan_summa(
     best: tuple[float, float, SummaPlan] | None = None
     owned = max(a.share(rank) + b.share(rank) for rank in range(size))
     for candidate in [mesh] if mesh else _meshes(a, b, size):
-        plan, moved = _placed(SummaPlan(a, b, dtype, size, candidate, (), 1, 1))
+        bare = SummaPlan(a, b, dtype, size, candidate, (), 1, 1, machine.one_sided)
+        plan, moved = _placed(bare)
         for count in [steps] if steps else _step_counts(plan):
             stepped = replace(plan, steps=count, nominal_steps=count)
             if mesh is None and stepped.reduction_bytes > stepped.workspace_limit:
@@ -94,9 +95,14 @@ def cost(plan: SummaPlan, machine: Machine, received: float) -> float:
     itemsize = np.dtype(plan.accumulator).itemsize
     compute = 2 * tallest * widest * (deepest + plan.steps * machine.ramp) / machine.flops
     panels = (tallest + widest) * deepest * itemsize
-    latency = machine.latency if received else 0.0  # nothing is exchanged at all
-    seconds = pipelined(compute, received / machine.bandwidth, plan.steps, latency)
-    seconds += (4 * panels + plan.workspace_limit) / machine.memory_bandwidth
+    first = min(received, float(max(received_in(plan, 0))))
+    seconds = pipelined(
+        compute, received / machine.bandwidth, first / machine.bandwidth, plan.steps
+    )
+    if received:  # else nothing is exchanged at all
+        seconds += machine.latency * (2 if plan.one_sided else plan.steps)
+    passes = 2 if plan.one_sided else 4
+    seconds += (passes * panels + plan.workspace_limit) / machine.memory_bandwidth
     if depth > 1:
         partial = tallest * widest * itemsize
         seconds += machine.latency + partial * (depth - 1) / depth / machine.bandwidth

@@ -53,6 +53,9 @@ class Messages:
         for piece, view in self._views(step.receives, self.inbox):
             place(piece)[...] = view
 
+    def close(self) -> None:
+        """Do nothing: every exchange has been waited for."""
+
     def _views(
         self, pieces: Mapping[int, list[Piece]], buffer: Array
     ) -> Iterable[tuple[Piece, Array]]:

@@ -42,6 +42,11 @@ class Operand:
         return self.owners[row * (len(self.columns) - 1) + column]
 
     @property
+    def cuts(self) -> tuple[Cuts, Cuts]:
+        """Where the rows and the columns are cut."""
+        return self.rows, self.columns
+
+    @property
     def itemsize(self) -> int:
         """Bytes of an element."""
         return np.dtype(self.dtype).itemsize
@@ -83,6 +88,9 @@ class SummaPlan:
     nominal_steps : int
         The number of panels that would be quickest. ``steps`` is larger where the
         buffers of that many would exceed :attr:`workspace_limit`.
+    one_sided : bool
+        Whether ranks read their panels' pieces from the owners' blocks instead of being
+        sent them, if the transport can.
     """
 
     a: Operand
@@ -93,6 +101,7 @@ class SummaPlan:
     places: tuple[int, ...]
     steps: int
     nominal_steps: int
+    one_sided: bool = False
 
     @property
     def accumulator(self) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from dask_dgpu.algorithms.summa.depth import Strip, reduce_layers
 from dask_dgpu.algorithms.summa.message import Messages
 from dask_dgpu.algorithms.summa.plan import SummaPlan
+from dask_dgpu.algorithms.summa.pull import Pulls, open_pulls
 from dask_dgpu.algorithms.summa.schedule import Piece, Step, pieces, schedule
 from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels.device import Device
@@ -53,30 +54,34 @@ def summa_rank(
     Notes
     -----
     Every rank receives the pieces of its next panel while it multiplies the
-    present one. The peak of memory is the rank's blocks of A, B and C and a
-    workspace of four panels: two filled, one message out, one in. Blocks of C
+    present one. Where the plan and the transport allow it, it reads them from the
+    owners' blocks itself, straight into the panel, and no rank packs or sends. The
+    peak of memory is the rank's blocks of A, B and C and a workspace of four panels:
+    two filled, and unless pieces are read, one message out and one in. Blocks of C
     count in ``plan.accumulator``.
     """
     steps = schedule(plan, comm.rank)
-    messages = Messages(plan, comm, device, steps)
+    operands = (a, b)
+    pulls = open_pulls(plan, comm, device, steps, operands)
+    carrier = pulls or Messages(plan, comm, device, steps)
     panels = _Panels(plan, device, comm.rank)
     strips = _strips(plan, device, comm.rank)
-    operands = (a, b)
     with device.transferring():
-        under_way = messages.send(steps[0], operands)
+        under_way = carrier.send(steps[0], operands)
     for at, step in enumerate(steps):
         with device.transferring():
-            filled = panels.fill(step, at, messages, under_way, operands)
+            filled = panels.fill(step, at, carrier, under_way, operands)
             if at + 1 < len(steps):
-                under_way = messages.send(steps[at + 1], operands)
+                under_way = carrier.send(steps[at + 1], operands)
         with device.computing():
             device.after(filled.ready)
             _multiply(device, strips, filled)
             panels.used(at, device.mark())
         progress(at + 1, len(steps))
     with device.transferring():
+        carrier.close()
         panels.drain()
-    del panels, messages, filled
+    del panels, carrier, pulls, filled
     if plan.mesh[2] > 1:
         return reduce_layers(plan, comm, device, strips)
     with device.computing():
@@ -130,7 +135,7 @@ class _Panels:
         self,
         step: Step,
         at: int,
-        messages: Messages,
+        carrier: Messages | Pulls,
         under_way: Work | None,
         operands: tuple[Blocks, Blocks],
     ) -> _Filled:
@@ -145,7 +150,7 @@ class _Panels:
         self.device.after(self.marks[which])
         for piece in step.local:
             panel.place(piece)[...] = operands[piece.operand][piece.block][piece.source]
-        messages.unpack(step, under_way, panel.place)
+        carrier.unpack(step, under_way, panel.place)
         return replace(panel, ready=self.device.mark())
 
     def used(self, at: int, mark: Any) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
-from graph_opt.layout import Span, overlaps
+from graph_opt.layout import Cuts, Span, overlaps
 
 ALIGN = 16
 """Bytes: pieces within a message start at multiples of this, so that any dtype can be viewed."""
@@ -130,6 +132,25 @@ def traffic(plan: SummaPlan, step: int) -> tuple[list[int], list[int]]:
                 sent[piece.owner] += piece.aligned
                 received[destination] += piece.aligned
     return sent, received
+
+
+def received_in(plan: SummaPlan, step: int) -> list[int]:
+    """Return the bytes that each rank needs from others in a step, without padding."""
+    received = [0] * plan.size
+    for rank in plan.places:
+        rows, columns = plan.rectangle(rank)
+        panel = plan.panel(rank, step)
+        for operand, extent in ((plan.a, (rows, panel)), (plan.b, (panel, columns))):
+            held = np.outer(*(_lengths(c, *s) for c, s in zip(operand.cuts, extent, strict=True)))
+            remote = np.asarray(operand.owners).reshape(operand.grid) != rank
+            received[rank] += int(held[remote].sum()) * operand.itemsize
+    return received
+
+
+def _lengths(cuts: Cuts, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """How much of ``[start, stop)`` lies in each chunk."""
+    edges = np.clip(cuts, start, max(start, stop))
+    return np.diff(edges)
 
 
 def bounded(plan: SummaPlan) -> SummaPlan:

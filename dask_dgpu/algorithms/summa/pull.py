@@ -1,0 +1,71 @@
+"""Reading the pieces of a step straight from the blocks of their owners, into the panel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dask_dgpu.algorithms.summa.plan import SummaPlan
+from dask_dgpu.algorithms.summa.schedule import Piece, Step
+from dask_dgpu.comm.protocol import Comm, Window, Work
+from dask_dgpu.kernels.device import Device
+
+Array = Any
+Blocks = Mapping[tuple[int, int], Array]
+
+
+class Pulls:
+    """One-sided reads, where the transport has them: nothing is packed, nobody sends."""
+
+    def __init__(self, plan: SummaPlan, window: Window) -> None:
+        self.window = window
+        self.given = given(plan)
+
+    def send(self, step: Step, operands: tuple[Blocks, Blocks]) -> Work | None:
+        """Do nothing: the receiver reads."""
+        return None
+
+    def unpack(self, step: Step, under_way: Work | None, place: Callable[[Piece], Array]) -> None:
+        """Read a step's pieces into where ``place`` says."""
+        for owner in sorted(step.receives):
+            for piece in step.receives[owner]:
+                which = self.given[owner, piece.operand, piece.block]
+                self.window.get(owner, which, piece.source, place(piece))
+
+    def close(self) -> None:
+        """Hold the current lane back until all ranks have read what they need."""
+        self.window.close().wait()
+
+
+def given(plan: SummaPlan) -> dict[tuple[int, int, tuple[int, int]], int]:
+    """Number the blocks of each rank as it gives them: ``(rank, operand, block)`` to position."""
+    positions: dict[tuple[int, int, tuple[int, int]], int] = {}
+    counts = [0] * plan.size
+    for at, operand in enumerate((plan.a, plan.b)):
+        rows, columns = operand.grid
+        for i in range(rows):
+            for j in range(columns):
+                owner = operand.owner(i, j)
+                positions[owner, at, (i, j)] = counts[owner]
+                counts[owner] += 1
+    return positions
+
+
+def open_pulls(
+    plan: SummaPlan,
+    comm: Comm,
+    device: Device,
+    steps: list[Step],
+    operands: tuple[Blocks, Blocks],
+) -> Pulls | None:
+    """Offer this rank's blocks and return the way to those of others, if there is one.
+
+    Copies do not convert, so both operands have the dtype of the panels.
+    """
+    uniform = plan.a.dtype == plan.b.dtype == device.panel_dtype(plan.dtype)
+    if not (plan.one_sided and uniform and any(step.moves for step in steps)):
+        return None
+    mine = (key for key in given(plan) if key[0] == comm.rank)
+    with device.transferring():
+        window = comm.window([operands[operand][block] for _, operand, block in mine])
+    return None if window is None else Pulls(plan, window)
