@@ -88,6 +88,11 @@ def predict(product: Product, facts: ClusterFacts, settings: Settings) -> Predic
 
 def strategy_of(plan: SummaPlan) -> str:
     """Name the corner of the family of meshes that a plan is."""
+    name = _mesh_name(plan)
+    return f"{name}, one-sided" if plan.one_sided and plan.size > 1 else name
+
+
+def _mesh_name(plan: SummaPlan) -> str:
     rows, columns, depth = plan.mesh
     if depth > 1:
         return "inner" if rows == columns == 1 else "summa with layers"
