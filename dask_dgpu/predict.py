@@ -60,16 +60,14 @@ def predict(product: Product, facts: ClusterFacts, settings: Settings) -> Predic
     ranks = facts.workers or settings.local_ranks
     a, b = (_dealt(node, ranks) for node in (product.left, product.right))
     plan = plan_summa(a, b, product.output.dtype, ranks, facts.machine, room=room(facts, settings))
-    received = [0] * ranks
-    for step in range(plan.steps):
-        for rank, nbytes in enumerate(traffic(plan, step)[1]):
-            received[rank] += nbytes
+    steps = [traffic(plan, step)[1] for step in range(plan.steps)]
+    received = [sum(rank) for rank in zip(*steps, strict=True)]
     rows, inner = a.grid
     columns = b.grid[1]
     tasks = a.grid[0] * a.grid[1] + b.grid[0] * b.grid[1] + rows * columns + 1
     itemsize = np.dtype(product.output.dtype).itemsize
     shape = (a.rows[-1], a.columns[-1], b.columns[-1])
-    seconds = cost(plan, facts.machine, max(received))
+    seconds = cost(plan, facts.machine, max(received), max(steps[0]))
     seconds += tasks * TASK_SECONDS + (GANG_SECONDS if facts.workers else 0.0)
     return Prediction(
         mesh=plan.mesh,
