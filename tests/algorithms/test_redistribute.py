@@ -589,3 +589,40 @@ def test_cost_grows_with_bytes_and_rounds() -> None:
     assert cost(many, slow) == pytest.approx(
         2 * (2 * moved + stays) / 1e6 + many.rounds * 1e-3, rel=1e-3
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bool", "float16", "float32", "complex128"])
+@pytest.mark.parametrize("limit", [10_000, 64 << 20])
+@pytest.mark.parametrize("read", [False, True])
+def test_on_a_gpu(dtype: str, limit: int, read: bool) -> None:
+    import cupy
+
+    from dask_dgpu.kernels.cuda import CudaDevice
+
+    shape, size = (67, 59, 8), 3
+    source, target = grid(shape, (5, 1, 2), size), grid(shape, (1, 4, 2), size)
+    plan = plan_redistribute(source, target, dtype, size, limit=limit, transformed=read)
+    case = Problem(array(np.random.default_rng(0), shape, dtype, "gaps"), plan)
+
+    def program(comm: Comm) -> Blocks:
+        device = CudaDevice()
+        whole = cupy.asarray(case.whole.T).T  # strided there too
+        blocks = {index: case.cut(source, whole)[index] for index in source.owned(comm.rank)}
+
+        def reading(index: Index, slices: tuple[slice, ...]) -> Array:
+            part = blocks[index][slices]
+            return ~part if part.dtype == bool else part + part.dtype.type(1)
+
+        device.begin()
+        made = redistribute_rank(plan, comm, device, blocks, read=reading if read else None)
+        device.synchronize()
+        comm.barrier()
+        return made
+
+    expected = case.cut(target, changed(case.whole) if read else case.whole)
+    found = {index: block for part in run_local(size, program) for index, block in part.items()}
+    assert found.keys() == expected.keys()
+    for index, block in found.items():
+        assert isinstance(block, cupy.ndarray)
+        np.testing.assert_array_equal(cupy.asnumpy(block), expected[index], strict=True)
