@@ -34,9 +34,8 @@ def cost(plan: RedistributePlan, machine: Machine) -> float:
     sent, received = counts.sum(axis=1), counts.sum(axis=0)
     copied = 2 * int((sent + received + stays).max())  # read and written
     moved = int(np.maximum(sent, received).max())
-    return pipelined(
-        copied / machine.memory_bandwidth,
-        moved / machine.bandwidth,
-        plan.rounds,
-        machine.latency if moved else 0.0,
+    transfer = moved / machine.bandwidth
+    seconds = pipelined(
+        copied / machine.memory_bandwidth, transfer, transfer / plan.rounds, plan.rounds
     )
+    return seconds + (plan.rounds * machine.latency if moved else 0.0)
