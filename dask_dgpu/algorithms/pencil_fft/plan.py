@@ -112,6 +112,16 @@ class Exchange:
     dtype: str
 
     @property
+    def local(self) -> bool:
+        """Whether every block stays what it is, or is cropped at most."""
+        return all(
+            len(new) <= len(old)
+            and new[:-1] == old[: len(new) - 1]
+            and new[-1] <= old[len(new) - 1]
+            for old, new in zip(self.source, self.target, strict=True)
+        )
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the array after it."""
         return math.prod(shape_of(self.target)) * np.dtype(self.dtype).itemsize
@@ -124,7 +134,7 @@ class Exchange:
         one in ``g`` of what it has. Fewer ranks than blocks are taken to have a mesh of
         the same proportions.
         """
-        if self.source == self.target:
+        if self.local:
             return 0.0
         pairs = zip(self.source, self.target, strict=True)
         kept = math.prod(len(new) for old, new in pairs if old == new)
