@@ -8,7 +8,7 @@ Examples
 >>> da.matmul(x, x.T).sum().compute()  # doctest: +SKIP
 """
 
-from dask_dgpu import errors
+from dask_dgpu import errors, fft
 from dask_dgpu.api import Enabled, disable, enable, start
 from dask_dgpu.explain import Explanation, explain
 from dask_dgpu.health import Health, check_health
@@ -24,5 +24,6 @@ __all__ = [
     "enable",
     "errors",
     "explain",
+    "fft",
     "start",
 ]

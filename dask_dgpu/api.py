@@ -15,9 +15,10 @@ from dask_dgpu.backend import array_backend
 from dask_dgpu.delayed import plain_to_delayed
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.facts import gather
+from dask_dgpu.fft.install import install, uninstall
 from dask_dgpu.main_guard import require_main_guard
 from dask_dgpu.optimizer import GraphOptimizer
-from dask_dgpu.settings import read
+from dask_dgpu.settings import fft_output_layout, read
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -26,6 +27,7 @@ OPTIMIZE = "array_optimize"
 BACKEND = "array.backend"
 POOL = {"rmm_pool_size": 0.5, "rmm_allocator_external_lib_list": "cupy"}
 TO_DELAYED = "to_delayed"
+FFT_LAYOUT = "dgpu.fft.output-layout"
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,9 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
     Notes
     -----
     It holds for all clients of this process and for graphs computed from now on.
-    Calling it again replaces the settings; nothing is wrapped twice. The workers
+    Calling it again replaces the settings; nothing is wrapped twice. The functions of
+    ``dask.array.fft`` become those of ``dask_dgpu.fft``; ``fft_output_layout`` is put
+    into ``dask.config``, where each of their calls reads it. The workers
     make their communicator in the background meanwhile. The number of workers is
     that of now as far as predictions go; call it again when that has changed.
 
@@ -119,7 +123,11 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
     array_creation_dispatch.register_backend("dgpu", array_backend())
     before = {OPTIMIZE: dask.config.get(OPTIMIZE, None)}
     dask.config.set({OPTIMIZE: optimizer})
+    if "fft_output_layout" in settings:
+        before[FFT_LAYOUT] = fft_output_layout()
+        dask.config.set({FFT_LAYOUT: settings["fft_output_layout"]})
     setattr(Array, TO_DELAYED, plain_to_delayed(Array.to_delayed))
+    install()
     return Enabled(optimizer, before)
 
 
@@ -227,11 +235,11 @@ def _restore(before: Mapping[str, Any]) -> None:
     if before[OPTIMIZE] is None:
         # Dask takes a value of None for "do not optimize", so the key must go
         dask.config.config.pop(OPTIMIZE, None)
-    else:
-        dask.config.set(before)
+    dask.config.set({name: value for name, value in before.items() if value is not None})
     if not isinstance(before[OPTIMIZE], GraphOptimizer):
         original: Callable[..., Any] = Array.to_delayed
         setattr(Array, TO_DELAYED, getattr(original, "__wrapped__", original))
+        uninstall()
 
 
 def _current_client() -> Client | None:

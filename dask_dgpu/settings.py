@@ -59,8 +59,7 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
     ValueError
         When a name is unknown or a value is not allowed.
     """
-    values = _flatten(dask.config.get("dgpu", {}) or {})
-    values = {**_flatten(defaults()["dgpu"]), **values}
+    values = _values()
     for name, value in (overrides or {}).items():
         matching = [known for known in values if _plain(known) == name]
         if not matching:
@@ -83,6 +82,25 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
         memory_limit=int(_parsed(values, "memory.limit", parse_bytes)) if limited else None,
         safety_margin=float(values["memory.safety-margin"]),
     )
+
+
+def fft_output_layout() -> Literal["any", "input"]:
+    """Return ``dgpu.fft.output-layout`` as it is now: it is read at each transform.
+
+    Raises
+    ------
+    ValueError
+        When a value under ``dgpu.*`` is not allowed.
+    """
+    values = _values()
+    _check(values)
+    return cast(Literal["any", "input"], values["fft.output-layout"])
+
+
+def _values() -> dict[str, Any]:
+    """Return what is configured, and the defaults for what is not."""
+    configured = _flatten(dask.config.get("dgpu", {}) or {})
+    return {**_flatten(defaults()["dgpu"]), **configured}
 
 
 def _parsed(values: Mapping[str, Any], name: str, parse: Callable[[Any], Any]) -> float:

@@ -1,0 +1,256 @@
+"""Choosing the plan of a transform: slab or pencil, the order of axes, by bytes moved."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dask_dgpu.algorithms.pencil_fft.plan import (
+    TO_HALF_COMPLEX,
+    TO_REAL,
+    Chunks,
+    Exchange,
+    PencilPlan,
+    Stage,
+    Transform,
+    result_dtype,
+    shape_of,
+    transformed,
+)
+from graph_opt.layout import even_spans
+
+MANY = 4
+"""Up to so many axes, all sets of them are considered."""
+
+Transforms = tuple[Transform, ...]
+Cost = tuple[float, float, int]
+"""Blocks too few, bytes moved, exchanges: the first that differs decides."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """How far a plan is: what the array looks like, and what is left to be done."""
+
+    chunks: Chunks
+    left: Transforms
+    stages: tuple[Stage, ...] = ()
+    arrived: bool = False  # from an exchange, which is for what is done next
+
+
+def plan_pencil_fft(
+    chunks: Chunks,
+    dtype: str,
+    transforms: Sequence[Transform],
+    *,
+    output_layout: Literal["any", "input"] = "any",
+    output_chunks: Chunks | None = None,
+    ranks: int | None = None,
+) -> PencilPlan:
+    """Choose the stages that move the fewest bytes and leave work for every rank.
+
+    Parameters
+    ----------
+    chunks : tuple of tuple of int
+        Chunks of the input.
+    dtype : str
+        The dtype of the input.
+    transforms : sequence of Transform
+        One an axis, in any order; at most one of them from or to real numbers.
+    output_layout : {"any", "input"}, optional
+        ``"any"`` leaves the output in the chunks in which the last stage made it;
+        ``"input"`` gives it those of the input, or as many where a length differs.
+    output_chunks : tuple of tuple of int, optional
+        Chunks that the output must have, whatever ``output_layout`` says.
+    ranks : int, optional
+        Blocks that an array should be cut into by an exchange, at least, where the axes
+        allow; as many as the input has by default.
+
+    Returns
+    -------
+    PencilPlan
+        The same wherever it is made: nothing but the arguments enters.
+
+    Raises
+    ------
+    ValueError
+        When two transforms have the same axis, an axis does not exist, two are from
+        or to real numbers, or ``output_layout`` is not allowed.
+
+    Notes
+    -----
+    The search is exhaustive, from the cheapest state on. A state is an array in
+    some chunks with some transforms left, and there are few of them: an axis keeps
+    its cuts, is whole, or is cut evenly.
+    """
+    _check(chunks, transforms, output_layout)
+    target = ranks or math.prod(len(sizes) for sizes in chunks)
+    goal = output_chunks
+    if goal is None and output_layout == "input":
+        goal = _like(chunks, transforms)
+    everything = tuple(sorted(transforms, key=lambda transform: transform.axis))
+    start = _State(_cropped(chunks, everything), everything)
+    counter = itertools.count()  # of two states that cost the same, the first found
+    queue: list[tuple[Cost, int, _State]] = [((0.0, 0.0, 0), next(counter), start)]
+    seen: set[tuple[Chunks, Transforms]] = set()
+    while True:
+        cost, _, state = heapq.heappop(queue)
+        if (state.chunks, state.left) in seen:
+            continue
+        seen.add((state.chunks, state.left))
+        if not state.left and goal in (None, state.chunks):
+            break
+        for after, step in _next(state, dtype, everything, target, goal):
+            total = cost[0] + step[0], cost[1] + step[1], cost[2] + step[2]
+            heapq.heappush(queue, (total, next(counter), after))
+    return PencilPlan(chunks, dtype, state.stages, state.chunks, result_dtype(dtype, everything))
+
+
+def _next(
+    state: _State, dtype: str, everything: Transforms, target: int, goal: Chunks | None
+) -> Iterator[tuple[_State, Cost]]:
+    """Do transforms in place, then exchange; yield each way to go on, and its cost."""
+    if not state.left:
+        if goal is not None:
+            yield (
+                _State(goal, (), state.stages),
+                _cost(state.chunks, goal, result_dtype(dtype, everything), target, enough=True),
+            )
+        return
+    for now in _local(state):
+        done = state
+        if now:
+            stages = (*state.stages, Stage(state.chunks, _ordered(now, state.chunks)))
+            left = tuple(transform for transform in state.left if transform not in now)
+            done = _State(transformed(state.chunks, now), left, stages)
+        elif state.arrived:
+            continue
+        if not done.left:
+            yield done, (0.0, 0.0, 0)
+            return  # nothing is gained by moving
+        present = result_dtype(dtype, (each for each in everything if each not in done.left))
+        for axes in _gathered(done):
+            for chunks in _layouts(done.chunks, axes, target):
+                after = _State(chunks, done.left, done.stages, arrived=True)
+                yield after, _cost(done.chunks, chunks, present, target)
+
+
+def _local(state: _State) -> list[Transforms]:
+    """Return the sets of transforms that may be done before the next exchange.
+
+    Everything that is possible; only what makes the array no longer; nothing, since
+    real numbers are smaller than complex ones.
+    """
+    whole = tuple(each for each in state.left if len(state.chunks[each.axis]) == 1)
+    if len(whole) < len(state.left):
+        whole = tuple(each for each in whole if each.kind not in TO_REAL)
+    lengths = shape_of(state.chunks)
+    shorter = tuple(each for each in whole if each.output_length <= lengths[each.axis])
+    first = {each for each in state.left if each.kind in TO_HALF_COMPLEX}
+    sets = dict.fromkeys((whole, shorter, ()))
+    return [now for now in sets if not now or first <= set(now)]
+
+
+def _gathered(state: _State) -> Iterator[frozenset[int]]:
+    """Yield the sets of axes that an exchange may make whole.
+
+    Of many axes only neighbours are gathered together, or the search takes seconds.
+    """
+    cut = {each.axis for each in state.left if len(state.chunks[each.axis]) > 1}
+    first = {each.axis for each in state.left if each.kind in TO_HALF_COMPLEX}
+    last = {each.axis for each in state.left if each.kind in TO_REAL}
+    axes = [each.axis for each in state.left]
+    for count in range(len(axes), 0, -1):
+        sets: Iterable[tuple[int, ...]] = itertools.combinations(axes, count)
+        if len(axes) > MANY:
+            sets = (tuple(axes[at : at + count]) for at in range(len(axes) - count + 1))
+        for chosen in map(frozenset, sets):
+            early = last & chosen and count < len(axes)
+            if chosen & cut and first <= chosen and not early:
+                yield chosen
+
+
+def _layouts(chunks: Chunks, whole: frozenset[int], target: int) -> Iterator[Chunks]:
+    """Yield chunks that are single along some axes, and of enough blocks if possible.
+
+    The others keep their cuts if these are enough. Else one of them is cut further,
+    and the rest, from the longest on, only when it is too short.
+    """
+    shape = shape_of(chunks)
+    base = {axis: (shape[axis],) if axis in whole else chunks[axis] for axis in range(len(shape))}
+    free = sorted((a for a in base if a not in whole and shape[a] > 1), key=lambda a: -shape[a])
+    if not free or math.prod(map(len, base.values())) >= target:
+        yield tuple(base.values())
+        return
+    for first in free:
+        cut = dict(base)
+        for axis in [first, *(other for other in free if other != first)]:
+            others = math.prod(len(sizes) for other, sizes in cut.items() if other != axis)
+            parts = min(shape[axis], -(-target // others))
+            if parts > len(cut[axis]):
+                cut[axis] = _even(shape[axis], parts)
+        yield tuple(cut.values())
+
+
+def _cost(old: Chunks, new: Chunks, dtype: str, target: int, *, enough: bool = False) -> Cost:
+    if old == new:
+        return 0.0, 0.0, 0
+    blocks = math.prod(map(len, new))
+    lacking = 0.0 if enough else max(0.0, target / blocks - 1)
+    return lacking, Exchange(old, new, dtype).moved(target), 1
+
+
+def _ordered(transforms: Transforms, chunks: Chunks) -> Transforms:
+    """From real numbers first, to real numbers last, pads late."""
+    lengths = shape_of(chunks)
+
+    def key(transform: Transform) -> tuple[bool, bool, float, int]:
+        growth = transform.output_length / max(1, lengths[transform.axis])
+        kind = transform.kind
+        # NumPy goes from the last axis to the first
+        return kind not in TO_HALF_COMPLEX, kind in TO_REAL, growth, -transform.axis
+
+    return tuple(sorted(transforms, key=key))
+
+
+def _cropped(chunks: Chunks, transforms: Iterable[Transform]) -> Chunks:
+    """Leave out what no transform uses."""
+    cropped = list(chunks)
+    for transform in transforms:
+        if transform.input_length < sum(chunks[transform.axis]):
+            starts = itertools.accumulate(chunks[transform.axis], initial=0)
+            sizes = [
+                min(size, transform.input_length - start)
+                for start, size in zip(starts, chunks[transform.axis], strict=False)
+            ]
+            cropped[transform.axis] = tuple(size for size in sizes if size > 0)
+    return tuple(cropped)
+
+
+def _like(chunks: Chunks, transforms: Iterable[Transform]) -> Chunks:
+    """Return chunks for the output that resemble those of the input."""
+    like = list(chunks)
+    for transform in transforms:
+        length = transform.output_length
+        if length != sum(chunks[transform.axis]):
+            like[transform.axis] = _even(length, len(chunks[transform.axis]))
+    return tuple(like)
+
+
+def _even(length: int, parts: int) -> tuple[int, ...]:
+    return tuple(hi - lo for lo, hi in even_spans(0, length, max(1, min(parts, length))))
+
+
+def _check(chunks: Chunks, transforms: Sequence[Transform], output_layout: str) -> None:
+    axes = [transform.axis for transform in transforms]
+    if len(set(axes)) < len(axes):
+        raise ValueError(f"transforms have the axes {axes}, which must be different")
+    if not all(0 <= axis < len(chunks) for axis in axes):
+        raise ValueError(f"transforms have the axes {axes}, the array has {len(chunks)}")
+    if sum(transform.kind in TO_HALF_COMPLEX + TO_REAL for transform in transforms) > 1:
+        raise ValueError("transforms from or to real numbers are two, at most one is allowed")
+    if output_layout not in ("any", "input"):
+        raise ValueError(f"output_layout is {output_layout!r}, it must be 'any' or 'input'")

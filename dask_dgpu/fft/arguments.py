@@ -1,0 +1,125 @@
+"""What the arguments of a call mean: one transform an axis, or an error at once."""
+
+from __future__ import annotations
+
+import math
+import operator
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from dask.array.core import Array
+from numpy.lib.array_utils import normalize_axis_index
+
+from dask_dgpu.algorithms.pencil_fft import Transform
+
+NORMS = ("backward", "ortho", "forward")
+REAL_INPUT = ("rfft", "ihfft")
+REAL_OUTPUT = ("irfft", "hfft")
+UNKNOWN = 1
+"""The length of a transform along an axis of unknown length, which Dask will find out."""
+
+
+def along_axis(
+    kind: str, x: Array, n: int | None, axis: int | None, norm: str | None
+) -> tuple[Transform, ...]:
+    """Return the transform along one axis, the last one by default."""
+    _check_dtype(kind, x)
+    (at,) = _axes("axis", [-1 if axis is None else axis], x.ndim)
+    length = _default_length(kind, x, at) if n is None else _length("n", n)
+    return (Transform(kind, at, length, _norm(norm)),)
+
+
+def along_axes(
+    kind: str,
+    x: Array,
+    s: Sequence[int | None] | None,
+    axes: Sequence[int] | None,
+    norm: str | None,
+    *,
+    default: Sequence[int] | None,
+) -> tuple[Transform, ...]:
+    """Return the transforms along several axes, in their order.
+
+    ``kind`` is that of the last axis; it is a complex one along the others. ``default``
+    are the axes when none are given; ``None`` stands for all, or for as many from the
+    end as ``s`` has entries.
+    """
+    _check_dtype(kind, x)
+    if axes is None:
+        if default is None and s is not None:
+            warnings.warn(
+                "`axes` should not be `None` if `s` is not `None` (Deprecated in NumPy 2.0)",
+                DeprecationWarning,
+                stacklevel=5,
+            )
+        count = x.ndim if s is None else len(s)
+        axes = range(-count, 0) if default is None else default
+    at = _axes("axes", axes, x.ndim)
+    if s is not None and len(s) != len(at):
+        raise ValueError(f"s has {len(s)} entries and axes has {len(at)}, they must be as many")
+    if not at and kind not in ("fft", "ifft"):
+        raise IndexError(f"axes is empty, {kind}n needs at least one axis")
+    kinds = [*[{"rfft": "fft", "irfft": "ifft"}.get(kind, kind)] * (len(at) - 1), kind]
+    if s is not None and any(n is None for n in s):
+        warnings.warn(
+            "`s` should not have an entry of `None` (Deprecated in NumPy 2.0)",
+            DeprecationWarning,
+            stacklevel=5,
+        )
+    transforms = []
+    for index, (one, axis) in enumerate(zip(kinds, at, strict=False)):
+        n = None if s is None else s[index]
+        if n is None:
+            length = _default_length(one, x, axis)
+        elif n == -1:
+            length = _default_length("fft", x, axis)
+        else:
+            length = _length("s", n)
+        transforms.append(Transform(one, axis, length, _norm(norm)))
+    return tuple(transforms)
+
+
+def _default_length(kind: str, x: Array, axis: int) -> int:
+    length = x.shape[axis]
+    if math.isnan(length):
+        return UNKNOWN
+    n = 2 * (length - 1) if kind in REAL_OUTPUT else length
+    if n < 1:
+        raise ValueError(
+            f"a has {length} elements along axis {axis}, so n would be {n}; it must be at least 1"
+        )
+    return n
+
+
+def _length(name: str, n: Any) -> int:
+    try:
+        length = operator.index(n)
+    except TypeError:
+        raise TypeError(f"{name} has the length {n!r}, it must be an integer") from None
+    if length < 1:
+        raise ValueError(f"{name} has the length {length}, it must be at least 1")
+    return length
+
+
+def _axes(name: str, axes: Sequence[int], ndim: int) -> tuple[int, ...]:
+    at = tuple(normalize_axis_index(operator.index(axis), ndim, name) for axis in axes)
+    if len(set(at)) < len(at):
+        raise ValueError(f"{name} is {tuple(axes)}. Duplicate axes not allowed.")
+    return at
+
+
+def _norm(norm: str | None) -> str:
+    if norm is None:
+        return "backward"
+    if norm not in NORMS:
+        raise ValueError(f"norm is {norm!r}, it must be one of {', '.join(NORMS)}")
+    return norm
+
+
+def _check_dtype(kind: str, x: Array) -> None:
+    kinds = "biuf" if kind in REAL_INPUT else "biufc"
+    if np.dtype(x.dtype).kind not in kinds:
+        allowed = "real" if kind in REAL_INPUT else "real or complex"
+        raise TypeError(f"a has the dtype {x.dtype}, {kind} takes {allowed} numbers")

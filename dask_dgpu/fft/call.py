@@ -1,0 +1,75 @@
+"""A call whose arguments are understood: Dask's own function, or a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import dask.array.fft
+from dask.array.core import Array
+from dask.utils import typename
+
+from dask_dgpu.algorithms.pencil_fft import Transform, plan_pencil_fft
+from dask_dgpu.fft.fallback import apply
+from dask_dgpu.settings import fft_output_layout
+
+NAMES = (
+    *("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"),
+    *("fft2", "ifft2", "rfft2", "irfft2", "fftn", "ifftn", "rfftn", "irfftn"),
+)
+DASKS_OWN = {name: getattr(dask.array.fft, name) for name in NAMES}
+CUPY = "cupy.ndarray"
+CONTAINERS = ("numpy.ndarray", CUPY)
+
+
+def transformed(
+    name: str, x: Array, transforms: tuple[Transform, ...], arguments: Mapping[str, Any]
+) -> Array:
+    """Return the result of a call.
+
+    Parameters
+    ----------
+    name : str
+        Which function was called.
+    x : dask.array.Array
+        What it was called on.
+    transforms : tuple of Transform
+        What the other arguments mean.
+    arguments : mapping of str to value
+        The other arguments as they were given.
+    """
+    container = typename(type(x._meta))
+    unknown = [axis for axis, length in enumerate(x.shape) if math.isnan(length)]
+    whole = all(len(x.chunks[transform.axis]) == 1 for transform in transforms)
+    plain = _understood_by_dask(arguments)
+    # Dask calls its function on an empty CuPy array to see what comes out, which fails
+    if whole and (container != CUPY or unknown) and (plain or not unknown):
+        given = arguments if plain else _explicit(transforms, arguments)
+        result: Array = DASKS_OWN[name](x, **given)
+        return result
+    if unknown:
+        raise ValueError(
+            f"a has unknown chunk sizes along axis {unknown[0]}, which must be known where blocks "
+            "move; compute_chunk_sizes() finds them out"
+        )
+    if container not in CONTAINERS:
+        raise TypeError(f"a has blocks of type {container}, which must be one of NumPy or CuPy")
+    plan = plan_pencil_fft(x.chunks, x.dtype.name, transforms, output_layout=fft_output_layout())
+    return apply(x, plan, name)
+
+
+def _understood_by_dask(arguments: Mapping[str, Any]) -> bool:
+    """Whether Dask and NumPy agree on what the arguments mean.
+
+    Dask takes ``s`` literally in its chunks, entries of ``None`` and -1 too, and with
+    ``s`` but no ``axes`` it counts axes from the start.
+    """
+    s = arguments.get("s")
+    return s is None or (arguments["axes"] is not None and not {None, -1} & set(s))
+
+
+def _explicit(transforms: tuple[Transform, ...], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    lengths = tuple(transform.n for transform in transforms)
+    axes = tuple(transform.axis for transform in transforms)
+    return {**arguments, "s": lengths, "axes": axes}
