@@ -34,5 +34,19 @@ References
 
 from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
 from dask_dgpu.algorithms.pencil_fft.plan import Exchange, PencilPlan, Stage, Transform
+from dask_dgpu.algorithms.pencil_fft.rank import pencil_fft_rank, pencil_fft_reference
+from dask_dgpu.algorithms.pencil_fft.ranks import RankedPencil, cost, peak, plan_on_ranks
 
-__all__ = ["Exchange", "PencilPlan", "Stage", "Transform", "plan_pencil_fft"]
+__all__ = [
+    "Exchange",
+    "PencilPlan",
+    "RankedPencil",
+    "Stage",
+    "Transform",
+    "cost",
+    "peak",
+    "pencil_fft_rank",
+    "pencil_fft_reference",
+    "plan_on_ranks",
+    "plan_pencil_fft",
+]

@@ -1,0 +1,133 @@
+"""What one rank does: the program, and the same stages without any rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dask_dgpu.algorithms.pencil_fft.plan import Stage
+from dask_dgpu.algorithms.pencil_fft.ranks import RankedPencil
+from dask_dgpu.algorithms.redistribute import redistribute_rank, redistribute_reference
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels.device import Device
+from dask_dgpu.kernels.fft import transform
+from graph_opt.layout import Index, Layout
+
+Array = Any
+Blocks = Mapping[Index, Array]
+Read = Callable[[Index, tuple[slice, ...]], Array]
+
+
+def pencil_fft_rank(
+    ranked: RankedPencil,
+    comm: Comm,
+    device: Device,
+    blocks: Blocks,
+    progress: Callable[[int, int], None] = lambda done, steps: None,
+) -> dict[Index, Array]:
+    """Transform as one rank.
+
+    Parameters
+    ----------
+    ranked : RankedPencil
+        The same on every rank.
+    comm : Comm
+        Joins the ranks of the plan.
+    device : Device
+        Where this rank's arrays are.
+    blocks : mapping of tuple of int to array
+        The blocks of the input that this rank owns, of any strides; they stay as they
+        are.
+    progress : callable
+        Called with the number of steps done and of all steps; may raise to give up.
+
+    Returns
+    -------
+    dict of tuple of int to array
+        The blocks of the output that this rank owns, of dtype
+        ``ranked.plan.output_dtype``.
+
+    Notes
+    -----
+    What a stage makes for an exchange is never there as a whole: each slice of a
+    block is transformed when it is packed, while the slices before it travel. What
+    the last stage makes stays in the memory of what it reads, where the dtype allows.
+    """
+    done = 0
+
+    def advance(steps: int = 1) -> None:
+        nonlocal done
+        done += steps
+        progress(done, ranked.steps)
+
+    ours = False  # whether the present blocks are no one else's
+    present = _cropped(blocks, ranked)
+    stages: list[Stage | None] = [None, *ranked.plan.stages]
+    for stage, move in zip(stages, ranked.moves, strict=True):
+        if move is None:
+            if stage is not None:
+                with device.computing():
+                    present = _transformed(stage, present, overwrite=ours)
+                ours = True
+        else:
+            read = None if stage is None else _reader(stage, present, overwrite=ours)
+            start = done
+
+            def report(at: int, rounds: int, start: int = start) -> None:
+                progress(start + at, ranked.steps)
+
+            present = redistribute_rank(move, comm, device, present, read=read, progress=report)
+            done += move.rounds
+            # a block that is in place is passed on, and is ours only if a stage made it
+            ours = ours or stage is not None
+        if stage is not None:
+            advance()
+    return dict(present)
+
+
+def _reader(stage: Stage, blocks: Blocks, *, overwrite: bool) -> Read:
+    """Return the function that transforms a slice of a block, which is whole along its axes."""
+    whole = {each.axis for each in stage.transforms}
+
+    def read(index: Index, slices: tuple[slice, ...]) -> Array:
+        part = tuple(slice(None) if k in whole else along for k, along in enumerate(slices))
+        return transform(blocks[index][part], stage.transforms, overwrite=overwrite)
+
+    return read
+
+
+def _transformed(stage: Stage, blocks: Blocks, *, overwrite: bool) -> dict[Index, Array]:
+    """Transform block after block, letting go of each."""
+    left = dict(blocks)
+    made = {}
+    while left:
+        index, block = left.popitem()
+        made[index] = transform(block, stage.transforms, overwrite=overwrite)
+    return made
+
+
+def _cropped(blocks: Blocks, ranked: RankedPencil) -> dict[Index, Array]:
+    """Return views without what no transform uses."""
+    first = ranked.moves[0]
+    layout = ranked.layouts[0] if first is None else first.source
+    return {
+        index: block[tuple(slice(0, length) for length in layout.block_shape(index))]
+        for index, block in blocks.items()
+        if _exists(index, layout)
+    }
+
+
+def _exists(index: Index, layout: Layout) -> bool:
+    return all(at < blocks for at, blocks in zip(index, layout.grid, strict=True))
+
+
+def pencil_fft_reference(ranked: RankedPencil, blocks: Blocks) -> dict[Index, Array]:
+    """Transform all blocks of all ranks, exchange after exchange, in NumPy."""
+    present = _cropped(blocks, ranked)
+    for at, move in enumerate(ranked.moves):
+        if at:
+            stage = ranked.plan.stages[at - 1]
+            present = _transformed(stage, present, overwrite=False)
+        if move is not None:
+            present = redistribute_reference(move, present)
+    return present
