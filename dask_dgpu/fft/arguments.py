@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,12 +47,14 @@ def along_axes(
     end as ``s`` has entries.
     """
     _check_dtype(kind, x)
+    _check_sequence("s", s)
+    _check_sequence("axes", axes)
     if axes is None:
         if default is None and s is not None:
             warnings.warn(
                 "`axes` should not be `None` if `s` is not `None` (Deprecated in NumPy 2.0)",
                 DeprecationWarning,
-                stacklevel=5,
+                stacklevel=4,
             )
         count = x.ndim if s is None else len(s)
         axes = range(-count, 0) if default is None else default
@@ -66,7 +68,7 @@ def along_axes(
         warnings.warn(
             "`s` should not have an entry of `None` (Deprecated in NumPy 2.0)",
             DeprecationWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
     transforms = []
     for index, (one, axis) in enumerate(zip(kinds, at, strict=False)):
@@ -108,6 +110,11 @@ def _axes(name: str, axes: Sequence[int], ndim: int) -> tuple[int, ...]:
     if len(set(at)) < len(at):
         raise ValueError(f"{name} is {tuple(axes)}. Duplicate axes not allowed.")
     return at
+
+
+def _check_sequence(name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, Iterable):
+        raise TypeError(f"{name} is {value!r}, it must be a sequence of integers")
 
 
 def _norm(norm: str | None) -> str:

@@ -10,7 +10,6 @@ import dask.array as da
 import numpy as np
 from dask._task_spec import GraphNode, convert_legacy_graph
 from dask.array.core import Array
-from dask.array.utils import meta_from_array
 from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 from dask.utils import typename
@@ -33,7 +32,7 @@ def apply(x: Array, plan: PencilPlan, name: str) -> Array:
     name : str
         What the keys of the output begin with.
     """
-    meta = meta_from_array(x._meta, dtype=plan.output_dtype)
+    meta = np.empty_like(x._meta, dtype=plan.output_dtype)
     if math.prod(x.shape) == 0:  # there is nothing to move, and pads are of zeros
         shape = tuple(map(sum, plan.output_chunks))
         return da.zeros_like(meta, shape=shape, chunks=plan.output_chunks, dtype=plan.output_dtype)
@@ -72,7 +71,7 @@ def _stages(x: Any, plan: PencilPlan, meta: Any) -> Any:
             transforms=stage.transforms,
             chunks=stage.output_chunks,
             dtype=dtype,
-            meta=meta_from_array(meta, dtype=dtype),
+            meta=np.empty_like(meta, dtype=dtype),
             token="-".join(transform.kind for transform in stage.transforms),
         )
     return _rechunked(x, plan.output_chunks)

@@ -91,7 +91,7 @@ def plan_pencil_fft(
     goal = output_chunks
     if goal is None and output_layout == "input":
         goal = _like(chunks, transforms)
-    everything = tuple(sorted(transforms, key=lambda transform: transform.axis))
+    everything = tuple(sorted(transforms, key=lambda each: (each.kind in TO_REAL, each.axis)))
     start = _State(_cropped(chunks, everything), everything)
     counter = itertools.count()  # of two states that cost the same, the first found
     queue: list[tuple[Cost, int, _State]] = [((0.0, 0.0, 0), next(counter), start)]

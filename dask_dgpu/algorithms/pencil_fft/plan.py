@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -129,15 +130,15 @@ class Exchange:
     def moved(self, ranks: int) -> float:
         """Return the bytes that all ranks together are expected to send.
 
-        Ranks form a mesh over the blocks. Along axes whose cuts stay they are in groups
-        that exchange nothing with each other, and in a group of ``g`` each rank keeps
-        one in ``g`` of what it has. Fewer ranks than blocks are taken to have a mesh of
-        the same proportions.
+        Ranks form a mesh over the blocks. Nothing crosses a cut that stays, so ranks
+        are in groups that exchange nothing with each other, and in a group of ``g``
+        each rank keeps one in ``g`` of what it has. Fewer ranks than blocks are taken to
+        have a mesh of the same proportions.
         """
         if self.local:
             return 0.0
         pairs = zip(self.source, self.target, strict=True)
-        kept = math.prod(len(new) for old, new in pairs if old == new)
+        kept = math.prod(1 + len(_cuts(old) & _cuts(new)) for old, new in pairs)
         blocks = math.prod(map(len, self.target))
         groups = min(ranks, blocks) ** (math.log(kept) / math.log(blocks)) if kept > 1 else 1
         return self.nbytes * (1 - groups / ranks)
@@ -197,6 +198,11 @@ class PencilPlan:
                 total += lines * transform.flops
                 shape[transform.axis] = transform.output_length
         return total
+
+
+def _cuts(sizes: tuple[int, ...]) -> set[int]:
+    """Return where an axis is cut, its ends left out."""
+    return set(itertools.accumulate(sizes[:-1]))
 
 
 def shape_of(chunks: Chunks) -> tuple[int, ...]:
