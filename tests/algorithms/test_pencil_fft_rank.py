@@ -1,0 +1,186 @@
+"""Transforms on ranks against NumPy, and their cost against their plan."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_dgpu.algorithms.pencil_fft import (
+    RankedPencil,
+    Transform,
+    cost,
+    peak,
+    pencil_fft_rank,
+    pencil_fft_reference,
+    plan_on_ranks,
+    plan_pencil_fft,
+)
+from dask_dgpu.algorithms.redistribute import traffic
+from dask_dgpu.comm.local import run_local
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.comm.recording import Ledger, RecordingComm
+from dask_dgpu.kernels.device import HostDevice
+from graph_opt.cost import CUDA, HOST
+from graph_opt.layout import Layout, cuts_of, dealt
+from tests.algorithms.test_pencil_fft import Chunks, blocks, even, problems, reference
+
+Array = Any
+MIB = 1 << 20
+
+
+def layout(chunks: Chunks, owners: tuple[int, ...]) -> Layout:
+    return Layout(tuple(map(cuts_of, chunks)), owners)
+
+
+def in_order(size: int) -> Callable[[Layout, Chunks], Layout]:
+    return lambda _, chunks: layout(chunks, dealt(blocks(chunks), size))
+
+
+def cut(array: Array, where: Layout) -> dict[tuple[int, ...], Array]:
+    return {
+        index: array[
+            tuple(slice(c[at], c[at + 1]) for c, at in zip(where.cuts, index, strict=True))
+        ]
+        for index in where.indices()
+    }
+
+
+def whole(parts: dict[tuple[int, ...], Array], where: Layout, dtype: str) -> Array:
+    result = np.empty(where.shape, dtype)
+    for index, view in cut(result, where).items():
+        assert view.shape == parts[index].shape
+        assert parts[index].dtype == result.dtype
+        view[...] = parts[index]
+    return result
+
+
+def run(ranked: RankedPencil, array: Array) -> tuple[dict[tuple[int, ...], Array], list[Ledger]]:
+    every = cut(array, ranked.source)
+
+    def rank_program(comm: Comm) -> tuple[dict[tuple[int, ...], Array], Ledger]:
+        recording = RecordingComm(comm)
+        mine = {index: every[index] for index in ranked.source.owned(comm.rank)}
+        steps: list[tuple[int, int]] = []
+        made = pencil_fft_rank(
+            ranked, recording, HostDevice(), mine, lambda *step: steps.append(step)
+        )
+        assert set(made) == set(ranked.output.owned(comm.rank))
+        assert [done for done, _ in steps] == list(range(1, ranked.steps + 1))
+        assert {total for _, total in steps} <= {ranked.steps}
+        return made, recording.ledger
+
+    results = run_local(ranked.size, rank_program)
+    return {index: part for parts, _ in results for index, part in parts.items()}, [
+        ledger for _, ledger in results
+    ]
+
+
+def random(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(shape)
+    if dtype.startswith("complex"):
+        values = values + 1j * rng.standard_normal(shape)
+    return (values > 0) if dtype == "bool" else (9 * values).astype(dtype)
+
+
+@settings(max_examples=200)
+@given(data=st.data(), problem=problems(), size=st.integers(1, 7))
+def test_equals_numpy(data: st.DataObject, problem: Any, size: int) -> None:
+    chunks, dtype, transforms = problem
+    plan = plan_pencil_fft(
+        chunks, dtype, transforms, output_layout=data.draw(st.sampled_from(["any", "input"]))
+    )
+    count = blocks(chunks)
+    owners = data.draw(
+        st.just(dealt(count, size))
+        | st.lists(st.integers(0, size - 1), min_size=count, max_size=count).map(tuple)
+    )
+    source = layout(chunks, owners)
+    ranked = plan_on_ranks(plan, source, size, HOST, in_order(size))
+    array = random(source.shape, dtype, data.draw(st.integers(0, 9)))
+    before = array.copy()
+    parts, ledgers = run(ranked, array)
+    np.testing.assert_array_equal(array, before)  # the input is somebody else's
+    result = whole(parts, ranked.output, plan.output_dtype)
+    assert result.dtype == reference(array, transforms).dtype
+    # in double precision: of float16 NumPy rounds the factor of the norm to half precision
+    wanted = reference(array.astype(np.result_type(array.dtype, np.float64)), transforms)
+    lengths = math.prod(each.n for each in transforms)
+    eps = float(np.finfo(result.dtype).eps)
+    bound = 8 * eps * max(1.0, math.log2(max(2, lengths)))
+    assert np.linalg.norm(result - wanted) <= bound * np.linalg.norm(wanted)
+    alike = whole(pencil_fft_reference(ranked, cut(array, source)), ranked.output, result.dtype)
+    assert np.linalg.norm(result - alike) <= bound * np.linalg.norm(alike)
+    for rank, ledger in enumerate(ledgers):
+        moves = [traffic(move) for move in ranked.moves if move is not None]
+        sent = sum(sum(table[rank]) - table[rank][rank] for table in moves)
+        assert ledger.bytes_sent == sent
+    assert cost(ranked, HOST) >= 0
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 7])
+def test_a_slab_moves_no_more_than_one_transpose(size: int) -> None:
+    n = 28 * 4
+    chunks = (even(n, 28), (n,))
+    plan = plan_pencil_fft(chunks, "complex64", [Transform("fft", 0, n), Transform("fft", 1, n)])
+    ranked = plan_on_ranks(plan, layout(chunks, dealt(28, size)), size, HOST, in_order(size))
+    _, ledgers = run(ranked, random((n, n), "complex64"))
+    least = n * n * 8 * (size - 1) // size**2
+    assert [ledger.bytes_sent for ledger in ledgers] == [least] * size
+
+
+@pytest.mark.parametrize(
+    ("shape", "parts", "kinds"),
+    [
+        ((2048, 1024), (8, 1), ("fft", "fft")),
+        ((1024, 2048), (4, 4), ("fft", "fft")),
+        ((128, 128, 128), (2, 2, 1), ("fft", "fft", "fft")),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 4])
+def test_memory_is_bounded(
+    shape: tuple[int, ...], parts: tuple[int, ...], kinds: tuple[str, ...], size: int
+) -> None:
+    """No axis is gathered: a rank holds three shares and its buffers at most."""
+    chunks = tuple(even(n, count) for n, count in zip(shape, parts, strict=True))
+    transforms = [Transform(kind, axis, shape[axis]) for axis, kind in enumerate(kinds)]
+    plan = plan_pencil_fft(chunks, "complex128", transforms)
+    source = layout(chunks, dealt(blocks(chunks), size))
+    ranked = plan_on_ranks(plan, source, size, HOST, in_order(size))
+    array = random(shape, "complex128")
+    share = array.nbytes // size
+    assert peak(ranked) <= 3 * share + 64 * MIB
+    tracemalloc.start()
+    try:
+        run(ranked, array)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # all ranks are here; the input, made before, is not counted
+    assert most <= size * (peak(ranked) - share) + MIB
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_rounds_on_fast_links(size: int) -> None:
+    """Large arrays go in a few rounds; buffers take a share and 64 MiB at most."""
+    n = 32768
+    chunks = (even(n, 2 * size), (n,))
+    plan = plan_pencil_fft(chunks, "complex64", [Transform("fft", 0, n), Transform("fft", 1, n)])
+    source = layout(chunks, dealt(2 * size, size))
+    ranked = plan_on_ranks(plan, source, size, CUDA, in_order(size))
+    share = n * n * 8 // size
+    assert 3 < ranked.steps - 2 < 20
+    assert peak(ranked) <= 3 * share + 64 * MIB
+
+
+def test_the_source_must_be_what_was_planned() -> None:
+    plan = plan_pencil_fft(((2, 2),), "float32", [Transform("fft", 0, 4)])
+    with pytest.raises(ValueError, match="source has cuts"):
+        plan_on_ranks(plan, layout(((4,),), (0,)), 1, HOST, in_order(1))
