@@ -27,13 +27,18 @@ QUICK = (
     "test_array_core.py",
     "test_array_function.py",
     "test_atop.py",
+    "test_fft.py",
     "test_linalg.py",
     "test_masked.py",
     "test_optimization.py",
     "test_reductions.py",
     "test_routines.py",
 )
-"""Files that touch products, linear algebra, reductions and the core."""
+"""Files that touch products, linear algebra, transforms, reductions and the core."""
+
+
+LIFTED = "test_cant_fft_chunked_axis"
+"""It asserts the restriction that dask_dgpu lifts."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class Comparison:
         return {
             test: (before.get(test, "not run"), after.get(test, "not run"))
             for test in sorted(before.keys() | after.keys())
-            if before.get(test) != after.get(test)
+            if before.get(test) != after.get(test) and LIFTED not in test
         }
 
 

@@ -20,10 +20,11 @@ FEWER = ["-k", "not nan and not quantile and not median and not arg and not topk
     [
         (PRODUCTS, [], 20),
         (["test_linalg.py"], [], 100),
+        (["test_fft.py"], [], 0),
         (CORE, [], 5),
         (REDUCTIONS, FEWER, 0),
     ],
-    ids=["products", "linear algebra", "core", "reductions"],
+    ids=["products", "linear algebra", "transforms", "core", "reductions"],
 )
 def test_same_outcomes(tests: list[str], arguments: list[str], rewritten: int) -> None:
     comparison = compare(tests, arguments)

@@ -472,6 +472,14 @@ def test_kernel(dtype: str, overwrite: bool) -> None:
         np.testing.assert_array_equal(a, before)
 
 
+@pytest.mark.parametrize("kind", ONE_AXIS)
+def test_kernel_of_an_empty_block(kind: str) -> None:
+    for shape in [(0, 5), (3, 0)]:
+        result = transform(np.zeros(shape, "float32"), [Transform(kind, 1, 6)])
+        expected = getattr(np.fft, kind)(np.zeros(shape, "float32"), n=6, axis=1)
+        np.testing.assert_array_equal(result, expected, strict=True)
+
+
 def test_no_transforms_leave_a_block_alone() -> None:
     block = numbers(3, dtype="int8")
     assert transform(block, []) is block

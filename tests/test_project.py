@@ -14,6 +14,7 @@ from importlinter.cli import lint_imports
 from numpydoc.validate import validate
 
 import dask_dgpu as dgpu
+from dask_dgpu.fft.call import DASKS_OWN
 from dask_dgpu.settings import defaults, schema
 
 ROOT = Path(__file__).parents[1]
@@ -21,7 +22,11 @@ PACKAGES = ("dask_dgpu", "graph_opt")
 LONGEST_FILE = 330
 DOCUMENTS = [".ci/run", "README.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
 
-PUBLIC = [f"dask_dgpu.{name}" for name in dgpu.__all__ if name != "errors"]
+MODULES = ("errors", "fft")
+PUBLIC = [
+    *(f"dask_dgpu.{name}" for name in dgpu.__all__ if name not in MODULES),
+    *(f"dask_dgpu.fft.{name}" for name in DASKS_OWN),
+]
 DOCSTRING_CHECKS = {"GL08", "PR01", "PR02", "PR03", "PR04", "PR07", "RT01", "RT03", "SS01"}
 
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -111,7 +116,7 @@ def test_page_of_the_api_has_every_setting_and_its_default() -> None:
     assert schema()["properties"]["dgpu"]["properties"].keys() == defaults()["dgpu"].keys()
 
 
-@pytest.mark.parametrize("module", ["dask_dgpu.api", "dask_dgpu.explain"])
+@pytest.mark.parametrize("module", ["dask_dgpu.api", "dask_dgpu.explain", "dask_dgpu.fft"])
 def test_examples_in_docstrings_run(module: str) -> None:
     results = doctest.testmod(import_module(module))
     assert results.attempted

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
-import dask.array.fft
 from dask.array.core import Array
 from dask.utils import typename
 
@@ -18,7 +18,9 @@ NAMES = (
     *("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"),
     *("fft2", "ifft2", "rfft2", "irfft2", "fftn", "ifftn", "rfftn", "irfftn"),
 )
-DASKS_OWN = {name: getattr(dask.array.fft, name) for name in NAMES}
+# the name dask.array.fft is that of something else while array.query-planning is on
+DASK_FFT = import_module("dask.array.fft")
+DASKS_OWN = {name: getattr(DASK_FFT, name) for name in NAMES}
 CUPY = "cupy.ndarray"
 CONTAINERS = ("numpy.ndarray", CUPY)
 

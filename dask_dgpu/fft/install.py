@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dask.array.fft
-
 from dask_dgpu import fft
-from dask_dgpu.fft.call import DASKS_OWN
+from dask_dgpu.fft.call import DASK_FFT, DASKS_OWN
 
 
 def install() -> None:
     """Put our functions in the place of Dask's; ``numpy.fft`` finds them there."""
     for name in DASKS_OWN:
-        setattr(dask.array.fft, name, getattr(fft, name))
+        setattr(DASK_FFT, name, getattr(fft, name))
 
 
 def uninstall() -> None:
     """Put Dask's functions back, unless somebody has put other ones there since."""
     for name, original in DASKS_OWN.items():
-        if getattr(dask.array.fft, name) is getattr(fft, name):
-            setattr(dask.array.fft, name, original)
+        if getattr(DASK_FFT, name) is getattr(fft, name):
+            setattr(DASK_FFT, name, original)

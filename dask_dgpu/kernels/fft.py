@@ -33,6 +33,10 @@ class OneTransform(Protocol):
     def norm(self) -> str:
         """As in ``numpy.fft``."""
 
+    @property
+    def output_length(self) -> int:
+        """Length of the result along the axis."""
+
     def output_dtype(self, dtype: str) -> str:
         """Return the dtype that NumPy gives the result."""
 
@@ -57,7 +61,9 @@ def transform(
     numpy.ndarray or cupy.ndarray
         Of the dtype that NumPy gives it; single precision stays single.
     """
-    on_host = isinstance(block, np.ndarray | np.generic)
+    if block.size == 0:  # no library promises that it takes this
+        return _zeros(block, list(transforms))
+    on_host = isinstance(block, np.ndarray)
     options = {"workers": 1} if on_host else {}
     module = scipy.fft if on_host else _cupy_fft()
     result, dtype = block, block.dtype.name
@@ -68,6 +74,14 @@ def transform(
         for each in group:
             dtype = each.output_dtype(dtype)
     return result.astype(dtype, copy=False)
+
+
+def _zeros(block: Array, transforms: list[OneTransform]) -> Array:
+    shape, dtype = list(block.shape), block.dtype.name
+    for each in transforms:
+        shape[each.axis] = each.output_length
+        dtype = each.output_dtype(dtype)
+    return np.zeros_like(block, shape=tuple(shape), dtype=dtype)
 
 
 def _calls(
