@@ -21,7 +21,8 @@ from dask._task_spec import GraphNode, List, Task, TaskRef
 from dask.highlevelgraph import Layer
 from dask.tokenize import tokenize
 
-from graph_opt.node import ArrayNode, Index
+from graph_opt.layout import Index
+from graph_opt.node import ArrayNode
 from graph_opt.piece import Piece
 
 Key = tuple[Any, ...]

@@ -9,8 +9,9 @@ from itertools import product as cartesian
 
 import numpy as np
 
+from graph_opt.layout import Index
+
 Chunks = tuple[tuple[int, ...], ...]
-Index = tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from itertools import product as cartesian
 from typing import Any, Protocol, Self
 
 from graph_opt.cost import Machine, dask_product_seconds
-from graph_opt.node import ArrayNode, Index, label
+from graph_opt.layout import Index
+from graph_opt.node import ArrayNode, label
 
 
 class Piece(Hashable, Protocol):

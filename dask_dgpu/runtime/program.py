@@ -15,8 +15,9 @@ from typing import Any, Literal
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.runtime.collectives import ALGORITHMS
-from dask_dgpu.runtime.value import Blocks, Index, Placed, Value
+from dask_dgpu.runtime.value import Blocks, Placed, Value
 from graph_opt.cost import Machine
+from graph_opt.layout import Index
 
 
 @dataclass(frozen=True)

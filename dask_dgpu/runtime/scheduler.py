@@ -28,10 +28,10 @@ from dask_dgpu.runtime.losses import Losses
 from dask_dgpu.runtime.program import plans
 from dask_dgpu.runtime.run import Run
 from dask_dgpu.runtime.tasks import PLUGIN
-from dask_dgpu.runtime.value import Index
 from dask_dgpu.runtime.watch import watch
 from dask_dgpu.runtime.worker import GangWorkerPlugin
 from graph_opt.emit import GANG, STAGE
+from graph_opt.layout import Index
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.runtime.program import Program
-from dask_dgpu.runtime.value import Index
 from graph_opt.emit import GANG, STAGE
+from graph_opt.layout import Index
 
 if TYPE_CHECKING:
     from dask_dgpu.runtime.worker import GangWorkerPlugin

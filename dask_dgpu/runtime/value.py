@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product as cartesian
 from typing import Any
 
-from graph_opt.layout import Cuts, Layout
+from graph_opt.layout import Cuts, Index, Layout
 
 Array = Any
-Index = tuple[int, ...]
 Blocks = dict[Index, Array]
 
 
@@ -64,18 +62,10 @@ class Placed:
 
     def owners(self) -> Iterator[tuple[Index, int]]:
         """Yield each block there is with the rank that holds it."""
-        indices = cartesian(*map(range, self.layout.grid))
-        for index, owner in zip(indices, self.layout.owners, strict=True):
+        for index, owner in zip(self.layout.indices(), self.layout.owners, strict=True):
             if owner >= 0:
                 yield index, owner
 
     def transposed(self, axes: tuple[int, ...]) -> Placed:
-        """Return the layout of the transpose, whose blocks stay where they are."""
-        cuts = tuple(self.layout.cuts[axis] for axis in axes)
-        strides = [math.prod(self.layout.grid[axis + 1 :]) for axis in axes]
-        indices = cartesian(*(range(len(axis) - 1) for axis in cuts))
-        owners = tuple(
-            self.layout.owners[sum(at * stride for at, stride in zip(index, strides, strict=True))]
-            for index in indices
-        )
-        return Placed(Layout(cuts, owners), self.dtype)
+        """Return the place of the transpose, whose blocks stay where they are."""
+        return Placed(self.layout.transposed(axes), self.dtype)

@@ -20,7 +20,8 @@ from dask_dgpu.errors import CommError, DgpuError, GangError
 from dask_dgpu.runtime.member import Member
 from dask_dgpu.runtime.program import Program, execute, plans
 from dask_dgpu.runtime.tasks import PLUGIN
-from dask_dgpu.runtime.value import Blocks, Index
+from dask_dgpu.runtime.value import Blocks
+from graph_opt.layout import Index
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
