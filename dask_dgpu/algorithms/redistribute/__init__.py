@@ -38,5 +38,13 @@ from dask_dgpu.algorithms.redistribute.plan import (
     traffic,
     workspace,
 )
+from dask_dgpu.algorithms.redistribute.rank import redistribute_rank, redistribute_reference
 
-__all__ = ["RedistributePlan", "plan_redistribute", "traffic", "workspace"]
+__all__ = [
+    "RedistributePlan",
+    "plan_redistribute",
+    "redistribute_rank",
+    "redistribute_reference",
+    "traffic",
+    "workspace",
+]

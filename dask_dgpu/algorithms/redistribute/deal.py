@@ -27,8 +27,8 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 class Dealt(NamedTuple):
     """The round of each unit, how many there are, and the most bytes of a rank in one."""
 
-    rounds: Ints
-    count: int
+    round: Ints
+    rounds: int
     busiest: int
 
 
@@ -62,9 +62,9 @@ def deal(owner: Ints, sent: Ints, limit: int, *, transformed: bool) -> Dealt:
     total = np.zeros((len(owner) + 1, sent.shape[1]), np.int64)
     np.cumsum(load[order], axis=0, out=total[1:])
     edges = _edges(phase[order], total, limit)
-    rounds = np.empty(len(owner), np.int64)
-    rounds[order] = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
-    return Dealt(rounds, len(edges) - 1, _busiest(total, edges))
+    which = np.empty(len(owner), np.int64)
+    which[order] = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
+    return Dealt(which, len(edges) - 1, _busiest(total, edges))
 
 
 def _phases(owner: Ints, away: Ints, weight: Ints) -> Floats:
