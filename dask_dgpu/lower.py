@@ -9,7 +9,9 @@ from dask_dgpu.runtime.program import Collective, Local
 from dask_dgpu.runtime.value import Value
 from graph_opt.layout import cuts_of
 from graph_opt.node import ArrayNode
-from graph_opt.piece import Piece, Product
+from graph_opt.piece import Piece
+from graph_opt.product import Product
+from graph_opt.redistribution import Redistribution
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,16 @@ def _product(piece: Product, device: str) -> Steps:
     if device == "cuda" and piece.left.container == "numpy.ndarray":
         steps = (Local("to_device", "a"), Local("to_device", "b"), *steps, Local("to_host", "c"))
     return Steps((("a", a), ("b", b)), steps, "c", piece.kept)
+
+
+@lower.register
+def _redistribution(piece: Redistribution, device: str) -> Steps:
+    before = Value(piece.cuts[0], piece.source.dtype, piece.staged[0])
+    after = Value(piece.cuts[1], piece.output.dtype, piece.wanted)
+    steps: list[Local | Collective] = [Collective("redistribute", ("a",), "b", after)]
+    if piece.transposes:
+        steps.insert(0, Local("transpose", "a", piece.axes))
+    return Steps((("a", before),), tuple(steps), "b", None)
 
 
 def _whole(node: ArrayNode) -> Value:

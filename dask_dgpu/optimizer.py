@@ -23,6 +23,7 @@ from graph_opt.finish import finish
 from graph_opt.node import Declined
 from graph_opt.parse import parse
 from graph_opt.piece import Piece
+from graph_opt.redistribution import Redistribution
 from graph_opt.rewrite import find, replace
 from graph_opt.spec import check
 
@@ -111,6 +112,12 @@ class GraphOptimizer:
         on_host = self.facts.workers > 0 and self.facts.device == "cpu"
         if on_host and any(node.container == "cupy.ndarray" for node in gang.piece.inputs):
             return "blocks are CuPy arrays and the workers compute on the CPU"
+        if (
+            self.facts.device == "cuda"
+            and isinstance(gang.piece, Redistribution)
+            and gang.piece.source.container == "numpy.ndarray"
+        ):
+            return "blocks are on the host and no computation follows"
         if gang.waste > MOST_WASTE:
             return "most of the blocks that it makes are not wanted"
         room = self.room

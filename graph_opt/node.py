@@ -56,9 +56,14 @@ class ArrayNode:
         return cartesian(*(range(len(sizes)) for sizes in self.chunks))
 
     @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the whole array."""
-        return math.prod(self.shape) * self.itemsize
+        return self.size * self.itemsize
 
     @property
     def itemsize(self) -> int:

@@ -23,7 +23,7 @@ from dask.blockwise import Blockwise
 from graph_opt.node import ArrayNode, Declined
 from graph_opt.parse import ArrayGraph
 from graph_opt.pattern import array_operands, block_function, follow, unsupported
-from graph_opt.piece import Product
+from graph_opt.product import Product
 
 REDUCTIONS = (
     (_matmul, ("chunk_sum-", "_chunk_sum-partial-", "_chunk_sum-aggregate-", "getitem-")),

@@ -10,7 +10,9 @@ from dask.highlevelgraph import HighLevelGraph
 
 from graph_opt.emit import GangLayer, TaskFunctions
 from graph_opt.parse import parse
-from graph_opt.piece import Piece, Product
+from graph_opt.piece import Piece
+from graph_opt.product import Product
+from graph_opt.redistribution import Redistribution
 from graph_opt.rewrite import Matches, find, replace
 
 
@@ -78,6 +80,11 @@ def rewritten(x: da.Array) -> HighLevelGraph:
 def products(*arrays: da.Array) -> tuple[Product, ...]:
     """Return the products in the graph of some arrays."""
     return tuple(piece for piece in matches(*arrays).pieces if isinstance(piece, Product))
+
+
+def rechunks(*arrays: da.Array) -> tuple[Redistribution, ...]:
+    """Return the rechunks in the graph of some arrays."""
+    return tuple(piece for piece in matches(*arrays).pieces if isinstance(piece, Redistribution))
 
 
 def one(x: da.Array) -> Product:

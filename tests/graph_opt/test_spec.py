@@ -7,7 +7,7 @@ import pytest
 from dask.highlevelgraph import HighLevelGraph
 
 from graph_opt.emit import GangLayer
-from graph_opt.piece import Product
+from graph_opt.product import Product
 from graph_opt.spec import IllegalGraphError, check
 from tests.graph_opt.graphs import FUNCTIONS, array, make_program, one, rewritten
 
