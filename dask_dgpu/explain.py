@@ -13,7 +13,8 @@ from dask.utils import format_bytes
 
 from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.predict import Prediction
-from graph_opt.node import Declined, Product, label
+from graph_opt.node import Declined, label
+from graph_opt.piece import Piece
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Explanation:
     ----------
     enabled : bool
         Whether it does anything at all.
-    rewritten : tuple of (Product, Prediction)
+    rewritten : tuple of (Piece, Prediction)
         The pieces that run as a gang.
     declined : tuple of Declined
         The pieces that were recognised and left to Dask, each with one reason.
@@ -35,7 +36,7 @@ class Explanation:
     """
 
     enabled: bool
-    rewritten: tuple[tuple[Product, Prediction], ...] = ()
+    rewritten: tuple[tuple[Piece, Prediction], ...] = ()
     declined: tuple[Declined, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -44,36 +45,25 @@ class Explanation:
         Returns
         -------
         dict
-            ``"enabled"``; ``"rewritten"``, a list of dicts with name, shape, dtype, the
-            length of the contraction as ``"inner"``, and the fields of the prediction;
+            ``"enabled"``; ``"rewritten"``, a list of dicts with name, shape, dtype, what
+            else the kind of piece has (``"inner"``, the length of a product's contraction),
+            and the prediction: tasks, bytes, seconds, and what its algorithm chose;
             ``"declined"``, a list of dicts with ``"name"`` and ``"reason"``.
         """
         return {
             "enabled": self.enabled,
-            "rewritten": [
-                {
-                    "name": product.output.name,
-                    "shape": product.output.shape,
-                    "dtype": product.output.dtype,
-                    "inner": product.left.shape[1],
-                    **asdict(prediction),
-                }
-                for product, prediction in self.rewritten
-            ],
+            "rewritten": [piece.facts | _plain(prediction) for piece, prediction in self.rewritten],
             "declined": [asdict(piece) for piece in self.declined],
         }
 
     def _lines(self) -> list[tuple[str, str]]:
         """Heading and text of each piece."""
         lines = []
-        for product, predicted in self.rewritten:
-            (m, n), k = product.output.shape, product.left.shape[1]
-            panels = "panel" if predicted.steps == 1 else "panels"
+        for piece, predicted in self.rewritten:
             lines.append(
                 (
-                    product.label,
-                    f"({m}, {k}) @ ({k}, {n}) {product.output.dtype} runs as a gang: "
-                    f"{predicted.strategy}, mesh {predicted.mesh}, {predicted.steps} {panels}, "
+                    piece.label,
+                    f"{piece.summary} runs as a gang: {predicted.text}, "
                     f"{predicted.tasks} tasks instead of about {predicted.dask_tasks}, "
                     f"about {format_bytes(predicted.moved_bytes)} received and "
                     f"{format_bytes(predicted.peak_bytes)} held at most per rank, "
@@ -97,6 +87,12 @@ class Explanation:
             for name, text in self._lines()
         )
         return f"<table>{rows}</table>" if rows else f"<p>{escape(str(self))}</p>"
+
+
+def _plain(prediction: Prediction) -> dict[str, Any]:
+    values = asdict(prediction)
+    del values["text"]
+    return dict(values.pop("details")) | values
 
 
 def explain(array: Any) -> Explanation:

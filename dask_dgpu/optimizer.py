@@ -13,20 +13,22 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.facts import ClusterFacts
+from dask_dgpu.lower import lower
 from dask_dgpu.predict import Prediction, predict, room
 from dask_dgpu.runtime import tasks
-from dask_dgpu.runtime.program import Collective, Local, Matrix, Program
+from dask_dgpu.runtime.program import Program
 from dask_dgpu.settings import Settings
 from graph_opt.emit import GangLayer, TaskFunctions
 from graph_opt.finish import finish
-from graph_opt.layout import cuts_of
-from graph_opt.node import Declined, Product
+from graph_opt.node import Declined
 from graph_opt.parse import parse
+from graph_opt.piece import Piece
+from graph_opt.redistribution import Redistribution
 from graph_opt.rewrite import find, replace
 from graph_opt.spec import check
 
 MOST_WASTE = 0.5
-"""A product of whose blocks fewer than this share are read is left to Dask."""
+"""A piece of whose computed blocks more than this share is not read is left to Dask."""
 
 FUNCTIONS = TaskFunctions(tasks.stage, tasks.gang, tasks.out)
 
@@ -36,7 +38,7 @@ class Rewriting:
     """A graph with gangs in it, and why it is as it is."""
 
     graph: HighLevelGraph
-    rewritten: tuple[tuple[Product, Prediction], ...]
+    rewritten: tuple[tuple[Piece, Prediction], ...]
     declined: tuple[Declined, ...]
 
 
@@ -78,40 +80,46 @@ class GraphOptimizer:
         wanted = _flat(keys)
         matches = find(parse(graph, wanted))
         declined = list(matches.declined)
-        products = list(matches.products)
-        predicted = cache(lambda product: predict(product, self.facts, self.settings))
+        pieces = list(matches.pieces)
+        predicted = cache(lambda piece: predict(piece, self.program(piece), self.facts))
         while True:
-            rewritten = self._replace(graph, products)
-            pieces = [(gang, predicted(gang.part)) for gang in _needed(rewritten, wanted)]
+            rewritten = self._replace(graph, pieces)
+            gangs = [(gang, predicted(gang.piece)) for gang in _needed(rewritten, wanted)]
             refused = {
-                gang.product.output.name: reason
-                for gang, prediction in pieces
+                gang.piece.output.name: reason
+                for gang, prediction in gangs
                 if (reason := self._refusal(gang, prediction)) is not None
             }
             declined += [Declined(name, reason) for name, reason in refused.items()]
-            needed = {gang.product.output.name for gang, _ in pieces} - refused.keys()
-            kept = [product for product in products if product.output.name in needed]
-            if len(kept) == len(products):
+            needed = {gang.piece.output.name for gang, _ in gangs} - refused.keys()
+            kept = [piece for piece in pieces if piece.output.name in needed]
+            if len(kept) == len(pieces):
                 break
-            products = kept  # without the others, more or less of these may be needed
-        accepted = tuple((gang.part, prediction) for gang, prediction in pieces)
+            pieces = kept  # without the others, more or less of these may be needed
+        accepted = tuple((gang.piece, prediction) for gang, prediction in gangs)
         return Rewriting(rewritten, accepted, tuple(declined))
 
-    def _replace(self, graph: HighLevelGraph, products: Sequence[Product]) -> HighLevelGraph:
-        if not products:
+    def _replace(self, graph: HighLevelGraph, pieces: Sequence[Piece]) -> HighLevelGraph:
+        if not pieces:
             return graph
 
-        def layer(product: Product) -> GangLayer:
-            return GangLayer(product, FUNCTIONS, self.program)
+        def layer(piece: Piece) -> GangLayer:
+            return GangLayer(piece, FUNCTIONS, self.program)
 
-        return check(replace(graph, products, layer))
+        return check(replace(graph, pieces, layer))
 
     def _refusal(self, gang: GangLayer, prediction: Prediction) -> str | None:
         on_host = self.facts.workers > 0 and self.facts.device == "cpu"
-        if on_host and gang.product.left.container == "cupy.ndarray":
+        if on_host and any(node.container == "cupy.ndarray" for node in gang.piece.inputs):
             return "blocks are CuPy arrays and the workers compute on the CPU"
+        if (
+            self.facts.device == "cuda"
+            and isinstance(gang.piece, Redistribution)
+            and gang.piece.source.container == "numpy.ndarray"
+        ):
+            return "blocks are on the host and no computation follows"
         if gang.waste > MOST_WASTE:
-            return "most blocks of the product are not wanted"
+            return "most of the blocks that it makes are not wanted"
         room = self.room
         if room is not None and prediction.peak_bytes > room:
             return (
@@ -135,30 +143,15 @@ class GraphOptimizer:
         """Bytes of a device that a gang may use, ``None`` for no limit."""
         return room(self.facts, self.settings)
 
-    def program(self, product: Product, rows: tuple[int, ...], columns: tuple[int, ...]) -> Program:
-        """Make the program for some block rows and columns of a product."""
-        left, right, output = product.left, product.right, product.output
-        row_cuts = cuts_of([left.chunks[0][i] for i in rows])
-        column_cuts = cuts_of([right.chunks[1][j] for j in columns])
-        product_step = Collective("summa", ("a", "b"), "c", output.dtype)
-        steps: tuple[Local | Collective, ...] = (product_step,)
-        if self.facts.device == "cuda" and left.container == "numpy.ndarray":
-            steps = (
-                Local("to_device", "a"),
-                Local("to_device", "b"),
-                *steps,
-                Local("to_host", "c"),
-            )
+    def program(self, piece: Piece) -> Program:
+        """Make the program of a piece."""
+        lowered = lower(piece, self.facts.device)
         return Program(
-            name=product.label,
-            inputs=(
-                ("a", Matrix(row_cuts, cuts_of(left.chunks[1]), left.dtype)),
-                ("b", Matrix(cuts_of(right.chunks[0]), column_cuts, right.dtype)),
-            ),
-            steps=steps,
-            output="c",
-            rows=rows,
-            columns=columns,
+            name=piece.label,
+            inputs=lowered.inputs,
+            steps=lowered.steps,
+            output=lowered.output,
+            kept=lowered.kept,
             machine=self.facts.machine,
             transport=self.transport,
             limits=self.settings.limits,
@@ -168,7 +161,7 @@ class GraphOptimizer:
 
 
 def _needed(graph: HighLevelGraph, wanted: set[Any]) -> list[GangLayer]:
-    """Return the gangs with the block rows and columns that somebody reads."""
+    """Return the gangs as far as somebody reads what they make."""
     gangs = _gangs(graph)
     if all(gang.get_output_keys() <= wanted for gang in gangs):
         return gangs

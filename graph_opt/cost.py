@@ -25,6 +25,9 @@ class Machine:
     one_sided : bool, optional
         Whether ranks can read each other's memory, without packing and by hardware
         that does not compute.
+    dask_bandwidth : float, optional
+        Bytes a second that one worker receives from others when Dask itself moves
+        blocks; by default ``bandwidth``.
     """
 
     flops: float
@@ -33,12 +36,20 @@ class Machine:
     memory_bandwidth: float
     ramp: float = 0.0
     one_sided: bool = False
+    dask_bandwidth: float | None = None
 
 
 # Two cores shared by four ranks over loopback, and one H200 of eight under NVLink:
 # orders of magnitude that choose between plans; docs/performance.md has the measurements.
 HOST = Machine(flops=2.8e10, bandwidth=5e8, latency=1e-2, memory_bandwidth=4e9, ramp=16)
-CUDA = Machine(flops=5.0e13, bandwidth=3e11, latency=1e-4, memory_bandwidth=3.9e12, ramp=400)
+CUDA = Machine(
+    flops=5.0e13,
+    bandwidth=3e11,
+    latency=1e-4,
+    memory_bandwidth=3.9e12,
+    ramp=400,
+    dask_bandwidth=3e10,  # over UCX; over TCP it is a hundredth of that
+)
 
 TASK_SECONDS = 4e-4
 """What one Dask task costs the scheduler, its share of the messages included."""
@@ -78,4 +89,20 @@ def dask_product_seconds(
         2 * tasks * TASK_SECONDS
         + 2 * m * k * n / (machine.flops * ranks)
         + (moved + partial_bytes) / (machine.bandwidth * ranks)
+    )
+
+
+def dask_rechunk_seconds(
+    tasks: int, moved_bytes: float, copied_bytes: float, workers: int, machine: Machine
+) -> float:
+    """Predict plain Dask's time for a rechunk.
+
+    ``moved_bytes`` are those that change workers if blocks have no place of their
+    own, ``copied_bytes`` those that are written into merged blocks; all workers together.
+    """
+    bandwidth = machine.dask_bandwidth or machine.bandwidth
+    return (
+        tasks * TASK_SECONDS
+        + moved_bytes * (workers - 1) / workers / (bandwidth * workers)
+        + 2 * copied_bytes / (machine.memory_bandwidth * workers)
     )

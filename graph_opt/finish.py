@@ -16,7 +16,7 @@ Graph = dict[Any, GraphNode]
 def finish(
     graph: Mapping[Any, GraphNode], wanted: Collection[Any], gangs: Iterable[GangLayer]
 ) -> Any:
-    """Rename the blocks of partial products, and annotate gangs again.
+    """Rename the blocks of parts of a piece, and annotate gangs again.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def finish(
     """
     tasks = dict(graph)
     layers: dict[str, MaterializedLayer] = {}
-    known = {layer.product.output.name: layer for layer in gangs}
+    known = {layer.piece.output.name: layer for layer in gangs}
     for key in [key for key in tasks if isinstance(key, tuple) and str(key[0]).startswith(GANG)]:
         outs = [out for out, task in tasks.items() if key in task.dependencies]
         layer = known[outs[0][0]]
@@ -52,7 +52,7 @@ def finish(
 
 
 def _rename(tasks: Graph, outs: list[Any], wanted: Collection[Any], suffix: str) -> list[Any]:
-    """Keep blocks of a part of a product apart from those of the whole.
+    """Keep blocks of a part of a piece apart from those of the whole.
 
     Both have the same keys and another gang behind them, which the scheduler
     would call a collision when it knows both.

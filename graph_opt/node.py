@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product as cartesian
+
+import numpy as np
+
+from graph_opt.layout import Index
 
 Chunks = tuple[tuple[int, ...], ...]
 
@@ -45,28 +51,29 @@ class ArrayNode:
         return math.prod(len(sizes) for sizes in self.chunks)
 
     @property
+    def indices(self) -> Iterator[Index]:
+        """The place of each block, in row-major order."""
+        return cartesian(*(range(len(sizes)) for sizes in self.chunks))
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return self.size * self.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return np.dtype(self.dtype).itemsize
+
+    @property
     def known(self) -> bool:
         """Whether every chunk size is known."""
         return not any(math.isnan(size) for sizes in self.chunks for size in sizes)
-
-
-@dataclass(frozen=True)
-class Product:
-    """A matrix product ``output = left @ right`` found in a graph.
-
-    ``inner`` names the layers that Dask built for it, the output's included;
-    a rewrite replaces all of them.
-    """
-
-    output: ArrayNode
-    left: ArrayNode
-    right: ArrayNode
-    inner: tuple[str, ...]
-
-    @property
-    def label(self) -> str:
-        """What a user is told of it."""
-        return label(self.inner[0])
 
 
 @dataclass(frozen=True)

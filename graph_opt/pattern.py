@@ -7,7 +7,41 @@ from typing import Any
 
 from dask.blockwise import Blockwise
 
+from graph_opt.node import ArrayNode
 from graph_opt.parse import ArrayGraph
+
+DTYPES = frozenset(
+    [
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ]
+)
+CONTAINERS = frozenset({"numpy.ndarray", "cupy.ndarray"})
+
+
+def unsupported(inputs: Sequence[ArrayNode], output: ArrayNode) -> str | None:
+    """Return why gangs cannot compute with such arrays, ``None`` if they can."""
+    if not all(node.known for node in inputs):
+        return "chunk sizes are unknown"
+    for node in (*inputs, output):
+        if node.dtype not in DTYPES:
+            return f"dtype {node.dtype} has no kernel"
+    for node in inputs:
+        if node.container not in CONTAINERS:
+            return f"blocks of type {node.container} are neither NumPy nor CuPy arrays"
+    return None
 
 
 def block_function(graph: ArrayGraph, name: str) -> Callable[..., Any] | None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from dask.highlevelgraph import HighLevelGraph, Layer
 
-from graph_opt.node import Declined, Product
+from graph_opt.node import Declined
 from graph_opt.parse import ArrayGraph
+from graph_opt.piece import Piece
 from graph_opt.rules import RULES
 
 
@@ -16,44 +17,44 @@ from graph_opt.rules import RULES
 class Matches:
     """What the rules found: pieces to rewrite, and pieces left to Dask."""
 
-    products: tuple[Product, ...]
+    pieces: tuple[Piece, ...]
     declined: tuple[Declined, ...]
 
 
 def find(graph: ArrayGraph) -> Matches:
     """Try every rule on every layer."""
-    products: list[Product] = []
+    pieces: list[Piece] = []
     declined: list[Declined] = []
     for name in graph.layers:
         for rule in RULES:
             found = rule(graph, name)
-            if isinstance(found, Product):
-                products.append(found)
-            elif isinstance(found, Declined):
+            if isinstance(found, Declined):
                 declined.append(found)
-    return Matches(tuple(products), tuple(declined))
+            elif found is not None:
+                pieces.append(found)
+    return Matches(tuple(pieces), tuple(declined))
 
 
 def replace(
     graph: HighLevelGraph,
-    products: Iterable[Product],
-    make_layer: Callable[[Product], Layer],
+    pieces: Iterable[Piece],
+    make_layer: Callable[[Piece], Layer],
 ) -> HighLevelGraph:
-    """Put the layer made for each product in the place of those that Dask built."""
+    """Put the layer made for each piece in the place of those that Dask built."""
     layers: dict[str, Layer] = dict(graph.layers)
     dependencies: dict[str, set[str]] = {k: set(v) for k, v in graph.dependencies.items()}
-    for product in products:
-        layer = make_layer(product)
-        layer.annotations = _annotations(graph.layers, product)
-        for name in product.inner:
+    for piece in pieces:
+        layer = make_layer(piece)
+        layer.annotations = _annotations(graph.layers, piece)
+        for name in piece.inner:
             del layers[name], dependencies[name]
-        layers[product.output.name] = layer
-        dependencies[product.output.name] = {product.left.name, product.right.name}
+        layers[piece.output.name] = layer
+        dependencies[piece.output.name] = {node.name for node in piece.inputs}
     return HighLevelGraph(layers, dependencies)
 
 
-def _annotations(layers: Mapping[str, Layer], product: Product) -> dict[str, object] | None:
+def _annotations(layers: Mapping[str, Layer], piece: Piece) -> dict[str, object] | None:
     merged: dict[str, object] = {}
-    for name in product.inner:
+    for name in piece.inner:
         merged.update(layers[name].annotations or {})
     return merged or None

@@ -26,13 +26,9 @@ def check(graph: HighLevelGraph) -> HighLevelGraph:
 
 
 def _check_gang(layer: GangLayer) -> None:
-    product = layer.product
-    left, right, output = product.left, product.right, product.output
-    if left.shape[1] != right.shape[0]:
-        raise IllegalGraphError(f"{output.name}: {left.shape} and {right.shape} do not conform")
-    if output.chunks != (left.chunks[0], right.chunks[1]):
-        raise IllegalGraphError(f"{output.name}: its chunks are not those of its operands")
-    if not set(layer.rows) <= set(range(len(output.chunks[0]))):
-        raise IllegalGraphError(f"{output.name}: block rows {layer.rows} do not exist")
-    if not set(layer.columns) <= set(range(len(output.chunks[1]))):
-        raise IllegalGraphError(f"{output.name}: block columns {layer.columns} do not exist")
+    piece = layer.piece
+    fault = piece.fault()
+    if fault is None and not layer.wanted <= set(piece.computed):
+        fault = "blocks are wanted that are not computed"
+    if fault is not None:
+        raise IllegalGraphError(f"{piece.output.name}: {fault}")

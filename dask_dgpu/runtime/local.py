@@ -9,7 +9,8 @@ from typing import Any
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device, HostDevice
-from dask_dgpu.runtime.program import Blocks, Program, execute, plans
+from dask_dgpu.runtime.program import Program, execute, plans
+from dask_dgpu.runtime.value import Blocks
 from graph_opt.layout import dealt
 
 Array = Any
@@ -20,9 +21,8 @@ def run_here(program: Program, staged: Sequence[list[Array]]) -> Blocks:
     size = program.local_ranks
     owners: dict[str, tuple[int, ...]] = {}
     blocks: dict[str, Blocks] = {}
-    for (name, matrix), given in zip(program.inputs, staged, strict=True):
-        rows, columns = matrix.grid
-        indices = [(i, j) for i in range(rows) for j in range(columns)]
+    for (name, value), given in zip(program.inputs, staged, strict=True):
+        indices = value.indices()
         blocks[name] = dict(zip(indices, given, strict=True))
         owners[name] = dealt(len(indices), size)
     fixed = plans(program, owners, size)

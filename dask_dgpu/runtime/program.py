@@ -2,56 +2,64 @@
 
 A program is made when the graph is optimized and knows shapes and chunks only.
 Where blocks are and how many ranks there are is known at the barrier; with that,
-:func:`plans` fixes one plan for each collective, the same on every rank.
+:func:`plans` fixes one plan for each collective, the same on every rank, and with
+the plans where the blocks of every value are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dask_dgpu.algorithms.summa import Operand, SummaPlan, plan_summa, summa_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
+from dask_dgpu.runtime.collectives import ALGORITHMS
+from dask_dgpu.runtime.value import Blocks, Placed, Value
 from graph_opt.cost import Machine
-from graph_opt.layout import Cuts
-
-Array = Any
-Block = tuple[int, int]
-Blocks = dict[Block, Array]
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """An input of a program: where it is cut, and what its blocks are."""
-
-    rows: Cuts
-    columns: Cuts
-    dtype: str
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Number of blocks along each axis."""
-        return len(self.rows) - 1, len(self.columns) - 1
+from graph_opt.layout import Index
 
 
 @dataclass(frozen=True)
 class Local:
-    """Apply a block function to every block that a rank owns of a value."""
+    """Change every block that a rank owns of a value.
 
-    function: Literal["to_device", "to_host"]
+    Parameters
+    ----------
+    function : str
+        ``"to_device"`` and ``"to_host"`` move blocks; ``"transpose"`` takes views of them,
+        and the value has the transposed layout from then on.
+    value : str
+        The value that is changed.
+    axes : tuple of int, optional
+        For ``"transpose"``: which axis each axis of the transpose is.
+    """
+
+    function: Literal["to_device", "to_host", "transpose"]
     value: str
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Collective:
-    """Run a distributed algorithm: ``output = algorithm(inputs)``."""
+    """Run a distributed algorithm: ``output = algorithm(inputs)``.
 
-    algorithm: Literal["summa"]
-    inputs: tuple[str, str]
+    Parameters
+    ----------
+    algorithm : str
+        A key of :data:`dask_dgpu.runtime.collectives.ALGORITHMS`.
+    inputs : tuple of str
+        The values it reads.
+    output : str
+        The value it makes.
+    result : Value
+        What that is; the plan chooses where its blocks are.
+    """
+
+    algorithm: str
+    inputs: tuple[str, ...]
     output: str
-    dtype: str
+    result: Value
 
 
 @dataclass(frozen=True)
@@ -81,14 +89,15 @@ class Program:
     ----------
     name : str
         The array that the user knows, for messages.
-    inputs : tuple of (str, Matrix)
+    inputs : tuple of (str, Value)
         Values that exist before the first step.
     steps : tuple of Local or Collective
         Every rank does them in this order.
     output : str
         The value whose blocks are the result.
-    rows, columns : tuple of int
-        Which block rows and columns of the user's array the result has.
+    kept : tuple of tuple of int, or None
+        For each axis of the result, which of the blocks of the user's array it has;
+        ``None`` when it is cut as the user's array is.
     machine : Machine
         Rates of a rank, from which plans are chosen.
     transport : str
@@ -102,46 +111,73 @@ class Program:
     """
 
     name: str
-    inputs: tuple[tuple[str, Matrix], ...]
+    inputs: tuple[tuple[str, Value], ...]
     steps: tuple[Local | Collective, ...]
     output: str
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
+    kept: tuple[tuple[int, ...], ...] | None
     machine: Machine
     transport: Literal["gloo", "nccl"]
     limits: Limits
     local_ranks: int = 1
     room: float | None = None
 
-    def position(self, key: Any) -> Block:
-        """Return the place in the result of the block that the user knows by ``key``."""
-        return self.rows.index(key[1]), self.columns.index(key[2])
+    def number(self, index: Index) -> Index:
+        """Return the place in the user's array of a block of the result."""
+        if self.kept is None:
+            return index
+        return tuple(kept[at] for kept, at in zip(self.kept, index, strict=True))
 
 
-Owners = Mapping[str, tuple[int, ...]]
+Owners = Mapping[str, Sequence[int]]
 
 
-def plans(program: Program, owners: Owners, size: int) -> dict[str, SummaPlan]:
-    """Fix the plan of each collective, by the name of its output."""
-    matrices = dict(program.inputs)
-    found: dict[str, SummaPlan] = {}
+@dataclass(frozen=True)
+class Plans:
+    """What is fixed when a program is launched, the same on every rank.
+
+    Parameters
+    ----------
+    collectives : mapping of str to plan
+        The plan of each collective, by the name of its output.
+    values : mapping of str to Placed
+        Where the blocks of each value are at the end.
+    """
+
+    collectives: Mapping[str, Any]
+    values: Mapping[str, Placed]
+
+    def placed(self, program: Program) -> dict[Index, int]:
+        """Return the rank that ends up with each block of the user's array."""
+        return {program.number(index): rank for index, rank in self.values[program.output].owners()}
+
+
+def plans(program: Program, owners: Owners, size: int) -> Plans:
+    """Fix the plan of each collective, for inputs whose blocks are where ``owners`` says.
+
+    ``owners`` gives for each input the rank of each block there is, in row-major order.
+    """
+    values = {name: value.placed(owners[name]) for name, value in program.inputs}
+    found: dict[str, Any] = {}
     for step in program.steps:
         if isinstance(step, Collective):
-            a, b = (
-                Operand(
-                    matrices[name].rows, matrices[name].columns, matrices[name].dtype, owners[name]
-                )
-                for name in step.inputs
+            algorithm = ALGORITHMS[step.algorithm]
+            plan = algorithm.plan(
+                [values[name] for name in step.inputs],
+                step.result,
+                size,
+                program.machine,
+                program.room,
             )
-            found[step.output] = plan_summa(
-                a, b, step.dtype, size, program.machine, room=program.room
-            )
-    return found
+            found[step.output] = plan
+            values[step.output] = Placed(algorithm.layout(plan), step.result.dtype)
+        elif step.function == "transpose":
+            values[step.value] = values[step.value].transposed(step.axes)
+    return Plans(found, values)
 
 
 def execute(
     program: Program,
-    fixed: Mapping[str, SummaPlan],
+    fixed: Plans,
     comm: Comm,
     device: Device,
     values: dict[str, Blocks],
@@ -149,7 +185,7 @@ def execute(
 ) -> Blocks:
     """Run a program as one rank; ``values`` holds its blocks of the inputs and is used up.
 
-    Returns the blocks of the output that this rank ends up with. The host has
+    Returns the blocks of the user's array that this rank ends up with. The host has
     waited for the device when this returns.
     """
     device.begin()
@@ -160,23 +196,31 @@ def execute(
     }
     for at, step in enumerate(program.steps):
         if isinstance(step, Local):
-            function = getattr(device, step.function)
-            blocks = values[step.value]
-            for index in blocks:
-                blocks[index] = function(blocks[index])
+            values[step.value] = _changed(step, device, values.pop(step.value))
         else:
             name = step.output
-            a, b = (values[value] for value in step.inputs)
 
             def report(done: int, steps: int, name: str = name) -> None:
                 progress(name, done, steps)
 
-            values[name] = summa_rank(fixed[name], comm, device, a, b, report)
-            del a, b
+            run, plan = ALGORITHMS[step.algorithm].run, fixed.collectives[name]
+            values[name] = run(plan, comm, device, [values[value] for value in step.inputs], report)
         for name in [name for name in values if last_use.get(name) == at]:
             if name != program.output:
                 device.synchronize()
                 del values[name]
     device.synchronize()
     comm.check()
-    return values[program.output]
+    return {program.number(index): block for index, block in values[program.output].items()}
+
+
+def _changed(step: Local, device: Device, blocks: Blocks) -> Blocks:
+    if step.function == "transpose":
+        return {
+            tuple(index[axis] for axis in step.axes): block.transpose(step.axes)
+            for index, block in blocks.items()
+        }
+    function = getattr(device, step.function)
+    for index in blocks:
+        blocks[index] = function(blocks[index])
+    return blocks

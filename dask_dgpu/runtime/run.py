@@ -6,7 +6,6 @@ import asyncio
 import pickle
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product as cartesian
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.errors import GangError
@@ -84,12 +83,10 @@ class Run:
         """Return what a member is told to begin."""
         member = self.members[rank]
         blocks = {}
-        for (name, matrix), tokens in zip(self.program.inputs, self.staged, strict=True):
-            rows, columns = matrix.grid
-            indices = cartesian(range(rows), range(columns))
+        for (name, value), tokens in zip(self.program.inputs, self.staged, strict=True):
             blocks[name] = [
                 (index, key)
-                for index, (key, worker) in zip(indices, tokens, strict=True)
+                for index, (key, worker) in zip(value.indices(), tokens, strict=True)
                 if worker == member
             ]
         return {

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import pickle
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.utils import log_errors
@@ -31,6 +31,7 @@ from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.watch import watch
 from dask_dgpu.runtime.worker import GangWorkerPlugin
 from graph_opt.emit import GANG, STAGE
+from graph_opt.layout import Index
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
@@ -134,7 +135,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             if run.outcome.done():
                 return
             owners = run.owners()
-            placed = plans(run.program, owners, len(run.members))[run.program.output].owners()
+            placed = plans(run.program, owners, len(run.members)).placed(run.program)
             self._restrict(run, placed)
             # nothing is awaited below: the order of the streams is that of the tickets
             run.epoch = epoch.name
@@ -147,10 +148,11 @@ class GangSchedulerPlugin(SchedulerPlugin):
         except Exception as error:
             self._fail(run, GangError(f"{type(error).__name__}: {error}", phase="launch"))
 
-    def _restrict(self, run: Run, placed: dict[tuple[int, int], int]) -> None:
+    def _restrict(self, run: Run, placed: dict[Index, int]) -> None:
         """Have each block of the result taken by the worker that makes it."""
         for ts in self.scheduler.tasks[run.key].dependents:
-            rank = placed[run.program.position(ts.key)]
+            index = cast(Index, cast(tuple[Any, ...], ts.key)[1:])
+            rank = placed[index]
             ts.loose_restrictions = False
             self.scheduler.set_restrictions({ts.key: {run.members[rank]}})
 

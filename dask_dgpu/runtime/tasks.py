@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, cast
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.runtime.program import Program
 from graph_opt.emit import GANG, STAGE
+from graph_opt.layout import Index
 
 if TYPE_CHECKING:
     from dask_dgpu.runtime.worker import GangWorkerPlugin
 
 Array = Any
-Index = tuple[int, int]
 
 PLUGIN = "dask-dgpu"
 
 
-def stage(block: Array, declared: tuple[str, tuple[int, int], str]) -> Any:
+def stage(block: Array, declared: tuple[str, tuple[int, ...], str]) -> Any:
     """Hand a block to the gang, on the worker where it is, without a copy.
 
     Returns a token that says where the block is; without a worker, the block.
@@ -85,7 +85,7 @@ def _worker_plugin(prefix: str | None = None) -> tuple[GangWorkerPlugin, Any] | 
         ) from None
 
 
-def _conforming(block: Array, dtype: str, shape: tuple[int, int], container: str) -> Array:
+def _conforming(block: Array, dtype: str, shape: tuple[int, ...], container: str) -> Array:
     """Return the block as what the graph declared it to be, or say what it is instead."""
     kind = f"{type(block).__module__.split('.')[0]}.{type(block).__name__}"
     if kind != container:

@@ -18,8 +18,10 @@ from distributed.utils import sync
 
 from dask_dgpu.errors import CommError, DgpuError, GangError
 from dask_dgpu.runtime.member import Member
-from dask_dgpu.runtime.program import Blocks, Program, execute, plans
+from dask_dgpu.runtime.program import Program, execute, plans
 from dask_dgpu.runtime.tasks import PLUGIN
+from dask_dgpu.runtime.value import Blocks
+from graph_opt.layout import Index
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
@@ -158,7 +160,7 @@ class GangWorkerPlugin(WorkerPlugin):
             raise pickle.loads(answer["error"])
         return Handle(key, answer["run_id"])
 
-    def result(self, handle: Handle, index: tuple[int, int]) -> Array:
+    def result(self, handle: Handle, index: Index) -> Array:
         """Return a block of a finished run."""
         try:
             return self.results[handle.key, handle.run_id][index]

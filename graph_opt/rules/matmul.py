@@ -20,34 +20,15 @@ from typing import cast
 from dask.array.routines import _matmul, _tensordot
 from dask.blockwise import Blockwise
 
-from graph_opt.node import ArrayNode, Declined, Product
+from graph_opt.node import ArrayNode, Declined
 from graph_opt.parse import ArrayGraph
-from graph_opt.pattern import array_operands, block_function, follow
+from graph_opt.pattern import array_operands, block_function, follow, unsupported
+from graph_opt.product import Product
 
 REDUCTIONS = (
     (_matmul, ("chunk_sum-", "_chunk_sum-partial-", "_chunk_sum-aggregate-", "getitem-")),
     (_tensordot, ("sum-", "sum-partial-", "sum-aggregate-")),
 )
-
-DTYPES = frozenset(
-    [
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-    ]
-)
-CONTAINERS = frozenset({"numpy.ndarray", "cupy.ndarray"})
 
 
 def match(graph: ArrayGraph, name: str) -> Product | Declined | None:
@@ -110,14 +91,7 @@ def _contracts_plainly(graph: ArrayGraph, name: str) -> bool:
 
 
 def _refusal(left: ArrayNode, right: ArrayNode, output: ArrayNode) -> str | None:
-    if not left.known:
-        return "chunk sizes are unknown"
-    for node in (left, right, output):
-        if node.dtype not in DTYPES:
-            return f"dtype {node.dtype} has no kernel"
-    for node in (left, right):
-        if node.container not in CONTAINERS:
-            return f"blocks of type {node.container} are neither NumPy nor CuPy arrays"
-    if left.container != right.container:
+    reason = unsupported((left, right), output)
+    if reason is None and left.container != right.container:
         return "one operand has NumPy blocks and the other CuPy blocks"
-    return None
+    return reason

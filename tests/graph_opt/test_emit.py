@@ -29,7 +29,7 @@ def culled(z: da.Array, name: str) -> GangLayer:
     (layer,) = (
         layer
         for layer in graph.layers.values()
-        if isinstance(layer, GangLayer) and layer.product.output.name == name
+        if isinstance(layer, GangLayer) and layer.piece.output.name == name
     )
     return layer
 
@@ -107,12 +107,13 @@ def test_culling_keeps_the_rows_and_columns_that_are_read(
 ) -> None:
     z = A @ B
     layer = culled(z[index], z.name)
-    assert (layer.rows, layer.columns) == (rows, columns)
+    assert layer.piece.kept == (rows, columns)
     assert layer.waste == 0
     assert len(layer) == 3 * len(rows) + 3 * len(columns) + len(rows) * len(columns) + 1
-    assert layer.part.left.chunks == (tuple(A.chunks[0][i] for i in rows), A.chunks[1])
-    assert layer.part.right.chunks == (B.chunks[0], tuple(B.chunks[1][j] for j in columns))
-    assert layer.part.output.chunks == (layer.part.left.chunks[0], layer.part.right.chunks[1])
+    part = layer.piece.part
+    assert part.left.chunks == (tuple(A.chunks[0][i] for i in rows), A.chunks[1])
+    assert part.right.chunks == (B.chunks[0], tuple(B.chunks[1][j] for j in columns))
+    assert part.output.chunks == (part.left.chunks[0], part.right.chunks[1])
 
 
 def test_culling_reaches_the_operands() -> None:
@@ -127,22 +128,22 @@ def test_a_large_product_cut_to_one_corner() -> None:
     x = da.ones((576, 576), chunks=64)
     z = x @ x
     layer = culled(z[:64, :64], z.name)
-    assert (layer.rows, layer.columns, len(layer)) == ((0,), (0,), 9 + 9 + 1 + 1)
+    assert (layer.piece.kept, len(layer)) == (((0,), (0,)), 9 + 9 + 1 + 1)
 
 
 def test_products_of_products_are_culled_through() -> None:
     y = A @ A.T
     z = y @ A
-    assert culled(z[:4, :5], z.name).rows == (0,)
-    assert culled(z[:4, :5], y.name).rows == (0,)
-    assert culled(z[:4, :5], y.name).columns == (0, 1, 2)
+    assert culled(z[:4, :5], z.name).piece.kept[0] == (0,)
+    assert culled(z[:4, :5], y.name).piece.kept[0] == (0,)
+    assert culled(z[:4, :5], y.name).piece.kept[1] == (0, 1, 2)
 
 
 def test_waste_is_the_share_that_nobody_reads() -> None:
     x = array(12, 12)
     z = x @ x
     layer = culled(da.diagonal(z), z.name)
-    assert (layer.rows, layer.columns) == ((0, 1, 2), (0, 1, 2))
+    assert layer.piece.kept == ((0, 1, 2), (0, 1, 2))
     assert layer.waste == pytest.approx(2 / 3)
     assert len(layer) == 9 + 9 + 3 + 1
 

@@ -12,9 +12,9 @@ import pytest
 from dask.graph_manipulation import bind, clone
 from dask.highlevelgraph import HighLevelGraph
 
-from graph_opt.node import Product
+from graph_opt.product import Product
 from graph_opt.rewrite import replace
-from tests.graph_opt.graphs import array, layer_of, matches, one, reason
+from tests.graph_opt.graphs import array, layer_of, matches, one, products, reason
 
 A, B = array(11, 13, chunks=(4, 5)), array(13, 7, chunks=(5, 3), seed=1)
 V, W = array(13, chunks=5), array(11, chunks=4)
@@ -88,7 +88,7 @@ def test_one_operand_is_a_numpy_array() -> None:
     ],
 )
 def test_within_larger_graphs(z: da.Array, count: int) -> None:
-    assert len(matches(z).products) == count
+    assert len(products(z)) == count
 
 
 def test_the_same_operand_twice() -> None:
@@ -101,8 +101,8 @@ def test_the_same_operand_twice() -> None:
 
 def test_several_results_together() -> None:
     z = A @ B
-    found = matches(z, z.sum(), A @ B, A.T @ A, V)
-    assert sorted(p.output.name for p in found.products) == sorted([z.name, (A.T @ A).name])
+    found = products(z, z.sum(), A @ B, A.T @ A, V)
+    assert sorted(p.output.name for p in found) == sorted([z.name, (A.T @ A).name])
 
 
 def test_persisted_operands() -> None:
@@ -113,7 +113,7 @@ def test_persisted_operands() -> None:
 def test_rebuilt_graphs() -> None:
     z = A @ B
     for x in (clone(z), bind(z, A.sum())):  # Dask forgets what the inner layers are
-        assert not matches(x).products
+        assert not matches(x).pieces
         np.testing.assert_array_equal(x.compute(), z.compute())
 
 
@@ -230,8 +230,7 @@ def test_partial_products_wanted_elsewhere() -> None:
     ],
 )
 def test_no_product(z: da.Array) -> None:
-    found = matches(z)
-    assert (found.products, found.declined) == ((), ())
+    assert (products(z), matches(z).declined) == ((), ())
 
 
 class Unhashable:
@@ -246,18 +245,18 @@ class Unhashable:
 
 def test_block_functions_that_have_no_hash() -> None:
     x = A.map_blocks(Unhashable(), dtype=float)
-    assert len(matches(x @ B).products) == 1
+    assert len(matches(x @ B).pieces) == 1
 
 
 @pytest.mark.parametrize("case", ["unknown rows", "masked", "batched", "object"])
 def test_declined_pieces_stay_as_dask_made_them(case: str) -> None:
     z = DECLINED[case][0]()
-    after = replace(z.dask, matches(z).products, layer_of)
+    after = replace(z.dask, matches(z).pieces, layer_of)
     assert after.dependencies == z.dask.dependencies
     assert all(after.layers[name] is layer for name, layer in z.dask.layers.items())
     both = HighLevelGraph.merge(z.dask, (A @ B).dask)
     found = matches(z, A @ B)
-    after = replace(both, found.products, layer_of)
+    after = replace(both, found.pieces, layer_of)
     assert all(after.layers[name] is layer for name, layer in z.dask.layers.items())
-    assert [product.output.name for product in found.products] == [(A @ B).name]
-    assert isinstance(found.products[0], Product)
+    assert [product.output.name for product in found.pieces] == [(A @ B).name]
+    assert isinstance(found.pieces[0], Product)

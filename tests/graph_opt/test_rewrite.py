@@ -61,7 +61,7 @@ def test_the_rewritten_graph_computes_the_same(z: da.Array) -> None:
 
 def test_nothing_found_nothing_changed() -> None:
     x = A + 1
-    graph = replace(x.dask, matches(x).products, layer_of)
+    graph = replace(x.dask, matches(x).pieces, layer_of)
     assert graph.layers == x.dask.layers
     assert graph.dependencies == x.dask.dependencies
 

@@ -7,7 +7,7 @@ import pytest
 from dask.highlevelgraph import HighLevelGraph
 
 from graph_opt.emit import GangLayer
-from graph_opt.node import Product
+from graph_opt.product import Product
 from graph_opt.spec import IllegalGraphError, check
 from tests.graph_opt.graphs import FUNCTIONS, array, make_program, one, rewritten
 
@@ -16,7 +16,7 @@ PRODUCT = one(A @ B)
 
 
 def graph(product: Product, **parts: Any) -> HighLevelGraph:
-    layer = GangLayer(product, FUNCTIONS, make_program, **parts)
+    layer = GangLayer(replace(product, **parts), FUNCTIONS, make_program)
     return HighLevelGraph({product.output.name: layer}, {product.output.name: set()})
 
 

@@ -1,0 +1,58 @@
+"""Rechunks, and whatever else only moves blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dask_dgpu.algorithms.redistribute import (
+    RedistributePlan,
+    plan_redistribute,
+    redistribute_rank,
+    traffic,
+    workspace,
+)
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels.device import Device
+from dask_dgpu.runtime.collectives.algorithm import Algorithm, Cost, Report
+from dask_dgpu.runtime.collectives.place import place
+from dask_dgpu.runtime.value import Blocks, Placed, Value
+from graph_opt.cost import Machine
+from graph_opt.layout import Layout
+
+
+def _plan(
+    inputs: Sequence[Placed], result: Value, size: int, machine: Machine, room: float | None
+) -> RedistributePlan:
+    (source,) = inputs
+    target = place(source.layout, result, size)
+    return plan_redistribute(source.layout, target, result.dtype, size)
+
+
+def _layout(plan: RedistributePlan) -> Layout:
+    return plan.target
+
+
+def _run(
+    plan: RedistributePlan, comm: Comm, device: Device, inputs: Sequence[Blocks], report: Report
+) -> Blocks:
+    (blocks,) = inputs
+    return redistribute_rank(plan, comm, device, blocks, progress=report)
+
+
+def _cost(plan: RedistributePlan, machine: Machine) -> Cost:
+    received = [sum(column) for column in zip(*traffic(plan), strict=True)]
+    kept = [plan.target.share(rank, plan.itemsize) for rank in range(plan.size)]
+    shares = (plan.source.share(rank, plan.itemsize) + kept[rank] for rank in range(plan.size))
+    # each byte is packed and unpacked, or copied once
+    copied = 2 * (max(kept) + max(received)) / machine.memory_bandwidth
+    rounds = "round" if plan.rounds == 1 else "rounds"
+    return Cost(
+        seconds=plan.rounds * machine.latency + max(received) / machine.bandwidth + copied,
+        moved_bytes=max(received),
+        peak_bytes=max(shares) + workspace(plan),
+        text=f"redistributed in {plan.rounds} {rounds}",
+        details=(("rounds", plan.rounds), ("total_bytes", sum(received))),
+    )
+
+
+REDISTRIBUTE = Algorithm(_plan, _layout, _run, _cost)

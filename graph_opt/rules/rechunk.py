@@ -1,0 +1,132 @@
+"""Recognises rechunks; their target is the ``redistribute`` algorithm.
+
+Dask rechunks by one of two methods, and the first in one pass or in several::
+
+    tasks    rechunk-merge -> rechunk-merge ...    slices and concatenations, a layer a pass
+    p2p      (rechunk-merge ->) rechunk-p2p        after a pass that splits large blocks
+
+Passes in a row, those of several calls too, are one piece as long as nobody else
+reads what is between them, and so are the transposes before and between them::
+
+    x.T.rechunk(...)     transpose -> rechunk-merge
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from dask._task_spec import Alias
+from dask.array.core import concatenate_shaped
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import MaterializedLayer
+
+from graph_opt.node import ArrayNode, Declined
+from graph_opt.parse import ArrayGraph
+from graph_opt.pattern import array_operands, block_function, only_reader, unsupported
+from graph_opt.redistribution import Redistribution, Stage
+
+TASKS = "rechunk-merge-"
+P2P = "rechunk-p2p-"
+TRANSPOSES = (np.transpose, np.swapaxes)
+
+Axes = tuple[int, ...]
+
+
+def match(graph: ArrayGraph, name: str) -> Redistribution | Declined | None:
+    """Match the rechunk whose last layer is ``name``; ``None`` is no rechunk, or not its end."""
+    if not _is_rechunk(graph, name) or _goes_on(graph, name):
+        return None
+    inner = [name]
+    while (before := _only_input(graph, inner[0])) is not None and _is_step(graph, before):
+        if only_reader(graph, before) is None:
+            break
+        inner.insert(0, before)
+    source, output = graph.node(before) if before else None, graph.node(name)
+    if source is None or output is None:
+        return Declined(name, "its array is not a Dask array with known facts")
+    nodes = [source, *(graph.node(layer) for layer in inner)]
+    if not all(node is not None and node.known for node in nodes):
+        return Declined(name, "chunk sizes are unknown")
+    reason = unsupported((source,), output)
+    if reason is not None:
+        return Declined(name, reason)
+    axes, stages = _passes(graph, inner, [node for node in nodes if node is not None])
+    piece = Redistribution(output, source, axes, tuple(inner), stages)
+    # Dask does not note the sizes of chunks that it corrects after it has made a layer
+    return piece if piece.fault() is None else Declined(name, "chunk sizes are unknown")
+
+
+def _is_rechunk(graph: ArrayGraph, name: str) -> bool:
+    if name.startswith(P2P):  # its class is in distributed, which is not needed here
+        return type(graph.layers[name]).__name__ == "P2PRechunkLayer"
+    if not name.startswith(TASKS):
+        return False
+    layer = graph.layers[name]
+    if not isinstance(layer, MaterializedLayer):
+        return False
+    key = next(iter(layer), None)
+    task = layer[key] if key is not None else None
+    return isinstance(task, Alias) or getattr(task, "func", None) is concatenate_shaped
+
+
+def _is_step(graph: ArrayGraph, name: str) -> bool:
+    return _is_rechunk(graph, name) or _permutation(graph, name) is not None
+
+
+def _only_input(graph: ArrayGraph, name: str) -> str | None:
+    inputs = graph.dependencies[name]
+    return next(iter(inputs)) if len(inputs) == 1 else None
+
+
+def _goes_on(graph: ArrayGraph, name: str) -> bool:
+    """Whether another rechunk is all that this one is for."""
+    reader = only_reader(graph, name)
+    while reader is not None and _permutation(graph, reader) is not None:
+        reader = only_reader(graph, reader)
+    return reader is not None and _is_rechunk(graph, reader)
+
+
+def _permutation(graph: ArrayGraph, name: str) -> Axes | None:
+    """Return which axis each axis of a transpose is, ``None`` if it is none."""
+    function = block_function(graph, name)
+    if not any(function is transpose for transpose in TRANSPOSES):
+        return None
+    layer, operands = graph.layers[name], array_operands(graph, name)
+    if not isinstance(layer, Blockwise) or len(operands) != 1 or len(layer.indices) != 1:
+        return None
+    index = operands[0][1]
+    if sorted(index) != sorted(layer.output_indices):
+        return None
+    axes = tuple(index.index(letter) for letter in layer.output_indices)
+    return axes if axes == _declared(layer.task.kwargs, len(axes)) else None
+
+
+def _declared(options: dict[str, object], ndim: int) -> Axes | None:
+    """Return the order of axes that the block function is asked for."""
+    order: list[int] = list(range(ndim))
+    first, second = options.get("axis1"), options.get("axis2")
+    if isinstance(first, int) and isinstance(second, int):
+        order[first], order[second] = order[second], order[first]
+        return tuple(order)
+    axes = options.get("axes")
+    if axes is None:
+        return tuple(reversed(order))
+    return tuple(axis % ndim for axis in axes) if isinstance(axes, tuple | list) else None
+
+
+def _passes(
+    graph: ArrayGraph, inner: Sequence[str], nodes: Sequence[ArrayNode]
+) -> tuple[Axes, tuple[Stage, ...]]:
+    """Return the order of axes after all steps, and Dask's own passes."""
+    axes: Axes = tuple(range(nodes[0].ndim))
+    stages: list[Stage] = []
+    for name, before, after in zip(inner, nodes, nodes[1:], strict=False):
+        permutation = _permutation(graph, name)
+        if permutation is not None:
+            axes = tuple(axes[axis] for axis in permutation)
+        elif name.startswith(P2P):
+            stages.append(Stage(before.chunks, after.chunks, before.blocks + 1 + after.blocks))
+        else:
+            stages.append(Stage(before.chunks, after.chunks, len(graph.layers[name])))
+    return axes, tuple(stages)
