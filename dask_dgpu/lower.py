@@ -7,6 +7,7 @@ from functools import singledispatch
 
 from dask_dgpu.runtime.program import Collective, Local
 from dask_dgpu.runtime.value import Value
+from graph_opt.fourier import Fourier
 from graph_opt.layout import cuts_of
 from graph_opt.node import ArrayNode
 from graph_opt.piece import Piece
@@ -48,6 +49,15 @@ def _redistribution(piece: Redistribution, device: str) -> Steps:
     if piece.transposes:
         steps.insert(0, Local("transpose", "a", piece.axes))
     return Steps((("a", before),), tuple(steps), "b", None)
+
+
+@lower.register
+def _fourier(piece: Fourier, device: str) -> Steps:
+    a, b = _whole(piece.source), _whole(piece.output)
+    steps: tuple[Local | Collective, ...] = (Collective("pencil_fft", ("a",), "b", b, piece.plan),)
+    if device == "cuda" and piece.source.container == "numpy.ndarray":
+        steps = (Local("to_device", "a"), *steps, Local("to_host", "b"))
+    return Steps((("a", a),), steps, "b", None)
 
 
 def _whole(node: ArrayNode) -> Value:

@@ -54,6 +54,9 @@ CUDA = Machine(
 TASK_SECONDS = 4e-4
 """What one Dask task costs the scheduler, its share of the messages included."""
 
+TRANSFORM_SHARE = 0.1
+"""Share of a machine's rate in products that a Fourier transform reaches: it waits for memory."""
+
 GANG_SECONDS = 2e-2
 """What forming a gang costs beyond its tasks: two round trips."""
 

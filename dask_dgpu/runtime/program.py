@@ -54,12 +54,15 @@ class Collective:
         The value it makes.
     result : Value
         What that is; the plan chooses where its blocks are.
+    task : object, optional
+        What else the algorithm must know of what it does.
     """
 
     algorithm: str
     inputs: tuple[str, ...]
     output: str
     result: Value
+    task: Any = None
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,7 @@ def plans(program: Program, owners: Owners, size: int) -> Plans:
             plan = algorithm.plan(
                 [values[name] for name in step.inputs],
                 step.result,
+                step.task,
                 size,
                 program.machine,
                 program.room,

@@ -35,7 +35,7 @@ References
 from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
 from dask_dgpu.algorithms.pencil_fft.plan import Exchange, PencilPlan, Stage, Transform
 from dask_dgpu.algorithms.pencil_fft.rank import pencil_fft_rank, pencil_fft_reference
-from dask_dgpu.algorithms.pencil_fft.ranks import RankedPencil, cost, peak, plan_on_ranks
+from dask_dgpu.algorithms.pencil_fft.ranks import RankedPencil, cost, peak, plan_on_ranks, received
 
 __all__ = [
     "Exchange",
@@ -49,4 +49,5 @@ __all__ = [
     "pencil_fft_reference",
     "plan_on_ranks",
     "plan_pencil_fft",
+    "received",
 ]

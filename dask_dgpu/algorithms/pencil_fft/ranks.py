@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import prod, sqrt
+from math import prod
 
 import numpy as np
 
 from dask_dgpu.algorithms.pencil_fft.plan import Chunks, PencilPlan, Stage, shape_of
-from dask_dgpu.algorithms.redistribute import RedistributePlan, plan_redistribute, workspace
+from dask_dgpu.algorithms.redistribute import (
+    RedistributePlan,
+    buffer_bytes,
+    plan_redistribute,
+    traffic,
+    workspace,
+)
 from dask_dgpu.algorithms.redistribute import cost as exchange_cost
-from graph_opt.cost import Machine
+from graph_opt.cost import TRANSFORM_SHARE, Machine
 from graph_opt.layout import Layout, cuts_of
-
-LIMIT = 64 << 20
-"""Bytes that the buffers of an exchange may take, whatever else there is."""
-
-FLOPS_SHARE = 0.1
-"""Share of a machine's rate in products that a transform reaches: it waits for memory."""
 
 Place = Callable[[Layout, Chunks], Layout]
 """Gives the blocks of an array in new chunks their ranks, given where it is."""
@@ -114,7 +114,7 @@ def plan_on_ranks(
                 place(present, chunks),
                 exchange.dtype,
                 size,
-                limit=_limit(share, spare, machine, transformed=before is not None),
+                limit=buffer_bytes(share, spare, machine, transformed=before is not None),
                 whole_axes=() if before is None else _axes(before),
                 transformed=before is not None,
             )
@@ -129,17 +129,6 @@ def plan_on_ranks(
 
 def _axes(stage: Stage) -> tuple[int, ...]:
     return tuple(transform.axis for transform in stage.transforms)
-
-
-def _limit(share: int, spare: int, machine: Machine, *, transformed: bool) -> int:
-    """Choose the bytes of buffers: few rounds, of which the first and last are not hidden.
-
-    Of r rounds that take ``transfer`` together, the first is exposed and each has a
-    latency: r * latency + transfer / r is least where both are equal.
-    """
-    rounds = max(1.0, sqrt(share / machine.bandwidth / max(machine.latency, 1e-9)))
-    counted = (3 if transformed else 2) * share
-    return min(max(LIMIT, int(2 * counted / rounds)), LIMIT + spare)
 
 
 def cropped(layout: Layout, shape: tuple[int, ...]) -> Layout:
@@ -158,7 +147,7 @@ def cropped(layout: Layout, shape: tuple[int, ...]) -> Layout:
 def cost(ranked: RankedPencil, machine: Machine) -> float:
     """Predict the seconds of a plan on its ranks: exchanges, and transforms between them."""
     seconds = sum(exchange_cost(move, machine) for move in ranked.moves if move is not None)
-    work = ranked.plan.flops / (FLOPS_SHARE * machine.flops)
+    work = ranked.plan.flops / (TRANSFORM_SHARE * machine.flops)
     return seconds + work * _most_loaded(ranked)
 
 
@@ -188,3 +177,14 @@ def peak(ranked: RankedPencil) -> int:
         result = ranked.output.share(rank, np.dtype(plan.output_dtype).itemsize)
         worst = max(worst, kept + held + result)
     return worst
+
+
+def received(ranked: RankedPencil) -> list[int]:
+    """Return the bytes that each rank receives from others."""
+    total = [0] * ranked.size
+    for move in ranked.moves:
+        if move is not None:
+            for sender, row in enumerate(traffic(move)):
+                for rank, nbytes in enumerate(row):
+                    total[rank] += nbytes if rank != sender else 0
+    return total

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from math import sqrt
+
 import numpy as np
 
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
 from graph_opt.cost import Machine, pipelined
+
+LEAST = 64 << 20
+"""Bytes that the buffers of a redistribution may take, whatever else there is."""
+
+ROUND_SECONDS = 1e-3
+"""What the host needs to describe, pack and send a round, whatever its size."""
 
 
 def traffic(plan: RedistributePlan) -> tuple[tuple[int, ...], ...]:
@@ -24,6 +32,34 @@ def workspace(plan: RedistributePlan) -> int:
     return min(2, plan.rounds) * plan.moves.busiest
 
 
+def buffer_bytes(share: int, spare: int, machine: Machine, *, transformed: bool = False) -> int:
+    """Choose the limit of a plan: few rounds, of which the first and the last are not hidden.
+
+    Of r rounds that take ``transfer`` together, one is exposed and each costs a start:
+    ``r * start + transfer / r`` is least where both are equal.
+
+    Parameters
+    ----------
+    share : int
+        Bytes of the array that a rank has.
+    spare : int
+        Bytes that buffers may take beyond ``LEAST``.
+    machine : Machine
+        Rates of a rank.
+    transformed : bool, optional
+        As in :func:`plan_redistribute`.
+
+    Returns
+    -------
+    int
+        Bytes, of buffers of two rounds.
+    """
+    start = machine.latency + ROUND_SECONDS
+    rounds = max(1.0, sqrt(share / machine.bandwidth / start))
+    counted = (3 if transformed else 2) * share
+    return min(max(LEAST, int(2 * counted / rounds)), LEAST + spare)
+
+
 def cost(plan: RedistributePlan, machine: Machine) -> float:
     """Predict the seconds of a plan: packing and unpacking, and the transfer behind it."""
     if not plan.rounds:
@@ -38,4 +74,4 @@ def cost(plan: RedistributePlan, machine: Machine) -> float:
     seconds = pipelined(
         copied / machine.memory_bandwidth, transfer, transfer / plan.rounds, plan.rounds
     )
-    return seconds + (plan.rounds * machine.latency if moved else 0.0)
+    return seconds + plan.rounds * ((machine.latency if moved else 0.0) + ROUND_SECONDS)

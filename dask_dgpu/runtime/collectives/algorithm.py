@@ -48,6 +48,7 @@ class MakePlan(Protocol):
         self,
         inputs: Sequence[Placed],
         result: Value,
+        task: Any,
         size: int,
         machine: Machine,
         room: float | None,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from dask_dgpu.algorithms.redistribute import (
     RedistributePlan,
+    buffer_bytes,
     plan_redistribute,
     redistribute_rank,
     traffic,
@@ -21,11 +24,19 @@ from graph_opt.layout import Layout
 
 
 def _plan(
-    inputs: Sequence[Placed], result: Value, size: int, machine: Machine, room: float | None
+    inputs: Sequence[Placed],
+    result: Value,
+    task: None,
+    size: int,
+    machine: Machine,
+    room: float | None,
 ) -> RedistributePlan:
     (source,) = inputs
     target = place(source.layout, result, size)
-    return plan_redistribute(source.layout, target, result.dtype, size)
+    itemsize = np.dtype(result.dtype).itemsize
+    share = max(target.share(rank, itemsize) for rank in range(size))
+    limit = buffer_bytes(share, share, machine)
+    return plan_redistribute(source.layout, target, result.dtype, size, limit=limit)
 
 
 def _layout(plan: RedistributePlan) -> Layout:

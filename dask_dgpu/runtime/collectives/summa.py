@@ -21,7 +21,12 @@ Matrix = dict[tuple[int, int], Any]
 
 
 def _plan(
-    inputs: Sequence[Placed], result: Value, size: int, machine: Machine, room: float | None
+    inputs: Sequence[Placed],
+    result: Value,
+    task: None,
+    size: int,
+    machine: Machine,
+    room: float | None,
 ) -> SummaPlan:
     a, b = map(_operand, inputs)
     return plan_summa(a, b, result.dtype, size, machine, room=room)
