@@ -32,16 +32,13 @@ References
    using advanced MPI", Journal of Parallel and Distributed Computing 128 (2019).
 """
 
-from dask_dgpu.algorithms.redistribute.plan import (
-    RedistributePlan,
-    plan_redistribute,
-    traffic,
-    workspace,
-)
+from dask_dgpu.algorithms.redistribute.cost import cost, traffic, workspace
+from dask_dgpu.algorithms.redistribute.plan import RedistributePlan, plan_redistribute
 from dask_dgpu.algorithms.redistribute.rank import redistribute_rank, redistribute_reference
 
 __all__ = [
     "RedistributePlan",
+    "cost",
     "plan_redistribute",
     "redistribute_rank",
     "redistribute_reference",

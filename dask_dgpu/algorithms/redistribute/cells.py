@@ -24,6 +24,7 @@ import numpy as np
 from graph_opt.layout import Cuts
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True)

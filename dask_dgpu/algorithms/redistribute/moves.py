@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dask_dgpu.algorithms.redistribute.cells import Cells, Ints, chunk_at, row_major, volumes
+from dask_dgpu.algorithms.redistribute.cells import (
+    Cells,
+    Ints,
+    Mask,
+    chunk_at,
+    row_major,
+    volumes,
+)
 from dask_dgpu.algorithms.redistribute.deal import deal
 from graph_opt.layout import Layout
 
@@ -34,10 +41,10 @@ class Overlap(NamedTuple):
     sender: Ints
     receiver: Ints
     length: Ints
-    whole: Ints
+    whole: Mask
 
     @property
-    def kept(self) -> Ints:
+    def kept(self) -> Mask:
         """Where the same block stays on the same rank: it is passed on."""
         return self.whole & (self.sender == self.receiver) & (self.sender >= 0)
 

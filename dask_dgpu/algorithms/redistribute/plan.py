@@ -131,22 +131,6 @@ def plan_redistribute(
     return RedistributePlan(source, target, dtype, size, limit, cuts, transformed)
 
 
-def traffic(plan: RedistributePlan) -> tuple[tuple[int, ...], ...]:
-    """Return the bytes that each rank sends to each: ``traffic(plan)[sender][receiver]``."""
-    counts = plan.overlap.traffic(plan.size) * plan.itemsize
-    np.fill_diagonal(counts, 0)
-    return tuple(map(tuple, counts.tolist()))
-
-
-def workspace(plan: RedistributePlan) -> int:
-    """Return the most bytes that a rank uses beyond its source and target blocks.
-
-    Those are the message buffers of two rounds and, if ``plan.transformed``, the
-    units of two rounds; what ``read`` needs besides is the caller's to know.
-    """
-    return min(2, plan.rounds) * plan.moves.busiest
-
-
 def _most(plan: RedistributePlan) -> int:
     """Bytes that count of the busiest rank, if all went in one round."""
     counts = plan.overlap.traffic(plan.size) * plan.itemsize

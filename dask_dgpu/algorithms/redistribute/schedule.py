@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from dask_dgpu.algorithms.redistribute.cells import Ints, chunk_at, unravel
+from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, chunk_at, unravel
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
 from graph_opt.layout import Cuts, Index
 
@@ -150,7 +150,7 @@ class _Selected(NamedTuple):
     counts: Ints
 
 
-def _selected(plan: RedistributePlan, which: Ints, peer: Ints) -> _Selected:
+def _selected(plan: RedistributePlan, which: Mask, peer: Ints) -> _Selected:
     moves = plan.moves
     pieces = np.flatnonzero(which)
     pieces = pieces[np.lexsort((peer[pieces], moves.round[pieces]))]
