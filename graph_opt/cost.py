@@ -41,7 +41,14 @@ class Machine:
 
 # Two cores shared by four ranks over loopback, and one H200 of eight under NVLink:
 # orders of magnitude that choose between plans; docs/performance.md has the measurements.
-HOST = Machine(flops=2.8e10, bandwidth=5e8, latency=1e-2, memory_bandwidth=4e9, ramp=16)
+HOST = Machine(
+    flops=2.8e10,
+    bandwidth=5e8,
+    latency=1e-2,
+    memory_bandwidth=4e9,
+    ramp=16,
+    dask_bandwidth=1e8,  # each block is pickled, copied and scheduled on the same cores
+)
 CUDA = Machine(
     flops=5.0e13,
     bandwidth=3e11,

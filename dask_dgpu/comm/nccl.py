@@ -88,6 +88,7 @@ class NcclComm:
         self._call: tuple[float, str] | None = None
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _NEVER
+        options.is_high_priority_stream = True  # what others wait for, before what they do not
         try:
             self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
             self._group.eager_connect_single_device(self._device)

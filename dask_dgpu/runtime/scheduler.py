@@ -292,7 +292,10 @@ class GangSchedulerPlugin(SchedulerPlugin):
                 self.losses.forget(key)
 
     def _stage_moved(self, key: Key, finish: str, worker: str | None) -> None:
-        if finish == "memory" and worker is not None:
+        if finish == "processing":  # released in the midst of it, it may stage its block yet
+            ts = self.scheduler.tasks[key]
+            worker = ts.processing_on.address if ts.processing_on else None
+        if finish in ("processing", "memory") and worker is not None:
             self.staged_on[key] = worker
         elif finish in ("released", "forgotten", "erred"):
             address = self.staged_on.pop(key, None)

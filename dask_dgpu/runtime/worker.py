@@ -107,6 +107,7 @@ class GangWorkerPlugin(WorkerPlugin):
         self.worker = worker
         self.last_seconds = 0.0
         self.staged: dict[Key, Array] = {}
+        self.unwanted: set[Key] = set()
         self.results: dict[tuple[Key, int], Blocks] = {}
         self.jobs: dict[tuple[Key, int], Job] = {}
         self.queue: queue.SimpleQueue[Job | WarmUp | None] = queue.SimpleQueue()
@@ -143,6 +144,9 @@ class GangWorkerPlugin(WorkerPlugin):
     def stage(self, key: Key, block: Array) -> tuple[Key, str]:
         """Keep a block for the gang; return where it is."""
         self.staged[key] = block
+        if key in self.unwanted:  # dropped in this very moment
+            self.unwanted.discard(key)
+            self.staged.pop(key, None)
         return key, self.worker.address
 
     def run_gang(self, key: Key, program: Program, staged: Sequence[list[Any]]) -> Handle:
@@ -196,7 +200,11 @@ class GangWorkerPlugin(WorkerPlugin):
 
     def _drop(self, keys: list[Key]) -> None:
         for key in keys:
-            self.staged.pop(key, None)
+            task = self.worker.state.tasks.get(key)
+            if task is not None and task.state in ("executing", "cancelled"):
+                self.unwanted.add(key)
+            if self.staged.pop(key, None) is not None:
+                self.unwanted.discard(key)
 
     def _leave(self, epoch: str) -> None:
         self.member.leave(epoch, "a member is lost")

@@ -48,7 +48,7 @@ def x(on_device):
 
 @pytest.fixture
 def y(on_device):
-    return on_device(B, 50)
+    return on_device(B, (60, 50))
 
 
 def slow_blocks(client: Client, seconds: float) -> None:
@@ -138,7 +138,7 @@ def test_nobody_comes_back(client, cluster, on_device, x, y):
             client.compute(z).result(timeout=60)
     assert time.monotonic() - begin < 15
     # the old blocks may run on the lost worker alone as long as the failed array lives
-    check(client, on_device(A, 61) @ on_device(B, 51))
+    check(client, on_device(A, 61) @ on_device(B, (61, 51)))
 
 
 def test_stopped_rank(client, cluster, x, y):
@@ -245,6 +245,15 @@ def test_others_in_flight_are_not_harmed(client, cluster, x, y, how):
         np.testing.assert_array_equal(host(future.result(timeout=60)), (A + i) @ B)
     assert ended == 1
     eventually(lambda: left_over(client) == 0)
+
+
+def test_cancelled_while_it_is_staged(client, cluster, x, y):
+    for i in range(10):
+        future = client.compute((x + i) @ y)
+        time.sleep(0.02 * i)
+        future.cancel()
+    eventually(lambda: left_over(client) == 0)
+    check(client, x @ y)
 
 
 def test_interrupted(client, cluster, x, y):

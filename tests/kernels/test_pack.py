@@ -262,10 +262,10 @@ def test_more_launches_than_the_ring_has_tables() -> None:
     made = [cupy.zeros_like(source) for _ in range(50)]
     device.begin()
     with device.transferring():
-        for count, target in enumerate(made):
+        for count, target in enumerate(made, start=1):
             device.copy_pieces(Pieces.of([(target[k], source[k]) for k in range(count)]))
     device.synchronize()
-    for count, target in enumerate(made):
+    for count, target in enumerate(made, start=1):
         assert bool((target[:count] == source[:count]).all())
         assert not target[count:].any()
 

@@ -9,6 +9,7 @@ import numpy as np
 from dask_dgpu.algorithms.redistribute import (
     RedistributePlan,
     buffer_bytes,
+    cost,
     plan_redistribute,
     redistribute_rank,
     traffic,
@@ -52,13 +53,13 @@ def _run(
 
 def _cost(plan: RedistributePlan, machine: Machine) -> Cost:
     received = [sum(column) for column in zip(*traffic(plan), strict=True)]
-    kept = [plan.target.share(rank, plan.itemsize) for rank in range(plan.size)]
-    shares = (plan.source.share(rank, plan.itemsize) + kept[rank] for rank in range(plan.size))
-    # each byte is packed and unpacked, or copied once
-    copied = 2 * (max(kept) + max(received)) / machine.memory_bandwidth
+    shares = (
+        plan.source.share(rank, plan.itemsize) + plan.target.share(rank, plan.itemsize)
+        for rank in range(plan.size)
+    )
     rounds = "round" if plan.rounds == 1 else "rounds"
     return Cost(
-        seconds=plan.rounds * machine.latency + max(received) / machine.bandwidth + copied,
+        seconds=cost(plan, machine),
         moved_bytes=max(received),
         peak_bytes=max(shares) + workspace(plan),
         text=f"redistributed in {plan.rounds} {rounds}",

@@ -1,0 +1,177 @@
+"""Transforms on a cluster: values, tasks, bytes, and with workers lost."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, futures_of, wait
+
+import dask_dgpu as dgpu
+from tests.cluster.conftest import start_cluster
+from tests.cluster.observe import (
+    PLUGIN,
+    TaskCounter,
+    eventually,
+    host,
+    launched_runs,
+    left_over,
+    running,
+    send_signal,
+    settled,
+)
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+RNG = np.random.default_rng(9)
+A = RNG.random((60, 44)) + 1j * RNG.random((60, 44))
+CUBE = RNG.random((12, 10, 14))
+
+
+@pytest.fixture
+def x(on_device):
+    return on_device(A, (7, 44))
+
+
+def check(client: Client, y: da.Array, wanted: Any) -> int:
+    """Compare a result with what it must be; return how many gangs it took."""
+    before = launched_runs(client)
+    result = client.compute(y).result(timeout=100)
+    np.testing.assert_allclose(host(result), wanted, rtol=1e-10, atol=1e-10)
+    assert (result.dtype, result.shape) == (y.dtype, y.shape)
+    assert type(result) is type(y._meta)
+    eventually(lambda: left_over(client) == 0)
+    return launched_runs(client) - before
+
+
+def test_slabs(client, x):
+    assert check(client, da.fft.fft2(x), np.fft.fft2(A)) == 1
+    assert check(client, np.fft.fft(x, axis=0), np.fft.fft(A, axis=0)) == 1
+    assert check(client, da.fft.ifft2(da.fft.fft2(x)), A) == 2
+
+
+def test_any_chunks_and_layouts(client, on_device):
+    x = on_device(A, (13, 9))
+    for layout in ("any", "input"):
+        with dask.config.set({"dgpu.fft.output-layout": layout}):
+            y = da.fft.fft2(x)
+        assert check(client, y, np.fft.fft2(A)) == 1
+        assert (y.chunks == x.chunks) == (layout == "input")
+
+
+def test_cubes(client, on_device):
+    x = on_device(CUBE, (4, 5, 14))
+    assert check(client, da.fft.fftn(x), np.fft.fftn(CUBE)) == 1
+    y = da.fft.rfftn(x, s=(8, 12, 20), axes=(0, 1, 2), norm="ortho")
+    assert check(client, y, np.fft.rfftn(CUBE, s=(8, 12, 20), axes=(0, 1, 2), norm="ortho")) == 1
+    back = da.fft.irfftn(da.fft.rfftn(x), s=CUBE.shape, axes=(0, 1, 2))
+    assert check(client, back, CUBE) == 2
+
+
+def test_before_a_product(client, x):
+    z = da.fft.fft2(x) @ da.fft.fft2(x).T
+    assert check(client, z, np.fft.fft2(A) @ np.fft.fft2(A).T) in (2, 3)  # the transform is shared
+
+
+def test_single_precision_stays(client, on_device):
+    a = CUBE[0].astype("float32")
+    result = client.compute(da.fft.rfft2(on_device(a, (3, 14)))).result(timeout=60)
+    assert result.dtype == np.complex64
+    np.testing.assert_allclose(host(result), np.fft.rfft2(a), rtol=1e-4, atol=1e-4)
+
+
+def test_tasks_submitted(client, x):
+    x = x.persist()
+    wait(x)
+    counter = TaskCounter()
+    client.register_plugin(counter)
+    y = da.fft.fft2(x).persist()
+    wait(y)
+    blocks = sum(len(futures_of(array)) for array in (x, y))
+    ranks = len(client.scheduler_info(n_workers=-1)["workers"])
+
+    def keys(dask_scheduler: Any) -> set[Any]:
+        return dask_scheduler.plugins[TaskCounter.name].keys
+
+    submitted = client.run_on_scheduler(keys) - {future.key for future in futures_of(x)}
+    client.unregister_scheduler_plugin(TaskCounter.name)
+    assert blocks < len(submitted) <= blocks + 2 * ranks + 2
+    np.testing.assert_allclose(host(y.compute()), np.fft.fft2(A))
+
+
+def test_not_enabled_is_plain_dask(client, x):
+    y = da.fft.fft2(x)
+    before = launched_runs(client)
+    with dask.config.set(array_optimize=None):
+        result = client.compute(y).result(timeout=60)
+    np.testing.assert_allclose(host(result), np.fft.fft2(A), rtol=1e-10, atol=1e-10)
+    assert launched_runs(client) == before
+
+
+def test_explained(client, x):
+    assert len(dgpu.explain(da.fft.fft2(x)).rewritten) == 1
+
+
+class TestLosses:
+    """A worker is lost, or the caller goes away."""
+
+    @pytest.fixture
+    def cluster(self, device: str) -> Iterator[Any]:
+        """A cluster that the test may damage."""
+        with start_cluster(device) as cluster:
+            yield cluster
+
+    def slow(self, client: Client, seconds: float) -> None:
+        """Have every program begin late."""
+
+        def slow_down(dask_worker: Any) -> None:
+            device = dask_worker.plugins[PLUGIN].member.device
+            begin = type(device).begin
+
+            def late() -> None:
+                time.sleep(seconds)
+                begin(device)
+
+            device.begin = late
+
+        client.run(slow_down)
+
+    def test_killed_in_the_collective(self, client, cluster, x):
+        check(client, da.fft.fft2(x), np.fft.fft2(A))
+        self.slow(client, 1.0)
+        future = client.compute(da.fft.fft2(x) * 1)
+        eventually(lambda: running(client))
+        send_signal(client, sorted(client.scheduler_info(n_workers=-1)["workers"])[-1])
+        np.testing.assert_allclose(host(future.result(timeout=60)), np.fft.fft2(A), rtol=1e-10)
+        eventually(lambda: left_over(client) == 0)
+
+    def test_killed_after_it(self, client, cluster, x):
+        y = da.fft.fft2(x).persist()
+        wait(y)
+        send_signal(client, sorted(client.scheduler_info(n_workers=-1)["workers"])[0])
+        check(client, y + 0, np.fft.fft2(A))
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(600)
+    def test_kills_at_random_moments(self, client, cluster, device, x):
+        """Gangs that wait for gangs: there and back."""
+        kills = 10 if device == "cpu" else 3
+        chance = random.Random(12)
+        self.slow(client, 0.1)
+        for _ in range(kills):
+            if device == "cpu":
+                cluster.scale(4)  # a nanny whose worker is killed while it starts gives up
+            eventually(lambda: settled(cluster), seconds=60)
+            future = client.compute(da.fft.ifft2(da.fft.fft2(x)) * 1)
+            time.sleep(chance.uniform(0, 1.0))
+            workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+            send_signal(client, chance.choice(workers))
+            np.testing.assert_allclose(host(future.result(timeout=60)), A, rtol=1e-10)
+            future.release()
+        eventually(lambda: left_over(client) == 0)
