@@ -121,7 +121,8 @@ def test_within_larger_graphs(gangs: list[str]) -> None:
     z = (np.fft.fft2(x) @ np.fft.fft2(y)).real.sum(axis=0)
     wanted = (np.fft.fft2(a) @ np.fft.fft2(b)).real.sum(axis=0)
     np.testing.assert_allclose(z.compute(), wanted, rtol=1e-12)
-    assert len(gangs) == 3
+    # the factors are cut differently along the contraction: one is rechunked
+    assert len(gangs) == 4
 
 
 def test_a_corner_is_left_to_dask(gangs: list[str]) -> None:
