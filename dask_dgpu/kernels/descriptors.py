@@ -12,11 +12,13 @@ and strides allow::
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dask_dgpu.kernels.pack import Ints, Pieces
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 MAX_NDIM = 8
 """Axes that the kernel can walk along, those that merge counted as one."""
@@ -75,10 +77,39 @@ def describe(batches: tuple[Pieces, ...]) -> Table | None:
 
 
 def _rows(pieces: Pieces) -> Ints | None:
+    """Describe the pieces of one batch."""
+    target, source = pieces.target.bases, pieces.source.bases
+    # words are as wide as addresses allow: that of arrays counts by its last bits alone
+    ends = target % WIDEST, source % WIDEST
+    places = _known(pieces, ends)
+    if places is None:
+        return None
+    full, relative = places
+    rows = relative.copy()
+    rows[:, TARGET] += (target - ends[0])[full]
+    rows[:, SOURCE] += (source - ends[1])[full]
+    return rows
+
+
+def _known(pieces: Pieces, ends: tuple[Ints, Ints]) -> tuple[Mask, Ints] | None:
+    """Return what was found last, if nothing has changed but where the arrays are."""
+    if pieces.described is None or ends[0].any() or ends[1].any():
+        return _places(pieces, ends)
+    form = pieces.target.form, pieces.source.form
+    last = pieces.described.last
+    if last is None or last[0] != form:
+        last = pieces.described.last = form, _places(pieces, ends)
+    found: tuple[Mask, Ints] | None = last[1]
+    return found
+
+
+def _places(pieces: Pieces, bases: tuple[Ints, Ints]) -> tuple[Mask, Ints] | None:
+    """Return which pieces are not empty, and their rows."""
     shapes, itemsize = pieces.shapes, pieces.target.itemsize
-    target, target_strides = pieces.target.addresses(shapes)
-    source, source_strides = pieces.source.addresses(shapes)
-    full = shapes.all(axis=1)
+    target, target_strides = pieces.target.offsets(shapes)
+    source, source_strides = pieces.source.offsets(shapes)
+    target, source = target + bases[0], source + bases[1]
+    full: Mask = np.all(shapes, axis=1)
     axes = np.stack([shapes, target_strides, source_strides])[:, full]
     # along the target's memory, so that what is written is written in a row
     order = np.argsort(np.abs(axes[1]), axis=1, kind="stable")
@@ -97,7 +128,7 @@ def _rows(pieces: Pieces) -> Ints | None:
     kept = min(MAX_NDIM, merged.shape[2])
     for column, values in zip((LENGTHS, TARGET_STRIDES, SOURCE_STRIDES), merged, strict=True):
         rows[:, column : column + kept] = values[:, :kept]
-    return rows
+    return full, rows
 
 
 def _merge(axes: Ints) -> Ints:

@@ -6,7 +6,7 @@ Python would need longer to make the views than a GPU to copy them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
@@ -61,10 +61,20 @@ class InArrays(NamedTuple):
             slices = (slice(lo, lo + n) for lo, n in zip(start, shape, strict=True))
             yield self.arrays.arrays[which][..., *slices]  # an array even without axes
 
-    def addresses(self, shapes: Ints) -> tuple[Ints, Ints]:
-        """Return the address of each piece, and its strides."""
+    @property
+    def bases(self) -> Ints:
+        """The address of the array that holds each piece."""
+        return self.arrays.addresses[self.which]
+
+    @property
+    def form(self) -> Hashable:
+        """What :meth:`offsets` depends on beside the places."""
+        return tuple(array.strides for array in self.arrays.arrays)
+
+    def offsets(self, shapes: Ints) -> tuple[Ints, Ints]:
+        """Return where in its array each piece is, in bytes, and its strides."""
         strides = self.arrays.strides[self.which]
-        return self.arrays.addresses[self.which] + (self.start * strides).sum(axis=1), strides
+        return (self.start * strides).sum(axis=1), strides
 
 
 class InMessage(NamedTuple):
@@ -83,11 +93,32 @@ class InMessage(NamedTuple):
         for start, shape in zip(self.start.tolist(), shapes.tolist(), strict=True):
             yield self.message[start : start + prod(shape)].reshape(shape)
 
-    def addresses(self, shapes: Ints) -> tuple[Ints, Ints]:
-        """Return the address of each piece, and its strides."""
+    @property
+    def bases(self) -> Ints:
+        """The address of the message, for each piece."""
+        return np.full(len(self.start), _address(self.message), np.int64)
+
+    @property
+    def form(self) -> Hashable:
+        """What :meth:`offsets` depends on beside the places."""
+        return self.itemsize
+
+    def offsets(self, shapes: Ints) -> tuple[Ints, Ints]:
+        """Return where in the message each piece is, in bytes, and its strides."""
         strides = np.full_like(shapes, self.itemsize)
         strides[:, :-1] *= np.cumprod(shapes[:, :0:-1], axis=1)[:, ::-1]
-        return _address(self.message) + self.start * self.itemsize, strides
+        return self.start * self.itemsize, strides
+
+
+class Described:
+    """What a GPU was told last of pieces that are copied again and again.
+
+    The next time their arrays are others, in other places, but as a rule of the same
+    strides: then only the places are new.
+    """
+
+    def __init__(self) -> None:
+        self.last: tuple[Hashable, Any] | None = None
 
 
 class Pieces(NamedTuple):
@@ -100,11 +131,15 @@ class Pieces(NamedTuple):
     target, source : InArrays or InMessage
         Where they go to and come from: arrays of the same dtype. Targets do not
         overlap each other, nor the sources.
+    described : Described, optional
+        Kept by whoever copies pieces of the same shapes from and to the same places in
+        their arrays again.
     """
 
     shapes: Ints
     target: InArrays | InMessage
     source: InArrays | InMessage
+    described: Described | None = None
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[Array, Array]]) -> Pieces:
@@ -129,7 +164,7 @@ def copy_host(*batches: Pieces) -> None:
     *batches : Pieces
         What is copied.
     """
-    for shapes, target, source in batches:
+    for shapes, target, source, _ in batches:
         for into, piece in zip(target.views(shapes), source.views(shapes), strict=True):
             into[...] = piece
 

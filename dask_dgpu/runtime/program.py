@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from dask_dgpu.comm.protocol import Comm
@@ -18,6 +19,9 @@ from dask_dgpu.runtime.collectives import ALGORITHMS
 from dask_dgpu.runtime.value import Blocks, Placed, Value
 from graph_opt.cost import Machine
 from graph_opt.layout import Index
+
+KEPT_PLANS = 32
+"""Plans are pure and quick to look up; this many are remembered, with what ranks made of them."""
 
 
 @dataclass(frozen=True)
@@ -161,22 +165,23 @@ def plans(program: Program, owners: Owners, size: int) -> Plans:
     """
     values = {name: value.placed(owners[name]) for name, value in program.inputs}
     found: dict[str, Any] = {}
+    limits = program.machine, program.room
     for step in program.steps:
         if isinstance(step, Collective):
-            algorithm = ALGORITHMS[step.algorithm]
-            plan = algorithm.plan(
-                [values[name] for name in step.inputs],
-                step.result,
-                step.task,
-                size,
-                program.machine,
-                program.room,
-            )
+            inputs = tuple(values[name] for name in step.inputs)
+            plan = _planned(step.algorithm, inputs, step.result, step.task, size, *limits)
             found[step.output] = plan
-            values[step.output] = Placed(algorithm.layout(plan), step.result.dtype)
+            layout = ALGORITHMS[step.algorithm].layout(plan)
+            values[step.output] = Placed(layout, step.result.dtype)
         elif step.function == "transpose":
             values[step.value] = values[step.value].transposed(step.axes)
     return Plans(found, values)
+
+
+@lru_cache(maxsize=KEPT_PLANS)
+def _planned(algorithm: str, inputs: tuple[Placed, ...], *arguments: Any) -> Any:
+    """Return a plan; in a loop the same is asked for again and again."""
+    return ALGORITHMS[algorithm].plan(inputs, *arguments)
 
 
 def execute(

@@ -25,6 +25,7 @@ from dask_dgpu.algorithms.redistribute import (
     traffic,
     workspace,
 )
+from dask_dgpu.algorithms.redistribute.cost import ROUND_SECONDS
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.comm.recording import Ledger, RecordingComm
@@ -574,20 +575,21 @@ def test_planning_looks_at_no_piece_one_by_one() -> None:
 def test_cost_grows_with_bytes_and_rounds() -> None:
     shape, size = (512, 512), 4
     source, target = grid(shape, (4, 1), size), grid(shape, (1, 4), size)
+    a_round = 1e-3 + ROUND_SECONDS
     machine = Machine(flops=1e9, bandwidth=1e6, latency=1e-3, memory_bandwidth=1e12)
     seconds = {
         dtype: cost(plan_redistribute(source, target, dtype, size), machine)
         for dtype in ("float32", "float64")
     }
     moved = 512 * 512 // 4 * 3 // 4 * 8
-    assert seconds["float64"] == pytest.approx(moved / 1e6 + 1e-3, rel=1e-3)
-    assert seconds["float32"] == pytest.approx(moved / 2e6 + 1e-3, rel=1e-3)
+    assert seconds["float64"] == pytest.approx(moved / 1e6 + a_round, rel=1e-3)
+    assert seconds["float32"] == pytest.approx(moved / 2e6 + a_round, rel=1e-3)
     many = plan_redistribute(source, target, "float64", size, limit=1 << 16)
-    assert cost(many, machine) == pytest.approx(moved / 1e6 + many.rounds * 1e-3, rel=1e-3)
+    assert cost(many, machine) == pytest.approx(moved / 1e6 + many.rounds * a_round, rel=1e-3)
     slow = replace(machine, bandwidth=1e12, memory_bandwidth=1e6)
     stays = moved // 3
     assert cost(many, slow) == pytest.approx(
-        2 * (2 * moved + stays) / 1e6 + many.rounds * 1e-3, rel=1e-3
+        2 * (2 * moved + stays) / 1e6 + many.rounds * a_round, rel=1e-3
     )
 
 

@@ -27,7 +27,7 @@ from dask_dgpu.kernels.descriptors import (
     describe,
 )
 from dask_dgpu.kernels.device import HostDevice
-from dask_dgpu.kernels.pack import Arrays, InArrays, InMessage, Pieces
+from dask_dgpu.kernels.pack import Arrays, Described, InArrays, InMessage, Pieces
 
 Array = Any
 
@@ -275,3 +275,31 @@ def test_more_axes_than_the_kernel_knows_on_a_gpu() -> None:
     shape = (3,) * (MAX_NDIM + 1)
     whole = values((5,) * len(shape), "int8")
     device_copy([(np.empty(shape, np.int8), whole[tuple(slice(0, 5, 2) for _ in shape)])])
+
+
+def test_places_are_described_once() -> None:
+    """Again the same pieces of other arrays: the same table, but for where they are."""
+    described, shapes = Described(), np.array([[3, 4], [2, 4]])
+    which, start = np.array([0, 1]), np.array([[0, 0], [1, 2]])
+
+    def floats(*shape: int) -> Array:
+        return aligned(shape, "float32")
+
+    def pieces(*arrays: Array) -> Pieces:
+        places = InArrays(Arrays(arrays), which, start)
+        return Pieces(shapes, InMessage(floats(20), np.array([0, 12])), places, described)
+
+    for arrays in (
+        (floats(4, 4), floats(3, 6)),
+        (floats(4, 4), floats(3, 6)),
+        (floats(4, 8)[:, ::2], floats(3, 6)),  # other strides
+        (floats(4, 4), floats(3, 7)[:, 1:]),  # no longer at a multiple of 16
+    ):
+        given = pieces(*arrays)
+        table, alone = describe((given,)), describe((given._replace(described=None),))
+        assert table is not None
+        assert alone is not None
+        np.testing.assert_array_equal(table.rows, alone.rows)
+    last = described.last
+    describe((pieces(floats(4, 8)[:, ::2], floats(3, 6)),))
+    assert described.last is last

@@ -59,17 +59,19 @@ class Messages:
 
     def pack(self, at: int, units: list[Array]) -> None:
         """Copy the pieces of a round out of its units: into messages, or where they stay."""
-        (_, sends, _, stays, *_), arrays = self.rounds[at], Arrays(units)
+        (_, sends, _, stays, *_, described), arrays = self.rounds[at], Arrays(units)
         self.device.copy_pieces(
             Pieces(
                 sends.shapes,
                 InMessage(self._parts(at)[0], sends.at),
                 InArrays(arrays, sends.unit, sends.start),
+                described[0],
             ),
             Pieces(
                 stays.shapes,
                 InArrays(self.targets, stays.block, stays.block_start),
                 InArrays(arrays, stays.unit, stays.unit_start),
+                described[1],
             ),
         )
 
@@ -92,6 +94,7 @@ class Messages:
                 receives.shapes,
                 InArrays(self.targets, receives.block, receives.start),
                 InMessage(self._parts(at)[1], receives.at),
+                self.rounds[at].described[2],
             )
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 from dask_dgpu.algorithms.redistribute.moves import Moves, Overlap, overlap
 from graph_opt.layout import Cuts, Layout, even_spans
 
-UNITS_A_ROUND = 8
+UNITS_A_ROUND = 4
 """A rank's units are so small that about this many fill its buffers in a round."""
 
 
@@ -66,6 +66,11 @@ class RedistributePlan:
     def overlap(self) -> Overlap:
         """Which source blocks go into which target blocks."""
         return overlap(self.source, self.target)
+
+    @cached_property
+    def schedules(self) -> dict[int, Any]:
+        """What the ranks of this process do, as far as it has been asked for."""
+        return {}
 
     def __getstate__(self) -> dict[str, Any]:
         # what is computed from the fields is computed again, in less time than it is sent

@@ -9,6 +9,7 @@ import numpy as np
 
 from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, chunk_at, unravel
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
+from dask_dgpu.kernels.pack import Described
 from graph_opt.layout import Cuts, Index
 
 T = TypeVar("T", bound=tuple[Ints, ...])
@@ -57,7 +58,11 @@ class Stays(NamedTuple):
 
 
 class Round(NamedTuple):
-    """One round of one rank; counts are the elements of the message to or from each rank."""
+    """One round of one rank; counts are the elements of the message to or from each rank.
+
+    ``described`` is for a GPU to remember what it was told of what is sent, of what stays
+    and of what is received.
+    """
 
     units: list[Unit]
     sends: Sends
@@ -65,6 +70,7 @@ class Round(NamedTuple):
     stays: Stays
     send_counts: list[int]
     receive_counts: list[int]
+    described: tuple[Described, Described, Described]
 
 
 class Schedule(NamedTuple):
@@ -86,6 +92,14 @@ class Schedule(NamedTuple):
 
 
 def schedule(plan: RedistributePlan, rank: int) -> Schedule:
+    """Return what a rank does; made once for each plan."""
+    if rank not in plan.schedules:
+        plan.schedules[rank] = _made(plan, rank)
+    found: Schedule = plan.schedules[rank]
+    return found
+
+
+def _made(plan: RedistributePlan, rank: int) -> Schedule:
     """Return what a rank reads, sends, receives and copies in each round.
 
     The pieces of a message are in the order of their cells, which both sides know.
@@ -130,6 +144,7 @@ def schedule(plan: RedistributePlan, rank: int) -> Schedule:
             stays[at],
             out.counts[at].tolist(),
             into.counts[at].tolist(),
+            (Described(), Described(), Described()),
         )
         for at in range(plan.rounds)
     ]
