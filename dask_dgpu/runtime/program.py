@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dask_dgpu.algorithms.summa import Operand, SummaPlan, plan_summa, summa_rank
+from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from graph_opt.cost import Machine
@@ -92,7 +93,7 @@ class Program:
     machine : Machine
         Rates of a rank, from which plans are chosen.
     transport : str
-        ``"gloo"`` or ``"nccl"``.
+        ``"gloo"``, ``"nccl"`` or ``"ucx"``.
     limits : Limits
         Time limits and tries.
     local_ranks : int
@@ -108,7 +109,7 @@ class Program:
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     machine: Machine
-    transport: Literal["gloo", "nccl"]
+    transport: Transport
     limits: Limits
     local_ranks: int = 1
     room: float | None = None
