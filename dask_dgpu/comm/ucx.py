@@ -12,6 +12,8 @@ on the way, a reduction, runs on the stream that was current when it was called.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from dask_dgpu.comm.buffers import settle
@@ -106,7 +108,9 @@ class UcxComm(PointToPointComm):
     def _post_recv(self, peer: int, data: Buffer, tag: int) -> Message:
         return self._post_message("recv", peer, data, tag)
 
-    def _post_message(self, verb: str, peer: int, data: Buffer, tag: int) -> Message:
+    def _post_message(
+        self, verb: Literal["send", "recv"], peer: int, data: Buffer, tag: int
+    ) -> Message:
         if self._channel.device is None and hasattr(data, "__cuda_array_interface__"):
             raise ValueError("A buffer is on a GPU, but this communicator has no device.")
         settle(data)
