@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 OPTIMIZE = "array_optimize"
 BACKEND = "array.backend"
+POOL = {"rmm_pool_size": 0.5, "rmm_allocator_external_lib_list": "cupy"}
 TO_DELAYED = "to_delayed"
 
 
@@ -151,7 +152,9 @@ def start(
         there are GPUs.
     **cluster_kwargs
         Passed on to the cluster. Without GPUs workers have one thread unless
-        ``threads_per_worker`` is given here.
+        ``threads_per_worker`` is given here. With GPUs CuPy uses an RMM pool that
+        begins with half of each device, unless an ``rmm_*`` argument says otherwise;
+        workers of one host read each other's blocks if they have pools.
 
     Returns
     -------
@@ -187,6 +190,8 @@ def start(
     if gpus:
         from dask_cuda import LocalCUDACluster
 
+        if not any(name.startswith("rmm_") for name in cluster_kwargs):
+            cluster_kwargs |= POOL
         cluster = LocalCUDACluster(n_workers=n_workers, **cluster_kwargs)
     else:
         cluster_kwargs = {"threads_per_worker": 1, "dashboard_address": ":0", **cluster_kwargs}

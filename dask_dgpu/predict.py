@@ -60,16 +60,14 @@ def predict(product: Product, facts: ClusterFacts, settings: Settings) -> Predic
     ranks = facts.workers or settings.local_ranks
     a, b = (_dealt(node, ranks) for node in (product.left, product.right))
     plan = plan_summa(a, b, product.output.dtype, ranks, facts.machine, room=room(facts, settings))
-    received = [0] * ranks
-    for step in range(plan.steps):
-        for rank, nbytes in enumerate(traffic(plan, step)[1]):
-            received[rank] += nbytes
+    steps = [traffic(plan, step)[1] for step in range(plan.steps)]
+    received = [sum(rank) for rank in zip(*steps, strict=True)]
     rows, inner = a.grid
     columns = b.grid[1]
     tasks = a.grid[0] * a.grid[1] + b.grid[0] * b.grid[1] + rows * columns + 1
     itemsize = np.dtype(product.output.dtype).itemsize
     shape = (a.rows[-1], a.columns[-1], b.columns[-1])
-    seconds = cost(plan, facts.machine, max(received))
+    seconds = cost(plan, facts.machine, max(received), max(steps[0]))
     seconds += tasks * TASK_SECONDS + (GANG_SECONDS if facts.workers else 0.0)
     return Prediction(
         mesh=plan.mesh,
@@ -88,6 +86,11 @@ def predict(product: Product, facts: ClusterFacts, settings: Settings) -> Predic
 
 def strategy_of(plan: SummaPlan) -> str:
     """Name the corner of the family of meshes that a plan is."""
+    name = _mesh_name(plan)
+    return f"{name}, one-sided" if plan.one_sided and plan.size > 1 else name
+
+
+def _mesh_name(plan: SummaPlan) -> str:
     rows, columns, depth = plan.mesh
     if depth > 1:
         return "inner" if rows == columns == 1 else "summa with layers"

@@ -1,15 +1,20 @@
 """Who owns which part of an axis: arithmetic on cuts, nothing else.
 
-An axis of chunks ``(3, 3, 2)`` has the cuts ``(0, 3, 6, 8)``.
+An axis of chunks ``(3, 3, 2)`` has the cuts ``(0, 3, 6, 8)``. A :class:`Layout`
+has the cuts of every axis and the owner of every block between them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from itertools import product as cartesian
+from math import prod
 
 Cuts = tuple[int, ...]
 Span = tuple[int, int]
+Index = tuple[int, ...]
 
 
 def cuts_of(sizes: Sequence[int]) -> Cuts:
@@ -58,3 +63,82 @@ def overlaps(cuts: Cuts, start: int, stop: int) -> Iterator[tuple[int, int, int]
         lo, hi = max(start, cuts[chunk]), min(stop, cuts[chunk + 1])
         if lo < hi:
             yield chunk, lo, hi
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An array of any number of axes, cut into blocks, and the rank that holds each.
+
+    Parameters
+    ----------
+    cuts : tuple of tuple of int
+        For each axis, where it is cut.
+    owners : tuple of int
+        The rank of each block, in row-major order; -1 when nobody holds it, or
+        nobody wants it.
+
+    Raises
+    ------
+    ValueError
+        When there is not one owner for each block.
+    """
+
+    cuts: tuple[Cuts, ...]
+    owners: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        blocks = prod(self.grid)
+        if len(self.owners) != blocks:
+            raise ValueError(
+                f"owners has {len(self.owners)} ranks, a grid of {self.grid} blocks needs {blocks}"
+            )
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.cuts)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each axis."""
+        return tuple(cuts[-1] for cuts in self.cuts)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Number of blocks along each axis."""
+        return tuple(len(cuts) - 1 for cuts in self.cuts)
+
+    def indices(self) -> Iterator[Index]:
+        """Yield the index of every block, in row-major order."""
+        return cartesian(*map(range, self.grid))
+
+    def owner(self, index: Index) -> int:
+        """Return the rank of a block, -1 for none."""
+        place = 0
+        for at, blocks in zip(index, self.grid, strict=True):
+            place = place * blocks + at
+        return self.owners[place]
+
+    def owned(self, rank: int) -> tuple[Index, ...]:
+        """Return the indices of a rank's blocks, in row-major order."""
+        blocks = zip(self.indices(), self.owners, strict=True)
+        return tuple(index for index, owner in blocks if owner == rank)
+
+    def block_shape(self, index: Index) -> tuple[int, ...]:
+        """Return the lengths of a block."""
+        return tuple(cuts[at + 1] - cuts[at] for cuts, at in zip(self.cuts, index, strict=True))
+
+    def share(self, rank: int, itemsize: int) -> int:
+        """Return the bytes of a rank's blocks."""
+        return sum(prod(self.block_shape(index)) for index in self.owned(rank)) * itemsize
+
+    def transposed(self, axes: Sequence[int]) -> Layout:
+        """Return the layout of the transpose: its axis k is axis ``axes[k]`` of this one."""
+        if sorted(axes) != list(range(self.ndim)):
+            raise ValueError(f"axes is {tuple(axes)}, it must order the {self.ndim} axes")
+        grid = tuple(self.grid[axis] for axis in axes)
+        owners = []
+        for index in cartesian(*map(range, grid)):
+            place = dict(zip(axes, index, strict=True))
+            owners.append(self.owner(tuple(place[axis] for axis in range(self.ndim))))
+        return Layout(tuple(self.cuts[axis] for axis in axes), tuple(owners))

@@ -10,46 +10,57 @@ allocations live as long as their process, and are opened once.
 
 from __future__ import annotations
 
-import pickle
+import json
 import socket
 import sys
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cupy
 import numpy as np
 
 from dask_dgpu.comm.buffers import check_peers
 from dask_dgpu.comm.protocol import Buffer, Work
+from dask_dgpu.comm.rendezvous import meet
 
 if TYPE_CHECKING:
     from dask_dgpu.comm.nccl import NcclComm
 
 
-@dataclass(frozen=True)
-class Export:
+class Place(NamedTuple):
     """Where a buffer is, for another process of the same host.
+
+    ``allocation`` is a position among the handles that come with it, -1 for an empty
+    buffer; ``offset`` and ``strides`` are in bytes.
+    """
+
+    allocation: int
+    offset: int
+    shape: Sequence[int]
+    strides: Sequence[int]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a rank tells of its buffers.
 
     Parameters
     ----------
-    handle : bytes
-        CUDA's name of the allocation that holds it; none for an empty buffer.
-    offset : int
-        Bytes from the start of the allocation.
-    shape, strides : tuple of int
-        Of the array; strides in bytes.
-    dtype : str
-        Of the array.
+    host : str
+        Where they are: memory can be mapped within one host only, and one boot of it.
+    handles : list of str
+        CUDA's names of the allocations that hold them, in hexadecimal.
+    places : list of Place or None
+        Of the buffers; ``None`` if one of them can not be offered.
     """
 
-    handle: bytes
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
+    host: str
+    handles: list[str]
+    places: list[Place] | None
 
 
 class Mappings:
@@ -57,7 +68,7 @@ class Mappings:
 
     Attributes
     ----------
-    known : set of bytes
+    known : set of str
         The handles that all ranks have opened.
     refused : bool
         Whether one of them could not be opened by one of the ranks: then none is used.
@@ -66,38 +77,52 @@ class Mappings:
     """
 
     def __init__(self) -> None:
-        self.known: set[bytes] = set()
+        self.known: set[str] = set()
         self.refused = False
         self.lock = threading.Lock()
-        self._opened: dict[bytes, int] = {}
+        self._opened: dict[str, int] = {}
+        self._told = 0
 
-    def open(self, handles: Sequence[bytes]) -> bool:
+    def tell(self, comm: NcclComm, said: Any) -> list[Any]:
+        """Say something to all ranks, and return what each said.
+
+        It goes over the store: nothing is copied to or from the GPU, nor waits for it.
+        """
+        self._told += 1
+        heard = meet(
+            comm._store,
+            f"window-{self._told}",
+            json.dumps(said),
+            rank=comm.rank,
+            size=comm.size,
+            timeout=comm.timeout,
+            lifetime=comm._lifetime,
+        )
+        if self._told > 1:  # whoever came this far has heard what was said before
+            comm._store.delete_key(f"window-{self._told - 1}/{comm.rank}")
+        return [json.loads(text) for text in heard]
+
+    def open(self, handles: Collection[str]) -> bool:
         """Map allocations that are not mapped yet; whether all of them could be."""
         try:
             for handle in handles:
                 if handle not in self._opened:
-                    self._opened[handle] = cupy.cuda.runtime.ipcOpenMemHandle(handle)
+                    opened = cupy.cuda.runtime.ipcOpenMemHandle(bytes.fromhex(handle))
+                    self._opened[handle] = opened
         except cupy.cuda.runtime.CUDARuntimeError:
             return False
         return True
 
-    def array(self, export: Export, device: int) -> Buffer:
+    def array(self, handles: Sequence[str], place: Place, device: int) -> Buffer:
         """View a peer's buffer as an array."""
-        if not export.handle:
-            return cupy.empty(export.shape, export.dtype)
-        span = sum(
-            (length - 1) * abs(stride)
-            for length, stride in zip(export.shape, export.strides, strict=True)
-        )
-        start = self._opened[export.handle] + export.offset
-        nbytes = span + np.dtype(export.dtype).itemsize
+        shape, strides = tuple(place.shape), tuple(place.strides)
+        if place.allocation < 0:
+            return cupy.empty(shape, place.dtype)
+        span = sum((n - 1) * abs(stride) for n, stride in zip(shape, strides, strict=True))
+        start = self._opened[handles[place.allocation]] + place.offset
+        nbytes = span + np.dtype(place.dtype).itemsize
         memory = cupy.cuda.UnownedMemory(start, nbytes, self, device)
-        return cupy.ndarray(
-            export.shape,
-            export.dtype,
-            cupy.cuda.MemoryPointer(memory, 0),
-            export.strides,
-        )
+        return cupy.ndarray(shape, place.dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
 
     def close(self) -> None:
         """Unmap everything: while it is mapped, the memory of a dead process is not freed."""
@@ -130,54 +155,60 @@ class NcclWindow:
 
 def open_window(comm: NcclComm, mappings: Mappings, buffers: Sequence[Buffer]) -> NcclWindow | None:
     """Tell all ranks where the buffers are, and map what they tell; ``None`` for all if not."""
-    if mappings.refused:
+    if mappings.refused or comm.size == 1:
         return None
-    said = _hear(comm, (host(), None if comm.size == 1 else exports(buffers)))
-    hosts = {place for place, _ in said}
-    offered = [found for _, found in said if found is not None]
-    if len(hosts) > 1 or len(offered) < comm.size:
+    said = mappings.tell(comm, asdict(offer(buffers)))
+    offers = [Offer(**facts) for facts in said]
+    if len({one.host for one in offers}) > 1 or any(one.places is None for one in offers):
         return None
-    handles = {export.handle for found in offered for export in found if export.handle}
+    handles = {handle for one in offers for handle in one.handles}
     if not handles <= mappings.known:
-        # every rank sees the same names, so all of them agree to ask
-        theirs = (found for rank, found in enumerate(offered) if rank != comm.rank)
-        others = [export.handle for found in theirs for export in found if export.handle]
-        agreed = cupy.asarray([mappings.open(others)], dtype=np.int32)
-        comm.all_reduce(agreed, "min").wait()
-        mappings.refused = not int(agreed[0])
-        comm.check()
+        # every rank sees the same names, so all of them come to ask
+        theirs = [one for rank, one in enumerate(offers) if rank != comm.rank]
+        opened = mappings.open({handle for one in theirs for handle in one.handles})
+        mappings.refused = not all(mappings.tell(comm, opened))
         if mappings.refused:
             return None
         mappings.known |= handles
+    # no rank reads before the streams of all have come here, and with them what they give
+    comm.all_reduce(cupy.zeros(1, np.int32)).wait()
     device = cupy.cuda.runtime.getDevice()
     arrays = [
-        list(buffers) if rank == comm.rank else [mappings.array(one, device) for one in found]
-        for rank, found in enumerate(offered)
+        [mappings.array(one.handles, Place(*place), device) for place in one.places or ()]
+        if rank != comm.rank
+        else list(buffers)
+        for rank, one in enumerate(offers)
     ]
     return NcclWindow(comm, mappings, arrays)
 
 
-def exports(buffers: Sequence[Buffer]) -> list[Export] | None:
-    """Name the places of buffers for other processes; ``None`` if one can not be named."""
+def offer(buffers: Sequence[Buffer]) -> Offer:
+    """Name the places of buffers for other processes."""
+    handles: dict[str, int] = {}
+    places = []
+    for buffer in buffers:
+        allocation, offset = -1, 0
+        if buffer.size:
+            found = _allocation(buffer.data.ptr) if pooled() else None
+            if found is None:
+                return Offer(host(), [], None)
+            handle, offset = found
+            allocation = handles.setdefault(handle, len(handles))
+        places.append(Place(allocation, offset, buffer.shape, buffer.strides, buffer.dtype.str))
+    return Offer(host(), list(handles), places)
+
+
+def _allocation(pointer: int) -> tuple[str, int] | None:
+    """Return the handle of the allocation that holds an address, and the offset in it."""
     from cuda.bindings import driver
 
-    if not pooled():
+    status, base, _size = driver.cuMemGetAddressRange(pointer)
+    if status != driver.CUresult.CUDA_SUCCESS:
         return None
-    found = []
-    for buffer in buffers:
-        if not buffer.size:
-            found.append(Export(b"", 0, buffer.shape, buffer.strides, buffer.dtype.str))
-            continue
-        status, base, _size = driver.cuMemGetAddressRange(buffer.data.ptr)
-        if status != driver.CUresult.CUDA_SUCCESS:
-            return None
-        try:
-            handle = cupy.cuda.runtime.ipcGetMemHandle(buffer.data.ptr)
-        except cupy.cuda.runtime.CUDARuntimeError:
-            return None
-        offset = buffer.data.ptr - int(base)
-        found.append(Export(handle, offset, buffer.shape, buffer.strides, buffer.dtype.str))
-    return found
+    try:
+        return cupy.cuda.runtime.ipcGetMemHandle(pointer).hex(), pointer - int(base)
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return None
 
 
 def copy(target: Buffer, source: Buffer) -> None:
@@ -219,20 +250,5 @@ def pooled() -> bool:
 
 
 def host() -> str:
-    """Name this host, and its present boot: memory can be mapped within one only."""
+    """Name this host, and its present boot."""
     return f"{socket.gethostname()} {Path('/proc/sys/kernel/random/boot_id').read_text()}"
-
-
-def _hear(comm: NcclComm, said: Any) -> list[Any]:
-    """Say something to all ranks, and return what each said."""
-    data = np.frombuffer(pickle.dumps(said), np.uint8)
-    sizes = cupy.empty(comm.size, np.int64)
-    comm.all_gather(sizes, cupy.full(1, len(data), np.int64)).wait()
-    counts = sizes.get()
-    mine = cupy.zeros(int(counts.max()), np.uint8)
-    mine[: len(data)] = cupy.asarray(data)
-    everything = cupy.empty((comm.size, mine.size), np.uint8)
-    comm.all_gather(everything, mine).wait()
-    heard = everything.get()
-    comm.check()
-    return [pickle.loads(row[:n].tobytes()) for row, n in zip(heard, counts, strict=True)]

@@ -29,6 +29,9 @@ class KeyValueStore(Protocol):
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """Get the values."""
 
+    def delete_key(self, key: str) -> bool:
+        """Forget a value; whether there was one."""
+
 
 def meet(
     store: KeyValueStore,

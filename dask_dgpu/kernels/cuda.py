@@ -8,6 +8,8 @@ from typing import Any
 import cupy
 
 from dask_dgpu.kernels import gemm
+from dask_dgpu.kernels.pack import Pieces
+from dask_dgpu.kernels.pack_cuda import PieceCopier
 
 Array = Any
 
@@ -25,6 +27,7 @@ class CudaDevice:
         self.index = cupy.cuda.runtime.getDevice()
         self._compute = cupy.cuda.Stream(non_blocking=True)
         self._transfer = cupy.cuda.Stream(non_blocking=True)
+        self._copier = PieceCopier()
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
         return cupy.empty(shape, dtype)
@@ -40,6 +43,9 @@ class CudaDevice:
 
     def accumulate(self, out: Array, a: Array, b: Array) -> None:
         gemm.accumulate_cuda(out, a, b)
+
+    def copy_pieces(self, *batches: Pieces) -> None:
+        self._copier.copy(*batches)
 
     def computing(self) -> AbstractContextManager[Any]:
         return self._compute

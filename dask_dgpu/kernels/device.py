@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dask_dgpu.kernels import gemm
+from dask_dgpu.kernels.pack import Pieces, copy_host
 
 Array = Any
 Mark = Any
@@ -44,6 +45,9 @@ class Device(Protocol):
 
     def accumulate(self, out: Array, a: Array, b: Array) -> None:
         """Add the product ``a @ b`` to ``out``."""
+
+    def copy_pieces(self, *batches: Pieces) -> None:
+        """Copy pieces of arrays of one dtype, on a GPU all of them in one launch."""
 
     def computing(self) -> AbstractContextManager[Any]:
         """Work issued inside runs on the compute lane."""
@@ -109,6 +113,9 @@ class HostDevice:
 
     def accumulate(self, out: Array, a: Array, b: Array) -> None:
         gemm.accumulate_host(out, a, b)
+
+    def copy_pieces(self, *batches: Pieces) -> None:
+        copy_host(*batches)
 
     def computing(self) -> AbstractContextManager[Any]:
         return nullcontext()

@@ -21,7 +21,7 @@ from dask_dgpu.algorithms.summa import (
     summa_reference,
 )
 from dask_dgpu.algorithms.summa.choose import cost
-from dask_dgpu.algorithms.summa.schedule import received_in, schedule, traffic, workspace
+from dask_dgpu.algorithms.summa.schedule import Needs, schedule, traffic, workspace
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.comm.recording import Ledger, RecordingComm
@@ -98,7 +98,10 @@ class Problem:
         """What rounding may change: K additions and products, and one conversion."""
         k, dtype = self.a.shape[1], np.dtype(self.plan.dtype)
         eps = np.finfo(np.dtype(self.plan.accumulator)).eps
-        magnitude = np.abs(self.a).astype(float) @ np.abs(self.b).astype(float)
+        left, right = (  # widened first: the least int8 has no absolute value
+            np.abs(x.astype(np.result_type(x.dtype, np.float64))) for x in (self.a, self.b)
+        )
+        magnitude = left @ right
         return (2 * (k + 2) * float(eps) + 2 * float(np.finfo(dtype).eps)) * magnitude + float(
             np.finfo(dtype).smallest_subnormal
         )
@@ -262,7 +265,7 @@ def check_traffic(plan: SummaPlan, rank: int, ledger: Ledger) -> None:
         )
         wanted = Counter({"window": 1, "get": reads, "close": 1, "all_to_all": layers})
         sent = 0
-        received = sum(received_in(plan, step)[rank] for step in range(plan.steps))
+        received = sum(Needs(plan).received(plan, step)[rank] for step in range(plan.steps))
     else:
         wanted = Counter({"all_to_all": moving + layers})
         sent, received = (
@@ -399,8 +402,21 @@ def test_more_panels_cost_more_latency_and_hide_more_transfer(seed: int) -> None
     slow_link = Machine(flops=1e9, bandwidth=1e6, latency=1e-9, memory_bandwidth=1e12)
     slow_start = Machine(flops=1e12, bandwidth=1e12, latency=1.0, memory_bandwidth=1e12)
     more = replace(plan, steps=4 + seed)
-    assert cost(more, slow_link, received) <= cost(plan, slow_link, received)
-    assert cost(more, slow_start, received) > cost(plan, slow_start, received)
+    part = received / more.steps
+    assert cost(more, slow_link, received, part) <= cost(plan, slow_link, received, received)
+    assert cost(more, slow_start, received, part) > cost(plan, slow_start, received, received)
+    reading = replace(more, one_sided=True)
+    assert cost(reading, slow_start, received, part) < cost(more, slow_start, received, part)
+
+
+def test_what_is_needed_first() -> None:
+    """The ring begins with its own rows of the right operand, a flat mesh with what it finds."""
+    ring = problem((64, 64, 64), 4, mesh=(4, 1, 1), steps=4).plan
+    assert Needs(ring).received(ring, 0) == [0] * 4
+    for step in range(ring.steps):  # pieces of these sizes need no padding
+        assert Needs(ring).received(ring, step) == traffic(ring, step)[1]
+    flat = problem((64, 64, 64), 4, mesh=(2, 2, 1), steps=2).plan
+    assert min(Needs(flat).received(flat, 0)) > 0
 
 
 def test_the_plan_is_the_same_everywhere() -> None:

@@ -21,7 +21,12 @@ def start_cluster(device: str, n_workers: int = 4) -> Any:
     if device == "cuda":
         from dask_cuda import LocalCUDACluster
 
-        return LocalCUDACluster(dashboard_address=":0", preload=[quiet_workers])
+        return LocalCUDACluster(
+            rmm_pool_size="4GB",
+            rmm_allocator_external_lib_list="cupy",
+            dashboard_address=":0",
+            preload=[quiet_workers],
+        )
     return LocalCluster(
         n_workers=n_workers, threads_per_worker=1, dashboard_address=":0", preload=[quiet_workers]
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,18 @@ def test_product_is_that_of_a_gang(client, x, y):
     assert type(result) is type(z._meta)
     assert launched_runs(client) == before + 1
     eventually(lambda: left_over(client) == 0)
+
+
+def test_ranks_read_each_other_or_send(client, device, x, y):
+    """GPUs of one host with pools read blocks; the same product also goes by messages."""
+    optimizer = dask.config.get("array_optimize")
+    assert optimizer.facts.one_sided == (device == "cuda")
+    for one_sided in (True, False):
+        facts = replace(optimizer.facts, one_sided=one_sided)
+        with dask.config.set(array_optimize=replace(optimizer, facts=facts)):
+            before = launched_runs(client)
+            np.testing.assert_array_equal(host((x @ y + one_sided).compute()), A @ B + one_sided)
+            assert launched_runs(client) == before + 1
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "float16", "float32", "complex64"])

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import pickle
 from itertools import pairwise
+from math import prod
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graph_opt.layout import block_spans, cuts_of, even_spans, overlaps
+from graph_opt.layout import Layout, block_spans, cuts_of, even_spans, overlaps
 
 sizes = st.lists(st.integers(0, 20), max_size=12)
 parts = st.integers(1, 9)
@@ -61,3 +65,45 @@ def test_overlaps_cover_the_span(chunks: list[int], data: st.DataObject) -> None
     assert [i for _, lo, hi in found for i in range(lo, hi)] == list(range(start, stop))
     for chunk, lo, hi in found:
         assert cuts[chunk] <= lo < hi <= cuts[chunk + 1]
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    grid = draw(st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=4))
+    blocks = prod(map(len, grid))
+    owners = draw(st.lists(st.integers(-1, 3), min_size=blocks, max_size=blocks))
+    return Layout(tuple(map(cuts_of, grid)), tuple(owners))
+
+
+@given(layouts(), st.data())
+def test_a_layout_knows_what_numpy_knows(layout: Layout, data: st.DataObject) -> None:
+    owners = np.array(layout.owners, int).reshape(layout.grid)
+    whole = np.empty(layout.shape, np.int16)
+    assert (layout.ndim, layout.shape) == (whole.ndim, whole.shape)
+    assert list(layout.indices()) == list(np.ndindex(owners.shape))
+    share = dict.fromkeys(range(-1, 4), 0)
+    for index in layout.indices():
+        assert layout.owner(index) == owners[index]
+        assert index in layout.owned(layout.owner(index))
+        block = whole[tuple(slice(c[i], c[i + 1]) for c, i in zip(layout.cuts, index, strict=True))]
+        assert layout.block_shape(index) == block.shape
+        share[layout.owner(index)] += block.nbytes
+    assert share == {rank: layout.share(rank, 2) for rank in share}
+    axes = data.draw(st.permutations(range(layout.ndim)))
+    turned = layout.transposed(axes)
+    assert turned.shape == whole.transpose(axes).shape
+    assert turned.owners == tuple(owners.transpose(axes).ravel().tolist())
+
+
+@given(layouts())
+def test_a_layout_is_a_value(layout: Layout) -> None:
+    copy = pickle.loads(pickle.dumps(layout))
+    assert copy == layout
+    assert hash(copy) == hash(layout)
+
+
+def test_wrong_layouts() -> None:
+    with pytest.raises(ValueError, match=r"owners has 3 ranks, a grid of \(2, 2\) blocks needs 4"):
+        Layout(((0, 1, 2), (0, 1, 2)), (0, 0, 0))
+    with pytest.raises(ValueError, match=r"axes is \(0, 0\), it must order the 2 axes"):
+        Layout(((0, 1), (0, 1)), (0,)).transposed((0, 0))

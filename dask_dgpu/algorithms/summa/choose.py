@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from dask_dgpu.algorithms.summa.plan import Mesh, Operand, SummaPlan
-from dask_dgpu.algorithms.summa.schedule import bounded, received_in
+from dask_dgpu.algorithms.summa.schedule import Needs, bounded
 from graph_opt.cost import Machine, pipelined
 from graph_opt.layout import Cuts, Span
 
@@ -73,21 +73,29 @@ def plan_summa(
     for candidate in [mesh] if mesh else _meshes(a, b, size):
         bare = SummaPlan(a, b, dtype, size, candidate, (), 1, 1, machine.one_sided)
         plan, moved = _placed(bare)
+        needs = None
         for count in [steps] if steps else _step_counts(plan):
             stepped = replace(plan, steps=count, nominal_steps=count)
             if mesh is None and stepped.reduction_bytes > stepped.workspace_limit:
                 continue  # the layers' partial sums would not fit into four panels
             peak = owned + stepped.sum_bytes + stepped.workspace_limit
             over = max(0.0, peak - room) if room is not None else 0.0
-            found = over, cost(stepped, machine, moved), stepped
-            if best is None or found[:2] < best[:2]:
-                best = found
+            if best is not None and (over, cost(stepped, machine, moved, 0.0)) >= best[:2]:
+                continue  # not even if nothing of its first transfer were exposed
+            needs = needs or Needs(plan)
+            found = over, cost(stepped, machine, moved, max(needs.received(stepped, 0)))
+            if best is None or found < best[:2]:
+                best = *found, stepped
     assert best is not None  # (1, 1, 1) always fits
     return bounded(best[2])
 
 
-def cost(plan: SummaPlan, machine: Machine, received: float) -> float:
-    """Predict the seconds of a plan whose busiest rank receives so many bytes."""
+def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> float:
+    """Predict the seconds of a plan whose busiest rank receives so many bytes, and first so many.
+
+    One-sided reads are packed by nobody, and synchronise the ranks twice instead of
+    once a step.
+    """
     _rows, _columns, depth = plan.mesh
     tallest = max(plan.a.rows[i1] - plan.a.rows[i0] for i0, i1 in plan.row_spans)
     widest = max(plan.b.columns[j1] - plan.b.columns[j0] for j0, j1 in plan.column_spans)
@@ -95,10 +103,8 @@ def cost(plan: SummaPlan, machine: Machine, received: float) -> float:
     itemsize = np.dtype(plan.accumulator).itemsize
     compute = 2 * tallest * widest * (deepest + plan.steps * machine.ramp) / machine.flops
     panels = (tallest + widest) * deepest * itemsize
-    first = min(received, float(max(received_in(plan, 0))))
-    seconds = pipelined(
-        compute, received / machine.bandwidth, first / machine.bandwidth, plan.steps
-    )
+    transfers = received / machine.bandwidth, min(first, received) / machine.bandwidth
+    seconds = pipelined(compute, *transfers, plan.steps)
     if received:  # else nothing is exchanged at all
         seconds += machine.latency * (2 if plan.one_sided else plan.steps)
     passes = 2 if plan.one_sided else 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -134,23 +134,39 @@ def traffic(plan: SummaPlan, step: int) -> tuple[list[int], list[int]]:
     return sent, received
 
 
-def received_in(plan: SummaPlan, step: int) -> list[int]:
-    """Return the bytes that each rank needs from others in a step, without padding."""
-    received = [0] * plan.size
-    for rank in plan.places:
-        rows, columns = plan.rectangle(rank)
-        panel = plan.panel(rank, step)
-        for operand, extent in ((plan.a, (rows, panel)), (plan.b, (panel, columns))):
-            held = np.outer(*(_lengths(c, *s) for c, s in zip(operand.cuts, extent, strict=True)))
+class Needs:
+    """What each rank needs from others, as curves along the contraction.
+
+    ``curve(k)`` is the bytes up to position k; so any panel is the difference of two
+    points, whatever the number of steps.
+    """
+
+    def __init__(self, plan: SummaPlan) -> None:
+        self._curves = {rank: self._curve(plan, rank) for rank in plan.places}
+
+    @staticmethod
+    def _curve(plan: SummaPlan, rank: int) -> list[tuple[Cuts, Any]]:
+        place = plan.position(rank)
+        assert place is not None  # `rank` is one of `places`
+        spans = plan.row_spans[place[0]], plan.column_spans[place[1]]
+        curves = []
+        for axis, operand in enumerate((plan.a, plan.b)):
+            kept, inner = operand.cuts[axis], operand.cuts[1 - axis]
             remote = np.asarray(operand.owners).reshape(operand.grid) != rank
-            received[rank] += int(held[remote].sum()) * operand.itemsize
-    return received
+            mine = slice(*spans[axis])
+            each = np.diff(kept)[mine] @ (remote if axis == 0 else remote.T)[mine]
+            total = np.cumsum(each * np.diff(inner)) * operand.itemsize
+            curves.append((inner, np.concatenate([[0], total])))
+        return curves
 
-
-def _lengths(cuts: Cuts, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """How much of ``[start, stop)`` lies in each chunk."""
-    edges = np.clip(cuts, start, max(start, stop))
-    return np.diff(edges)
+    def received(self, plan: SummaPlan, step: int) -> list[int]:
+        """Return the bytes that each rank needs from others in a step, without padding."""
+        received = [0] * plan.size
+        for rank, curves in self._curves.items():
+            for inner, curve in curves:
+                start, stop = np.interp(plan.panel(rank, step), inner, curve)
+                received[rank] += round(stop - start)
+        return received
 
 
 def bounded(plan: SummaPlan) -> SummaPlan:

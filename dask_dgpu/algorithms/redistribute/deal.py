@@ -1,0 +1,125 @@
+"""Dealing the units of all ranks to rounds.
+
+Every unit has a *phase* between 0 and 1, and rounds are cut along it. The units
+that rank p has for rank q, in their order, are spread over all phases, and those
+for its neighbour come a little before those for the next rank::
+
+    phase      0                                                      1
+    rank 0     to 1, to 2, to 3,   to 1, to 2, to 3,   to 1, to 2, to 3
+    rank 1     to 2, to 3, to 0,   to 2, to 3, to 0,   to 2, to 3, to 0
+    rank 2     to 3, to 0, to 1,   to 3, to 0, to 1,   to 3, to 0, to 1
+
+So between any two phases every rank sends and receives its even share, whether
+a pair of ranks has many units or one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dask_dgpu.algorithms.redistribute.cells import Ints
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Dealt(NamedTuple):
+    """The round of each unit, how many there are, and the most bytes of a rank in one."""
+
+    round: Ints
+    rounds: int
+    busiest: int
+
+
+def deal(owner: Ints, sent: Ints, limit: int, *, transformed: bool) -> Dealt:
+    """Deal units to rounds.
+
+    Parameters
+    ----------
+    owner : array of int
+        The rank of each of U units.
+    sent : array of int
+        Of shape (U, P): bytes of each unit that each of P ranks wants.
+    limit : int
+        Bytes of a rank's buffers, in and out. Two rounds are under way at a time,
+        unless one is all.
+    transformed : bool
+        Whether the bytes of a unit count too, beside what is sent and received.
+
+    Returns
+    -------
+    Dealt
+        Where a round exceeds the limit, it is one unit that does so alone.
+    """
+    units = np.arange(len(owner))
+    away = sent.copy()
+    away[units, owner] = 0
+    load = away.copy()
+    load[units, owner] = (away + sent if transformed else away).sum(axis=1)
+    phase = _phases(owner, away, sent.sum(axis=1))
+    order = np.argsort(phase, kind="stable")
+    total = np.zeros((len(owner) + 1, sent.shape[1]), np.int64)
+    np.cumsum(load[order], axis=0, out=total[1:])
+    edges = _edges(phase[order], total, limit)
+    which = np.empty(len(owner), np.int64)
+    which[order] = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
+    return Dealt(which, len(edges) - 1, _busiest(total, edges))
+
+
+def _phases(owner: Ints, away: Ints, weight: Ints) -> Floats:
+    """When each unit is sent, between 0 and 1."""
+    size = away.shape[1]
+    main = np.where(away.any(axis=1), away.argmax(axis=1), owner)
+    # what goes to many ranks alike needs no turn
+    alike = 2 * away.max(axis=1, initial=0) <= away.sum(axis=1)
+    turn = np.where(alike, 0, (main - owner) % size) / size
+    pair = owner * size + main
+    order = np.argsort(pair, kind="stable")
+    of_pair = np.bincount(pair, weight, size * size)
+    first = np.concatenate([[0.0], np.cumsum(of_pair)[:-1]])
+    before = np.empty(len(owner))
+    before[order] = np.cumsum(weight[order]) - weight[order]
+    phases: Floats = (before - first[pair] + turn * weight) / of_pair[pair]
+    return phases
+
+
+def _edges(phase: Floats, total: Ints, limit: int) -> Ints:
+    """Cut units in the order of their phases into rounds.
+
+    ``total[k]`` are the bytes of each rank in the first k units.
+    """
+    if not len(phase):
+        return np.zeros(1, np.int64)
+    whole = int(total[-1].max())
+    if whole <= limit:
+        return np.array([0, len(phase)])
+    capacity = max(1, limit // 2)
+    least = -(-whole // capacity)
+    count = least
+    while count <= least + least // 4 + 2:
+        edges = np.searchsorted(phase, np.arange(count + 1) / count)
+        if _busiest(total, edges) <= capacity:
+            return edges[np.diff(edges, prepend=-1) > 0]
+        count += max(1, count // 32)
+    return _greedy(total, capacity)
+
+
+def _greedy(total: Ints, capacity: int) -> Ints:
+    """Close a round when another unit would take a rank over its capacity."""
+    last = len(total) - 1
+    columns = [np.ascontiguousarray(column) for column in total.T]
+    edges = [0]
+    while edges[-1] < last:
+        at = edges[-1]
+        fits = [
+            int(np.searchsorted(column, column[at] + capacity, side="right")) - 1
+            for column in columns
+        ]
+        edges.append(max(at + 1, min(fits)))
+    return np.array(edges)
+
+
+def _busiest(total: Ints, edges: Ints) -> int:
+    """Most bytes of a rank in a round."""
+    return int(np.diff(total[edges], axis=0).max(initial=0))

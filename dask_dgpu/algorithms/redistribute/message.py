@@ -1,0 +1,114 @@
+"""The messages of a rank: packing a round's pieces, sending them, unpacking what came.
+
+::
+
+    half 0  | round 0: out    | in   |      | round 2: out | in      |
+    half 1             | round 1: out | in     |       | round 3 ...
+
+Two rounds are under way at a time, each in its half of one buffer: one travels
+while the next is packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
+from dask_dgpu.algorithms.redistribute.schedule import Round
+from dask_dgpu.comm.protocol import Buffer, Comm, Work
+from dask_dgpu.kernels.device import Device
+from dask_dgpu.kernels.pack import Arrays, InArrays, InMessage, Pieces
+
+Array = Any
+
+
+class Messages:
+    """The message buffer of a rank, made once and reused by every round.
+
+    Parameters
+    ----------
+    plan : RedistributePlan
+        The same on every rank.
+    comm : Comm
+        Joins the ranks.
+    device : Device
+        Where the buffer is; all methods are called on its transfer lane.
+    rounds : list of Round
+        Those of this rank.
+    targets : list of array
+        Its target blocks that are put together.
+    """
+
+    def __init__(
+        self,
+        plan: RedistributePlan,
+        comm: Comm,
+        device: Device,
+        rounds: list[Round],
+        targets: list[Array],
+    ) -> None:
+        self.comm, self.device, self.rounds = comm, device, rounds
+        self.targets = Arrays(targets)
+        self.half = max(
+            (sum(step.send_counts) + sum(step.receive_counts) for step in rounds), default=0
+        )
+        halves = min(2, len(rounds))
+        self.buffer = device.workspace("messages", halves * self.half, plan.dtype)
+
+    def pack(self, at: int, units: list[Array]) -> None:
+        """Copy the pieces of a round out of its units: into messages, or where they stay."""
+        (_, sends, _, stays, *_), arrays = self.rounds[at], Arrays(units)
+        self.device.copy_pieces(
+            Pieces(
+                sends.shapes,
+                InMessage(self._parts(at)[0], sends.at),
+                InArrays(arrays, sends.unit, sends.start),
+            ),
+            Pieces(
+                stays.shapes,
+                InArrays(self.targets, stays.block, stays.block_start),
+                InArrays(arrays, stays.unit, stays.unit_start),
+            ),
+        )
+
+    def start(self, at: int) -> Work | None:
+        """Send a round, one message to each rank that wants something; ``None`` if none does.
+
+        Ranks that have nothing for each other do not wait for each other, hence not
+        an all-to-all.
+        """
+        out, inbox = self._parts(at)
+        sends = list(self._messages(out, self.rounds[at].send_counts, 1))
+        receives = list(self._messages(inbox, self.rounds[at].receive_counts, -1))
+        return self.comm.exchange(sends, receives) if sends or receives else None
+
+    def unpack(self, at: int) -> None:
+        """Copy the pieces of a round that came into the target blocks."""
+        receives = self.rounds[at].receives
+        self.device.copy_pieces(
+            Pieces(
+                receives.shapes,
+                InArrays(self.targets, receives.block, receives.start),
+                InMessage(self._parts(at)[1], receives.at),
+            )
+        )
+
+    def _parts(self, at: int) -> tuple[Array, Array]:
+        """What goes out in a round and what comes in, side by side in its half."""
+        first = at % 2 * self.half
+        middle = first + sum(self.rounds[at].send_counts)
+        return self.buffer[first:middle], self.buffer[
+            middle : middle + sum(self.rounds[at].receive_counts)
+        ]
+
+    def _messages(
+        self, buffer: Array, counts: Sequence[int], way: int
+    ) -> Iterator[tuple[int, Buffer]]:
+        """Each rank's message, beginning with a neighbour, lest all call on rank 0 first."""
+        stops = list(accumulate(counts))
+        for step in range(1, self.comm.size):
+            peer = (self.comm.rank + way * step) % self.comm.size
+            if counts[peer]:
+                yield peer, buffer[stops[peer] - counts[peer] : stops[peer]]

@@ -1,0 +1,122 @@
+"""What moves in a redistribution: the pieces of all ranks, as arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dask_dgpu.algorithms.redistribute.cells import (
+    Cells,
+    Ints,
+    Mask,
+    chunk_at,
+    row_major,
+    volumes,
+)
+from dask_dgpu.algorithms.redistribute.deal import deal
+from graph_opt.layout import Layout
+
+if TYPE_CHECKING:
+    from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
+
+
+class Overlap(NamedTuple):
+    """Every source block with every target block that it overlaps.
+
+    Attributes
+    ----------
+    source, target : array of int
+        Their places in row-major order.
+    sender, receiver : array of int
+        The ranks that have and want them, -1 for none.
+    length : array of int
+        Elements that they share.
+    whole : array of bool
+        Whether both are the same block.
+    """
+
+    source: Ints
+    target: Ints
+    sender: Ints
+    receiver: Ints
+    length: Ints
+    whole: Mask
+
+    @property
+    def kept(self) -> Mask:
+        """Where the same block stays on the same rank: it is passed on."""
+        return self.whole & (self.sender == self.receiver) & (self.sender >= 0)
+
+    def traffic(self, size: int) -> Ints:
+        """Return the elements, kept blocks aside, that rank p has of what rank q wants."""
+        moves = (self.sender >= 0) & (self.receiver >= 0) & ~self.kept
+        pairs = self.sender[moves] * size + self.receiver[moves]
+        counts = np.bincount(pairs, self.length[moves], size * size)
+        return counts.astype(np.int64).reshape(size, size)
+
+
+def overlap(source: Layout, target: Layout) -> Overlap:
+    """Hold the blocks of two layouts of an array against each other."""
+    cells = Cells(source.cuts, target.cuts)
+    sizes = [volumes([np.diff(cuts) for cuts in layout.cuts]) for layout in (source, target)]
+    whole = (sizes[0][cells.source] == cells.sizes) & (sizes[1][cells.target] == cells.sizes)
+    sender = np.array(source.owners, np.int64)[cells.source]
+    receiver = np.array(target.owners, np.int64)[cells.target]
+    return Overlap(cells.source, cells.target, sender, receiver, cells.sizes, whole)
+
+
+class Moves:
+    """The pieces of a redistribution, the units they are cut from, and their rounds.
+
+    A *unit* is a source block or a slice of one, a *piece* the part of a unit that
+    goes into one target block. Every rank computes the same, so no counts are
+    exchanged.
+
+    Parameters
+    ----------
+    plan : RedistributePlan
+        What is to be done.
+
+    Attributes
+    ----------
+    cells : Cells
+        Overlaps of units and target blocks.
+    cell, unit, sender, receiver, length, round : array of int
+        For each piece its cell, its unit, the rank that has it, the rank that wants
+        it, its elements, and its round.
+    places, owner, unit_round : array of int
+        For each unit its place among all units in row-major order, its rank, its round.
+    rounds : int
+        Number of rounds.
+    busiest : int
+        Most bytes that count of a rank in a round.
+    """
+
+    def __init__(self, plan: RedistributePlan) -> None:
+        source, target = plan.source, plan.target
+        blocks = overlap(source, target)
+        kept = np.zeros(len(source.owners), bool)
+        kept[blocks.source[blocks.kept]] = True
+        self.cells = cells = Cells(plan.unit_cuts, target.cuts)
+        starts = [axis.start for axis in cells.axes]
+        chunks = [chunk_at(*pair) for pair in zip(source.cuts, starts, strict=True)]
+        block = row_major(chunks, source.grid)
+        receivers = np.array(target.owners, np.int64)[cells.target]
+        self.cell = np.flatnonzero((receivers >= 0) & ~kept[block])
+        self.sender = np.array(source.owners, np.int64)[block[self.cell]]
+        self.receiver = receivers[self.cell]
+        self.length = cells.sizes[self.cell]
+        self.places, self.unit = np.unique(cells.source[self.cell], return_inverse=True)
+        self.owner = np.zeros(len(self.places), np.int64)
+        self.owner[self.unit] = self.sender
+        wanted = np.bincount(
+            self.unit * plan.size + self.receiver,
+            self.length * plan.itemsize,
+            len(self.places) * plan.size,
+        )
+        sent = wanted.astype(np.int64).reshape(-1, plan.size)
+        self.unit_round, self.rounds, self.busiest = deal(
+            self.owner, sent, plan.limit, transformed=plan.transformed
+        )
+        self.round = self.unit_round[self.unit]

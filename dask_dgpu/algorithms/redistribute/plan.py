@@ -1,0 +1,183 @@
+"""The plan of a redistribution: two layouts and how blocks are cut into units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.algorithms.redistribute.moves import Moves, Overlap, overlap
+from graph_opt.layout import Cuts, Layout, even_spans
+
+UNITS_A_ROUND = 8
+"""A rank's units are so small that about this many fill its buffers in a round."""
+
+
+@dataclass(frozen=True)
+class RedistributePlan:
+    """The plan of one redistribution on ``size`` ranks.
+
+    Parameters
+    ----------
+    source, target : Layout
+        Where the blocks are, and where they shall be; of the same shape.
+    dtype : str
+        That of the blocks.
+    size : int
+        Number of ranks of the communicator.
+    limit : int
+        Bytes that the message buffers of a rank may take.
+    unit_cuts : tuple of tuple of int
+        For each axis the cuts of the source and more: between them lie the units, of
+        which each is read and sent in one round.
+    transformed : bool
+        Whether units are made by the caller's ``read``: the memory that they take
+        until they are sent then counts within ``limit``.
+    """
+
+    source: Layout
+    target: Layout
+    dtype: str
+    size: int
+    limit: int
+    unit_cuts: tuple[Cuts, ...]
+    transformed: bool = False
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds; 0 when all that is wanted is in place."""
+        return self.moves.rounds
+
+    @cached_property
+    def moves(self) -> Moves:
+        """All pieces of all ranks in all rounds."""
+        return Moves(self)
+
+    @cached_property
+    def overlap(self) -> Overlap:
+        """Which source blocks go into which target blocks."""
+        return overlap(self.source, self.target)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # what is computed from the fields is computed again, in less time than it is sent
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def plan_redistribute(
+    source: Layout,
+    target: Layout,
+    dtype: str,
+    size: int,
+    *,
+    limit: int = 64 << 20,
+    whole_axes: tuple[int, ...] = (),
+    transformed: bool = False,
+) -> RedistributePlan:
+    """Plan how an array gets from one layout to another.
+
+    Parameters
+    ----------
+    source, target : Layout
+        Where the blocks are, and where they shall be; of the same shape.
+    dtype : str
+        That of the blocks.
+    size : int
+        Number of ranks.
+    limit : int, optional
+        Bytes that the message buffers of a rank may take, in and out together.
+    whole_axes : tuple of int, optional
+        Axes along which a unit is as long as its block.
+    transformed : bool, optional
+        Whether the caller's ``read`` makes the units, as an FFT does: their memory
+        then counts within ``limit``.
+
+    Returns
+    -------
+    RedistributePlan
+        The same on every rank: nothing but the arguments enters.
+
+    Raises
+    ------
+    ValueError
+        When the shapes differ, an owner is no rank, a block is wanted that nobody
+        has, or another argument is out of range.
+
+    Notes
+    -----
+    The limit holds whenever its half has room for the smallest unit, once as it is
+    sent or received, and once more if it is transformed: one element, or what
+    ``whole_axes`` keep together. A unit that is larger travels in a round of its own.
+    """
+    _check(source, target, size, limit, whole_axes)
+    plan = RedistributePlan(source, target, dtype, size, limit, source.cuts, transformed)
+    unheld = (plan.overlap.sender < 0) & (plan.overlap.receiver >= 0)
+    if unheld.any():
+        place = int(plan.overlap.source[unheld][0])
+        index = tuple(map(int, np.unravel_index(place, source.grid)))
+        raise ValueError(f"source has no owner of block {index}, which target wants")
+    if _most(plan) <= limit:
+        return plan
+    parts = UNITS_A_ROUND * (2 if transformed else 1)
+    cuts = _unit_cuts(source.cuts, plan.itemsize, max(1, limit // 2 // parts), whole_axes)
+    return RedistributePlan(source, target, dtype, size, limit, cuts, transformed)
+
+
+def _most(plan: RedistributePlan) -> int:
+    """Bytes that count of the busiest rank, if all went in one round."""
+    counts = plan.overlap.traffic(plan.size) * plan.itemsize
+    own = counts.sum(axis=1) if plan.transformed else 0
+    np.fill_diagonal(counts, 0)
+    return int((counts.sum(axis=0) + counts.sum(axis=1) + own).max())
+
+
+def _unit_cuts(
+    cuts: tuple[Cuts, ...], itemsize: int, most: int, whole_axes: tuple[int, ...]
+) -> tuple[Cuts, ...]:
+    """Cut blocks until none has more than ``most`` bytes, along as few axes as will do.
+
+    The first axis comes first: the rows of a slice stay long.
+    """
+    whole = {axis % len(cuts) for axis in whole_axes}
+    lengths = [max((hi - lo for lo, hi in pairwise(along)), default=0) for along in cuts]
+    found = list(cuts)
+    for axis, along in enumerate(cuts):
+        nbytes = prod(lengths) * itemsize
+        if axis in whole or nbytes <= most:
+            continue
+        thickness = max(1, lengths[axis] * most // nbytes)
+        lengths[axis] = min(thickness, lengths[axis])
+        found[axis] = (0, *(hi for chunk in pairwise(along) for hi in _ends(*chunk, thickness)))
+    return tuple(found)
+
+
+def _ends(start: int, stop: int, thickness: int) -> list[int]:
+    """Return where the parts of a chunk end, none of them thicker than this."""
+    parts = max(1, -(-(stop - start) // thickness))
+    return [hi for _, hi in even_spans(start, stop, parts)]
+
+
+def _check(
+    source: Layout, target: Layout, size: int, limit: int, whole_axes: tuple[int, ...]
+) -> None:
+    if source.shape != target.shape:
+        raise ValueError(
+            f"source has the shape {source.shape} and target {target.shape}; they must be equal"
+        )
+    for name, layout in (("source", source), ("target", target)):
+        for owner in (min(layout.owners, default=-1), max(layout.owners, default=-1)):
+            if not -1 <= owner < size:
+                raise ValueError(f"{name} has the owner {owner}, it must be -1 to {size - 1}")
+    if limit < 1:
+        raise ValueError(f"limit is {limit}, it must be positive")
+    for axis in whole_axes:
+        if not -source.ndim <= axis < source.ndim:
+            raise ValueError(f"whole_axes has {axis}, the array has {source.ndim} axes")

@@ -1,0 +1,218 @@
+"""What one rank does in each round, as tables of pieces."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, chunk_at, unravel
+from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
+from graph_opt.layout import Cuts, Index
+
+T = TypeVar("T", bound=tuple[Ints, ...])
+Slices = tuple[slice, ...]
+
+
+class Unit(NamedTuple):
+    """A source block or a slice of one: the block, what of it, and whether that is all."""
+
+    block: Index
+    slices: Slices
+    whole: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each axis."""
+        return tuple(part.stop - part.start for part in self.slices)
+
+
+class Sends(NamedTuple):
+    """Pieces for other ranks: from ``start`` in the round's ``unit`` to ``at`` in the message."""
+
+    shapes: Ints
+    unit: Ints
+    start: Ints
+    at: Ints
+
+
+class Receives(NamedTuple):
+    """Pieces of other ranks: from ``at`` in the message to ``start`` in the target ``block``."""
+
+    shapes: Ints
+    at: Ints
+    block: Ints
+    start: Ints
+
+
+class Stays(NamedTuple):
+    """Pieces that stay on the rank: from the round's ``unit`` to the target ``block``."""
+
+    shapes: Ints
+    unit: Ints
+    unit_start: Ints
+    block: Ints
+    block_start: Ints
+
+
+class Round(NamedTuple):
+    """One round of one rank; counts are the elements of the message to or from each rank."""
+
+    units: list[Unit]
+    sends: Sends
+    receives: Receives
+    stays: Stays
+    send_counts: list[int]
+    receive_counts: list[int]
+
+
+class Schedule(NamedTuple):
+    """All that one rank does.
+
+    Attributes
+    ----------
+    kept : dict of tuple of int to tuple of int
+        For each of its target blocks that is one of its source blocks: which.
+    blocks : list of tuple of int
+        Its other target blocks.
+    rounds : list of Round
+        In order.
+    """
+
+    kept: dict[Index, Index]
+    blocks: list[Index]
+    rounds: list[Round]
+
+
+def schedule(plan: RedistributePlan, rank: int) -> Schedule:
+    """Return what a rank reads, sends, receives and copies in each round.
+
+    The pieces of a message are in the order of their cells, which both sides know.
+    """
+    moves, target = plan.moves, plan.target
+    kept = np.flatnonzero(plan.overlap.kept & (plan.overlap.sender == rank))
+    pairs = zip(
+        _indices(plan.overlap.target[kept], target.grid),
+        _indices(plan.overlap.source[kept], plan.source.grid),
+        strict=True,
+    )
+    owned = np.flatnonzero(np.array(target.owners, np.int64) == rank)
+    blocks = np.setdiff1d(owned, plan.overlap.target[kept])
+    units = np.flatnonzero(moves.owner == rank)
+    units = units[np.argsort(moves.unit_round[units], kind="stable")]
+    unit_edges = _round_edges(moves.unit_round[units], plan.rounds)
+    position = np.zeros(len(moves.owner), np.int64)
+    position[units] = np.arange(len(units)) - unit_edges[moves.unit_round[units]]
+
+    mine, wanted = moves.sender == rank, moves.receiver == rank
+    out = _selected(plan, mine & ~wanted, moves.receiver)
+    into = _selected(plan, wanted & ~mine, moves.sender)
+    own = _selected(plan, mine & wanted, moves.receiver)
+
+    def in_unit(chosen: _Selected) -> tuple[Ints, Ints]:
+        first = _starts(plan.unit_cuts, moves.places[moves.unit[chosen.pieces]])
+        return position[moves.unit[chosen.pieces]], chosen.start - first
+
+    def in_block(chosen: _Selected) -> tuple[Ints, Ints]:
+        place = moves.cells.target[moves.cell[chosen.pieces]]
+        return np.searchsorted(blocks, place), chosen.start - _starts(target.cuts, place)
+
+    sends = _by_round(Sends(out.shapes, *in_unit(out), out.at), out)
+    receives = _by_round(Receives(into.shapes, into.at, *in_block(into)), into)
+    stays = _by_round(Stays(own.shapes, *in_unit(own), *in_block(own)), own)
+    read = _units(plan, moves.places[units])
+    rounds = [
+        Round(
+            read[unit_edges[at] : unit_edges[at + 1]],
+            sends[at],
+            receives[at],
+            stays[at],
+            out.counts[at].tolist(),
+            into.counts[at].tolist(),
+        )
+        for at in range(plan.rounds)
+    ]
+    return Schedule(dict(pairs), _indices(blocks, target.grid), rounds)
+
+
+class _Selected(NamedTuple):
+    """Some pieces of the moves, by round, then by peer, then by cell.
+
+    ``start`` is a position in the array, ``at`` one in the round's message.
+    """
+
+    pieces: Ints
+    start: Ints
+    shapes: Ints
+    at: Ints
+    edges: Ints
+    counts: Ints
+
+
+def _selected(plan: RedistributePlan, which: Mask, peer: Ints) -> _Selected:
+    moves = plan.moves
+    pieces = np.flatnonzero(which)
+    pieces = pieces[np.lexsort((peer[pieces], moves.round[pieces]))]
+    start, shapes = moves.cells.corners(moves.cell[pieces])
+    edges = _round_edges(moves.round[pieces], plan.rounds)
+    stops = np.concatenate([[0], np.cumsum(moves.length[pieces])])
+    at = stops[:-1] - stops[edges[moves.round[pieces]]]
+    counts = np.bincount(
+        moves.round[pieces] * plan.size + peer[pieces],
+        moves.length[pieces],
+        plan.rounds * plan.size,
+    )
+    counts = counts.astype(np.int64).reshape(plan.rounds, plan.size)
+    return _Selected(pieces, start, shapes, at, edges, counts)
+
+
+def _by_round(table: T, chosen: _Selected) -> list[T]:
+    """Cut the columns of a table into those of each round."""
+    return [
+        type(table)(*(column[lo:hi] for column in table))
+        for lo, hi in pairwise(chosen.edges.tolist())
+    ]
+
+
+def _round_edges(rounds: Ints, count: int) -> Ints:
+    """Return where each round begins in ascending ``rounds``, and where the last ends."""
+    return np.searchsorted(rounds, np.arange(count + 1))
+
+
+def _starts(cuts: tuple[Cuts, ...], places: Ints) -> Ints:
+    """Return the first position of the blocks at these places: (places, axes)."""
+    index = unravel(places, tuple(len(along) - 1 for along in cuts))
+    columns = [np.array(along, np.int64)[index[:, k]] for k, along in enumerate(cuts)]
+    return np.stack(columns, axis=1) if columns else index
+
+
+def _units(plan: RedistributePlan, places: Ints) -> list[Unit]:
+    """Return the units at these places."""
+    index = unravel(places, tuple(len(along) - 1 for along in plan.unit_cuts))
+    blocks, firsts, lasts, whole = [], [], [], np.ones(len(places), bool)
+    for k, (unit_cuts, cuts) in enumerate(zip(plan.unit_cuts, plan.source.cuts, strict=True)):
+        edges, wide = np.array(unit_cuts, np.int64), np.array(cuts, np.int64)
+        start, stop = edges[index[:, k]], edges[index[:, k] + 1]
+        block = chunk_at(cuts, start)
+        blocks.append(block.tolist())
+        firsts.append((start - wide[block]).tolist())
+        lasts.append((stop - wide[block]).tolist())
+        whole &= (start == wide[block]) & (stop == wide[block + 1])
+    return [
+        Unit(
+            tuple(along[at] for along in blocks),
+            tuple(slice(lo[at], hi[at]) for lo, hi in zip(firsts, lasts, strict=True)),
+            all_of_it,
+        )
+        for at, all_of_it in enumerate(whole.tolist())
+    ]
+
+
+def whole_block(plan: RedistributePlan, block: Index) -> Unit:
+    """Return a source block as one unit."""
+    return Unit(block, tuple(slice(0, n) for n in plan.source.block_shape(block)), True)
+
+
+def _indices(places: Ints, grid: tuple[int, ...]) -> list[Index]:
+    return list(map(tuple, unravel(places, grid).tolist()))
