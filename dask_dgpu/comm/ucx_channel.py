@@ -80,8 +80,9 @@ class UcxChannel:
         self._farewells: dict[int, UcxMessage] = {}
         self._leave_by: float | None = None
         address: Future[bytes] = Future()
-        # No daemon: one that an exiting interpreter stops in C++ ends the process.
-        threading.Thread(target=self._run, args=(address,), name="ucx").start()
+        # No daemon, as its maker may be: one that an exiting interpreter stops in C++
+        # ends the process.
+        threading.Thread(target=self._run, args=(address,), name="ucx", daemon=False).start()
         try:
             self.address = address.result(timeout)
         except TimeoutError:

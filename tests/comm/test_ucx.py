@@ -142,12 +142,13 @@ def test_split_in_groups_that_differ(pool, store):
 
 
 NEVER_CLOSED = """
-import sys, time
+import sys, threading, time
 from dask_dgpu.comm.bootstrap import connect
 rank, port = map(int, sys.argv[1:])
 comm = connect("ucx", host="127.0.0.1", store_address=("127.0.0.1", port), rank=rank, size=2,
                name="exit", timeout=60)
 comm.barrier()
+assert [thread.daemon for thread in threading.enumerate() if thread.name == "ucx"] == [False]
 time.sleep(rank * 0.5)
 """
 
