@@ -8,6 +8,7 @@ the results that it knows.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import platform
 import time
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
 from itertools import count
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,9 +32,13 @@ PACKAGES = {
     "distributed": ("distributed",),
     "numpy": ("numpy",),
     "torch": ("torch",),
+    "ucxx": ("ucxx-cu13", "ucxx-cu12"),
     "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
 }
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+_SPAWN = multiprocessing.get_context("spawn")
+_JOIN = 120.0
 
 _seeds = count(time.time_ns() % 2**31)
 
@@ -192,6 +198,34 @@ def blas_threads(number: int) -> Iterator[None]:
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
+
+
+@contextmanager
+def processes(
+    number: int, target: Callable[..., None], arguments: tuple[Any, ...]
+) -> Iterator[list[Connection]]:
+    """Run ``target(rank, pipe, *arguments)`` in new processes.
+
+    Yields
+    ------
+    list of Connection
+        Our ends of the pipes; reading one whose process died raises ``EOFError``.
+    """
+    pairs = [_SPAWN.Pipe() for _ in range(number)]
+    processes = [
+        _SPAWN.Process(target=target, args=(rank, theirs, *arguments), daemon=True)
+        for rank, (_, theirs) in enumerate(pairs)
+    ]
+    for process, (_, theirs) in zip(processes, pairs, strict=True):
+        process.start()
+        theirs.close()
+    try:
+        yield [ours for ours, _ in pairs]
+        for process in processes:
+            process.join(_JOIN)
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def fresh(n: int, chunk: int, dtype: str) -> da.Array:

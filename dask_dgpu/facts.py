@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from dask_dgpu.comm.bootstrap import TRANSPORTS, Transport
 from dask_dgpu.settings import Settings
 from graph_opt.cost import CUDA, HOST, Machine
 
@@ -28,22 +32,20 @@ class ClusterFacts:
     one_sided : bool
         Whether ranks can read each other's memory: GPUs of one host with memory in
         RMM pools, or threads.
+    transport : {"gloo", "nccl", "ucx"}
+        What carries blocks unless a setting says otherwise.
     """
 
     workers: int
     device: Literal["cpu", "cuda"]
     device_memory: int | None
     one_sided: bool = False
+    transport: Transport = "gloo"
 
     @property
     def machine(self) -> Machine:
         """Rates of one rank."""
         return replace(CUDA if self.device == "cuda" else HOST, one_sided=self.one_sided)
-
-    @property
-    def transport(self) -> Literal["gloo", "nccl"]:
-        """What carries blocks unless a setting says otherwise."""
-        return "nccl" if self.device == "cuda" else "gloo"
 
 
 ALONE = ClusterFacts(workers=0, device="cpu", device_memory=None, one_sided=True)
@@ -75,21 +77,57 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
     ------
     ValueError
         When some workers have a CUDA device and some have none, or none has although
-        ``dgpu.device`` is ``"cuda"``.
+        ``dgpu.device`` is ``"cuda"``; or when a worker lacks what ``dgpu.comm`` needs.
     """
     if client is None:
         return ALONE
     probes: dict[str, WorkerFacts | None] = client.run(_probe, settings.device == "cuda")
     found = [facts for facts in probes.values() if facts is not None]
     if settings.device == "cpu" or (settings.device == "auto" and not found):
-        return ClusterFacts(len(probes), "cpu", None)
+        transport = _choose_transport(client, settings, "gloo")
+        return ClusterFacts(len(probes), "cpu", None, transport=transport)
     if len(found) < len(probes):
         raise ValueError(
             f"setting dgpu.device is {settings.device!r}, but only {len(found)} of "
             f"{len(probes)} workers have a CUDA device; the others allow 'cpu' alone"
         )
-    one_sided = len({facts.host for facts in found}) == 1 and all(facts.pooled for facts in found)
-    return ClusterFacts(len(probes), "cuda", min(facts.memory for facts in found), one_sided)
+    transport = _choose_transport(client, settings, "nccl")
+    one_host = len({facts.host for facts in found}) == 1
+    one_sided = transport == "nccl" and one_host and all(facts.pooled for facts in found)
+    memory = min(facts.memory for facts in found)
+    return ClusterFacts(len(probes), "cuda", memory, one_sided, transport)
+
+
+def _choose_transport(client: Client, settings: Settings, usual: Transport) -> Transport:
+    """Return the transport that is asked for, or the usual one, or what can replace it."""
+    asked = usual if settings.comm == "auto" else settings.comm
+    if asked == "gloo":
+        return asked
+    probes: dict[str, set[Transport]] = client.run(_transports)
+    if settings.comm == "auto":
+        have = set(TRANSPORTS).intersection(*probes.values())
+        return "ucx" if "nccl" not in have and "ucx" in have else "nccl"
+    for worker, transports in probes.items():
+        if asked not in transports:
+            needed = "ucxx (pip install 'dask-dgpu[ucx]')" if asked == "ucx" else "torch with CUDA"
+            raise ValueError(
+                f"setting dgpu.comm is {asked!r}, but the worker at {worker} lacks {needed}"
+            )
+    return asked
+
+
+def _transports() -> set[Transport]:
+    """Return the transports whose packages this worker has; none is imported."""
+    found: set[Transport] = {"gloo"}
+    if find_spec("ucxx") is not None:
+        found.add("ucx")
+    torch = find_spec("torch")
+    if torch is not None and torch.origin is not None:
+        # torch takes seconds to load; this is its file of versions alone
+        version = runpy.run_path(str(Path(torch.origin).with_name("version.py")))
+        if version["cuda"] is not None:
+            found.add("nccl")
+    return found
 
 
 def _probe(asked: bool) -> WorkerFacts | None:

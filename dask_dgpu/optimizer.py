@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import dask.array.optimization
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
+from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.facts import ClusterFacts
 from dask_dgpu.lower import lower
 from dask_dgpu.predict import Prediction, predict, room
@@ -134,7 +135,7 @@ class GraphOptimizer:
         return None
 
     @property
-    def transport(self) -> Literal["gloo", "nccl"]:
+    def transport(self) -> Transport:
         """What carries blocks between ranks."""
         return self.facts.transport if self.settings.comm == "auto" else self.settings.comm
 

@@ -13,6 +13,7 @@ from dask.utils import parse_bytes, parse_timedelta
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
+from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.runtime.program import Limits
 
 
@@ -24,7 +25,7 @@ class Settings:
     """
 
     device: Literal["auto", "cpu", "cuda"]
-    comm: Literal["auto", "gloo", "nccl"]
+    comm: Literal["auto"] | Transport
     when: Literal["cheaper", "always"]
     on_error: Literal["fallback", "raise"]
     local_ranks: int

@@ -22,7 +22,7 @@ def lines_of(out: Path, script: str, *arguments: str) -> list[dict[str, Any]]:
     for line in lines:
         assert line.keys() >= FIELDS
         assert line["versions"].keys() == {
-            "cupy", "dask", "distributed", "numpy", "python", "torch",
+            "cupy", "dask", "distributed", "numpy", "python", "torch", "ucxx",
         }  # fmt: skip
         assert line["machine"].keys() == {"cores", "cpu", "gpus", "ranks"}
     return lines
@@ -47,6 +47,21 @@ def test_summa_writes_every_figure(tmp_path: Path) -> None:
     gang, plain = lines[:2]
     assert gang["tasks"] < plain["tasks"]
     assert [line["ratio"] is None for line in lines] == [True] * 4 + [False] * 3
+
+
+@pytest.mark.slow
+def test_comm_compares_the_transports(tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", "--ranks", "3", "--mib", "1", "--repetitions", "2"]
+    lines = lines_of(tmp_path / "figures.jsonl", "comm.py", *arguments)
+    assert [(line["what"], line["transport"]) for line in lines] == [
+        (what, transport)
+        for transport in ("gloo", "ucx")
+        for what in ("all-reduce of 8 bytes", "all-to-all")
+    ]
+    for line in lines:
+        assert len(line["seconds"]) == 2
+        assert line["gigabytes_per_second"] > 0
+    assert {line["bytes_sent"] for line in lines if line["what"] == "all-to-all"} == {699_050}
 
 
 @pytest.mark.cluster

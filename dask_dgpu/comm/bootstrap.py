@@ -18,10 +18,10 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.comm.rendezvous import meet
 from dask_dgpu.errors import CommError
 
-Transport = Literal["gloo", "nccl"]
+Transport = Literal["gloo", "nccl", "ucx"]
 
 #: The transports that :func:`connect` knows.
-TRANSPORTS: tuple[Transport, ...] = ("gloo", "nccl")
+TRANSPORTS: tuple[Transport, ...] = ("gloo", "nccl", "ucx")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def connect(
 
     Parameters
     ----------
-    kind : {"gloo", "nccl"}
+    kind : {"gloo", "nccl", "ucx"}
         The transport, alike on all ranks.
     host : str
         Address or name of this rank's host, to listen on.
@@ -91,7 +91,8 @@ def connect(
     timeout : float
         Seconds to wait for the other ranks, and the limit of every later wait.
     device : int, optional
-        The CUDA device that ``"nccl"`` uses, as this process numbers them.
+        The CUDA device of this rank, as this process numbers them. ``"gloo"`` uses
+        none; ``"ucx"`` carries NumPy arrays alone without one.
     lifetime : Lifetime, optional
         Aborting it, from any thread, ends the wait for ranks that never come.
     """
@@ -106,6 +107,10 @@ def connect(
             from dask_dgpu.comm.gloo import GlooComm
 
             return GlooComm(store, rank=rank, size=size, host=host, timeout=timeout)
+        if kind == "ucx":
+            return _ucx().join(
+                store, rank=rank, size=size, timeout=timeout, device=device, lifetime=ends
+            )
         from dask_dgpu.comm.nccl import NcclComm
 
         nccl: Comm = NcclComm(store, rank=rank, size=size, device=device or 0, timeout=timeout)
@@ -141,6 +146,16 @@ def _abandonable(make: Callable[[], Comm], lifetime: Lifetime, limit: float, wha
     if errors:
         raise errors[0]
     return made[0]
+
+
+def _ucx() -> Any:
+    try:
+        from dask_dgpu.comm import ucx
+    except ImportError as error:
+        raise CommError(
+            f"The transport is 'ucx', which needs ucxx: pip install 'dask-dgpu[ucx]' ({error})"
+        ) from error
+    return ucx
 
 
 def _join_store(address: tuple[str, int], name: str, timeout: float) -> Any:

@@ -1,7 +1,7 @@
 """What every transport does with buffers: check, flatten, reduce in fixed order.
 
 The functions use NumPy's ufuncs and the array's own methods alone. CuPy arrays
-answer to both, so they are served without importing CuPy.
+answer to both, so they are served without importing CuPy, but for :func:`settle`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,14 @@ def flat(buffer: Buffer) -> Buffer:
 def as_bytes(buffer: Buffer) -> Buffer:
     """View a C-contiguous array of any dtype as its bytes."""
     return flat(buffer).view(np.uint8)
+
+
+def settle(*buffers: Buffer) -> None:
+    """Let the caller's stream finish with the buffers before others than it use them."""
+    if any(hasattr(buffer, "__cuda_array_interface__") for buffer in buffers):
+        import cupy
+
+        cupy.cuda.get_current_stream().synchronize()
 
 
 def pieces(buffer: Buffer, counts: Sequence[int]) -> list[Buffer]:

@@ -21,6 +21,7 @@ from dask_dgpu.comm.buffers import (
     flat,
     pieces,
     reduce_parts,
+    settle,
 )
 from dask_dgpu.comm.lifetime import Lifetime
 from dask_dgpu.comm.protocol import Buffer, Reduction, Window, Work
@@ -28,14 +29,6 @@ from dask_dgpu.errors import CommAbortedError, CommError
 
 T = TypeVar("T")
 Finish = Callable[[list[Any]], None]
-
-
-def settle(*buffers: Buffer) -> None:
-    """Let the GPU finish with the buffers before another thread uses them."""
-    if any(hasattr(buffer, "__cuda_array_interface__") for buffer in buffers):
-        import cupy
-
-        cupy.cuda.get_current_stream().synchronize()
 
 
 class _Call:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.comm import bootstrap
 from dask_dgpu.comm.lifetime import Lifetime
@@ -14,7 +14,7 @@ from dask_dgpu.errors import CommAbortedError
 from dask_dgpu.kernels.device import Device, HostDevice
 
 if TYPE_CHECKING:
-    from dask_dgpu.comm.bootstrap import StoreServer
+    from dask_dgpu.comm.bootstrap import StoreServer, Transport
 
 KEPT_STORES = 8
 """Stores of this many epochs are served; those of older ones have no members left."""
@@ -56,7 +56,7 @@ class Member:
         store: tuple[str, int],
         rank: int,
         size: int,
-        transport: Literal["gloo", "nccl"],
+        transport: Transport,
         timeout: float,
     ) -> Comm:
         """Return the communicator of an epoch; all its members come here, in ticket order."""
@@ -84,7 +84,7 @@ class Member:
     def _connect(
         self,
         joining: Lifetime,
-        transport: Literal["gloo", "nccl"],
+        transport: Transport,
         *,
         rank: int,
         size: int,
@@ -102,7 +102,7 @@ class Member:
             size=size,
             name=name,
             timeout=timeout,
-            device=0 if transport == "nccl" else None,
+            device=0 if self.kind == "cuda" else None,
             lifetime=joining,
         )
 

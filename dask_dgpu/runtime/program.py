@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.runtime.collectives import ALGORITHMS
@@ -108,7 +109,7 @@ class Program:
     machine : Machine
         Rates of a rank, from which plans are chosen.
     transport : str
-        ``"gloo"`` or ``"nccl"``.
+        ``"gloo"``, ``"nccl"`` or ``"ucx"``.
     limits : Limits
         Time limits and tries.
     local_ranks : int
@@ -123,7 +124,7 @@ class Program:
     output: str
     kept: tuple[tuple[int, ...], ...] | None
     machine: Machine
-    transport: Literal["gloo", "nccl"]
+    transport: Transport
     limits: Limits
     local_ranks: int = 1
     room: float | None = None

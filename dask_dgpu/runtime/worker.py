@@ -10,12 +10,13 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.exceptions import Reschedule
 from distributed.utils import sync
 
+from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.errors import CommError, DgpuError, GangError
 from dask_dgpu.runtime.member import Member
 from dask_dgpu.runtime.program import Program, execute, plans
@@ -78,7 +79,7 @@ class WarmUp:
     store: tuple[str, int]
     rank: int
     size: int
-    transport: Literal["gloo", "nccl"]
+    transport: Transport
     timeout: float
 
 

@@ -22,14 +22,14 @@ def store():
 
 
 @pytest.fixture(scope="module")
-def gloo_pool():
+def cpu_pool():
     pool = RankPool(3)
     yield pool
     pool.stop()
 
 
 @pytest.fixture(scope="module")
-def nccl_pool():
+def gpu_pool():
     import cupy
 
     pool = RankPool(cupy.cuda.runtime.getDeviceCount())
@@ -45,8 +45,8 @@ def _module(name):
     return np
 
 
-def _rank_main(rank, size, kind, address, name, timeout, case):
-    if kind == "nccl":
+def _rank_main(rank, size, kind, module, address, name, timeout, case):
+    if module == "cupy":
         _module("cupy").cuda.Device(rank).use()
     comm = connect(
         kind,
@@ -56,10 +56,10 @@ def _rank_main(rank, size, kind, address, name, timeout, case):
         size=size,
         name=name,
         timeout=timeout,
-        device=rank if kind == "nccl" else None,
+        device=rank if module == "cupy" else None,
     )
     try:
-        case(comm, _module("cupy" if kind == "nccl" else "numpy"))
+        case(comm, _module(module))
     finally:
         comm.close()
 
@@ -75,16 +75,20 @@ def _recorded(comm, xp, case):
         "recording-3",
         "gloo-1",
         "gloo-3",
+        "ucx-1",
+        "ucx-3",
         pytest.param("local-3-cupy", marks=pytest.mark.gpu),
-        pytest.param("nccl-1", marks=pytest.mark.gpu),
-        pytest.param("nccl-all", marks=pytest.mark.multigpu),
+        pytest.param("nccl-1-cupy", marks=pytest.mark.gpu),
+        pytest.param("nccl-all-cupy", marks=pytest.mark.multigpu),
+        pytest.param("ucx-1-cupy", marks=pytest.mark.gpu),
+        pytest.param("ucx-all-cupy", marks=pytest.mark.multigpu),
     ]
 )
 def launch(request):
     """Run a case on all ranks of a transport."""
-    kind, size, *module = request.param.split("-")
+    kind, size, module = f"{request.param}-numpy".split("-")[:3]
     if kind in ("local", "recording"):
-        xp = _module(*module or ["numpy"])
+        xp = _module(module)
 
         def launch(case, timeout=20.0):
             args = (xp,) if kind == "local" else (xp, case)
@@ -92,13 +96,13 @@ def launch(request):
             run_local(int(size), fn, *args, timeout=timeout)
 
     else:
-        pool = request.getfixturevalue(f"{kind}_pool")
+        pool = request.getfixturevalue("gpu_pool" if module == "cupy" else "cpu_pool")
         address = request.getfixturevalue("store").address
         count = pool.size if size == "all" else int(size)
 
         def launch(case, timeout=20.0):
             name = f"{request.node.name}-{case.__name__}"
-            args = (count, kind, address, name, timeout, case)
+            args = (count, kind, module, address, name, timeout, case)
             for rank in range(count):
                 pool.pipes[rank].send((_rank_main, (rank, *args)))
             pool.results(range(count))
@@ -118,10 +122,9 @@ def test_window(launch, request):
 
 
 @pytest.mark.multigpu
-def test_window_of_pools(nccl_pool, store):
-    address = store.address
-    nccl_pool.start(_pooled_rank_main, nccl_pool.size, address)
-    nccl_pool.results()
+def test_window_of_pools(gpu_pool, store):
+    gpu_pool.start(_pooled_rank_main, gpu_pool.size, store.address)
+    gpu_pool.results()
 
 
 def _pooled_rank_main(rank, size, address):
@@ -131,7 +134,7 @@ def _pooled_rank_main(rank, size, address):
     cupy = _module("cupy")
     rmm.reinitialize(pool_allocator=True, initial_pool_size=1 << 30, devices=rank)
     with cupy.cuda.using_allocator(rmm_cupy_allocator):
-        _rank_main(rank, size, "nccl", address, "pools", 20.0, cases.a_window)
+        _rank_main(rank, size, "nccl", "cupy", address, "pools", 20.0, cases.a_window)
 
 
 def test_use_after_abort(launch):

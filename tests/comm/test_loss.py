@@ -1,0 +1,99 @@
+"""Ranks in processes when one of them dies, stops or never comes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from dask_dgpu.comm.bootstrap import connect, serve_store
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.errors import CommError
+from tests.comm.processes import RankPool
+
+HOST = "127.0.0.1"
+
+pytestmark = pytest.mark.parametrize("kind", ["gloo", "ucx"])
+
+
+@pytest.fixture(scope="module")
+def store():
+    return serve_store(HOST)
+
+
+@pytest.fixture
+def pool():
+    pool = RankPool(3)
+    yield pool
+    pool.stop()
+
+
+def _connect(kind, rank, address, name, timeout):
+    return connect(
+        kind, host=HOST, store_address=address, rank=rank, size=3, name=name, timeout=timeout
+    )
+
+
+def _call(comm: Comm, how: str) -> None:
+    if how == "collective":
+        comm.all_reduce(np.ones(100_000)).wait()
+    elif how == "child":
+        comm.all_reduce(np.ones(1)).wait()
+    else:
+        comm.exchange([(1, np.ones(4))], [(1, np.ones(4))]).wait()
+
+
+def _await_victim(rank, kind, address, how, sent, timeout):
+    """Rank 1 gets a signal; return how long the others took to raise and to close."""
+    comm = _connect(kind, rank, address, f"{kind}-{how}-{sent}", timeout)
+    used = comm.split(0, -rank) if how == "child" else comm
+    comm.barrier()
+    if rank == 1:
+        time.sleep(0.2)
+        os.kill(os.getpid(), sent)
+    start = time.monotonic()
+    with pytest.raises(CommError):
+        _call(used, how)
+    raised = time.monotonic()
+    comm.close()
+    return raised - start, time.monotonic() - raised
+
+
+@pytest.mark.parametrize("how", ["collective", "exchange", "child"])
+def test_killed_peer(pool, store, kind, how):
+    pool.start(_await_victim, kind, store.address, how, signal.SIGKILL, 30.0)
+    for raised, closed in pool.results([0, 2]):
+        assert raised < 2
+        assert closed < 1
+
+
+def _await_abort(rank, kind, address):
+    comm = _connect(kind, rank, address, f"{kind}-abort", 30.0)
+    comm.barrier()
+    start = time.monotonic()
+    if rank == 1:
+        comm.abort("enough")
+    else:
+        with pytest.raises(CommError):
+            _call(comm, "collective")
+    assert time.monotonic() - start < 2
+    comm.close()
+
+
+def test_abort_of_a_peer_is_noticed(pool, store, kind):
+    pool.run(_await_abort, kind, store.address)
+
+
+def test_stopped_peer(pool, store, kind):
+    pool.start(_await_victim, kind, store.address, "collective", signal.SIGSTOP, 1.0)
+    for raised, closed in pool.results([0, 2]):
+        assert 0.5 < raised < 4
+        assert closed < 1
+
+
+def test_missing_rank_is_named(store, kind):
+    with pytest.raises(CommError, match=r"Ranks \[1, 2\] of 3 did not come"):
+        _connect(kind, 0, store.address, f"{kind}-lonely", 0.3)

@@ -1,0 +1,185 @@
+"""UCX: what is on its way when ranks leave, and what is left of a channel that ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from dask_dgpu.comm.bootstrap import connect, serve_store
+from dask_dgpu.errors import CommAbortedError, CommError
+from tests.comm.processes import RankPool
+
+HOST = "127.0.0.1"
+TINY, LARGE = 1, 1_000_000
+
+
+@pytest.fixture(scope="module")
+def store():
+    return serve_store(HOST)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    pool = RankPool(3)
+    yield pool
+    pool.stop()
+
+
+def _connect(rank, address, name, timeout=20.0, size=3):
+    return connect(
+        "ucx", host=HOST, store_address=address, rank=rank, size=size, name=name, timeout=timeout
+    )
+
+
+def _threads_end(seconds=5.0):
+    late = time.monotonic() + seconds
+    while any(thread.name == "ucx" for thread in threading.enumerate()):
+        assert time.monotonic() < late, "a channel's thread goes on"
+        time.sleep(0.01)
+
+
+def _leave_early(rank, address):
+    comm = _connect(rank, address, "early")
+    if rank == 0:
+        comm.exchange([(peer, np.full(TINY, 7.0)) for peer in (1, 2)], []).wait()
+    else:
+        time.sleep(0.3 * rank)  # rank 0 has closed long since
+        got = np.zeros(TINY)
+        comm.exchange([], [(0, got)]).wait()
+        assert (got == 7).all()
+    start = time.monotonic()
+    comm.close()
+    assert time.monotonic() - start < 0.1
+    _threads_end()
+
+
+def test_what_a_rank_sent_before_it_closed_arrives(pool, store):
+    pool.run(_leave_early, store.address)
+
+
+def _abort_child(rank, address):
+    """An aborted child leaves its parent and its sibling alone."""
+    comm = _connect(rank, address, "child")
+    child, sibling = comm.split(0, 0), comm.split(0, 0)
+    work = child.exchange([], [((rank + 1) % 3, np.zeros(LARGE))])
+    child.abort("enough")
+    with pytest.raises(CommAbortedError, match="enough"):
+        work.wait()
+    for one in (sibling, comm):
+        x = np.full(LARGE, float(rank))
+        one.all_reduce(x).wait()
+        assert (x == 3).all()
+    comm.close()
+    _threads_end()
+
+
+def test_aborted_child(pool, store):
+    pool.run(_abort_child, store.address)
+
+
+def _give_up(rank, address, how):
+    """What is received late, or after an abort, is not written into the buffer."""
+    comm = _connect(rank, address, how, timeout=0.5)
+    buffer = np.zeros(LARGE)
+    if rank == 0:
+        work = comm.exchange([], [(1, buffer)])
+        if how == "abort":
+            comm.abort("enough")
+        with pytest.raises(CommError, match="enough" if how == "abort" else "time limit"):
+            work.wait()
+        comm.close()
+    elif rank == 1:
+        time.sleep(1.0)
+        with pytest.raises(CommError):
+            comm.exchange([(0, np.ones(LARGE))], []).wait()
+    comm.close()
+    _threads_end()
+    assert not buffer.any()
+    with pytest.raises(CommAbortedError):
+        comm.barrier()
+
+
+@pytest.mark.parametrize("how", ["late", "abort"])
+def test_abandoned_buffer_is_left_alone(pool, store, how):
+    pool.run(_give_up, store.address, how)
+
+
+def _sizes_differ(rank, address):
+    comm = _connect(rank, address, "sizes")
+    if rank == 0:
+        comm.exchange([(1, np.ones(8))], []).wait()
+    elif rank == 1:
+        with pytest.raises(CommError, match="receive from rank 0 failed"):
+            comm.exchange([], [(0, np.ones(4))]).wait()
+    comm.barrier()
+    comm.close()
+
+
+def test_message_longer_than_its_buffer(pool, store):
+    pool.run(_sizes_differ, store.address)
+
+
+def _split_often(rank, address):
+    comm = _connect(rank, address, "often")
+    for turn in range(20):
+        child = comm.split(0 if rank else None, -rank) if turn % 2 else comm.split(rank % 2, 0)
+        if child is not None:
+            x = np.ones(1)
+            child.all_reduce(x).wait()
+            assert x[0] == child.size
+            child.close()
+    comm.barrier()
+    comm.close()
+
+
+def test_split_in_groups_that_differ(pool, store):
+    pool.run(_split_often, store.address)
+
+
+NEVER_CLOSED = """
+import sys, threading, time
+from dask_dgpu.comm.bootstrap import connect
+rank, port = map(int, sys.argv[1:])
+comm = connect("ucx", host="127.0.0.1", store_address=("127.0.0.1", port), rank=rank, size=2,
+               name="exit", timeout=60)
+comm.barrier()
+assert [thread.daemon for thread in threading.enumerate() if thread.name == "ucx"] == [False]
+time.sleep(rank * 0.5)
+"""
+
+
+def test_interpreter_exits_without_close(store):
+    command = [sys.executable, "-c", NEVER_CLOSED]
+    processes = [
+        subprocess.Popen([*command, str(rank), str(store.port)], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=20)
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+
+
+WITHOUT_UCXX = """
+import sys
+sys.modules["ucxx"] = None
+from dask_dgpu.comm.bootstrap import connect, serve_store
+from dask_dgpu.errors import CommError
+store = serve_store("127.0.0.1")
+try:
+    connect("ucx", host="", store_address=store.address, rank=0, size=1, name="x", timeout=9)
+except CommError as error:
+    print(error)
+"""
+
+
+def test_without_ucxx():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_UCXX], capture_output=True, text=True, check=True
+    )
+    assert "needs ucxx: pip install 'dask-dgpu[ucx]'" in done.stdout

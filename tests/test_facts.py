@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dask_dgpu import facts, settings
+
+GLOO, NCCL, UCX = {"gloo"}, {"gloo", "nccl"}, {"gloo", "ucx"}
+ALL = NCCL | UCX
+
+
+class Workers:
+    """A client whose workers have these transports, and perhaps a GPU each."""
+
+    def __init__(self, transports: list[set[str]], gpu: bool) -> None:
+        self.transports = transports
+        self.gpu = facts.WorkerFacts(memory=2**30, host="here", pooled=True) if gpu else None
+
+    def run(self, function: Any, *args: Any) -> dict[str, Any]:
+        found = self.transports if function is facts._transports else [self.gpu] * 2
+        return dict(zip(("tcp://a", "tcp://b"), found, strict=True))
+
+
+def gathered(asked: str, transports: list[set[str]], gpu: bool) -> facts.ClusterFacts:
+    workers: Any = Workers(transports, gpu)
+    return facts.gather(workers, settings.read({"comm": asked}))
+
+
+@pytest.mark.parametrize(
+    ("asked", "transports", "gpu", "wanted"),
+    [
+        ("auto", [GLOO, GLOO], False, "gloo"),
+        ("auto", [ALL, ALL], False, "gloo"),
+        ("auto", [ALL, ALL], True, "nccl"),
+        ("auto", [NCCL, UCX], True, "nccl"),
+        ("auto", [ALL, UCX], True, "ucx"),
+        ("auto", [UCX, UCX], True, "ucx"),
+        ("auto", [GLOO, GLOO], True, "nccl"),
+        ("ucx", [ALL, UCX], True, "ucx"),
+        ("ucx", [ALL, UCX], False, "ucx"),
+        ("nccl", [NCCL, ALL], True, "nccl"),
+        ("gloo", [NCCL, ALL], False, "gloo"),
+    ],
+)
+def test_transport(asked: str, transports: list[set[str]], gpu: bool, wanted: str) -> None:
+    found = gathered(asked, transports, gpu)
+    assert found.transport == wanted
+    assert found.one_sided == (wanted == "nccl")
+
+
+@pytest.mark.parametrize(
+    ("asked", "lacked"), [("ucx", r"ucxx \(pip install"), ("nccl", "torch with CUDA")]
+)
+def test_transport_that_a_worker_lacks(asked: str, lacked: str) -> None:
+    with pytest.raises(ValueError, match=rf"dgpu.comm is '{asked}'.*tcp://b lacks {lacked}"):
+        gathered(asked, [ALL, GLOO], gpu=True)
+
+
+def test_packages_of_this_process() -> None:
+    assert facts._transports() >= {"gloo", "ucx"}
