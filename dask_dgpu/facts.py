@@ -24,7 +24,8 @@ class ClusterFacts:
     device : str
         ``"cpu"`` or ``"cuda"``: where gangs compute.
     device_memory : int or None
-        Bytes of the smallest device, ``None`` on a CPU.
+        Bytes of the smallest device, or on CPUs of the worker with the lowest limit:
+        what Dask would spill to disk, a gang cannot. ``None`` without any limit.
     """
 
     workers: int
@@ -59,13 +60,20 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
     probes: dict[str, Any] = client.run(_probe, settings.device == "cuda")
     memories = [memory for memory in probes.values() if memory is not None]
     if settings.device == "cpu" or (settings.device == "auto" and not memories):
-        return ClusterFacts(len(probes), "cpu", None)
+        return ClusterFacts(len(probes), "cpu", _lowest_limit(client))
     if len(memories) < len(probes):
         raise ValueError(
             f"setting dgpu.device is {settings.device!r}, but only {len(memories)} of "
             f"{len(probes)} workers have a CUDA device; the others allow 'cpu' alone"
         )
     return ClusterFacts(len(probes), "cuda", min(memories))
+
+
+def _lowest_limit(client: Client) -> int | None:
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    return min(
+        (worker["memory_limit"] for worker in workers if worker["memory_limit"]), default=None
+    )
 
 
 def _probe(asked: bool) -> int | None:

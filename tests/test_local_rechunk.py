@@ -246,7 +246,10 @@ def test_blocks_of_the_other_kind() -> None:
     z = X.rechunk((5, 31))
     (reason,) = reasons(optimizer(2, "cuda", when="always"), z)
     assert reason == "blocks are on the host and no computation follows"
-    (reason,) = reasons(optimizer(2, "cpu", when="always"), on_gpus((da.ones((12, 31), chunks=(12, 5))).rechunk((6, 31))))
+    (reason,) = reasons(
+        optimizer(2, "cpu", when="always"),
+        on_gpus((da.ones((12, 31), chunks=(12, 5))).rechunk((6, 31))),
+    )
     assert reason == "blocks are CuPy arrays and the workers compute on the CPU"
 
 
