@@ -28,7 +28,8 @@ class ClusterFacts:
     device : str
         ``"cpu"`` or ``"cuda"``: where gangs compute.
     device_memory : int or None
-        Bytes of the smallest device, ``None`` on a CPU.
+        Bytes of the smallest device, or on CPUs of the worker with the lowest limit:
+        what Dask would spill to disk, a gang cannot. ``None`` without any limit.
     one_sided : bool
         Whether ranks can read each other's memory: GPUs of one host with memory in
         RMM pools, or threads.
@@ -85,7 +86,7 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
     found = [facts for facts in probes.values() if facts is not None]
     if settings.device == "cpu" or (settings.device == "auto" and not found):
         transport = _choose_transport(client, settings, "gloo")
-        return ClusterFacts(len(probes), "cpu", None, transport=transport)
+        return ClusterFacts(len(probes), "cpu", _lowest_limit(client), transport=transport)
     if len(found) < len(probes):
         raise ValueError(
             f"setting dgpu.device is {settings.device!r}, but only {len(found)} of "
@@ -96,6 +97,13 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
     one_sided = transport == "nccl" and one_host and all(facts.pooled for facts in found)
     memory = min(facts.memory for facts in found)
     return ClusterFacts(len(probes), "cuda", memory, one_sided, transport)
+
+
+def _lowest_limit(client: Client) -> int | None:
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    return min(
+        (worker["memory_limit"] for worker in workers if worker["memory_limit"]), default=None
+    )
 
 
 def _choose_transport(client: Client, settings: Settings, usual: Transport) -> Transport:

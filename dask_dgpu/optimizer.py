@@ -124,7 +124,7 @@ class GraphOptimizer:
         room = self.room
         if room is not None and prediction.peak_bytes > room:
             return (
-                f"it needs {prediction.peak_bytes / 2**30:.1f} GiB on a device "
+                f"it needs {prediction.peak_bytes / 2**30:.1f} GiB on a rank "
                 f"and {room / 2**30:.1f} GiB may be used"
             )
         if self.settings.when == "cheaper" and prediction.seconds >= prediction.dask_seconds:

@@ -1,7 +1,7 @@
 """Dask's own array tests, with and without dask_dgpu: the outcome must be the same.
 
 Run ``python -m tests.compat``; ``--quick`` takes only the files that touch products,
-linear algebra, reductions and the core.
+rechunks, linear algebra, reductions and the core.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ QUICK = (
     "test_linalg.py",
     "test_masked.py",
     "test_optimization.py",
+    "test_overlap.py",
+    "test_rechunk.py",
     "test_reductions.py",
+    "test_reshape.py",
     "test_routines.py",
 )
-"""Files that touch products, linear algebra, transforms, reductions and the core."""
+"""Files that touch products, rechunks, linear algebra, transforms, reductions and the core."""
 
 
 LIFTED = "test_cant_fft_chunked_axis"
@@ -43,7 +46,7 @@ LIFTED = "test_cant_fft_chunked_axis"
 
 @dataclass(frozen=True)
 class Session:
-    """How each test ended, and how many products were rewritten meanwhile."""
+    """How each test ended, and how many pieces were rewritten meanwhile."""
 
     outcomes: dict[str, str]
     rewritten: int
@@ -129,7 +132,7 @@ def main() -> int:
         name: sum(outcome == name for outcome in comparison.with_it.outcomes.values())
         for name in sorted(set(comparison.with_it.outcomes.values()))
     }
-    print(f"{counts}, {comparison.with_it.rewritten} products rewritten")  # noqa: T201
+    print(f"{counts}, {comparison.with_it.rewritten} pieces rewritten")  # noqa: T201
     differences = confirmed(comparison).differences
     for test, (before, after) in differences.items():
         print(f"{test}: {before} without dask_dgpu, {after} with it")  # noqa: T201

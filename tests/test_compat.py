@@ -1,4 +1,4 @@
-"""Dask's own tests of products, linear algebra, reductions and core, with dask_dgpu enabled."""
+"""Dask's own tests with dask_dgpu enabled: products, rechunks, linear algebra, reductions, core."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ PRODUCTS = ["test_routines.py", "test_atop.py", "test_optimization.py"]
 CORE = ["test_array_core.py", "test_array_function.py"]
 # Half a minute instead of over one: what does not differ in how its graph is made is left out.
 REDUCTIONS = ["test_reductions.py"]
+RECHUNKS = ["test_rechunk.py", "test_overlap.py", "test_reshape.py"]
 FEWER = ["-k", "not nan and not quantile and not median and not arg and not topk and not cum"]
 
 
@@ -23,8 +24,9 @@ FEWER = ["-k", "not nan and not quantile and not median and not arg and not topk
         (["test_fft.py"], [], 0),
         (CORE, [], 5),
         (REDUCTIONS, FEWER, 0),
+        (RECHUNKS, [], 50),
     ],
-    ids=["products", "linear algebra", "transforms", "core", "reductions"],
+    ids=["products", "linear algebra", "transforms", "core", "reductions", "rechunks"],
 )
 def test_same_outcomes(tests: list[str], arguments: list[str], rewritten: int) -> None:
     comparison = compare(tests, arguments)

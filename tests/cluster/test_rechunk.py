@@ -204,6 +204,19 @@ class TestLosses:
         eventually(lambda: left_over(client) == 0)
 
 
+def test_what_does_not_fit_the_workers_is_left_to_dask(client, device):
+    """Dask may spill blocks to disk, a gang holds them all."""
+    with dgpu.enable(client, **SETTINGS) as state:
+        memory = state.optimizer.facts.device_memory
+        if device == "cpu":
+            workers = client.scheduler_info(n_workers=-1)["workers"].values()
+            assert memory == min(worker["memory_limit"] for worker in workers)
+        side = int((memory / 8) ** 0.5) // 64 * 64 * 2  # as much as four workers have
+        x = da.ones((side, side), chunks=(side, side // 8)).rechunk((side // 8, side))
+        (declined,) = dgpu.explain(x).declined
+    assert "may be used" in declined.reason or "on the host" in declined.reason
+
+
 def test_explained(client, x):
     (piece,) = dgpu.explain(x.rechunk((9, 47))).to_dict()["rewritten"]
     assert piece["tasks"] == 7 + 7 + 1
