@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster
-from harness import PLAIN, Report, blas_threads, fresh, no_wait, timed_product
+from harness import PLAIN, Report, blas_threads, fresh, no_wait, processes, timed
 
 import dask_dgpu as dgpu
 from dask_dgpu import settings
@@ -33,8 +31,6 @@ RANKS = 4
 HOST_NAME = "127.0.0.1"
 OUT = Path(__file__).parent / "results" / "summa-cpu.jsonl"
 TIMEOUT = 120.0
-
-_SPAWN = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,7 @@ def end_to_end(report: Report, sizes: Sizes) -> None:
             for _ in range(1 + sizes.repetitions):
                 for way, (optimizer, side) in ways.items():
                     x, y = (fresh(n, side, "float64") for _ in range(2))
-                    taken, product = timed_product(client, optimizer, x, y, no_wait)
+                    taken, product = timed(client, optimizer, da.matmul, (x, y), no_wait)
                     seconds[way].append(taken)
                     del x, y, product
             plain = median(seconds["dask"][1:])
@@ -112,7 +108,7 @@ def end_to_end(report: Report, sizes: Sizes) -> None:
 def numpy_alone(report: Report, sizes: Sizes, threads: int = 2) -> None:
     """Multiply by NumPy in one process."""
     for n, _ in sizes.products:
-        with blas_threads(threads), _processes(1, _multiply, (n, sizes.repetitions)) as pipes:
+        with blas_threads(threads), processes(1, _multiply, (n, sizes.repetitions)) as pipes:
             seconds = pipes[0].recv()
         report.add("numpy, one process", seconds, n=n, dtype="float64", threads=threads)
 
@@ -132,7 +128,7 @@ def rank_program(report: Report, sizes: Sizes) -> None:
     """Run the gang's program in bare processes over gloo: no Dask at all."""
     store = bootstrap.serve_store(HOST_NAME)
     arguments = (store.address, sizes)
-    with blas_threads(1), _processes(RANKS, _run_ranks, arguments) as pipes:
+    with blas_threads(1), processes(RANKS, _run_ranks, arguments) as pipes:
         for n, chunk in sizes.products:
             found = [pipe.recv() for pipe in pipes]
             slowest = [max(times) for times in zip(*(times for times, _ in found), strict=True)]
@@ -173,34 +169,6 @@ def _run_ranks(rank: int, pipe: Connection, store: tuple[str, int], sizes: Sizes
         pipe.send((seconds[1:], (plan.mesh, plan.steps)))
     pipe.recv()
     comm.close()
-
-
-@contextmanager
-def _processes(
-    number: int, target: Callable[..., None], arguments: tuple[Any, ...]
-) -> Iterator[list[Connection]]:
-    """Run ``target(rank, pipe, *arguments)`` in new processes.
-
-    Yields
-    ------
-    list of Connection
-        Our ends of the pipes; reading one whose process died raises ``EOFError``.
-    """
-    pairs = [_SPAWN.Pipe() for _ in range(number)]
-    processes = [
-        _SPAWN.Process(target=target, args=(rank, theirs, *arguments), daemon=True)
-        for rank, (_, theirs) in enumerate(pairs)
-    ]
-    for process, (_, theirs) in zip(processes, pairs, strict=True):
-        process.start()
-        theirs.close()
-    try:
-        yield [ours for ours, _ in pairs]
-        for process in processes:
-            process.join(TIMEOUT)
-    finally:
-        for process in processes:
-            process.kill()
 
 
 def main() -> None:
