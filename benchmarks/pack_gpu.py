@@ -294,7 +294,7 @@ class Bench:
             read[...] = cupy.random.random(read.shape, dtype=DTYPE)
             written.fill(0)
 
-    def add(self, what: str, seconds: list[float], bound: list[float], **more: int) -> None:
+    def add(self, what: str, seconds: list[float], bound: list[float], **more: Any) -> None:
         """Write a figure: the rate, and its share of the bound."""
         taken = median(seconds)
         rate, share = self.copied / taken / 1e9, median(bound) / taken
