@@ -47,7 +47,7 @@ docs: .venv  ## the documentation, in build/docs
 	.venv/bin/python -m sphinx -W --keep-going -q docs build/docs
 
 bench: .venv  ## the benchmarks; those for GPUs where there are any
-	set -e; for file in $(filter-out %/harness.py %_gpu.py,$(wildcard benchmarks/*.py)) \
+	set -e; for file in $(filter-out %harness.py %_gpu.py,$(wildcard benchmarks/*.py)) \
 	    $$(nvidia-smi -L >/dev/null 2>&1 && echo $(wildcard benchmarks/*_gpu.py)); do .venv/bin/python $$file; done
 
 clean:  ## remove what was made

@@ -24,6 +24,7 @@ from typing import Any
 
 import dask
 import dask.array as da
+import numpy as np
 from dask.array.optimization import optimize
 from distributed import Client, wait
 
@@ -35,11 +36,11 @@ PACKAGES = {
     "ucxx": ("ucxx-cu13", "ucxx-cu12"),
     "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
 }
+PATIENCE = 120.0
+"""Seconds that a process has to end, once all is said."""
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 _SPAWN = multiprocessing.get_context("spawn")
-_JOIN = 120.0
-
 _seeds = count(time.time_ns() % 2**31)
 
 
@@ -212,19 +213,19 @@ def processes(
         Our ends of the pipes; reading one whose process died raises ``EOFError``.
     """
     pairs = [_SPAWN.Pipe() for _ in range(number)]
-    processes = [
+    started = [
         _SPAWN.Process(target=target, args=(rank, theirs, *arguments), daemon=True)
         for rank, (_, theirs) in enumerate(pairs)
     ]
-    for process, (_, theirs) in zip(processes, pairs, strict=True):
+    for process, (_, theirs) in zip(started, pairs, strict=True):
         process.start()
         theirs.close()
     try:
         yield [ours for ours, _ in pairs]
-        for process in processes:
-            process.join(_JOIN)
+        for process in started:
+            process.join(PATIENCE)
     finally:
-        for process in processes:
+        for process in started:
             process.kill()
 
 
@@ -234,6 +235,26 @@ def fresh(n: int, chunk: int, dtype: str) -> da.Array:
     matrix = numbers.astype(dtype).persist()
     finished(matrix)
     return matrix
+
+
+def fresh_complex(shape: tuple[int, ...], rows: int, dtype: str) -> da.Array:
+    """Return an array like that of :func:`fresh`, of complex numbers around 0, in slabs of rows."""
+    # real and imaginary parts lie side by side: nothing is copied to join them
+    parts, slab = (*shape[:-1], 2 * shape[-1]), (rows, *shape[1:-1], 2 * shape[-1])
+    real = np.empty(0, dtype).real.dtype
+    numbers = da.random.default_rng(next(_seeds)).random(parts, chunks=slab, dtype=real)
+    array = numbers.map_blocks(
+        _joined,
+        dtype,
+        dtype=dtype,
+        chunks=da.core.normalize_chunks((rows, *shape[1:]), shape),
+        meta=numbers._meta.astype(dtype),
+    )
+    return finished(array.persist())
+
+
+def _joined(numbers: Any, dtype: str) -> Any:
+    return (numbers - 0.5).view(dtype)
 
 
 def finished(array: da.Array) -> da.Array:
@@ -246,14 +267,14 @@ def finished(array: da.Array) -> da.Array:
     return array
 
 
-def timed_product(
+def timed(
     client: Client,
     optimizer: Callable[..., Any],
-    x: da.Array,
-    y: da.Array,
+    function: Callable[..., da.Array],
+    arrays: tuple[da.Array, ...],
     synchronize: Callable[[], None],
 ) -> tuple[float, da.Array]:
-    """Multiply persisted matrices by ``da.matmul``.
+    """Compute a function of persisted arrays.
 
     Parameters
     ----------
@@ -261,7 +282,9 @@ def timed_product(
         The cluster.
     optimizer : callable
         Dask's own, or that of dask_dgpu.
-    x, y : dask.array.Array
+    function : callable
+        Makes a Dask array of ``arrays``.
+    arrays : tuple of dask.array.Array
         Persisted.
     synchronize : callable
         Run on every worker, before the clock starts and before it stops.
@@ -269,18 +292,18 @@ def timed_product(
     Returns
     -------
     seconds : float
-        From the call of ``da.matmul`` on.
-    product : dask.array.Array
+        From the call of ``function`` on.
+    result : dask.array.Array
         On the workers.
     """
     client.run(synchronize)
     with dask.config.set(array_optimize=optimizer):
         start = time.perf_counter()
-        product = da.matmul(x, y).persist()
-        wait(product)
+        result = function(*arrays).persist()
+        wait(result)
         client.run(synchronize)
         seconds = time.perf_counter() - start
-    return seconds, finished(product)
+    return seconds, finished(result)
 
 
 def no_wait() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster
-from harness import PLAIN, Report, blas_threads, fresh, no_wait, processes, timed_product
+from harness import PLAIN, Report, blas_threads, fresh, no_wait, processes, timed
 
 import dask_dgpu as dgpu
 from dask_dgpu import settings
@@ -93,7 +93,7 @@ def end_to_end(report: Report, sizes: Sizes) -> None:
             for _ in range(1 + sizes.repetitions):
                 for way, (optimizer, side) in ways.items():
                     x, y = (fresh(n, side, "float64") for _ in range(2))
-                    taken, product = timed_product(client, optimizer, x, y, no_wait)
+                    taken, product = timed(client, optimizer, da.matmul, (x, y), no_wait)
                     seconds[way].append(taken)
                     del x, y, product
             plain = median(seconds["dask"][1:])

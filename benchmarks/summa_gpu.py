@@ -7,41 +7,21 @@ NumPy blocks, to try it on a machine without GPUs.
 
 from __future__ import annotations
 
-import argparse
-import json
-import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from statistics import mean, median
 from typing import Any
 
 import dask
 import dask.array as da
 import numpy as np
-from distributed import Client, LocalCluster, wait
-from harness import PLAIN, Report, finished, fresh, no_wait, timed_product
+from gpu_harness import GpuBench, options, run, synchronize
+from harness import PLAIN, finished, fresh, no_wait
 
-import dask_dgpu as dgpu
-
-RESULTS = Path(__file__).parent / "results"
-PLUGIN = "dask-dgpu"
-ROUND_TRIPS = 20
 RATE_SIDE = {"cuda": 16384, "cpu": 512}
-FEW_BYTES = 4096
-"""A copy of fewer bytes to the host is a number, not a block."""
 
 
 # what runs on a worker; its module is imported there without CUDA
-
-
-def synchronize() -> None:
-    """Let the GPU of a worker finish."""
-    import cupy
-
-    cupy.cuda.Device().synchronize()
 
 
 def cupy_rate(n: int, dtype: str) -> float:
@@ -92,95 +72,15 @@ RATES: dict[str, dict[str, Callable[[int, str], float]]] = {
 }
 
 
-def program_seconds(dask_worker: Any) -> float:
-    """Return the seconds of the last program on a worker, its communicator not counted."""
-    return float(dask_worker.plugins[PLUGIN].last_seconds)
-
-
-def communicators(dask_worker: Any) -> int:
-    """Return how many communicators a worker has made."""
-    return int(dask_worker.plugins[PLUGIN].member.connected)
-
-
-def start_trace(dask_worker: Any) -> None:
-    """Record what the GPU of a worker does, whoever asks it to."""
-    from torch.profiler import ProfilerActivity, profile
-
-    dask_worker.benchmark_trace = profile(activities=[ProfilerActivity.CUDA])
-    dask_worker.benchmark_trace.start()
-
-
-def stop_trace(dask_worker: Any) -> dict[str, int]:
-    """Return what was recorded: numbers of kernels, and bytes copied each way."""
-    trace = dask_worker.benchmark_trace
-    trace.stop()
-    del dask_worker.benchmark_trace
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        trace.export_chrome_trace(str(path))
-        return summary_of(json.loads(path.read_text())["traceEvents"])
-
-
-def summary_of(events: list[dict[str, Any]]) -> dict[str, int]:
-    """Sum up a trace.
-
-    Parameters
-    ----------
-    events : list of dict
-        As Chrome's trace format has them.
-
-    Returns
-    -------
-    dict
-        Numbers of kernels and of copies to the host, and bytes by direction.
-    """
-    found = {"kernels": 0, "to_host_copies": 0, "to_host_bytes": 0, "to_host_largest": 0}
-    found |= {"to_device_bytes": 0, "within_bytes": 0}
-    for event in events:
-        kind, name = event.get("cat"), event.get("name", "")
-        nbytes = int(event.get("args", {}).get("bytes", 0))
-        if kind == "kernel":
-            found["kernels"] += 1
-        elif kind == "gpu_memcpy" and "DtoH" in name:
-            found["to_host_copies"] += 1
-            found["to_host_bytes"] += nbytes
-            found["to_host_largest"] = max(found["to_host_largest"], nbytes)
-        elif kind == "gpu_memcpy" and "HtoD" in name:
-            found["to_device_bytes"] += nbytes
-        elif kind == "gpu_memcpy":
-            found["within_bytes"] += nbytes
-    return found
-
-
 # the figures
 
 
-class Bench:
-    """One cluster with dask_dgpu enabled, and the figures taken on it.
+class Bench(GpuBench):
+    """The figures of products on one cluster."""
 
-    Parameters
-    ----------
-    client : Client
-        The cluster.
-    gang : callable
-        The optimizer of dask_dgpu.
-    report : Report
-        Where figures go.
-    given : argparse.Namespace
-        The options.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        gang: Callable[..., Any],
-        report: Report,
-        given: argparse.Namespace,
-    ) -> None:
-        self.client, self.gang, self.report, self.given = client, gang, report, given
-        self.synchronize = synchronize if given.device == "cuda" else no_wait
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.rates: dict[str, float] = {}
-        self.round_trip = 0.0
 
     def run(self) -> None:
         """Take all figures, those of plain Dask last: they take longest."""
@@ -199,37 +99,14 @@ class Bench:
         if given.device == "cuda":
             for dtype in given.dtypes:
                 with report.guard("host copies", n=given.n, dtype=dtype):
-                    self.host_copies(given.chunks[-1], dtype)
+                    factors = self.factors(given.chunks[-1], dtype)
+                    facts = {"n": given.n, "chunk": given.chunks[-1], "dtype": dtype}
+                    self.host_copies("", factors, da.matmul, **facts)
         for dtype in given.dtypes:
             for chunk in given.chunks[::-1]:
                 facts = {"n": given.n, "chunk": chunk, "dtype": dtype}
                 with report.guard("end to end, dask", **facts):
-                    self.plain(chunk, dtype)
-
-    def no_op(self) -> None:
-        """Send every worker a task that does nothing."""
-        workers = self.workers()
-        seconds = []
-        for turn in range(ROUND_TRIPS):
-            start = time.perf_counter()
-            futures = [
-                self.client.submit(_same, (turn, worker), workers=[worker], pure=False)
-                for worker in workers
-            ]
-            wait(futures)
-            seconds.append(time.perf_counter() - start)
-        self.round_trip = median(seconds)
-        self.report.add("no-op on every worker", seconds)
-        seconds = []
-        for _ in range(ROUND_TRIPS):
-            start = time.perf_counter()
-            self.client.run(self.synchronize)
-            seconds.append(time.perf_counter() - start)
-        self.report.add("synchronize every worker", seconds)
-
-    def workers(self) -> list[str]:
-        """Return the addresses of all workers."""
-        return list(self.client.scheduler_info(n_workers=-1)["workers"])
+                    self.plain("", self.factors(chunk, dtype), da.matmul, **facts)
 
     def rate(self, dtype: str) -> None:
         """Measure what one device does alone, on all of them at a time; keep the best library's."""
@@ -244,36 +121,19 @@ class Bench:
                 )
 
     def products(self, chunk: int, dtype: str) -> None:
-        """Multiply end to end; the first use is a figure of its own."""
+        """Multiply end to end; how near the program comes to what one device does alone."""
         n = self.given.n
         facts = {"n": n, "chunk": chunk, "dtype": dtype}
-        made: list[list[int]] = []
-        seconds: list[float] = []
-        programs: list[list[float]] = []
-        for _ in range(1 + self.given.repetitions):
-            x, y = (fresh(n, chunk, dtype) for _ in range(2))
-            taken, product = timed_product(self.client, self.gang, x, y, self.synchronize)
-            del x, y, product
-            seconds.append(taken)
-            made.append(list(self.client.run(communicators).values()))
-            if len(programs) == len(seconds) - 1:  # not again where it failed
-                with self.report.guard("rank program", **facts):
-                    programs.append(list(self.client.run(program_seconds).values()))
-        self.report.add("first use, dask_dgpu", seconds[:1], **facts)
-        self.report.add("end to end, dask_dgpu", seconds[1:], **facts)
-        self.report.add("communicators made, first and later uses", made=made, **facts)
-        if len(programs) < len(seconds):
-            return
-        slowest = [max(times) for times in programs[1:]]
-        around = [(e - p) * 1e3 for e, p in zip(seconds[1:], slowest, strict=True)]
-        self.report.add(
-            "rank program",
-            slowest,
-            fraction=2 * n**3 / median(slowest) / (len(self.workers()) * self.rates[dtype]),
-            end_to_end_more_ms=median(around),
-            no_op_ms=self.round_trip * 1e3,
-            **facts,
-        )
+        found = self.uses("", self.factors(chunk, dtype), da.matmul, **facts)
+        if found.slowest:
+            bound = len(self.workers()) * self.rates[dtype]
+            fraction = 2 * n**3 / median(found.slowest) / bound
+            self.rank_program("", found, fraction=fraction, **facts)
+
+    def factors(self, chunk: int, dtype: str) -> Callable[[], tuple[da.Array, da.Array]]:
+        """Return what makes two new matrices."""
+        n = self.given.n
+        return lambda: (fresh(n, chunk, dtype), fresh(n, chunk, dtype))
 
     def correctness(self, chunk: int, dtype: str) -> None:
         """Compare ``C @ v`` with ``A @ (B @ v)``, both by Dask's own products."""
@@ -290,99 +150,14 @@ class Bench:
         error = float(np.linalg.norm(once - twice) / np.linalg.norm(twice))
         self.report.add("correctness", n=n, chunk=chunk, dtype=dtype, error_relative=error)
 
-    def host_copies(self, chunk: int, dtype: str) -> None:
-        """Record what every GPU does during one product."""
-        x, y = (fresh(self.given.n, chunk, dtype) for _ in range(2))
-        self.client.run(start_trace)
-        try:
-            timed_product(self.client, self.gang, x, y, self.synchronize)
-        finally:
-            traces = list(self.client.run(stop_trace).values())
-        if not all(trace["kernels"] for trace in traces):
-            raise RuntimeError("a trace holds no kernel: nothing was recorded")
-        totals = {name: sum(trace[name] for trace in traces) for name in traces[0]}
-        totals["to_host_largest"] = max(trace["to_host_largest"] for trace in traces)
-        self.report.add(
-            "host copies",
-            n=self.given.n,
-            chunk=chunk,
-            dtype=dtype,
-            blocks_stay=totals["to_host_largest"] < FEW_BYTES,
-            **totals,
-        )
-
-    def plain(self, chunk: int, dtype: str) -> None:
-        """Multiply by plain Dask."""
-        seconds = []
-        for _ in range(self.given.plain_repetitions):
-            x, y = (fresh(self.given.n, chunk, dtype) for _ in range(2))
-            taken, product = timed_product(self.client, PLAIN, x, y, self.synchronize)
-            seconds.append(taken)
-            del x, y, product
-        self.report.add("end to end, dask", seconds, n=self.given.n, chunk=chunk, dtype=dtype)
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-@contextmanager
-def cluster_of(given: argparse.Namespace) -> Iterator[Client]:
-    """Start the cluster that the options ask for.
-
-    Yields
-    ------
-    Client
-        Connected to it.
-    """
-    if given.device == "cpu":
-        with (
-            LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=":0") as cluster,
-            Client(cluster) as client,
-        ):
-            yield client
-        return
-    from dask_cuda import LocalCUDACluster
-
-    with (
-        dask.config.set({"array.backend": "cupy"}),
-        LocalCUDACluster(
-            protocol=given.protocol,
-            rmm_pool_size=given.rmm_pool,
-            rmm_allocator_external_lib_list="cupy",
-            dashboard_address=":0",
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        yield client
-
 
 def main() -> None:
     """Run all and print a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--protocol", choices=("tcp", "ucx"), default="tcp", help="on GPUs")
+    parser = options(__doc__)
     parser.add_argument("--n", type=int, default=32768, help="side of the matrices")
     parser.add_argument("--chunks", type=int, nargs="+", default=[4096, 8192])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
-    parser.add_argument("--repetitions", type=int, default=5, help="after one to warm up")
-    parser.add_argument("--plain-repetitions", type=int, default=1, help="of plain Dask")
-    parser.add_argument("--rmm-pool", default="40GB", help="what a GPU's pool begins with")
-    parser.add_argument("--out", type=Path, help="where JSON lines are appended")
-    given = parser.parse_args()
-    warnings.filterwarnings("ignore", category=da.PerformanceWarning)
-    out = given.out or RESULTS / f"summa-{given.device}-{given.protocol}.jsonl"
-    with (
-        cluster_of(given) as client,
-        dgpu.enable(client, when="always", on_error="raise") as enabled,
-    ):
-        ranks = len(client.scheduler_info(n_workers=-1)["workers"])
-        report = Report(out, ranks)
-        with report.guard("the run"):
-            Bench(client, enabled.optimizer, report, given).run()
-        report.print()
+    run(Bench, "summa", parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -3,10 +3,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+
+from dask_dgpu.kernels.pack import copy_host
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FIELDS = {
@@ -86,9 +91,112 @@ def test_the_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     assert figures["correctness"]["error_relative"] < 1e-12
 
 
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_pencil_fft_writes_every_figure(tmp_path: Path) -> None:
+    out = tmp_path / "figures.jsonl"
+    nothing = tmp_path / "python"  # in a folder without mpiexec, and without mpi4py-fft
+    nothing.write_text("#!/bin/sh\nexit 1\n")
+    nothing.chmod(0o755)
+    lines = lines_of(out, "pencil_fft.py", "--quick", "--mpi-python", str(nothing))
+    assert [line["what"] for line in lines] == [
+        "fft2, scipy, one process",
+        "fft2, rank program",
+        "fft2, mpi4py-fft",
+        "fft2, end to end, dask_dgpu",
+        "fft2, end to end, dask, tasks",
+        "fft2, end to end, dask, p2p",
+        "rechunk, end to end, dask_dgpu",
+        "rechunk, end to end, dask, tasks",
+        "rechunk, end to end, dask, p2p",
+    ]
+    figures = {line["what"]: line for line in lines}
+    absent = figures.pop("fft2, mpi4py-fft")
+    assert absent["not_installed"] in ("mpiexec", "mpi4py-fft")
+    assert absent["seconds"] is None
+    for line in figures.values():
+        assert len(line["seconds"]) == 1
+        assert line["median"] == line["seconds"][0] > 0
+    for what in ("fft2", "rechunk"):
+        ratios = [figures[f"{what}, end to end, dask, {way}"]["ratio"] for way in ("tasks", "p2p")]
+        assert min(ratios) == 1
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_the_pencil_fft_benchmark_for_gpus_runs_on_a_cpu(tmp_path: Path) -> None:
+    sizes = ["--n", "64", "--cubes", "16", "--repetitions", "1", "--dtype", "complex128"]
+    lines = lines_of(tmp_path / "figures.jsonl", "pencil_fft_gpu.py", "--device", "cpu", *sizes)
+    first = ["no-op on every worker", "synchronize every worker"]
+    kinds = [
+        "first use, dask_dgpu",
+        "end to end, dask_dgpu",
+        "communicators made, first and later uses",
+        "rank program",
+        "correctness",
+    ]
+    cases = ["fft2", "rechunk", "fftn"]
+    gangs = [f"{case}, {kind}" for case in cases for kind in kinds]
+    plain = [f"{case}, end to end, dask" for case in cases]
+    assert [line["what"] for line in lines if "error" not in line] == [*first, *gangs, *plain]
+    figures = {line["what"]: line for line in lines}
+    for case in cases:
+        before, after = figures[f"{case}, communicators made, first and later uses"]["made"]
+        assert before == after
+        assert figures[f"{case}, correctness"]["error_relative"] < 1e-14
+    assert figures["rechunk, correctness"]["error_relative"] == 0
+    assert figures["fft2, correctness"]["error_inverse"] < 1e-14
+    program = figures["rechunk, rank program"]
+    assert program["sent_bytes"] >= 64 * 64 * 16 // 4 * 3 // 4
+    assert program["gbytes_a_second"] > 0
+
+
+@pytest.fixture
+def pack_gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return import_module("pack_gpu")
+
+
+def test_pieces_of_the_ladder_are_all_elements_once(pack_gpu: ModuleType) -> None:
+    shape = (3, 5)
+    message = np.arange(2 * 256 * 15, dtype="float32")
+    blocks = [np.zeros((16 * 3, 16 * 5), "float32") for _ in range(2)]
+    unpack, pack = pack_gpu.pieces_of(message, blocks, shape)
+    copy_host(unpack)
+    assert pack_gpu.differing(message, blocks, shape) == 0
+    np.testing.assert_array_equal(blocks[1][3:6, 10:15].ravel(), message[(256 + 18) * 15 :][:15])
+    before = message.copy()
+    message[...] = -1
+    assert pack_gpu.differing(message, blocks, shape) == message.size
+    copy_host(pack)
+    np.testing.assert_array_equal(message, before)
+    assert pack_gpu.shape_of(512) == (128, 1024)
+
+
+@pytest.mark.gpu
+def test_the_ladder_writes_every_figure(tmp_path: Path) -> None:
+    arguments = ["--kib", "64", "8", "--blocks", "1", "--repetitions", "1"]
+    lines = lines_of(tmp_path / "figures.jsonl", "pack_gpu.py", *arguments)
+    ends = ["one launch", "one launch, host ahead", "plain copy", "plain copy, host ahead"]
+    rungs = [
+        "a stream, an allocation, a launch and a wait each",
+        "an allocation, a launch and a wait each",
+        "an allocation and a launch each",
+        "a launch each, pooled memory",
+        *ends,
+    ]
+    assert [line["what"] for line in lines] == [
+        f"{what}, {way}" for ways in (rungs, ends) for what in ("unpack", "pack") for way in ways
+    ]
+    for line in lines:
+        assert line["median"] > 0
+        assert line["gbytes_a_second"] > 0
+        assert line.get("elements_differing", 0) == 0
+
+
 def test_a_trace_is_summed_up_by_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from summa_gpu import summary_of
+    from gpu_harness import summary_of
 
     def copy(name: str, nbytes: int) -> dict[str, Any]:
         return {"cat": "gpu_memcpy", "name": name, "args": {"bytes": nbytes}}

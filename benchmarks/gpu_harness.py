@@ -1,0 +1,357 @@
+"""What the benchmarks on GPUs share: the cluster, clocks and traces on its workers, options.
+
+One process a GPU, blocks born on the GPUs. Each figure is taken by itself: one
+that fails becomes a line with its error. ``--device cpu`` runs the same code on
+NumPy blocks, to try it on a machine without GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import dask
+import dask.array as da
+from distributed import Client, LocalCluster, wait
+from harness import PLAIN, Report, no_wait, timed
+
+import dask_dgpu as dgpu
+
+RESULTS = Path(__file__).parent / "results"
+PLUGIN = "dask-dgpu"
+ROUND_TRIPS = 20
+FEW_BYTES = 4096
+"""A copy of fewer bytes to the host is a number, not a block."""
+
+Arrays = tuple[da.Array, ...]
+Function = Callable[..., da.Array]
+
+
+# what runs on a worker; its module is imported there without CUDA
+
+
+def synchronize() -> None:
+    """Let the GPU of a worker finish."""
+    import cupy
+
+    cupy.cuda.Device().synchronize()
+
+
+def program_seconds(dask_worker: Any) -> float:
+    """Return the seconds of the last program on a worker, its communicator not counted."""
+    return float(dask_worker.plugins[PLUGIN].last_seconds)
+
+
+def forget_program(dask_worker: Any) -> None:
+    """Have :func:`program_seconds` return 0 until the next program has run."""
+    dask_worker.plugins[PLUGIN].last_seconds = 0.0
+
+
+def communicators(dask_worker: Any) -> int:
+    """Return how many communicators a worker has made."""
+    return int(dask_worker.plugins[PLUGIN].member.connected)
+
+
+def start_trace(dask_worker: Any) -> None:
+    """Record what the GPU of a worker does, whoever asks it to."""
+    from torch.profiler import ProfilerActivity, profile
+
+    dask_worker.benchmark_trace = profile(activities=[ProfilerActivity.CUDA])
+    dask_worker.benchmark_trace.start()
+
+
+def stop_trace(dask_worker: Any) -> dict[str, int]:
+    """Return what was recorded: numbers of kernels, and bytes copied each way."""
+    trace = dask_worker.benchmark_trace
+    trace.stop()
+    del dask_worker.benchmark_trace
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        trace.export_chrome_trace(str(path))
+        return summary_of(json.loads(path.read_text())["traceEvents"])
+
+
+def summary_of(events: list[dict[str, Any]]) -> dict[str, int]:
+    """Sum up a trace.
+
+    Parameters
+    ----------
+    events : list of dict
+        As Chrome's trace format has them.
+
+    Returns
+    -------
+    dict
+        Numbers of kernels and of copies to the host, and bytes by direction.
+    """
+    found = {"kernels": 0, "to_host_copies": 0, "to_host_bytes": 0, "to_host_largest": 0}
+    found |= {"to_device_bytes": 0, "within_bytes": 0}
+    for event in events:
+        kind, name = event.get("cat"), event.get("name", "")
+        nbytes = int(event.get("args", {}).get("bytes", 0))
+        if kind == "kernel":
+            found["kernels"] += 1
+        elif kind == "gpu_memcpy" and "DtoH" in name:
+            found["to_host_copies"] += 1
+            found["to_host_bytes"] += nbytes
+            found["to_host_largest"] = max(found["to_host_largest"], nbytes)
+        elif kind == "gpu_memcpy" and "HtoD" in name:
+            found["to_device_bytes"] += nbytes
+        elif kind == "gpu_memcpy":
+            found["within_bytes"] += nbytes
+    return found
+
+
+# the figures
+
+
+@dataclass
+class Uses:
+    """What was found in repeated calls of one function; the first call comes first.
+
+    Parameters
+    ----------
+    seconds : list of float
+        From the call to the last block.
+    programs : list of list of float
+        Seconds of the program on each rank; shorter than ``seconds`` where that failed.
+    made : list of list of int
+        How many communicators each worker has made so far.
+    noted : list
+        What the caller wanted to know of each result.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    programs: list[list[float]] = field(default_factory=list)
+    made: list[list[int]] = field(default_factory=list)
+    noted: list[Any] = field(default_factory=list)
+
+    @property
+    def slowest(self) -> list[float]:
+        """Seconds of the slowest rank in all calls but the first; empty where one failed."""
+        known = len(self.programs) == len(self.seconds)
+        return [max(times) for times in self.programs[1:]] if known else []
+
+
+class GpuBench:
+    """One cluster with dask_dgpu enabled, and the figures taken on it.
+
+    Parameters
+    ----------
+    client : Client
+        The cluster.
+    gang : callable
+        The optimizer of dask_dgpu.
+    report : Report
+        Where figures go.
+    given : argparse.Namespace
+        The options.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        gang: Callable[..., Any],
+        report: Report,
+        given: argparse.Namespace,
+    ) -> None:
+        self.client, self.gang, self.report, self.given = client, gang, report, given
+        self.synchronize = synchronize if given.device == "cuda" else no_wait
+        self.round_trip = 0.0
+
+    def run(self) -> None:
+        """Take all figures."""
+        raise NotImplementedError
+
+    def no_op(self) -> None:
+        """Send every worker a task that does nothing."""
+        workers = self.workers()
+        seconds = []
+        for turn in range(ROUND_TRIPS):
+            start = time.perf_counter()
+            futures = [
+                self.client.submit(_same, (turn, worker), workers=[worker], pure=False)
+                for worker in workers
+            ]
+            wait(futures)
+            seconds.append(time.perf_counter() - start)
+        self.round_trip = median(seconds)
+        self.report.add("no-op on every worker", seconds)
+        seconds = []
+        for _ in range(ROUND_TRIPS):
+            start = time.perf_counter()
+            self.client.run(self.synchronize)
+            seconds.append(time.perf_counter() - start)
+        self.report.add("synchronize every worker", seconds)
+
+    def workers(self) -> list[str]:
+        """Return the addresses of all workers."""
+        return list(self.client.scheduler_info(n_workers=-1)["workers"])
+
+    def uses(
+        self,
+        prefix: str,
+        make: Callable[[], Arrays],
+        function: Function,
+        note: Callable[[Arrays, da.Array], Any] = lambda arrays, result: None,
+        **facts: Any,
+    ) -> Uses:
+        """Compute a function of fresh arrays end to end; the first use is a figure of its own.
+
+        Parameters
+        ----------
+        prefix : str
+            What the names of the figures begin with.
+        make : callable
+            Returns new arrays, on the workers.
+        function : callable
+            Makes a Dask array of them.
+        note : callable
+            Called with arrays and result, after the clock has stopped.
+        **facts
+            What every figure says.
+
+        Returns
+        -------
+        Uses
+            For figures that follow from it.
+        """
+        found = Uses()
+        for _ in range(1 + self.given.repetitions):
+            arrays = make()
+            self.client.run(forget_program)
+            taken, result = timed(self.client, self.gang, function, arrays, self.synchronize)
+            found.noted.append(note(arrays, result))
+            del arrays, result
+            found.seconds.append(taken)
+            found.made.append(list(self.client.run(communicators).values()))
+            if len(found.programs) == len(found.seconds) - 1:  # not again where it failed
+                with self.report.guard(f"{prefix}rank program", **facts):
+                    found.programs.append(self.programs())
+        add, made = self.report.add, found.made
+        add(f"{prefix}first use, dask_dgpu", found.seconds[:1], **facts)
+        add(f"{prefix}end to end, dask_dgpu", found.seconds[1:], **facts)
+        add(f"{prefix}communicators made, first and later uses", made=made, **facts)
+        return found
+
+    def programs(self) -> list[float]:
+        """Return the seconds of the program that has just run, on each worker."""
+        seconds = list(self.client.run(program_seconds).values())
+        if not any(seconds):
+            raise RuntimeError("no gang ran: the work was left to plain Dask")
+        return seconds
+
+    def rank_program(self, prefix: str, found: Uses, **facts: Any) -> None:
+        """Write the seconds of the program in all calls but the first, where it is known."""
+        if not found.slowest:
+            return
+        pairs = zip(found.seconds[1:], found.slowest, strict=True)
+        self.report.add(
+            f"{prefix}rank program",
+            found.slowest,
+            **facts,
+            end_to_end_more_ms=median((end - program) * 1e3 for end, program in pairs),
+            no_op_ms=self.round_trip * 1e3,
+        )
+
+    def host_copies(
+        self, prefix: str, make: Callable[[], Arrays], function: Function, **facts: Any
+    ) -> None:
+        """Record what every GPU does during one call."""
+        arrays = make()
+        self.client.run(start_trace)
+        try:
+            timed(self.client, self.gang, function, arrays, self.synchronize)
+        finally:
+            traces = list(self.client.run(stop_trace).values())
+        if not all(trace["kernels"] for trace in traces):
+            raise RuntimeError("a trace holds no kernel: nothing was recorded")
+        totals = {name: sum(trace[name] for trace in traces) for name in traces[0]}
+        totals["to_host_largest"] = max(trace["to_host_largest"] for trace in traces)
+        stay = totals["to_host_largest"] < FEW_BYTES
+        self.report.add(f"{prefix}host copies", blocks_stay=stay, **facts, **totals)
+
+    def plain(
+        self, prefix: str, make: Callable[[], Arrays], function: Function, **facts: Any
+    ) -> None:
+        """Compute by plain Dask."""
+        seconds = []
+        for _ in range(self.given.plain_repetitions):
+            arrays = make()
+            taken, result = timed(self.client, PLAIN, function, arrays, self.synchronize)
+            seconds.append(taken)
+            del arrays, result
+        self.report.add(f"{prefix}end to end, dask", seconds, **facts)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@contextmanager
+def cluster_of(given: argparse.Namespace) -> Iterator[Client]:
+    """Start the cluster that the options ask for.
+
+    Yields
+    ------
+    Client
+        Connected to it.
+    """
+    if given.device == "cpu":
+        with (
+            LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=":0") as cluster,
+            Client(cluster) as client,
+        ):
+            yield client
+        return
+    from dask_cuda import LocalCUDACluster
+
+    with (
+        dask.config.set({"array.backend": "cupy"}),
+        LocalCUDACluster(
+            protocol=given.protocol,
+            rmm_pool_size=given.rmm_pool,
+            rmm_allocator_external_lib_list="cupy",
+            dashboard_address=":0",
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the options that all benchmarks on GPUs have."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--protocol", choices=("tcp", "ucx"), default="tcp", help="on GPUs")
+    parser.add_argument("--repetitions", type=int, default=5, help="after one to warm up")
+    parser.add_argument("--plain-repetitions", type=int, default=1, help="of plain Dask")
+    parser.add_argument("--rmm-pool", default="40GB", help="what a GPU's pool begins with")
+    parser.add_argument("--out", type=Path, help="where JSON lines are appended")
+    return parser
+
+
+def run(bench: type[GpuBench], stem: str, given: argparse.Namespace) -> None:
+    """Start a cluster, take all figures on it and print a table."""
+    warnings.filterwarnings("ignore", category=da.PerformanceWarning)
+    out = given.out or RESULTS / f"{stem}-{given.device}-{given.protocol}.jsonl"
+    with (
+        cluster_of(given) as client,
+        dgpu.enable(client, when="always", on_error="raise") as enabled,
+    ):
+        ranks = len(client.scheduler_info(n_workers=-1)["workers"])
+        report = Report(out, ranks)
+        with report.guard("the run"):
+            bench(client, enabled.optimizer, report, given).run()
+        report.print()
