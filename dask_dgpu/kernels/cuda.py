@@ -97,4 +97,15 @@ def _urgent_stream() -> Any:
         )
     if status != runtime.cudaError_t.cudaSuccess:
         return cupy.cuda.Stream(non_blocking=True)
-    return cupy.cuda.ExternalStream(int(stream))
+    return cupy.cuda.Stream.from_external(_Made(int(stream)))
+
+
+class _Made:
+    """A stream as other libraries of CUDA's protocol for streams take it."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Version of the protocol, and the stream."""
+        return 0, self.handle
