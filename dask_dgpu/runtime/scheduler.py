@@ -27,6 +27,7 @@ from dask_dgpu.runtime.epoch import Epochs
 from dask_dgpu.runtime.losses import Losses
 from dask_dgpu.runtime.program import plans
 from dask_dgpu.runtime.run import Run
+from dask_dgpu.runtime.staging import Staging
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.watch import watch
 from dask_dgpu.runtime.worker import GangWorkerPlugin
@@ -64,7 +65,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.scheduler = scheduler
         self.runs: dict[Key, Run] = {}
         self.epochs = Epochs(scheduler)
-        self.staged_on: dict[Key, str] = {}
+        self.staging = Staging(scheduler)
         self.losses = Losses(scheduler)
         self.ended: tuple[str, list[Run]] = ("", [])
         self.tickets = count()
@@ -83,6 +84,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self, key: Key, program: bytes, staged: list[list[tuple[Key, str]]]
     ) -> dict[str, Any]:
         """Run a gang to its end; called by its ``gang`` task, again after a loss."""
+        if key not in self.scheduler.tasks:  # cancelled while the call was on its way
+            return {"outcome": "restarted"}
         run = self.runs.get(key)
         if run is None or run.outcome.done():
             run = Run(key, next(self.run_ids), pickle.loads(program), program, staged)
@@ -142,8 +145,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             ticket = next(self.tickets)
             for rank, member in enumerate(run.members):
                 self.scheduler.worker_send(member, run.launch_message(rank, ticket, epoch, owners))
-            for key in run.stage_keys():
-                self.staged_on.pop(key, None)
+            self.staging.taken(run.stage_keys())
             await watch(self.scheduler, run, self._fail)
         except Exception as error:
             self._fail(run, GangError(f"{type(error).__name__}: {error}", phase="launch"))
@@ -261,8 +263,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
     ) -> None:
         """Start over every gang that a lost worker was a member of."""
         self.epochs.remove_worker(worker)
-        for key in [key for key, address in self.staged_on.items() if address == worker]:
-            del self.staged_on[key]
+        self.staging.remove_worker(worker)
         # the gang task may have been on the lost worker itself, and its run be ended already
         ended = self.ended[1] if self.ended[0] == stimulus_id else []
         for run in [*self.runs.values(), *ended]:
@@ -278,7 +279,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         if type(name) is not str or not name.startswith("dgpu-"):
             return
         if name.startswith(STAGE):
-            self._stage_moved(key, finish, kwargs.get("worker"))
+            self.staging.moved(key, finish, kwargs.get("worker"))
         elif name.startswith(GANG) and finish in ("released", "forgotten", "erred"):
             run = self.runs.pop(key, None)
             if run is not None and not run.outcome.done():
@@ -290,17 +291,6 @@ class GangSchedulerPlugin(SchedulerPlugin):
                 self._free(run)
             if finish == "forgotten":
                 self.losses.forget(key)
-
-    def _stage_moved(self, key: Key, finish: str, worker: str | None) -> None:
-        if finish == "processing":  # released in the midst of it, it may stage its block yet
-            ts = self.scheduler.tasks[key]
-            worker = ts.processing_on.address if ts.processing_on else None
-        if finish in ("processing", "memory") and worker is not None:
-            self.staged_on[key] = worker
-        elif finish in ("released", "forgotten", "erred"):
-            address = self.staged_on.pop(key, None)
-            if address in self.scheduler.workers:
-                self.scheduler.worker_send(address, {"op": "dgpu-drop", "keys": [key]})
 
     def _free(self, run: Run) -> None:
         for member in run.members:
@@ -323,7 +313,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             if not run.outcome.done():
                 run.restart()
         self.runs.clear()
-        self.staged_on.clear()
+        self.staging = Staging(scheduler)
         self.losses = Losses(scheduler)
         self.ended = ("", [])
         self.epochs.clear()
