@@ -15,8 +15,9 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
-from gpu_harness import GpuBench, options, run, synchronize
+from gpu_harness import GpuBench, options, run
 from harness import PLAIN, finished, fresh, no_wait
+from worker_harness import synchronize
 
 RATE_SIDE = {"cuda": 16384, "cpu": 512}
 

@@ -152,25 +152,25 @@ def test_the_pencil_fft_benchmark_for_gpus_runs_on_a_cpu(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def pack_gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def pack_harness(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return import_module("pack_gpu")
+    return import_module("pack_harness")
 
 
-def test_pieces_of_the_ladder_are_all_elements_once(pack_gpu: ModuleType) -> None:
+def test_pieces_of_the_ladder_are_all_elements_once(pack_harness: ModuleType) -> None:
     shape = (3, 5)
     message = np.arange(2 * 256 * 15, dtype="float32")
     blocks = [np.zeros((16 * 3, 16 * 5), "float32") for _ in range(2)]
-    unpack, pack = pack_gpu.pieces_of(message, blocks, shape)
+    unpack, pack = pack_harness.pieces_of(message, blocks, shape)
     copy_host(unpack)
-    assert pack_gpu.differing(message, blocks, shape) == 0
+    assert pack_harness.differing(message, blocks, shape) == 0
     np.testing.assert_array_equal(blocks[1][3:6, 10:15].ravel(), message[(256 + 18) * 15 :][:15])
     before = message.copy()
     message[...] = -1
-    assert pack_gpu.differing(message, blocks, shape) == message.size
+    assert pack_harness.differing(message, blocks, shape) == message.size
     copy_host(pack)
     np.testing.assert_array_equal(message, before)
-    assert pack_gpu.shape_of(512) == (128, 1024)
+    assert pack_harness.shape_of(512) == (128, 1024)
 
 
 @pytest.mark.gpu
@@ -183,6 +183,7 @@ def test_the_ladder_writes_every_figure(tmp_path: Path) -> None:
         "an allocation, a launch and a wait each",
         "an allocation and a launch each",
         "a launch each, pooled memory",
+        "one launch, described anew",
         *ends,
     ]
     assert [line["what"] for line in lines] == [
@@ -196,7 +197,7 @@ def test_the_ladder_writes_every_figure(tmp_path: Path) -> None:
 
 def test_a_trace_is_summed_up_by_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from gpu_harness import summary_of
+    from worker_harness import summary_of
 
     def copy(name: str, nbytes: int) -> dict[str, Any]:
         return {"cat": "gpu_memcpy", "name": name, "args": {"bytes": nbytes}}
