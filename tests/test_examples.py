@@ -1,0 +1,23 @@
+"""The examples run, and draw what they say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_spectral_filter(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "spectral_filter.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("runs as a gang") == 2
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("largest difference"))
+    assert float(line.rpartition(" ")[2]) < 1e-5
+    assert (tmp_path / "build" / "spectral_filter.png").stat().st_size > 10_000
