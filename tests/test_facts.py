@@ -21,6 +21,10 @@ class Workers:
         found = self.transports if function is facts._transports else [self.gpu] * 2
         return dict(zip(("tcp://a", "tcp://b"), found, strict=True))
 
+    def scheduler_info(self, n_workers: int) -> dict[str, Any]:
+        assert n_workers == -1  # all of them
+        return {"workers": {"tcp://a": {"memory_limit": 2**31}, "tcp://b": {"memory_limit": 2**30}}}
+
 
 def gathered(asked: str, transports: list[set[str]], gpu: bool) -> facts.ClusterFacts:
     workers: Any = Workers(transports, gpu)
@@ -47,6 +51,7 @@ def test_transport(asked: str, transports: list[set[str]], gpu: bool, wanted: st
     found = gathered(asked, transports, gpu)
     assert found.transport == wanted
     assert found.one_sided == (wanted == "nccl")
+    assert found.device_memory == 2**30
 
 
 @pytest.mark.parametrize(
