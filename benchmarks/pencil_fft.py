@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -46,8 +47,8 @@ OUT = Path(__file__).parent / "results" / "pencil_fft-cpu.jsonl"
 PEER = Path(__file__).parent / "peers" / "pencil_fft_mpi.py"
 TIMEOUT = 120.0
 
-Way = tuple[Callable[..., Any], Callable[[da.Array], da.Array]]
-"""An optimizer, and what is computed."""
+Way = tuple[Client, Callable[..., Any], Callable[[da.Array], da.Array]]
+"""A cluster, an optimizer, and what is computed."""
 
 
 @dataclass(frozen=True)
@@ -184,36 +185,50 @@ def mpi4py_fft(report: Report, sizes: Sizes, python: str) -> None:
 
 
 def end_to_end(report: Report, sizes: Sizes) -> None:
-    """Transform and rechunk on a cluster, by dask_dgpu and by Dask in turn."""
+    """Transform and rechunk, by dask_dgpu and on workers that know nothing of it by Dask.
+
+    Dask is timed beside it on the workers of dask_dgpu too, which change how the C
+    library keeps memory.
+    """
     with (
-        LocalCluster(n_workers=RANKS, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
+        _cluster() as client,
+        _cluster() as plain,
         dgpu.enable(client, when="always", on_error="raise") as enabled,
     ):
         transforms: dict[str, Way] = {
-            "dask_dgpu": (enabled.optimizer, da.fft.fft2),
-            "dask, tasks": (PLAIN, partial(dasks_fftn, method="tasks")),
-            "dask, p2p": (PLAIN, partial(dasks_fftn, method="p2p")),
+            "dask_dgpu": (client, enabled.optimizer, da.fft.fft2),
+            "dask, tasks": (plain, PLAIN, partial(dasks_fftn, method="tasks")),
+            "dask, p2p": (plain, PLAIN, partial(dasks_fftn, method="p2p")),
+            "dask, tasks, same workers": (client, PLAIN, partial(dasks_fftn, method="tasks")),
+            "dask, p2p, same workers": (client, PLAIN, partial(dasks_fftn, method="p2p")),
         }
         rechunks: dict[str, Way] = {
-            "dask_dgpu": (enabled.optimizer, turned),
-            "dask, tasks": (PLAIN, partial(turned, method="tasks")),
-            "dask, p2p": (PLAIN, partial(turned, method="p2p")),
+            "dask_dgpu": (client, enabled.optimizer, turned),
+            "dask, tasks": (plain, PLAIN, partial(turned, method="tasks")),
+            "dask, p2p": (plain, PLAIN, partial(turned, method="p2p")),
         }
-        _in_turns(report, sizes, client, "fft2", transforms)
-        _in_turns(report, sizes, client, "rechunk", rechunks)
+        _in_turns(report, sizes, "fft2", transforms)
+        _in_turns(report, sizes, "rechunk", rechunks)
 
 
-def _in_turns(
-    report: Report, sizes: Sizes, client: Client, what: str, ways: dict[str, Way]
-) -> None:
+@contextmanager
+def _cluster() -> Iterator[Client]:
+    with (
+        LocalCluster(n_workers=RANKS, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def _in_turns(report: Report, sizes: Sizes, what: str, ways: dict[str, Way]) -> None:
     """Compute in each way; ratios are to the faster one of plain Dask."""
     rows = slab_rows(sizes.shape, sizes.slabs)
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(1 + sizes.repetitions):
-        for way, (optimizer, function) in ways.items():
-            x = fresh_complex(sizes.shape, rows, DTYPE)
-            taken, y = timed(client, optimizer, function, (x,), no_wait)
+        for way, (client, optimizer, function) in ways.items():
+            with client.as_current():
+                x = fresh_complex(sizes.shape, rows, DTYPE)
+                taken, y = timed(client, optimizer, function, (x,), no_wait)
             seconds[way].append(taken)
             del x, y
     medians = {way: median(times[1:]) for way, times in seconds.items()}

@@ -106,6 +106,8 @@ def test_pencil_fft_writes_every_figure(tmp_path: Path) -> None:
         "fft2, end to end, dask_dgpu",
         "fft2, end to end, dask, tasks",
         "fft2, end to end, dask, p2p",
+        "fft2, end to end, dask, tasks, same workers",
+        "fft2, end to end, dask, p2p, same workers",
         "rechunk, end to end, dask_dgpu",
         "rechunk, end to end, dask, tasks",
         "rechunk, end to end, dask, p2p",

@@ -12,6 +12,7 @@ from dask_dgpu.comm.local import LocalHub
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.errors import CommAbortedError
 from dask_dgpu.kernels.device import Device, HostDevice
+from dask_dgpu.kernels.malloc import keep_small_memory
 
 if TYPE_CHECKING:
     from dask_dgpu.comm.bootstrap import StoreServer, Transport
@@ -48,6 +49,7 @@ class Member:
             from dask_dgpu.kernels.cuda import CudaDevice
 
             return CudaDevice()
+        keep_small_memory()
         return HostDevice()
 
     def join(
