@@ -148,7 +148,11 @@ class GangSchedulerPlugin(SchedulerPlugin):
             self.staging.taken(run.stage_keys())
             await watch(self.scheduler, run, self._fail)
         except Exception as error:
-            self._fail(run, GangError(f"{type(error).__name__}: {error}", phase="launch"))
+            failure = GangError(f"{type(error).__name__}: {error}", phase="launch")
+            if isinstance(error, OSError):  # a member that was called may be lost
+                self._fail_unless_lost(run, failure)
+            else:
+                self._fail(run, failure)
 
     def _restrict(self, run: Run, placed: dict[Index, int]) -> None:
         """Have each block of the result taken by the worker that makes it."""
@@ -175,12 +179,10 @@ class GangSchedulerPlugin(SchedulerPlugin):
         if run is None:
             return
         failure: GangError = pickle.loads(error)
-        if not lost:
+        if lost:
+            self._fail_unless_lost(run, failure)
+        else:
             self._fail(run, failure)
-            return
-        # the broken connection is noticed before the scheduler hears of the loss
-        loop = asyncio.get_running_loop()
-        loop.call_later(run.program.limits.grace, self._fail, run, failure)
 
     def stale(self, key: Key, run_id: int, missing: str, worker: str) -> None:
         """Start over when a member does not have a block that it should hold."""
@@ -200,6 +202,11 @@ class GangSchedulerPlugin(SchedulerPlugin):
             run.fail(error)
             self._abandon(run, str(error))
             asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._insist, run, error)
+
+    def _fail_unless_lost(self, run: Run, error: GangError) -> None:
+        """Give a run up unless a member is lost: a broken connection is noticed before that."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(run.program.limits.grace, self._fail, run, error)
 
     def _insist(self, run: Run, error: GangError) -> None:
         """Fail the gang's task here if its worker does not take the answer."""
