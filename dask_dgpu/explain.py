@@ -15,6 +15,7 @@ from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.predict import Prediction
 from graph_opt.node import Declined, label
 from graph_opt.piece import Piece
+from graph_opt.region import Region
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,10 @@ class Explanation:
     enabled : bool
         Whether it does anything at all.
     rewritten : tuple of (Piece, Prediction)
-        The pieces that run as a gang.
+        The pieces that run in a gang, each as if it were alone.
+    regions : tuple of (Region, Prediction)
+        The gangs, each with the pieces and the work of Dask's own that it runs as one
+        program.
     declined : tuple of Declined
         The pieces that were recognised and left to Dask, each with one reason.
 
@@ -37,6 +41,7 @@ class Explanation:
 
     enabled: bool
     rewritten: tuple[tuple[Piece, Prediction], ...] = ()
+    regions: tuple[tuple[Region, Prediction], ...] = ()
     declined: tuple[Declined, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,11 +53,17 @@ class Explanation:
             ``"enabled"``; ``"rewritten"``, a list of dicts with name, shape, dtype, what
             else the kind of piece has (``"inner"``, the length of a product's contraction),
             and the prediction: tasks, bytes, seconds, and what its algorithm chose;
-            ``"declined"``, a list of dicts with ``"name"`` and ``"reason"``.
+            ``"regions"``, a list of dicts with the names of its ``"steps"``, and the
+            prediction; ``"declined"``, a list of dicts with ``"name"`` and ``"reason"``.
         """
         return {
             "enabled": self.enabled,
             "rewritten": [piece.facts | _plain(prediction) for piece, prediction in self.rewritten],
+            "regions": [
+                {"steps": [label(member.output.name) for member in region.members]}
+                | _plain(prediction)
+                for region, prediction in self.regions
+            ],
             "declined": [asdict(piece) for piece in self.declined],
         }
 
@@ -70,6 +81,9 @@ class Explanation:
                     f"about {predicted.seconds:.3g} s instead of {predicted.dask_seconds:.3g} s",
                 )
             )
+        for region, predicted in self.regions:
+            if len(region.members) > 1:
+                lines.append((f"region of {len(region.members)} steps", _region(region, predicted)))
         lines += [(label(piece.name), f"left to Dask: {piece.reason}") for piece in self.declined]
         return lines
 
@@ -87,6 +101,16 @@ class Explanation:
             for name, text in self._lines()
         )
         return f"<table>{rows}</table>" if rows else f"<p>{escape(str(self))}</p>"
+
+
+def _region(region: Region, predicted: Prediction) -> str:
+    steps = " -> ".join(member.output.name.rpartition("-")[0] for member in region.members)
+    return (
+        f"{steps} runs as one program: "
+        f"{predicted.tasks} tasks instead of about {predicted.dask_tasks}, "
+        f"{format_bytes(predicted.peak_bytes)} held at most per rank, "
+        f"about {predicted.seconds:.3g} s instead of {predicted.dask_seconds:.3g} s"
+    )
 
 
 def _plain(prediction: Prediction) -> dict[str, Any]:
@@ -135,4 +159,5 @@ def explain(array: Any) -> Explanation:
     if not isinstance(graph, HighLevelGraph):
         return Explanation(enabled=True)
     rewriting = optimizer.rewrite(graph, array.__dask_keys__())
-    return Explanation(True, rewriting.rewritten, rewriting.declined)
+    rewritten = tuple((piece, optimizer.predict(Region.of(piece))) for piece in rewriting.pieces)
+    return Explanation(True, rewritten, rewriting.regions, rewriting.declined)

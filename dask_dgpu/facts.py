@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from dataclasses import dataclass, replace
@@ -35,6 +36,9 @@ class ClusterFacts:
         RMM pools, or threads.
     transport : {"gloo", "nccl", "ucx"}
         What carries blocks unless a setting says otherwise.
+    cores : int
+        Blocks that Dask works on at a time, beyond one a worker: those of this process's
+        processor when there is no cluster.
     """
 
     workers: int
@@ -42,6 +46,7 @@ class ClusterFacts:
     device_memory: int | None
     one_sided: bool = False
     transport: Transport = "gloo"
+    cores: int = 1
 
     @property
     def machine(self) -> Machine:
@@ -49,7 +54,9 @@ class ClusterFacts:
         return replace(CUDA if self.device == "cuda" else HOST, one_sided=self.one_sided)
 
 
-ALONE = ClusterFacts(workers=0, device="cpu", device_memory=None, one_sided=True)
+ALONE = ClusterFacts(
+    workers=0, device="cpu", device_memory=None, one_sided=True, cores=os.cpu_count() or 1
+)
 
 
 @dataclass(frozen=True)

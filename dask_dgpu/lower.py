@@ -1,64 +1,62 @@
-"""Lowering: which steps a gang runs for a piece, one function for each kind of piece."""
+"""Lowering: which steps a gang runs, one function for each kind of member of a region."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import singledispatch
 
+from dask_dgpu.runtime.blockwork import Tasks
 from dask_dgpu.runtime.program import Collective, Local
 from dask_dgpu.runtime.value import Value
 from graph_opt.fourier import Fourier
-from graph_opt.layout import cuts_of
+from graph_opt.layout import Index, cuts_of
 from graph_opt.node import ArrayNode
-from graph_opt.piece import Piece
 from graph_opt.product import Product
 from graph_opt.redistribution import Redistribution
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The part of a program that depends on the piece alone; see ``Program``."""
-
-    inputs: tuple[tuple[str, Value], ...]
-    steps: tuple[Local | Collective, ...]
-    output: str
-    kept: tuple[tuple[int, ...], ...] | None
+from graph_opt.region import Blockwork, Member
 
 
 @singledispatch
-def lower(piece: Piece, device: str) -> Steps:
-    """Return the steps for a piece on ``"cpu"`` or ``"cuda"``."""
-    raise NotImplementedError(f"no gang computes a {type(piece).__name__}")
+def lower(member: Member) -> Collective | Local:
+    """Return the step for a piece, or for a layer of Dask's own; values have the arrays' names."""
+    raise NotImplementedError(f"no gang computes a {type(member).__name__}")
 
 
 @lower.register
-def _product(piece: Product, device: str) -> Steps:
-    part = piece.part
-    a, b, c = (_whole(node) for node in (part.left, part.right, part.output))
-    steps: tuple[Local | Collective, ...] = (Collective("summa", ("a", "b"), "c", c),)
-    if device == "cuda" and piece.left.container == "numpy.ndarray":
-        steps = (Local("to_device", "a"), Local("to_device", "b"), *steps, Local("to_host", "c"))
-    return Steps((("a", a), ("b", b)), steps, "c", piece.kept)
+def _product(piece: Product) -> Collective:
+    names = piece.left.name, piece.right.name
+    return Collective("summa", names, piece.output.name, _result(piece), piece.kept)
 
 
 @lower.register
-def _redistribution(piece: Redistribution, device: str) -> Steps:
-    before = Value(piece.cuts[0], piece.source.dtype, piece.staged[0])
-    after = Value(piece.cuts[1], piece.output.dtype, piece.wanted)
-    steps: list[Local | Collective] = [Collective("redistribute", ("a",), "b", after)]
-    if piece.transposes:
-        steps.insert(0, Local("transpose", "a", piece.axes))
-    return Steps((("a", before),), tuple(steps), "b", None)
+def _redistribution(piece: Redistribution) -> Collective:
+    axes = piece.axes if piece.transposes else None
+    names = (piece.source.name,)
+    return Collective("redistribute", names, piece.output.name, _result(piece), axes)
 
 
 @lower.register
-def _fourier(piece: Fourier, device: str) -> Steps:
-    a, b = _whole(piece.source), _whole(piece.output)
-    steps: tuple[Local | Collective, ...] = (Collective("pencil_fft", ("a",), "b", b, piece.plan),)
-    if device == "cuda" and piece.source.container == "numpy.ndarray":
-        steps = (Local("to_device", "a"), *steps, Local("to_host", "b"))
-    return Steps((("a", a),), steps, "b", None)
+def _fourier(piece: Fourier) -> Collective:
+    names = (piece.source.name,)
+    return Collective("pencil_fft", names, piece.output.name, _result(piece), piece.plan)
 
 
-def _whole(node: ArrayNode) -> Value:
-    return Value(tuple(cuts_of(sizes) for sizes in node.chunks), node.dtype)
+@lower.register
+def _blockwork(work: Blockwork) -> Local:
+    return Local(
+        inputs=tuple(node.name for node in work.inputs),
+        output=work.output.name,
+        result=_result(work),
+        needs=tuple(work.needs.values()),
+        tasks=Tasks(dict(work.tasks)),
+    )
+
+
+def _result(member: Member) -> Value:
+    return value_of(member.output, member.computed)
+
+
+def value_of(node: ArrayNode, blocks: tuple[Index, ...]) -> Value:
+    """Return an array as a value of a program, of which there are some blocks or all."""
+    some = None if len(blocks) == node.blocks else blocks
+    cuts = tuple(cuts_of(sizes) for sizes in node.chunks)
+    return Value(cuts, node.dtype, some, node.container)

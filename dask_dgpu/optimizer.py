@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import dask.array.optimization
@@ -14,17 +13,21 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.facts import ClusterFacts
-from dask_dgpu.lower import lower
+from dask_dgpu.lower import lower, value_of
 from dask_dgpu.predict import Prediction, predict, room
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.settings import Settings
-from graph_opt.emit import GangLayer, TaskFunctions
+from graph_opt.culling import Culled, cull
+from graph_opt.emit import GangLayer, TaskFunctions, emit
 from graph_opt.finish import finish
+from graph_opt.members import fuse, members
 from graph_opt.node import Declined
-from graph_opt.parse import parse
+from graph_opt.parse import ArrayGraph, parse
 from graph_opt.piece import Piece
+from graph_opt.piece_layer import PieceLayer
 from graph_opt.redistribution import Redistribution
+from graph_opt.region import Region, partition
 from graph_opt.rewrite import find, replace
 from graph_opt.spec import check
 
@@ -39,8 +42,13 @@ class Rewriting:
     """A graph with gangs in it, and why it is as it is."""
 
     graph: HighLevelGraph
-    rewritten: tuple[tuple[Piece, Prediction], ...]
+    regions: tuple[tuple[Region, Prediction], ...]
     declined: tuple[Declined, ...]
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The collectives of all gangs."""
+        return tuple(piece for region, _ in self.regions for piece in region.pieces)
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,7 @@ class GraphOptimizer:
             if not isinstance(graph, HighLevelGraph):
                 graph = HighLevelGraph.from_collections(str(id(dsk)), dsk, dependencies=())
             rewriting = self.rewrite(graph, keys)
-            if not rewriting.rewritten:
+            if not rewriting.regions:
                 return dask.array.optimization.optimize(dsk, keys, **kwargs)
             optimized = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
             if isinstance(optimized, HighLevelGraph):  # fusion is switched off
@@ -79,50 +87,94 @@ class GraphOptimizer:
     def rewrite(self, graph: HighLevelGraph, keys: Any) -> Rewriting:
         """Put gangs into a graph, where rules match and the cost model agrees."""
         wanted = _flat(keys)
-        matches = find(parse(graph, wanted))
-        declined = list(matches.declined)
-        pieces = list(matches.pieces)
-        predicted = cache(lambda piece: predict(piece, self.program(piece), self.facts))
-        while True:
-            rewritten = self._replace(graph, pieces)
-            gangs = [(gang, predicted(gang.piece)) for gang in _needed(rewritten, wanted)]
-            refused = {
-                gang.piece.output.name: reason
-                for gang, prediction in gangs
-                if (reason := self._refusal(gang, prediction)) is not None
-            }
+        arrays = parse(graph, wanted)
+        matches = find(arrays)
+        pieces, declined = list(matches.pieces), list(matches.declined)
+        while pieces:
+            culled = self._culled(graph, arrays, pieces, wanted)
+            layers = [each for each in culled.graph.layers.values() if isinstance(each, PieceLayer)]
+            regions, refused = self._decided(culled, arrays, layers, wanted)
             declined += [Declined(name, reason) for name, reason in refused.items()]
-            needed = {gang.piece.output.name for gang, _ in gangs} - refused.keys()
+            needed = {layer.piece.output.name for layer in layers} - refused.keys()
             kept = [piece for piece in pieces if piece.output.name in needed]
             if len(kept) == len(pieces):
-                break
+                put = emit(culled.graph, [region for region, _ in regions], FUNCTIONS, self.program)
+                return Rewriting(put, tuple(regions), tuple(declined))
             pieces = kept  # without the others, more or less of these may be needed
-        accepted = tuple((gang.piece, prediction) for gang, prediction in gangs)
-        return Rewriting(rewritten, accepted, tuple(declined))
+        return Rewriting(graph, (), tuple(declined))
 
-    def _replace(self, graph: HighLevelGraph, pieces: Sequence[Piece]) -> HighLevelGraph:
-        if not pieces:
-            return graph
+    def _culled(
+        self, graph: HighLevelGraph, arrays: ArrayGraph, pieces: list[Piece], wanted: set[Any]
+    ) -> Culled:
+        """Put pieces in place, fuse what a gang can do between them, and leave out the rest."""
+        replaced = check(replace(graph, pieces))
+        if self.settings.regions:
+            replaced = fuse(replaced, members(arrays, replaced), wanted)
+        return cull(replaced, wanted)
 
-        def layer(piece: Piece) -> GangLayer:
-            return GangLayer(piece, FUNCTIONS, self.program)
+    def _decided(
+        self, culled: Culled, arrays: ArrayGraph, layers: list[PieceLayer], wanted: set[Any]
+    ) -> tuple[list[tuple[Region, Prediction]], dict[str, str]]:
+        """Return the regions that are worth a gang, and why other pieces are not."""
+        refused = {
+            layer.piece.output.name: reason
+            for layer in layers
+            if (reason := self._hindrance(layer)) is not None
+        }
+        if refused:
+            return [], refused
+        local = members(arrays, culled.graph) if self.settings.regions else set()
+        accepted: list[tuple[Region, Prediction]] = []
+        for region in partition(culled, arrays, local, wanted):
+            parts, reasons = self._parts(region, {each.piece.output.name: each for each in layers})
+            accepted += parts
+            refused |= reasons
+        return accepted, refused
 
-        return check(replace(graph, pieces, layer))
+    def _parts(
+        self, region: Region, layers: Mapping[str, PieceLayer]
+    ) -> tuple[list[tuple[Region, Prediction]], dict[str, str]]:
+        """Accept a region, or what of it fits, or is quicker without Dask's own layers."""
+        prediction = self.predict(region)
+        reason = self._refusal(prediction)
+        if reason is None:
+            return [(region, prediction)], {}
+        if len(region.members) == 1:
+            return [], {region.members[0].output.name: reason}
+        if self._fits(prediction):
+            alone = (layers[piece.output.name] for piece in region.pieces)
+            smaller: Iterable[Region] = (Region.of(one.piece, one.annotations) for one in alone)
+        else:
+            smaller = region.split()
+        accepted: list[tuple[Region, Prediction]] = []
+        refused: dict[str, str] = {}
+        for part in smaller:
+            if part.pieces:
+                parts, reasons = self._parts(part, layers)
+                accepted += parts
+                refused |= reasons
+        return accepted, refused
 
-    def _refusal(self, gang: GangLayer, prediction: Prediction) -> str | None:
+    def _hindrance(self, layer: PieceLayer) -> str | None:
+        """Return why a piece cannot run as it is, whatever it costs."""
+        piece = layer.piece
         on_host = self.facts.workers > 0 and self.facts.device == "cpu"
-        if on_host and any(node.container == "cupy.ndarray" for node in gang.piece.inputs):
+        if on_host and any(node.container == "cupy.ndarray" for node in piece.inputs):
             return "blocks are CuPy arrays and the workers compute on the CPU"
         if (
             self.facts.device == "cuda"
-            and isinstance(gang.piece, Redistribution)
-            and gang.piece.source.container == "numpy.ndarray"
+            and isinstance(piece, Redistribution)
+            and piece.source.container == "numpy.ndarray"
         ):
             return "blocks are on the host and no computation follows"
-        if gang.waste > MOST_WASTE:
+        if layer.waste > MOST_WASTE:
             return "most of the blocks that it makes are not wanted"
+        return None
+
+    def _refusal(self, prediction: Prediction) -> str | None:
+        """Return why a region is not worth a gang, by its cost."""
         room = self.room
-        if room is not None and prediction.peak_bytes > room:
+        if room is not None and not self._fits(prediction):
             return (
                 f"it needs {prediction.peak_bytes / 2**30:.1f} GiB on a rank "
                 f"and {room / 2**30:.1f} GiB may be used"
@@ -134,6 +186,13 @@ class GraphOptimizer:
             )
         return None
 
+    def _fits(self, prediction: Prediction) -> bool:
+        return self.room is None or prediction.peak_bytes <= self.room
+
+    def predict(self, region: Region) -> Prediction:
+        """Predict what a region takes on this cluster, and what plain Dask would."""
+        return predict(region, self.program(region), self.facts)
+
     @property
     def transport(self) -> Transport:
         """What carries blocks between ranks."""
@@ -144,29 +203,19 @@ class GraphOptimizer:
         """Bytes of a device that a gang may use, ``None`` for no limit."""
         return room(self.facts, self.settings)
 
-    def program(self, piece: Piece) -> Program:
-        """Make the program of a piece."""
-        lowered = lower(piece, self.facts.device)
+    def program(self, region: Region) -> Program:
+        """Make the program of a region."""
         return Program(
-            name=piece.label,
-            inputs=lowered.inputs,
-            steps=lowered.steps,
-            output=lowered.output,
-            kept=lowered.kept,
+            name=region.label,
+            inputs=tuple((node.name, value_of(node, blocks)) for node, blocks in region.inputs),
+            steps=tuple(map(lower, region.members)),
+            outputs=region.wanted,
             machine=self.facts.machine,
             transport=self.transport,
             limits=self.settings.limits,
             local_ranks=self.settings.local_ranks,
             room=self.room,
         )
-
-
-def _needed(graph: HighLevelGraph, wanted: set[Any]) -> list[GangLayer]:
-    """Return the gangs as far as somebody reads what they make."""
-    gangs = _gangs(graph)
-    if all(gang.get_output_keys() <= wanted for gang in gangs):
-        return gangs
-    return _gangs(graph.cull(wanted))
 
 
 def _gangs(graph: HighLevelGraph) -> list[GangLayer]:

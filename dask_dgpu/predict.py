@@ -8,15 +8,16 @@ from typing import Any
 from dask_dgpu.facts import ClusterFacts
 from dask_dgpu.runtime.collectives import ALGORITHMS
 from dask_dgpu.runtime.program import Collective, Program, plans
+from dask_dgpu.runtime.shares import Shares
 from dask_dgpu.settings import Settings
-from graph_opt.cost import GANG_SECONDS, TASK_SECONDS
+from graph_opt.cost import GANG_SECONDS, STEP_SECONDS, TASK_SECONDS
 from graph_opt.layout import dealt
-from graph_opt.piece import Piece
+from graph_opt.region import Blockwork, Region
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The cost of one piece.
+    """The cost of a region, or of one piece.
 
     Parameters
     ----------
@@ -50,26 +51,32 @@ def room(facts: ClusterFacts, settings: Settings) -> float | None:
     return None if memory is None else memory * (1 - settings.safety_margin)
 
 
-def predict(piece: Piece, program: Program, facts: ClusterFacts) -> Prediction:
-    """Predict a piece on this cluster, its blocks dealt out evenly in their order."""
+def predict(region: Region, program: Program, facts: ClusterFacts) -> Prediction:
+    """Predict a region on this cluster, its inputs dealt out evenly in their order."""
     ranks = facts.workers or program.local_ranks
     staged = {name: len(value.indices()) for name, value in program.inputs}
-    fixed = plans(program, {name: dealt(count, ranks) for name, count in staged.items()}, ranks)
-    costs = [
-        ALGORITHMS[step.algorithm].cost(fixed.collectives[step.output], facts.machine)
+    owners = {name: dealt(count, ranks) for name, count in staged.items()}
+    fixed = plans(program, owners, ranks)
+    costs = {
+        step.output: ALGORITHMS[step.algorithm].cost(fixed.collectives[step.output], facts.machine)
         for step in program.steps
         if isinstance(step, Collective)
-    ]
-    tasks = sum(staged.values()) + len(piece.computed) + 1
-    seconds = sum(cost.seconds for cost in costs)
-    dask_tasks, dask_seconds = piece.dask_cost(ranks, facts.machine)
+    }
+    shares = Shares(program, fixed, ranks)
+    work = max(shares.worked()) / facts.machine.memory_bandwidth
+    seconds = sum(cost.seconds for cost in costs.values()) + work
+    seconds += STEP_SECONDS * len(program.steps) + TASK_SECONDS * region.tasks
+    seconds += GANG_SECONDS if facts.workers else 0.0
+    plain = [piece.dask_cost(ranks, facts.machine) for piece in region.pieces]
+    blockwork = sum(len(m.computed) for m in region.members if isinstance(m, Blockwork))
+    dask_work = work * ranks / max(ranks, facts.cores)
     return Prediction(
-        text=", then ".join(cost.text for cost in costs),
-        details=tuple(detail for cost in costs for detail in cost.details),
-        tasks=tasks,
-        dask_tasks=dask_tasks,
-        moved_bytes=sum(cost.moved_bytes for cost in costs),
-        peak_bytes=max(cost.peak_bytes for cost in costs),
-        seconds=seconds + tasks * TASK_SECONDS + (GANG_SECONDS if facts.workers else 0.0),
-        dask_seconds=dask_seconds,
+        text=", then ".join(cost.text for cost in costs.values()),
+        details=tuple(detail for cost in costs.values() for detail in cost.details),
+        tasks=region.tasks,
+        dask_tasks=sum(tasks for tasks, _ in plain) + blockwork,
+        moved_bytes=sum(cost.moved_bytes for cost in costs.values()) + shares.shipped(),
+        peak_bytes=shares.peak({name: cost.peak_bytes for name, cost in costs.items()}),
+        seconds=seconds,
+        dask_seconds=sum(s for _, s in plain) + dask_work + blockwork * TASK_SECONDS,
     )

@@ -28,6 +28,7 @@ class Settings:
     comm: Literal["auto"] | Transport
     when: Literal["cheaper", "always"]
     on_error: Literal["fallback", "raise"]
+    regions: bool
     local_ranks: int
     limits: Limits
     memory_limit: int | None
@@ -74,6 +75,7 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
         comm=values["comm"],
         when=values["when"],
         on_error=values["on-error"],
+        regions=values["regions"],
         local_ranks=values["local-ranks"],
         limits=Limits(
             timeout=_parsed(values, "gang.timeout", parse_timedelta),

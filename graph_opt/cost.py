@@ -68,6 +68,10 @@ GANG_SECONDS = 2e-2
 """What forming a gang costs beyond its tasks: two round trips."""
 
 
+STEP_SECONDS = 5e-4
+"""What each step of a program costs the host: it is planned, launched and reported."""
+
+
 def pipelined(compute: float, transfer: float, first: float, steps: int) -> float:
     """Return the seconds of a loop whose next transfer hides behind its compute.
 

@@ -14,9 +14,11 @@ Graph = dict[Any, GraphNode]
 
 
 def finish(
-    graph: Mapping[Any, GraphNode], wanted: Collection[Any], gangs: Iterable[GangLayer]
+    graph: Mapping[Any, GraphNode],
+    wanted: Collection[Any],
+    gangs: Iterable[GangLayer],
 ) -> Any:
-    """Rename the blocks of parts of a piece, and annotate gangs again.
+    """Rename blocks that another gang may make too, and annotate gangs again.
 
     Parameters
     ----------
@@ -34,15 +36,16 @@ def finish(
     """
     tasks = dict(graph)
     layers: dict[str, MaterializedLayer] = {}
-    known = {layer.piece.output.name: layer for layer in gangs}
+    known = {layer.gang: layer for layer in gangs}
     for key in [key for key in tasks if isinstance(key, tuple) and str(key[0]).startswith(GANG)]:
-        outs = [out for out, task in tasks.items() if key in task.dependencies]
-        layer = known[outs[0][0]]
-        if len(outs) < len(layer.wanted):
-            outs = _rename(tasks, outs, wanted, suffix=key[0][-8:])
+        layer = known[key]
+        outs: list[Any] = []
+        for name, mine in _by_array(tasks, key).items():
+            whole = len(layer.region.members) == 1 and len(mine) == layer.region.nodes[name].blocks
+            outs += _rename(tasks, mine, wanted, f"{name}-{key[0][-8:]}") if not whole else mine
         if layer.annotations:
-            mine = (key, *tasks[key].dependencies, *outs)
-            own = {member: tasks.pop(member) for member in mine}
+            members = (key, *tasks[key].dependencies, *outs)
+            own = {member: tasks.pop(member) for member in members}
             layers[key[0]] = MaterializedLayer(own, annotations=layer.annotations)
     if not layers:
         return tasks
@@ -51,15 +54,23 @@ def finish(
     return HighLevelGraph(layers, {name: names - {name} for name in names})
 
 
-def _rename(tasks: Graph, outs: list[Any], wanted: Collection[Any], suffix: str) -> list[Any]:
-    """Keep blocks of a part of a piece apart from those of the whole.
+def _by_array(tasks: Graph, gang: Any) -> dict[str, list[Any]]:
+    outs: dict[str, list[Any]] = {}
+    for key, task in tasks.items():
+        if gang in task.dependencies:
+            outs.setdefault(key[0], []).append(key)
+    return outs
+
+
+def _rename(tasks: Graph, outs: list[Any], wanted: Collection[Any], name: str) -> list[Any]:
+    """Keep blocks of a part of an array, or of one within a region, apart from the whole's.
 
     Both have the same keys and another gang behind them, which the scheduler
     would call a collision when it knows both.
     """
     if any(out in wanted for out in outs):
         return outs
-    names: dict[Any, Any] = {out: (f"{out[0]}-{suffix}", *out[1:]) for out in outs}
+    names: dict[Any, Any] = {out: (name, *out[1:]) for out in outs}
     for key, task in list(tasks.items()):
         if key in names:
             tasks[names[key]] = tasks.pop(key).substitute({}, key=names[key])

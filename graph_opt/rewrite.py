@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dask.highlevelgraph import HighLevelGraph, Layer
@@ -10,6 +10,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 from graph_opt.node import Declined
 from graph_opt.parse import ArrayGraph
 from graph_opt.piece import Piece
+from graph_opt.piece_layer import PieceLayer
 from graph_opt.rules import RULES
 
 
@@ -35,20 +36,15 @@ def find(graph: ArrayGraph) -> Matches:
     return Matches(tuple(pieces), tuple(declined))
 
 
-def replace(
-    graph: HighLevelGraph,
-    pieces: Iterable[Piece],
-    make_layer: Callable[[Piece], Layer],
-) -> HighLevelGraph:
-    """Put the layer made for each piece in the place of those that Dask built."""
+def replace(graph: HighLevelGraph, pieces: Iterable[Piece]) -> HighLevelGraph:
+    """Put a layer for each piece in the place of those that Dask built."""
     layers: dict[str, Layer] = dict(graph.layers)
     dependencies: dict[str, set[str]] = {k: set(v) for k, v in graph.dependencies.items()}
     for piece in pieces:
-        layer = make_layer(piece)
-        layer.annotations = _annotations(graph.layers, piece)
         for name in piece.inner:
             del layers[name], dependencies[name]
-        layers[piece.output.name] = layer
+        annotations = _annotations(graph.layers, piece)
+        layers[piece.output.name] = PieceLayer(piece, annotations=annotations)
         dependencies[piece.output.name] = {node.name for node in piece.inputs}
     return HighLevelGraph(layers, dependencies)
 

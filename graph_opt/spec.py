@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dask.highlevelgraph import HighLevelGraph
 
-from graph_opt.emit import GangLayer
+from graph_opt.piece_layer import PieceLayer
 
 
 class IllegalGraphError(Exception):
@@ -20,12 +20,12 @@ def check(graph: HighLevelGraph) -> HighLevelGraph:
         if missing:
             raise IllegalGraphError(f"layer {name} reads {sorted(missing)}, which do not exist")
     for layer in graph.layers.values():
-        if isinstance(layer, GangLayer):
-            _check_gang(layer)
+        if isinstance(layer, PieceLayer):
+            _check_piece(layer)
     return graph
 
 
-def _check_gang(layer: GangLayer) -> None:
+def _check_piece(layer: PieceLayer) -> None:
     piece = layer.piece
     fault = piece.fault()
     if fault is None and not layer.wanted <= set(piece.computed):

@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     def counting(self: GraphOptimizer, graph: Any, keys: Any) -> Any:
         result = original(self, graph, keys)
-        counts["rewritten"] += len(result.rewritten)
+        counts["rewritten"] += len(result.pieces)
         return result
 
     GraphOptimizer.rewrite = counting  # type: ignore[method-assign]

@@ -114,7 +114,7 @@ def test_there_and_back(gangs: list[str]) -> None:
     z = da.fft.ifft2(da.fft.fft2(x))
     np.testing.assert_allclose(z.compute(), a, rtol=1e-13)
     assert z.chunks == x.chunks
-    assert len(gangs) == 2
+    assert len(gangs) == 1
 
 
 def test_within_larger_graphs(gangs: list[str]) -> None:
@@ -124,7 +124,9 @@ def test_within_larger_graphs(gangs: list[str]) -> None:
     wanted = (np.fft.fft2(a) @ np.fft.fft2(b)).real.sum(axis=0)
     np.testing.assert_allclose(z.compute(), wanted, rtol=1e-12)
     # the factors are cut differently along the contraction: one is rechunked
-    assert len(gangs) == 4
+    (gang,) = gangs
+    kinds = sorted(name.strip().partition("-")[0] for name in gang.split(","))
+    assert kinds == ["fft2", "fft2", "matmul", "rechunk"]
 
 
 def test_a_corner_is_left_to_dask(gangs: list[str]) -> None:

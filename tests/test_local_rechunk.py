@@ -73,13 +73,15 @@ def test_rows_to_columns(scheduler: str, method: str, gangs: list[str]) -> None:
 def test_operands_of_different_chunks(gangs: list[str]) -> None:
     same((Y + Y.T).compute(), S + S.T)
     same((Y * Y.rechunk((4, 13))).compute(), S * S)
-    assert len(gangs) == 4
+    assert [gang.count("rechunk") for gang in gangs] == [2, 2]
 
 
 def test_products_of_what_is_rechunked(gangs: list[str]) -> None:
     z = (X.rechunk((5, 7)) @ X.T.rechunk((7, 12))).rechunk(4)
     same(z.compute(), A @ A.T)
-    assert [name.partition("-")[0] for name in sorted(gangs)] == ["matmul", *["rechunk"] * 3]
+    (gang,) = gangs
+    kinds = sorted(name.strip().partition("-")[0] for name in gang.split(","))
+    assert kinds == ["matmul", *["rechunk"] * 3]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -221,7 +223,7 @@ def optimizer(workers: int, device: Any, **changes: Any) -> GraphOptimizer:
 
 def reasons(optimizer: GraphOptimizer, z: da.Array) -> list[str]:
     rewriting = optimizer.rewrite(z.dask, z.__dask_keys__())
-    assert len(rewriting.rewritten) + len(rewriting.declined) == 1
+    assert len(rewriting.pieces) + len(rewriting.declined) == 1
     return [declined.reason for declined in rewriting.declined]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -46,6 +47,19 @@ class CudaDevice:
 
     def copy_pieces(self, *batches: Pieces) -> None:
         self._copier.copy(*batches)
+
+    def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        with self._compute:
+            return list(map(function, items))
+
+    def join(self) -> None:
+        with self._compute:
+            computed = self.mark()
+        with self._transfer:
+            self.after(computed)
+            moved = self.mark()
+        with self._compute:
+            self.after(moved)
 
     def computing(self) -> AbstractContextManager[Any]:
         return self._compute

@@ -7,6 +7,8 @@ each is a stream, made once, and they are ordered by events, never by the host.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -49,6 +51,12 @@ class Device(Protocol):
     def copy_pieces(self, *batches: Pieces) -> None:
         """Copy pieces of arrays of one dtype, on a GPU all of them in one launch."""
 
+    def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        """Return what a function of independent items returns for each, on the compute lane."""
+
+    def join(self) -> None:
+        """Let each lane wait for what the other was given so far; not the host."""
+
     def computing(self) -> AbstractContextManager[Any]:
         """Work issued inside runs on the compute lane."""
 
@@ -85,11 +93,18 @@ class Device(Protocol):
 
 
 class HostDevice:
-    """NumPy in the calling thread."""
+    """NumPy in the calling thread.
+
+    Parameters
+    ----------
+    threads : int, optional
+        How many blocks of independent work may be under way at a time.
+    """
 
     kind = "cpu"
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = threads
         self._kept: dict[str, Array] = {}
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
@@ -116,6 +131,16 @@ class HostDevice:
 
     def copy_pieces(self, *batches: Pieces) -> None:
         copy_host(*batches)
+
+    def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        work = list(items)
+        if self._threads == 1 or len(work) < 2:
+            return list(map(function, work))
+        with ThreadPoolExecutor(min(self._threads, len(work))) as pool:
+            return list(pool.map(function, work))
+
+    def join(self) -> None:
+        pass
 
     def computing(self) -> AbstractContextManager[Any]:
         return nullcontext()

@@ -9,15 +9,16 @@ from typing import Any
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device, HostDevice
-from dask_dgpu.runtime.program import Program, execute, plans
+from dask_dgpu.runtime.execute import execute
+from dask_dgpu.runtime.program import Key, Program, plans
 from dask_dgpu.runtime.value import Blocks
 from graph_opt.layout import dealt
 
 Array = Any
 
 
-def run_here(program: Program, staged: Sequence[list[Array]]) -> Blocks:
-    """Run a program on ``program.local_ranks`` threads; return all blocks of its result."""
+def run_here(program: Program, staged: Sequence[list[Array]]) -> dict[Key, Array]:
+    """Run a program on ``program.local_ranks`` threads; return all blocks of its results."""
     size = program.local_ranks
     owners: dict[str, tuple[int, ...]] = {}
     blocks: dict[str, Blocks] = {}
@@ -30,10 +31,10 @@ def run_here(program: Program, staged: Sequence[list[Array]]) -> Blocks:
     # what NumPy does on overflow, for one, is the caller's choice
     contexts = [copy_context() for _ in range(size)]
 
-    def rank_program(comm: Comm) -> Blocks:
+    def rank_program(comm: Comm) -> dict[Key, Array]:
         return contexts[comm.rank].run(rank_in_context, comm)
 
-    def rank_in_context(comm: Comm) -> Blocks:
+    def rank_in_context(comm: Comm) -> dict[Key, Array]:
         mine = {
             name: {
                 index: block
@@ -42,19 +43,18 @@ def run_here(program: Program, staged: Sequence[list[Array]]) -> Blocks:
             }
             for name, values in blocks.items()
         }
-        return execute(program, fixed, comm, _device(blocks), mine)
+        return execute(program, fixed, comm, _device(program), mine)
 
-    result: Blocks = {}
+    result: dict[Key, Array] = {}
     for part in run_local(size, rank_program):
         result.update(part)
     return result
 
 
-def _device(blocks: dict[str, Blocks]) -> Device:
-    for values in blocks.values():
-        for block in values.values():
-            if type(block).__module__.startswith("cupy"):
-                from dask_dgpu.kernels.cuda import CudaDevice
+def _device(program: Program) -> Device:
+    values = [value for _, value in program.inputs] + [step.result for step in program.steps]
+    if any(value.container == "cupy.ndarray" for value in values):
+        from dask_dgpu.kernels.cuda import CudaDevice
 
-                return CudaDevice()
+        return CudaDevice()
     return HostDevice()

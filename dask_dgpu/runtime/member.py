@@ -30,11 +30,14 @@ class Member:
         ``"cpu"`` or ``"cuda"``.
     host : str
         The address under which other members reach this worker's host.
+    threads : int
+        How many blocks a CPU may work on at a time.
     """
 
-    def __init__(self, kind: str, host: str) -> None:
+    def __init__(self, kind: str, host: str, threads: int) -> None:
         self.kind = kind
         self.host = host
+        self.threads = threads
         self._lock = threading.Lock()
         self._comms: dict[str, Comm] = {}
         self._joining: dict[str, Lifetime] = {}
@@ -50,7 +53,7 @@ class Member:
 
             return CudaDevice()
         keep_small_memory()
-        return HostDevice()
+        return HostDevice(self.threads)
 
     def join(
         self,

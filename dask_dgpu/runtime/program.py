@@ -8,18 +8,20 @@ the plans where the blocks of every value are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from dask_dgpu.comm.bootstrap import Transport
-from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device import Device
+from dask_dgpu.runtime.blockwork import Tasks
 from dask_dgpu.runtime.collectives import ALGORITHMS
-from dask_dgpu.runtime.value import Blocks, Placed, Value
+from dask_dgpu.runtime.placement import Block, Making, Placement
+from dask_dgpu.runtime.value import Placed, Value
 from graph_opt.cost import Machine
 from graph_opt.layout import Index
+
+Key = tuple[Any, ...]
 
 KEPT_PLANS = 32
 """Plans are pure and quick to look up; this many are remembered, with what ranks made of them."""
@@ -27,22 +29,27 @@ KEPT_PLANS = 32
 
 @dataclass(frozen=True)
 class Local:
-    """Change every block that a rank owns of a value.
+    """Make each block of a value from whole blocks of others, by a function of Dask's own.
 
     Parameters
     ----------
-    function : str
-        ``"to_device"`` and ``"to_host"`` move blocks; ``"transpose"`` takes views of them,
-        and the value has the transposed layout from then on.
-    value : str
-        The value that is changed.
-    axes : tuple of int, optional
-        For ``"transpose"``: which axis each axis of the transpose is.
+    inputs : tuple of str
+        The values it reads.
+    output : str
+        The value it makes.
+    result : Value
+        What that is, as the graph declares it.
+    needs : tuple of tuple of (str, tuple of int)
+        For each block of the result those that it is made from: value, and place.
+    tasks : Tasks
+        What makes each block.
     """
 
-    function: Literal["to_device", "to_host", "transpose"]
-    value: str
-    axes: tuple[int, ...] = ()
+    inputs: tuple[str, ...]
+    output: str
+    result: Value
+    needs: tuple[tuple[Block, ...], ...]
+    tasks: Tasks
 
 
 @dataclass(frozen=True)
@@ -101,11 +108,8 @@ class Program:
         Values that exist before the first step.
     steps : tuple of Local or Collective
         Every rank does them in this order.
-    output : str
-        The value whose blocks are the result.
-    kept : tuple of tuple of int, or None
-        For each axis of the result, which of the blocks of the user's array it has;
-        ``None`` when it is cut as the user's array is.
+    outputs : tuple of (str, tuple of tuple of int)
+        The values that are results, and which of their blocks.
     machine : Machine
         Rates of a rank, from which plans are chosen.
     transport : str
@@ -121,19 +125,20 @@ class Program:
     name: str
     inputs: tuple[tuple[str, Value], ...]
     steps: tuple[Local | Collective, ...]
-    output: str
-    kept: tuple[tuple[int, ...], ...] | None
+    outputs: tuple[tuple[str, tuple[Index, ...]], ...]
     machine: Machine
     transport: Transport
     limits: Limits
     local_ranks: int = 1
     room: float | None = None
 
-    def number(self, index: Index) -> Index:
-        """Return the place in the user's array of a block of the result."""
-        if self.kept is None:
-            return index
-        return tuple(kept[at] for kept, at in zip(self.kept, index, strict=True))
+    def block(self, key: Key) -> Key:
+        """Return the block that a key of a result stands for: name of the value, and place.
+
+        Blocks that nobody asked for by name have marks appended to it, by Dask too.
+        """
+        name = max((name for name, _ in self.outputs if key[0].startswith(name)), key=len)
+        return (name, *key[1:])
 
 
 Owners = Mapping[str, Sequence[int]]
@@ -148,15 +153,22 @@ class Plans:
     collectives : mapping of str to plan
         The plan of each collective, by the name of its output.
     values : mapping of str to Placed
-        Where the blocks of each value are at the end.
+        Where inputs are, and outputs of collectives, and the results.
+    makings : mapping of str to Making
+        Where each value that a :class:`Local` makes is made.
     """
 
     collectives: Mapping[str, Any]
     values: Mapping[str, Placed]
+    makings: Mapping[str, Making]
 
-    def placed(self, program: Program) -> dict[Index, int]:
-        """Return the rank that ends up with each block of the user's array."""
-        return {program.number(index): rank for index, rank in self.values[program.output].owners()}
+    def placed(self, program: Program) -> dict[Key, int]:
+        """Return the rank that ends up with each block of the results."""
+        return {
+            (name, *index): self.values[name].layout.owner(index)
+            for name, blocks in program.outputs
+            for index in blocks
+        }
 
 
 def plans(program: Program, owners: Owners, size: int) -> Plans:
@@ -164,73 +176,31 @@ def plans(program: Program, owners: Owners, size: int) -> Plans:
 
     ``owners`` gives for each input the rank of each block there is, in row-major order.
     """
-    values = {name: value.placed(owners[name]) for name, value in program.inputs}
+    placement = Placement(size)
+    values: dict[str, Placed] = {}
+    for name, value in program.inputs:
+        values[name] = value.placed(owners[name])
+        placement.put(name, value, values[name].layout)
     found: dict[str, Any] = {}
     limits = program.machine, program.room
     for step in program.steps:
-        if isinstance(step, Collective):
-            inputs = tuple(values[name] for name in step.inputs)
-            plan = _planned(step.algorithm, inputs, step.result, step.task, size, *limits)
-            found[step.output] = plan
-            layout = ALGORITHMS[step.algorithm].layout(plan)
-            values[step.output] = Placed(layout, step.result.dtype)
-        elif step.function == "transpose":
-            values[step.value] = values[step.value].transposed(step.axes)
-    return Plans(found, values)
+        if isinstance(step, Local):
+            needs = dict(zip(step.result.indices(), step.needs, strict=True))
+            placement.make(step.output, step.result, needs)
+            continue
+        inputs = tuple(placement.placed(name) for name in step.inputs)
+        plan = _planned(step.algorithm, inputs, step.result, step.task, size, *limits)
+        layout = ALGORITHMS[step.algorithm].layout(plan)
+        found[step.output] = plan
+        values.update(zip(step.inputs, inputs, strict=True))
+        values[step.output] = Placed(layout, step.result.dtype)
+        placement.put(step.output, step.result, layout)
+    values |= {name: placement.placed(name) for name, _ in program.outputs}
+    made = [step.output for step in program.steps if isinstance(step, Local)]
+    return Plans(found, values, {name: placement.making(name) for name in made})
 
 
 @lru_cache(maxsize=KEPT_PLANS)
 def _planned(algorithm: str, inputs: tuple[Placed, ...], *arguments: Any) -> Any:
     """Return a plan; in a loop the same is asked for again and again."""
     return ALGORITHMS[algorithm].plan(inputs, *arguments)
-
-
-def execute(
-    program: Program,
-    fixed: Plans,
-    comm: Comm,
-    device: Device,
-    values: dict[str, Blocks],
-    progress: Callable[[str, int, int], None] = lambda step, done, steps: None,
-) -> Blocks:
-    """Run a program as one rank; ``values`` holds its blocks of the inputs and is used up.
-
-    Returns the blocks of the user's array that this rank ends up with. The host has
-    waited for the device when this returns.
-    """
-    device.begin()
-    last_use = {
-        name: at
-        for at, step in enumerate(program.steps)
-        for name in (step.inputs if isinstance(step, Collective) else (step.value,))
-    }
-    for at, step in enumerate(program.steps):
-        if isinstance(step, Local):
-            values[step.value] = _changed(step, device, values.pop(step.value))
-        else:
-            name = step.output
-
-            def report(done: int, steps: int, name: str = name) -> None:
-                progress(name, done, steps)
-
-            run, plan = ALGORITHMS[step.algorithm].run, fixed.collectives[name]
-            values[name] = run(plan, comm, device, [values[value] for value in step.inputs], report)
-        for name in [name for name in values if last_use.get(name) == at]:
-            if name != program.output:
-                device.synchronize()
-                del values[name]
-    device.synchronize()
-    comm.check()
-    return {program.number(index): block for index, block in values[program.output].items()}
-
-
-def _changed(step: Local, device: Device, blocks: Blocks) -> Blocks:
-    if step.function == "transpose":
-        return {
-            tuple(index[axis] for axis in step.axes): block.transpose(step.axes)
-            for index, block in blocks.items()
-        }
-    function = getattr(device, step.function)
-    for index in blocks:
-        blocks[index] = function(blocks[index])
-    return blocks

@@ -32,7 +32,6 @@ from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.watch import watch
 from dask_dgpu.runtime.worker import GangWorkerPlugin
 from graph_opt.emit import GANG, STAGE
-from graph_opt.layout import Index
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
@@ -154,11 +153,10 @@ class GangSchedulerPlugin(SchedulerPlugin):
             else:
                 self._fail(run, failure)
 
-    def _restrict(self, run: Run, placed: dict[Index, int]) -> None:
+    def _restrict(self, run: Run, placed: dict[Key, int]) -> None:
         """Have each block of the result taken by the worker that makes it."""
         for ts in self.scheduler.tasks[run.key].dependents:
-            index = cast(Index, cast(tuple[Any, ...], ts.key)[1:])
-            rank = placed[index]
+            rank = placed[run.program.block(cast(tuple[Any, ...], ts.key))]
             ts.loose_restrictions = False
             self.scheduler.set_restrictions({ts.key: {run.members[rank]}})
 

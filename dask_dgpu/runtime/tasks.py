@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.runtime.program import Program
-from graph_opt.emit import GANG, STAGE
-from graph_opt.layout import Index
+from dask_dgpu.runtime.value import conforming
+from graph_opt.emit import GANG, STAGE, Key
 
 if TYPE_CHECKING:
     from dask_dgpu.runtime.worker import GangWorkerPlugin
@@ -22,13 +22,16 @@ Array = Any
 PLUGIN = "dask-dgpu"
 
 
-def stage(block: Array, declared: tuple[str, tuple[int, ...], str]) -> Any:
+def stage(block: Array, declared: tuple[str, tuple[int, ...], str] | None) -> Any:
     """Hand a block to the gang, on the worker where it is, without a copy.
+
+    What collectives read is held to what the graph declares; what only Dask's own functions
+    read may be anything.
 
     Returns a token that says where the block is; without a worker, the block.
     """
-    dtype, shape, container = declared
-    block = _conforming(block, dtype, shape, container)
+    if declared is not None:
+        block = conforming(block, *declared)
     here = _worker_plugin()
     if here is None:
         return block
@@ -47,17 +50,17 @@ def gang(program: Program, *staged: list[Any]) -> Any:
     return plugin.run_gang(key, program, staged)
 
 
-def out(handle: Any, index: Index) -> Array:
-    """Return one block of a gang's result, on the worker that made it."""
+def out(handle: Any, block: Key) -> Array:
+    """Return one block of a gang's results, on the worker that made it."""
     if isinstance(handle, dict):
-        return handle[index]
+        return handle[block]
     here = _worker_plugin(prefix="")
     if here is None:
         raise DgpuError(
             "the result of a gang was read outside of the workers that made it; "
             "compute the array instead of single tasks of its graph"
         )
-    return here[0].result(handle, index)
+    return here[0].result(handle, block)
 
 
 def _worker_plugin(prefix: str | None = None) -> tuple[GangWorkerPlugin, Any] | None:
@@ -83,25 +86,3 @@ def _worker_plugin(prefix: str | None = None) -> tuple[GangWorkerPlugin, Any] | 
             "a worker runs a gang's task but has no dask_dgpu plugin; "
             "call dask_dgpu.enable(client) with the client of this cluster"
         ) from None
-
-
-def _conforming(block: Array, dtype: str, shape: tuple[int, ...], container: str) -> Array:
-    """Return the block as what the graph declared it to be, or say what it is instead."""
-    kind = f"{type(block).__module__.split('.')[0]}.{type(block).__name__}"
-    if kind != container:
-        arraylike = hasattr(block, "__array__") or isinstance(block, list | tuple)
-        if container != "numpy.ndarray" or not arraylike:
-            raise TypeError(f"a block is declared as {container} but is {kind}")
-        import numpy as np
-
-        if isinstance(block, np.ma.MaskedArray):
-            raise TypeError("a block is declared as numpy.ndarray but is a masked array")
-        block = np.asarray(block)
-    if block.shape != shape:
-        raise ValueError(f"a block is declared with shape {shape} but has {block.shape}")
-    if block.dtype != dtype:
-        try:
-            return block.astype(dtype, casting="same_kind")
-        except TypeError:
-            raise TypeError(f"a block is declared as {dtype} but is {block.dtype}") from None
-    return block

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product as cartesian
+from math import prod
 from typing import Any
+
+import numpy as np
 
 from graph_opt.layout import Cuts, Index, Layout
 
@@ -25,11 +28,15 @@ class Value:
         The dtype of the blocks.
     blocks : tuple of tuple of int, optional
         The blocks that there are, in row-major order; by default all.
+    container : str, optional
+        The type of the blocks as their user knows it; collectives compute on copies in
+        the device's memory if that is another.
     """
 
     cuts: tuple[Cuts, ...]
     dtype: str
     blocks: tuple[Index, ...] | None = None
+    container: str = "numpy.ndarray"
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -41,6 +48,14 @@ class Value:
         if self.blocks is not None:
             return self.blocks
         return list(cartesian(*map(range, self.grid)))
+
+    def nbytes(self, index: Index) -> int:
+        """Return the bytes of a block."""
+        return prod(self.block_shape(index)) * np.dtype(self.dtype).itemsize
+
+    def block_shape(self, index: Index) -> tuple[int, ...]:
+        """Return the lengths of a block."""
+        return tuple(cuts[at + 1] - cuts[at] for cuts, at in zip(self.cuts, index, strict=True))
 
     def placed(self, owners: Sequence[int]) -> Placed:
         """Return the value with the rank that holds each block there is."""
@@ -69,3 +84,23 @@ class Placed:
     def transposed(self, axes: tuple[int, ...]) -> Placed:
         """Return the place of the transpose, whose blocks stay where they are."""
         return Placed(self.layout.transposed(axes), self.dtype)
+
+
+def conforming(block: Array, dtype: str, shape: tuple[int, ...], container: str) -> Array:
+    """Return the block as what the graph declared it to be, or say what it is instead."""
+    kind = f"{type(block).__module__.split('.')[0]}.{type(block).__name__}"
+    if kind != container:
+        arraylike = hasattr(block, "__array__") or isinstance(block, list | tuple)
+        if container != "numpy.ndarray" or not arraylike:
+            raise TypeError(f"a block is declared as {container} but is {kind}")
+        if isinstance(block, np.ma.MaskedArray):
+            raise TypeError("a block is declared as numpy.ndarray but is a masked array")
+        block = np.asarray(block)
+    if block.shape != shape:
+        raise ValueError(f"a block is declared with shape {shape} but has {block.shape}")
+    if block.dtype != dtype:
+        try:
+            return block.astype(dtype, casting="same_kind")
+        except TypeError:
+            raise TypeError(f"a block is declared as {dtype} but is {block.dtype}") from None
+    return block

@@ -18,11 +18,11 @@ from distributed.utils import sync
 
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.errors import CommError, DgpuError, GangError
+from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.member import Member
-from dask_dgpu.runtime.program import Program, execute, plans
+from dask_dgpu.runtime.program import Program, plans
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.value import Blocks
-from graph_opt.layout import Index
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
@@ -109,10 +109,10 @@ class GangWorkerPlugin(WorkerPlugin):
         self.last_seconds = 0.0
         self.staged: dict[Key, Array] = {}
         self.unwanted: set[Key] = set()
-        self.results: dict[tuple[Key, int], Blocks] = {}
+        self.results: dict[tuple[Key, int], dict[Key, Array]] = {}
         self.jobs: dict[tuple[Key, int], Job] = {}
         self.queue: queue.SimpleQueue[Job | WarmUp | None] = queue.SimpleQueue()
-        self.member = Member(self.device, _host_of(worker))
+        self.member = Member(self.device, _host_of(worker), worker.state.nthreads)
         worker.stream_handlers.update(
             {
                 "dgpu-launch": self._launch,
@@ -165,10 +165,10 @@ class GangWorkerPlugin(WorkerPlugin):
             raise pickle.loads(answer["error"])
         return Handle(key, answer["run_id"])
 
-    def result(self, handle: Handle, index: Index) -> Array:
-        """Return a block of a finished run."""
+    def result(self, handle: Handle, block: Key) -> Array:
+        """Return a block of a finished run, by the name of its array and its place."""
         try:
-            return self.results[handle.key, handle.run_id][index]
+            return self.results[handle.key, handle.run_id][block]
         except KeyError:
             # freed because the scheduler starts this gang over, and this task with it
             raise Reschedule from None

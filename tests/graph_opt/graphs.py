@@ -6,58 +6,66 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
-from graph_opt.emit import GangLayer, TaskFunctions
+from graph_opt.culling import Culled, cull
+from graph_opt.emit import GangLayer, TaskFunctions, emit
+from graph_opt.members import fuse, members
 from graph_opt.parse import parse
-from graph_opt.piece import Piece
 from graph_opt.product import Product
 from graph_opt.redistribution import Redistribution
+from graph_opt.region import Blockwork, Member, Region, partition
 from graph_opt.rewrite import Matches, find, replace
 
 
 def stage(block: Any, declared: Any) -> Any:
-    """Check the block against what the graph declares it to be."""
-    dtype, shape, container = declared
-    assert (block.dtype, block.shape, container) == (dtype, shape, "numpy.ndarray")
+    """Check a block that a collective reads against what the graph declares it to be."""
+    if declared is not None:
+        dtype, shape, container = declared
+        assert (block.dtype, block.shape, container) == (dtype, shape, "numpy.ndarray")
     return block
 
 
-def gang(program: Any, left: list[Any], right: list[Any]) -> Any:
-    """Multiply in NumPy."""
-    rows, inner, inner_right, columns, computed = program
-    assert (len(left), len(right)) == (rows * inner, inner_right * columns)
-    a = np.block([left[i * inner : (i + 1) * inner] for i in range(rows)])
-    b = np.block([right[k * columns : (k + 1) * columns] for k in range(inner_right)])
-    heights = [left[i * inner].shape[0] for i in range(rows)]
-    widths = [block.shape[1] for block in right[:columns]]
-    blocks = [
-        block
-        for row in np.split(a @ b, np.cumsum(heights)[:-1])
-        for block in np.split(row, np.cumsum(widths)[:-1], axis=1)
-    ]
-    return dict(zip(computed, blocks, strict=True))
+def gang(region: Region, *staged: list[Any]) -> dict[Any, Any]:
+    """Carry a region out in NumPy, one member after the other."""
+    blocks: dict[Any, Any] = {}
+    for (node, indices), given in zip(region.inputs, staged, strict=True):
+        blocks.update({(node.name, *index): one for index, one in zip(indices, given, strict=True)})
+    for member in region.members:
+        made = _made(member, blocks)
+        blocks.update({(member.output.name, *index): block for index, block in made.items()})
+    return {(name, *index): blocks[name, *index] for name, some in region.wanted for index in some}
 
 
-def out(handle: Any, index: tuple[int, int]) -> Any:
+def _made(member: Member, blocks: dict[Any, Any]) -> dict[tuple[int, ...], Any]:
+    if isinstance(member, Blockwork):
+        return {index: task(blocks) for index, task in member.tasks.items()}
+    assert isinstance(member, Product)
+    left, right = member.left.name, member.right.name
+    inner = range(len(member.left.chunks[1]))
+    return {
+        (i, j): sum(blocks[left, i, k] @ blocks[right, k, j] for k in inner)
+        for i, j in member.computed
+    }
+
+
+def out(handle: Any, block: tuple[Any, ...]) -> Any:
     """Return one block."""
-    return handle[index]
+    return handle[block]
 
 
-def make_program(piece: Piece) -> Any:
-    """Numbers of blocks, and the places of those that are made."""
-    assert isinstance(piece, Product)
-    rows, columns = piece.kept
-    inner, inner_right = len(piece.left.chunks[1]), len(piece.right.chunks[0])
-    return len(rows), inner, inner_right, len(columns), piece.computed
+def itself(region: Region) -> Region:
+    """Make the program that :func:`gang` runs."""
+    return region
 
 
 FUNCTIONS = TaskFunctions(stage, gang, out)
 
 
-def layer_of(piece: Piece) -> GangLayer:
-    """Return a gang that multiplies in NumPy."""
-    return GangLayer(piece, FUNCTIONS, make_program)
+def layer_of(region: Region) -> GangLayer:
+    """Return the tasks of a gang that computes in NumPy."""
+    return GangLayer(region, FUNCTIONS, itself(region))
 
 
 def array(*shape: int, chunks: Any = 4, seed: int = 0, dtype: Any = float) -> da.Array:
@@ -72,9 +80,38 @@ def matches(*arrays: da.Array) -> Matches:
     return find(parse(merged, [each.__dask_keys__() for each in arrays]))
 
 
+def keys_of(*arrays: da.Array) -> list[Any]:
+    """Return the keys of all blocks."""
+    return list(flatten([each.__dask_keys__() for each in arrays]))
+
+
 def rewritten(x: da.Array) -> HighLevelGraph:
-    """Return the graph of an array with gangs that multiply in NumPy."""
-    return replace(x.__dask_graph__(), products(x), layer_of)
+    """Return the graph of an array with its products put in place."""
+    return replace(x.__dask_graph__(), products(x))
+
+
+def regions(*arrays: da.Array, local: bool = False, keys: Any = None) -> list[Region]:
+    """Return the regions of some arrays: of products, and of Dask's own layers if ``local``."""
+    return _partitioned(arrays, local, keys)[1]
+
+
+def emitted(*arrays: da.Array, local: bool = False, keys: Any = None) -> HighLevelGraph:
+    """Return the graph of some arrays with gangs that compute in NumPy."""
+    culled, found = _partitioned(arrays, local, keys)
+    return emit(culled.graph, found, FUNCTIONS, itself)
+
+
+def _partitioned(
+    arrays: tuple[da.Array, ...], local: bool, keys: Any
+) -> tuple[Culled, list[Region]]:
+    wanted = keys_of(*arrays) if keys is None else keys
+    merged = HighLevelGraph.merge(*(each.__dask_graph__() for each in arrays))
+    facts = parse(merged, wanted)
+    graph = replace(merged, products(*arrays))
+    if local:
+        graph = fuse(graph, members(facts, graph), wanted)
+    culled = cull(graph, wanted)
+    return culled, partition(culled, facts, members(facts, culled.graph) if local else (), wanted)
 
 
 def products(*arrays: da.Array) -> tuple[Product, ...]:

@@ -11,13 +11,14 @@ from dask.highlevelgraph import HighLevelGraph
 
 from graph_opt.emit import GANG, STAGE, GangLayer
 from graph_opt.finish import finish
-from tests.graph_opt.graphs import array, rewritten
+from tests.graph_opt.graphs import array, emitted
 
 A, B = array(11, 13, chunks=(4, 5)), array(13, 7, chunks=(5, 3), seed=1)
 
 
 def finished(z: da.Array) -> Any:
-    graph, keys = rewritten(z), list(flatten(z.__dask_keys__()))
+    keys = list(flatten(z.__dask_keys__()))
+    graph = emitted(z, keys=keys)
     gangs = [layer for layer in graph.layers.values() if isinstance(layer, GangLayer)]
     return finish(optimize(graph, keys), keys, gangs)
 
@@ -54,7 +55,8 @@ def test_whole_products_keep_their_names() -> None:
 
 def test_blocks_that_are_asked_for_keep_their_names() -> None:
     z = A @ B
-    graph, keys = rewritten(z), [(z.name, 0, 0)]
+    keys = [(z.name, 0, 0)]
+    graph = emitted(z, keys=keys)
     gangs = [layer for layer in graph.layers.values() if isinstance(layer, GangLayer)]
     tasks = finish(optimize(graph, keys), keys, gangs)
     assert (z.name, 0, 0) in tasks

@@ -14,7 +14,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from graph_opt.product import Product
 from graph_opt.rewrite import replace
-from tests.graph_opt.graphs import array, layer_of, matches, one, products, reason
+from tests.graph_opt.graphs import array, matches, one, products, reason
 
 A, B = array(11, 13, chunks=(4, 5)), array(13, 7, chunks=(5, 3), seed=1)
 V, W = array(13, chunks=5), array(11, chunks=4)
@@ -251,12 +251,12 @@ def test_block_functions_that_have_no_hash() -> None:
 @pytest.mark.parametrize("case", ["unknown rows", "masked", "batched", "object"])
 def test_declined_pieces_stay_as_dask_made_them(case: str) -> None:
     z = DECLINED[case][0]()
-    after = replace(z.dask, matches(z).pieces, layer_of)
+    after = replace(z.dask, matches(z).pieces)
     assert after.dependencies == z.dask.dependencies
     assert all(after.layers[name] is layer for name, layer in z.dask.layers.items())
     both = HighLevelGraph.merge(z.dask, (A @ B).dask)
     found = matches(z, A @ B)
-    after = replace(both, found.pieces, layer_of)
+    after = replace(both, found.pieces)
     assert all(after.layers[name] is layer for name, layer in z.dask.layers.items())
     assert [product.output.name for product in found.pieces] == [(A @ B).name]
     assert isinstance(found.pieces[0], Product)

@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graph_opt.cost import CUDA, HOST, TASK_SECONDS, Machine, dask_rechunk_seconds
-from graph_opt.emit import GANG, STAGE, GangLayer
 from graph_opt.layout import Index, cuts_of
 from graph_opt.node import ArrayNode
 from graph_opt.overlap import common_lengths, spread
+from graph_opt.piece_layer import PieceLayer
 from graph_opt.redistribution import Redistribution, Stage
+from graph_opt.region import Region
 from graph_opt.spec import IllegalGraphError, check
-from tests.graph_opt.graphs import FUNCTIONS, array, rechunks
+from tests.graph_opt.graphs import array, layer_of, rechunks
 
 A = array(12, 30, chunks=(12, 5))
 
@@ -130,33 +131,26 @@ def test_dasks_own_bandwidth() -> None:
     assert all(machine.dask_bandwidth < machine.bandwidth for machine in (HOST, CUDA))
 
 
-def layer_of(piece: Redistribution) -> GangLayer:
-    return GangLayer(piece, FUNCTIONS, lambda piece: "program")
-
-
 def test_one_task_a_block_and_one() -> None:
     (piece,) = rechunks(A.T.rechunk((30, 3)))
-    layer = layer_of(piece)
-    stage, gang = layer.names
-    assert stage.startswith(STAGE)
-    assert gang.startswith(GANG)
-    assert len(layer) == 6 + 4 + 1
-    assert layer[stage, 0, 2].dependencies == {(A.name, 0, 2)}
-    assert layer.get_output_keys() == {(piece.output.name, 0, j) for j in range(4)}
+    layer = layer_of(Region.of(piece))
+    assert len(layer) == 6 + 1
+    assert Region.of(piece).tasks == 6 + 4 + 1
+    read = {key for task in layer.values() for key in task.dependencies if key[0] == A.name}
+    assert read == {(A.name, 0, j) for j in range(6)}
 
 
 def test_culling_keeps_what_is_wanted_and_what_it_reads() -> None:
     z = A.rechunk((3, 10))
     (piece,) = rechunks(z)
-    layer, needed = layer_of(piece).cull({(z.name, 1, 2), (z.name, 2, 2)}, set())
-    assert isinstance(layer, GangLayer)
+    layer, needed = PieceLayer(piece).cull({(z.name, 1, 2), (z.name, 2, 2)}, set())
+    assert isinstance(layer, PieceLayer)
     assert layer.waste == 0
-    assert len(layer) == 2 + 2 + 1
-    sources = {key for keys in needed.values() for key in keys if key[0] == A.name}
-    assert sources == {(A.name, 0, 4), (A.name, 0, 5)}
-    other, _ = layer_of(piece).cull({(z.name, 1, 2)}, set())
-    assert isinstance(other, GangLayer)
-    assert other.names != layer.names
+    assert Region.of(layer.piece).tasks == 2 + 2 + 1
+    assert set().union(*needed.values()) == {(A.name, 0, 4), (A.name, 0, 5)}
+    other, _ = PieceLayer(piece).cull({(z.name, 1, 2)}, set())
+    assert isinstance(other, PieceLayer)
+    assert Region.of(other.piece).token != Region.of(layer.piece).token
 
 
 (PIECE,) = rechunks(A.rechunk((3, 30)))
@@ -175,7 +169,7 @@ def test_culling_keeps_what_is_wanted_and_what_it_reads() -> None:
 def test_illegal_gangs(changes: Any, message: str) -> None:
     from dask.highlevelgraph import HighLevelGraph
 
-    layer = layer_of(replace(PIECE, **changes))
+    layer = PieceLayer(replace(PIECE, **changes))
     with pytest.raises(IllegalGraphError, match=message):
         check(HighLevelGraph({"z": layer}, {"z": set()}))
 
@@ -184,7 +178,7 @@ def test_wanted_blocks_that_are_not_computed() -> None:
     from dask.highlevelgraph import HighLevelGraph
 
     part = PIECE.restrict(frozenset({(0, 0)}))
-    layer = GangLayer(part, FUNCTIONS, str, frozenset({(1, 0)}))
+    layer = PieceLayer(part, frozenset({(1, 0)}))
     with pytest.raises(IllegalGraphError, match="wanted that are not computed"):
         check(HighLevelGraph({"z": layer}, {"z": set()}))
 

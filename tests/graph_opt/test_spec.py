@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from dask.highlevelgraph import HighLevelGraph
 
-from graph_opt.emit import GangLayer
+from graph_opt.piece_layer import PieceLayer
 from graph_opt.product import Product
 from graph_opt.spec import IllegalGraphError, check
-from tests.graph_opt.graphs import FUNCTIONS, array, make_program, one, rewritten
+from tests.graph_opt.graphs import array, one, rewritten
 
 A, B = array(11, 13, chunks=(4, 5)), array(13, 7, chunks=(5, 3), seed=1)
 PRODUCT = one(A @ B)
 
 
 def graph(product: Product, **parts: Any) -> HighLevelGraph:
-    layer = GangLayer(replace(product, **parts), FUNCTIONS, make_program)
+    layer = PieceLayer(replace(product, **parts))
     return HighLevelGraph({product.output.name: layer}, {product.output.name: set()})
 
 

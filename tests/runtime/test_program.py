@@ -11,7 +11,8 @@ from dask_dgpu.algorithms.pencil_fft import plan_pencil_fft
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.runtime.collectives import ALGORITHMS
-from dask_dgpu.runtime.program import Collective, Limits, Local, Program, execute, plans
+from dask_dgpu.runtime.execute import execute
+from dask_dgpu.runtime.program import Collective, Limits, Program, plans
 from dask_dgpu.runtime.value import Value
 from graph_opt.cost import HOST
 from graph_opt.layout import Layout, cuts_of
@@ -20,8 +21,38 @@ ROWS, COLUMNS, WHOLE = cuts_of((2, 3)), cuts_of((3, 4)), (0, 7)
 A = np.arange(35.0).reshape(5, 7)
 
 
-def program(*steps: Any, inputs: Any, kept: Any = None) -> Program:
-    return Program("test", inputs, steps, "c", kept, HOST, "gloo", Limits())
+def program(*steps: Any, inputs: Any, outputs: Any) -> Program:
+    return Program("test", inputs, steps, outputs, HOST, "gloo", Limits())
+
+
+def run(made: Program, size: int, owners: Any, blocks: Any) -> dict[Any, Any]:
+    """Run on threads; each block of a result must be where the plan says, and there alone."""
+    fixed = plans(made, owners, size)
+
+    def rank(comm: Any) -> Any:
+        mine = {
+            name: {
+                index: blocks[name][index]
+                for index, owner in zip(value.indices(), owners[name], strict=True)
+                if owner == comm.rank
+            }
+            for name, value in made.inputs
+        }
+        return execute(made, fixed, comm, HostDevice(), mine)
+
+    parts = run_local(size, rank)
+    placed = fixed.placed(made)
+    assert sum(map(len, parts)) == len(placed)
+    for rank_of_part, part in enumerate(parts):
+        assert all(placed[key] == rank_of_part for key in part)
+    return {key: block for part in parts for key, block in part.items()}
+
+
+def cut(array: Any, value: Value) -> dict[Any, Any]:
+    return {
+        index: array[tuple(slice(c[i], c[i + 1]) for c, i in zip(value.cuts, index, strict=True))]
+        for index in value.indices()
+    }
 
 
 def test_values_of_which_only_some_blocks_are_there() -> None:
@@ -32,45 +63,46 @@ def test_values_of_which_only_some_blocks_are_there() -> None:
     assert dict(placed.owners()) == {(0, 1): 2, (1, 0): 1}
     turned = placed.transposed((1, 0))
     assert turned.layout == Layout((COLUMNS, ROWS), (-1, 1, 2, -1))
+    assert [value.nbytes(index) for index in value.indices()] == [2 * 4 * 8, 3 * 3 * 8]
 
 
 def test_several_collectives_and_a_transpose() -> None:
     """``(a.T rechunked) @ b`` as one program: a plan's layout is the next one's input."""
     b = A[:, :3].copy()
     steps = (
-        Local("transpose", "a", (1, 0)),
-        Collective("redistribute", ("a",), "t", Value((COLUMNS, (0, 5)), "float64")),
-        Collective("summa", ("t", "b"), "c", Value((COLUMNS, (0, 3)), "float64")),
+        Collective("redistribute", ("a",), "t", Value((COLUMNS, (0, 5)), "float64"), (1, 0)),
+        Collective("summa", ("t", "b"), "c", Value((COLUMNS, (0, 3)), "float64"), ((0, 1), (0,))),
     )
-    inputs = (("a", Value((ROWS, WHOLE), "float64")), ("b", Value(((0, 5), (0, 3)), "float64")))
-    made = program(*steps, inputs=inputs)
-    fixed = plans(made, {"a": (0, 1), "b": (2,)}, 3)
-    assert fixed.collectives["c"].a.owners == fixed.collectives["t"].target.owners
-    assert fixed.values["a"].layout == Layout((WHOLE, ROWS), (0, 1))
-
-    def rank(comm: Any) -> Any:
-        mine = {
-            "a": {(i, 0): A[slice(*ROWS[i : i + 2])] for i in range(2) if comm.rank == i},
-            "b": {(0, 0): b} if comm.rank == 2 else {},
-        }
-        return execute(made, fixed, comm, HostDevice(), mine)
-
-    parts = run_local(3, rank)
-    blocks = {index: block for part in parts for index, block in part.items()}
-    np.testing.assert_array_equal(np.concatenate([blocks[0, 0], blocks[1, 0]]), A.T @ b)
-    for rank_of_part, part in enumerate(parts):
-        assert all(fixed.placed(made)[index] == rank_of_part for index in part)
+    left, right = Value((ROWS, WHOLE), "float64"), Value(((0, 5), (0, 3)), "float64")
+    made = program(*steps, inputs=(("a", left), ("b", right)), outputs=(("c", ((0, 0), (1, 0))),))
+    owners = {"a": (0, 1), "b": (2,)}
+    fixed = plans(made, owners, 3)
+    assert fixed.collectives["c"].plan.a.owners == fixed.collectives["t"].plan.target.owners
+    blocks = run(made, 3, owners, {"a": cut(A, left), "b": {(0, 0): b}})
+    together = np.concatenate([blocks["c", 0, 0], blocks["c", 1, 0]])
+    np.testing.assert_array_equal(together, A.T @ b)
 
 
-def test_blocks_are_known_by_their_numbers_in_the_users_array() -> None:
-    value = Value((ROWS, COLUMNS), "float64")
-    step = Collective("redistribute", ("a",), "c", value)
-    made = program(step, inputs=(("a", value),), kept=((4, 7), (0, 2)))
-    placed = plans(made, {"a": (1, 1, 0, 0)}, 2).placed(made)
-    assert placed == {(4, 0): 1, (4, 2): 1, (7, 0): 0, (7, 2): 0}
+def test_a_part_of_a_product_keeps_the_numbers_of_its_blocks() -> None:
+    left, right = Value((ROWS, (0, 7)), "float64"), Value(((0, 7), (0, 5)), "float64")
+    part = Value(left.cuts, "float64", ((1, 0),))
+    result = Value((ROWS, (0, 5)), "float64", ((1, 0),))
+    step = Collective("summa", ("a", "b"), "c", result, ((1,), (0,)))
+    made = program(step, inputs=(("a", part), ("b", right)), outputs=(("c", ((1, 0),)),))
+    given = {"a": {(1, 0): A[2:]}, "b": {(0, 0): A.T.copy()}}
+    blocks = run(made, 2, {"a": (1,), "b": (0,)}, given)
+    assert blocks.keys() == {("c", 1, 0)}
+    np.testing.assert_array_equal(blocks["c", 1, 0], A[2:] @ A.T)
 
 
-TASKS = {"pencil_fft": plan_pencil_fft(((0,), (0,)), "float64", ())}
+def test_names_that_dask_and_the_optimizer_have_marked() -> None:
+    made = program(inputs=(), outputs=(("sum-12ab", ()), ("sum-12ab-aggregate-3", ())))
+    assert made.block(("sum-12ab", 1, 2)) == ("sum-12ab", 1, 2)
+    assert made.block(("sum-12ab-0123abcd", 1)) == ("sum-12ab", 1)
+    assert made.block(("sum-12ab-aggregate-3-0123abcd-4567", 0)) == ("sum-12ab-aggregate-3", 0)
+
+
+TASKS = {"pencil_fft": plan_pencil_fft(((0,), (0,)), "float64", ()), "summa": ((0,), (0,))}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -78,7 +110,8 @@ def test_costs_of_nothing_to_do(algorithm: str) -> None:
     empty = Value(((0, 0), (0, 0)), "float64")
     names = ("a", "b") if algorithm == "summa" else ("a",)
     step = Collective(algorithm, names, "c", empty, TASKS.get(algorithm))
-    made = program(step, inputs=tuple((n, empty) for n in names))
+    inputs = tuple((name, empty) for name in names)
+    made = program(step, inputs=inputs, outputs=(("c", ((0, 0),)),))
     fixed = plans(made, dict.fromkeys(names, (0,)), 2)
     cost = ALGORITHMS[algorithm].cost(fixed.collectives["c"], HOST)
     assert (cost.moved_bytes, cost.peak_bytes) == (0, 0)

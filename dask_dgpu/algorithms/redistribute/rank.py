@@ -104,7 +104,7 @@ def redistribute_rank(
                 messages.unpack(at - 1)
         if at:
             progress(at, len(work.rounds))
-    _join(device)
+    device.join()
     result.update(zip(work.blocks, made, strict=True))
     return result
 
@@ -122,17 +122,6 @@ def _taken(plan: RedistributePlan, unit: Unit, blocks: Blocks, read: Read | None
             f"the plan has {plan.dtype} of shape {unit.shape}"
         )
     return part
-
-
-def _join(device: Device) -> None:
-    """Let each lane wait for what the other was given so far."""
-    with device.computing():
-        computed = device.mark()
-    with device.transferring():
-        device.after(computed)
-        moved = device.mark()
-    with device.computing():
-        device.after(moved)
 
 
 def redistribute_reference(plan: RedistributePlan, blocks: Blocks) -> dict[Index, Array]:

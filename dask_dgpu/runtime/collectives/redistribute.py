@@ -1,8 +1,9 @@
-"""Rechunks, and whatever else only moves blocks."""
+"""Rechunks, of an array or of its transpose."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,35 +24,54 @@ from dask_dgpu.runtime.value import Blocks, Placed, Value
 from graph_opt.cost import Machine
 from graph_opt.layout import Layout
 
+Axes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Rechunk:
+    """A plan, and the order in which the axes of its input are taken, ``None`` for their own."""
+
+    plan: RedistributePlan
+    axes: Axes | None
+
 
 def _plan(
     inputs: Sequence[Placed],
     result: Value,
-    task: None,
+    task: Axes | None,
     size: int,
     machine: Machine,
     room: float | None,
-) -> RedistributePlan:
-    (source,) = inputs
+) -> Rechunk:
+    (given,) = inputs
+    source = given if task is None else given.transposed(task)
     target = place(source.layout, result, size)
     itemsize = np.dtype(result.dtype).itemsize
     share = max(target.share(rank, itemsize) for rank in range(size))
     limit = buffer_bytes(share, share, machine)
-    return plan_redistribute(source.layout, target, result.dtype, size, limit=limit)
+    plan = plan_redistribute(source.layout, target, result.dtype, size, limit=limit)
+    return Rechunk(plan, task)
 
 
-def _layout(plan: RedistributePlan) -> Layout:
-    return plan.target
+def _layout(rechunk: Rechunk) -> Layout:
+    return rechunk.plan.target
 
 
 def _run(
-    plan: RedistributePlan, comm: Comm, device: Device, inputs: Sequence[Blocks], report: Report
+    plan: Rechunk, comm: Comm, device: Device, inputs: Sequence[Blocks], report: Report
 ) -> Blocks:
     (blocks,) = inputs
-    return redistribute_rank(plan, comm, device, blocks, progress=report)
+    axes = plan.axes
+    if axes is not None:
+        blocks = {
+            tuple(index[axis] for axis in axes): block.transpose(axes)
+            for index, block in blocks.items()
+        }
+    return redistribute_rank(plan.plan, comm, device, blocks, progress=report)
 
 
-def _cost(plan: RedistributePlan, machine: Machine) -> Cost:
+def _cost(rechunk: Rechunk, machine: Machine) -> Cost:
+    plan = rechunk.plan
     received = [sum(column) for column in zip(*traffic(plan), strict=True)]
     shares = (
         plan.source.share(rank, plan.itemsize) + plan.target.share(rank, plan.itemsize)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,41 +16,74 @@ from dask_dgpu.kernels.device import Device
 from dask_dgpu.runtime.collectives.algorithm import Algorithm, Cost, Report
 from dask_dgpu.runtime.value import Blocks, Placed, Value
 from graph_opt.cost import Machine
-from graph_opt.layout import Layout
+from graph_opt.layout import Cuts, Layout, cuts_of
 
 Matrix = dict[tuple[int, int], Any]
+
+
+@dataclass(frozen=True)
+class PartProduct:
+    """The block rows and columns of a product that are made, by a plan that knows no others."""
+
+    plan: SummaPlan
+    cuts: tuple[Cuts, Cuts]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
 
 
 def _plan(
     inputs: Sequence[Placed],
     result: Value,
-    task: None,
+    task: tuple[tuple[int, ...], tuple[int, ...]],
     size: int,
     machine: Machine,
     room: float | None,
-) -> SummaPlan:
-    a, b = map(_operand, inputs)
-    return plan_summa(a, b, result.dtype, size, machine, room=room)
+) -> PartProduct:
+    a, b = (given.layout for given in inputs)
+    rows, columns = task
+    left = _operand(_taken(a, rows, range(a.grid[1])), inputs[0].dtype)
+    right = _operand(_taken(b, range(b.grid[0]), columns), inputs[1].dtype)
+    plan = plan_summa(left, right, result.dtype, size, machine, room=room)
+    height, width = result.cuts
+    return PartProduct(plan, (height, width), rows, columns)
 
 
-def _operand(placed: Placed) -> Operand:
-    rows, columns = placed.layout.cuts
-    return Operand(rows, columns, placed.dtype, placed.layout.owners)
+def _taken(layout: Layout, *kept: Sequence[int]) -> Layout:
+    """Leave some blocks of a matrix out, as if it were smaller."""
+    sizes = [
+        [cuts[at + 1] - cuts[at] for at in blocks]
+        for cuts, blocks in zip(layout.cuts, kept, strict=True)
+    ]
+    owners = np.array(layout.owners, np.int64).reshape(layout.grid)[np.ix_(*kept)]
+    return Layout(tuple(map(cuts_of, sizes)), tuple(owners.reshape(-1).tolist()))
 
 
-def _layout(plan: SummaPlan) -> Layout:
-    owners = plan.owners()
-    return Layout((plan.a.rows, plan.b.columns), tuple(owners[index] for index in sorted(owners)))
+def _operand(layout: Layout, dtype: str) -> Operand:
+    rows, columns = layout.cuts
+    return Operand(rows, columns, dtype, layout.owners)
+
+
+def _layout(part: PartProduct) -> Layout:
+    owners = np.full([len(cuts) - 1 for cuts in part.cuts], -1, np.int64)
+    for (i, j), rank in part.plan.owners().items():
+        owners[part.rows[i], part.columns[j]] = rank
+    return Layout(part.cuts, tuple(owners.reshape(-1).tolist()))
 
 
 def _run(
-    plan: SummaPlan, comm: Comm, device: Device, inputs: Sequence[Blocks], report: Report
+    plan: PartProduct, comm: Comm, device: Device, inputs: Sequence[Blocks], report: Report
 ) -> Blocks:
-    a, b = (cast(Matrix, blocks) for blocks in inputs)
-    return cast(Blocks, summa_rank(plan, comm, device, a, b, report))
+    rows = {row: i for i, row in enumerate(plan.rows)}
+    columns = {column: j for j, column in enumerate(plan.columns)}
+    left, right = inputs
+    a: Matrix = {(rows[i], k): block for (i, k), block in left.items() if i in rows}
+    b: Matrix = {(k, columns[j]): block for (k, j), block in right.items() if j in columns}
+    c = summa_rank(plan.plan, comm, device, a, b, report)
+    return {(plan.rows[i], plan.columns[j]): block for (i, j), block in c.items()}
 
 
-def _cost(plan: SummaPlan, machine: Machine) -> Cost:
+def _cost(part: PartProduct, machine: Machine) -> Cost:
+    plan = part.plan
     steps = [traffic(plan, step)[1] for step in range(plan.steps)]
     received = [sum(rank) for rank in zip(*steps, strict=True)]
     strategy = strategy_of(plan)

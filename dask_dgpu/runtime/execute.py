@@ -1,0 +1,134 @@
+"""One rank's way through a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels.device import Device
+from dask_dgpu.runtime.collectives import ALGORITHMS
+from dask_dgpu.runtime.placement import Block
+from dask_dgpu.runtime.program import Collective, Key, Local, Plans, Program
+from dask_dgpu.runtime.ship import ship
+from dask_dgpu.runtime.value import Blocks, Value, conforming
+from graph_opt.node import label
+
+Array = Any
+Progress = Callable[[str, int, int], None]
+
+NUMPY = "numpy.ndarray"
+
+
+def execute(
+    program: Program,
+    fixed: Plans,
+    comm: Comm,
+    device: Device,
+    values: dict[str, Blocks],
+    progress: Progress = lambda step, done, steps: None,
+) -> dict[Key, Array]:
+    """Run a program as one rank; ``values`` holds its blocks of the inputs and is used up.
+
+    Returns the blocks of the results that this rank ends up with, by value and place. The
+    host has waited for the device when this returns. A block is let go of after its last
+    use.
+    """
+    device.begin()
+    known = dict(program.inputs) | {step.output: step.result for step in program.steps}
+    last_use = {name: at for at, step in enumerate(program.steps) for name in step.inputs}
+    kept = {name for name, _ in program.outputs}
+    for at, step in enumerate(program.steps):
+        if isinstance(step, Local):
+            values[step.output] = _made(step, fixed, comm, device, values, progress)
+        else:
+            values[step.output] = _computed(step, fixed, comm, device, values, known, progress)
+        unread = step.output not in last_use and step.output not in kept
+        done = [name for name in values if last_use.get(name) == at and name not in kept]
+        for name in [*done, *([step.output] if unread else [])]:
+            _let_go(name, program, device, values)
+    device.synchronize()
+    comm.check()
+    mine = [key for key, rank in fixed.placed(program).items() if rank == comm.rank]
+    return {key: _outside(values[key[0]][key[1:]], known[key[0]].container, device) for key in mine}
+
+
+def _let_go(name: str, program: Program, device: Device, values: dict[str, Blocks]) -> None:
+    """Release a value, once what reads it is ordered before whatever may get its memory.
+
+    Memory that this program has allocated is given away in the order of its own lanes. What
+    came from elsewhere may go elsewhere.
+    """
+    if name in dict(program.inputs):
+        device.synchronize()
+    else:
+        device.join()
+    del values[name]
+
+
+def _computed(
+    step: Collective,
+    fixed: Plans,
+    comm: Comm,
+    device: Device,
+    values: Mapping[str, Blocks],
+    known: Mapping[str, Value],
+    progress: Progress,
+) -> Blocks:
+    """Run a collective, on blocks that are what the graph says, in the device's memory."""
+    name = label(step.output)
+    inputs = []
+    for read in step.inputs:
+        value, held, layout = known[read], values[read], fixed.values[read].layout
+        for index, block in held.items():
+            declared = value.dtype, value.block_shape(index), _container(block, value, device)
+            held[index] = device.to_device(conforming(block, *declared))
+        # what several ranks have made counts as the first one's
+        inputs.append({i: block for i, block in held.items() if layout.owner(i) == comm.rank})
+
+    def report(done: int, steps: int) -> None:
+        progress(name, done, steps)
+
+    run = ALGORITHMS[step.algorithm].run
+    return run(fixed.collectives[step.output], comm, device, inputs, report)
+
+
+def _container(block: Array, value: Value, device: Device) -> str:
+    """Return the type that a block should have: a collective's result may be on the device."""
+    on_device = device.kind == "cuda" and type(block).__module__.startswith("cupy")
+    return "cupy.ndarray" if on_device else value.container
+
+
+def _made(
+    step: Local,
+    fixed: Plans,
+    comm: Comm,
+    device: Device,
+    values: Mapping[str, Blocks],
+    progress: Progress,
+) -> Blocks:
+    """Run the block functions of a step for the blocks that this rank makes."""
+    progress(label(step.output), 0, 1)
+    making = fixed.makings[step.output]
+    came = ship(making.shipments, comm, device, values)
+    tasks = step.tasks.load()
+    needs = dict(zip(step.result.indices(), step.needs, strict=True))
+    container = step.result.container
+    mine = [index for index, ranks in making.ranks.items() if comm.rank in ranks]
+
+    def block(need: Block) -> Array:
+        name, index = need
+        held = came[need] if need in came else values[name][index]
+        return _outside(held, container, device)
+
+    def make(index: tuple[int, ...]) -> Array:
+        arguments = {(need[0], *need[1]): block(need) for need in needs[index]}
+        return tasks[index](arguments)
+
+    return dict(zip(mine, device.each(make, mine), strict=True))
+
+
+def _outside(block: Array, container: str, device: Device) -> Array:
+    """Return a block as its user knows it."""
+    on_device = device.kind == "cuda" and type(block).__module__.startswith("cupy")
+    return device.to_host(block) if on_device and container == NUMPY else block

@@ -1,0 +1,142 @@
+"""Where each block of a program is made, and which blocks travel whole.
+
+A collective says where its result is. What Dask's own block functions make, is made on the
+rank that has most of what it is made of; the rest travels there. What is made of nothing, or
+of little, has no place until somebody reads it, and is then made where it is read, on
+several ranks if several read it: so a mask meets the transform that it is multiplied with
+where that is, and a wave number is computed everywhere rather than sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dask_dgpu.runtime.value import Placed, Value
+from graph_opt.layout import Index, Layout, dealt
+
+Block = tuple[str, Index]
+Ranks = tuple[int, ...]
+
+LITTLE = 0.5
+"""What has less than this share of the bytes of a block does not bind it to a rank."""
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """A block that one rank sends to another, whole."""
+
+    name: str
+    index: Index
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Making:
+    """A value that is made by block functions, as ranks see it.
+
+    Parameters
+    ----------
+    ranks : mapping of tuple of int to tuple of int
+        The ranks that make each block; none for one that nobody reads.
+    shipments : tuple of Shipment
+        What travels before.
+    """
+
+    ranks: Mapping[Index, Ranks]
+    shipments: tuple[Shipment, ...]
+
+
+@dataclass
+class _Made:
+    value: Value
+    ranks: dict[Index, Ranks]
+    needs: Mapping[Index, Sequence[Block]] = field(default_factory=dict)
+    shipments: list[Shipment] = field(default_factory=list)
+
+
+class Placement:
+    """The ranks that hold the blocks of each value, found step by step.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._made: dict[str, _Made] = {}
+
+    def put(self, name: str, value: Value, layout: Layout) -> None:
+        """Note a value that has a place: an input, or the result of a collective."""
+        ranks: dict[Index, Ranks] = {
+            index: (owner,)
+            for index, owner in zip(layout.indices(), layout.owners, strict=True)
+            if owner >= 0
+        }
+        self._made[name] = _Made(value, ranks)
+
+    def make(self, name: str, value: Value, needs: Mapping[Index, Sequence[Block]]) -> None:
+        """Note a value whose blocks are each made of whole blocks, and place what can be."""
+        made = self._made[name] = _Made(value, dict.fromkeys(value.indices(), ()), needs)
+        demands: dict[Block, set[int]] = {}
+        for index in value.indices():
+            rank = self._best(value.nbytes(index), needs[index])
+            if rank is not None:
+                made.ranks[index] = (rank,)
+                for need in needs[index]:
+                    demands.setdefault(need, set()).add(rank)
+        self._meet(name, demands)
+
+    def placed(self, name: str) -> Placed:
+        """Return the place of a value; blocks without one are dealt out first."""
+        made = self._made[name]
+        free = [index for index, ranks in made.ranks.items() if not ranks]
+        if free:
+            at = dict(zip(made.ranks, dealt(len(made.ranks), self.size), strict=True))
+            self._fix(name, {index: {at[index]} for index in free})
+        return made.value.placed([made.ranks[index][0] for index in made.value.indices()])
+
+    def making(self, name: str) -> Making:
+        """Return what was found for a value made by block functions, once all is."""
+        made = self._made[name]
+        return Making(made.ranks, tuple(made.shipments))
+
+    def holders(self, name: str) -> Mapping[Index, Ranks]:
+        """Return the ranks that hold each block of a value."""
+        return self._made[name].ranks
+
+    def _best(self, nbytes: int, needs: Iterable[Block]) -> int | None:
+        """Return the rank that has most of what a block is made of, if it is not little."""
+        held: dict[int, int] = {}
+        for name, index in needs:
+            made = self._made[name]
+            for rank in made.ranks[index]:
+                held[rank] = held.get(rank, 0) + max(1, made.value.nbytes(index))
+        best = max(held, key=held.__getitem__, default=None)  # of equals the first one needed
+        return best if best is not None and held[best] >= LITTLE * nbytes else None
+
+    def _meet(self, name: str, demands: Mapping[Block, set[int]]) -> None:
+        """Have the blocks that a value is made of where they are needed."""
+        free: dict[str, dict[Index, set[int]]] = {}
+        for (needed, index), ranks in demands.items():
+            have = self._made[needed].ranks[index]
+            if not have:
+                free.setdefault(needed, {})[index] = ranks
+                continue
+            for rank in sorted(ranks - set(have)):
+                self._made[name].shipments.append(Shipment(needed, index, have[0], rank))
+        for needed, blocks in free.items():
+            self._fix(needed, blocks)
+
+    def _fix(self, name: str, blocks: Mapping[Index, set[int]]) -> None:
+        """Have blocks without a place made on these ranks."""
+        made = self._made[name]
+        demands: dict[Block, set[int]] = {}
+        for index, ranks in blocks.items():
+            made.ranks[index] = tuple(sorted(ranks))
+            for need in made.needs[index]:
+                demands.setdefault(need, set()).update(ranks)
+        self._meet(name, demands)

@@ -1,0 +1,89 @@
+"""What each rank holds and works on while a program runs, in bytes, before it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dask_dgpu.runtime.placement import Ranks
+from dask_dgpu.runtime.program import Collective, Local, Plans, Program
+from dask_dgpu.runtime.value import Value
+from graph_opt.layout import Index
+
+
+class Shares:
+    """The bytes of each value on each rank.
+
+    Parameters
+    ----------
+    program : Program
+        What is run.
+    fixed : Plans
+        Where its blocks are.
+    size : int
+        Number of ranks.
+    """
+
+    def __init__(self, program: Program, fixed: Plans, size: int) -> None:
+        self.program = program
+        self.fixed = fixed
+        self.size = size
+        values = dict(program.inputs) | {step.output: step.result for step in program.steps}
+        self.values = values
+        self.shares = {
+            name: self._share(value, self._ranks(name)) for name, value in values.items()
+        }
+
+    def peak(self, collectives: Mapping[str, int]) -> int:
+        """Return the most bytes that a rank holds, given what each collective takes at most.
+
+        ``collectives`` counts for each the inputs, the output and the workspace.
+        """
+        last_use = {name: at for at, step in enumerate(self.program.steps) for name in step.inputs}
+        kept = {name for name, _ in self.program.outputs}
+        live = {name for name, _ in self.program.inputs}
+        most = self._held(live)
+        for at, step in enumerate(self.program.steps):
+            live.add(step.output)
+            extra = 0
+            if isinstance(step, Collective):
+                extra = max(0, collectives[step.output] - self._held({*step.inputs, step.output}))
+            most = max(most, self._held(live) + extra)
+            live = {name for name in live if name in kept or last_use.get(name, at) > at}
+        return most
+
+    def worked(self) -> list[int]:
+        """Return the bytes that the block functions of each rank read and write."""
+        total = [0] * self.size
+        for step in self.program.steps:
+            if isinstance(step, Local):
+                ranks = self.fixed.makings[step.output].ranks
+                for index, needs in zip(step.result.indices(), step.needs, strict=True):
+                    read = sum(self.values[name].nbytes(at) for name, at in needs)
+                    for rank in ranks[index]:
+                        total[rank] += step.result.nbytes(index) + read
+        return total
+
+    def shipped(self) -> int:
+        """Return the bytes of whole blocks that the busiest rank receives."""
+        total = [0] * self.size
+        for making in self.fixed.makings.values():
+            for each in making.shipments:
+                total[each.target] += self.values[each.name].nbytes(each.index)
+        return max(total)
+
+    def _ranks(self, name: str) -> Mapping[Index, Ranks]:
+        making = self.fixed.makings.get(name)
+        if making is not None:
+            return making.ranks
+        return {index: (rank,) for index, rank in self.fixed.values[name].owners()}
+
+    def _share(self, value: Value, ranks: Mapping[Index, Ranks]) -> list[int]:
+        total = [0] * self.size
+        for index, holders in ranks.items():
+            for rank in holders:
+                total[rank] += value.nbytes(index)
+        return total
+
+    def _held(self, names: set[str]) -> int:
+        """Return the bytes of some values on the rank that has most."""
+        return max(sum(self.shares[name][rank] for name in names) for rank in range(self.size))

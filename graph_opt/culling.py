@@ -1,0 +1,49 @@
+"""Culling that keeps the names of layers, and says what each of them reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from dask.highlevelgraph import HighLevelGraph, Layer
+
+Key = Any
+
+
+@dataclass(frozen=True)
+class Culled:
+    """What is left of a graph.
+
+    Parameters
+    ----------
+    graph : HighLevelGraph
+        The layers that are needed, each with no more than the tasks that are.
+    reads : dict of str to set of key
+        The keys of other layers that each layer reads.
+    """
+
+    graph: HighLevelGraph
+    reads: dict[str, set[Key]]
+
+
+def cull(graph: HighLevelGraph, keys: Collection[Key]) -> Culled:
+    """Leave out what nobody needs who wants ``keys``.
+
+    Dask's own does the same, but gives layers other names and forgets which of them
+    depend on each other.
+    """
+    legacy = any(layer.has_legacy_tasks for layer in graph.layers.values())
+    known: set[Key] = graph.get_all_external_keys() if legacy else set()
+    needed = set(keys)
+    layers: dict[str, Layer] = {}
+    reads: dict[str, set[Key]] = {}
+    for name in reversed(graph._toposort_layers()):
+        layer, dependencies = graph.layers[name].cull(needed, known)
+        if dependencies:
+            layers[name] = layer
+            reads[name] = set().union(*dependencies.values()) - dependencies.keys()
+            needed |= reads[name]
+    return Culled(
+        HighLevelGraph(layers, {n: graph.dependencies[n] & layers.keys() for n in layers}), reads
+    )
