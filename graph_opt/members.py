@@ -23,7 +23,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from toolz import curry
 
 from graph_opt.parse import ArrayGraph
-from graph_opt.pattern import CONTAINERS
+from graph_opt.pattern import unsupported
 
 OUTSIDE = (getter, getter_nofancy, getter_inline, load_store_chunk)
 """Functions that read or write a file, or an array in memory."""
@@ -89,7 +89,7 @@ def is_member(graph: ArrayGraph, name: str) -> bool:
     anything but arrays, or has tasks that depend on each other, stays with Dask.
     """
     layer, node = graph.layers[name], graph.node(name)
-    if node is None or not node.known or node.container not in CONTAINERS:
+    if node is None or unsupported((node,), node) is not None:
         return False
     needed = graph.dependencies[name]
     if not all(_is_array(graph, other) for other in needed):
@@ -117,7 +117,7 @@ def tasks_of(graph: ArrayGraph, name: str) -> Tasks:
 
 def _is_array(graph: ArrayGraph, name: str) -> bool:
     node = graph.node(name)
-    return node is not None and node.known
+    return node is not None and unsupported((node,), node) is None
 
 
 def _is_blockwork(tasks: Tasks, name: str) -> bool:

@@ -53,7 +53,7 @@ class _Made:
     value: Value
     ranks: dict[Index, Ranks]
     needs: Mapping[Index, Sequence[Block]] = field(default_factory=dict)
-    shipments: list[Shipment] = field(default_factory=list)
+    shipments: dict[Shipment, None] = field(default_factory=dict)  # in their order
 
 
 class Placement:
@@ -68,6 +68,7 @@ class Placement:
     def __init__(self, size: int) -> None:
         self.size = size
         self._made: dict[str, _Made] = {}
+        self._order: dict[str, int] = {}
 
     def put(self, name: str, value: Value, layout: Layout) -> None:
         """Note a value that has a place: an input, or the result of a collective."""
@@ -77,10 +78,12 @@ class Placement:
             if owner >= 0
         }
         self._made[name] = _Made(value, ranks)
+        self._order[name] = len(self._order)
 
     def make(self, name: str, value: Value, needs: Mapping[Index, Sequence[Block]]) -> None:
         """Note a value whose blocks are each made of whole blocks, and place what can be."""
         made = self._made[name] = _Made(value, dict.fromkeys(value.indices(), ()), needs)
+        self._order[name] = len(self._order)
         demands: dict[Block, set[int]] = {}
         for index in value.indices():
             rank = self._best(value.nbytes(index), needs[index])
@@ -96,7 +99,7 @@ class Placement:
         free = [index for index, ranks in made.ranks.items() if not ranks]
         if free:
             at = dict(zip(made.ranks, dealt(len(made.ranks), self.size), strict=True))
-            self._fix(name, {index: {at[index]} for index in free})
+            self._meet(name, {(name, index): {at[index]} for index in free})
         return made.value.placed([made.ranks[index][0] for index in made.value.indices()])
 
     def making(self, name: str) -> Making:
@@ -119,24 +122,34 @@ class Placement:
         return best if best is not None and held[best] >= LITTLE * nbytes else None
 
     def _meet(self, name: str, demands: Mapping[Block, set[int]]) -> None:
-        """Have the blocks that a value is made of where they are needed."""
-        free: dict[str, dict[Index, set[int]]] = {}
-        for (needed, index), ranks in demands.items():
-            have = self._made[needed].ranks[index]
-            if not have:
-                free.setdefault(needed, {})[index] = ranks
-                continue
-            for rank in sorted(ranks - set(have)):
-                self._made[name].shipments.append(Shipment(needed, index, have[0], rank))
-        for needed, blocks in free.items():
-            self._fix(needed, blocks)
+        """Have the blocks that a value is made of where they are needed.
 
-    def _fix(self, name: str, blocks: Mapping[Index, set[int]]) -> None:
-        """Have blocks without a place made on these ranks."""
-        made = self._made[name]
-        demands: dict[Block, set[int]] = {}
-        for index, ranks in blocks.items():
-            made.ranks[index] = tuple(sorted(ranks))
-            for need in made.needs[index]:
-                demands.setdefault(need, set()).update(ranks)
-        self._meet(name, demands)
+        What has no place is made there, on all ranks that want it, and so on with what it is
+        made of: values are visited from the last to the first, so that all who want a block
+        are known when its turn comes.
+        """
+        wanted: dict[str, dict[Index, list[tuple[str, set[int]]]]] = {}
+
+        def ask(reader: str, blocks: Mapping[Block, set[int]]) -> None:
+            for (needed, index), ranks in blocks.items():
+                wanted.setdefault(needed, {}).setdefault(index, []).append((reader, ranks))
+
+        ask(name, demands)
+        while wanted:
+            needed = max(wanted, key=self._order.__getitem__)
+            made = self._made[needed]
+            for index, readers in wanted.pop(needed).items():
+                if made.ranks[index]:
+                    self._send(needed, index, readers)
+                    continue
+                ranks = set().union(*(ranks for _, ranks in readers))
+                made.ranks[index] = tuple(sorted(ranks))
+                ask(needed, dict.fromkeys(made.needs[index], ranks))
+
+    def _send(self, name: str, index: Index, readers: Iterable[tuple[str, set[int]]]) -> None:
+        """Have a block travel to the ranks where it is read and not held."""
+        have = self._made[name].ranks[index]
+        for reader, ranks in readers:
+            for rank in sorted(ranks - set(have)):
+                shipment = Shipment(name, index, have[0], rank)
+                self._made[reader].shipments[shipment] = None

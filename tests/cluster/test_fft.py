@@ -53,7 +53,7 @@ def check(client: Client, y: da.Array, wanted: Any) -> int:
 def test_slabs(client, x):
     assert check(client, da.fft.fft2(x), np.fft.fft2(A)) == 1
     assert check(client, np.fft.fft(x, axis=0), np.fft.fft(A, axis=0)) == 1
-    assert check(client, da.fft.ifft2(da.fft.fft2(x)), A) == 2
+    assert check(client, da.fft.ifft2(da.fft.fft2(x)), A) == 1
 
 
 def test_any_chunks_and_layouts(client, on_device):
@@ -71,12 +71,12 @@ def test_cubes(client, on_device):
     y = da.fft.rfftn(x, s=(8, 12, 20), axes=(0, 1, 2), norm="ortho")
     assert check(client, y, np.fft.rfftn(CUBE, s=(8, 12, 20), axes=(0, 1, 2), norm="ortho")) == 1
     back = da.fft.irfftn(da.fft.rfftn(x), s=CUBE.shape, axes=(0, 1, 2))
-    assert check(client, back, CUBE) == 2
+    assert check(client, back, CUBE) == 1
 
 
 def test_before_a_product(client, x):
     z = da.fft.fft2(x) @ da.fft.fft2(x).T
-    assert check(client, z, np.fft.fft2(A) @ np.fft.fft2(A).T) in (2, 3)  # the transform is shared
+    assert check(client, z, np.fft.fft2(A) @ np.fft.fft2(A).T) == 1
 
 
 def test_single_precision_stays(client, on_device):

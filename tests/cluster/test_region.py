@@ -1,0 +1,212 @@
+"""Regions on a cluster: one gang, few tasks, values, and with workers lost."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, futures_of, wait
+
+import dask_dgpu as dgpu
+from tests.cluster.conftest import SETTINGS, start_cluster
+from tests.cluster.observe import (
+    PLUGIN,
+    TaskCounter,
+    eventually,
+    host,
+    launched_runs,
+    left_over,
+    running,
+    send_signal,
+    settled,
+)
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+RNG = np.random.default_rng(10)
+A = RNG.random((60, 44))
+SQUARE = RNG.random((44, 44))
+
+
+@pytest.fixture
+def x(on_device):
+    return on_device(A, (7, 44))
+
+
+def waves(x: da.Array) -> da.Array:
+    """Return a spectral filter, made of nothing, of the kind of blocks that ``x`` has."""
+    rows, columns = x.shape
+    k = da.fft.fftfreq(rows, chunks=7)[:, None] ** 2 + da.fft.fftfreq(columns, chunks=-1)[None] ** 2
+    mask = da.exp(-9 * k)
+    return mask if type(x._meta) is np.ndarray else mask.map_blocks(_moved)
+
+
+def _moved(block: Any) -> Any:
+    import cupy
+
+    return cupy.asarray(block)
+
+
+def filtered(x: da.Array) -> da.Array:
+    return da.fft.ifft2(da.fft.fft2(x) * waves(x)).real
+
+
+def wanted() -> Any:
+    rows, columns = A.shape
+    k = np.fft.fftfreq(rows)[:, None] ** 2 + np.fft.fftfreq(columns)[None] ** 2
+    return np.fft.ifft2(np.fft.fft2(A) * np.exp(-9 * k)).real
+
+
+def compute(client: Client, y: da.Array) -> tuple[Any, int]:
+    """Return a result, and how many gangs it took."""
+    before = launched_runs(client)
+    result = host(client.compute(y).result(timeout=100))
+    eventually(lambda: left_over(client) == 0)
+    return result, launched_runs(client) - before
+
+
+def test_a_filter_is_one_gang(client, x):
+    result, gangs = compute(client, filtered(x))
+    np.testing.assert_allclose(result, wanted(), rtol=1e-10, atol=1e-12)
+    assert gangs == 1
+
+
+def test_from_blocks_to_a_scalar(client, x):
+    error = abs(filtered(x) - x).max()
+    result, gangs = compute(client, error)
+    np.testing.assert_allclose(result, abs(wanted() - A).max(), rtol=1e-10)
+    assert gangs == 1
+
+
+def test_reductions_and_broadcasts_travel(client, on_device):
+    x = on_device(SQUARE, (11, 13))
+    y = x - x.mean(axis=0)
+    z = (y @ y.T) / y.var(axis=1)
+    result, gangs = compute(client, z + z.argmax(axis=0))
+    centred = SQUARE - SQUARE.mean(axis=0)
+    gram = (centred @ centred.T) / centred.var(axis=1)
+    np.testing.assert_allclose(result, gram + gram.argmax(axis=0), rtol=1e-9, atol=1e-9)
+    assert gangs == 1
+
+
+def test_ten_collectives_submit_few_tasks(client, on_device):
+    x = on_device(SQUARE, (11, 13)).persist()
+    wait(x)
+    counter = TaskCounter()
+    client.register_plugin(counter)
+    before = launched_runs(client)
+    y, expected = x, SQUARE
+    for _ in range(10):
+        y = (y @ x) / 22 + 1
+        expected = expected @ SQUARE / 22 + 1
+    y = y.persist()
+    wait(y)
+
+    def keys(dask_scheduler: Any) -> set[Any]:
+        return dask_scheduler.plugins[TaskCounter.name].keys
+
+    submitted = client.run_on_scheduler(keys) - {future.key for future in futures_of(x)}
+    client.unregister_scheduler_plugin(TaskCounter.name)
+    ranks = len(client.scheduler_info(n_workers=-1)["workers"])
+    assert len(submitted) <= len(futures_of(x)) + len(futures_of(y)) + 2 * ranks + 2
+    assert launched_runs(client) - before == 1
+    np.testing.assert_allclose(host(y.compute()), expected, rtol=1e-10)
+
+
+def test_results_are_ordinary_futures(client, x):
+    """Persisted results that share a region, and further work on one of them."""
+    spectrum = da.fft.fft2(x)
+    power = abs(spectrum) ** 2
+    spectrum, power = dask.persist(spectrum, power)
+    wait([spectrum, power])
+    expected = np.fft.fft2(A)
+    np.testing.assert_allclose(host(spectrum.compute()), expected, rtol=1e-10, atol=1e-10)
+    more = da.fft.ifft2(spectrum).real + power.sum()
+    np.testing.assert_allclose(host(more.compute()), A + (abs(expected) ** 2).sum(), rtol=1e-10)
+    del more, spectrum, power
+    eventually(lambda: left_over(client) == 0)
+
+
+def test_errors_name_the_operation(client, x):
+    def broken(block: Any) -> Any:
+        raise ArithmeticError("no such number")
+
+    y = da.fft.fft2(x).map_blocks(broken, dtype=complex, meta=x._meta, name="broken-0123456789")
+    with pytest.raises(dgpu.errors.GangError, match="no such number") as raised:
+        client.compute(y).result(timeout=60)
+    assert "broken-01234567" in str(raised.value)
+    assert raised.value.rank is not None
+    result, _ = compute(client, filtered(x))
+    np.testing.assert_allclose(result, wanted(), rtol=1e-10, atol=1e-12)
+
+
+class TestLosses:
+    """A worker is lost, or the caller goes away."""
+
+    @pytest.fixture
+    def cluster(self, device: str) -> Iterator[Any]:
+        """A cluster that the test may damage."""
+        with start_cluster(device) as cluster:
+            yield cluster
+
+    def slow(self, client: Client, seconds: float) -> None:
+        """Have every program begin late."""
+
+        def slow_down(dask_worker: Any) -> None:
+            device = dask_worker.plugins[PLUGIN].member.device
+            begin = type(device).begin
+
+            def late() -> None:
+                time.sleep(seconds)
+                begin(device)
+
+            device.begin = late
+
+        client.run(slow_down)
+
+    def test_cancelled_midway_frees_everything(self, client, cluster, x):
+        compute(client, filtered(x))
+
+        def dawdle(block: Any) -> Any:
+            time.sleep(0.3)
+            return block
+
+        future = client.compute(filtered(da.fft.fft2(x).real.map_blocks(dawdle)))
+        eventually(lambda: running(client))
+        time.sleep(0.2)
+        future.cancel()
+        eventually(lambda: left_over(client) == 0)
+        result, _ = compute(client, filtered(x))
+        np.testing.assert_allclose(result, wanted(), rtol=1e-10, atol=1e-12)
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(600)
+    def test_kills_at_random_moments(self, client, cluster, device, x):
+        kills = 10 if device == "cpu" else 3
+        chance = random.Random(13)
+        self.slow(client, 0.1)
+        for _ in range(kills):
+            if device == "cpu":
+                cluster.scale(4)  # a nanny whose worker is killed while it starts gives up
+            eventually(lambda: settled(cluster), seconds=60)
+            future = client.compute(filtered(x) * 1)
+            time.sleep(chance.uniform(0, 0.8))
+            workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+            send_signal(client, chance.choice(workers))
+            result = host(future.result(timeout=60))
+            np.testing.assert_allclose(result, wanted(), rtol=1e-10, atol=1e-12)
+            future.release()
+        eventually(lambda: left_over(client) == 0)
+
+
+def test_without_regions_each_collective_is_a_gang(client, x):
+    with dgpu.enable(client, **SETTINGS, regions=False):
+        result, gangs = compute(client, filtered(x))
+    np.testing.assert_allclose(result, wanted(), rtol=1e-10, atol=1e-12)
+    assert gangs > 1
