@@ -9,7 +9,7 @@ import platform
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's ``mallopt``."""
 
-KEPT = 16 << 20
+KEPT = 64 << 20
 """Bytes of freed memory that glibc may keep for the next allocation."""
 
 FROM_HEAP = 4 << 20

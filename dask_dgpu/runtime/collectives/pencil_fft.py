@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from dask_dgpu.algorithms.pencil_fft import (
     PencilPlan,
@@ -37,20 +40,43 @@ def _plan(
     def put(layout: Layout, chunks: Chunks) -> Layout:
         return place(layout, Value(tuple(map(cuts_of, chunks)), task.dtype), size)
 
-    return plan_on_ranks(_for_ranks(task, size), source.layout, size, machine, put)
+    planned = (
+        plan_on_ranks(plan, source.layout, size, machine, put)
+        for plan in _candidates(task, source.layout, size)
+    )
+    return min(planned, key=lambda ranked: cost(ranked, machine))
 
 
-def _for_ranks(plan: PencilPlan, size: int) -> PencilPlan:
-    """Return a plan to the same chunks that moves less, now that the ranks are counted."""
+def _candidates(plan: PencilPlan, source: Layout, size: int) -> list[PencilPlan]:
+    """Return plans to the same chunks, now that the ranks and their blocks are known.
+
+    Along an axis whose blocks are all on one rank anyway, the array is as good as whole.
+    """
+    found = [plan, _again(plan, plan.input_chunks, size)]
+    found += [
+        _again(
+            plan,
+            tuple(c if k != axis else (sum(c),) for k, c in enumerate(plan.input_chunks)),
+            size,
+        )
+        for axis in range(source.ndim)
+        if source.grid[axis] > 1 and _on_one_rank(source, axis)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _again(plan: PencilPlan, chunks: Chunks, size: int) -> PencilPlan:
+    """Plan the same for an array in other chunks, which each rank can have by itself."""
     transforms = [each for stage in plan.stages for each in stage.transforms]
     again = plan_pencil_fft(
-        plan.input_chunks,
-        plan.dtype,
-        transforms,
-        output_chunks=plan.output_chunks,
-        ranks=size,
+        chunks, plan.dtype, transforms, output_chunks=plan.output_chunks, ranks=size
     )
-    return min((plan, again), key=lambda one: one.moved(size))
+    return replace(again, input_chunks=plan.input_chunks)
+
+
+def _on_one_rank(layout: Layout, axis: int) -> bool:
+    owners = np.array(layout.owners, np.int64).reshape(layout.grid)
+    return bool((owners == owners.take([0], axis)).all())
 
 
 def _layout(plan: RankedPencil) -> Layout:
