@@ -51,7 +51,7 @@ SIGN = {"fft": -1, "ifft": 1}
 EVEN = 1.1
 """A largest block of so many times the share is as good as one of the share."""
 UNEVEN = 2.0
-"""A largest block of more times the share is too large."""
+"""A largest block of so many times the share is too large."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def matrix_for(n: int, parts: int, cuts: Sequence[int] = (), *, enough: int = 1)
     Returns
     -------
     Matrix or None
-        ``None`` if there is none without a block of more than twice the share.
+        ``None`` if all have a block of twice the share or more.
     """
     small = np.arange(1, math.isqrt(n) + 1, dtype=np.int64)
     divisors = small[n % small == 0].tolist()
@@ -95,7 +95,7 @@ def matrix_for(n: int, parts: int, cuts: Sequence[int] = (), *, enough: int = 1)
         matrix = Matrix(n // columns, columns)
         largest = max(largest_block(side, parts) * (n // side) for side in (columns, n // columns))
         unevenness = largest * parts / n
-        if unevenness > UNEVEN and largest > enough:
+        if unevenness >= UNEVEN and largest > enough:
             continue
         misses = any(cut % columns for cut in cuts)
         key = (max(EVEN, unevenness), misses, max(matrix.rows, columns))

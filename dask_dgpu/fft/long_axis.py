@@ -142,7 +142,8 @@ def along_long_axis(x: Array, transform: Transform) -> Array:
         y = four_step(y, to_complex, matrix, parts=parts, length=transform.output_length)
     if transform.kind in TO_REAL:
         dtype = transform.output_dtype(x.dtype.name)
-        y = da.map_blocks(kernel.real_part, y, dtype=dtype, meta=meta_like(y, y.ndim, dtype))
+        meta = meta_like(y, y.ndim, dtype)
+        y = da.map_blocks(kernel.real_part, y, out=dtype, dtype=dtype, meta=meta)
     return y
 
 

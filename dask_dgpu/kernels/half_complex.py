@@ -42,17 +42,19 @@ def one_sided(block: Array, axis: int, start: int, n: int, dtype: str) -> Array:
     return result
 
 
-def real_part(block: Array) -> Array:
+def real_part(block: Array, out: str) -> Array:
     """Return the real part in memory of its own.
 
     Parameters
     ----------
     block : numpy.ndarray or cupy.ndarray
         Of a complex dtype.
+    out : str
+        Real dtype of the result.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
         Of the shape of ``block``.
     """
-    return block.real.copy()
+    return block.real.astype(out)
