@@ -63,13 +63,11 @@ def transform_axes(
         return apply(x, plan, name)
     (alone,) = (each for each in transforms if each.axis == long)
     others = tuple(each for each in transforms if each.axis != long)
-    from_real = any(each.kind in FROM_REAL for each in others)
-    first = not others or not (from_real or alone.kind in TO_REAL)
-    y = along_long_axis(x, alone) if first else transform_axes(x, others, name)
-    if not first:
-        y = along_long_axis(y, alone)
-    elif others:
-        y = transform_axes(y, others, name)
+    # from real numbers first, to real numbers last
+    if alone.kind in TO_REAL or any(each.kind in FROM_REAL for each in others):
+        y = along_long_axis(transform_axes(x, others, name), alone)
+    else:
+        y = transform_axes(along_long_axis(x, alone), others, name)
     return rechunked(y, plan.output_chunks) if output_layout == "input" else y
 
 
