@@ -21,16 +21,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.pencil_fft import Transform, plan_pencil_fft
+from dask_dgpu.algorithms.pencil_fft import (
+    Transform,
+    even_chunks,
+    peak,
+    plan_on_ranks,
+    plan_pencil_fft,
+)
 from dask_dgpu.fft import long_axis
 from dask_dgpu.fft.bluestein import bluestein, convolution_matrix
 from dask_dgpu.fft.four_step import Matrix, four_step, matrix_for, row_cuts
 from dask_dgpu.runtime import local
+from graph_opt.cost import HOST
+from graph_opt.deferred import DeferredLayer
+from graph_opt.layout import Layout, cuts_of, dealt
+from tests.algorithms.test_pencil_fft_rank import in_order
 
 NAMES = ["fft", "ifft", "rfft", "irfft", "hfft", "ihfft"]
 SEVERAL = ["fftn", "ifftn", "rfftn", "irfftn"]
 REAL = ("rfft", "ihfft", "rfftn")
 DTYPES = ["bool", "int16", "float16", "float32", "float64", "complex64", "complex128"]
+MIB = 2**20
 NORMS = ["backward", "ortho", "forward"]
 # primes and twice primes, powers and products
 LENGTHS = [1, 2, 3, 4, 5, 7, 13, 16, 17, 36, 62, 64, 97, 100, 101, 120, 128, 194, 210, 243, 256]
@@ -220,6 +231,27 @@ def test_cuts_that_fit_move_nothing_before_the_first_transform() -> None:
     assert exchanges == 2
     assert not any(name.startswith("rechunk") for name in y.dask.layers)
     assert y.chunks == ((2**12,) * 16,)
+
+
+@pytest.mark.parametrize("n", [2**26, 3**8 * 10**4])
+@pytest.mark.parametrize("name", NAMES)
+def test_programs_hold_three_shares_and_the_graph_is_small(name: str, n: int) -> None:
+    parts, size = 16, 4
+    length = n // 2 + 1 if name in ("irfft", "hfft") else n
+    dtype = "float64" if name in REAL else "complex128"
+    x = da.zeros(length, chunks=(even_chunks(length, parts),), dtype=dtype)
+    y = getattr(dgpu.fft, name)(x, n=n)
+    share = n * 16 // size  # of complex numbers
+    for layer in y.dask.layers.values():
+        if isinstance(layer, DeferredLayer):
+            chunks = layer.source.chunks
+            blocks = math.prod(map(len, chunks))
+            source = Layout(tuple(map(cuts_of, chunks)), dealt(blocks, size))
+            ranked = plan_on_ranks(layer.plan, source, size, HOST, in_order(size))
+            assert peak(ranked) <= 3.01 * share + 64 * MIB
+            assert not layer.is_materialized()
+        elif layer.is_materialized():
+            assert len(layer) <= parts
 
 
 # Plans.

@@ -62,7 +62,7 @@ def expand(source: ArrayNode, plan: PencilPlan) -> tuple[str, Mapping[Any, Graph
 def _stages(x: Any, plan: PencilPlan, meta: Any) -> Any:
     """Rechunk and transform; ``meta`` is of the type of the blocks."""
     for stage in plan.stages:
-        x = rechunked(x, stage.chunks)
+        x = _rechunked(x, stage.chunks)
         dtype = x.dtype.name
         for transform in stage.transforms:
             dtype = transform.output_dtype(dtype)
@@ -74,10 +74,10 @@ def _stages(x: Any, plan: PencilPlan, meta: Any) -> Any:
             meta=np.empty_like(meta, dtype=dtype),
             token="-".join(transform.kind for transform in stage.transforms),
         )
-    return rechunked(x, plan.output_chunks)
+    return _rechunked(x, plan.output_chunks)
 
 
-def rechunked(x: Array, chunks: tuple[tuple[int, ...], ...]) -> Array:
+def _rechunked(x: Array, chunks: tuple[tuple[int, ...], ...]) -> Array:
     """Drop what is beyond the new chunks, and rechunk.
 
     By tasks: P2P would want the client and a worker's plugin, neither of which is to be

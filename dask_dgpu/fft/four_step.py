@@ -34,13 +34,14 @@ import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.algorithms.pencil_fft import (
+    Chunks,
     PencilPlan,
     Stage,
     Transform,
     even_chunks,
     result_dtype,
 )
-from dask_dgpu.fft.fallback import apply, rechunked
+from dask_dgpu.fft.fallback import apply
 from dask_dgpu.kernels import four_step as kernel
 
 Sizes = tuple[tuple[int, ...], tuple[int, ...]]
@@ -216,15 +217,35 @@ def _transformed(
     chunks[transform.axis] = (x.shape[transform.axis],)
     chunks[cut] = even_chunks(x.shape[cut], parts)
     stage = Stage(tuple(chunks), (transform,))
-    end = list(stage.output_chunks)
-    if output is not None:
-        first = min(transform.axis, cut)
-        end[first : first + 2] = output
-    complete = tuple(map(sum, end)) == tuple(map(sum, stage.output_chunks))
-    last = tuple(end) if complete else stage.output_chunks
     dtype = x.dtype.name
-    plan = PencilPlan(x.chunks, dtype, (stage,), last, result_dtype(dtype, (transform,)))
-    return rechunked(apply(x, plan, transform.kind), tuple(end))
+    end = result_dtype(dtype, (transform,))
+    plan = PencilPlan(x.chunks, dtype, (stage,), stage.output_chunks, end)
+    y = apply(x, plan, transform.kind)
+    if output is None:
+        return y
+    first = min(transform.axis, cut)
+    # not in the plan, which would move what is left out as well
+    return moved(y, (*y.chunks[:first], *output, *y.chunks[first + 2 :]))
+
+
+def moved(x: Array, chunks: Chunks) -> Array:
+    """Leave out what is beyond the end of some chunks, and change to these.
+
+    Parameters
+    ----------
+    x : dask.array.Array
+        Any array.
+    chunks : tuple of tuple of int
+        The new chunks.
+
+    Returns
+    -------
+    dask.array.Array
+        One layer, where blocks must move: its tasks are made where they run.
+    """
+    y = x[tuple(slice(0, sum(sizes)) for sizes in chunks)]
+    plan = PencilPlan(y.chunks, y.dtype.name, (), chunks, y.dtype.name)
+    return apply(y, plan, "exchange")
 
 
 def _twiddled(x: Array, transform: Transform) -> Array:
@@ -262,7 +283,7 @@ def as_matrix(x: Array, axis: int, matrix: Matrix) -> Array:
     """
     length, width = min(matrix.n, x.shape[axis]), matrix.columns
     sizes = row_cuts(x.chunks[axis], length, width)
-    x = rechunked(x, (*x.chunks[:axis], sizes, *x.chunks[axis + 1 :]))
+    x = moved(x, (*x.chunks[:axis], sizes, *x.chunks[axis + 1 :]))
     rows = tuple(-(-size // width) for size in sizes)
     return da.map_blocks(
         kernel.matrix_of,

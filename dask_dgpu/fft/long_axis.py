@@ -18,8 +18,8 @@ from dask.array.core import Array
 
 from dask_dgpu.algorithms.pencil_fft import Chunks, PencilPlan, Transform, plan_pencil_fft
 from dask_dgpu.fft.bluestein import bluestein
-from dask_dgpu.fft.fallback import apply, rechunked
-from dask_dgpu.fft.four_step import four_step, matrix_for, meta_like
+from dask_dgpu.fft.fallback import apply
+from dask_dgpu.fft.four_step import four_step, matrix_for, meta_like, moved
 from dask_dgpu.kernels import half_complex as kernel
 
 SMALL = 16 * 2**20
@@ -68,7 +68,7 @@ def transform_axes(
         y = along_long_axis(transform_axes(x, others, name), alone)
     else:
         y = transform_axes(along_long_axis(x, alone), others, name)
-    return rechunked(y, plan.output_chunks) if output_layout == "input" else y
+    return moved(y, plan.output_chunks) if output_layout == "input" else y
 
 
 def too_long(plan: PencilPlan, *, small: int) -> int | None:

@@ -75,7 +75,7 @@ def test_cubes(client, on_device):
     assert check(client, back, CUBE) == 2
 
 
-@pytest.mark.parametrize(("n", "gangs"), [(2640, 2), (2647, 7)])
+@pytest.mark.parametrize(("n", "gangs"), [(2640, 3), (2647, 7)])
 def test_one_axis(client, on_device, monkeypatch, n, gangs):
     monkeypatch.setattr(long_axis, "SMALL", 0)
     a = np.resize(A.ravel(), n)
