@@ -29,8 +29,9 @@ from dask_dgpu.algorithms.pencil_fft import (
     plan_pencil_fft,
 )
 from dask_dgpu.fft import long_axis
-from dask_dgpu.fft.bluestein import bluestein, convolution_matrix
-from dask_dgpu.fft.four_step import Matrix, four_step, matrix_for, row_cuts
+from dask_dgpu.fft.bluestein import bluestein
+from dask_dgpu.fft.four_step import four_step
+from dask_dgpu.fft.matrix import Matrix, convolution_matrix, matrix_for, row_cuts
 from dask_dgpu.runtime import local
 from graph_opt.cost import HOST
 from graph_opt.deferred import DeferredLayer

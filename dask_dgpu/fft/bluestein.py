@@ -22,38 +22,19 @@ from itertools import accumulate
 from typing import Any
 
 import dask.array as da
-import scipy.fft
 from dask.array.core import Array
 from dask.utils import typename
 
 from dask_dgpu.algorithms.pencil_fft import Transform
 from dask_dgpu.fft.four_step import (
     SIGN,
-    Matrix,
     as_matrix,
     meta_like,
     scrambled,
     unscrambled,
 )
+from dask_dgpu.fft.matrix import Matrix, convolution_matrix
 from dask_dgpu.kernels import bluestein as kernel
-
-
-def convolution_matrix(n: int) -> Matrix:
-    """Return a matrix that is nearly square, of ``2 n - 1`` elements or a few more.
-
-    Parameters
-    ----------
-    n : int
-        Length of the transform.
-
-    Returns
-    -------
-    Matrix
-        Its sides have no large prime factors.
-    """
-    least = 2 * n - 1
-    rows = scipy.fft.next_fast_len(math.isqrt(least - 1) + 1)
-    return Matrix(rows, scipy.fft.next_fast_len(-(-least // rows)))
 
 
 def bluestein(x: Array, transform: Transform, *, parts: int, length: int) -> Array:

@@ -19,7 +19,8 @@ from dask.array.core import Array
 from dask_dgpu.algorithms.pencil_fft import Chunks, PencilPlan, Transform, plan_pencil_fft
 from dask_dgpu.fft.bluestein import bluestein
 from dask_dgpu.fft.fallback import apply
-from dask_dgpu.fft.four_step import four_step, matrix_for, meta_like, moved
+from dask_dgpu.fft.four_step import four_step, meta_like, moved
+from dask_dgpu.fft.matrix import matrix_for
 from dask_dgpu.kernels import half_complex as kernel
 
 SMALL = 16 * 2**20
