@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from dask._task_spec import GraphNode, cull
+from dask._task_spec import Alias, GraphNode, cull
 from dask.highlevelgraph import Layer
 
 from graph_opt.node import ArrayNode
@@ -95,7 +95,7 @@ class DeferredLayer(Layer):
             named = {}
             for key, task in tasks.items():
                 mine = (self.output.name, *key[1:]) if key[0] == name else key
-                named[mine] = task.substitute({}, key=mine) if mine != key else task
+                named[mine] = _renamed(task, mine)
             self._tasks = named if self.wanted is None else cull(named, self.get_output_keys())
         return self._tasks
 
@@ -110,3 +110,11 @@ class DeferredLayer(Layer):
 
     def __len__(self) -> int:
         return len(self.tasks())
+
+
+def _renamed(task: GraphNode, key: Key) -> GraphNode:
+    if key == task.key:
+        return task
+    if isinstance(task, Alias):  # Dask leaves its key when it substitutes nothing
+        return Alias(key, task.target)
+    return task.substitute({}, key=key)

@@ -280,6 +280,16 @@ def test_only_what_is_wanted_is_computed() -> None:
     assert dict(again) == dict(culled)
 
 
+def test_tasks_have_the_keys_under_which_they_are_found() -> None:
+    x = da.ones((1, 8), chunks=(1, 4))
+    with dask.config.set({"dgpu.fft.output-layout": "input"}):
+        y = dgpu.fft.fft(x)
+    layer = y.dask.layers[y.name]
+    assert isinstance(layer, DeferredLayer)
+    assert [task.key for task in layer.values()] == list(layer)
+    np.testing.assert_allclose((y + 1).compute(), np.fft.fft(np.ones((1, 8))) + 1, atol=1e-14)
+
+
 USES: dict[str, Callable[[da.Array], Any]] = {
     "compute": lambda y: y.compute(),
     "persist": lambda y: y.persist().compute(),

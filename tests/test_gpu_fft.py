@@ -11,6 +11,7 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.pencil_fft import Transform
+from dask_dgpu.fft import long_axis
 from dask_dgpu.fft.call import NAMES
 from dask_dgpu.kernels.fft import transform
 
@@ -91,3 +92,29 @@ def test_kernel_leaves_its_input_alone() -> None:
     before = block.copy()
     transform(block, [Transform("ifft", 2, 4), Transform("ifft", 0, 6), Transform("irfft", 1, 8)])
     assert bool((block == before).all())
+
+
+@pytest.mark.parametrize("name", ["fft", "ifft", "rfft", "irfft", "hfft", "ihfft"])
+@pytest.mark.parametrize("dtype", ["int16", "float32", "float64"])
+@pytest.mark.parametrize("n", [3600, 3607])
+@pytest.mark.parametrize("ranks", [None, 3])
+def test_a_long_axis(
+    name: str, dtype: str, n: int, ranks: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cupy
+
+    monkeypatch.setattr(long_axis, "SMALL", 0)
+    a = numbers(2, n, dtype=dtype)
+    y = getattr(dgpu.fft, name)(on_device(a, (2, 500)), n=n)
+    expected = getattr(np.fft, name)(a, n=n)
+    if ranks is None:
+        value = y.compute(scheduler="synchronous")
+    else:
+        with dgpu.enable(local_ranks=ranks, on_error="raise", when="always"):
+            value = y.compute(scheduler="threads")
+    assert isinstance(y._meta, cupy.ndarray)
+    assert isinstance(value, cupy.ndarray)
+    assert y.numblocks[1] == 8
+    assert y.dtype == value.dtype == expected.dtype
+    error = np.linalg.norm(cupy.asnumpy(value) - expected)
+    assert error <= 8 * np.finfo(value.dtype).eps * np.log2(n) * np.linalg.norm(expected)

@@ -2,12 +2,21 @@
 
 The functions of ``numpy.fft``, with the same parameters. Where every transformed axis is a
 single chunk they are Dask's own. Else blocks move as a plan of slabs or pencils says (see
-``dask_dgpu.algorithms.pencil_fft``), and no axis that is not transformed is gathered. Works
-with any scheduler, with dask_dgpu enabled or not; :func:`dask_dgpu.enable` makes
-``dask.array.fft``, and with it ``numpy.fft`` of a Dask array, the same.
+``dask_dgpu.algorithms.pencil_fft``), and no axis that is not transformed is gathered. An axis
+that is too long for a block is transformed without being gathered either, by the four-step
+algorithm or Bluestein's ([1]_, [2]_). Works with any scheduler, with dask_dgpu enabled or
+not; :func:`dask_dgpu.enable` makes ``dask.array.fft``, and with it ``numpy.fft`` of a Dask
+array, the same.
 
 The chunks of a result are those of the last step unless the setting
 ``dgpu.fft.output-layout`` is ``"input"``.
+
+References
+----------
+.. [1] D. H. Bailey, "FFTs in external or hierarchical memory", The Journal of
+   Supercomputing 4 (1990).
+.. [2] L. I. Bluestein, "A linear filtering approach to the computation of discrete Fourier
+   transform", IEEE Transactions on Audio and Electroacoustics 18 (1970).
 
 Examples
 --------

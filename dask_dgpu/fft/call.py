@@ -10,8 +10,8 @@ from typing import Any
 from dask.array.core import Array
 from dask.utils import typename
 
-from dask_dgpu.algorithms.pencil_fft import Transform, plan_pencil_fft
-from dask_dgpu.fft.fallback import apply
+from dask_dgpu.algorithms.pencil_fft import Transform
+from dask_dgpu.fft.long_axis import transform_axes
 from dask_dgpu.settings import fft_output_layout
 
 NAMES = (
@@ -57,8 +57,7 @@ def transformed(
         )
     if container not in CONTAINERS:
         raise TypeError(f"a has blocks of type {container}, which must be one of NumPy or CuPy")
-    plan = plan_pencil_fft(x.chunks, x.dtype.name, transforms, output_layout=fft_output_layout())
-    return apply(x, plan, name)
+    return transform_axes(x, transforms, name, output_layout=fft_output_layout())
 
 
 def _understood_by_dask(arguments: Mapping[str, Any]) -> bool:

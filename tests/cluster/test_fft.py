@@ -14,6 +14,7 @@ import pytest
 from distributed import Client, futures_of, wait
 
 import dask_dgpu as dgpu
+from dask_dgpu.fft import long_axis
 from tests.cluster.conftest import start_cluster
 from tests.cluster.observe import (
     PLUGIN,
@@ -72,6 +73,18 @@ def test_cubes(client, on_device):
     assert check(client, y, np.fft.rfftn(CUBE, s=(8, 12, 20), axes=(0, 1, 2), norm="ortho")) == 1
     back = da.fft.irfftn(da.fft.rfftn(x), s=CUBE.shape, axes=(0, 1, 2))
     assert check(client, back, CUBE) == 1
+
+
+@pytest.mark.parametrize(("n", "gangs"), [(2640, 3), (2647, 7)])
+def test_one_axis(client, on_device, monkeypatch, n, gangs):
+    monkeypatch.setattr(long_axis, "SMALL", 0)
+    a = np.resize(A.ravel(), n)
+    x = on_device(a, (240,))
+    y = da.fft.fft(x)
+    assert y.numblocks == x.numblocks
+    assert check(client, y, np.fft.fft(a)) == gangs
+    back = da.fft.irfft(da.fft.rfft(x.real), n=n)
+    assert check(client, back, a.real) > gangs
 
 
 def test_before_a_product(client, x):

@@ -33,21 +33,32 @@ References
 """
 
 from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
-from dask_dgpu.algorithms.pencil_fft.plan import Exchange, PencilPlan, Stage, Transform
+from dask_dgpu.algorithms.pencil_fft.plan import (
+    Chunks,
+    Exchange,
+    PencilPlan,
+    Stage,
+    Transform,
+    even_chunks,
+    result_dtype,
+)
 from dask_dgpu.algorithms.pencil_fft.rank import pencil_fft_rank, pencil_fft_reference
 from dask_dgpu.algorithms.pencil_fft.ranks import RankedPencil, cost, peak, plan_on_ranks, received
 
 __all__ = [
+    "Chunks",
     "Exchange",
     "PencilPlan",
     "RankedPencil",
     "Stage",
     "Transform",
     "cost",
+    "even_chunks",
     "peak",
     "pencil_fft_rank",
     "pencil_fft_reference",
     "plan_on_ranks",
     "plan_pencil_fft",
     "received",
+    "result_dtype",
 ]

@@ -17,11 +17,11 @@ from dask_dgpu.algorithms.pencil_fft.plan import (
     PencilPlan,
     Stage,
     Transform,
+    even_chunks,
     result_dtype,
     shape_of,
     transformed,
 )
-from graph_opt.layout import even_spans
 
 MANY = 4
 """Up to so many axes, all sets of them are considered."""
@@ -191,7 +191,7 @@ def _layouts(chunks: Chunks, whole: frozenset[int], target: int) -> Iterator[Chu
             others = math.prod(len(sizes) for other, sizes in cut.items() if other != axis)
             parts = min(shape[axis], -(-target // others))
             if parts > len(cut[axis]):
-                cut[axis] = _even(shape[axis], parts)
+                cut[axis] = even_chunks(shape[axis], parts)
         yield tuple(cut.values())
 
 
@@ -236,12 +236,8 @@ def _like(chunks: Chunks, transforms: Iterable[Transform]) -> Chunks:
     for transform in transforms:
         length = transform.output_length
         if length != sum(chunks[transform.axis]):
-            like[transform.axis] = _even(length, len(chunks[transform.axis]))
+            like[transform.axis] = even_chunks(length, len(chunks[transform.axis]))
     return tuple(like)
-
-
-def _even(length: int, parts: int) -> tuple[int, ...]:
-    return tuple(hi - lo for lo, hi in even_spans(0, length, max(1, min(parts, length))))
 
 
 def _check(chunks: Chunks, transforms: Sequence[Transform], output_layout: str) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graph_opt.layout import even_spans
+
 Chunks = tuple[tuple[int, ...], ...]
 
 KINDS = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
@@ -203,6 +205,11 @@ class PencilPlan:
 def _cuts(sizes: tuple[int, ...]) -> set[int]:
     """Return where an axis is cut, its ends left out."""
     return set(itertools.accumulate(sizes[:-1]))
+
+
+def even_chunks(length: int, parts: int) -> tuple[int, ...]:
+    """Return up to so many chunks of an axis, whose lengths differ by one at most."""
+    return tuple(hi - lo for lo, hi in even_spans(0, length, max(1, min(parts, length))))
 
 
 def shape_of(chunks: Chunks) -> tuple[int, ...]:
