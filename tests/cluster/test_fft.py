@@ -75,16 +75,16 @@ def test_cubes(client, on_device):
     assert check(client, back, CUBE) == 1
 
 
-@pytest.mark.parametrize(("n", "gangs"), [(2640, 3), (2647, 7)])
-def test_one_axis(client, on_device, monkeypatch, n, gangs):
+@pytest.mark.parametrize("n", [2640, 2647])
+def test_one_axis(client, on_device, monkeypatch, n):
     monkeypatch.setattr(long_axis, "SMALL", 0)
     a = np.resize(A.ravel(), n)
     x = on_device(a, (240,))
     y = da.fft.fft(x)
     assert y.numblocks == x.numblocks
-    assert check(client, y, np.fft.fft(a)) == gangs
+    assert check(client, y, np.fft.fft(a)) == 1
     back = da.fft.irfft(da.fft.rfft(x.real), n=n)
-    assert check(client, back, a.real) > gangs
+    assert check(client, back, a.real) == 1
 
 
 def test_before_a_product(client, x):
