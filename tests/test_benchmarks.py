@@ -126,6 +126,22 @@ def test_pencil_fft_writes_every_figure(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
+def test_region_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "region.py", "--quick")
+    ways = ["dask_dgpu", "dask_dgpu, a gang for each collective", "dask"]
+    assert [line["what"] for line in lines] == [
+        "ten products, numpy",
+        *(f"spectral Poisson solve, {way}" for way in ways),
+        *(f"ten products, {way}" for way in ways),
+    ]
+    assert [line["ratio"] for line in lines][3::3] == [1, 1]
+    for line in lines:
+        assert len(line["seconds"]) == 1
+        assert line["median"] == line["seconds"][0] > 0
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_the_pencil_fft_benchmark_for_gpus_runs_on_a_cpu(tmp_path: Path) -> None:
     sizes = ["--n", "64", "--cubes", "16", "--repetitions", "1", "--dtype", "complex128"]
     lines = lines_of(tmp_path / "figures.jsonl", "pencil_fft_gpu.py", "--device", "cpu", *sizes)
