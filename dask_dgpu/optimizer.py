@@ -24,10 +24,11 @@ from graph_opt.finish import finish
 from graph_opt.members import fuse, members
 from graph_opt.node import Declined
 from graph_opt.parse import ArrayGraph, parse
+from graph_opt.partition import partition
 from graph_opt.piece import Piece
 from graph_opt.piece_layer import PieceLayer
 from graph_opt.redistribution import Redistribution
-from graph_opt.region import Region, partition
+from graph_opt.region import Region
 from graph_opt.rewrite import find, replace
 from graph_opt.spec import check
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from dask_dgpu.comm.protocol import Comm
@@ -16,6 +17,7 @@ from graph_opt.node import label
 
 Array = Any
 Progress = Callable[[str, int, int], None]
+Calling = Callable[[], AbstractContextManager[Any]]
 
 NUMPY = "numpy.ndarray"
 
@@ -27,8 +29,11 @@ def execute(
     device: Device,
     values: dict[str, Blocks],
     progress: Progress = lambda step, done, steps: None,
+    calling: Calling = nullcontext,
 ) -> dict[Key, Array]:
     """Run a program as one rank; ``values`` holds its blocks of the inputs and is used up.
+
+    Block functions, which may be a user's, are called inside ``calling()``.
 
     Returns the blocks of the results that this rank ends up with, by value and place. The
     host has waited for the device when this returns. A block is let go of after its last
@@ -40,7 +45,7 @@ def execute(
     kept = {name for name, _ in program.outputs}
     for at, step in enumerate(program.steps):
         if isinstance(step, Local):
-            values[step.output] = _made(step, fixed, comm, device, values, progress)
+            values[step.output] = _made(step, fixed, comm, device, values, progress, calling)
         else:
             values[step.output] = _computed(step, fixed, comm, device, values, known, progress)
         unread = step.output not in last_use and step.output not in kept
@@ -106,9 +111,11 @@ def _made(
     device: Device,
     values: Mapping[str, Blocks],
     progress: Progress,
+    calling: Calling,
 ) -> Blocks:
     """Run the block functions of a step for the blocks that this rank makes."""
-    progress(label(step.output), 0, 1)
+    name = label(step.output)
+    progress(name, 0, len(step.needs))
     making = fixed.makings[step.output]
     came = ship(making.shipments, comm, device, values)
     tasks = step.tasks.load()
@@ -116,14 +123,19 @@ def _made(
     container = step.result.container
     mine = [index for index, ranks in making.ranks.items() if comm.rank in ranks]
 
+    done: list[tuple[int, ...]] = []
+
     def block(need: Block) -> Array:
-        name, index = need
-        held = came[need] if need in came else values[name][index]
+        held = came[need] if need in came else values[need[0]][need[1]]
         return _outside(held, container, device)
 
     def make(index: tuple[int, ...]) -> Array:
         arguments = {(need[0], *need[1]): block(need) for need in needs[index]}
-        return tasks[index](arguments)
+        with calling():
+            made = tasks[index](arguments)
+        done.append(index)
+        progress(name, len(done), len(mine))
+        return made
 
     return dict(zip(mine, device.each(make, mine), strict=True))
 

@@ -22,7 +22,8 @@ async def watch(scheduler: Scheduler, run: Run, fail: Callable[[Run, GangError],
     """Look at the members of a run until it ends; call ``fail`` when it stands still.
 
     Progress is what the ranks report of their steps, not the time a program
-    takes: a long product is no hang.
+    takes: a long product is no hang. Nor is a function of the user's that goes on and on;
+    Dask would wait for it too.
     """
     timeout = run.program.limits.timeout
     interval = min(timeout / 4, MOST_SECONDS_BETWEEN_LOOKS)
@@ -36,7 +37,8 @@ async def watch(scheduler: Scheduler, run: Run, fail: Callable[[Run, GangError],
         awaited = sorted(run.awaited)
         reports = await asyncio.gather(*(_look(scheduler, run, w, interval) for w in awaited))
         now = {w: (r["done"], r["phase"]) for w, r in zip(awaited, reports, strict=True) if r}
-        if any(now[worker] != seen.get(worker) for worker in now) or len(now) > len(seen):
+        busy = any(report["calling"] for report in reports if report)
+        if busy or any(now[w] != seen.get(w) for w in now) or len(now) > len(seen):
             moved = clock()
         seen = {**seen, **now}
         if clock() - moved >= timeout:
@@ -53,10 +55,10 @@ async def _look(scheduler: Scheduler, run: Run, worker: str, limit: float) -> Re
         answer = await asyncio.wait_for(scheduler.rpc(worker).dgpu_report(), limit)
     except (TimeoutError, OSError):
         return None
-    for key, run_id, phase, done in answer["running"]:
+    for key, run_id, phase, done, calling in answer["running"]:
         if key == run.key and run_id == run.run_id:
-            return {"phase": phase, "done": done}
-    return {"phase": "finished", "done": -1}
+            return {"phase": phase, "done": done, "calling": calling}
+    return {"phase": "finished", "done": -1, "calling": False}
 
 
 def _blame(

@@ -7,14 +7,16 @@ import logging
 import pickle
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.exceptions import Reschedule
-from distributed.utils import sync
+from distributed.utils import set_thread_state, sync
 
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.errors import CommError, DgpuError, GangError
@@ -62,6 +64,17 @@ class Job:
     given_up: threading.Event = field(default_factory=threading.Event)
     phase: str = "queued"
     done: int = 0
+    calls: set[int] = field(default_factory=set)
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Note that this thread is in a function of the user's."""
+        thread = threading.get_ident()
+        self.calls.add(thread)
+        try:
+            yield
+        finally:
+            self.calls.discard(thread)
 
     def progress(self, step: str, done: int, steps: int) -> None:
         """Note how far the program is; raise if nobody waits for it any more."""
@@ -219,7 +232,10 @@ class GangWorkerPlugin(WorkerPlugin):
     def _report(self) -> dict[str, Any]:
         return {
             "device": self.member.describe(),
-            "running": [(job.key, job.run_id, job.phase, job.done) for job in self.jobs.values()],
+            "running": [
+                (job.key, job.run_id, job.phase, job.done, bool(job.calls))
+                for job in self.jobs.values()
+            ],
             "staged": len(self.staged),
             "last_seconds": self.last_seconds,
             "results": sum(map(len, self.results.values())),
@@ -261,7 +277,10 @@ class GangWorkerPlugin(WorkerPlugin):
             job.phase = "program"
             fixed = plans(program, job.owners, job.size)
             begin = perf_counter()
-            blocks = execute(program, fixed, comm, self.member.device, job.blocks, job.progress)
+            device = self.member.device
+            blocks = execute(
+                program, fixed, comm, device, job.blocks, job.progress, partial(self._calling, job)
+            )
             self.last_seconds = perf_counter() - begin
             self.results[name] = blocks
             if job.given_up.is_set():
@@ -275,6 +294,13 @@ class GangWorkerPlugin(WorkerPlugin):
         finally:
             job.blocks.clear()
             self.jobs.pop(name, None)
+
+    @contextmanager
+    def _calling(self, job: Job) -> Iterator[None]:
+        """Call a block function: it finds its worker as in a task, and may take its time."""
+        state = {"worker": self.worker, "stimulus_id": f"dgpu-run-{job.run_id}"}
+        with set_thread_state(execution_state=state), job.calling():
+            yield
 
     def _fail(self, job: Job, error: BaseException) -> None:
         reason = f"{type(error).__name__}: {error}"

@@ -13,9 +13,10 @@ from graph_opt.culling import Culled, cull
 from graph_opt.emit import GangLayer, TaskFunctions, emit
 from graph_opt.members import fuse, members
 from graph_opt.parse import parse
+from graph_opt.partition import partition
 from graph_opt.product import Product
 from graph_opt.redistribution import Redistribution
-from graph_opt.region import Blockwork, Member, Region, partition
+from graph_opt.region import Blockwork, Member, Region
 from graph_opt.rewrite import Matches, find, replace
 
 

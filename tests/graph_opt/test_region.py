@@ -103,6 +103,22 @@ def test_a_component_without_a_collective_is_no_region() -> None:
     )
 
 
+def test_a_stream_that_is_reduced_before_a_collective_is_left_to_dask() -> None:
+    x = da.random.default_rng(1).random((64, 12), chunks=(4, 12))
+    z = (x + 1).mean(axis=0)[None] @ B
+    (region,) = regions(z, local=True)
+    assert not any("random" in kind or "mean_chunk" in kind for kind in kinds(region))
+    np.testing.assert_allclose(value(z, emitted(z, local=True)), z.compute())
+
+
+def test_what_is_reduced_and_needed_otherwise_too_is_not() -> None:
+    x = da.random.default_rng(1).random((64, 12), chunks=(4, 12))
+    y = x - x.mean(axis=0)
+    (region,) = regions(y.T @ y, local=True)
+    assert region.inputs == ()
+    assert {"random", "mean_chunk", "sub"} <= set(kinds(region))
+
+
 def test_pieces_alone_are_regions_too() -> None:
     first, second = sorted(regions((A @ B + 1) @ A), key=lambda region: len(region.wanted))
     assert [len(region.members) for region in (first, second)] == [1, 1]
