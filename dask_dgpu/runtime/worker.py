@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.exceptions import Reschedule
 from distributed.utils import set_thread_state, sync
+from distributed.worker import _worker_cvar
 
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.errors import CommError, DgpuError, GangError
@@ -299,8 +300,12 @@ class GangWorkerPlugin(WorkerPlugin):
     def _calling(self, job: Job) -> Iterator[None]:
         """Call a block function: it finds its worker as in a task, and may take its time."""
         state = {"worker": self.worker, "stimulus_id": f"dgpu-run-{job.run_id}"}
-        with set_thread_state(execution_state=state), job.calling():
-            yield
+        token = _worker_cvar.set(self.worker)
+        try:
+            with set_thread_state(execution_state=state), job.calling():
+                yield
+        finally:
+            _worker_cvar.reset(token)
 
     def _fail(self, job: Job, error: BaseException) -> None:
         reason = f"{type(error).__name__}: {error}"

@@ -11,7 +11,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, futures_of, wait
+from distributed import Client, futures_of, get_worker, wait
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS, start_cluster
@@ -210,3 +210,25 @@ def test_without_regions_each_collective_is_a_gang(client, x):
         result, gangs = compute(client, filtered(x))
     np.testing.assert_allclose(result, wanted(), rtol=1e-10, atol=1e-12)
     assert gangs > 1
+
+
+def test_functions_find_their_worker(client, x):
+    def numbered(block: Any) -> Any:
+        return block * 0 + len(get_worker().plugins) // len(get_worker().plugins)
+
+    result, gangs = compute(client, da.fft.fft2(x).map_blocks(numbered, meta=x._meta).real)
+    assert (result == 1).all()
+    assert gangs == 1
+
+
+def test_functions_may_take_longer_than_a_gang_may_stand_still(client, on_device):
+    x = on_device(SQUARE, (11, 44))  # a block a worker, which all take as long
+
+    def slow(block: Any) -> Any:
+        time.sleep(4)
+        return block
+
+    with dgpu.enable(client, **(SETTINGS | {"gang_timeout": "2s"})):
+        y = da.fft.fft2(x).map_blocks(slow, dtype=complex, meta=x._meta)
+        result, _ = compute(client, y)
+    np.testing.assert_allclose(result, np.fft.fft2(SQUARE), rtol=1e-10, atol=1e-10)
