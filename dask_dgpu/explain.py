@@ -11,6 +11,7 @@ from dask.base import is_dask_collection
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import format_bytes
 
+from dask_dgpu.measured import Step, last_run
 from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.predict import Prediction
 from graph_opt.node import Declined, label
@@ -31,6 +32,8 @@ class Explanation:
     regions : tuple of (Region, Prediction)
         The gangs, each with the pieces and the work of Dask's own that it runs as one
         program.
+    runs : tuple of tuple of Step
+        For each gang the steps of its last run, if they were asked for.
     declined : tuple of Declined
         The pieces that were recognised and left to Dask, each with one reason.
 
@@ -42,6 +45,7 @@ class Explanation:
     enabled: bool
     rewritten: tuple[tuple[Piece, Prediction], ...] = ()
     regions: tuple[tuple[Region, Prediction], ...] = ()
+    runs: tuple[tuple[Step, ...], ...] = ()
     declined: tuple[Declined, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,19 +57,29 @@ class Explanation:
             ``"enabled"``; ``"rewritten"``, a list of dicts with name, shape, dtype, what
             else the kind of piece has (``"inner"``, the length of a product's contraction),
             and the prediction: tasks, bytes, seconds, and what its algorithm chose;
-            ``"regions"``, a list of dicts with the names of its ``"steps"``, and the
-            prediction; ``"declined"``, a list of dicts with ``"name"`` and ``"reason"``.
+            ``"regions"``, a list of dicts with the names of its ``"steps"``, the seconds
+            ``"predicted"`` for each, those ``"measured"`` if they were asked for, and the
+            prediction of the whole; ``"declined"``, a list of dicts with ``"name"`` and
+            ``"reason"``.
         """
         return {
             "enabled": self.enabled,
             "rewritten": [piece.facts | _plain(prediction) for piece, prediction in self.rewritten],
             "regions": [
-                {"steps": [label(member.output.name) for member in region.members]}
-                | _plain(prediction)
-                for region, prediction in self.regions
+                _plain(prediction)
+                | {
+                    "steps": [name for name, _ in prediction.steps],
+                    "predicted": [seconds for _, seconds in prediction.steps],
+                    "measured": [step.seconds for step in run],
+                }
+                for (_, prediction), run in zip(self.regions, self._runs, strict=True)
             ],
             "declined": [asdict(piece) for piece in self.declined],
         }
+
+    @property
+    def _runs(self) -> tuple[tuple[Step, ...], ...]:
+        return self.runs or ((),) * len(self.regions)
 
     def _lines(self) -> list[tuple[str, str]]:
         """Heading and text of each piece."""
@@ -84,6 +98,11 @@ class Explanation:
         for region, predicted in self.regions:
             if len(region.members) > 1:
                 lines.append((f"region of {len(region.members)} steps", _region(region, predicted)))
+        for (_, predicted), run in zip(self.regions, self._runs, strict=True):
+            for (name, seconds), step in zip(predicted.steps, run, strict=False):
+                nbytes = format_bytes(step.nbytes)
+                text = f"{step.seconds:.3g} s measured, {seconds:.3g} s predicted, {nbytes} made"
+                lines.append((name, text))
         lines += [(label(piece.name), f"left to Dask: {piece.reason}") for piece in self.declined]
         return lines
 
@@ -119,13 +138,16 @@ def _plain(prediction: Prediction) -> dict[str, Any]:
     return dict(values.pop("details")) | values
 
 
-def explain(array: Any) -> Explanation:
+def explain(array: Any, *, measured: bool = False) -> Explanation:
     """Say what dask_dgpu would do to compute an array.
 
     Parameters
     ----------
     array : dask.array.Array
         The array, or any collection with a high-level graph.
+    measured : bool, optional
+        Whether to show beside the predicted seconds of each step those that it took when
+        this array was last computed on the current client's cluster.
 
     Returns
     -------
@@ -137,6 +159,8 @@ def explain(array: Any) -> Explanation:
     ------
     TypeError
         When ``array`` is no Dask collection.
+    ValueError
+        When ``measured`` is true and there is no client.
 
     Notes
     -----
@@ -160,4 +184,15 @@ def explain(array: Any) -> Explanation:
         return Explanation(enabled=True)
     rewriting = optimizer.rewrite(graph, array.__dask_keys__())
     rewritten = tuple((piece, optimizer.predict(Region.of(piece))) for piece in rewriting.pieces)
-    return Explanation(True, rewritten, rewriting.regions, rewriting.declined)
+    runs = _last_runs(rewriting.regions) if measured else ()
+    return Explanation(True, rewritten, rewriting.regions, runs, rewriting.declined)
+
+
+def _last_runs(regions: tuple[tuple[Region, Prediction], ...]) -> tuple[tuple[Step, ...], ...]:
+    from distributed import default_client
+
+    try:
+        client = default_client()
+    except ValueError:
+        raise ValueError("measured is True, which needs a client; there is none") from None
+    return tuple(last_run(client, region) for region, _ in regions)

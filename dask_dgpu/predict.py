@@ -7,11 +7,12 @@ from typing import Any
 
 from dask_dgpu.facts import ClusterFacts
 from dask_dgpu.runtime.collectives import ALGORITHMS
-from dask_dgpu.runtime.program import Collective, Program, plans
+from dask_dgpu.runtime.program import Collective, Local, Program, plans
 from dask_dgpu.runtime.shares import Shares
 from dask_dgpu.settings import Settings
 from graph_opt.cost import GANG_SECONDS, STEP_SECONDS, TASK_SECONDS
 from graph_opt.layout import dealt
+from graph_opt.node import label
 from graph_opt.region import Blockwork, Region
 
 
@@ -33,6 +34,8 @@ class Prediction:
         Most bytes on one rank: its share of inputs and output, and the workspace.
     seconds, dask_seconds : float
         Time with a gang and without.
+    steps : tuple of (str, float)
+        The layers that the steps stand for, and the seconds of each.
     """
 
     text: str
@@ -43,6 +46,7 @@ class Prediction:
     peak_bytes: int
     seconds: float
     dask_seconds: float
+    steps: tuple[tuple[str, float], ...]
 
 
 def room(facts: ClusterFacts, settings: Settings) -> float | None:
@@ -63,13 +67,18 @@ def predict(region: Region, program: Program, facts: ClusterFacts) -> Prediction
         if isinstance(step, Collective)
     }
     shares = Shares(program, fixed, ranks)
-    work = max(shares.worked()) / facts.machine.memory_bandwidth
-    seconds = sum(cost.seconds for cost in costs.values()) + work
+    work = {
+        step.output: shares.worked(step) / facts.machine.memory_bandwidth
+        for step in program.steps
+        if isinstance(step, Local)
+    }
+    each = work | {name: cost.seconds for name, cost in costs.items()}
+    seconds = sum(each.values())
     seconds += STEP_SECONDS * len(program.steps) + TASK_SECONDS * region.tasks
     seconds += GANG_SECONDS if facts.workers else 0.0
     plain = [piece.dask_cost(ranks, facts.machine) for piece in region.pieces]
     blockwork = sum(len(m.computed) for m in region.members if isinstance(m, Blockwork))
-    dask_work = work * ranks / max(ranks, facts.cores)
+    dask_work = sum(work.values()) * ranks / max(ranks, facts.cores)
     return Prediction(
         text=", then ".join(cost.text for cost in costs.values()),
         details=tuple(detail for cost in costs.values() for detail in cost.details),
@@ -79,4 +88,5 @@ def predict(region: Region, program: Program, facts: ClusterFacts) -> Prediction
         peak_bytes=shares.peak({name: cost.peak_bytes for name, cost in costs.items()}),
         seconds=seconds,
         dask_seconds=sum(s for _, s in plain) + dask_work + blockwork * TASK_SECONDS,
+        steps=tuple((label(s.output), each[s.output] + STEP_SECONDS) for s in program.steps),
     )

@@ -269,3 +269,8 @@ def test_explained() -> None:
     assert [name.partition("-")[0] for name in region["steps"]] == ["fft2", "mul", "ifft2", "real"]
     assert "fft2 -> mul -> ifft2 -> real runs as one program" in str(explanation)
     assert region["tasks"] == 4 + 4 + 1
+
+
+def test_measured_needs_a_client() -> None:
+    with pytest.raises(ValueError, match="measured is True, which needs a client"):
+        dgpu.explain(da.ones((N, N), chunks=3) @ da.ones((N, N), chunks=3), measured=True)

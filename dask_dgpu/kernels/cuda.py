@@ -67,6 +67,11 @@ class CudaDevice:
     def transferring(self) -> AbstractContextManager[Any]:
         return self._transfer
 
+    def named(self, name: str) -> AbstractContextManager[Any]:
+        from cupyx.profiler import time_range
+
+        return time_range(name)
+
     def begin(self) -> None:
         # Dask's tasks use the legacy stream, which does not wait for ours, nor ours for it
         made = cupy.cuda.Stream.null.record()

@@ -63,6 +63,9 @@ class Device(Protocol):
     def transferring(self) -> AbstractContextManager[Any]:
         """Work issued inside runs on the transfer lane."""
 
+    def named(self, name: str) -> AbstractContextManager[Any]:
+        """Show what is issued inside under a name in a profiler of the device."""
+
     def begin(self) -> None:
         """Hold both lanes back until what other code gave the device so far is done.
 
@@ -146,6 +149,9 @@ class HostDevice:
         return nullcontext()
 
     def transferring(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def named(self, name: str) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def begin(self) -> None:

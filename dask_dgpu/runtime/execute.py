@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from typing import Any
 
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.runtime.collectives import ALGORITHMS
+from dask_dgpu.runtime.observer import Nobody, Observer
 from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.program import Collective, Key, Local, Plans, Program
 from dask_dgpu.runtime.ship import ship
@@ -16,10 +16,9 @@ from dask_dgpu.runtime.value import Blocks, Value, conforming
 from graph_opt.node import label
 
 Array = Any
-Progress = Callable[[str, int, int], None]
-Calling = Callable[[], AbstractContextManager[Any]]
 
 NUMPY = "numpy.ndarray"
+NOBODY = Nobody()
 
 
 def execute(
@@ -28,12 +27,9 @@ def execute(
     comm: Comm,
     device: Device,
     values: dict[str, Blocks],
-    progress: Progress = lambda step, done, steps: None,
-    calling: Calling = nullcontext,
+    observer: Observer = NOBODY,
 ) -> dict[Key, Array]:
     """Run a program as one rank; ``values`` holds its blocks of the inputs and is used up.
-
-    Block functions, which may be a user's, are called inside ``calling()``.
 
     Returns the blocks of the results that this rank ends up with, by value and place. The
     host has waited for the device when this returns. A block is let go of after its last
@@ -44,10 +40,15 @@ def execute(
     last_use = {name: at for at, step in enumerate(program.steps) for name in step.inputs}
     kept = {name for name, _ in program.outputs}
     for at, step in enumerate(program.steps):
-        if isinstance(step, Local):
-            values[step.output] = _made(step, fixed, comm, device, values, progress, calling)
-        else:
-            values[step.output] = _computed(step, fixed, comm, device, values, known, progress)
+        name = label(step.output)
+        with observer.step(name, _action(step)) as span, device.named(name):
+            if isinstance(step, Local):
+                made = _made(step, fixed, comm, device, values, observer)
+            else:
+                made = _computed(step, fixed, comm, device, values, known, observer)
+            span.nbytes = sum(getattr(block, "nbytes", 0) for block in made.values())
+        values[step.output] = made
+        del made
         unread = step.output not in last_use and step.output not in kept
         done = [name for name in values if last_use.get(name) == at and name not in kept]
         for name in [*done, *([step.output] if unread else [])]:
@@ -56,6 +57,11 @@ def execute(
     comm.check()
     mine = [key for key, rank in fixed.placed(program).items() if rank == comm.rank]
     return {key: _outside(values[key[0]][key[1:]], known[key[0]].container, device) for key in mine}
+
+
+def _action(step: Local | Collective) -> str:
+    moves = isinstance(step, Collective) and step.algorithm == "redistribute"
+    return "transfer" if moves else "compute"
 
 
 def _let_go(name: str, program: Program, device: Device, values: dict[str, Blocks]) -> None:
@@ -78,7 +84,7 @@ def _computed(
     device: Device,
     values: Mapping[str, Blocks],
     known: Mapping[str, Value],
-    progress: Progress,
+    observer: Observer,
 ) -> Blocks:
     """Run a collective, on blocks that are what the graph says, in the device's memory."""
     name = label(step.output)
@@ -92,7 +98,7 @@ def _computed(
         inputs.append({i: block for i, block in held.items() if layout.owner(i) == comm.rank})
 
     def report(done: int, steps: int) -> None:
-        progress(name, done, steps)
+        observer.progress(name, done, steps)
 
     run = ALGORITHMS[step.algorithm].run
     return run(fixed.collectives[step.output], comm, device, inputs, report)
@@ -110,12 +116,11 @@ def _made(
     comm: Comm,
     device: Device,
     values: Mapping[str, Blocks],
-    progress: Progress,
-    calling: Calling,
+    observer: Observer,
 ) -> Blocks:
     """Run the block functions of a step for the blocks that this rank makes."""
     name = label(step.output)
-    progress(name, 0, len(step.needs))
+    observer.progress(name, 0, len(step.needs))
     making = fixed.makings[step.output]
     came = ship(making.shipments, comm, device, values)
     tasks = step.tasks.load()
@@ -131,10 +136,10 @@ def _made(
 
     def make(index: tuple[int, ...]) -> Array:
         arguments = {(need[0], *need[1]): block(need) for need in needs[index]}
-        with calling():
+        with observer.calling():
             made = tasks[index](arguments)
         done.append(index)
-        progress(name, len(done), len(mine))
+        observer.progress(name, len(done), len(mine))
         return made
 
     return dict(zip(mine, device.each(make, mine), strict=True))

@@ -25,9 +25,11 @@ from distributed.utils import log_errors
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.epoch import Epochs
 from dask_dgpu.runtime.losses import Losses
+from dask_dgpu.runtime.observer import Span
 from dask_dgpu.runtime.program import plans
 from dask_dgpu.runtime.run import Run
 from dask_dgpu.runtime.staging import Staging
+from dask_dgpu.runtime.stream import publish
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.watch import watch
 from dask_dgpu.runtime.worker import GangWorkerPlugin
@@ -162,10 +164,11 @@ class GangSchedulerPlugin(SchedulerPlugin):
 
     # reports of ranks
 
-    def finished(self, key: Key, run_id: int, worker: str) -> None:
+    def finished(self, key: Key, run_id: int, spans: list[Any], worker: str) -> None:
         """Note that a rank is done; with the last one the run is."""
         run = self._current(key, run_id)
         if run is not None:
+            publish(self.scheduler, key, run_id, worker, [Span(*span) for span in spans])
             run.awaited.discard(worker)
             if not run.awaited:
                 run.finish()

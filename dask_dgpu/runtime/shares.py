@@ -51,17 +51,15 @@ class Shares:
             live = {name for name in live if name in kept or last_use.get(name, at) > at}
         return most
 
-    def worked(self) -> list[int]:
-        """Return the bytes that the block functions of each rank read and write."""
+    def worked(self, step: Local) -> int:
+        """Return the bytes that the block functions of a step read and write on one rank."""
         total = [0] * self.size
-        for step in self.program.steps:
-            if isinstance(step, Local):
-                ranks = self.fixed.makings[step.output].ranks
-                for index, needs in zip(step.result.indices(), step.needs, strict=True):
-                    read = sum(self.values[name].nbytes(at) for name, at in needs)
-                    for rank in ranks[index]:
-                        total[rank] += step.result.nbytes(index) + read
-        return total
+        ranks = self.fixed.makings[step.output].ranks
+        for index, needs in zip(step.result.indices(), step.needs, strict=True):
+            read = sum(self.values[name].nbytes(at) for name, at in needs)
+            for rank in ranks[index]:
+                total[rank] += step.result.nbytes(index) + read
+        return max(total)
 
     def shipped(self) -> int:
         """Return the bytes of whole blocks that the busiest rank receives."""

@@ -7,25 +7,21 @@ import logging
 import pickle
 import queue
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.exceptions import Reschedule
-from distributed.utils import set_thread_state, sync
-from distributed.worker import _worker_cvar
+from distributed.utils import sync
 
-from dask_dgpu.comm.bootstrap import Transport
-from dask_dgpu.errors import CommError, DgpuError, GangError
+from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.runtime.execute import execute
+from dask_dgpu.runtime.job import Job, WarmUp
 from dask_dgpu.runtime.member import Member
 from dask_dgpu.runtime.program import Program, plans
 from dask_dgpu.runtime.tasks import PLUGIN
-from dask_dgpu.runtime.value import Blocks
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
@@ -36,65 +32,12 @@ Array = Any
 Key = Any
 
 
-class GaveUpError(DgpuError):
-    """The scheduler gave a run up while this rank was at it."""
-
-
 @dataclass(frozen=True)
 class Handle:
     """What a ``gang`` task returns: the run whose results ``out`` tasks take."""
 
     key: Key
     run_id: int
-
-
-@dataclass
-class Job:
-    """One program to run as one rank."""
-
-    key: Key
-    run_id: int
-    ticket: int
-    rank: int
-    size: int
-    epoch: str
-    store: tuple[str, int]
-    program: bytes
-    owners: dict[str, tuple[int, ...]]
-    blocks: dict[str, Blocks]
-    given_up: threading.Event = field(default_factory=threading.Event)
-    phase: str = "queued"
-    done: int = 0
-    calls: set[int] = field(default_factory=set)
-
-    @contextmanager
-    def calling(self) -> Iterator[None]:
-        """Note that this thread is in a function of the user's."""
-        thread = threading.get_ident()
-        self.calls.add(thread)
-        try:
-            yield
-        finally:
-            self.calls.discard(thread)
-
-    def progress(self, step: str, done: int, steps: int) -> None:
-        """Note how far the program is; raise if nobody waits for it any more."""
-        self.done += 1
-        self.phase = f"program ({step}, {done} of {steps})"
-        if self.given_up.is_set():
-            raise GaveUpError("the run was given up")
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """A communicator to make before it is needed."""
-
-    epoch: str
-    store: tuple[str, int]
-    rank: int
-    size: int
-    transport: Transport
-    timeout: float
 
 
 class GangWorkerPlugin(WorkerPlugin):
@@ -198,7 +141,7 @@ class GangWorkerPlugin(WorkerPlugin):
         except KeyError as missing:
             self._send("dgpu-stale", fields["key"], fields["run_id"], missing=str(missing))
             return
-        job = Job(blocks=mine, **fields)
+        job = Job(self.worker, blocks=mine, **fields)
         self.jobs[job.key, job.run_id] = job
         self.queue.put(job)
 
@@ -233,10 +176,7 @@ class GangWorkerPlugin(WorkerPlugin):
     def _report(self) -> dict[str, Any]:
         return {
             "device": self.member.describe(),
-            "running": [
-                (job.key, job.run_id, job.phase, job.done, bool(job.calls))
-                for job in self.jobs.values()
-            ],
+            "running": [job.report for job in self.jobs.values()],
             "staged": len(self.staged),
             "last_seconds": self.last_seconds,
             "results": sum(map(len, self.results.values())),
@@ -279,15 +219,15 @@ class GangWorkerPlugin(WorkerPlugin):
             fixed = plans(program, job.owners, job.size)
             begin = perf_counter()
             device = self.member.device
-            blocks = execute(
-                program, fixed, comm, device, job.blocks, job.progress, partial(self._calling, job)
-            )
+            blocks = execute(program, fixed, comm, device, job.blocks, job)
             self.last_seconds = perf_counter() - begin
             self.results[name] = blocks
             if job.given_up.is_set():
                 self.results.pop(name, None)
             else:
-                self._send("dgpu-finished", job.key, job.run_id)
+                self._send(
+                    "dgpu-finished", job.key, job.run_id, spans=list(map(astuple, job.spans))
+                )
         except BaseException as error:
             if not job.given_up.is_set():
                 self._fail(job, error)
@@ -295,17 +235,6 @@ class GangWorkerPlugin(WorkerPlugin):
         finally:
             job.blocks.clear()
             self.jobs.pop(name, None)
-
-    @contextmanager
-    def _calling(self, job: Job) -> Iterator[None]:
-        """Call a block function: it finds its worker as in a task, and may take its time."""
-        state = {"worker": self.worker, "stimulus_id": f"dgpu-run-{job.run_id}"}
-        token = _worker_cvar.set(self.worker)
-        try:
-            with set_thread_state(execution_state=state), job.calling():
-                yield
-        finally:
-            _worker_cvar.reset(token)
 
     def _fail(self, job: Job, error: BaseException) -> None:
         reason = f"{type(error).__name__}: {error}"

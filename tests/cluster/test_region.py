@@ -11,7 +11,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, futures_of, get_worker, wait
+from distributed import Client, futures_of, get_task_stream, get_worker, wait
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS, start_cluster
@@ -232,3 +232,18 @@ def test_functions_may_take_longer_than_a_gang_may_stand_still(client, on_device
         y = da.fft.fft2(x).map_blocks(slow, dtype=complex, meta=x._meta)
         result, _ = compute(client, y)
     np.testing.assert_allclose(result, np.fft.fft2(SQUARE), rtol=1e-10, atol=1e-10)
+
+
+def test_steps_are_shown_where_dask_shows_tasks(client, x):
+    y = filtered(x) * 3
+    unmeasured = dgpu.explain(y, measured=True).to_dict()["regions"]
+    with get_task_stream(client) as stream:
+        compute(client, y)
+    names = {str(entry["key"][0]).partition("-")[0] for entry in stream.data}
+    assert {"fft2", "ifft2", "real"} <= names
+    (region,) = dgpu.explain(y, measured=True).to_dict()["regions"]
+    assert unmeasured[0]["measured"] == []
+    assert len(region["measured"]) == len(region["predicted"]) == len(region["steps"])
+    assert all(seconds >= 0 for seconds in region["measured"])
+    assert sum(region["measured"]) > 0
+    assert "s measured" in str(dgpu.explain(y, measured=True))
