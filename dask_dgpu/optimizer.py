@@ -124,10 +124,14 @@ class GraphOptimizer:
         }
         if refused:
             return [], refused
-        local = members(arrays, culled.graph) if self.settings.regions else set()
+        named = {layer.piece.output.name: layer for layer in layers}
         accepted: list[tuple[Region, Prediction]] = []
-        for region in partition(culled, arrays, local, wanted):
-            parts, reasons = self._parts(region, {each.piece.output.name: each for each in layers})
+        if self.settings.regions:
+            found = partition(culled, arrays, members(arrays, culled.graph), wanted)
+        else:
+            found = [_alone(layer) for layer in layers]
+        for region in found:
+            parts, reasons = self._parts(region, named)
             accepted += parts
             refused |= reasons
         return accepted, refused
@@ -143,8 +147,7 @@ class GraphOptimizer:
         if len(region.members) == 1:
             return [], {region.members[0].output.name: reason}
         if self._fits(prediction):
-            alone = (layers[piece.output.name] for piece in region.pieces)
-            smaller: Iterable[Region] = (Region.of(one.piece, one.annotations) for one in alone)
+            smaller: Iterable[Region] = (_alone(layers[p.output.name]) for p in region.pieces)
         else:
             smaller = region.split()
         accepted: list[tuple[Region, Prediction]] = []
@@ -217,6 +220,12 @@ class GraphOptimizer:
             local_ranks=self.settings.local_ranks,
             room=self.room,
         )
+
+
+def _alone(layer: PieceLayer) -> Region:
+    """Return the region of one piece, of which only what is read is wanted."""
+    wanted = ((layer.piece.output.name, tuple(sorted(layer.wanted))),)
+    return Region((layer.piece,), wanted, layer.annotations)
 
 
 def _gangs(graph: HighLevelGraph) -> list[GangLayer]:

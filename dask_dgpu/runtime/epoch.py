@@ -61,6 +61,8 @@ class Epochs:
             epoch = await self.get(members)
         except OSError:
             return  # a member is lost; the gang that comes will have other members
+        if not self.holds(epoch):
+            return  # lost while it was formed: the others would wait for it
         for rank, member in enumerate(members):
             if member in self.scheduler.workers:
                 message: dict[str, Any] = {
