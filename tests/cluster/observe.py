@@ -39,8 +39,15 @@ def reports(client: Client) -> dict[str, Any]:
 
 
 def left_over(client: Client) -> int:
-    """Number of blocks and jobs that workers keep for gangs."""
-    return sum(r["staged"] + r["results"] + len(r["running"]) for r in reports(client).values())
+    """Number of blocks and jobs that workers keep for gangs; -1 if one does not answer.
+
+    The scheduler may not know yet that a worker was killed.
+    """
+    try:
+        found = reports(client).values()
+    except OSError:
+        return -1
+    return sum(r["staged"] + r["results"] + len(r["running"]) for r in found)
 
 
 def launched_runs(client: Client) -> int:
