@@ -16,6 +16,7 @@ from dask_dgpu.facts import ClusterFacts
 from dask_dgpu.lower import lower, value_of
 from dask_dgpu.predict import Prediction, predict, room
 from dask_dgpu.runtime import tasks
+from dask_dgpu.runtime.blockwork import Blockworks
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.settings import Settings
 from graph_opt.culling import Culled, cull
@@ -219,6 +220,7 @@ class GraphOptimizer:
             limits=self.settings.limits,
             local_ranks=self.settings.local_ranks,
             room=self.room,
+            blockworks=Blockworks({work.output.name: work.layer for work in region.blockworks}),
         )
 
 

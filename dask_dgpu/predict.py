@@ -13,7 +13,7 @@ from dask_dgpu.settings import Settings
 from graph_opt.cost import GANG_SECONDS, STEP_SECONDS, TASK_SECONDS
 from graph_opt.layout import dealt
 from graph_opt.node import label
-from graph_opt.region import Blockwork, Region
+from graph_opt.region import Region
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def predict(region: Region, program: Program, facts: ClusterFacts) -> Prediction
     seconds += STEP_SECONDS * len(program.steps) + TASK_SECONDS * region.tasks
     seconds += GANG_SECONDS if facts.workers else 0.0
     plain = [piece.dask_cost(ranks, facts.machine) for piece in region.pieces]
-    blockwork = sum(len(m.computed) for m in region.members if isinstance(m, Blockwork))
+    blockwork = sum(len(work.computed) for work in region.blockworks)
     dask_work = sum(work.values()) * ranks / max(ranks, facts.cores)
     return Prediction(
         text=", then ".join(cost.text for cost in costs.values()),
