@@ -22,6 +22,7 @@ from dask_dgpu.settings import Settings
 from graph_opt.culling import Culled, cull
 from graph_opt.emit import GangLayer, TaskFunctions, emit
 from graph_opt.finish import finish
+from graph_opt.halo import Halo
 from graph_opt.members import fuse, members
 from graph_opt.node import Declined
 from graph_opt.parse import ArrayGraph, parse
@@ -168,7 +169,7 @@ class GraphOptimizer:
             return "blocks are CuPy arrays and the workers compute on the CPU"
         if (
             self.facts.device == "cuda"
-            and isinstance(piece, Redistribution)
+            and isinstance(piece, Redistribution | Halo)
             and piece.source.container == "numpy.ndarray"
         ):
             return "blocks are on the host and no computation follows"

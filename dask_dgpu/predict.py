@@ -80,7 +80,7 @@ def predict(region: Region, program: Program, facts: ClusterFacts) -> Prediction
     blockwork = sum(len(work.computed) for work in region.blockworks)
     dask_work = sum(work.values()) * ranks / max(ranks, facts.cores)
     return Prediction(
-        text=", then ".join(cost.text for cost in costs.values()),
+        text=", then ".join(dict.fromkeys(cost.text for cost in costs.values())),
         details=tuple(detail for cost in costs.values() for detail in cost.details),
         tasks=region.tasks,
         dask_tasks=sum(tasks for tasks, _ in plain) + blockwork,

@@ -49,7 +49,7 @@ class Halo:
     boundary : tuple of str, number or None
         For each axis what lies beyond the edges of the array, ``None`` for nothing.
     inner : tuple of str
-        The layers that Dask built for it.
+        The layers that Dask built for it, that of the overlap first.
     edges : int
         Tasks of Dask's that make what lies beyond the edges.
     wanted : tuple of tuple of int, optional
@@ -72,7 +72,7 @@ class Halo:
     @property
     def label(self) -> str:
         """The name that a user is told."""
-        return label(self.output.name)
+        return label(self.inner[0])
 
     @property
     def summary(self) -> str:

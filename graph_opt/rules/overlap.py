@@ -102,7 +102,7 @@ def _bounded(
         passed += edge.layers
     if not axes or last.chunks != extended(source.chunks, depth, boundary):
         return None
-    inner = _read_by_each_other(graph, passed)
+    inner = (name, *(layer for layer in _read_by_each_other(graph, passed) if layer != name))
     edges = sum(len(graph.layers[layer]) for layer in passed[2:] if _makes(layer))
     return Halo(last, source, depth, tuple(boundary), inner, edges)
 
