@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import product as cartesian
 from typing import Any
 
-from graph_opt.cost import Machine, dask_rechunk_seconds
+from graph_opt.cost import ROUND_TRIP_SECONDS, Machine, dask_rechunk_seconds
 from graph_opt.layout import Index
 from graph_opt.node import ArrayNode, Chunks, label
 
@@ -151,7 +151,10 @@ class Halo:
         return None
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
-        """Return tasks and seconds of plain Dask: slices, and their concatenation, a block."""
+        """Return tasks and seconds of plain Dask: slices, and their concatenation, a block.
+
+        Nothing can be concatenated before its slices are made and have come.
+        """
         pieces = math.prod(
             sum(
                 1
@@ -167,7 +170,8 @@ class Halo:
         tasks = round(share * (pieces + self.edges))
         written = share * self.output.nbytes
         moved = share * (self.output.nbytes - self.source.nbytes)
-        return tasks, dask_rechunk_seconds(tasks, moved, written, ranks, machine)
+        seconds = dask_rechunk_seconds(tasks, moved, written, ranks, machine)
+        return tasks, seconds + 2 * ROUND_TRIP_SECONDS
 
 
 def _shown(depth: Depth) -> str:
