@@ -103,7 +103,7 @@ def main() -> None:
         Client(cluster) as client,
         dgpu.enable(client, when="always", on_error="raise") as enabled,
     ):
-        ways = {"dask": PLAIN, "dask_dgpu": enabled.optimizer}
+        ways: dict[str, Callable[..., Any]] = {"dask": PLAIN, "dask_dgpu": enabled.optimizer}
         for boundary in PADDING:
             seconds: dict[str, list[float]] = {way: [] for way in ways}
             building: list[float] = []

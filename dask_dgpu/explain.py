@@ -18,7 +18,6 @@ from graph_opt.node import Declined, label
 from graph_opt.piece import Piece
 from graph_opt.region import Region
 
-
 MOST_SHOWN = 40
 """Steps of a region that are named; of more, the first and the last."""
 

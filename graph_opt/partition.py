@@ -205,10 +205,9 @@ def _member(name: str, graph: HighLevelGraph, arrays: ArrayGraph) -> Member:
     if not isinstance(layer, Blockwise):
         facts = ArrayGraph(graph.layers, graph.dependencies, frozenset())
         layer = MaterializedLayer(tasks_of(facts, name))
-    _, read = layer.cull(set(layer.get_output_keys()), ())
-    needs = {
-        key[1:]: tuple((other[0], other[1:]) for other in sorted(read[key])) for key in sorted(read)
-    }
+    culled: Any = layer.cull(set(layer.get_output_keys()), ())
+    read = {key[1:]: sorted(keys) for key, keys in sorted(culled[1].items())}
+    needs = {at: tuple((key[0], key[1:]) for key in keys) for at, keys in read.items()}
     return Blockwork(output, inputs, needs, layer)
 
 

@@ -14,7 +14,6 @@ from graph_opt.layout import Index
 from graph_opt.node import ArrayNode, label
 from graph_opt.piece import Piece
 
-
 Block = tuple[str, Index]
 
 MOST_NAMED = 8

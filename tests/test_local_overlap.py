@@ -56,7 +56,8 @@ def plain(z: da.Array) -> Any:
 
 def same(z: da.Array) -> Any:
     """Compare a result with plain Dask's, bit for bit."""
-    value, expected = z.compute(scheduler="sync"), plain(z)
+    with np.errstate(all="ignore"):
+        value, expected = z.compute(scheduler="sync"), plain(z)
     assert (value.dtype, value.shape) == (expected.dtype, expected.shape)
     assert value.tobytes() == expected.tobytes()
     return value
@@ -123,7 +124,7 @@ def test_any_overlap(data: st.DataObject) -> None:
     steps, overlaps = data.draw(st.integers(1, 3)), 0
     for step in range(steps):
         depth, boundary = data.draw(halos(shape))
-        overlaps += any(map(np.any, depth.values()))
+        overlaps += any(each != 0 for each in depth.values())  # (0, 0) is one for Dask
         function = data.draw(st.sampled_from(FUNCTIONS))
         trim = step < steps - 1 or data.draw(st.booleans())
         z = da.map_overlap(

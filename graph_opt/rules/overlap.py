@@ -16,7 +16,6 @@ alone is a piece without a boundary.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -217,10 +216,9 @@ def _cells(
         if inner is None or not isinstance(layer, Blockwise) or layer.task.kwargs != {"axis": axis}:
             return None
         cells = _cells(graph, inner, source, axis)
-        counts = [value for value, index in layer.indices if index is None]
-        if cells is None or len(cells) != 1 or len(counts) != 1 or len(layer.task.args) != 2:
-            return None
-        return cells * int(counts[0])
+        counts: list[Any] = [value for value, index in layer.indices if index is None]
+        known = len(counts) == 1 and isinstance(counts[0], int) and len(layer.task.args) == 2
+        return cells * counts[0] if known and cells is not None and len(cells) == 1 else None
     return _sliced(graph, end, source, axis)
 
 
@@ -233,6 +231,7 @@ def _sliced(
     alike = end.ndim == source.ndim and all(end.chunks[k] == source.chunks[k] for k in others)
     if not isinstance(layer, MaterializedLayer) or not alike or len(end.chunks[axis]) != 1:
         return None
+    key: Any
     found: set[tuple[int, range]] = set()
     for index in cartesian(*(range(len(sizes)) for sizes in end.chunks)):
         task = layer.get((end.name, *index))
