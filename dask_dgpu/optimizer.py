@@ -94,9 +94,9 @@ class GraphOptimizer:
         matches = find(arrays)
         pieces, declined = list(matches.pieces), list(matches.declined)
         while pieces:
-            culled = self._culled(graph, arrays, pieces, wanted)
+            culled, local = self._culled(graph, arrays, pieces, wanted)
             layers = [each for each in culled.graph.layers.values() if isinstance(each, PieceLayer)]
-            regions, refused = self._decided(culled, arrays, layers, wanted)
+            regions, refused = self._decided(culled, arrays, local, layers, wanted)
             declined += [Declined(name, reason) for name, reason in refused.items()]
             needed = {layer.piece.output.name for layer in layers} - refused.keys()
             kept = [piece for piece in pieces if piece.output.name in needed]
@@ -108,15 +108,25 @@ class GraphOptimizer:
 
     def _culled(
         self, graph: HighLevelGraph, arrays: ArrayGraph, pieces: list[Piece], wanted: set[Any]
-    ) -> Culled:
-        """Put pieces in place, fuse what a gang can do between them, and leave out the rest."""
+    ) -> tuple[Culled, set[str]]:
+        """Put pieces in place, fuse what a gang can do between them, and leave out the rest.
+
+        Returns the names of the layers that a gang can do too.
+        """
         replaced = check(replace(graph, pieces))
+        local: set[str] = set()
         if self.settings.regions:
-            replaced = fuse(replaced, members(arrays, replaced), wanted)
-        return cull(replaced, wanted)
+            local = members(arrays, replaced)
+            replaced = fuse(replaced, local, wanted)
+        return cull(replaced, wanted), local
 
     def _decided(
-        self, culled: Culled, arrays: ArrayGraph, layers: list[PieceLayer], wanted: set[Any]
+        self,
+        culled: Culled,
+        arrays: ArrayGraph,
+        local: set[str],
+        layers: list[PieceLayer],
+        wanted: set[Any],
     ) -> tuple[list[tuple[Region, Prediction]], dict[str, str]]:
         """Return the regions that are worth a gang, and why other pieces are not."""
         refused = {
@@ -129,7 +139,7 @@ class GraphOptimizer:
         named = {layer.piece.output.name: layer for layer in layers}
         accepted: list[tuple[Region, Prediction]] = []
         if self.settings.regions:
-            found = partition(culled, arrays, members(arrays, culled.graph), wanted)
+            found = partition(culled, arrays, local, wanted)
         else:
             found = [_alone(layer) for layer in layers]
         for region in found:

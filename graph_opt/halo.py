@@ -133,6 +133,9 @@ class Halo:
             )
         return found
 
+    def __dask_tokenize__(self) -> Any:
+        return "halo", self.output.name, self.wanted  # Dask's name tells all the rest
+
     def restrict(self, wanted: frozenset[Index]) -> Halo:
         """Make the wanted blocks alone."""
         return replace(self, wanted=tuple(sorted(wanted)))

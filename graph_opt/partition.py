@@ -73,7 +73,7 @@ def partition(
     for component in _connected(graph, order, levels, members):
         names = _without_streams(component, graph, arrays, readers, pieces)
         if not pieces.isdisjoint(names):
-            found.append(_region(names, graph, arrays, reads))
+            found.append(_region(names, culled, arrays, reads))
     return found
 
 
@@ -182,9 +182,9 @@ def _cone(name: str, graph: HighLevelGraph, inside: set[str]) -> set[str]:
     return cone
 
 
-def _region(names: list[str], graph: HighLevelGraph, arrays: ArrayGraph, reads: Reads) -> Region:
+def _region(names: list[str], culled: Culled, arrays: ArrayGraph, reads: Reads) -> Region:
     """Make the region of some layers, of which others read this."""
-    members = tuple(_member(name, graph, arrays) for name in names)
+    members = tuple(_member(name, culled, arrays) for name in names)
     inside = set(names)
     wanted = {}
     for member in members:
@@ -193,10 +193,11 @@ def _region(names: list[str], graph: HighLevelGraph, arrays: ArrayGraph, reads: 
         blocks = tuple(index for index in member.computed if any(index in read for read in others))
         if blocks:
             wanted[name] = blocks
-    return Region(members, tuple(wanted.items()), graph.layers[names[0]].annotations)
+    return Region(members, tuple(wanted.items()), culled.graph.layers[names[0]].annotations)
 
 
-def _member(name: str, graph: HighLevelGraph, arrays: ArrayGraph) -> Member:
+def _member(name: str, culled: Culled, arrays: ArrayGraph) -> Member:
+    graph = culled.graph
     layer = graph.layers[name]
     if isinstance(layer, PieceLayer):
         return layer.piece
@@ -205,9 +206,8 @@ def _member(name: str, graph: HighLevelGraph, arrays: ArrayGraph) -> Member:
     if not isinstance(layer, Blockwise):
         facts = ArrayGraph(graph.layers, graph.dependencies, frozenset())
         layer = MaterializedLayer(tasks_of(facts, name))
-    culled: Any = layer.cull(set(layer.get_output_keys()), ())
-    read = {key[1:]: sorted(keys) for key, keys in sorted(culled[1].items())}
-    needs = {at: tuple((key[0], key[1:]) for key in keys) for at, keys in read.items()}
+    read = sorted(culled.needs[name].items())
+    needs = {key[1:]: tuple((each[0], each[1:]) for each in sorted(keys)) for key, keys in read}
     return Blockwork(output, inputs, needs, layer)
 
 

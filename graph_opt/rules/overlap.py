@@ -62,6 +62,8 @@ def match(graph: ArrayGraph, name: str) -> Halo | Declined | None:
     if reason is not None:
         return Declined(name, reason)
     depth = tuple(_depth(layer.axes.get(axis, 0)) for axis in range(source.ndim))
+    if any(min(each) < 0 for each in depth):
+        return Declined(name, "the depth of the overlap is negative")
     if any(_thin(sizes, each) for sizes, each in zip(source.chunks, depth, strict=True)):
         return Declined(name, "a chunk is thinner than the depth of the overlap")
     bounded = _bounded(graph, name, source, output, depth)

@@ -258,6 +258,10 @@ DECLINED: dict[str, tuple[Callable[[], da.Array], str]] = {
         lambda: da.overlap.overlap(da.ma.masked_greater(A, 2), 1, "none"),
         "blocks of type numpy.ma.MaskedArray are neither NumPy nor CuPy arrays",
     ),
+    "negative": (
+        lambda: da.overlap.overlap_internal(A, {0: -1}),
+        "the depth of the overlap is negative",
+    ),
     "thin": (
         lambda: da.overlap.overlap_internal(array(9, chunks=(4, 1, 4)), {0: 2}),
         "a chunk is thinner than the depth of the overlap",
