@@ -69,8 +69,12 @@ def transform(
     result, dtype = block, block.dtype.name
     for name, arguments, group in _calls(transforms):
         mine = overwrite or result is not block
-        function = getattr(module, name)
-        result = function(result, **arguments, **options, overwrite_x=mine)
+        in_lines = None if on_host else _in_lines(result, group, overwrite=mine)
+        if in_lines is not None:
+            result = in_lines
+        else:
+            function = getattr(module, name)
+            result = function(result, **arguments, **options, overwrite_x=mine)
         for each in group:
             dtype = each.output_dtype(dtype)
     return result.astype(dtype, copy=False)
@@ -104,6 +108,28 @@ def _calls(
             yield f"{kind}n", {"s": lengths, "axes": axes, "norm": norm}, group
         else:
             yield kind, {"n": group[0].n, "axis": axis, "norm": norm}, group
+
+
+def _in_lines(block: Array, group: list[OneTransform], *, overwrite: bool) -> Array | None:
+    """Transform a CuPy array without lining it up first, if that can be done."""
+    each = group[0]
+    if len(group) > 1 or each.kind not in COMPLEX or block.shape[each.axis] != each.n:
+        return None
+    from dask_dgpu.kernels.fft_cuda import transformed
+
+    inverse = each.kind == "ifft"
+    result = transformed(block, each.axis, inverse=inverse, overwrite=overwrite)
+    factor = _factor(each)
+    if result is not None and factor != 1:
+        result *= factor
+    return result
+
+
+def _factor(each: OneTransform) -> float:
+    """Return what a bare sum is multiplied with."""
+    if each.norm == "ortho":
+        return each.n**-0.5
+    return 1 / each.n if (each.norm == "forward") is (each.kind == "fft") else 1
 
 
 def _cupy_fft() -> Any:

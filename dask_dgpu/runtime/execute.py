@@ -71,11 +71,11 @@ def _let_go(name: str, program: Program, device: Device, values: dict[str, Block
     Memory that this program has allocated is given away in the order of its own lanes. What
     came from elsewhere may go elsewhere.
     """
+    blocks = values.pop(name)
     if name in dict(program.inputs):
-        device.synchronize()
+        device.release(blocks)
     else:
         device.join()
-    del values[name]
 
 
 def _computed(
