@@ -98,8 +98,9 @@ def _computed(
             held[index] = device.to_device(conforming(block, *declared))
         # what several ranks have made counts as the first one's
         inputs.append({i: block for i, block in held.items() if layout.owner(i) == comm.rank})
-        if read in spent:
-            held.clear()  # so that the algorithm's reference is the only one
+
+    for read in spent:
+        values[read].clear()  # so that the algorithm's references are the only ones
 
     def report(done: int, steps: int) -> None:
         observer.progress(name, done, steps)

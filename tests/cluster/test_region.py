@@ -247,3 +247,32 @@ def test_steps_are_shown_where_dask_shows_tasks(client, x):
     assert all(seconds >= 0 for seconds in region["measured"])
     assert sum(region["measured"]) > 0
     assert "s measured" in str(dgpu.explain(y, measured=True))
+
+
+def test_what_others_keep_is_not_there_for_a_gang(client, device):
+    """Memory that persisted results take counts; what is spilled or released does not."""
+    limit = 64 << 20
+    workers = len(client.scheduler_info(n_workers=-1)["workers"])
+    with (
+        dask.config.set({"array.backend": "cupy" if device == "cuda" else "numpy"}),
+        dgpu.enable(client, **SETTINGS, memory_limit=limit, memory_safety_margin=0),
+    ):
+        a = da.random.default_rng(1).random((512, 512), chunks=256).persist()
+        wait(a)
+        product = a @ a
+
+        def reasons() -> list[str]:
+            return [piece.reason for piece in dgpu.explain(product).declined]
+
+        assert reasons() == []
+        kept = da.random.default_rng(2).random((workers, limit // 8), chunks=(1, -1)).persist()
+        wait(kept)
+        (reason,) = reasons()
+        assert "0 B may be used" in reason
+        before = launched_runs(client)
+        np.testing.assert_allclose(host(product.compute()), host(a.compute()) @ host(a.compute()))
+        assert launched_runs(client) == before
+        del kept
+        eventually(lambda: reasons() == [])
+        np.testing.assert_allclose(host(product.compute()), host(a.compute()) @ host(a.compute()))
+        assert launched_runs(client) == before + 1
