@@ -23,24 +23,24 @@ WIDTH = 8.0
 """Of the filter, in points."""
 
 
-def along(n: int, rows: int) -> da.Array:
-    """Return what the filter multiplies the spectrum with, along one axis."""
-    frequency = da.fft.fftfreq(n, chunks=rows).astype("float32")
-    return da.exp(-0.5 * (2 * np.pi * WIDTH * frequency) ** 2)
+def smoothing(n: int, chunks: tuple[int, int]) -> da.Array:
+    """Return what the spectrum is multiplied with, not computed yet."""
+    rows, columns = (
+        da.exp(-0.5 * (2 * np.pi * WIDTH * da.fft.fftfreq(n, chunks=size).astype("float32")) ** 2)
+        for size in chunks
+    )
+    return rows[:, None] * columns[None, :]
 
 
-def filtered(x: da.Array) -> da.Array:
-    """Return ``x`` smoothed: ``ifft2(fft2(x) * k).real``."""
-    n, rows = x.shape[0], x.chunks[0][0]
-    k = along(n, rows)[:, None] * along(n, rows)[None, :]
+def filtered(x: da.Array, k: da.Array) -> da.Array:
+    """Return ``x`` smoothed."""
     return da.fft.ifft2(da.fft.fft2(x) * k).real
 
 
-def plainly_filtered(x: da.Array) -> da.Array:
+def plainly_filtered(x: da.Array, k: da.Array) -> da.Array:
     """Return the same in plain Dask: its rechunk between transforms of whole axes."""
     n, rows = x.shape[0], x.chunks[0][0]
     spectrum = DASKS_FFTN(turned(DASKS_FFTN(x, axes=(1,)), "tasks"), axes=(0,))
-    k = along(n, n)[:, None] * along(n, spectrum.chunks[1][0])[None, :]
     back = dask.array.fft.ifft(spectrum * k, axis=0).rechunk((rows, n), method="tasks")
     return dask.array.fft.ifft(back, axis=1).real
 
@@ -96,10 +96,11 @@ class Bench(GpuBench):
         """How many slabs an image is in."""
         return SLABS_A_RANK * len(self.workers())
 
-    def image(self) -> tuple[da.Array]:
-        """Return a new image, in slabs."""
+    def image(self) -> tuple[da.Array, da.Array]:
+        """Return a new image, in slabs of rows, and a filter in slabs of columns."""
         n = self.given.n
-        return (fresh_complex((n, n), slab_rows((n, n), self.slabs), "complex64"),)
+        rows = slab_rows((n, n), self.slabs)
+        return fresh_complex((n, n), rows, "complex64"), smoothing(n, (n, rows))
 
     def factor(self) -> tuple[da.Array]:
         """Return a new factor."""
@@ -133,7 +134,7 @@ class Bench(GpuBench):
         factors = [rng.random(n) - 0.5 for _ in range(2)]
         x = outer(factors, slabs, "complex64", device)
         with dask.config.set(array_optimize=self.gang):
-            y = finished(filtered(x).persist())
+            y = finished(filtered(x, smoothing(n, (n, self.filters["chunk"]))).persist())
         k = np.exp(-0.5 * (2 * np.pi * WIDTH * np.fft.fftfreq(n)) ** 2)
         smoothed = [np.fft.ifft(np.fft.fft(factor) * k).real for factor in factors]
         error = difference(y, outer(smoothed, y.chunks, "float32", device))

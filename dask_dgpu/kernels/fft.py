@@ -117,12 +117,8 @@ def _in_lines(block: Array, group: list[OneTransform], *, overwrite: bool) -> Ar
         return None
     from dask_dgpu.kernels.fft_cuda import transformed
 
-    inverse = each.kind == "ifft"
-    result = transformed(block, each.axis, inverse=inverse, overwrite=overwrite)
-    factor = _factor(each)
-    if result is not None and factor != 1:
-        result *= factor
-    return result
+    inverse, factor = each.kind == "ifft", _factor(each)
+    return transformed(block, each.axis, inverse=inverse, factor=factor, overwrite=overwrite)
 
 
 def _factor(each: OneTransform) -> float:

@@ -20,8 +20,10 @@ MOST_CALLS = 64
 LARGEST = 2**31 - 1
 
 
-def transformed(block: Array, axis: int, *, inverse: bool, overwrite: bool) -> Array | None:
-    """Transform a block along an axis, without any factor.
+def transformed(
+    block: Array, axis: int, *, inverse: bool, factor: float, overwrite: bool
+) -> Array | None:
+    """Transform a block along an axis.
 
     Parameters
     ----------
@@ -31,6 +33,8 @@ def transformed(block: Array, axis: int, *, inverse: bool, overwrite: bool) -> A
         The axis, whole.
     inverse : bool
         Whether the exponent is positive.
+    factor : float
+        What the sums are multiplied with.
     overwrite : bool
         Whether the memory of ``block`` may be used for the result.
 
@@ -60,6 +64,8 @@ def transformed(block: Array, axis: int, *, inverse: bool, overwrite: bool) -> A
     direction = cufft.CUFFT_INVERSE if inverse else cufft.CUFFT_FORWARD
     for at in _outer(lines.shape, calls):
         plan.fft(lines[at], out[at], direction)
+    if factor != 1:
+        out *= out.real.dtype.type(factor)  # while it is in the order of its memory
     return out.transpose(*(sorted(range(block.ndim), key=[*others, axis].__getitem__)))
 
 
