@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -146,6 +148,32 @@ def test_errors_name_the_operation(client, x):
     np.testing.assert_allclose(result, wanted(), rtol=1e-10, atol=1e-12)
 
 
+def count_memory(device: str) -> None:
+    """Have a worker know from now on how much memory of arrays is in use."""
+    if device == "cpu":
+        tracemalloc.start()
+        return
+    import rmm
+
+    counting = rmm.mr.StatisticsResourceAdaptor(rmm.mr.get_current_device_resource())
+    rmm.mr.set_current_device_resource(counting)
+
+
+def counted_memory(device: str) -> int:
+    gc.collect()
+    if device == "cpu":
+        return tracemalloc.get_traced_memory()[0]
+    import rmm
+
+    return int(rmm.mr.get_current_device_resource().allocation_counts.current_bytes)
+
+
+def added(client: Client, device: str, before: dict[str, int]) -> Any:
+    """Bytes that each worker has in use beyond those of before."""
+    now = client.run(counted_memory, device)
+    return np.array([now[worker] - before[worker] for worker in before])
+
+
 class TestLosses:
     """A worker is lost, or the caller goes away."""
 
@@ -170,18 +198,30 @@ class TestLosses:
 
         client.run(slow_down)
 
-    def test_cancelled_midway_frees_everything(self, client, cluster, x):
-        compute(client, filtered(x))
+    def test_cancelled_midway_frees_everything(self, client, device, on_device, x):
+        big = on_device(np.random.default_rng(4).random((640, 512)), (40, 512)).persist()
+        wait(big)
 
-        def dawdle(block: Any) -> Any:
-            time.sleep(0.3)
+        def dawdle(block: Any, seconds: float) -> Any:
+            time.sleep(seconds)
             return block
 
-        future = client.compute(filtered(da.fft.fft2(x).real.map_blocks(dawdle)))
+        def started(seconds: float) -> Any:
+            spectrum = da.fft.fft2(big)
+            held = spectrum.map_blocks(dawdle, seconds, meta=spectrum._meta)
+            return client.compute(abs(da.fft.ifft2(held)).max())
+
+        started(0).result()  # what is kept for good is there now
+        eventually(lambda: left_over(client) == 0)
+        client.run(count_memory, device)
+        before = client.run(counted_memory, device)
+        future = started(0.3)
         eventually(lambda: running(client))
-        time.sleep(0.2)
+        share = 640 * 512 * 16 // len(before)
+        eventually(lambda: all(added(client, device, before) > share // 2))
         future.cancel()
         eventually(lambda: left_over(client) == 0)
+        eventually(lambda: all(added(client, device, before) < share // 8))
         result, _ = compute(client, filtered(x))
         np.testing.assert_allclose(result, wanted(), rtol=1e-10, atol=1e-12)
 
