@@ -21,7 +21,7 @@ import dask
 import dask.array as da
 from distributed import Client, LocalCluster, wait
 from harness import PLAIN, Report, no_wait, timed
-from rates import RATE_SIDE, RATES
+from rate_harness import RATE_SIDE, RATES
 from worker_harness import (
     communicators,
     forget_program,
