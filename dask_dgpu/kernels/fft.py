@@ -1,4 +1,4 @@
-"""Discrete Fourier transforms of one block, for NumPy and CuPy alike."""
+"""Discrete Fourier, cosine and sine transforms of one block, for NumPy and CuPy alike."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Any, Protocol
 import numpy as np
 import scipy.fft
 
+from dask_dgpu.kernels import trigonometric
+
 Array = Any
 
 COMPLEX = ("fft", "ifft")
 
 
 class OneTransform(Protocol):
-    """One transform along one axis, by NumPy's definitions."""
+    """One transform along one axis, by NumPy's and SciPy's definitions."""
 
     @property
     def kind(self) -> str:
-        """Name of the function in ``numpy.fft``."""
+        """Name of the function in ``numpy.fft``, or that in ``scipy.fft`` and the type."""
 
     @property
     def axis(self) -> int:
@@ -69,10 +71,16 @@ def transform(
     result, dtype = block, block.dtype.name
     for name, arguments, group in _calls(transforms):
         mine = overwrite or result is not block
-        function = getattr(module, name)
-        result = function(result, **arguments, **options, overwrite_x=mine)
         for each in group:
             dtype = each.output_dtype(dtype)
+        if "type" in arguments and not on_host:
+            (one,) = group
+            result = trigonometric.transform(
+                result, one.kind, one.n, one.axis, one.norm, dtype, module
+            )
+        else:
+            function = getattr(module, name)
+            result = function(result, **arguments, **options, overwrite_x=mine)
     return result.astype(dtype, copy=False)
 
 
@@ -103,7 +111,10 @@ def _calls(
             lengths, axes = [each.n for each in backwards], [each.axis for each in backwards]
             yield f"{kind}n", {"s": lengths, "axes": axes, "norm": norm}, group
         else:
-            yield kind, {"n": group[0].n, "axis": axis, "norm": norm}, group
+            arguments = {"n": group[0].n, "axis": axis, "norm": norm}
+            if kind[-1].isdigit():
+                kind, arguments["type"] = kind[:-1], int(kind[-1])
+            yield kind, arguments, group
 
 
 def _cupy_fft() -> Any:
