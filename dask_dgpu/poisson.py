@@ -17,7 +17,7 @@ Examples
 >>> rhs[1, 2] = -1
 >>> u = dgpu.poisson(rhs, boundary="zero")
 >>> u.compute().round(2)[1].tolist()
-[0.06, 0.16, 0.4, 0.16, 0.06]
+[0.06, 0.15, 0.4, 0.15, 0.06]
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ def poisson(
         _inverted_block,
         spectrum,
         starts=starts,
+        token="divide",
         axes=axes,
         dtype=spectrum.dtype,
         meta=spectrum._meta,
@@ -159,7 +160,7 @@ def _distances(dx: Any, ndim: int) -> tuple[float, ...]:
     for value in each:
         if not isinstance(value, Real):
             raise TypeError(f"dx is {dx!r}, it must be a number or one number for each axis")
-        if not (value > 0 and math.isfinite(value)):
+        if not 0 < float(value) < math.inf:
             raise ValueError(f"dx is {dx!r}, it must be positive and finite")
     return tuple(map(float, each))
 
