@@ -93,7 +93,8 @@ def poisson(
 
     Each axis is transformed by an FFT (periodic), by sines of type I (zero) or by cosines of
     type II (reflect), and back; blocks move as ``dask_dgpu.fft`` says, once each way for
-    slabs. While dask_dgpu is enabled all of it is one gang where that pays.
+    slabs. While dask_dgpu is enabled all of it is one gang where that pays. Transforms are
+    quickest where the length of an axis, or one more with zeros, has small prime factors only.
 
     The norm of the residual is that of ``u`` times that of the Laplacian, at most
     ``4 * sum(1 / dx**2)``, times ``eps`` and a small factor.

@@ -96,5 +96,5 @@ def inverted(block: Array, start: tuple[int, ...], axes: tuple[Axis, ...]) -> Ar
         begins = low == 0 and not any(start)
         if begins and all(axis.boundary != "zero" for axis in axes):
             total[(0,) * block.ndim] = -np.inf
-        np.multiply(block[part], 1 / total, out=result[part], casting="same_kind")
+        np.multiply(block[part], 1 / total, out=result[part])
     return result

@@ -28,6 +28,17 @@ from dask_dgpu.kernels.four_step import roots_of_unity, spans
 
 Array = Any
 
+SHIFTS = {
+    "dct1": (0, 0),
+    "dct2": (1, 0),
+    "dct3": (1, 0),
+    "dct4": (1, 1),
+    "dst1": (2, 2),
+    "dst2": (1, 2),
+    "dst3": (1, 2),
+    "dst4": (1, 1),
+}
+"""Twice ``a`` and ``b``; of type III those of type II."""
 ENDS = {"dct1": (0, -1), "dct2": (0,), "dct3": (0,), "dst2": (-1,), "dst3": (-1,)}
 """Elements that are there once in a period of the extension; all others are there twice."""
 WORKSPACE = 64 * 2**20
@@ -64,12 +75,8 @@ class Recipe:
 
     @property
     def first(self) -> int:
-        """Place of the first element in the spectrum of real numbers, 0 if there is none."""
-        return int(self._sine and self._type != 4)
-
-    @property
-    def _sine(self) -> bool:
-        return self.kind.startswith("dst")
+        """Place of the first element in the spectrum of real numbers."""
+        return SHIFTS[self.kind][1] // 2
 
     @property
     def _type(self) -> int:
@@ -136,11 +143,9 @@ class Recipe:
 
     def _phases(self, k: Array, dtype: Any) -> Array:
         """Return the factors of the spectrum's elements, in at least double precision."""
-        a, b = 2 if self.kind == "dst1" else min(1, self._type - 1), 2 * self.first
-        if self._type == 4:
-            b = 1
+        a, b = SHIFTS[self.kind]
         phases = roots_of_unity(a * (2 * k + b), 4 * self.period, -1, _complex(dtype))
-        return 1j * phases if self._sine else phases
+        return 1j * phases if self.kind.startswith("dst") else phases
 
     def _ends(self, factors: Array, start: int, weight: float) -> Array:
         for end in ENDS.get(self.kind, ()):
