@@ -13,6 +13,7 @@ from dask_dgpu.api import Enabled, disable, enable, start
 from dask_dgpu.explain import Explanation, explain
 from dask_dgpu.health import Health, check_health
 from dask_dgpu.poisson import poisson
+from dask_dgpu.progress import progress
 
 __version__ = "0.1.0"
 
@@ -27,5 +28,6 @@ __all__ = [
     "explain",
     "fft",
     "poisson",
+    "progress",
     "start",
 ]
