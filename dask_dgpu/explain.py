@@ -19,6 +19,9 @@ from graph_opt.node import Declined, label
 from graph_opt.piece import Piece
 from graph_opt.region import Region
 
+MOST_SHOWN = 40
+"""Steps of a region that are named; of more, the first and the last."""
+
 if TYPE_CHECKING:
     from distributed import Client
 
@@ -127,7 +130,10 @@ class Explanation:
 
 
 def _region(region: Region, predicted: Prediction) -> str:
-    steps = " -> ".join(member.output.name.rpartition("-")[0] for member in region.members)
+    names = [member.output.name.rpartition("-")[0] for member in region.members]
+    if len(names) > MOST_SHOWN:
+        names[MOST_SHOWN // 2 : -MOST_SHOWN // 2] = ["..."]
+    steps = " -> ".join(names)
     return (
         f"{steps} runs as one program: "
         f"{predicted.tasks} tasks instead of about {predicted.dask_tasks}, "

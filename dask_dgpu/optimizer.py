@@ -18,11 +18,13 @@ from dask_dgpu.held import Held, held_here, nothing
 from dask_dgpu.lower import lower, value_of
 from dask_dgpu.predict import Prediction, predict, usable
 from dask_dgpu.runtime import tasks
+from dask_dgpu.runtime.blockwork import Blockworks
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.settings import Settings
 from graph_opt.culling import Culled, cull
 from graph_opt.emit import GangLayer, TaskFunctions, emit
 from graph_opt.finish import finish
+from graph_opt.halo import Halo
 from graph_opt.members import fuse, members
 from graph_opt.node import Declined
 from graph_opt.parse import ArrayGraph, parse
@@ -98,9 +100,9 @@ class GraphOptimizer:
         matches = find(arrays)
         pieces, declined = list(matches.pieces), list(matches.declined)
         while pieces:
-            culled = self._culled(graph, arrays, pieces, wanted)
+            culled, local = self._culled(graph, arrays, pieces, wanted)
             layers = [each for each in culled.graph.layers.values() if isinstance(each, PieceLayer)]
-            regions, refused = self._decided(culled, arrays, layers, wanted, held)
+            regions, refused = self._decided(culled, arrays, local, layers, wanted, held)
             declined += [Declined(name, reason) for name, reason in refused.items()]
             needed = {layer.piece.output.name for layer in layers} - refused.keys()
             kept = [piece for piece in pieces if piece.output.name in needed]
@@ -117,17 +119,23 @@ class GraphOptimizer:
 
     def _culled(
         self, graph: HighLevelGraph, arrays: ArrayGraph, pieces: list[Piece], wanted: set[Any]
-    ) -> Culled:
-        """Put pieces in place, fuse what a gang can do between them, and leave out the rest."""
+    ) -> tuple[Culled, set[str]]:
+        """Put pieces in place, fuse what a gang can do between them, and leave out the rest.
+
+        Returns the names of the layers that a gang can do too.
+        """
         replaced = check(replace(graph, pieces))
+        local: set[str] = set()
         if self.settings.regions:
-            replaced = fuse(replaced, members(arrays, replaced), wanted)
-        return cull(replaced, wanted)
+            local = members(arrays, replaced)
+            replaced = fuse(replaced, local, wanted)
+        return cull(replaced, wanted), local
 
     def _decided(
         self,
         culled: Culled,
         arrays: ArrayGraph,
+        local: set[str],
         layers: list[PieceLayer],
         wanted: set[Any],
         held: Held,
@@ -143,7 +151,7 @@ class GraphOptimizer:
         named = {layer.piece.output.name: layer for layer in layers}
         accepted: list[tuple[Region, Prediction]] = []
         if self.settings.regions:
-            found = partition(culled, arrays, members(arrays, culled.graph), wanted)
+            found = partition(culled, arrays, local, wanted)
         else:
             found = [_alone(layer) for layer in layers]
         for region in found:
@@ -184,7 +192,7 @@ class GraphOptimizer:
             return "blocks are CuPy arrays and the workers compute on the CPU"
         if (
             self.facts.device == "cuda"
-            and isinstance(piece, Redistribution)
+            and isinstance(piece, Redistribution | Halo)
             and piece.source.container == "numpy.ndarray"
         ):
             return "blocks are on the host and no computation follows"
@@ -235,6 +243,7 @@ class GraphOptimizer:
             limits=self.settings.limits,
             local_ranks=self.settings.local_ranks,
             room=room,
+            blockworks=Blockworks({work.output.name: work.layer for work in region.blockworks}),
         )
 
 

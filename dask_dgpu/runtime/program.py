@@ -9,12 +9,12 @@ the plans where the blocks of every value are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from dask_dgpu.comm.bootstrap import Transport
-from dask_dgpu.runtime.blockwork import Tasks
+from dask_dgpu.runtime.blockwork import Blockworks
 from dask_dgpu.runtime.collectives import ALGORITHMS
 from dask_dgpu.runtime.placement import Block, Making, Placement
 from dask_dgpu.runtime.value import Placed, Value
@@ -41,15 +41,12 @@ class Local:
         What that is, as the graph declares it.
     needs : tuple of tuple of (str, tuple of int)
         For each block of the result those that it is made from: value, and place.
-    tasks : Tasks
-        What makes each block.
     """
 
     inputs: tuple[str, ...]
     output: str
     result: Value
     needs: tuple[tuple[Block, ...], ...]
-    tasks: Tasks
 
 
 @dataclass(frozen=True)
@@ -120,6 +117,8 @@ class Program:
         Ranks of a gang that no Dask worker runs.
     room : float or None
         Bytes of a rank's device that may be used, ``None`` for no limit.
+    blockworks : Blockworks
+        The block functions of the steps that are :class:`Local`.
     """
 
     name: str
@@ -131,6 +130,7 @@ class Program:
     limits: Limits
     local_ranks: int = 1
     room: float | None = None
+    blockworks: Blockworks = field(default_factory=Blockworks)
 
     @property
     def spent(self) -> list[set[str]]:

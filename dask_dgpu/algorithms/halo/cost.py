@@ -1,0 +1,56 @@
+"""What a halo exchange costs: bytes between ranks, memory, seconds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dask_dgpu.algorithms.halo.plan import HaloPlan
+from dask_dgpu.algorithms.redistribute.cells import Ints
+from graph_opt.cost import Machine
+
+
+def traffic(plan: HaloPlan) -> tuple[tuple[int, ...], ...]:
+    """Return the bytes that each rank sends to each: ``traffic(plan)[sender][receiver]``."""
+    return tuple(map(tuple, _traffic(plan).tolist()))
+
+
+def workspace(plan: HaloPlan) -> int:
+    """Return the bytes of the messages of the busiest rank, in and out."""
+    counts = _traffic(plan)
+    return int((counts.sum(axis=0) + counts.sum(axis=1)).max(initial=0))
+
+
+def cost(plan: HaloPlan, machine: Machine, *, copied: bool = True) -> float:
+    """Predict the seconds of an exchange.
+
+    Parameters
+    ----------
+    plan : HaloPlan
+        The plan.
+    machine : Machine
+        Rates of a rank.
+    copied : bool, optional
+        Whether the blocks themselves are copied too, while messages travel.
+
+    Returns
+    -------
+    float
+        Seconds of the busiest rank.
+    """
+    counts = _traffic(plan)
+    sent, received = counts.sum(axis=1), counts.sum(axis=0)
+    moved = int(np.maximum(sent, received).max(initial=0))
+    transfer = moved / machine.bandwidth + (machine.latency if moved else 0.0)
+    inside = 0
+    if copied:
+        inside = max(plan.target.share(rank, plan.itemsize) for rank in range(plan.size))
+    packed = 2 * int((sent + received).max(initial=0))
+    return packed / machine.memory_bandwidth + max(transfer, 2 * inside / machine.memory_bandwidth)
+
+
+def _traffic(plan: HaloPlan) -> Ints:
+    cells = plan.cells
+    travels = cells.travels
+    pairs = cells.sender[travels] * plan.size + cells.receiver[travels]
+    counts = np.bincount(pairs, cells.length[travels], plan.size**2)
+    return counts.astype(np.int64).reshape(plan.size, plan.size) * plan.itemsize

@@ -1,0 +1,241 @@
+"""What one rank does: the exchange into new or into kept storage, and the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.algorithms.halo.plan import HaloPlan
+from dask_dgpu.algorithms.halo.schedule import Stays, View, schedule
+from dask_dgpu.comm.protocol import Buffer, Comm, Work
+from dask_dgpu.kernels.device import Device
+from dask_dgpu.kernels.pack import Arrays, Described, InArrays, InMessage, Pieces
+from graph_opt.layout import Index
+
+Array = Any
+Blocks = Mapping[Index, Array]
+
+
+def halo_rank(
+    plan: HaloPlan,
+    comm: Comm,
+    device: Device,
+    blocks: Blocks,
+    *,
+    progress: Callable[[int, int], None] = lambda done, steps: None,
+) -> dict[Index, Array]:
+    """Extend blocks by their ghost cells as one rank.
+
+    Parameters
+    ----------
+    plan : HaloPlan
+        The same on every rank.
+    comm : Comm
+        Joins ``plan.size`` ranks.
+    device : Device
+        Where this rank's arrays are.
+    blocks : mapping of tuple of int to array
+        The blocks that this rank owns, of any strides; they stay as they are.
+    progress : callable
+        Called when all is done, with 1 and 1; may raise to give up.
+
+    Returns
+    -------
+    dict of tuple of int to array
+        The extended blocks that this rank makes, C-contiguous, in memory of their own.
+        Where ``plan.corners`` is false, ghost cells beyond several axes are zero.
+
+    Raises
+    ------
+    ValueError
+        When a block is not of the shape and dtype that the plan says.
+
+    Notes
+    -----
+    What is on the compute lane before is waited for, and both lanes wait for the result.
+    Blocks are copied while messages travel.
+    """
+    with device.computing():
+        given = device.mark()
+    with device.transferring():
+        device.after(given)
+        make = device.empty if plan.corners else device.zeros
+        mine = schedule(plan, comm.rank).blocks
+        extended = {index: make(plan.target.block_shape(index), plan.dtype) for index in mine}
+        exchange = Exchange(plan, comm, device, blocks, extended)
+        exchange.start()
+        exchange.copy_blocks()
+        exchange.finish()
+    device.join()
+    progress(1, 1)
+    return extended
+
+
+class Exchange:
+    """A halo exchange of blocks that stay where they are, to be repeated.
+
+    Parameters
+    ----------
+    plan : HaloPlan
+        The same on every rank.
+    comm : Comm
+        Joins ``plan.size`` ranks.
+    device : Device
+        Where this rank's arrays are; all methods are called on its transfer lane.
+    blocks : mapping of tuple of int to array
+        The blocks that this rank owns; they may be the middles of ``extended``.
+    extended : mapping of tuple of int to array
+        Where the ghost cells are filled.
+
+    Raises
+    ------
+    ValueError
+        When an array is not of the shape and dtype that the plan says.
+
+    Notes
+    -----
+    The exchanges of one program may share the memory of messages: one is finished before
+    the next starts.
+    """
+
+    def __init__(
+        self, plan: HaloPlan, comm: Comm, device: Device, blocks: Blocks, extended: Blocks
+    ) -> None:
+        self.comm, self.device = comm, device
+        self.work = work = schedule(plan, comm.rank)
+        sources = [
+            _checked(blocks, i, plan.layout.block_shape(i), plan.dtype) for i in work.sources
+        ]
+        targets = [
+            _checked(extended, i, plan.target.block_shape(i), plan.dtype) for i in work.blocks
+        ]
+        views = Arrays(_views(plan, device, work.views, sources))
+        ghosted = Arrays(targets)
+        split = sum(work.send_counts)
+        buffer = device.workspace("halo", split + sum(work.receive_counts), plan.dtype)
+        self.out, self.inbox = buffer[:split], buffer[split:]
+        sends, receives = work.sends, work.receives
+        self._sends = Pieces(
+            sends.shapes,
+            InMessage(self.out, sends.at),
+            InArrays(views, sends.view, sends.start),
+            Described(),
+        )
+        self._receives = Pieces(
+            receives.shapes,
+            InArrays(ghosted, receives.block, receives.start),
+            InMessage(self.inbox, receives.at),
+            Described(),
+        )
+        self._stays = _staying(work.stays, views, ghosted)
+        self._own = _staying(work.own, views, ghosted)
+        self._under_way: Work | None = None
+
+    def start(self) -> None:
+        """Send what others need, and fill ghost cells from this rank's own blocks."""
+        self.device.copy_pieces(self._sends, self._stays)
+        sends = list(self._messages(self.out, self.work.send_counts, 1))
+        receives = list(self._messages(self.inbox, self.work.receive_counts, -1))
+        if sends or receives:
+            self._under_way = self.comm.exchange(sends, receives)
+
+    def copy_blocks(self) -> None:
+        """Copy the blocks themselves, which are not the middles of the extended ones."""
+        self.device.copy_pieces(self._own)
+
+    def finish(self) -> None:
+        """Fill ghost cells with what others have sent."""
+        if self._under_way is not None:
+            self._under_way.wait()
+            self._under_way = None
+            self.device.copy_pieces(self._receives)
+
+    def _messages(
+        self, buffer: Array, counts: Sequence[int], way: int
+    ) -> Iterator[tuple[int, Buffer]]:
+        """Each rank's message, beginning with a neighbour, lest all call on rank 0 first."""
+        stops = list(accumulate(counts))
+        for step in range(1, self.comm.size):
+            peer = (self.comm.rank + way * step) % self.comm.size
+            if counts[peer]:
+                yield peer, buffer[stops[peer] - counts[peer] : stops[peer]]
+
+
+def _staying(stays: Stays, views: Arrays, ghosted: Arrays) -> Pieces:
+    return Pieces(
+        stays.shapes,
+        InArrays(ghosted, stays.block, stays.start),
+        InArrays(views, stays.view, stays.view_start),
+        Described(),
+    )
+
+
+def _checked(blocks: Blocks, index: Index, shape: tuple[int, ...], dtype: str) -> Array:
+    block = blocks[index]
+    if block.shape != shape or block.dtype != np.dtype(dtype):
+        raise ValueError(
+            f"block {index} is {block.dtype} of shape {block.shape}, the plan has {dtype} of "
+            f"shape {shape}"
+        )
+    return block
+
+
+def _views(
+    plan: HaloPlan, device: Device, views: Sequence[View], sources: Sequence[Array]
+) -> list[Array]:
+    """Return what the cells are parts of."""
+    ndim = plan.layout.ndim
+    constants: dict[int, Array] = {}
+    found = []
+    for block, turns in views:
+        if block < ndim:
+            if block not in constants:
+                constants[block] = _constant(plan, device, block)
+            found.append(constants[block])
+            continue
+        view = sources[block - ndim]
+        for axis, (step, at) in enumerate(turns):
+            lead = (slice(None),) * axis
+            if step < 0:
+                view = view[(*lead, slice(None, None, -1))]
+            elif step == 0:
+                repeated = (*view.shape[:axis], max(plan.depth[axis]), *view.shape[axis + 1 :])
+                view = np.broadcast_to(view[(*lead, slice(at, at + 1))], repeated)
+        found.append(view)
+    return found
+
+
+def _constant(plan: HaloPlan, device: Device, axis: int) -> Array:
+    """Return the constant beyond an axis as an array that is large enough for any cell."""
+    one = device.empty((1,) * plan.layout.ndim, plan.dtype)
+    one[...] = np.asarray(plan.boundary[axis]).astype(plan.dtype)[()]
+    return np.broadcast_to(one, [max(each.lengths, default=0) for each in plan.axes])
+
+
+def halo_reference(plan: HaloPlan, blocks: Blocks) -> dict[Index, Array]:
+    """Extend all blocks of all ranks, cell after cell, in NumPy."""
+    make = np.empty if plan.corners else np.zeros
+    result = {
+        index: make(plan.target.block_shape(index), plan.dtype)
+        for index, owner in zip(plan.target.indices(), plan.target.owners, strict=True)
+        if owner >= 0
+    }
+    cells, grid = plan.cells, plan.layout.grid
+    for cell in range(len(cells.length)):
+        which = np.array([cell])
+        names = ("at", "length", "start", "step")
+        at, length, start, step = (cells.column(name, which)[0].tolist() for name in names)
+        index = tuple(map(int, np.unravel_index(int(cells.target[cell]), grid))) if grid else ()
+        place = tuple(slice(lo, lo + n) for lo, n in zip(at, length, strict=True))
+        if cells.constant[cell] >= 0:
+            value = plan.boundary[int(cells.constant[cell])]
+            result[index][place] = np.asarray(value).astype(plan.dtype)
+            continue
+        found = tuple(map(int, np.unravel_index(int(cells.source[cell]), grid))) if grid else ()
+        rows = [lo + by * np.arange(n) for lo, by, n in zip(start, step, length, strict=True)]
+        result[index][place] = blocks[found][np.ix_(*rows)] if prod(length) else 0
+    return result

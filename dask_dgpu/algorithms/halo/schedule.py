@@ -1,0 +1,172 @@
+"""What one rank does in a halo exchange, as tables of pieces."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dask_dgpu.algorithms.halo.plan import HaloPlan
+from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, unravel
+from graph_opt.layout import Index
+
+
+class View(NamedTuple):
+    """How a source block is read, so that every cell is a plain part of what is seen.
+
+    ``block`` is its place among the rank's blocks; before them are the constants of the
+    axes. Along each axis it is read forwards (1, 0), backwards (-1, 0), or one position
+    again and again (0, position); constants are the same in all directions.
+    """
+
+    block: int
+    turns: tuple[tuple[int, int], ...]
+
+
+class Sends(NamedTuple):
+    """Cells for other ranks: from ``start`` in a ``view`` to ``at`` in the message."""
+
+    shapes: Ints
+    view: Ints
+    start: Ints
+    at: Ints
+
+
+class Receives(NamedTuple):
+    """Cells of other ranks: from ``at`` in the message to ``start`` in an extended ``block``."""
+
+    shapes: Ints
+    at: Ints
+    block: Ints
+    start: Ints
+
+
+class Stays(NamedTuple):
+    """Cells that stay on the rank: from ``view_start`` to ``start`` in an extended ``block``."""
+
+    shapes: Ints
+    view: Ints
+    view_start: Ints
+    block: Ints
+    start: Ints
+
+
+class Schedule(NamedTuple):
+    """All that one rank does.
+
+    Attributes
+    ----------
+    sources, blocks : list of tuple of int
+        Its blocks, and those of them that it extends.
+    views : list of View
+        How it reads them.
+    sends, receives : Sends, Receives
+        Cells for and from other ranks.
+    stays, own : Stays
+        Ghost cells made of its own blocks or of constants; the blocks themselves.
+    send_counts, receive_counts : list of int
+        Elements of the message to and from each rank.
+    """
+
+    sources: list[Index]
+    blocks: list[Index]
+    views: list[View]
+    sends: Sends
+    receives: Receives
+    stays: Stays
+    own: Stays
+    send_counts: list[int]
+    receive_counts: list[int]
+
+
+def schedule(plan: HaloPlan, rank: int) -> Schedule:
+    """Return what a rank does; made once for each plan."""
+    if rank not in plan.schedules:
+        plan.schedules[rank] = _made(plan, rank)
+    found: Schedule = plan.schedules[rank]
+    return found
+
+
+def _made(plan: HaloPlan, rank: int) -> Schedule:
+    """Return what a rank does; both sides of a message know the order of its cells."""
+    cells = plan.cells
+    owned = np.flatnonzero(np.array(plan.layout.owners, np.int64) == rank)
+    wanted = np.flatnonzero(np.array(plan.target.owners, np.int64) == rank)
+    mine, here = cells.sender == rank, cells.receiver == rank
+    out, send_counts, out_at = _message(plan, mine & ~here, cells.receiver)
+    into, receive_counts, into_at = _message(plan, here & ~mine, cells.sender)
+    reading = _Reading(plan, owned)
+
+    def stays(chosen: Mask) -> Stays:
+        which = np.flatnonzero(chosen)
+        shapes, block = cells.column("length", which), np.searchsorted(wanted, cells.target[which])
+        return Stays(shapes, *reading.views_of(which), block, cells.column("at", which))
+
+    sends = Sends(cells.column("length", out), *reading.views_of(out), out_at)
+    receives = Receives(
+        cells.column("length", into),
+        into_at,
+        np.searchsorted(wanted, cells.target[into]),
+        cells.column("at", into),
+    )
+    ghosts, own = stays(mine & here & cells.ghost), stays(mine & here & ~cells.ghost)
+    return Schedule(
+        _indices(owned, plan),
+        _indices(wanted, plan),
+        list(reading.views),
+        sends,
+        receives,
+        ghosts,
+        own,
+        send_counts,
+        receive_counts,
+    )
+
+
+def _message(plan: HaloPlan, chosen: Mask, peer: Ints) -> tuple[Ints, list[int], Ints]:
+    """Return cells by peer, the elements of each peer's message, and where each cell begins."""
+    cells = plan.cells
+    which = np.flatnonzero(chosen)
+    which = which[np.argsort(peer[which], kind="stable")]
+    lengths = cells.length[which]
+    counts = np.bincount(peer[which], lengths, plan.size).astype(np.int64)
+    return which, counts.tolist(), np.cumsum(lengths) - lengths
+
+
+class _Reading:
+    """The views that a rank's cells are read through, found one after the other."""
+
+    def __init__(self, plan: HaloPlan, owned: Ints) -> None:
+        self.plan, self.owned = plan, owned
+        self.views: dict[View, int] = {}
+
+    def views_of(self, which: Ints) -> tuple[Ints, Ints]:
+        """Return the view of each cell, and the position of its first element there."""
+        plan, cells = self.plan, self.plan.cells
+        source, constant = cells.source[which], cells.constant[which]
+        step, start = cells.column("step", which), cells.column("start", which)
+        lengths = self._block_lengths(source)
+        at = np.where(step == 0, 0, np.where(step > 0, start, lengths - 1 - start))
+        at[constant >= 0] = 0
+        fixed = np.where(step == 0, start, 0)
+        place = np.where(
+            constant >= 0, constant, plan.layout.ndim + np.searchsorted(self.owned, source)
+        )
+        found = []
+        for block, steps, positions in zip(
+            place.tolist(), step.tolist(), fixed.tolist(), strict=True
+        ):
+            turns = tuple(zip(steps, positions, strict=True))
+            view = View(block, turns if block >= plan.layout.ndim else ())
+            found.append(self.views.setdefault(view, len(self.views)))
+        return np.array(found, np.int64), at
+
+    def _block_lengths(self, places: Ints) -> Ints:
+        cuts = self.plan.layout.cuts
+        index = unravel(np.maximum(places, 0), self.plan.layout.grid)
+        columns = [np.diff(np.array(along))[index[:, k]] for k, along in enumerate(cuts)]
+        return np.stack(columns, axis=1) if columns else index
+
+
+def _indices(places: Ints, plan: HaloPlan) -> list[Index]:
+    return list(map(tuple, unravel(places, plan.layout.grid).tolist()))
