@@ -12,6 +12,8 @@ from dask_dgpu import errors, fft
 from dask_dgpu.api import Enabled, disable, enable, start
 from dask_dgpu.explain import Explanation, explain
 from dask_dgpu.health import Health, check_health
+from dask_dgpu.poisson import poisson
+from dask_dgpu.progress import progress
 
 __version__ = "0.1.0"
 
@@ -25,5 +27,7 @@ __all__ = [
     "errors",
     "explain",
     "fft",
+    "poisson",
+    "progress",
     "start",
 ]

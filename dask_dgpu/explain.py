@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
 from dask.base import is_dask_collection
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import format_bytes
 
+from dask_dgpu.held import held_by
 from dask_dgpu.measured import Step, last_run
 from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.predict import Prediction
@@ -20,6 +21,9 @@ from graph_opt.region import Region
 
 MOST_SHOWN = 40
 """Steps of a region that are named; of more, the first and the last."""
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 
 @dataclass(frozen=True)
@@ -188,17 +192,27 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
     graph = array.__dask_graph__()
     if not isinstance(graph, HighLevelGraph):
         return Explanation(enabled=True)
-    rewriting = optimizer.rewrite(graph, array.__dask_keys__())
-    rewritten = tuple((piece, optimizer.predict(Region.of(piece))) for piece in rewriting.pieces)
+    held = held_by(_client(), optimizer.facts.scheduler)
+    rewriting = optimizer.rewrite(graph, array.__dask_keys__(), held)
+    alone = [(piece, Region.of(piece)) for piece in rewriting.pieces]
+    rewritten = tuple(
+        (piece, optimizer.predict(region, optimizer.room(region, held))) for piece, region in alone
+    )
     runs = _last_runs(rewriting.regions) if measured else ()
     return Explanation(True, rewritten, rewriting.regions, runs, rewriting.declined)
 
 
-def _last_runs(regions: tuple[tuple[Region, Prediction], ...]) -> tuple[tuple[Step, ...], ...]:
+def _client() -> Client | None:
     from distributed import default_client
 
     try:
-        client = default_client()
+        return default_client()
     except ValueError:
-        raise ValueError("measured is True, which needs a client; there is none") from None
+        return None
+
+
+def _last_runs(regions: tuple[tuple[Region, Prediction], ...]) -> tuple[tuple[Step, ...], ...]:
+    client = _client()
+    if client is None:
+        raise ValueError("measured is True, which needs a client; there is none")
     return tuple(last_run(client, region) for region, _ in regions)

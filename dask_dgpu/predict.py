@@ -49,7 +49,7 @@ class Prediction:
     steps: tuple[tuple[str, float], ...]
 
 
-def room(facts: ClusterFacts, settings: Settings) -> float | None:
+def usable(facts: ClusterFacts, settings: Settings) -> float | None:
     """Return the bytes of a device that a gang may use, ``None`` for no limit."""
     memory = settings.memory_limit or facts.device_memory
     return None if memory is None else memory * (1 - settings.safety_margin)

@@ -142,6 +142,24 @@ def test_region_writes_every_figure(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
+def test_poisson_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "poisson.py", "--quick")
+    boundaries = ["zero", "reflect", "periodic"]
+    ways = ["dask_dgpu", "dask, tasks", "dask, p2p"]
+    assert [line["what"] for line in lines] == [
+        *(f"{boundary}, scipy, one process" for boundary in boundaries),
+        *(f"{boundary}, end to end, {way}" for boundary in boundaries for way in ways),
+    ]
+    for line in lines:
+        assert len(line["seconds"]) == 1
+        assert line["median"] == line["seconds"][0] > 0
+    ratios = {line["what"]: line["ratio"] for line in lines[3:]}
+    for boundary in boundaries:
+        assert min(ratios[f"{boundary}, end to end, {way}"] for way in ways[1:]) == 1
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_map_overlap_writes_every_figure(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "map_overlap.py", "--quick")
     assert [line["what"] for line in lines] == [

@@ -23,9 +23,13 @@ LONGEST_FILE = 330
 DOCUMENTS = [".ci/run", "README.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
 
 MODULES = ("errors", "fft")
+TRIGONOMETRIC = [
+    f"{way}{kind}{n}" for way in ("", "i") for kind in ("dct", "dst") for n in ("", "n")
+]
 PUBLIC = [
     *(f"dask_dgpu.{name}" for name in dgpu.__all__ if name not in MODULES),
     *(f"dask_dgpu.fft.{name}" for name in DASKS_OWN),
+    *(f"dask_dgpu.fft.{name}" for name in TRIGONOMETRIC),
 ]
 DOCSTRING_CHECKS = {"GL08", "PR01", "PR02", "PR03", "PR04", "PR07", "RT01", "RT03", "SS01"}
 
@@ -116,7 +120,9 @@ def test_page_of_the_api_has_every_setting_and_its_default() -> None:
     assert schema()["properties"]["dgpu"]["properties"].keys() == defaults()["dgpu"].keys()
 
 
-@pytest.mark.parametrize("module", ["dask_dgpu.api", "dask_dgpu.explain", "dask_dgpu.fft"])
+@pytest.mark.parametrize(
+    "module", ["dask_dgpu.api", "dask_dgpu.explain", "dask_dgpu.fft", "dask_dgpu.poisson"]
+)
 def test_examples_in_docstrings_run(module: str) -> None:
     results = doctest.testmod(import_module(module))
     assert results.attempted

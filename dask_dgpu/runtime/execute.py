@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from dask_dgpu.comm.protocol import Comm
@@ -39,6 +39,7 @@ def execute(
     known = dict(program.inputs) | {step.output: step.result for step in program.steps}
     last_use = {name: at for at, step in enumerate(program.steps) for name in step.inputs}
     kept = {name for name, _ in program.outputs}
+    spent = program.spent
     given = {name for name, _ in program.inputs}
     for at, step in enumerate(program.steps):
         name = label(step.output)
@@ -46,7 +47,7 @@ def execute(
             if isinstance(step, Local):
                 made = _made(step, program, fixed, comm, device, values, observer)
             else:
-                made = _computed(step, fixed, comm, device, values, known, observer)
+                made = _computed(step, fixed, comm, device, values, known, spent[at], observer)
             span.nbytes = sum(getattr(block, "nbytes", 0) for block in made.values())
         values[step.output] = made
         del made
@@ -71,11 +72,11 @@ def _let_go(name: str, device: Device, values: dict[str, Blocks], *, given: bool
     Memory that this program has allocated is given away in the order of its own lanes. What
     came from elsewhere may go elsewhere.
     """
+    blocks = values.pop(name)
     if given:
-        device.synchronize()
+        device.release(blocks)
     else:
         device.join()
-    del values[name]
 
 
 def _computed(
@@ -85,6 +86,7 @@ def _computed(
     device: Device,
     values: Mapping[str, Blocks],
     known: Mapping[str, Value],
+    spent: Collection[str],
     observer: Observer,
 ) -> Blocks:
     """Run a collective, on blocks that are what the graph says, in the device's memory."""
@@ -97,6 +99,9 @@ def _computed(
             held[index] = device.to_device(conforming(block, *declared))
         # what several ranks have made counts as the first one's
         inputs.append({i: block for i, block in held.items() if layout.owner(i) == comm.rank})
+
+    for read in spent:
+        values[read].clear()  # so that the algorithm's references are the only ones
 
     def report(done: int, steps: int) -> None:
         observer.progress(name, done, steps)

@@ -9,7 +9,7 @@ the plans where the blocks of every value are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -132,6 +132,17 @@ class Program:
     room: float | None = None
     blockworks: Blockworks = field(default_factory=Blockworks)
 
+    @property
+    def spent(self) -> list[set[str]]:
+        """For each step the values that the program has made and nobody reads after it."""
+        last_use = {name: at for at, step in enumerate(self.steps) for name in step.inputs}
+        kept = {name for name, _ in (*self.inputs, *self.outputs)}
+        found: list[set[str]] = [set() for _ in self.steps]
+        for name, at in last_use.items():
+            if name not in kept:
+                found[at].add(name)
+        return found
+
     def block(self, key: Key) -> Key:
         """Return the block that a key of a result stands for: name of the value, and place.
 
@@ -183,12 +194,15 @@ def plans(program: Program, owners: Owners, size: int) -> Plans:
         placement.put(name, value, values[name].layout)
     found: dict[str, Any] = {}
     limits = program.machine, program.room
-    for step in program.steps:
+    spent = program.spent
+    for at, step in enumerate(program.steps):
         if isinstance(step, Local):
             needs = dict(zip(step.result.indices(), step.needs, strict=True))
             placement.make(step.output, step.result, needs)
             continue
-        inputs = tuple(placement.placed(name) for name in step.inputs)
+        inputs = tuple(
+            replace(placement.placed(name), spent=name in spent[at]) for name in step.inputs
+        )
         plan = _planned(step.algorithm, inputs, step.result, step.task, size, *limits)
         layout = ALGORITHMS[step.algorithm].layout(plan)
         found[step.output] = plan

@@ -80,10 +80,22 @@ class Value:
 
 @dataclass(frozen=True)
 class Placed:
-    """A value whose blocks have a place."""
+    """A value whose blocks have a place.
+
+    Parameters
+    ----------
+    layout : Layout
+        Which rank holds which block.
+    dtype : str
+        The dtype of the blocks.
+    spent : bool, optional
+        Whether the program itself has made it and nobody reads it after the step that is
+        planned, which may then let go of blocks before its end.
+    """
 
     layout: Layout
     dtype: str
+    spent: bool = False
 
     def owners(self) -> Iterator[tuple[Index, int]]:
         """Yield each block there is with the rank that holds it."""
@@ -93,7 +105,7 @@ class Placed:
 
     def transposed(self, axes: tuple[int, ...]) -> Placed:
         """Return the place of the transpose, whose blocks stay where they are."""
-        return Placed(self.layout.transposed(axes), self.dtype)
+        return Placed(self.layout.transposed(axes), self.dtype, self.spent)
 
 
 def conforming(block: Array, dtype: str, shape: tuple[int, ...], container: str) -> Array:
