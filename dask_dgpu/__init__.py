@@ -12,10 +12,13 @@ from dask_dgpu import errors, fft
 from dask_dgpu.api import Enabled, disable, enable, start
 from dask_dgpu.explain import Explanation, explain
 from dask_dgpu.health import Health, check_health
+from dask_dgpu.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, stencil
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "LAPLACIAN_5PT",
+    "LAPLACIAN_9PT",
     "Enabled",
     "Explanation",
     "Health",
@@ -26,4 +29,5 @@ __all__ = [
     "explain",
     "fft",
     "start",
+    "stencil",
 ]

@@ -1,11 +1,13 @@
 """The distributed algorithms that a program can name: one entry each."""
 
-from dask_dgpu.runtime.collectives import pencil_fft, redistribute, summa
+from dask_dgpu.runtime.collectives import jacobi, pencil_fft, redistribute, stencil, summa
 from dask_dgpu.runtime.collectives.algorithm import Algorithm, Cost
 
 ALGORITHMS: dict[str, Algorithm] = {
+    "jacobi": jacobi.JACOBI,
     "pencil_fft": pencil_fft.PENCIL_FFT,
     "redistribute": redistribute.REDISTRIBUTE,
+    "stencil": stencil.STENCIL,
     "summa": summa.SUMMA,
 }
 
