@@ -12,6 +12,7 @@ from dask_dgpu import errors, fft
 from dask_dgpu.api import Enabled, disable, enable, start
 from dask_dgpu.explain import Explanation, explain
 from dask_dgpu.health import Health, check_health
+from dask_dgpu.jacobi import JacobiInfo, jacobi
 from dask_dgpu.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, stencil
 
 __version__ = "0.1.0"
@@ -22,12 +23,14 @@ __all__ = [
     "Enabled",
     "Explanation",
     "Health",
+    "JacobiInfo",
     "check_health",
     "disable",
     "enable",
     "errors",
     "explain",
     "fft",
+    "jacobi",
     "start",
     "stencil",
 ]

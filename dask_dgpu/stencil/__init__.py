@@ -100,7 +100,7 @@ def stencil(
     array = dask.array.asarray(x)
     check_array("x", array)
     taps = taps_of(kernel, array.shape)
-    dtype = working_dtype(array.dtype, taps)
+    dtype = working_dtype(array.dtype, taps.weights)
     task = StencilTask(
         dtype.name, taps, boundaries(boundary, array.ndim), count("iterations", iterations)
     )

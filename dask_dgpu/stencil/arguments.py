@@ -64,10 +64,10 @@ def taps_of(kernel: Any, shape: tuple[int, ...]) -> Taps:
     return Taps.of(wide)
 
 
-def working_dtype(dtype: Any, taps: Taps) -> np.dtype[Any]:
+def working_dtype(dtype: Any, weights: Sequence[complex]) -> np.dtype[Any]:
     """Return the dtype in which sweeps of such an array are computed."""
     real = np.dtype(dtype) if np.dtype(dtype).kind in "fc" else np.dtype("float64")
-    least = "complex64" if any(isinstance(w, complex) for w in taps.weights) else "float32"
+    least = "complex64" if any(isinstance(weight, complex) for weight in weights) else "float32"
     return np.result_type(real, least)
 
 
@@ -97,4 +97,15 @@ def count(name: str, value: Any) -> int:
         raise TypeError(f"{name} is {value!r}, it must be an integer") from None
     if number < 0:
         raise ValueError(f"{name} is {number}, it must not be negative")
+    return number
+
+
+def positive(name: str, value: Any) -> float:
+    """Return a finite number above zero."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {value!r}, it must be a number") from None
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} is {value!r}, it must be positive and finite")
     return number

@@ -25,16 +25,28 @@ References
 .. [1] Y. Saad, "Iterative Methods for Sparse Linear Systems", 2nd edition, SIAM (2003).
 """
 
+from dask_dgpu.algorithms.jacobi import report
 from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, JacobiTask, cost, peak, plan_jacobi
-from dask_dgpu.algorithms.jacobi.rank import Outcome, jacobi_rank, jacobi_reference
+from dask_dgpu.algorithms.jacobi.rank import (
+    CONVERGED,
+    Outcome,
+    Scale,
+    jacobi_rank,
+    jacobi_reference,
+    verdict,
+)
 
 __all__ = [
+    "CONVERGED",
     "JacobiPlan",
     "JacobiTask",
     "Outcome",
+    "Scale",
     "cost",
     "jacobi_rank",
     "jacobi_reference",
     "peak",
     "plan_jacobi",
+    "report",
+    "verdict",
 ]

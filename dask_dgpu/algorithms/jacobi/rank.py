@@ -83,7 +83,7 @@ def jacobi_rank(
     tiles.add(rhs, -task.damping)
     of_zero = _Sum(comm, device, tiles).value()
     load(sweeps, comm, device, tiles, u0)
-    run = _Run(plan, comm, device, tiles, _Scale.of(task, of_zero), progress)
+    run = _Run(plan, comm, device, tiles, Scale.of(task, of_zero), progress)
     reason = run.iterate()
     return unload(sweeps, comm, device, tiles), Outcome(reason, tuple(run.history))
 
@@ -120,13 +120,13 @@ class _Sum:
             return float(self.device.to_host(self.change)[0])
 
 
-class _Scale(NamedTuple):
+class Scale(NamedTuple):
     """Makes a relative residual of the changes of a sweep."""
 
     factor: float
 
     @classmethod
-    def of(cls, task: JacobiTask, of_zero: float) -> _Scale:
+    def of(cls, task: JacobiTask, of_zero: float) -> Scale:
         """Return the scale, given the changes of u = 0; absolute if there are none."""
         return cls(1 / task.damping if of_zero == 0 else 1 / sqrt(of_zero))
 
@@ -143,7 +143,7 @@ class _Run:
     comm: Comm
     device: Device
     tiles: Tiles
-    scale: _Scale
+    scale: Scale
     progress: Callable[[int, int], None]
     done: int = 0
     rounds: int = 0
@@ -211,7 +211,7 @@ def jacobi_reference(task: JacobiTask, u0: Array, rhs: Array) -> tuple[Array, Ou
         return float((np.abs((after - before).astype("complex128")) ** 2).sum())
 
     zero = np.zeros_like(u0)
-    scale = _Scale.of(task, change(zero, swept(zero)))
+    scale = Scale.of(task, change(zero, swept(zero)))
     u, history = u0, []
     reason, done = None, 0
     while reason is None:

@@ -1,66 +1,28 @@
-"""Jacobi's iteration, with a report of its residuals.
-
-The report is a block more along the first axis: its bytes are those of some float64 numbers,
-whatever the dtype of the array.
-"""
+"""Jacobi's iteration: what it ends up with, and a block more along the first axis, its report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
-from typing import Any
+from math import prod
 
 import numpy as np
 
 from dask_dgpu.algorithms.jacobi import (
     JacobiPlan,
     JacobiTask,
-    Outcome,
     cost,
     jacobi_rank,
     peak,
     plan_jacobi,
 )
-from dask_dgpu.algorithms.jacobi.rank import REASONS
+from dask_dgpu.algorithms.jacobi.report import beside, written
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.runtime.collectives.algorithm import Algorithm, Cost, Report
 from dask_dgpu.runtime.collectives.stencil import describe, moved_bytes
 from dask_dgpu.runtime.value import Blocks, Placed, Value
 from graph_opt.cost import Machine
-from graph_opt.layout import Layout
-
-Array = Any
-
-REPORT_BYTES = 1 << 15
-"""Of a report: more than two numbers for each residual that is asked for at most."""
-
-
-def report_rows(chunks: tuple[tuple[int, ...], ...], itemsize: int) -> int:
-    """Return how long the report's block is along the first axis."""
-    row = int(np.prod([sizes[0] for sizes in chunks[1:]])) * itemsize
-    return -(-REPORT_BYTES // row)
-
-
-def written(outcome: Outcome, shape: tuple[int, ...], dtype: str) -> Array:
-    """Return a report as a block."""
-    room = REPORT_BYTES // 16 - 1
-    history = outcome.history
-    if len(history) > room:  # the last ones tell more than the first
-        history = (history[0], *history[len(history) - room + 1 :])
-    numbers = [REASONS.index(outcome.reason), len(history), *chain.from_iterable(history)]
-    block = np.zeros(shape, dtype)
-    values = np.array(numbers, np.float64).view(np.uint8)
-    block.reshape(-1).view(np.uint8)[: len(values)] = values
-    return block
-
-
-def read(block: Array) -> Outcome:
-    """Return the report in a block."""
-    flat = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
-    reason, count = flat[:16].view(np.float64)
-    numbers = flat[16 : 16 + 16 * int(count)].view(np.float64).reshape(-1, 2)
-    return Outcome(REASONS[int(reason)], tuple((int(at), float(r)) for at, r in numbers))
+from graph_opt.layout import Layout, cuts_of
 
 
 def _plan(
@@ -78,12 +40,10 @@ def _plan(
 def _layout(plan: JacobiPlan) -> Layout:
     """Return the layout of u, and of the report on rank 0."""
     source = plan.sweeps.source
-    rows, *others = source.cuts
     chunks = tuple(tuple(np.diff(cuts).tolist()) for cuts in source.cuts)
-    tail = report_rows(chunks, plan.sweeps.itemsize)
-    beside = int(np.prod(source.grid[1:]))
-    owners = (*source.owners, 0, *(-1,) * (beside - 1))
-    return Layout(((*rows, rows[-1] + tail), *others), owners)
+    cuts = tuple(map(cuts_of, beside(chunks, plan.task.dtype)))
+    owners = (*source.owners, 0, *(-1,) * (prod(source.grid[1:]) - 1))
+    return Layout(cuts, owners)
 
 
 def _run(
