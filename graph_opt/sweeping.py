@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
@@ -102,7 +103,8 @@ class Sweeping:
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask: overlapped blocks, and a function of each."""
         source, sweeps = self.sources[0], self.task.iterations
-        tasks = source.blocks * (3**source.ndim + 1)
+        pieces = math.prod(3 * blocks - 2 for blocks in map(len, source.chunks))
+        tasks = pieces + 2 * source.blocks
         seconds = dask_rechunk_seconds(tasks, 0, source.nbytes, ranks, machine)
         # NumPy goes through memory for each operation
         work = self.task.operations * 2 * source.nbytes / (machine.memory_bandwidth * ranks)
