@@ -15,6 +15,7 @@ import cupy
 import numpy as np
 
 from dask_dgpu.kernels.stencil import Region, Taps
+from dask_dgpu.kernels.stencil_march_cuda import MOST_SWEEPS, march, marches
 
 Array = Any
 
@@ -48,12 +49,13 @@ template <typename Real> __device__ double square(complex<Real> x) {
 extern "C" __global__ void __launch_bounds__(%(threads)d)
 sweep(const Value* __restrict__ u, Value* __restrict__ out, const Value* __restrict__ added,
       double* change, Long rows, Long first, int length, %(parameters)s) {
-    double changed = 0;
+    %(begin)s
     const int along = blockIdx.x * blockDim.x + threadIdx.x;
     for (Long row = (Long) blockIdx.y * blockDim.y + threadIdx.y; row < rows;
          row += (Long) gridDim.y * blockDim.y) {
         if (along >= length) break;
-        Long rest = row, at = first + along;
+        Long at = first + along;
+        %(rest)s
         %(walk)s
         const Value value = %(sum)s;
         out[at] = value;
@@ -99,11 +101,17 @@ def sweeps_cuda(
     bool
         Whether the last sweep has made ``target``.
     """
-    u, out = source, target
-    for at, region in enumerate(regions):
-        _sweep(out, u, taps, region, added, change if at == len(regions) - 1 else None)
-        u, out = out, u
-    return len(regions) % 2 == 1
+    together = MOST_SWEEPS if marches(taps) else 1
+    u, out, turned = source, target, False
+    for at in range(0, len(regions), together):
+        several = regions[at : at + together]
+        measured = change if at + together >= len(regions) else None
+        if len(several) > 1:
+            march(out, u, taps, several, added, measured)
+        else:
+            _sweep(out, u, taps, several[0], added, measured)
+        u, out, turned = out, u, not turned
+    return turned
 
 
 def _sweep(
@@ -142,23 +150,27 @@ def _kernel(taps: Taps, dtype: str, adds: bool, measures: bool) -> Any:
     ndim = len(taps.radius)
     value = TYPES[dtype]
     terms = [
-        f"{_literal(weight, value)} * u[at{_offset(offset)}]"
+        f"{literal(weight, value)} * u[at{_offset(offset)}]"
         for offset, weight in zip(taps.offsets, taps.weights, strict=True)
     ]
     if adds:
         terms.insert(0, "added[at]")
     walk = [
         f"at += (rest % count{axis}) * stride{axis}; rest /= count{axis};"
-        for axis in range(ndim - 2, -1, -1)
+        for axis in range(ndim - 2, 0, -1)
     ]
+    if ndim > 1:
+        walk.append("at += rest * stride0;")
     code = SOURCE % {
         "value": value,
         "threads": WIDTH * HEIGHT,
         "parameters": ", ".join(
             f"Long {name}{axis}" for name in ("stride", "count") for axis in range(ndim)
         ),
+        "rest": "Long rest = row;" if ndim > 1 else "",
         "walk": "\n        ".join(walk),
         "sum": " + ".join(terms) or "Value(0)",
+        "begin": "double changed = 0;" if measures else "",
         "measure": "changed += square(value - u[at]);" if measures else "",
         "reduce": REDUCE if measures else "",
     }
@@ -169,7 +181,7 @@ def _offset(offset: tuple[int, ...]) -> str:
     return "".join(f" + ({step}) * stride{axis}" for axis, step in enumerate(offset) if step)
 
 
-def _literal(weight: complex, value: str) -> str:
+def literal(weight: complex, value: str) -> str:
     """Write a weight, which is rounded to the dtype by the compiler."""
     real = value.removeprefix("complex<").removesuffix(">")
     number = complex(weight)
