@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from dask_dgpu.algorithms.halo import Exchange, plan_halo
+from dask_dgpu.algorithms.halo import Boundary, Exchange, HaloPlan, plan_halo
 from dask_dgpu.algorithms.stencil.plan import SweepPlan, Tile, around
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
@@ -212,13 +213,23 @@ class Tiles:
         """Return what fills the rim beyond the array, from what of it is in this storage."""
         if not any(map(any, tile.rims)):
             return None
-        plan, inside = self.plan, tuple(slice(s.low, s.high) for s in tile.sides)
-        place = (0,) * len(inside)
-        layout = Layout(tuple((0, s.stop - s.start) for s in inside), (self.comm.rank,))
-        boundary = tuple(
-            each if any(rim) else None for each, rim in zip(plan.boundary, tile.rims, strict=True)
-        )
-        halo = plan_halo(layout, plan.dtype, tile.rims, boundary, plan.size)
-        return Exchange(
-            halo, self.comm, self.device, {place: storage[tile.extended]}, {place: storage}
-        )
+        plan, place = self.plan, (0,) * len(tile.sides)
+        lengths = tuple(side.high - side.low for side in tile.sides)
+        halo = _rims(lengths, tile.rims, plan.boundary, plan.dtype, self.comm.rank, plan.size)
+        inside, whole = {place: storage[tile.extended]}, {place: storage}
+        return Exchange(halo, self.comm, self.device, inside, whole)
+
+
+@lru_cache(maxsize=64)
+def _rims(
+    lengths: tuple[int, ...],
+    rims: tuple[tuple[int, int], ...],
+    boundary: tuple[Boundary, ...],
+    dtype: str,
+    rank: int,
+    size: int,
+) -> HaloPlan:
+    """Plan how rims are filled, of what is inside of them; tiles of a shape have the same."""
+    layout = Layout(tuple((0, length) for length in lengths), (rank,))
+    needed = tuple(b if any(rim) else None for b, rim in zip(boundary, rims, strict=True))
+    return plan_halo(layout, dtype, rims, needed, size)
