@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import dask
 import dask.array as da
 from distributed import Client, LocalCluster, wait
 from harness import PLAIN, Report, no_wait, timed
+from rate_harness import RATE_SIDE, RATES
 from worker_harness import (
     communicators,
     forget_program,
@@ -94,6 +95,7 @@ class GpuBench:
         self.client, self.gang, self.report, self.given = client, gang, report, given
         self.synchronize = synchronize if given.device == "cuda" else no_wait
         self.round_trip = 0.0
+        self.rates: dict[str, float] = {}
 
     def run(self) -> None:
         """Take all figures."""
@@ -119,6 +121,18 @@ class GpuBench:
             self.client.run(self.synchronize)
             seconds.append(time.perf_counter() - start)
         self.report.add("synchronize every worker", seconds)
+
+    def rate(self, dtype: str) -> None:
+        """Measure what one device does alone, on all of them at a time; keep the best library's."""
+        n = RATE_SIDE[self.given.device]
+        for library, function in RATES[self.given.device].items():
+            with self.report.guard("one device's product", dtype=dtype, library=library):
+                rates = list(self.client.run(function, n, dtype).values())
+                self.rates[dtype] = max(mean(rates), self.rates.get(dtype, 0.0))
+                tflops = [rate / 1e12 for rate in rates]
+                self.report.add(
+                    "one device's product", n=n, dtype=dtype, library=library, tflops=tflops
+                )
 
     def workers(self) -> list[str]:
         """Return the addresses of all workers."""

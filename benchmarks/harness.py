@@ -229,7 +229,7 @@ def processes(
             process.kill()
 
 
-def fresh(n: int, chunk: int, dtype: str) -> da.Array:
+def fresh(n: int, chunk: int | tuple[int, int], dtype: str) -> da.Array:
     """Return a matrix of random numbers that no task has seen yet, on the workers already."""
     numbers = da.random.default_rng(next(_seeds)).random((n, n), chunks=chunk)
     matrix = numbers.astype(dtype).persist()

@@ -7,10 +7,9 @@ cpu`` runs the same code on NumPy blocks, to try it on a machine without GPUs.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -18,15 +17,14 @@ import dask
 import dask.array as da
 import numpy as np
 from distributed import Client
-from fft_harness import dasks_fftn, slab_rows, turned
+from fft_harness import dasks_fftn, difference, outer, slab_rows, turned
 from gpu_harness import GpuBench, options, run
-from harness import PLAIN, finished, fresh_complex
+from harness import finished, fresh_complex
 
 from dask_dgpu.algorithms.redistribute import plan_redistribute, traffic
 from graph_opt.layout import Layout, cuts_of
 
 SLABS_A_RANK = 2
-BACKENDS = {"cuda": "cupy", "cpu": "numpy"}
 
 
 @dataclass(frozen=True)
@@ -129,18 +127,19 @@ class Bench(GpuBench):
             for n in case.shape
         ]
         slabs = da.core.normalize_chunks((case.rows, *case.shape[1:]), case.shape)
-        x = self.outer(factors, slabs, case.dtype)
+        device = self.given.device
+        x = outer(factors, slabs, case.dtype, device)
         y = self.computed(case.gang, x)
         if case.what == "rechunk":
-            error = self.difference(y, self.outer(factors, y.chunks, case.dtype))
+            error = difference(y, outer(factors, y.chunks, case.dtype, device))
             self.report.add(f"{case.prefix}correctness", **case.facts, error_relative=error)
             return
         spectra = [np.fft.fft(factor.astype("complex128")) for factor in factors]
-        error = self.difference(y, self.outer(spectra, y.chunks, case.dtype))
+        error = difference(y, outer(spectra, y.chunks, case.dtype, device))
         del x, y
         (x,) = case.make()
         back = self.computed(getattr(da.fft, f"i{case.what}"), self.computed(case.gang, x))
-        inverse = self.difference(back, x)
+        inverse = difference(back, x)
         self.report.add(
             f"{case.prefix}correctness", **case.facts, error_relative=error, error_inverse=inverse
         )
@@ -149,27 +148,6 @@ class Bench(GpuBench):
         """Return a function of an array, on the workers, by dask_dgpu."""
         with dask.config.set(array_optimize=self.gang):
             return finished(function(x).persist())
-
-    def outer(
-        self, factors: list[Any], chunks: tuple[tuple[int, ...], ...], dtype: str
-    ) -> da.Array:
-        """Return the outer product of vectors on the host, an array on the workers."""
-        ndim = len(factors)
-        along = [
-            da.from_array(factor.astype(dtype), chunks=(sizes,))
-            .to_backend(BACKENDS[self.given.device])
-            .reshape((1,) * axis + (-1,) + (1,) * (ndim - axis - 1))
-            for axis, (factor, sizes) in enumerate(zip(factors, chunks, strict=True))
-        ]
-        with dask.config.set(array_optimize=PLAIN):
-            return finished(reduce(operator.mul, along).persist())
-
-    def difference(self, x: da.Array, y: da.Array) -> float:
-        """Return the norm of ``x - y`` over that of ``y``, by plain Dask."""
-        squares = [(abs(z) ** 2).sum(dtype="float64").to_backend("numpy") for z in (x - y, y)]
-        with dask.config.set(array_optimize=PLAIN):
-            error, whole = (float(square.compute()) for square in squares)
-        return float(np.sqrt(error / whole))
 
 
 def most_sent(client: Client, x: da.Array, y: da.Array) -> int:

@@ -7,81 +7,18 @@ NumPy blocks, to try it on a machine without GPUs.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from statistics import mean, median
-from typing import Any
+from statistics import median
 
 import dask
 import dask.array as da
 import numpy as np
 from gpu_harness import GpuBench, options, run
-from harness import PLAIN, finished, fresh, no_wait
-from worker_harness import synchronize
-
-RATE_SIDE = {"cuda": 16384, "cpu": 512}
-
-
-# what runs on a worker; its module is imported there without CUDA
-
-
-def cupy_rate(n: int, dtype: str) -> float:
-    """Return the operations a second of a large product on one GPU, by CuPy."""
-    import cupy
-
-    # drawn in the dtype itself: a GPU runs faster on digits that are mostly zero
-    a, b = (cupy.random.random((n, n), dtype=dtype) for _ in range(2))
-    out = cupy.empty((n, n), dtype)
-    return _rate(lambda: cupy.matmul(a, b, out=out), synchronize, n)
-
-
-def torch_rate(n: int, dtype: str) -> float:
-    """Return the operations a second of a large product on one GPU, by torch."""
-    import torch
-
-    def multiply() -> float:
-        a, b = (torch.rand(n, n, device="cuda", dtype=getattr(torch, dtype)) for _ in range(2))
-        out = torch.empty_like(a)
-        return _rate(lambda: torch.mm(a, b, out=out), torch.cuda.synchronize, n)
-
-    rate = multiply()
-    torch.cuda.empty_cache()
-    return rate
-
-
-def numpy_rate(n: int, dtype: str) -> float:
-    """Return the operations a second of a product by NumPy."""
-    a, b = (np.random.default_rng(0).random((n, n)).astype(dtype) for _ in range(2))
-    out = np.empty((n, n), dtype)
-    return _rate(lambda: np.matmul(a, b, out=out), no_wait, n)
-
-
-def _rate(multiply: Callable[[], Any], synchronize: Callable[[], None], n: int) -> float:
-    seconds = []
-    for _ in range(5):
-        synchronize()
-        start = time.perf_counter()
-        multiply()
-        synchronize()
-        seconds.append(time.perf_counter() - start)
-    return 2 * n**3 / median(seconds[2:])
-
-
-RATES: dict[str, dict[str, Callable[[int, str], float]]] = {
-    "cuda": {"cupy": cupy_rate, "torch": torch_rate},
-    "cpu": {"numpy": numpy_rate},
-}
-
-
-# the figures
+from harness import PLAIN, finished, fresh
 
 
 class Bench(GpuBench):
     """The figures of products on one cluster."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.rates: dict[str, float] = {}
 
     def run(self) -> None:
         """Take all figures, those of plain Dask last: they take longest."""
@@ -108,18 +45,6 @@ class Bench(GpuBench):
                 facts = {"n": given.n, "chunk": chunk, "dtype": dtype}
                 with report.guard("end to end, dask", **facts):
                     self.plain("", self.factors(chunk, dtype), da.matmul, **facts)
-
-    def rate(self, dtype: str) -> None:
-        """Measure what one device does alone, on all of them at a time; keep the best library's."""
-        n = RATE_SIDE[self.given.device]
-        for library, function in RATES[self.given.device].items():
-            with self.report.guard("one device's product", dtype=dtype, library=library):
-                rates = list(self.client.run(function, n, dtype).values())
-                self.rates[dtype] = max(mean(rates), self.rates.get(dtype, 0.0))
-                tflops = [rate / 1e12 for rate in rates]
-                self.report.add(
-                    "one device's product", n=n, dtype=dtype, library=library, tflops=tflops
-                )
 
     def products(self, chunk: int, dtype: str) -> None:
         """Multiply end to end; how near the program comes to what one device does alone."""

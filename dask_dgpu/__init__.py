@@ -13,6 +13,8 @@ from dask_dgpu.api import Enabled, disable, enable, start
 from dask_dgpu.explain import Explanation, explain
 from dask_dgpu.health import Health, check_health
 from dask_dgpu.jacobi import JacobiInfo, jacobi
+from dask_dgpu.poisson import poisson
+from dask_dgpu.progress import progress
 from dask_dgpu.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, stencil
 
 __version__ = "0.1.0"
@@ -31,6 +33,8 @@ __all__ = [
     "explain",
     "fft",
     "jacobi",
+    "poisson",
+    "progress",
     "start",
     "stencil",
 ]

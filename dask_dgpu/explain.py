@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
 from dask.base import is_dask_collection
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import format_bytes
 
+from dask_dgpu.held import held_by
 from dask_dgpu.measured import Step, last_run
 from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.predict import Prediction
 from graph_opt.node import Declined, label
 from graph_opt.piece import Piece
 from graph_opt.region import Region
+
+MOST_SHOWN = 40
+"""Steps of a region that are named; of more, the first and the last."""
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,10 @@ class Explanation:
 
 
 def _region(region: Region, predicted: Prediction) -> str:
-    steps = " -> ".join(member.output.name.rpartition("-")[0] for member in region.members)
+    names = [member.output.name.rpartition("-")[0] for member in region.members]
+    if len(names) > MOST_SHOWN:
+        names[MOST_SHOWN // 2 : -MOST_SHOWN // 2] = ["..."]
+    steps = " -> ".join(names)
     return (
         f"{steps} runs as one program: "
         f"{predicted.tasks} tasks instead of about {predicted.dask_tasks}, "
@@ -182,17 +192,27 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
     graph = array.__dask_graph__()
     if not isinstance(graph, HighLevelGraph):
         return Explanation(enabled=True)
-    rewriting = optimizer.rewrite(graph, array.__dask_keys__())
-    rewritten = tuple((piece, optimizer.predict(Region.of(piece))) for piece in rewriting.pieces)
+    held = held_by(_client(), optimizer.facts.scheduler)
+    rewriting = optimizer.rewrite(graph, array.__dask_keys__(), held)
+    alone = [(piece, Region.of(piece)) for piece in rewriting.pieces]
+    rewritten = tuple(
+        (piece, optimizer.predict(region, optimizer.room(region, held))) for piece, region in alone
+    )
     runs = _last_runs(rewriting.regions) if measured else ()
     return Explanation(True, rewritten, rewriting.regions, runs, rewriting.declined)
 
 
-def _last_runs(regions: tuple[tuple[Region, Prediction], ...]) -> tuple[tuple[Step, ...], ...]:
+def _client() -> Client | None:
     from distributed import default_client
 
     try:
-        client = default_client()
+        return default_client()
     except ValueError:
-        raise ValueError("measured is True, which needs a client; there is none") from None
+        return None
+
+
+def _last_runs(regions: tuple[tuple[Region, Prediction], ...]) -> tuple[tuple[Step, ...], ...]:
+    client = _client()
+    if client is None:
+        raise ValueError("measured is True, which needs a client; there is none")
     return tuple(last_run(client, region) for region, _ in regions)

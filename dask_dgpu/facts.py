@@ -39,6 +39,8 @@ class ClusterFacts:
     cores : int
         Blocks that Dask works on at a time, beyond one a worker: those of this process's
         processor when there is no cluster.
+    scheduler : str, optional
+        The id of the cluster's scheduler.
     """
 
     workers: int
@@ -47,6 +49,7 @@ class ClusterFacts:
     one_sided: bool = False
     transport: Transport = "gloo"
     cores: int = 1
+    scheduler: str | None = None
 
     @property
     def machine(self) -> Machine:
@@ -89,6 +92,10 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
     """
     if client is None:
         return ALONE
+    return replace(_gather(client, settings), scheduler=client.scheduler_info(n_workers=0)["id"])
+
+
+def _gather(client: Client, settings: Settings) -> ClusterFacts:
     probes: dict[str, WorkerFacts | None] = client.run(_probe, settings.device == "cuda")
     found = [facts for facts in probes.values() if facts is not None]
     if settings.device == "cpu" or (settings.device == "auto" and not found):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import singledispatch
 
-from dask_dgpu.runtime.blockwork import Tasks
 from dask_dgpu.runtime.program import Collective, Local
 from dask_dgpu.runtime.value import Value
 from graph_opt.fourier import Fourier
+from graph_opt.halo import Halo
 from graph_opt.layout import Index, cuts_of
 from graph_opt.node import ArrayNode
 from graph_opt.product import Product
@@ -48,13 +48,18 @@ def _sweeping(piece: Sweeping) -> Collective:
 
 
 @lower.register
+def _halo(piece: Halo) -> Collective:
+    names, task = (piece.source.name,), (piece.depth, piece.boundary)
+    return Collective("halo", names, piece.output.name, _result(piece), task)
+
+
+@lower.register
 def _blockwork(work: Blockwork) -> Local:
     return Local(
         inputs=tuple(node.name for node in work.inputs),
         output=work.output.name,
         result=_result(work),
         needs=tuple(work.needs.values()),
-        tasks=Tasks(dict(work.tasks)),
     )
 
 

@@ -10,17 +10,21 @@ from typing import Any
 import dask.array.optimization
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
+from dask.utils import format_bytes
 
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.facts import ClusterFacts
+from dask_dgpu.held import Held, held_here, nothing
 from dask_dgpu.lower import lower, value_of
-from dask_dgpu.predict import Prediction, predict, room
+from dask_dgpu.predict import Prediction, predict, usable
 from dask_dgpu.runtime import tasks
+from dask_dgpu.runtime.blockwork import Blockworks
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.settings import Settings
 from graph_opt.culling import Culled, cull
 from graph_opt.emit import GangLayer, TaskFunctions, emit
 from graph_opt.finish import finish
+from graph_opt.halo import Halo
 from graph_opt.members import fuse, members
 from graph_opt.node import Declined
 from graph_opt.parse import ArrayGraph, parse
@@ -70,7 +74,8 @@ class GraphOptimizer:
             graph = dsk
             if not isinstance(graph, HighLevelGraph):
                 graph = HighLevelGraph.from_collections(str(id(dsk)), dsk, dependencies=())
-            rewriting = self.rewrite(graph, keys)
+            held = held_here(self.facts.scheduler) or nothing
+            rewriting = self.rewrite(graph, keys, held)
             if not rewriting.regions:
                 return dask.array.optimization.optimize(dsk, keys, **kwargs)
             optimized = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
@@ -94,36 +99,55 @@ class GraphOptimizer:
                 raise
             return ()
 
-    def rewrite(self, graph: HighLevelGraph, keys: Any) -> Rewriting:
-        """Put gangs into a graph, where rules match and the cost model agrees."""
+    def rewrite(self, graph: HighLevelGraph, keys: Any, held: Held = nothing) -> Rewriting:
+        """Put gangs into a graph, where rules match and the cost model agrees.
+
+        ``held`` says what workers keep that a gang cannot have.
+        """
         wanted = _flat(keys)
         arrays = parse(graph, wanted)
         matches = find(arrays)
         pieces, declined = list(matches.pieces), list(matches.declined)
         while pieces:
-            culled = self._culled(graph, arrays, pieces, wanted)
+            culled, local = self._culled(graph, arrays, pieces, wanted)
             layers = [each for each in culled.graph.layers.values() if isinstance(each, PieceLayer)]
-            regions, refused = self._decided(culled, arrays, layers, wanted)
+            regions, refused = self._decided(culled, arrays, local, layers, wanted, held)
             declined += [Declined(name, reason) for name, reason in refused.items()]
             needed = {layer.piece.output.name for layer in layers} - refused.keys()
             kept = [piece for piece in pieces if piece.output.name in needed]
             if len(kept) == len(pieces):
-                put = emit(culled.graph, [region for region, _ in regions], FUNCTIONS, self.program)
+                accepted = [region for region, _ in regions]
+
+                def program(region: Region) -> Program:
+                    return self.program(region, self.room(region, held))
+
+                put = emit(culled.graph, accepted, FUNCTIONS, program)
                 return Rewriting(put, tuple(regions), tuple(declined))
             pieces = kept  # without the others, more or less of these may be needed
         return Rewriting(graph, (), tuple(declined))
 
     def _culled(
         self, graph: HighLevelGraph, arrays: ArrayGraph, pieces: list[Piece], wanted: set[Any]
-    ) -> Culled:
-        """Put pieces in place, fuse what a gang can do between them, and leave out the rest."""
+    ) -> tuple[Culled, set[str]]:
+        """Put pieces in place, fuse what a gang can do between them, and leave out the rest.
+
+        Returns the names of the layers that a gang can do too.
+        """
         replaced = check(replace(graph, pieces))
+        local: set[str] = set()
         if self.settings.regions:
-            replaced = fuse(replaced, members(arrays, replaced), wanted)
-        return cull(replaced, wanted)
+            local = members(arrays, replaced)
+            replaced = fuse(replaced, local, wanted)
+        return cull(replaced, wanted), local
 
     def _decided(
-        self, culled: Culled, arrays: ArrayGraph, layers: list[PieceLayer], wanted: set[Any]
+        self,
+        culled: Culled,
+        arrays: ArrayGraph,
+        local: set[str],
+        layers: list[PieceLayer],
+        wanted: set[Any],
+        held: Held,
     ) -> tuple[list[tuple[Region, Prediction]], dict[str, str]]:
         """Return the regions that are worth a gang, and why other pieces are not."""
         refused = {
@@ -136,26 +160,27 @@ class GraphOptimizer:
         named = {layer.piece.output.name: layer for layer in layers}
         accepted: list[tuple[Region, Prediction]] = []
         if self.settings.regions:
-            found = partition(culled, arrays, members(arrays, culled.graph), wanted)
+            found = partition(culled, arrays, local, wanted)
         else:
             found = [_alone(layer) for layer in layers]
         for region in found:
-            parts, reasons = self._parts(region, named)
+            parts, reasons = self._parts(region, named, held)
             accepted += parts
             refused |= reasons
         return accepted, refused
 
     def _parts(
-        self, region: Region, layers: Mapping[str, PieceLayer]
+        self, region: Region, layers: Mapping[str, PieceLayer], held: Held
     ) -> tuple[list[tuple[Region, Prediction]], dict[str, str]]:
         """Accept a region, or what of it fits, or is quicker without Dask's own layers."""
-        prediction = self.predict(region)
-        reason = self._refusal(prediction)
+        room = self.room(region, held)
+        prediction = self.predict(region, room)
+        reason = self._refusal(prediction, room)
         if reason is None:
             return [(region, prediction)], {}
         if len(region.members) == 1:
             return [], {region.members[0].output.name: reason}
-        if self._fits(prediction):
+        if _fits(prediction, room):
             smaller: Iterable[Region] = (_alone(layers[p.output.name]) for p in region.pieces)
         else:
             smaller = region.split()
@@ -163,7 +188,7 @@ class GraphOptimizer:
         refused: dict[str, str] = {}
         for part in smaller:
             if part.pieces:
-                parts, reasons = self._parts(part, layers)
+                parts, reasons = self._parts(part, layers, held)
                 accepted += parts
                 refused |= reasons
         return accepted, refused
@@ -176,7 +201,7 @@ class GraphOptimizer:
             return "blocks are CuPy arrays and the workers compute on the CPU"
         if (
             self.facts.device == "cuda"
-            and isinstance(piece, Redistribution)
+            and isinstance(piece, Redistribution | Halo)
             and piece.source.container == "numpy.ndarray"
         ):
             return "blocks are on the host and no computation follows"
@@ -184,13 +209,12 @@ class GraphOptimizer:
             return "most of the blocks that it makes are not wanted"
         return None
 
-    def _refusal(self, prediction: Prediction) -> str | None:
+    def _refusal(self, prediction: Prediction, room: float | None) -> str | None:
         """Return why a region is not worth a gang, by its cost."""
-        room = self.room
-        if room is not None and not self._fits(prediction):
+        if room is not None and not _fits(prediction, room):
             return (
-                f"it needs {prediction.peak_bytes / 2**30:.1f} GiB on a rank "
-                f"and {room / 2**30:.1f} GiB may be used"
+                f"it needs {format_bytes(prediction.peak_bytes)} on a rank "
+                f"and {format_bytes(int(room))} may be used"
             )
         if self.settings.when == "cheaper" and prediction.seconds >= prediction.dask_seconds:
             return (
@@ -199,25 +223,25 @@ class GraphOptimizer:
             )
         return None
 
-    def _fits(self, prediction: Prediction) -> bool:
-        return self.room is None or prediction.peak_bytes <= self.room
-
-    def predict(self, region: Region) -> Prediction:
+    def predict(self, region: Region, room: float | None = None) -> Prediction:
         """Predict what a region takes on this cluster, and what plain Dask would."""
-        return predict(region, self.program(region), self.facts)
+        return predict(region, self.program(region, room), self.facts)
 
     @property
     def transport(self) -> Transport:
         """What carries blocks between ranks."""
         return self.facts.transport if self.settings.comm == "auto" else self.settings.comm
 
-    @property
-    def room(self) -> float | None:
-        """Bytes of a device that a gang may use, ``None`` for no limit."""
-        return room(self.facts, self.settings)
+    def room(self, region: Region, held: Held) -> float | None:
+        """Return the bytes of a device that a gang may use, ``None`` for no limit."""
+        most = usable(self.facts, self.settings)
+        if most is None:
+            return None
+        read = [(node.name, *index) for node, blocks in region.inputs for index in blocks]
+        return max(0.0, most - held(read))
 
-    def program(self, region: Region) -> Program:
-        """Make the program of a region."""
+    def program(self, region: Region, room: float | None = None) -> Program:
+        """Make the program of a region, which may use so many bytes of a device."""
         return Program(
             name=region.label,
             inputs=tuple((node.name, value_of(node, blocks)) for node, blocks in region.inputs),
@@ -227,8 +251,13 @@ class GraphOptimizer:
             transport=self.transport,
             limits=self.settings.limits,
             local_ranks=self.settings.local_ranks,
-            room=self.room,
+            room=room,
+            blockworks=Blockworks({work.output.name: work.layer for work in region.blockworks}),
         )
+
+
+def _fits(prediction: Prediction, room: float | None) -> bool:
+    return room is None or prediction.peak_bytes <= room
 
 
 def _alone(layer: PieceLayer) -> Region:

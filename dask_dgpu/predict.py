@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask_dgpu.facts import ClusterFacts
-from dask_dgpu.runtime.collectives import ALGORITHMS
-from dask_dgpu.runtime.program import Collective, Local, Program, plans
+from dask_dgpu.runtime.collectives import ALGORITHMS, Cost
+from dask_dgpu.runtime.program import Collective, Local, Plans, Program, plans
 from dask_dgpu.runtime.shares import Shares
 from dask_dgpu.settings import Settings
 from graph_opt.cost import GANG_SECONDS, STEP_SECONDS, TASK_SECONDS
 from graph_opt.layout import dealt
 from graph_opt.node import label
-from graph_opt.region import Blockwork, Region
+from graph_opt.region import Region
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Prediction:
     steps: tuple[tuple[str, float], ...]
 
 
-def room(facts: ClusterFacts, settings: Settings) -> float | None:
+def usable(facts: ClusterFacts, settings: Settings) -> float | None:
     """Return the bytes of a device that a gang may use, ``None`` for no limit."""
     memory = settings.memory_limit or facts.device_memory
     return None if memory is None else memory * (1 - settings.safety_margin)
@@ -61,11 +61,7 @@ def predict(region: Region, program: Program, facts: ClusterFacts) -> Prediction
     staged = {name: len(value.indices()) for name, value in program.inputs}
     owners = {name: dealt(count, ranks) for name, count in staged.items()}
     fixed = plans(program, owners, ranks)
-    costs = {
-        step.output: ALGORITHMS[step.algorithm].cost(fixed.collectives[step.output], facts.machine)
-        for step in program.steps
-        if isinstance(step, Collective)
-    }
+    costs = _costs(program, fixed, facts)
     shares = Shares(program, fixed, ranks)
     work = {
         step.output: shares.worked(step) / facts.machine.memory_bandwidth
@@ -77,10 +73,10 @@ def predict(region: Region, program: Program, facts: ClusterFacts) -> Prediction
     seconds += STEP_SECONDS * len(program.steps) + TASK_SECONDS * region.tasks
     seconds += GANG_SECONDS if facts.workers else 0.0
     plain = [piece.dask_cost(ranks, facts.machine) for piece in region.pieces]
-    blockwork = sum(len(m.computed) for m in region.members if isinstance(m, Blockwork))
+    blockwork = sum(len(work.computed) for work in region.blockworks)
     dask_work = sum(work.values()) * ranks / max(ranks, facts.cores)
     return Prediction(
-        text=", then ".join(cost.text for cost in costs.values()),
+        text=", then ".join(dict.fromkeys(cost.text for cost in costs.values())),
         details=tuple(detail for cost in costs.values() for detail in cost.details),
         tasks=region.tasks,
         dask_tasks=sum(tasks for tasks, _ in plain) + blockwork,
@@ -90,3 +86,16 @@ def predict(region: Region, program: Program, facts: ClusterFacts) -> Prediction
         dask_seconds=sum(s for _, s in plain) + dask_work + blockwork * TASK_SECONDS,
         steps=tuple((label(s.output), each[s.output] + STEP_SECONDS) for s in program.steps),
     )
+
+
+def _costs(program: Program, fixed: Plans, facts: ClusterFacts) -> dict[str, Cost]:
+    """Return the cost of each collective; the steps of a loop have one plan."""
+    known: dict[int, Cost] = {}
+    found: dict[str, Cost] = {}
+    for step in program.steps:
+        if isinstance(step, Collective):
+            plan = fixed.collectives[step.output]
+            if id(plan) not in known:
+                known[id(plan)] = ALGORITHMS[step.algorithm].cost(plan, facts.machine)
+            found[step.output] = known[id(plan)]
+    return found

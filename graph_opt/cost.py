@@ -64,8 +64,11 @@ TASK_SECONDS = 4e-4
 TRANSFORM_SHARE = 0.1
 """Share of a machine's rate in products that a Fourier transform reaches: it waits for memory."""
 
-GANG_SECONDS = 2e-2
-"""What forming a gang costs beyond its tasks: two round trips."""
+ROUND_TRIP_SECONDS = 1e-2
+"""From the end of one task to the start of another that waited for it on another worker."""
+
+GANG_SECONDS = 2 * ROUND_TRIP_SECONDS
+"""What forming a gang costs beyond its tasks."""
 
 
 STEP_SECONDS = 5e-4

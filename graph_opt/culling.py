@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,13 @@ class Culled:
         The layers that are needed, each with no more than the tasks that are.
     reads : dict of str to set of key
         The keys of other layers that each layer reads.
+    needs : dict of str to mapping of key to set of key
+        For each layer, what each of its tasks reads.
     """
 
     graph: HighLevelGraph
     reads: dict[str, set[Key]]
+    needs: dict[str, Mapping[Key, set[Key]]]
 
 
 def cull(graph: HighLevelGraph, keys: Collection[Key]) -> Culled:
@@ -38,12 +41,12 @@ def cull(graph: HighLevelGraph, keys: Collection[Key]) -> Culled:
     needed = set(keys)
     layers: dict[str, Layer] = {}
     reads: dict[str, set[Key]] = {}
+    needs: dict[str, Mapping[Key, set[Key]]] = {}
     for name in reversed(graph._toposort_layers()):
         layer, dependencies = graph.layers[name].cull(needed, known)
         if dependencies:
-            layers[name] = layer
+            layers[name], needs[name] = layer, dependencies
             reads[name] = set().union(*dependencies.values()) - dependencies.keys()
             needed |= reads[name]
-    return Culled(
-        HighLevelGraph(layers, {n: graph.dependencies[n] & layers.keys() for n in layers}), reads
-    )
+    between = {name: graph.dependencies[name] & layers.keys() for name in layers}
+    return Culled(HighLevelGraph(layers, between), reads, needs)

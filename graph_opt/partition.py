@@ -20,10 +20,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from dask.blockwise import Blockwise
 from dask.core import reverse_dict
-from dask.highlevelgraph import HighLevelGraph
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from graph_opt.culling import Culled
+from graph_opt.layout import Index
 from graph_opt.members import tasks_of
 from graph_opt.node import ArrayNode
 from graph_opt.parse import ArrayGraph
@@ -31,6 +33,7 @@ from graph_opt.piece_layer import PieceLayer
 from graph_opt.region import Blockwork, Member, Region
 
 Levels = dict[str, int]
+Reads = dict[str, dict[str | None, set[Index]]]
 
 LITTLE = 0.5
 """What makes less than this share of the bytes that it reads is a stream for Dask."""
@@ -65,12 +68,22 @@ def partition(
     asked = {key[0] for key in keys if isinstance(key, tuple)}
     levels = _levels(graph, order, members)
     _sink(order, readers, levels, members, asked)
+    reads = _reads(culled, keys)
     found = []
     for component in _connected(graph, order, levels, members):
         names = _without_streams(component, graph, arrays, readers, pieces)
         if not pieces.isdisjoint(names):
-            read = set(keys).union(*(culled.reads[n] for n in graph.layers if n not in names))
-            found.append(_region(names, graph, arrays, read))
+            found.append(_region(names, culled, arrays, reads))
+    return found
+
+
+def _reads(culled: Culled, keys: Collection[Any]) -> Reads:
+    """Return for each array who reads which of its blocks; ``None`` is the user."""
+    found: Reads = {}
+    for reader, read in (*culled.reads.items(), (None, keys)):
+        for key in read:
+            if isinstance(key, tuple):
+                found.setdefault(key[0], {}).setdefault(reader, set()).add(key[1:])
     return found
 
 
@@ -104,11 +117,18 @@ def _connected(
     graph: HighLevelGraph, order: list[str], levels: Levels, members: set[str]
 ) -> list[list[str]]:
     """Join members of one level, and of the same annotations, that read each other."""
-    group: dict[str, list[str]] = {}
+    parents: dict[str, str] = {}
+
+    def head(name: str) -> str:
+        while parents[name] != name:
+            parents[name] = parents[parents[name]]
+            name = parents[name]
+        return name
+
     for name in order:
         if name not in members:
             continue
-        group[name] = [name]
+        parents[name] = name
         mine = graph.layers[name].annotations or {}
         for other in graph.dependencies[name]:
             alike = (
@@ -116,12 +136,12 @@ def _connected(
                 and levels[other] == levels[name]
                 and (graph.layers[other].annotations or {}) == mine
             )
-            if alike and group[other] is not group[name]:
-                joined = [*group[other], *group[name]]
-                group.update(dict.fromkeys(joined, joined))
-    places = {name: at for at, name in enumerate(order)}
-    unique = {id(names): names for names in group.values()}.values()
-    return [sorted(names, key=places.__getitem__) for names in unique]
+            if alike:
+                parents[head(name)] = head(other)
+    groups: dict[str, list[str]] = {}
+    for name in parents:
+        groups.setdefault(head(name), []).append(name)
+    return list(groups.values())
 
 
 def _without_streams(
@@ -162,26 +182,33 @@ def _cone(name: str, graph: HighLevelGraph, inside: set[str]) -> set[str]:
     return cone
 
 
-def _region(names: list[str], graph: HighLevelGraph, arrays: ArrayGraph, read: set[Any]) -> Region:
-    """Make the region of some layers, of which others read these keys."""
-    members = tuple(_member(name, graph, arrays) for name in names)
+def _region(names: list[str], culled: Culled, arrays: ArrayGraph, reads: Reads) -> Region:
+    """Make the region of some layers, of which others read this."""
+    members = tuple(_member(name, culled, arrays) for name in names)
+    inside = set(names)
     wanted = {}
     for member in members:
         name = member.output.name
-        blocks = tuple(index for index in member.computed if (name, *index) in read)
+        others = [read for reader, read in reads.get(name, {}).items() if reader not in inside]
+        blocks = tuple(index for index in member.computed if any(index in read for read in others))
         if blocks:
             wanted[name] = blocks
-    return Region(members, tuple(wanted.items()), graph.layers[names[0]].annotations)
+    return Region(members, tuple(wanted.items()), culled.graph.layers[names[0]].annotations)
 
 
-def _member(name: str, graph: HighLevelGraph, arrays: ArrayGraph) -> Member:
+def _member(name: str, culled: Culled, arrays: ArrayGraph) -> Member:
+    graph = culled.graph
     layer = graph.layers[name]
     if isinstance(layer, PieceLayer):
         return layer.piece
     output = _node(arrays, name)
-    tasks = tasks_of(ArrayGraph(graph.layers, graph.dependencies, frozenset()), name)
     inputs = tuple(_node(arrays, other) for other in sorted(graph.dependencies[name]))
-    return Blockwork(output, inputs, {key[1:]: task for key, task in tasks.items()})
+    if not isinstance(layer, Blockwise):
+        facts = ArrayGraph(graph.layers, graph.dependencies, frozenset())
+        layer = MaterializedLayer(tasks_of(facts, name))
+    read = sorted(culled.needs[name].items())
+    needs = {key[1:]: tuple((each[0], each[1:]) for each in sorted(keys)) for key, keys in read}
+    return Blockwork(output, inputs, needs, layer)
 
 
 def _node(arrays: ArrayGraph, name: str) -> ArrayNode:

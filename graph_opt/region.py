@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dask._task_spec import GraphNode
+from dask.highlevelgraph import Layer
 from dask.tokenize import tokenize
 
 from graph_opt.layout import Index
 from graph_opt.node import ArrayNode, label
 from graph_opt.piece import Piece
+
+Block = tuple[str, Index]
+
+MOST_NAMED = 8
+"""Collectives that a region is named after; of a long loop the names say nothing."""
 
 
 @dataclass(frozen=True)
@@ -25,31 +30,27 @@ class Blockwork:
         The array that is made.
     inputs : tuple of ArrayNode
         The arrays that are read.
-    tasks : mapping of tuple of int to task
-        The task of each block that is made.
+    needs : mapping of tuple of int to tuple of (str, tuple of int)
+        For each block that is made, in row-major order, those that it is made from: name of
+        the array, and place.
+    layer : Layer
+        Has the task of each block.
     """
 
     output: ArrayNode
     inputs: tuple[ArrayNode, ...]
-    tasks: Mapping[Index, GraphNode]
+    needs: Mapping[Index, tuple[Block, ...]]
+    layer: Layer
 
     @property
     def label(self) -> str:
         """The name that a user is told."""
         return label(self.output.name)
 
-    @property
+    @cached_property
     def computed(self) -> tuple[Index, ...]:
         """The blocks that are made, in row-major order."""
-        return tuple(sorted(self.tasks))
-
-    @cached_property
-    def needs(self) -> dict[Index, tuple[tuple[str, Index], ...]]:
-        """For each block the blocks that it is made from: name of the array, and place."""
-        return {
-            index: tuple((key[0], key[1:]) for key in sorted(self.tasks[index].dependencies))
-            for index in self.computed
-        }
+        return tuple(self.needs)
 
     def __dask_tokenize__(self) -> Any:
         return self.output.name, self.computed
@@ -86,6 +87,11 @@ class Region:
         """The members that are collectives."""
         return tuple(member for member in self.members if not isinstance(member, Blockwork))
 
+    @property
+    def blockworks(self) -> tuple[Blockwork, ...]:
+        """The members that are Dask's own layers."""
+        return tuple(member for member in self.members if isinstance(member, Blockwork))
+
     @cached_property
     def nodes(self) -> dict[str, ArrayNode]:
         """The arrays that are made, by name."""
@@ -119,8 +125,10 @@ class Region:
 
     @property
     def label(self) -> str:
-        """The names of its collectives."""
-        return ", ".join(piece.label for piece in self.pieces)
+        """The names of its collectives, or of the first of them."""
+        names = [piece.label for piece in self.pieces]
+        more = len(names) - MOST_NAMED
+        return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
     def split(self) -> tuple[Region, Region]:
         """Return two regions, of the first half of the members and of the others."""

@@ -159,6 +159,40 @@ def test_region_writes_every_figure(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
+def test_poisson_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "poisson.py", "--quick")
+    boundaries = ["zero", "reflect", "periodic"]
+    ways = ["dask_dgpu", "dask, tasks", "dask, p2p"]
+    assert [line["what"] for line in lines] == [
+        *(f"{boundary}, scipy, one process" for boundary in boundaries),
+        *(f"{boundary}, end to end, {way}" for boundary in boundaries for way in ways),
+    ]
+    for line in lines:
+        assert len(line["seconds"]) == 1
+        assert line["median"] == line["seconds"][0] > 0
+    ratios = {line["what"]: line["ratio"] for line in lines[3:]}
+    for boundary in boundaries:
+        assert min(ratios[f"{boundary}, end to end, {way}"] for way in ways[1:]) == 1
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_map_overlap_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "map_overlap.py", "--quick")
+    assert [line["what"] for line in lines] == [
+        "one step, numpy",
+        *["a step of 5, dask", "a step of 5, dask_dgpu"] * 3,
+        "a step of 10, dask_dgpu",
+    ]
+    assert [line["boundary"] for line in lines[1::2]] == [0, "periodic", "reflect", 0]
+    assert [line["ratio"] for line in lines[1:7:2]] == [1, 1, 1]
+    for line in lines:
+        assert len(line["seconds"]) == 1
+        assert line["median"] == line["seconds"][0] > 0
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_the_pencil_fft_benchmark_for_gpus_runs_on_a_cpu(tmp_path: Path) -> None:
     sizes = ["--n", "64", "--cubes", "16", "--repetitions", "1", "--dtype", "complex128"]
     lines = lines_of(tmp_path / "figures.jsonl", "pencil_fft_gpu.py", "--device", "cpu", *sizes)

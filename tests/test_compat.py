@@ -10,7 +10,8 @@ PRODUCTS = ["test_routines.py", "test_atop.py", "test_optimization.py"]
 CORE = ["test_array_core.py", "test_array_function.py"]
 # Half a minute instead of over one: what does not differ in how its graph is made is left out.
 REDUCTIONS = ["test_reductions.py"]
-RECHUNKS = ["test_rechunk.py", "test_overlap.py", "test_reshape.py"]
+RECHUNKS = ["test_rechunk.py", "test_reshape.py"]
+OVERLAPS = ["test_overlap.py"]
 FEWER = ["-k", "not nan and not quantile and not median and not arg and not topk and not cum"]
 
 
@@ -24,9 +25,10 @@ FEWER = ["-k", "not nan and not quantile and not median and not arg and not topk
         (["test_fft.py"], [], 0),
         (CORE, [], 5),
         (REDUCTIONS, FEWER, 0),
-        (RECHUNKS, [], 50),
+        (RECHUNKS, [], 25),
+        (OVERLAPS, [], 100),
     ],
-    ids=["products", "linear algebra", "transforms", "core", "reductions", "rechunks"],
+    ids=["products", "linear algebra", "transforms", "core", "reductions", "rechunks", "overlaps"],
 )
 def test_same_outcomes(tests: list[str], arguments: list[str], rewritten: int) -> None:
     comparison = compare(tests, arguments)

@@ -21,3 +21,20 @@ def test_spectral_filter(tmp_path: Path) -> None:
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("largest difference"))
     assert float(line.rpartition(" ")[2]) < 1e-5
     assert (tmp_path / "build" / "spectral_filter.png").stat().st_size > 10_000
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_rock_salt(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "rock_salt.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "runs as one program" in done.stdout
+    rows = [line.split("│") for line in done.stdout.splitlines() if line.startswith("│")]
+    assert [row[1].strip() for row in rows] == ["in the crystal", "at its surface"]
+    for row in rows:
+        coarse, middle, fine, limit, known = (float(cell) for cell in row[2:7])
+        assert abs(limit - known) < 5e-6 < abs(fine - known) / 100
+        assert abs(fine - known) < abs(middle - known) / 3.5 < abs(coarse - known) / 3.5**2
+    assert "-8.924 eV" in done.stdout
+    assert (tmp_path / "build" / "rock_salt.png").stat().st_size > 10_000

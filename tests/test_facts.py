@@ -22,8 +22,8 @@ class Workers:
         return dict(zip(("tcp://a", "tcp://b"), found, strict=True))
 
     def scheduler_info(self, n_workers: int) -> dict[str, Any]:
-        assert n_workers == -1  # all of them
-        return {"workers": {"tcp://a": {"memory_limit": 2**31}, "tcp://b": {"memory_limit": 2**30}}}
+        workers = {"tcp://a": {"memory_limit": 2**31}, "tcp://b": {"memory_limit": 2**30}}
+        return {"id": "Scheduler-1", "workers": workers if n_workers == -1 else {}}
 
 
 def gathered(asked: str, transports: list[set[str]], gpu: bool) -> facts.ClusterFacts:
@@ -52,6 +52,7 @@ def test_transport(asked: str, transports: list[set[str]], gpu: bool, wanted: st
     assert found.transport == wanted
     assert found.one_sided == (wanted == "nccl")
     assert found.device_memory == 2**30
+    assert found.scheduler == "Scheduler-1"
 
 
 @pytest.mark.parametrize(

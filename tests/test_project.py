@@ -24,9 +24,13 @@ DOCUMENTS = [".ci/run", "README.md", *(f"docs/{path.name}" for path in ROOT.glob
 
 MODULES = ("errors", "fft")
 CONSTANTS = tuple(name for name in dgpu.__all__ if name.isupper())
+TRIGONOMETRIC = [
+    f"{way}{kind}{n}" for way in ("", "i") for kind in ("dct", "dst") for n in ("", "n")
+]
 PUBLIC = [
     *(f"dask_dgpu.{name}" for name in dgpu.__all__ if name not in (*MODULES, *CONSTANTS)),
     *(f"dask_dgpu.fft.{name}" for name in DASKS_OWN),
+    *(f"dask_dgpu.fft.{name}" for name in TRIGONOMETRIC),
 ]
 DOCSTRING_CHECKS = {"GL08", "PR01", "PR02", "PR03", "PR04", "PR07", "RT01", "RT03", "SS01"}
 
@@ -130,6 +134,7 @@ def test_page_of_the_api_has_every_setting_and_its_default() -> None:
         "dask_dgpu.explain",
         "dask_dgpu.fft",
         "dask_dgpu.jacobi",
+        "dask_dgpu.poisson",
         "dask_dgpu.stencil",
     ],
 )

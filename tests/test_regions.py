@@ -194,6 +194,13 @@ def test_several_results_share_a_region(programs: list[Any]) -> None:
     assert len(programs) == 1
 
 
+def test_a_product_that_reads_one_result_twice(programs: list[Any]) -> None:
+    x = da.from_array(A, chunks=(3, N))
+    f = da.fft.fft2(x)
+    np.testing.assert_allclose((f @ f).compute(scheduler="sync"), np.fft.fft2(A) @ np.fft.fft2(A))
+    assert len(programs) == 1
+
+
 def test_what_reads_files_or_itself_ends_a_region(programs: list[Any]) -> None:
     x = da.from_array(A, chunks=(3, N))
     z = (np.fft.fft2(x).real.cumsum(axis=0) @ x).sum()

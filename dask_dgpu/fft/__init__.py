@@ -1,12 +1,13 @@
-"""Fourier transforms of Dask arrays along axes of any chunking.
+"""Fourier, cosine and sine transforms of Dask arrays along axes of any chunking.
 
-The functions of ``numpy.fft``, with the same parameters. Where every transformed axis is a
-single chunk they are Dask's own. Else blocks move as a plan of slabs or pencils says (see
-``dask_dgpu.algorithms.pencil_fft``), and no axis that is not transformed is gathered. An axis
-that is too long for a block is transformed without being gathered either, by the four-step
-algorithm or Bluestein's ([1]_, [2]_). Works with any scheduler, with dask_dgpu enabled or
-not; :func:`dask_dgpu.enable` makes ``dask.array.fft``, and with it ``numpy.fft`` of a Dask
-array, the same.
+The functions of ``numpy.fft``, with the same parameters, and of ``scipy.fft`` the cosine and
+sine transforms ``dct``, ``dst``, ``dctn``, ``dstn`` and their inverses. Where every transformed
+axis is a single chunk the functions of ``numpy.fft`` are Dask's own. Else blocks move as a plan
+of slabs or pencils says (see ``dask_dgpu.algorithms.pencil_fft``), and no axis that is not
+transformed is gathered. An axis that is too long for a block is transformed without being
+gathered either, by the four-step algorithm or Bluestein's ([1]_, [2]_). Works with any
+scheduler, with dask_dgpu enabled or not; :func:`dask_dgpu.enable` makes ``dask.array.fft``, and
+with it ``numpy.fft`` of a Dask array, the same.
 
 The chunks of a result are those of the last step unless the setting
 ``dgpu.fft.output-layout`` is ``"input"``.
@@ -40,14 +41,23 @@ from dask.array.fft import fftfreq, fftshift, ifftshift, rfftfreq
 
 from dask_dgpu.fft.arguments import along_axes, along_axis
 from dask_dgpu.fft.call import transformed
+from dask_dgpu.fft.trigonometric import dct, dctn, dst, dstn, idct, idctn, idst, idstn
 
 __all__ = [
+    "dct",
+    "dctn",
+    "dst",
+    "dstn",
     "fft",
     "fft2",
     "fftfreq",
     "fftn",
     "fftshift",
     "hfft",
+    "idct",
+    "idctn",
+    "idst",
+    "idstn",
     "ifft",
     "ifft2",
     "ifftn",

@@ -17,6 +17,9 @@ from dask_dgpu.algorithms.pencil_fft import Transform
 NORMS = ("backward", "ortho", "forward")
 REAL_INPUT = ("rfft", "ihfft")
 REAL_OUTPUT = ("irfft", "hfft")
+TRANSPOSED = {1: 1, 2: 3, 3: 2, 4: 4}
+"""Types of cosine and sine transforms, and those of their inverses."""
+OTHER_WAY = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
 UNKNOWN = 1
 """The length of a transform along an axis of unknown length, which Dask will find out."""
 
@@ -83,25 +86,68 @@ def along_axes(
     return tuple(transforms)
 
 
-def _default_length(kind: str, x: Array, axis: int) -> int:
+def along_axes_trigonometric(
+    function: str,
+    x: Array,
+    type: int,
+    s: Sequence[int] | None,
+    axes: Sequence[int] | None,
+    norm: str | None,
+    *,
+    names: tuple[str, str],
+) -> tuple[Transform, ...]:
+    """Return the cosine or sine transforms along several axes, in their order.
+
+    ``function`` is ``"dct"``, ``"dst"``, or an inverse, which is the transform of the transposed
+    type with the norm of the other direction. ``names`` are those of ``s`` and ``axes`` for the
+    caller, whose array is ``x``. As in SciPy, ``s`` without ``axes`` is of the last ones.
+    """
+    if np.dtype(x.dtype).kind not in "biufc":
+        raise TypeError(f"x has the dtype {x.dtype}, {function} takes real or complex numbers")
+    if type not in TRANSPOSED:
+        raise ValueError(f"type is {type!r}, it must be one of 1, 2, 3, 4")
+    _check_sequence(names[0], s)
+    _check_sequence(names[1], axes)
+    if axes is None:
+        axes = range(-(x.ndim if s is None else len(s)), 0)
+    at = _axes(names[1], axes, x.ndim)
+    if s is not None and len(s) != len(at):
+        raise ValueError(f"s has {len(s)} entries and axes has {len(at)}, they must be as many")
+    scaling = _norm(norm)
+    if function.startswith("i"):
+        type, scaling = TRANSPOSED[type], OTHER_WAY[scaling]
+    kind = f"{function.removeprefix('i')}{type}"
+    least = 2 if kind == "dct1" else 1
+    transforms = []
+    for axis, n in zip(at, [None] * len(at) if s is None else s, strict=True):
+        whole = n is None or (n == -1 and names[0] == "s")
+        length = (
+            _default_length(kind, x, axis, "x", least) if whole else _length(names[0], n, least)
+        )
+        transforms.append(Transform(kind, axis, length, scaling))
+    return tuple(transforms)
+
+
+def _default_length(kind: str, x: Array, axis: int, name: str = "a", least: int = 1) -> int:
     length = x.shape[axis]
     if math.isnan(length):
-        return UNKNOWN
+        return max(UNKNOWN, least)
     n = 2 * (length - 1) if kind in REAL_OUTPUT else length
-    if n < 1:
+    if n < least:
         raise ValueError(
-            f"a has {length} elements along axis {axis}, so n would be {n}; it must be at least 1"
+            f"{name} has {length} elements along axis {axis}, so n would be {n}; "
+            f"it must be at least {least}"
         )
     return n
 
 
-def _length(name: str, n: Any) -> int:
+def _length(name: str, n: Any, least: int = 1) -> int:
     try:
         length = operator.index(n)
     except TypeError:
         raise TypeError(f"{name} has the length {n!r}, it must be an integer") from None
-    if length < 1:
-        raise ValueError(f"{name} has the length {length}, it must be at least 1")
+    if length < least:
+        raise ValueError(f"{name} has the length {length}, it must be at least {least}")
     return length
 
 

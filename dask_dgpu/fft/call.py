@@ -50,14 +50,30 @@ def transformed(
         given = arguments if plain else _explicit(transforms, arguments)
         result: Array = DASKS_OWN[name](x, **given)
         return result
-    if unknown:
-        raise ValueError(
-            f"a has unknown chunk sizes along axis {unknown[0]}, which must be known where blocks "
-            "move; compute_chunk_sizes() finds them out"
-        )
-    if container not in CONTAINERS:
-        raise TypeError(f"a has blocks of type {container}, which must be one of NumPy or CuPy")
+    return planned(name, x, transforms)
+
+
+def planned(
+    name: str, x: Array, transforms: tuple[Transform, ...], *, argument: str = "a"
+) -> Array:
+    """Return the result of a call by a plan; ``argument`` is what the caller calls ``x``."""
+    check_blocks(argument, x)
     return transform_axes(x, transforms, name, output_layout=fft_output_layout())
+
+
+def check_blocks(argument: str, x: Array) -> None:
+    """Raise if an array has blocks that cannot be moved."""
+    for axis, length in enumerate(x.shape):
+        if math.isnan(length):
+            raise ValueError(
+                f"{argument} has unknown chunk sizes along axis {axis}, which must be known where "
+                "blocks move; compute_chunk_sizes() finds them out"
+            )
+    container = typename(type(x._meta))
+    if container not in CONTAINERS:
+        raise TypeError(
+            f"{argument} has blocks of type {container}, which must be one of NumPy or CuPy"
+        )
 
 
 def _understood_by_dask(arguments: Mapping[str, Any]) -> bool:

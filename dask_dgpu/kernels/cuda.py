@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -31,6 +32,7 @@ class CudaDevice:
         self._compute = cupy.cuda.Stream(non_blocking=True)
         self._transfer = _urgent_stream()
         self._copier = PieceCopier()
+        self._leaving: deque[tuple[Any, dict[Any, Array]]] = deque()
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
         return cupy.empty(shape, dtype)
@@ -100,9 +102,18 @@ class CudaDevice:
         if mark is not None:
             cupy.cuda.get_current_stream().wait_event(mark)
 
+    def release(self, blocks: dict[Any, Array]) -> None:
+        self.join()
+        with self._compute:
+            self._leaving.append((self.mark(), dict(blocks)))
+        blocks.clear()
+        while self._leaving and self._leaving[0][0].done:
+            self._leaving.popleft()
+
     def synchronize(self) -> None:
         self._transfer.synchronize()
         self._compute.synchronize()
+        self._leaving.clear()
 
     def recover(self) -> None:
         self.synchronize()

@@ -94,6 +94,13 @@ class Device(Protocol):
     def after(self, mark: Mark) -> None:
         """Hold the current lane back until a mark is reached; not the host."""
 
+    def release(self, blocks: dict[Any, Array]) -> None:
+        """Let go of arrays of others once both lanes are past what they were given so far.
+
+        Whoever made them may give their memory to somebody whose work is not ordered after
+        ours. The host does not wait.
+        """
+
     def synchronize(self) -> None:
         """Hold the host back until both lanes are empty."""
 
@@ -189,6 +196,9 @@ class HostDevice:
 
     def after(self, mark: Mark) -> None:
         pass
+
+    def release(self, blocks: dict[Any, Array]) -> None:
+        blocks.clear()
 
     def synchronize(self) -> None:
         pass

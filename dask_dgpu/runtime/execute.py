@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from dask_dgpu.comm.protocol import Comm
@@ -39,20 +39,22 @@ def execute(
     known = dict(program.inputs) | {step.output: step.result for step in program.steps}
     last_use = {name: at for at, step in enumerate(program.steps) for name in step.inputs}
     kept = {name for name, _ in program.outputs}
+    spent = program.spent
+    given = {name for name, _ in program.inputs}
     for at, step in enumerate(program.steps):
         name = label(step.output)
         with observer.step(name, _action(step)) as span, device.named(name):
             if isinstance(step, Local):
-                made = _made(step, fixed, comm, device, values, observer)
+                made = _made(step, program, fixed, comm, device, values, observer)
             else:
-                made = _computed(step, fixed, comm, device, values, known, observer)
+                made = _computed(step, fixed, comm, device, values, known, spent[at], observer)
             span.nbytes = sum(getattr(block, "nbytes", 0) for block in made.values())
         values[step.output] = made
         del made
         unread = step.output not in last_use and step.output not in kept
         done = [name for name in values if last_use.get(name) == at and name not in kept]
         for name in [*done, *([step.output] if unread else [])]:
-            _let_go(name, program, device, values)
+            _let_go(name, device, values, given=name in given)
     device.synchronize()
     comm.check()
     mine = [key for key, rank in fixed.placed(program).items() if rank == comm.rank]
@@ -64,17 +66,17 @@ def _action(step: Local | Collective) -> str:
     return "transfer" if moves else "compute"
 
 
-def _let_go(name: str, program: Program, device: Device, values: dict[str, Blocks]) -> None:
+def _let_go(name: str, device: Device, values: dict[str, Blocks], *, given: bool) -> None:
     """Release a value, once what reads it is ordered before whatever may get its memory.
 
     Memory that this program has allocated is given away in the order of its own lanes. What
     came from elsewhere may go elsewhere.
     """
-    if name in dict(program.inputs):
-        device.synchronize()
+    blocks = values.pop(name)
+    if given:
+        device.release(blocks)
     else:
         device.join()
-    del values[name]
 
 
 def _computed(
@@ -84,6 +86,7 @@ def _computed(
     device: Device,
     values: Mapping[str, Blocks],
     known: Mapping[str, Value],
+    spent: Collection[str],
     observer: Observer,
 ) -> Blocks:
     """Run a collective, on blocks that are what the graph says, in the device's memory."""
@@ -96,6 +99,9 @@ def _computed(
             held[index] = device.to_device(conforming(block, *declared))
         # what several ranks have made counts as the first one's
         inputs.append({i: block for i, block in held.items() if layout.owner(i) == comm.rank})
+
+    for read in spent:
+        values[read].clear()  # so that the algorithm's references are the only ones
 
     def report(done: int, steps: int) -> None:
         observer.progress(name, done, steps)
@@ -112,6 +118,7 @@ def _container(block: Array, value: Value, device: Device) -> str:
 
 def _made(
     step: Local,
+    program: Program,
     fixed: Plans,
     comm: Comm,
     device: Device,
@@ -123,10 +130,10 @@ def _made(
     observer.progress(name, 0, len(step.needs))
     making = fixed.makings[step.output]
     came = ship(making.shipments, comm, device, values)
-    tasks = step.tasks.load()
     needs = dict(zip(step.result.indices(), step.needs, strict=True))
     container = step.result.container
     mine = [index for index, ranks in making.ranks.items() if comm.rank in ranks]
+    tasks = program.blockworks.tasks(step.output, mine)
 
     done: list[tuple[int, ...]] = []
 

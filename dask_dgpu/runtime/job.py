@@ -49,9 +49,16 @@ class Job:
     spans: list[Span] = field(default_factory=list)
 
     @property
-    def report(self) -> tuple[Key, int, str, int, bool]:
+    def report(self) -> dict[str, Any]:
         """How far it is, and whether it is in a function of the user's."""
-        return self.key, self.run_id, self.phase, self.done, bool(self.calls)
+        return {
+            "key": self.key,
+            "run_id": self.run_id,
+            "phase": self.phase,
+            "done": self.done,
+            "calling": bool(self.calls),
+            "steps": len(self.spans),
+        }
 
     def progress(self, step: str, done: int, steps: int) -> None:
         """Note how far the program is; raise if nobody waits for it any more."""

@@ -9,12 +9,12 @@ the plans where the blocks of every value are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from dask_dgpu.comm.bootstrap import Transport
-from dask_dgpu.runtime.blockwork import Tasks
+from dask_dgpu.runtime.blockwork import Blockworks
 from dask_dgpu.runtime.collectives import ALGORITHMS
 from dask_dgpu.runtime.placement import Block, Making, Placement
 from dask_dgpu.runtime.value import Placed, Value
@@ -41,15 +41,12 @@ class Local:
         What that is, as the graph declares it.
     needs : tuple of tuple of (str, tuple of int)
         For each block of the result those that it is made from: value, and place.
-    tasks : Tasks
-        What makes each block.
     """
 
     inputs: tuple[str, ...]
     output: str
     result: Value
     needs: tuple[tuple[Block, ...], ...]
-    tasks: Tasks
 
 
 @dataclass(frozen=True)
@@ -120,6 +117,8 @@ class Program:
         Ranks of a gang that no Dask worker runs.
     room : float or None
         Bytes of a rank's device that may be used, ``None`` for no limit.
+    blockworks : Blockworks
+        The block functions of the steps that are :class:`Local`.
     """
 
     name: str
@@ -131,6 +130,18 @@ class Program:
     limits: Limits
     local_ranks: int = 1
     room: float | None = None
+    blockworks: Blockworks = field(default_factory=Blockworks)
+
+    @property
+    def spent(self) -> list[set[str]]:
+        """For each step the values that the program has made and nobody reads after it."""
+        last_use = {name: at for at, step in enumerate(self.steps) for name in step.inputs}
+        kept = {name for name, _ in (*self.inputs, *self.outputs)}
+        found: list[set[str]] = [set() for _ in self.steps]
+        for name, at in last_use.items():
+            if name not in kept:
+                found[at].add(name)
+        return found
 
     def block(self, key: Key) -> Key:
         """Return the block that a key of a result stands for: name of the value, and place.
@@ -183,12 +194,15 @@ def plans(program: Program, owners: Owners, size: int) -> Plans:
         placement.put(name, value, values[name].layout)
     found: dict[str, Any] = {}
     limits = program.machine, program.room
-    for step in program.steps:
+    spent = program.spent
+    for at, step in enumerate(program.steps):
         if isinstance(step, Local):
             needs = dict(zip(step.result.indices(), step.needs, strict=True))
             placement.make(step.output, step.result, needs)
             continue
-        inputs = tuple(placement.placed(name) for name in step.inputs)
+        inputs = tuple(
+            replace(placement.placed(name), spent=name in spent[at]) for name in step.inputs
+        )
         plan = _planned(step.algorithm, inputs, step.result, step.task, size, *limits)
         layout = ALGORITHMS[step.algorithm].layout(plan)
         found[step.output] = plan

@@ -41,14 +41,19 @@ class Shares:
         last_use = {name: at for at, step in enumerate(self.program.steps) for name in step.inputs}
         kept = {name for name, _ in self.program.outputs}
         live = {name for name, _ in self.program.inputs}
-        most = self._held(live)
+        held = [sum(self.shares[name][rank] for name in live) for rank in range(self.size)]
+        most = max(held)
         for at, step in enumerate(self.program.steps):
             live.add(step.output)
+            held = self._changed(held, step.output, 1)
             extra = 0
             if isinstance(step, Collective):
                 extra = max(0, collectives[step.output] - self._held({*step.inputs, step.output}))
-            most = max(most, self._held(live) + extra)
-            live = {name for name in live if name in kept or last_use.get(name, at) > at}
+            most = max(most, max(held) + extra)
+            for name in {*step.inputs, step.output}:
+                if name in live and name not in kept and last_use.get(name, at) <= at:
+                    live.discard(name)
+                    held = self._changed(held, name, -1)
         return most
 
     def worked(self, step: Local) -> int:
@@ -81,6 +86,9 @@ class Shares:
             for rank in holders:
                 total[rank] += value.nbytes(index)
         return total
+
+    def _changed(self, held: list[int], name: str, sign: int) -> list[int]:
+        return [total + sign * share for total, share in zip(held, self.shares[name], strict=True)]
 
     def _held(self, names: set[str]) -> int:
         """Return the bytes of some values on the rank that has most."""

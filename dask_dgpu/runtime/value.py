@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from itertools import product as cartesian
 from math import prod
 from typing import Any
@@ -49,13 +51,21 @@ class Value:
             return self.blocks
         return list(cartesian(*map(range, self.grid)))
 
+    @cached_property
+    def _lengths(self) -> list[list[int]]:
+        return [[hi - lo for lo, hi in pairwise(cuts)] for cuts in self.cuts]
+
+    @cached_property
+    def _itemsize(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
     def nbytes(self, index: Index) -> int:
         """Return the bytes of a block."""
-        return prod(self.block_shape(index)) * np.dtype(self.dtype).itemsize
+        return prod(self.block_shape(index)) * self._itemsize
 
     def block_shape(self, index: Index) -> tuple[int, ...]:
         """Return the lengths of a block."""
-        return tuple(cuts[at + 1] - cuts[at] for cuts, at in zip(self.cuts, index, strict=True))
+        return tuple([along[at] for along, at in zip(self._lengths, index, strict=True)])
 
     def placed(self, owners: Sequence[int]) -> Placed:
         """Return the value with the rank that holds each block there is."""
@@ -70,10 +80,22 @@ class Value:
 
 @dataclass(frozen=True)
 class Placed:
-    """A value whose blocks have a place."""
+    """A value whose blocks have a place.
+
+    Parameters
+    ----------
+    layout : Layout
+        Which rank holds which block.
+    dtype : str
+        The dtype of the blocks.
+    spent : bool, optional
+        Whether the program itself has made it and nobody reads it after the step that is
+        planned, which may then let go of blocks before its end.
+    """
 
     layout: Layout
     dtype: str
+    spent: bool = False
 
     def owners(self) -> Iterator[tuple[Index, int]]:
         """Yield each block there is with the rank that holds it."""
@@ -83,7 +105,7 @@ class Placed:
 
     def transposed(self, axes: tuple[int, ...]) -> Placed:
         """Return the place of the transpose, whose blocks stay where they are."""
-        return Placed(self.layout.transposed(axes), self.dtype)
+        return Placed(self.layout.transposed(axes), self.dtype, self.spent)
 
 
 def conforming(block: Array, dtype: str, shape: tuple[int, ...], container: str) -> Array:

@@ -35,7 +35,7 @@ async def watch(scheduler: Scheduler, run: Run, fail: Callable[[Run, GangError],
         if run.outcome.done():
             return
         awaited = sorted(run.awaited)
-        reports = await asyncio.gather(*(_look(scheduler, run, w, interval) for w in awaited))
+        reports = await asyncio.gather(*(look(scheduler, run, w, interval) for w in awaited))
         now = {w: (r["done"], r["phase"]) for w, r in zip(awaited, reports, strict=True) if r}
         busy = any(report["calling"] for report in reports if report)
         if busy or any(now[w] != seen.get(w) for w in now) or len(now) > len(seen):
@@ -47,18 +47,35 @@ async def watch(scheduler: Scheduler, run: Run, fail: Callable[[Run, GangError],
             return
 
 
-async def _look(scheduler: Scheduler, run: Run, worker: str, limit: float) -> Report | None:
-    """What a member says of its program; ``None`` when it does not answer."""
+async def look(scheduler: Scheduler, run: Run, worker: str, limit: float) -> Report | None:
+    """Ask a member how far it is.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        Where this runs.
+    run : Run
+        Of the gang.
+    worker : str
+        A member.
+    limit : float
+        Seconds it has to answer.
+
+    Returns
+    -------
+    dict or None
+        As :attr:`Job.report` has it; ``None`` when there is no answer.
+    """
     if worker not in scheduler.workers:
         return None
     try:
         answer = await asyncio.wait_for(scheduler.rpc(worker).dgpu_report(), limit)
     except (TimeoutError, OSError):
         return None
-    for key, run_id, phase, done, calling in answer["running"]:
-        if key == run.key and run_id == run.run_id:
-            return {"phase": phase, "done": done, "calling": calling}
-    return {"phase": "finished", "done": -1, "calling": False}
+    for report in answer["running"]:
+        if (report["key"], report["run_id"]) == (run.key, run.run_id):
+            return dict(report)
+    return {"phase": "finished", "done": -1, "calling": False, "steps": len(run.program.steps)}
 
 
 def _blame(

@@ -7,10 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.fft
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.pencil_fft import Exchange, PencilPlan, Transform, plan_pencil_fft
+from dask_dgpu.algorithms.pencil_fft import (
+    TRIGONOMETRIC,
+    Exchange,
+    PencilPlan,
+    Transform,
+    plan_pencil_fft,
+)
 from dask_dgpu.algorithms.pencil_fft.plan import TO_HALF_COMPLEX, TO_REAL, Chunks
 from graph_opt.layout import even_spans
 
@@ -60,13 +67,26 @@ def problems(draw: st.DrawFn) -> tuple[Chunks, str, tuple[Transform, ...]]:
     )
     dtype = draw(st.sampled_from(DTYPES))
     real = ["rfft", "ihfft"] if not dtype.startswith("complex") else []
-    special = draw(st.sampled_from(["fft", "ifft", "irfft", "hfft", *real]))
-    kinds = [special, *["fft"] * (len(which) - 1)]
+    special = draw(st.sampled_from(["fft", "ifft", "irfft", "hfft", *real, *TRIGONOMETRIC]))
+    others = st.sampled_from(["fft", "fft", *TRIGONOMETRIC])
+    kinds = [special, *(draw(others) for _ in which[1:])]
     transforms = tuple(
-        Transform(kind, axis, draw(st.one_of(st.just(sizes[axis]), st.integers(1, 40))))
+        Transform(kind, axis, draw(lengths_for(kind, sizes[axis])))
         for kind, axis in zip(kinds, which, strict=True)
     )
     return tuple(chunks), dtype, transforms
+
+
+def lengths_for(kind: str, length: int) -> st.SearchStrategy[int]:
+    least = 2 if kind == "dct1" else 1
+    return st.one_of(st.just(max(least, length)), st.integers(least, 40))
+
+
+def one(array: Any, transform: Transform) -> Any:
+    kind, options = transform.kind, {"n": transform.n, "axis": transform.axis}
+    if kind in TRIGONOMETRIC:
+        return getattr(scipy.fft, kind[:-1])(array, int(kind[-1]), **options, norm=transform.norm)
+    return getattr(np.fft, kind)(array, **options, norm=transform.norm)
 
 
 def reference(array: Any, transforms: tuple[Transform, ...]) -> Any:
@@ -74,7 +94,7 @@ def reference(array: Any, transforms: tuple[Transform, ...]) -> Any:
         return 0 if each.kind in TO_HALF_COMPLEX else 2 if each.kind in TO_REAL else 1
 
     for each in sorted(transforms, key=order):
-        array = getattr(np.fft, each.kind)(array, n=each.n, axis=each.axis)
+        array = one(array, each)
     return array
 
 
@@ -94,8 +114,9 @@ def test_plan(problem: Any, layout: Any, ranks: int | None) -> None:
     assert sorted(done, key=lambda each: each.axis) == sorted(
         transforms, key=lambda each: each.axis
     )
-    assert all(each.kind not in TO_HALF_COMPLEX for each in done[1:])
-    assert all(each.kind not in TO_REAL for each in done[:-1])
+    fourier = [each for each in done if each.kind not in TRIGONOMETRIC]
+    assert all(each.kind not in TO_HALF_COMPLEX for each in fourier[1:])
+    assert all(each.kind not in TO_REAL for each in fourier[:-1])
     for stage in plan.stages:
         assert all(len(stage.chunks[each.axis]) == 1 for each in stage.transforms)
 
@@ -129,6 +150,30 @@ def test_slab_needs_one_transpose() -> None:
     assert plan.output_chunks == grid((4096, 4096), (1, 8))
     share = 4096**2 * 16 / 8
     assert plan.moved(8) == pytest.approx(8 * share * 7 / 8)
+
+
+def test_cosines_commute_with_transforms_of_real_numbers() -> None:
+    chunks = grid((32, 32), (4, 1))
+    forward = plan_pencil_fft(
+        chunks, "float64", [Transform("rfft", 0, 32), Transform("dct2", 1, 32)]
+    )
+    assert axes(forward) == [[1], [0]]
+    assert [exchange.dtype for exchange in moving(forward)] == ["float64"]
+    backward = plan_pencil_fft(
+        forward.output_chunks, "complex128", [Transform("irfft", 0, 32), Transform("dct3", 1, 32)]
+    )
+    assert axes(backward) == [[0], [1]]
+    assert [exchange.dtype for exchange in moving(backward)] == ["float64"]
+    assert (backward.output_dtype, backward.output_chunks) == ("float64", chunks)
+
+
+@pytest.mark.parametrize("kind", ["dct2", "dst1"])
+def test_cosines_and_sines_stay_real(kind: str) -> None:
+    chunks = grid((64, 64), (8, 1))
+    plan = plan_pencil_fft(chunks, "float32", [Transform(kind, axis, 64) for axis in (0, 1)])
+    assert axes(plan) == [[1], [0]]
+    assert plan.output_dtype == "float32"
+    assert plan.moved(8) == pytest.approx(64 * 64 * 4 * 7 / 8)
 
 
 def test_there_and_back_needs_two_transposes() -> None:
@@ -234,6 +279,7 @@ def test_one_axis_only_is_one_block() -> None:
 def test_flops() -> None:
     assert cube(64, (8, 1), "fft fft").flops == 2 * 64 * 5 * 64 * 6
     assert cube(64, (1, 8), "rfft").flops == 64 * 5 * 64 * 6 / 2
+    assert cube(64, (1, 8), "dst1").flops == 64 * 5 * 64 * 6 / 2
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "int8", "uint64", "longdouble", "clongdouble"])
@@ -241,6 +287,9 @@ def test_dtype_is_that_of_numpy(dtype: str) -> None:
     real = [] if dtype.startswith("c") else TO_HALF_COMPLEX
     for kind in ("fft", "ifft", "irfft", "hfft", *real):
         expected = getattr(np.fft, kind)(np.ones(4, dtype)).dtype
+        assert Transform(kind, 0, 4).output_dtype(np.dtype(dtype).name) == expected
+    for kind in TRIGONOMETRIC:
+        expected = getattr(scipy.fft, kind[:-1])(np.ones(4, dtype)).dtype
         assert Transform(kind, 0, 4).output_dtype(np.dtype(dtype).name) == expected
 
 
@@ -261,7 +310,11 @@ def test_bad_plan(transforms: Any, options: Any, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(("dct", 0, 4), "kind is 'dct'"), (("fft", 0, 0), "n is 0")],
+    [
+        (("dct", 0, 4), "kind is 'dct'"),
+        (("fft", 0, 0), "n is 0"),
+        (("dct1", 0, 1), "n is 1, it must be at least 2"),
+    ],
 )
 def test_bad_transform(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):

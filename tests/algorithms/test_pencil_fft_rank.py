@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -103,7 +104,8 @@ def test_equals_numpy(data: st.DataObject, problem: Any, size: int) -> None:
         | st.lists(st.integers(0, size - 1), min_size=count, max_size=count).map(tuple)
     )
     source = layout(chunks, owners)
-    ranked = plan_on_ranks(plan, source, size, HOST, in_order(size))
+    spent = data.draw(st.booleans())
+    ranked = plan_on_ranks(plan, source, size, HOST, in_order(size), spent=spent)
     array = random(source.shape, dtype, data.draw(st.integers(0, 9)))
     before = array.copy()
     parts, ledgers = run(ranked, array)
@@ -179,6 +181,44 @@ def test_rounds_on_fast_links(size: int) -> None:
     share = n * n * 8 // size
     assert 3 < ranked.steps - 2 < 20
     assert peak(ranked) <= 3 * share + 64 * MIB
+
+
+@pytest.mark.parametrize("spent", [False, True])
+def test_what_is_spent_makes_room_for_buffers(spent: bool) -> None:
+    """Where an input need not be kept, later exchanges go in a few rounds too."""
+    n, size = 32768, 2
+    chunks = (even(n, 4), even(n, 4))
+    plan = plan_pencil_fft(chunks, "complex64", [Transform("fft", 0, n), Transform("fft", 1, n)])
+    source = layout(chunks, dealt(16, size))
+    ranked = plan_on_ranks(plan, source, size, CUDA, in_order(size), spent=spent)
+    assert all(ranked.moves[:2])
+    assert (ranked.steps - 2 < 20) is spent
+    assert peak(ranked) <= 3 * (n * n * 8 // size) + 64 * MIB
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_is_spent_is_let_go_of(size: int) -> None:
+    chunks = (even(64, 4), even(48, 4))
+    plan = plan_pencil_fft(chunks, "complex128", [Transform("fft", 0, 64), Transform("fft", 1, 48)])
+    source = layout(chunks, dealt(16, size))
+    ranked = plan_on_ranks(plan, source, size, HOST, in_order(size), spent=True)
+    array = random((64, 48), "complex128")
+
+    def rank(comm: Comm) -> list[bool]:
+        every = cut(array, source)
+        mine = {index: every[index].copy() for index in source.owned(comm.rank)}
+        alive = [weakref.ref(block) for block in mine.values()]
+        seen = []
+
+        def progress(done: int, steps: int) -> None:
+            seen.append(any(block() is not None for block in alive))
+
+        pencil_fft_rank(ranked, comm, HostDevice(), mine, progress)
+        assert not mine
+        return seen
+
+    for seen in run_local(size, rank):
+        assert not seen[-1]
 
 
 def test_the_source_must_be_what_was_planned() -> None:

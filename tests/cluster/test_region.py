@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -146,6 +148,32 @@ def test_errors_name_the_operation(client, x):
     np.testing.assert_allclose(result, wanted(), rtol=1e-10, atol=1e-12)
 
 
+def count_memory(device: str) -> None:
+    """Have a worker know from now on how much memory of arrays is in use."""
+    if device == "cpu":
+        tracemalloc.start()
+        return
+    import rmm
+
+    counting = rmm.mr.StatisticsResourceAdaptor(rmm.mr.get_current_device_resource())
+    rmm.mr.set_current_device_resource(counting)
+
+
+def counted_memory(device: str) -> int:
+    gc.collect()
+    if device == "cpu":
+        return tracemalloc.get_traced_memory()[0]
+    import rmm
+
+    return int(rmm.mr.get_current_device_resource().allocation_counts.current_bytes)
+
+
+def added(client: Client, device: str, before: dict[str, int]) -> Any:
+    """Bytes that each worker has in use beyond those of before."""
+    now = client.run(counted_memory, device)
+    return np.array([now[worker] - before[worker] for worker in before])
+
+
 class TestLosses:
     """A worker is lost, or the caller goes away."""
 
@@ -170,18 +198,30 @@ class TestLosses:
 
         client.run(slow_down)
 
-    def test_cancelled_midway_frees_everything(self, client, cluster, x):
-        compute(client, filtered(x))
+    def test_cancelled_midway_frees_everything(self, client, device, on_device, x):
+        big = on_device(np.random.default_rng(4).random((640, 512)), (40, 512)).persist()
+        wait(big)
 
-        def dawdle(block: Any) -> Any:
-            time.sleep(0.3)
+        def dawdle(block: Any, seconds: float) -> Any:
+            time.sleep(seconds)
             return block
 
-        future = client.compute(filtered(da.fft.fft2(x).real.map_blocks(dawdle)))
+        def started(seconds: float) -> Any:
+            spectrum = da.fft.fft2(big)
+            held = spectrum.map_blocks(dawdle, seconds, meta=spectrum._meta)
+            return client.compute(abs(da.fft.ifft2(held)).max())
+
+        started(0).result()  # what is kept for good is there now
+        eventually(lambda: left_over(client) == 0)
+        client.run(count_memory, device)
+        before = client.run(counted_memory, device)
+        future = started(0.3)
         eventually(lambda: running(client))
-        time.sleep(0.2)
+        share = 640 * 512 * 16 // len(before)
+        eventually(lambda: all(added(client, device, before) > share // 2))
         future.cancel()
         eventually(lambda: left_over(client) == 0)
+        eventually(lambda: all(added(client, device, before) < share // 8))
         result, _ = compute(client, filtered(x))
         np.testing.assert_allclose(result, wanted(), rtol=1e-10, atol=1e-12)
 
@@ -247,3 +287,32 @@ def test_steps_are_shown_where_dask_shows_tasks(client, x):
     assert all(seconds >= 0 for seconds in region["measured"])
     assert sum(region["measured"]) > 0
     assert "s measured" in str(dgpu.explain(y, measured=True))
+
+
+def test_what_others_keep_is_not_there_for_a_gang(client, device):
+    """Memory that persisted results take counts; what is spilled or released does not."""
+    limit = 64 << 20
+    workers = len(client.scheduler_info(n_workers=-1)["workers"])
+    with (
+        dask.config.set({"array.backend": "cupy" if device == "cuda" else "numpy"}),
+        dgpu.enable(client, **SETTINGS, memory_limit=limit, memory_safety_margin=0),
+    ):
+        a = da.random.default_rng(1).random((512, 512), chunks=256).persist()
+        wait(a)
+        product = a @ a
+
+        def reasons() -> list[str]:
+            return [piece.reason for piece in dgpu.explain(product).declined]
+
+        assert reasons() == []
+        kept = da.random.default_rng(2).random((workers, limit // 8), chunks=(1, -1)).persist()
+        wait(kept)
+        (reason,) = reasons()
+        assert "0 B may be used" in reason
+        before = launched_runs(client)
+        np.testing.assert_allclose(host(product.compute()), host(a.compute()) @ host(a.compute()))
+        assert launched_runs(client) == before
+        del kept
+        eventually(lambda: reasons() == [])
+        np.testing.assert_allclose(host(product.compute()), host(a.compute()) @ host(a.compute()))
+        assert launched_runs(client) == before + 1

@@ -41,7 +41,7 @@ def gang(region: Region, *staged: list[Any]) -> dict[Any, Any]:
 
 def _made(member: Member, blocks: dict[Any, Any]) -> dict[tuple[int, ...], Any]:
     if isinstance(member, Blockwork):
-        return {index: task(blocks) for index, task in member.tasks.items()}
+        return {key[1:]: task(blocks) for key, task in member.layer.items()}
     assert isinstance(member, Product)
     left, right = member.left.name, member.right.name
     inner = range(len(member.left.chunks[1]))

@@ -102,7 +102,11 @@ def test_names_that_dask_and_the_optimizer_have_marked() -> None:
     assert made.block(("sum-12ab-aggregate-3-0123abcd-4567", 0)) == ("sum-12ab-aggregate-3", 0)
 
 
-TASKS = {"pencil_fft": plan_pencil_fft(((0,), (0,)), "float64", ()), "summa": ((0,), (0,))}
+TASKS = {
+    "halo": (((1, 1), (0, 2)), (None, None)),
+    "pencil_fft": plan_pencil_fft(((0,), (0,)), "float64", ()),
+    "summa": ((0,), (0,)),
+}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -1,4 +1,4 @@
-"""Fourier transforms along axes that are cut into chunks: slabs and pencils.
+"""Fourier, cosine and sine transforms along axes that are cut into chunks: slabs and pencils.
 
 ::
 
@@ -21,7 +21,8 @@ is what moves the fewest bytes among the ways that leave work for every rank.
 
 What a crop leaves out never moves: it is dropped before the first exchange. What a pad adds
 moves only if no later order is possible. A transform from real numbers is the first of its
-call and one to real numbers the last; the others commute.
+call and one to real numbers the last; the others commute, and cosine and sine transforms with
+all.
 
 References
 ----------
@@ -34,6 +35,7 @@ References
 
 from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
 from dask_dgpu.algorithms.pencil_fft.plan import (
+    TRIGONOMETRIC,
     Chunks,
     Exchange,
     PencilPlan,
@@ -46,6 +48,7 @@ from dask_dgpu.algorithms.pencil_fft.rank import pencil_fft_rank, pencil_fft_ref
 from dask_dgpu.algorithms.pencil_fft.ranks import RankedPencil, cost, peak, plan_on_ranks, received
 
 __all__ = [
+    "TRIGONOMETRIC",
     "Chunks",
     "Exchange",
     "PencilPlan",

@@ -12,6 +12,7 @@ from typing import Literal
 from dask_dgpu.algorithms.pencil_fft.plan import (
     TO_HALF_COMPLEX,
     TO_REAL,
+    TRIGONOMETRIC,
     Chunks,
     Exchange,
     PencilPlan,
@@ -141,17 +142,26 @@ def _next(
 def _local(state: _State) -> list[Transforms]:
     """Return the sets of transforms that may be done before the next exchange.
 
-    Everything that is possible; only what makes the array no longer; nothing, since
-    real numbers are smaller than complex ones.
+    Everything that is possible; only what makes the array no longer; only what leaves real
+    numbers real; nothing, since real numbers are smaller than complex ones.
     """
-    whole = tuple(each for each in state.left if len(state.chunks[each.axis]) == 1)
-    if len(whole) < len(state.left):
-        whole = tuple(each for each in whole if each.kind not in TO_REAL)
+    everything = tuple(each for each in state.left if len(state.chunks[each.axis]) == 1)
+    whole = tuple(each for each in everything if each.kind not in TO_REAL)
     lengths = shape_of(state.chunks)
     shorter = tuple(each for each in whole if each.output_length <= lengths[each.axis])
-    first = {each for each in state.left if each.kind in TO_HALF_COMPLEX}
-    sets = dict.fromkeys((whole, shorter, ()))
-    return [now for now in sets if not now or first <= set(now)]
+    real = tuple(each for each in whole if each.kind in TRIGONOMETRIC)
+    sets = dict.fromkeys((everything, whole, shorter, real, ()))
+    return [now for now in sets if _in_order(set(now), set(state.left))]
+
+
+def _in_order(now: set[Transform], left: set[Transform]) -> bool:
+    """Whether some may be done before the others: only cosines and sines commute with all."""
+    fourier = {each for each in left if each.kind not in TRIGONOMETRIC}
+    first = {each for each in fourier if each.kind in TO_HALF_COMPLEX}
+    last = {each for each in fourier if each.kind in TO_REAL}
+    too_late = bool(now & fourier) and not first <= now
+    too_early = bool(now & last) and not fourier <= now
+    return not (too_late or too_early)
 
 
 def _gathered(state: _State) -> Iterator[frozenset[int]]:
@@ -160,16 +170,14 @@ def _gathered(state: _State) -> Iterator[frozenset[int]]:
     Of many axes only neighbours are gathered together, or the search takes seconds.
     """
     cut = {each.axis for each in state.left if len(state.chunks[each.axis]) > 1}
-    first = {each.axis for each in state.left if each.kind in TO_HALF_COMPLEX}
-    last = {each.axis for each in state.left if each.kind in TO_REAL}
     axes = [each.axis for each in state.left]
     for count in range(len(axes), 0, -1):
         sets: Iterable[tuple[int, ...]] = itertools.combinations(axes, count)
         if len(axes) > MANY:
             sets = (tuple(axes[at : at + count]) for at in range(len(axes) - count + 1))
         for chosen in map(frozenset, sets):
-            early = last & chosen and count < len(axes)
-            if chosen & cut and first <= chosen and not early:
+            gathered = {each for each in state.left if each.axis in chosen}
+            if chosen & cut and _in_order(gathered, set(state.left)):
                 yield chosen
 
 
@@ -204,14 +212,23 @@ def _cost(old: Chunks, new: Chunks, dtype: str, target: int, *, enough: bool = F
 
 
 def _ordered(transforms: Transforms, chunks: Chunks) -> Transforms:
-    """From real numbers first, to real numbers last, pads late."""
-    lengths = shape_of(chunks)
+    """From real numbers first, to real numbers last, cosines and sines while they are real.
 
-    def key(transform: Transform) -> tuple[bool, bool, float, int]:
+    Of those that commute, pads late.
+    """
+    lengths = shape_of(chunks)
+    from_real = any(transform.kind in TO_HALF_COMPLEX for transform in transforms)
+    to_real = any(transform.kind in TO_REAL for transform in transforms)
+
+    def key(transform: Transform) -> tuple[int, float, int]:
         growth = transform.output_length / max(1, lengths[transform.axis])
-        kind = transform.kind
+        turn = 2
+        if transform.kind in TRIGONOMETRIC:
+            turn = 0 if from_real else 4 if to_real else 2
+        elif transform.kind in TO_HALF_COMPLEX + TO_REAL:
+            turn = 1 if from_real else 3
         # NumPy goes from the last axis to the first
-        return kind not in TO_HALF_COMPLEX, kind in TO_REAL, growth, -transform.axis
+        return turn, growth, -transform.axis
 
     return tuple(sorted(transforms, key=key))
 

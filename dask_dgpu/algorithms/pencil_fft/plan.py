@@ -13,31 +13,35 @@ from graph_opt.layout import even_spans
 
 Chunks = tuple[tuple[int, ...], ...]
 
-KINDS = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+FOURIER = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+TRIGONOMETRIC = ("dct1", "dct2", "dct3", "dct4", "dst1", "dst2", "dst3", "dst4")
+KINDS = FOURIER + TRIGONOMETRIC
 TO_HALF_COMPLEX = ("rfft", "ihfft")
 TO_REAL = ("irfft", "hfft")
 
 
 @dataclass(frozen=True)
 class Transform:
-    """One discrete Fourier transform along one axis.
+    """One discrete Fourier, cosine or sine transform along one axis.
 
     Parameters
     ----------
-    kind : {"fft", "ifft", "rfft", "irfft", "hfft", "ihfft"}
-        As in ``numpy.fft``.
+    kind : str
+        A function of ``numpy.fft``: ``"fft"``, ``"ifft"``, ``"rfft"``, ``"irfft"``, ``"hfft"``
+        or ``"ihfft"``; or ``"dct"`` or ``"dst"`` of ``scipy.fft`` and the type, from
+        ``"dct1"`` to ``"dst4"``.
     axis : int
         The axis, from 0.
     n : int
         Length of the transform: of its input after cropping or padding, or of its
         output for ``irfft`` and ``hfft``.
     norm : {"backward", "ortho", "forward"}, optional
-        As in ``numpy.fft``.
+        As in ``numpy.fft`` and ``scipy.fft``.
 
     Raises
     ------
     ValueError
-        When the kind is unknown or ``n`` is less than 1.
+        When the kind is unknown or ``n`` is less than 1, or than 2 for ``"dct1"``.
     """
 
     kind: str
@@ -48,8 +52,9 @@ class Transform:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind is {self.kind!r}, it must be one of {', '.join(KINDS)}")
-        if self.n < 1:
-            raise ValueError(f"n is {self.n}, it must be at least 1")
+        least = 2 if self.kind == "dct1" else 1
+        if self.n < least:
+            raise ValueError(f"n is {self.n}, it must be at least {least} for {self.kind}")
 
     @property
     def input_length(self) -> int:
@@ -68,7 +73,10 @@ class Transform:
         return complex_flops if self.kind in ("fft", "ifft") else complex_flops / 2
 
     def output_dtype(self, dtype: str) -> str:
-        """Return the dtype that NumPy gives the result for input of a dtype."""
+        """Return the dtype that NumPy, or SciPy, gives the result for input of a dtype."""
+        if self.kind in TRIGONOMETRIC:
+            least = np.float64 if np.dtype(dtype).kind in "biu" else np.float32
+            return np.result_type(np.dtype(dtype), least).name
         if self.kind in TO_REAL:
             real = np.empty(0, dtype).real.dtype
             return np.result_type(real, 1.0).name

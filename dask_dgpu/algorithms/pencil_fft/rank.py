@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from dask_dgpu.algorithms.pencil_fft.plan import Stage
@@ -22,7 +22,7 @@ def pencil_fft_rank(
     ranked: RankedPencil,
     comm: Comm,
     device: Device,
-    blocks: Blocks,
+    blocks: MutableMapping[Index, Array],
     progress: Callable[[int, int], None] = lambda done, steps: None,
 ) -> dict[Index, Array]:
     """Transform as one rank.
@@ -37,7 +37,7 @@ def pencil_fft_rank(
         Where this rank's arrays are.
     blocks : mapping of tuple of int to array
         The blocks of the input that this rank owns, of any strides; they stay as they
-        are.
+        are. If the plan says that they are spent, the mapping is emptied.
     progress : callable
         Called with the number of steps done and of all steps; may raise to give up.
 
@@ -62,6 +62,8 @@ def pencil_fft_rank(
 
     ours = False  # whether the present blocks are no one else's
     present = _cropped(blocks, ranked)
+    if ranked.spent:
+        blocks.clear()
     stages: list[Stage | None] = [None, *ranked.plan.stages]
     for stage, move in zip(stages, ranked.moves, strict=True):
         if move is None:

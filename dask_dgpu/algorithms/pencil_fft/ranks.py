@@ -42,6 +42,9 @@ class RankedPencil:
     moves : tuple of RedistributePlan or None
         How blocks get into each of ``layouts``, from the input or from what the stage
         before has made; ``None`` where each stays as it is, but for a crop.
+    spent : bool, optional
+        Whether the blocks of the input may be let go of once the first exchange has read
+        them.
     """
 
     plan: PencilPlan
@@ -49,6 +52,7 @@ class RankedPencil:
     source: Layout
     layouts: tuple[Layout, ...]
     moves: tuple[RedistributePlan | None, ...]
+    spent: bool = False
 
     @property
     def output(self) -> Layout:
@@ -62,7 +66,13 @@ class RankedPencil:
 
 
 def plan_on_ranks(
-    plan: PencilPlan, source: Layout, size: int, machine: Machine, place: Place
+    plan: PencilPlan,
+    source: Layout,
+    size: int,
+    machine: Machine,
+    place: Place,
+    *,
+    spent: bool = False,
 ) -> RankedPencil:
     """Plan every exchange of a transform.
 
@@ -79,6 +89,8 @@ def plan_on_ranks(
     place : callable
         ``place(layout, chunks)`` gives the blocks of an array their ranks when it gets
         new chunks.
+    spent : bool, optional
+        Whether ranks may let go of the input.
 
     Returns
     -------
@@ -92,7 +104,7 @@ def plan_on_ranks(
 
     Notes
     -----
-    A rank holds its blocks of the input to the end, since they are not its own. In
+    A rank holds its blocks of the input to the end, unless they are spent. In
     the first exchange it holds nothing else but the blocks it fills, so buffers may
     take a share of the array more; in later ones it holds a share in between too.
     """
@@ -108,7 +120,7 @@ def plan_on_ranks(
         move = None
         if present.cuts != tuple(map(cuts_of, chunks)):
             share = exchange.nbytes // size
-            spare = share if not any(moves) else 0
+            spare = share if spent or not any(moves) else 0
             move = plan_redistribute(
                 present,
                 place(present, chunks),
@@ -124,7 +136,7 @@ def plan_on_ranks(
         if len(layouts) <= len(plan.stages):
             before = plan.stages[len(layouts) - 1]
             present = replace(present, cuts=tuple(map(cuts_of, before.output_chunks)))
-    return RankedPencil(plan, size, source, tuple(layouts), tuple(moves))
+    return RankedPencil(plan, size, source, tuple(layouts), tuple(moves), spent)
 
 
 def _axes(stage: Stage) -> tuple[int, ...]:
@@ -173,7 +185,7 @@ def peak(ranked: RankedPencil) -> int:
             made = layout.share(rank, itemsize)
             if move is not None:
                 worst = max(worst, kept + held + made + workspace(move))
-                held = made
+                held, kept = made, 0 if ranked.spent else kept
         result = ranked.output.share(rank, np.dtype(plan.output_dtype).itemsize)
         worst = max(worst, kept + held + result)
     return worst

@@ -57,7 +57,10 @@ class MakePlan(Protocol):
 
 
 class RunPlan(Protocol):
-    """Runs an algorithm as one rank."""
+    """Runs an algorithm as one rank.
+
+    It may empty the mappings of inputs whose place it was told to be ``spent``.
+    """
 
     def __call__(
         self,

@@ -41,7 +41,7 @@ def _plan(
         return place(layout, Value(tuple(map(cuts_of, chunks)), task.dtype), size)
 
     planned = (
-        plan_on_ranks(plan, source.layout, size, machine, put)
+        plan_on_ranks(plan, source.layout, size, machine, put, spent=source.spent)
         for plan in _candidates(task, source.layout, size)
     )
     return min(planned, key=lambda ranked: cost(ranked, machine))

@@ -1,0 +1,111 @@
+"""Complex transforms along one axis by cuFFT, of lines read where they lie.
+
+CuPy copies a block first if it is a view, or if the axis is not its last. cuFFT needs neither:
+lines may have any stride and any distance. Results have their lines in one piece.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy
+import numpy as np
+from cupy.cuda import cufft
+
+Array = Any
+
+TYPES = {"complex64": cufft.CUFFT_C2C, "complex128": cufft.CUFFT_Z2Z}
+MOST_CALLS = 64
+"""Blocks whose lines take more calls than this are not worth it."""
+LARGEST = 2**31 - 1
+
+
+def transformed(
+    block: Array, axis: int, *, inverse: bool, factor: float, overwrite: bool
+) -> Array | None:
+    """Transform a block along an axis.
+
+    Parameters
+    ----------
+    block : cupy.ndarray
+        Of any strides.
+    axis : int
+        The axis, whole.
+    inverse : bool
+        Whether the exponent is positive.
+    factor : float
+        What the sums are multiplied with.
+    overwrite : bool
+        Whether the memory of ``block`` may be used for the result.
+
+    Returns
+    -------
+    cupy.ndarray or None
+        ``None`` where cuFFT cannot take the lines as they lie: another dtype, too many
+        calls, or strides of zero.
+
+    Notes
+    -----
+    Plans are kept where CuPy keeps its own, for each thread and device, within the limits
+    set there.
+    """
+    if block.dtype.name not in TYPES or block.size == 0 or block.shape[axis] == 1:
+        return None
+    n, step = block.shape[axis], block.strides[axis] // block.itemsize
+    others = [k for k in range(block.ndim) if k != axis]
+    others.sort(key=lambda k: -block.strides[k])
+    lines = block.transpose(*others, axis)
+    calls, count, distance = _batches(lines)
+    if calls > MOST_CALLS or not 0 < step <= LARGEST or not 0 < distance <= LARGEST:
+        return None
+    in_place = overwrite and step == 1
+    out = lines if in_place else cupy.empty(lines.shape, block.dtype)
+    plan = _plan(block.dtype.name, n, step, distance, distance if in_place else n, count)
+    direction = cufft.CUFFT_INVERSE if inverse else cufft.CUFFT_FORWARD
+    for at in _outer(lines.shape, calls):
+        plan.fft(lines[at], out[at], direction)
+    if factor != 1:
+        out *= out.real.dtype.type(factor)  # while it is in the order of its memory
+    return out.transpose(*(sorted(range(block.ndim), key=[*others, axis].__getitem__)))
+
+
+def _batches(lines: Array) -> tuple[int, int, int]:
+    """Return how many calls lines take, lines a call, and the distance between those.
+
+    A call takes the lines of the last axes that have one distance between them.
+    """
+    count, distance, calls, merged = 1, lines.shape[-1], 1, True
+    for length, stride in zip(lines.shape[-2::-1], lines.strides[-2::-1], strict=True):
+        apart = stride // lines.itemsize
+        if length == 1:
+            continue
+        if count == 1 and merged:
+            count, distance = length, apart
+        elif merged and apart == count * distance:
+            count *= length
+        else:
+            merged = False
+            calls *= length
+    return calls, count, distance
+
+
+def _outer(shape: tuple[int, ...], calls: int) -> list[tuple[int, ...]]:
+    """Return the places of the parts that a call each takes."""
+    depth, reached = 0, 1
+    while reached < calls:
+        reached *= shape[depth]
+        depth += 1
+    return list(np.ndindex(shape[:depth]))
+
+
+def _plan(dtype: str, n: int, step: int, distance: int, back: int, count: int) -> Any:
+    """Return cuFFT's plan for lines of one distance, made once."""
+    key = ("dask_dgpu", dtype, n, step, distance, back, count)
+    plans = cupy.fft.config.get_plan_cache()
+    plan = plans.get(key)
+    if plan is None:
+        plan = cufft.PlanNd(
+            (n,), (n,), step, distance, (n,), 1, back, TYPES[dtype], count, "C", 0, n
+        )
+        plans[key] = plan
+    return plan

@@ -1,0 +1,139 @@
+"""Poisson's equation and cosine and sine transforms on a cluster: values, tasks, a worker lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+import scipy.fft
+from distributed import Client, futures_of, wait
+
+import dask_dgpu as dgpu
+from dask_dgpu.fft import long_axis
+from tests.cluster.conftest import start_cluster
+from tests.cluster.observe import (
+    PLUGIN,
+    TaskCounter,
+    eventually,
+    host,
+    launched_runs,
+    left_over,
+    running,
+    send_signal,
+)
+from tests.test_poisson import BOUNDARIES, laplacian
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+RNG = np.random.default_rng(3)
+F = RNG.random((60, 44)) - 0.3
+CUBE = RNG.random((12, 10, 14))
+
+
+def computed(client: Client, y: da.Array) -> tuple[Any, int]:
+    """Return a result on the host, and how many gangs it took."""
+    before = launched_runs(client)
+    result = client.compute(y).result(timeout=100)
+    assert (result.dtype, result.shape) == (y.dtype, y.shape)
+    assert type(result) is type(y._meta)
+    eventually(lambda: left_over(client) == 0)
+    return host(result), launched_runs(client) - before
+
+
+def check(u: Any, f: Any, boundaries: tuple[str, ...]) -> None:
+    wanted = f - f.mean() if "zero" not in boundaries else f
+    bound = 64 * np.finfo(u.dtype).eps * (4 * u.ndim * np.linalg.norm(u) + np.linalg.norm(f))
+    assert np.linalg.norm(laplacian(u, (1.0,) * u.ndim, boundaries) - wanted) <= bound
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_slabs_are_one_gang(client, on_device, boundary):
+    for chunks in [(7, 44), (60, 9)]:
+        u = dgpu.poisson(on_device(F, chunks), boundary=boundary)
+        value, gangs = computed(client, u)
+        check(value, F, (boundary,) * 2)
+        assert gangs == 1
+
+
+@pytest.mark.parametrize("boundary", [*BOUNDARIES, ("periodic", "reflect", "zero")])
+def test_cubes(client, on_device, boundary):
+    for dtype in ("float32", "complex128"):
+        f = CUBE.astype(dtype)
+        u = dgpu.poisson(on_device(f, (4, 5, 14)), boundary=boundary)
+        value, gangs = computed(client, u)
+        assert value.dtype == dtype
+        check(value, f, (boundary,) * 3 if isinstance(boundary, str) else boundary)
+        assert gangs == 1
+
+
+def test_a_long_axis(client, on_device, monkeypatch):
+    monkeypatch.setattr(long_axis, "SMALL", 0)
+    f = np.resize(F.ravel(), 2639)
+    value, gangs = computed(client, dgpu.poisson(on_device(f, (240,)), boundary="zero"))
+    check(value, f, ("zero",))
+    assert gangs == 1
+
+
+@pytest.mark.parametrize("name", ["dctn", "idctn", "dstn", "idstn"])
+def test_transforms(client, on_device, name):
+    for kind in (1, 2, 3, 4):
+        y = getattr(dgpu.fft, name)(on_device(CUBE, (4, 5, 14)), kind)
+        value, gangs = computed(client, y)
+        wanted = getattr(scipy.fft, name)(CUBE, kind)
+        np.testing.assert_allclose(value, wanted, rtol=1e-10, atol=1e-10 * abs(wanted).max())
+        assert gangs == 1
+
+
+def test_tasks_submitted(client, on_device):
+    x = on_device(F, (7, 44)).persist()
+    wait(x)
+    counter = TaskCounter()
+    client.register_plugin(counter)
+    u = dgpu.poisson(x, boundary="zero").persist()
+    wait(u)
+    blocks = sum(len(futures_of(array)) for array in (x, u))
+    ranks = len(client.scheduler_info(n_workers=-1)["workers"])
+
+    def keys(dask_scheduler: Any) -> set[Any]:
+        return dask_scheduler.plugins[TaskCounter.name].keys
+
+    submitted = client.run_on_scheduler(keys) - {future.key for future in futures_of(x)}
+    client.unregister_scheduler_plugin(TaskCounter.name)
+    assert blocks < len(submitted) <= blocks + 2 * ranks + 2
+    check(host(u.compute()), F, ("zero", "zero"))
+
+
+class TestLosses:
+    """A worker is lost between the transforms."""
+
+    @pytest.fixture
+    def cluster(self, device: str) -> Iterator[Any]:
+        """A cluster that the test may damage."""
+        with start_cluster(device) as cluster:
+            yield cluster
+
+    def test_killed_in_the_program(self, client, cluster, on_device):
+        x = on_device(F, (7, 44))
+        value, _ = computed(client, dgpu.poisson(x, boundary="reflect"))
+        check(value, F, ("reflect", "reflect"))
+
+        def slow_down(dask_worker: Any) -> None:
+            device = dask_worker.plugins[PLUGIN].member.device
+            begin = type(device).begin
+
+            def late() -> None:
+                time.sleep(1.0)
+                begin(device)
+
+            device.begin = late
+
+        client.run(slow_down)
+        future = client.compute(dgpu.poisson(x, boundary="zero"))
+        eventually(lambda: running(client))
+        send_signal(client, sorted(client.scheduler_info(n_workers=-1)["workers"])[-1])
+        check(host(future.result(timeout=60)), F, ("zero", "zero"))
+        eventually(lambda: left_over(client) == 0)
