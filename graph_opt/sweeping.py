@@ -12,6 +12,9 @@ from graph_opt.cost import Machine, dask_rechunk_seconds
 from graph_opt.layout import Index
 from graph_opt.node import ArrayNode, label
 
+REPORT_SWEEPS = 3
+"""Sweeps for a report: of zeros, of the array before, and of that at the end."""
+
 
 class SweepTask(Hashable, Protocol):
     """What the piece must know of the task that its layer carries."""
@@ -103,6 +106,8 @@ class Sweeping:
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask: overlapped blocks, and a function of each."""
         source, sweeps = self.sources[0], self.task.iterations
+        if len(self.output.chunks[0]) > len(source.chunks[0]):
+            sweeps += REPORT_SWEEPS
         pieces = math.prod(3 * blocks - 2 for blocks in map(len, source.chunks))
         tasks = pieces + 2 * source.blocks
         seconds = dask_rechunk_seconds(tasks, 0, source.nbytes, ranks, machine)

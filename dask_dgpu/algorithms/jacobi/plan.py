@@ -20,6 +20,9 @@ from graph_opt.layout import Layout
 CHECK_SHARE = 0.02
 """Share of the time that may go into asking for the residual."""
 
+LEAST_ROUNDS = 30
+"""Exchanges at least, if all iterations are done: only after one may it be over."""
+
 MOST_CHECKS = 1000
 """How often it is asked for at most."""
 
@@ -146,6 +149,7 @@ def plan_jacobi(
         size,
         machine,
         arrays=3,
+        most_steps=max(1, task.max_iterations // LEAST_ROUNDS),
         room=room,
     )
     round_seconds = sweeps_cost(sweeps, sweeps.steps, machine, arrays=3)
@@ -154,7 +158,7 @@ def plan_jacobi(
         every = ceil(machine.latency / (CHECK_SHARE * round_seconds))
     rounds = -(-task.max_iterations // sweeps.steps)
     # an iteration that is over is noticed two checks later
-    every = max(1, min(every, rounds // 20), -(-rounds // MOST_CHECKS))
+    every = max(1, min(every, rounds // 10), -(-rounds // MOST_CHECKS))
     return JacobiPlan(task, sweeps, rhs, every)
 
 

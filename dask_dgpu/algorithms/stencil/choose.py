@@ -15,7 +15,7 @@ from dask_dgpu.kernels.stencil import Taps
 from graph_opt.cost import Machine
 from graph_opt.layout import Layout
 
-STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Sweeps an exchange that are tried."""
 
 REUSE = 2.0
@@ -38,6 +38,7 @@ def plan_sweeps(
     machine: Machine,
     *,
     arrays: int = 2,
+    most_steps: int = STEPS[-1],
     room: float | None = None,
 ) -> SweepPlan:
     """Plan sweeps of an array.
@@ -60,6 +61,8 @@ def plan_sweeps(
         Rates of a rank.
     arrays : int, optional
         How many arrays a sweep goes through, 3 with one that is added.
+    most_steps : int, optional
+        Sweeps an exchange at most.
     room : float, optional
         Bytes of a rank's device that may be used.
 
@@ -74,7 +77,12 @@ def plan_sweeps(
     ghost cells of s times the radius are exchanged, and swept by several ranks: messages
     and waiting are divided by s, and work grows by a little.
     """
-    plans = list(_candidates(source, dtype, taps, boundary, iterations, size))
+    tilings = _tilings(source, taps, iterations, size)
+    plans = [
+        SweepPlan(source, tiles, dtype, taps, boundary, steps, size)
+        for tiles in tilings
+        for steps in _steps(tiles, taps, min(iterations, most_steps))
+    ]
     costs = {id(plan): cost(plan, iterations, machine, arrays=arrays) for plan in plans}
     fitting = [plan for plan in plans if room is None or peak(plan, arrays=arrays) <= room]
     if not fitting:
@@ -82,23 +90,21 @@ def plan_sweeps(
     return min(fitting, key=lambda plan: costs[id(plan)])
 
 
-def _candidates(
-    source: Layout,
-    dtype: str,
-    taps: Taps,
-    boundary: tuple[Boundary, ...],
-    iterations: int,
-    size: int,
-) -> Iterator[SweepPlan]:
+def _tilings(source: Layout, taps: Taps, iterations: int, size: int) -> list[Layout]:
+    """Return the tiles that are tried: the blocks, and one even tile a rank."""
     tilings = [source] if prod(source.grid) <= MOST_BLOCKS else []
     even = _even(source, taps, size)
     if even != source and (iterations > 1 or not tilings):
         tilings.append(even)
-    for tiles in tilings:
-        for steps in STEPS:
-            reach = max(steps * along for along in taps.radius) if taps.radius else 0
-            if steps == 1 or (steps <= iterations and 2 * reach <= max(_typical(tiles))):
-                yield SweepPlan(source, tiles, dtype, taps, boundary, steps, size)
+    return tilings
+
+
+def _steps(tiles: Layout, taps: Taps, most: int) -> Iterator[int]:
+    """Yield how many sweeps may follow an exchange: ghost cells do not outgrow tiles."""
+    longest, reach = max(_typical(tiles)), max(taps.radius)
+    for steps in STEPS:
+        if steps == 1 or (steps <= most and 2 * steps * reach <= longest):
+            yield steps
 
 
 def _typical(tiles: Layout) -> tuple[int, ...]:
