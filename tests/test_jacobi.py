@@ -14,6 +14,7 @@ import pytest
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.jacobi import Outcome, report
 from dask_dgpu.jacobi import fallback
+from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.runtime import local
 from graph_opt.sweeping import Sweeping
 from tests.algorithms.test_jacobi import direct
@@ -209,6 +210,20 @@ class TestLayer:
         assert piece.fault() is None
         assert piece.task.iterations == 40
         assert "40 sweeps" in piece.summary
+
+
+def test_an_optimizer_that_fails_leaves_it_to_dask(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise RuntimeError("on purpose")
+
+    rhs = da.from_array(RHS, chunks=5)
+    with dgpu.enable(on_error="fallback", when="always"):
+        monkeypatch.setattr(GraphOptimizer, "rewrite", fail)
+        with pytest.warns(UserWarning, match="on purpose"):
+            _, info = dgpu.jacobi(da.zeros_like(rhs), rhs, max_iterations=10)
+    assert info.iterations == 10
+    with dgpu.enable(on_error="raise"), pytest.raises(RuntimeError, match="on purpose"):
+        dgpu.jacobi(da.zeros_like(rhs), rhs, max_iterations=10)
 
 
 def test_plain_dask_in_rounds(enabled: Any, monkeypatch: pytest.MonkeyPatch) -> None:

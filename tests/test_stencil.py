@@ -146,6 +146,15 @@ def test_empty_arrays(iterations: int) -> None:
     assert y.compute().shape == (0, 5)
 
 
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_chunks_that_are_empty_or_thinner_than_the_stencil(boundary: Any) -> None:
+    a, kernel = numbers((7, 6), "float64"), numbers((5, 5), "float64", 1)
+    x = da.from_array(a, chunks=((0, 1, 3, 0, 2, 1), (1, 5, 0)))
+    y = dgpu.stencil(x, kernel, boundary=boundary, iterations=2)
+    assert y.chunks == x.chunks
+    check(y, a, kernel, boundary, 2)
+
+
 def test_within_larger_graphs(gangs: list[str], enabled: Any) -> None:
     a = numbers((24, 18), "float64")
     x = da.from_array(a, chunks=(6, 6))

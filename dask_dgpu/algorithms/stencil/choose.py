@@ -154,6 +154,7 @@ def peak(plan: SweepPlan, *, arrays: int = 2) -> int:
     for rank in range(plan.size):
         stored = sum(prod(tile.shape) for tile in plan.tiles_of(rank).values())
         blocks = plan.source.share(rank, plan.itemsize)
-        most = max(most, arrays * (stored * plan.itemsize + blocks))
-    moved = 0 if plan.into is None else move_bytes(plan.into)
-    return most + max(moved, 2 * message_bytes(plan.halo))
+        moved = 0 if plan.into is None else plan.tiles.share(rank, plan.itemsize)
+        most = max(most, arrays * (stored * plan.itemsize + blocks) + moved)
+    messages = 0 if plan.into is None else move_bytes(plan.into)
+    return most + max(messages, 2 * message_bytes(plan.halo))
