@@ -12,22 +12,29 @@ from dask_dgpu import errors, fft
 from dask_dgpu.api import Enabled, disable, enable, start
 from dask_dgpu.explain import Explanation, explain
 from dask_dgpu.health import Health, check_health
+from dask_dgpu.jacobi import JacobiInfo, jacobi
 from dask_dgpu.poisson import poisson
 from dask_dgpu.progress import progress
+from dask_dgpu.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, stencil
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "LAPLACIAN_5PT",
+    "LAPLACIAN_9PT",
     "Enabled",
     "Explanation",
     "Health",
+    "JacobiInfo",
     "check_health",
     "disable",
     "enable",
     "errors",
     "explain",
     "fft",
+    "jacobi",
     "poisson",
     "progress",
     "start",
+    "stencil",
 ]

@@ -13,6 +13,7 @@ from graph_opt.node import ArrayNode
 from graph_opt.product import Product
 from graph_opt.redistribution import Redistribution
 from graph_opt.region import Blockwork, Member
+from graph_opt.sweeping import Sweeping
 
 
 @singledispatch
@@ -38,6 +39,12 @@ def _redistribution(piece: Redistribution) -> Collective:
 def _fourier(piece: Fourier) -> Collective:
     names = (piece.source.name,)
     return Collective("pencil_fft", names, piece.output.name, _result(piece), piece.plan)
+
+
+@lower.register
+def _sweeping(piece: Sweeping) -> Collective:
+    names = tuple(source.name for source in piece.sources)
+    return Collective(piece.task.algorithm, names, piece.output.name, _result(piece), piece.task)
 
 
 @lower.register

@@ -90,6 +90,15 @@ class GraphOptimizer:
             )
             return dask.array.optimization.optimize(dsk, keys, **kwargs)
 
+    def pieces(self, graph: HighLevelGraph, keys: Any) -> tuple[Piece, ...]:
+        """Return the collectives that gangs would run; none if anything goes wrong."""
+        try:
+            return self.rewrite(graph, keys).pieces
+        except Exception:
+            if self.settings.on_error == "raise":
+                raise
+            return ()
+
     def rewrite(self, graph: HighLevelGraph, keys: Any, held: Held = nothing) -> Rewriting:
         """Put gangs into a graph, where rules match and the cost model agrees.
 

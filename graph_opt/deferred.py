@@ -1,4 +1,4 @@
-"""One operation on an array, kept whole until somebody needs its tasks."""
+"""One operation on arrays, kept whole until somebody needs its tasks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from dask.highlevelgraph import Layer
 from graph_opt.node import ArrayNode
 
 Key = Any
-Expand = Callable[[ArrayNode, Any], tuple[str, Mapping[Any, GraphNode]]]
+Source = ArrayNode | tuple[ArrayNode, ...]
+Expand = Callable[[Any, Any], tuple[str, Mapping[Any, GraphNode]]]
 
 
 class DeferredLayer(Layer):
-    """An operation from one array to another, described by a plan.
+    """An operation from one array or several to another, described by a plan.
 
     The optimizer finds it in one piece. Whoever runs the graph as it is gets the tasks
     of the plain-Dask fallback, which are made when they are first asked for: as a rule
@@ -24,8 +25,10 @@ class DeferredLayer(Layer):
 
     Parameters
     ----------
-    source, output : ArrayNode
-        The array that is read, and the one that is made.
+    source : ArrayNode or tuple of ArrayNode
+        The array or the arrays that are read.
+    output : ArrayNode
+        The one that is made.
     plan : object
         What is done; it can be pickled and has a stable ``dask.tokenize`` token.
     expand : callable
@@ -39,7 +42,7 @@ class DeferredLayer(Layer):
 
     def __init__(
         self,
-        source: ArrayNode,
+        source: Source,
         output: ArrayNode,
         plan: Any,
         expand: Expand,

@@ -126,6 +126,23 @@ def test_pencil_fft_writes_every_figure(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
+def test_halo_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "halo.py", "--quick")
+    assert [line["what"] for line in lines] == [
+        "jacobi, numpy",
+        "jacobi, numba",
+        "jacobi, rank program, threads",
+        "jacobi, rank program",
+        "jacobi, end to end, dask_dgpu",
+    ]
+    for line in lines:
+        assert len(line["seconds"]) == 1
+        assert line["median"] == pytest.approx(line["step_seconds"] * line["steps"])
+    assert [line["ratio"] is None for line in lines] == [True] * 3 + [False] * 2
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_region_writes_every_figure(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "region.py", "--quick")
     ways = ["dask_dgpu", "dask_dgpu, a gang for each collective", "dask"]

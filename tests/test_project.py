@@ -23,11 +23,12 @@ LONGEST_FILE = 330
 DOCUMENTS = [".ci/run", "README.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
 
 MODULES = ("errors", "fft")
+CONSTANTS = tuple(name for name in dgpu.__all__ if name.isupper())
 TRIGONOMETRIC = [
     f"{way}{kind}{n}" for way in ("", "i") for kind in ("dct", "dst") for n in ("", "n")
 ]
 PUBLIC = [
-    *(f"dask_dgpu.{name}" for name in dgpu.__all__ if name not in MODULES),
+    *(f"dask_dgpu.{name}" for name in dgpu.__all__ if name not in (*MODULES, *CONSTANTS)),
     *(f"dask_dgpu.fft.{name}" for name in DASKS_OWN),
     *(f"dask_dgpu.fft.{name}" for name in TRIGONOMETRIC),
 ]
@@ -105,6 +106,12 @@ def test_public_name_is_on_the_page_of_the_api(name: str) -> None:
     assert re.search(rf"^\.\. auto(?:function|class):: {re.escape(name)}$", page, re.MULTILINE)
 
 
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constant_is_on_the_page_of_the_api(name: str) -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    assert re.search(rf"^\.\. autodata:: dask_dgpu\.{name}$", page, re.MULTILINE)
+
+
 def test_page_of_the_api_has_every_setting_and_its_default() -> None:
     def leaves(tree: dict[str, object], prefix: str) -> dict[str, object]:
         found: dict[str, object] = {}
@@ -121,7 +128,15 @@ def test_page_of_the_api_has_every_setting_and_its_default() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["dask_dgpu.api", "dask_dgpu.explain", "dask_dgpu.fft", "dask_dgpu.poisson"]
+    "module",
+    [
+        "dask_dgpu.api",
+        "dask_dgpu.explain",
+        "dask_dgpu.fft",
+        "dask_dgpu.jacobi",
+        "dask_dgpu.poisson",
+        "dask_dgpu.stencil",
+    ],
 )
 def test_examples_in_docstrings_run(module: str) -> None:
     results = doctest.testmod(import_module(module))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,6 +12,8 @@ import cupy
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.pack import Pieces
 from dask_dgpu.kernels.pack_cuda import PieceCopier
+from dask_dgpu.kernels.stencil import Region, Taps
+from dask_dgpu.kernels.stencil_cuda import sweeps_cuda
 
 Array = Any
 
@@ -49,6 +51,17 @@ class CudaDevice:
 
     def copy_pieces(self, *batches: Pieces) -> None:
         self._copier.copy(*batches)
+
+    def sweeps(
+        self,
+        source: Array,
+        target: Array,
+        taps: Taps,
+        regions: Sequence[Region],
+        added: Array | None = None,
+        change: Array | None = None,
+    ) -> bool:
+        return sweeps_cuda(source, target, taps, regions, added, change)
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         with self._compute:

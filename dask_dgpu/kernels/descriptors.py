@@ -92,10 +92,13 @@ def _rows(pieces: Pieces) -> Ints | None:
 
 
 def _known(pieces: Pieces, ends: tuple[Ints, Ints]) -> tuple[Mask, Ints] | None:
-    """Return what was found last, if nothing has changed but where the arrays are."""
-    if pieces.described is None or ends[0].any() or ends[1].any():
+    """Return what was found last, if nothing has changed but where the arrays are.
+
+    The last bits of their addresses count: those of a block in the middle of its storage.
+    """
+    if pieces.described is None:
         return _places(pieces, ends)
-    form = pieces.target.form, pieces.source.form
+    form = pieces.target.form, pieces.source.form, ends[0].tobytes(), ends[1].tobytes()
     last = pieces.described.last
     if last is None or last[0] != form:
         last = pieces.described.last = form, _places(pieces, ends)

@@ -7,7 +7,7 @@ each is a stream, made once, and they are ordered by events, never by the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ import numpy as np
 
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.pack import Pieces, copy_host
+from dask_dgpu.kernels.stencil import Region, Taps, sweeps_host
 
 Array = Any
 Mark = Any
@@ -50,6 +51,21 @@ class Device(Protocol):
 
     def copy_pieces(self, *batches: Pieces) -> None:
         """Copy pieces of arrays of one dtype, on a GPU all of them in one launch."""
+
+    def sweeps(
+        self,
+        source: Array,
+        target: Array,
+        taps: Taps,
+        regions: Sequence[Region],
+        added: Array | None = None,
+        change: Array | None = None,
+    ) -> bool:
+        """Make regions of two arrays from each other in turn; as in ``stencil.sweeps_host``.
+
+        Returns whether ``target`` is what was made last, which depends on the number of
+        regions, ``taps`` and the dtype only.
+        """
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Return what a function of independent items returns for each, on the compute lane."""
@@ -141,6 +157,17 @@ class HostDevice:
 
     def copy_pieces(self, *batches: Pieces) -> None:
         copy_host(*batches)
+
+    def sweeps(
+        self,
+        source: Array,
+        target: Array,
+        taps: Taps,
+        regions: Sequence[Region],
+        added: Array | None = None,
+        change: Array | None = None,
+    ) -> bool:
+        return sweeps_host(source, target, taps, regions, added, change)
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         work = list(items)

@@ -1,7 +1,7 @@
 """Rules: a pattern and a pure function each, listed in the order they are tried."""
 
-from graph_opt.rules import fft, matmul, overlap, rechunk
+from graph_opt.rules import fft, matmul, overlap, rechunk, stencil
 
-RULES = (matmul.match, rechunk.match, fft.match, overlap.match)
+RULES = (matmul.match, rechunk.match, fft.match, overlap.match, stencil.match)
 
 __all__ = ["RULES"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from graph_opt.deferred import DeferredLayer
 from graph_opt.fourier import Fourier
-from graph_opt.node import Declined
+from graph_opt.node import ArrayNode, Declined
 from graph_opt.parse import ArrayGraph
 from graph_opt.pattern import unsupported
 
@@ -18,6 +18,7 @@ def match(graph: ArrayGraph, name: str) -> Fourier | Declined | None:
     layer = graph.layers[name]
     if not isinstance(layer, DeferredLayer) or not hasattr(layer.plan, "exchanges"):
         return None
+    assert isinstance(layer.source, ArrayNode)
     reason = unsupported((layer.source,), layer.output)
     if reason is not None:
         return Declined(name, reason)

@@ -301,5 +301,7 @@ def test_places_are_described_once() -> None:
         assert alone is not None
         np.testing.assert_array_equal(table.rows, alone.rows)
     last = described.last
-    describe((pieces(floats(4, 8)[:, ::2], floats(3, 6)),))
+    describe((pieces(floats(4, 4), floats(3, 7)[:, 1:]),))
     assert described.last is last
+    describe((pieces(floats(4, 8)[:, ::2], floats(3, 6)),))
+    assert described.last is not last

@@ -85,7 +85,7 @@ class Exchange:
     comm : Comm
         Joins ``plan.size`` ranks.
     device : Device
-        Where this rank's arrays are; all methods are called on its transfer lane.
+        Where this rank's arrays are; all methods are called on one of its lanes.
     blocks : mapping of tuple of int to array
         The blocks that this rank owns; they may be the middles of ``extended``.
     extended : mapping of tuple of int to array
@@ -134,6 +134,11 @@ class Exchange:
         self._stays = _staying(work.stays, views, ghosted)
         self._own = _staying(work.own, views, ghosted)
         self._under_way: Work | None = None
+
+    @property
+    def travels(self) -> bool:
+        """Whether this rank waits for others."""
+        return bool(len(self.inbox))
 
     def start(self) -> None:
         """Send what others need, and fill ghost cells from this rank's own blocks."""

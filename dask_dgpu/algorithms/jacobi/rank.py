@@ -1,0 +1,223 @@
+"""What one rank does, and the same on the whole array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import inf, isfinite, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, JacobiTask
+from dask_dgpu.algorithms.redistribute import redistribute_rank
+from dask_dgpu.algorithms.stencil import Tiles, load, one_sweep, unload
+from dask_dgpu.comm.protocol import Comm, Work
+from dask_dgpu.kernels.device import Device
+from dask_dgpu.kernels.stencil import neighbours_mean
+from graph_opt.layout import Index
+
+Array = Any
+Blocks = Mapping[Index, Array]
+
+DIVERGED = 1e3
+"""A residual so many times that of the first iterate is given up on."""
+
+CONVERGED, MAX_ITERATIONS, NOT_FINITE, DIVERGING = (
+    "converged",
+    "max_iterations",
+    "not finite",
+    "diverged",
+)
+REASONS = (CONVERGED, MAX_ITERATIONS, NOT_FINITE, DIVERGING)
+"""Why an iteration is over."""
+
+
+class Outcome(NamedTuple):
+    """How an iteration has ended.
+
+    ``history`` has the number of iterations and the relative residual after them, the last
+    of which is that of what is returned.
+    """
+
+    reason: str
+    history: tuple[tuple[int, float], ...]
+
+
+def jacobi_rank(
+    plan: JacobiPlan,
+    comm: Comm,
+    device: Device,
+    u0: Blocks,
+    rhs: Blocks,
+    progress: Callable[[int, int], None] = lambda done, sweeps: None,
+) -> tuple[dict[Index, Array], Outcome]:
+    """Iterate as one rank.
+
+    Parameters
+    ----------
+    plan : JacobiPlan
+        The same on every rank.
+    comm : Comm
+        Joins the ranks of the plan.
+    device : Device
+        Where this rank's arrays are.
+    u0, rhs : mapping of tuple of int to array
+        The blocks of the first iterate and of the right-hand side that this rank owns, of
+        dtype ``plan.task.dtype``.
+    progress : callable
+        Called with the number of sweeps done and of all that are allowed; may raise to
+        give up.
+
+    Returns
+    -------
+    blocks : dict of tuple of int to array
+        The blocks of the last iterate that this rank owns.
+    outcome : Outcome
+        The same on every rank, since the bits of an all-reduce are.
+    """
+    task, sweeps = plan.task, plan.sweeps
+    tiles = Tiles(sweeps, comm, device)
+    if plan.rhs_into is not None:
+        rhs = redistribute_rank(plan.rhs_into, comm, device, rhs)
+    tiles.add(rhs, -task.damping)
+    of_zero = _Sum(comm, device, tiles).value()
+    load(sweeps, comm, device, tiles, u0)
+    run = _Run(plan, comm, device, tiles, Scale.of(task, of_zero), progress)
+    reason = run.iterate()
+    return unload(sweeps, comm, device, tiles), Outcome(reason, tuple(run.history))
+
+
+class _Sum:
+    """Squares of the changes of a sweep, summed up over all ranks.
+
+    With ``tiles`` those of a sweep that is done for nothing else. Without, ``change`` is
+    what a sweep adds to.
+    """
+
+    def __init__(self, comm: Comm, device: Device, tiles: Tiles | None = None) -> None:
+        self.comm, self.device = comm, device
+        with device.computing():
+            self.change = device.zeros(1, "float64")
+        self._work: Work | None = None
+        if tiles is not None:
+            tiles.measure(self.change)
+            self.start()
+
+    def start(self) -> None:
+        """Begin to sum up over all ranks, behind what is on the compute lane."""
+        with self.device.computing():
+            ready = self.device.mark()
+        with self.device.transferring():
+            self.device.after(ready)
+            self._work = self.comm.all_reduce(self.change)
+
+    def value(self) -> float:
+        """Return the sum; the host waits for it."""
+        with self.device.transferring():
+            if self._work is not None:
+                self._work.wait()
+            return float(self.device.to_host(self.change)[0])
+
+
+class Scale(NamedTuple):
+    """Makes a relative residual of the changes of a sweep."""
+
+    factor: float
+
+    @classmethod
+    def of(cls, task: JacobiTask, of_zero: float) -> Scale:
+        """Return the scale, given the changes of u = 0; absolute if there are none."""
+        return cls(1 / task.damping if of_zero == 0 else 1 / sqrt(of_zero))
+
+    def residual(self, change: float) -> float:
+        """Return the relative residual."""
+        return sqrt(change) * self.factor
+
+
+@dataclass
+class _Run:
+    """The iteration: sweeps, and residuals that are asked for and looked at later."""
+
+    plan: JacobiPlan
+    comm: Comm
+    device: Device
+    tiles: Tiles
+    scale: Scale
+    progress: Callable[[int, int], None]
+    done: int = 0
+    rounds: int = 0
+    history: list[tuple[int, float]] = field(default_factory=list)
+
+    def iterate(self) -> str:
+        """Iterate until it is over; return why it is."""
+        while True:
+            change = _Sum(self.comm, self.device, self.tiles).value()
+            self.history.append((self.done, self.scale.residual(change)))
+            reason = self._verdict(*self.history[-1])
+            if reason is not None:
+                return reason
+            self._sweep_on()
+
+    def _verdict(self, done: int, residual: float) -> str | None:
+        """Return why the iteration is over, ``None`` if it is not."""
+        return verdict(self.plan.task, done, residual, self.history[0][1])
+
+    def _sweep_on(self) -> None:
+        """Sweep until a residual says that it may be over, or all sweeps are done."""
+        plan, most = self.plan, self.plan.task.max_iterations
+        asked: tuple[int, _Sum] | None = None
+        while self.done < most:
+            sweeps = min(plan.sweeps.steps, most - self.done)
+            self.rounds += 1
+            sums = _Sum(self.comm, self.device) if self.rounds % plan.every == 0 else None
+            self.tiles.advance(sweeps, None if sums is None else sums.change)
+            self.done += sweeps
+            self.progress(self.done, most)
+            if sums is not None:
+                over = asked is not None and self._look(*asked)
+                sums.start()
+                asked = self.done - 1, sums
+                if over:
+                    break
+        if asked is not None:
+            self._look(*asked)
+
+    def _look(self, done: int, sums: _Sum) -> bool:
+        """Note a residual that was asked for; return whether the iteration may be over."""
+        self.history.append((done, self.scale.residual(sums.value())))
+        return self._verdict(*self.history[-1]) is not None
+
+
+def verdict(task: JacobiTask, done: int, residual: float, first: float) -> str | None:
+    """Return why an iteration is over after so many sweeps, ``None`` if it is not."""
+    if not isfinite(residual):
+        return NOT_FINITE
+    if residual <= task.tol:
+        return CONVERGED
+    if residual > DIVERGED * first:
+        return DIVERGING
+    return MAX_ITERATIONS if done >= task.max_iterations else None
+
+
+def jacobi_reference(task: JacobiTask, u0: Array, rhs: Array) -> tuple[Array, Outcome]:
+    """Iterate on whole arrays in NumPy, with the residual after each sweep."""
+    taps = neighbours_mean(task.ndim)
+
+    def swept(u: Array) -> Array:
+        return one_sweep(u, taps, task.boundary) - task.damping * rhs
+
+    def change(before: Array, after: Array) -> float:
+        return float((np.abs((after - before).astype("complex128")) ** 2).sum())
+
+    zero = np.zeros_like(u0)
+    scale = Scale.of(task, change(zero, swept(zero)))
+    u, history = u0, []
+    reason, done = None, 0
+    while reason is None:
+        following = swept(u)
+        history.append((done, scale.residual(change(u, following))))
+        reason = verdict(task, done, history[-1][1], history[0][1] or inf)
+        if reason is None:
+            u, done = following, done + 1
+    return u, Outcome(reason, tuple(history))

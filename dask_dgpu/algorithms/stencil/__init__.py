@@ -1,0 +1,52 @@
+"""A stencil applied again and again to an array in blocks.
+
+::
+
+     exchange, s deep         sweep 1            sweep s            exchange ...
+     _________________    _______________     _____________
+    |g g g g g g g g g|  |  g g g g g g  |   |             |        g: cells that several
+    |g g|         |g g|  |  g|       |g  |   |   |     |   |           ranks make
+    |g g|  tile   |g g|  |  g|       |g  |   |   |     |   |
+    |g g|_________|g g|  |  g|_______|g  |   |   |_____|   |
+    |g g g g g g g g g|  |  g g g g g g  |   |             |
+
+Each rank has tiles with ghost cells in two buffers, and makes one from the other. Ghost
+cells s times as deep as the stencil's radius last for s sweeps ([1]_): a rank sends s times
+less messages, and on a host each band of rows is swept s times while it is in the cache.
+What lies beyond an array that is not periodic is a rim as wide as the radius, filled from
+the tile itself before each sweep.
+
+Where blocks are many or uneven, they are redistributed to one even tile a rank, and back.
+
+References
+----------
+.. [1] C. Ding and Y. He, "A ghost cell expansion method for reducing communications in
+   solving PDE problems", Supercomputing (2001).
+"""
+
+from dask_dgpu.algorithms.stencil.choose import cost, peak, plan_sweeps
+from dask_dgpu.algorithms.stencil.plan import StencilTask, SweepPlan
+from dask_dgpu.algorithms.stencil.rank import (
+    in_tiles,
+    load,
+    one_sweep,
+    stencil_rank,
+    stencil_reference,
+    unload,
+)
+from dask_dgpu.algorithms.stencil.tiles import Tiles
+
+__all__ = [
+    "StencilTask",
+    "SweepPlan",
+    "Tiles",
+    "cost",
+    "in_tiles",
+    "load",
+    "one_sweep",
+    "peak",
+    "plan_sweeps",
+    "stencil_rank",
+    "stencil_reference",
+    "unload",
+]

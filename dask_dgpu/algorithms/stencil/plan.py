@@ -1,0 +1,253 @@
+"""The plan of sweeps of a stencil: tiles, and how many sweeps an exchange allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.algorithms.halo import Boundary, HaloPlan, plan_halo
+from dask_dgpu.algorithms.redistribute import RedistributePlan, plan_redistribute
+from dask_dgpu.kernels.stencil import Region, Taps
+from graph_opt.layout import Cuts, Index, Layout, even_spans
+
+
+@dataclass(frozen=True)
+class StencilTask:
+    """What is computed of an array.
+
+    Parameters
+    ----------
+    dtype : str
+        float32, float64, complex64 or complex128.
+    taps : Taps
+        The stencil.
+    boundary : tuple of str or number
+        For each axis what is beyond the array: ``"periodic"``, ``"reflect"``, ``"mirror"``,
+        ``"nearest"`` or a number.
+    iterations : int
+        How often it is applied.
+    """
+
+    dtype: str
+    taps: Taps
+    boundary: tuple[Boundary, ...]
+    iterations: int
+
+    @property
+    def algorithm(self) -> str:
+        """Its name."""
+        return "stencil"
+
+    @property
+    def operations(self) -> int:
+        """Operations a sweep does for each element."""
+        return 2 * len(self.taps.weights)
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """How an array is swept on ``size`` ranks.
+
+    Parameters
+    ----------
+    source : Layout
+        Where the blocks are, before and after.
+    tiles : Layout
+        Where they are while they are swept; of the same shape.
+    dtype : str
+        float32, float64, complex64 or complex128.
+    taps : Taps
+        The stencil.
+    boundary : tuple of str or number
+        For each axis what is beyond the array.
+    steps : int
+        Sweeps from one exchange to the next.
+    size : int
+        Number of ranks.
+    """
+
+    source: Layout
+    tiles: Layout
+    dtype: str
+    taps: Taps
+    boundary: tuple[Boundary, ...]
+    steps: int
+    size: int
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return np.dtype(self.dtype).itemsize
+
+    @cached_property
+    def halo(self) -> HaloPlan:
+        """The exchange: ghost cells within the array, or around it where that is periodic."""
+        tiles = self.tiles
+        return plan_halo(
+            tiles,
+            self.dtype,
+            tuple((self.steps * reach,) * 2 for reach in self.taps.radius),
+            tuple("periodic" if self.wraps(axis) else None for axis in range(tiles.ndim)),
+            self.size,
+            corners=self.steps > 1 or not self.taps.star,
+            wanted=[index for index in tiles.indices() if prod(tiles.block_shape(index))],
+        )
+
+    @cached_property
+    def into(self) -> RedistributePlan | None:
+        """How blocks become tiles; ``None`` where they are."""
+        if self.tiles == self.source:
+            return None
+        return plan_redistribute(self.source, self.tiles, self.dtype, self.size)
+
+    @cached_property
+    def back(self) -> RedistributePlan | None:
+        """How tiles become blocks."""
+        if self.tiles == self.source:
+            return None
+        return plan_redistribute(self.tiles, self.source, self.dtype, self.size)
+
+    def wraps(self, axis: int) -> bool:
+        """Whether an axis is periodic."""
+        return self.boundary[axis] == "periodic"
+
+    def tile(self, index: Index) -> Tile:
+        """Return where a tile and its ghost cells are."""
+        rows = zip(self.tiles.cuts, index, self.taps.radius, self.boundary, strict=True)
+        return Tile(
+            tuple(
+                Side.of(cuts, at, self.steps * reach, reach, boundary == "periodic")
+                for cuts, at, reach, boundary in rows
+            )
+        )
+
+    def tiles_of(self, rank: int) -> dict[Index, Tile]:
+        """Return the tiles of a rank that are not empty."""
+        return {index: self.tile(index) for index in self.halo.target.owned(rank)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True)
+class Side:
+    """A tile along one axis, in positions of the array.
+
+    ::
+
+        first   start          stop   last
+          |rim|...|______________|......|        with ghost cells of neighbours on both
+              low                      high      sides, and a rim beyond the array
+
+    Parameters
+    ----------
+    start, stop : int
+        The tile.
+    low, high : int
+        With its ghost cells, without what lies beyond an array that is not periodic.
+    first, last : int
+        With a rim beyond the array too, where the tile or its ghost cells reach there.
+    length : int
+        Of the axis.
+    wraps : bool
+        Whether it is periodic.
+    """
+
+    start: int
+    stop: int
+    low: int
+    high: int
+    first: int
+    last: int
+    length: int
+    wraps: bool
+
+    @classmethod
+    def of(cls, cuts: Cuts, at: int, depth: int, reach: int, wraps: bool) -> Side:
+        """Return the tile ``at`` of an axis; the stencil reaches ``reach`` far."""
+        start, stop, length = cuts[at], cuts[at + 1], cuts[-1]
+        low, high = start - depth, stop + depth
+        if wraps:
+            return cls(start, stop, low, high, low, high, length, wraps)
+        first = -reach if low < 0 else low
+        last = length + reach if high > length else high
+        return cls(start, stop, max(0, low), min(length, high), first, last, length, wraps)
+
+    def grown(self, margin: int) -> slice:
+        """Return the tile with so many ghost cells, in positions of its storage."""
+        start, stop = self.start - margin, self.stop + margin
+        if not self.wraps:
+            start, stop = max(0, start), min(self.length, stop)
+        return slice(start - self.first, stop - self.first)
+
+    def early(self, reach: int, margin: int) -> slice:
+        """Return what of ``grown(margin)`` needs no ghost cells of others."""
+        whole = self.grown(margin)
+        start = self.start + (reach if self.wraps or self.start else 0) - self.first
+        inner = self.stop - (reach if self.wraps or self.stop < self.length else 0) - self.first
+        return slice(min(start, whole.stop), max(min(start, whole.stop), inner))
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile and its ghost cells: a side along each axis."""
+
+    sides: tuple[Side, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of its storage."""
+        return tuple(side.last - side.first for side in self.sides)
+
+    @property
+    def extended(self) -> Region:
+        """The tile and the ghost cells that are exchanged."""
+        return tuple(slice(s.low - s.first, s.high - s.first) for s in self.sides)
+
+    @property
+    def rims(self) -> tuple[tuple[int, int], ...]:
+        """Widths of the rims beyond the array."""
+        return tuple((s.low - s.first, s.last - s.high) for s in self.sides)
+
+    def region(self, margins: tuple[int, ...]) -> Region:
+        """Return the tile with so many ghost cells along each axis."""
+        pairs = zip(self.sides, margins, strict=True)
+        return tuple(side.grown(margin) for side, margin in pairs)
+
+    def early(self, radius: tuple[int, ...], margins: tuple[int, ...]) -> Region:
+        """Return what of ``region(margins)`` needs no ghost cells of others."""
+        rows = zip(self.sides, radius, margins, strict=True)
+        return tuple(side.early(reach, margin) for side, reach, margin in rows)
+
+
+def around(region: Region, inner: Region) -> Iterator[Region]:
+    """Yield the parts of a region that are not in ``inner``; some may be empty."""
+    for axis, (whole, hole) in enumerate(zip(region, inner, strict=True)):
+        for part in (slice(whole.start, hole.start), slice(hole.stop, whole.stop)):
+            if part.start < part.stop:
+                yield (*inner[:axis], part, *region[axis + 1 :])
+
+
+def even_tiles(shape: tuple[int, ...], mesh: tuple[int, ...]) -> Layout:
+    """Return one even tile for each rank of a mesh."""
+    cuts = tuple(
+        (0, *(hi for _, hi in even_spans(0, length, parts)))
+        for length, parts in zip(shape, mesh, strict=True)
+    )
+    return Layout(cuts, tuple(range(prod(mesh))))
+
+
+def meshes(size: int, ndim: int) -> Iterator[tuple[int, ...]]:
+    """Yield every way to arrange so many ranks along axes."""
+    if ndim == 1:
+        yield (size,)
+        return
+    for parts in range(1, size + 1):
+        if size % parts == 0:
+            for rest in meshes(size // parts, ndim - 1):
+                yield (parts, *rest)

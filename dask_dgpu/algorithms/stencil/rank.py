@@ -1,0 +1,103 @@
+"""What one rank does, and the same on the whole array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dask_dgpu.algorithms.halo import Boundary
+from dask_dgpu.algorithms.redistribute import redistribute_rank
+from dask_dgpu.algorithms.stencil.plan import SweepPlan
+from dask_dgpu.algorithms.stencil.tiles import Tiles
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels.device import Device
+from dask_dgpu.kernels.stencil import Taps, padded, weighted
+from graph_opt.layout import Index
+
+Array = Any
+Blocks = Mapping[Index, Array]
+
+
+def stencil_rank(
+    plan: SweepPlan,
+    iterations: int,
+    comm: Comm,
+    device: Device,
+    blocks: Blocks,
+    progress: Callable[[int, int], None] = lambda done, sweeps: None,
+) -> dict[Index, Array]:
+    """Apply a stencil again and again as one rank.
+
+    Parameters
+    ----------
+    plan : SweepPlan
+        The same on every rank.
+    iterations : int
+        Number of sweeps.
+    comm : Comm
+        Joins ``plan.size`` ranks.
+    device : Device
+        Where this rank's arrays are.
+    blocks : mapping of tuple of int to array
+        The blocks that this rank owns, of dtype ``plan.dtype`` and any strides; they stay
+        as they are.
+    progress : callable
+        Called with the number of sweeps done and of all sweeps; may raise to give up.
+
+    Returns
+    -------
+    dict of tuple of int to array
+        The blocks of the result that this rank owns, C-contiguous, in memory of their own.
+
+    Notes
+    -----
+    Messages travel while the inner parts of the tiles are swept; nothing waits for the
+    host.
+    """
+    tiles = Tiles(plan, comm, device)
+    load(plan, comm, device, tiles, blocks)
+    done = 0
+    while done < iterations:
+        sweeps = min(plan.steps, iterations - done)
+        tiles.advance(sweeps)
+        done += sweeps
+        progress(done, iterations)
+    return unload(plan, comm, device, tiles)
+
+
+def load(plan: SweepPlan, comm: Comm, device: Device, tiles: Tiles, blocks: Blocks) -> None:
+    """Put the values of blocks into the tiles of a rank; collective."""
+    moved = in_tiles(plan, comm, device, blocks)
+    with device.computing():
+        tiles.load(moved)
+
+
+def in_tiles(plan: SweepPlan, comm: Comm, device: Device, blocks: Blocks) -> Blocks:
+    """Return the tiles of a rank, made of blocks; collective."""
+    return blocks if plan.into is None else redistribute_rank(plan.into, comm, device, blocks)
+
+
+def unload(plan: SweepPlan, comm: Comm, device: Device, tiles: Tiles) -> dict[Index, Array]:
+    """Return the values of the tiles in blocks; collective."""
+    with device.computing():
+        values = tiles.values()
+    if plan.back is not None:
+        return redistribute_rank(plan.back, comm, device, values)
+    device.join()
+    return values
+
+
+def stencil_reference(
+    array: Array, taps: Taps, boundary: tuple[Boundary, ...], iterations: int
+) -> Array:
+    """Apply a stencil to a whole array in NumPy, one tap after the other."""
+    for _ in range(iterations):
+        array = one_sweep(array, taps, boundary)
+    return array
+
+
+def one_sweep(array: Array, taps: Taps, boundary: tuple[Boundary, ...]) -> Array:
+    """Return the sums over an array that is padded along one axis after the other."""
+    for axis, (reach, each) in enumerate(zip(taps.radius, boundary, strict=True)):
+        array = padded(array, axis, (reach, reach), 0.0 if each is None else each)
+    return weighted(array, taps)

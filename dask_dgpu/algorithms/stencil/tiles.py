@@ -1,0 +1,235 @@
+"""The tiles of a rank: exchanged, and swept back and forth between two buffers.
+
+::
+
+    transfer lane    | pack, send ........ unpack |                       | pack ...
+    compute lane     | rims, inner part | waits   | outer part, sweep 2, ..., s | ...
+
+An exchange of ghost cells s times as deep as the stencil's radius lasts for s sweeps, each
+of which makes a region that is smaller by the radius, down to the tile itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from dask_dgpu.algorithms.halo import Boundary, Exchange, HaloPlan, plan_halo
+from dask_dgpu.algorithms.stencil.plan import SweepPlan, Tile, around
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels.device import Device
+from graph_opt.layout import Index, Layout
+
+Array = Any
+Blocks = Mapping[Index, Array]
+Storage = dict[Index, Array]
+
+
+@dataclass
+class Buffer:
+    """One of two storages of all tiles of a rank, and what fills its ghost cells."""
+
+    storage: Storage
+    exchange: Exchange
+    rims: list[Exchange]
+
+
+class Tiles:
+    """The tiles of one rank.
+
+    Parameters
+    ----------
+    plan : SweepPlan
+        The same on every rank.
+    comm : Comm
+        Joins ``plan.size`` ranks.
+    device : Device
+        Where this rank's arrays are.
+    """
+
+    def __init__(self, plan: SweepPlan, comm: Comm, device: Device) -> None:
+        self.plan, self.comm, self.device = plan, comm, device
+        self.tiles = plan.tiles_of(comm.rank)
+        # rims of constants are filled once
+        self.still = all(
+            not isinstance(boundary, str) or boundary == "periodic" for boundary in plan.boundary
+        )
+        self.added: Storage | None = None
+        with device.computing():
+            self.now, self.then = self._buffer(), self._buffer()
+            self._fill_rims(self.now)
+            self._fill_rims(self.then)
+
+    def load(self, blocks: Blocks) -> None:
+        """Put the tiles' values in place; on the compute lane."""
+        for index in self.tiles:
+            self._own(self.now, index)[...] = blocks[index]
+
+    def add(self, blocks: Blocks, factor: float) -> None:
+        """Have each sweep add ``factor`` times these values; collective."""
+        with self.device.computing():
+            buffer = self._buffer()
+            for index in self.tiles:
+                self._own(buffer, index)[...] = blocks[index]
+                self._own(buffer, index)[...] *= factor
+            self.added = buffer.storage
+        if self.plan.steps > 1:  # else ghost cells are not swept
+            self._start(buffer)
+            self._finish(buffer)
+
+    def values(self) -> dict[Index, Array]:
+        """Return copies of the tiles; on the compute lane."""
+        plan, made = self.plan, {}
+        for index in plan.tiles.owned(self.comm.rank):
+            made[index] = self.device.empty(plan.tiles.block_shape(index), plan.dtype)
+            if index in self.tiles:
+                made[index][...] = self._own(self.now, index)
+        return made
+
+    def advance(self, sweeps: int, change: Array | None = None) -> None:
+        """Exchange ghost cells and sweep; collective.
+
+        Parameters
+        ----------
+        sweeps : int
+            How many, ``plan.steps`` at most.
+        change : array, optional
+            Of one float64, on the device: the last sweep adds the sum of the squares of
+            what it changes.
+        """
+        start, inner = self.now, sweeps == 1
+        self._start(start)
+        split = start.exchange.travels
+        margins = self._margins(sweeps - 1)
+        if split:
+            with self.device.computing():
+                self._rims_again(start)
+                for index, tile in self.tiles.items():
+                    region = tile.early(self.plan.taps.radius, margins)
+                    self._sweep(index, region, change if inner else None)
+        self._finish(start)
+        with self.device.computing():
+            self._rims_again(start)
+            if split:
+                for index, tile in self.tiles.items():
+                    whole = tile.region(margins)
+                    for part in around(whole, tile.early(self.plan.taps.radius, margins)):
+                        self._sweep(index, part, change if inner else None)
+                self._swap()
+                sweeps -= 1
+                if sweeps:
+                    self._rims_again(self.now)
+            self._sweep_on(sweeps, change)
+
+    def measure(self, change: Array) -> None:
+        """Add the sum of the squares of what a sweep would change to ``change``; collective."""
+        self.advance(1, change)
+        self._swap()
+
+    def _sweep_on(self, sweeps: int, change: Array | None) -> None:
+        """Sweep without another exchange."""
+        together = sweeps if self.still else 1
+        while sweeps:
+            regions = [self._margins(left) for left in range(sweeps - 1, sweeps - 1 - together, -1)]
+            measured = change if sweeps == together else None
+            turned = False
+            for index, tile in self.tiles.items():
+                turned = self.device.sweeps(
+                    self.now.storage[index],
+                    self.then.storage[index],
+                    self.plan.taps,
+                    [tile.region(margins) for margins in regions],
+                    None if self.added is None else self.added[index],
+                    measured,
+                )
+            if turned:
+                self._swap()
+            sweeps -= together
+            if sweeps:
+                self._rims_again(self.now)
+
+    def _sweep(self, index: Index, region: tuple[slice, ...], change: Array | None) -> None:
+        if all(along.start < along.stop for along in region):
+            self.device.sweeps(
+                self.now.storage[index],
+                self.then.storage[index],
+                self.plan.taps,
+                [region],
+                None if self.added is None else self.added[index],
+                change,
+            )
+
+    def _margins(self, left: int) -> tuple[int, ...]:
+        """Return how many ghost cells are made when so many sweeps are left."""
+        return tuple(left * reach for reach in self.plan.taps.radius)
+
+    def _swap(self) -> None:
+        self.now, self.then = self.then, self.now
+
+    def _start(self, buffer: Buffer) -> None:
+        with self.device.computing():
+            ready = self.device.mark()
+        with self.device.transferring():
+            self.device.after(ready)
+            buffer.exchange.start()
+
+    def _finish(self, buffer: Buffer) -> None:
+        with self.device.transferring():
+            buffer.exchange.finish()
+            came = self.device.mark()
+        with self.device.computing():
+            self.device.after(came)
+
+    def _rims_again(self, buffer: Buffer) -> None:
+        if not self.still:
+            self._fill_rims(buffer)
+
+    def _fill_rims(self, buffer: Buffer) -> None:
+        for rim in buffer.rims:
+            rim.start()
+
+    def _own(self, buffer: Buffer, index: Index) -> Array:
+        return buffer.storage[index][self.tiles[index].region(self._margins(0))]
+
+    def _buffer(self) -> Buffer:
+        """Make storage for all tiles; ghost cells that nobody fills are zero."""
+        plan, device = self.plan, self.device
+        storage = {i: device.zeros(tile.shape, plan.dtype) for i, tile in self.tiles.items()}
+        extended = {i: storage[i][tile.extended] for i, tile in self.tiles.items()}
+        owned = plan.tiles.owned(self.comm.rank)
+        blocks = {
+            index: extended[index][plan.halo.interior(index)]
+            if index in self.tiles
+            else device.empty(plan.tiles.block_shape(index), plan.dtype)
+            for index in owned
+        }
+        exchange = Exchange(plan.halo, self.comm, device, blocks, extended)
+        rims = [self._rim(tile, storage[i]) for i, tile in self.tiles.items()]
+        return Buffer(storage, exchange, [rim for rim in rims if rim is not None])
+
+    def _rim(self, tile: Tile, storage: Array) -> Exchange | None:
+        """Return what fills the rim beyond the array, from what of it is in this storage."""
+        if not any(map(any, tile.rims)):
+            return None
+        plan, place = self.plan, (0,) * len(tile.sides)
+        lengths = tuple(side.high - side.low for side in tile.sides)
+        halo = _rims(lengths, tile.rims, plan.boundary, plan.dtype, self.comm.rank, plan.size)
+        inside, whole = {place: storage[tile.extended]}, {place: storage}
+        return Exchange(halo, self.comm, self.device, inside, whole)
+
+
+@lru_cache(maxsize=64)
+def _rims(
+    lengths: tuple[int, ...],
+    rims: tuple[tuple[int, int], ...],
+    boundary: tuple[Boundary, ...],
+    dtype: str,
+    rank: int,
+    size: int,
+) -> HaloPlan:
+    """Plan how rims are filled, of what is inside of them; tiles of a shape have the same."""
+    layout = Layout(tuple((0, length) for length in lengths), (rank,))
+    needed = tuple(b if any(rim) else None for b, rim in zip(boundary, rims, strict=True))
+    return plan_halo(layout, dtype, rims, needed, size)

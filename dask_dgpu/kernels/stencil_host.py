@@ -1,0 +1,148 @@
+"""The loops of a sweep on a host, compiled by Numba and kept on disk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+Array = Any
+
+PART = 1024
+"""Elements of a row that are made at a time: a few arrays of them fit the first-level cache."""
+
+
+def _compiled(function: Any, **options: Any) -> Any:
+    """Compile when first called; keep the result if there is a place for it."""
+    try:
+        return njit(nogil=True, cache=True, **options)(function)
+    except RuntimeError:  # neither this folder nor the user's cache can be written to
+        return njit(nogil=True, **options)(function)
+
+
+def _change(now: Array, before: Array) -> float:
+    """Return the sum of the squares of differences."""
+    total = 0.0
+    for j in range(len(now)):
+        difference = now[j] - before[j]
+        total += difference.real * difference.real + difference.imag * difference.imag
+    return total
+
+
+# sums of several elements at a time are independent
+_change_of = _compiled(_change, fastmath={"reassoc"})
+
+
+def _sweep_part(
+    made: Array, u: Array, given: Array, base: int, offsets: Array, weights: Array, adds: bool
+) -> None:
+    """Make a part of a row, four taps at a time."""
+    taps, n = len(offsets), len(made)
+    at = taps % 4
+    if at == 0 and taps:
+        a = u[base + offsets[0] : base + offsets[0] + n]
+        b = u[base + offsets[1] : base + offsets[1] + n]
+        c = u[base + offsets[2] : base + offsets[2] + n]
+        d = u[base + offsets[3] : base + offsets[3] + n]
+        p, q, r, s = weights[0], weights[1], weights[2], weights[3]
+        if adds:
+            for j in range(n):
+                made[j] = given[j] + p * a[j] + q * b[j] + r * c[j] + s * d[j]
+        else:
+            for j in range(n):
+                made[j] = p * a[j] + q * b[j] + r * c[j] + s * d[j]
+        at = 4
+    else:
+        for j in range(n):
+            made[j] = given[j] if adds else 0
+        for tap in range(at):
+            a = u[base + offsets[tap] : base + offsets[tap] + n]
+            p = weights[tap]
+            for j in range(n):
+                made[j] += p * a[j]
+    while at < taps:
+        a = u[base + offsets[at] : base + offsets[at] + n]
+        b = u[base + offsets[at + 1] : base + offsets[at + 1] + n]
+        c = u[base + offsets[at + 2] : base + offsets[at + 2] + n]
+        d = u[base + offsets[at + 3] : base + offsets[at + 3] + n]
+        p, q, r, s = weights[at], weights[at + 1], weights[at + 2], weights[at + 3]
+        for j in range(n):
+            made[j] += p * a[j] + q * b[j] + r * c[j] + s * d[j]
+        at += 4
+
+
+_part = _compiled(_sweep_part)
+
+
+def _sweep_rows(
+    out: Array,
+    u: Array,
+    added: Array,
+    shape: Array,
+    edges: Array,
+    offsets: Array,
+    weights: Array,
+    adds: bool,
+    measures: bool,
+) -> float:
+    """Make a region of ``out``, row after row; return by how much it differs from ``u``."""
+    ndim = len(shape)
+    rows = 1
+    for axis in range(ndim - 1):
+        rows *= max(0, edges[axis, 1] - edges[axis, 0])
+    begin, length = edges[ndim - 1, 0], edges[ndim - 1, 1] - edges[ndim - 1, 0]
+    total = 0.0
+    for row in range(rows):
+        rest, base, stride = row, begin, shape[ndim - 1]
+        for axis in range(ndim - 2, -1, -1):
+            count = edges[axis, 1] - edges[axis, 0]
+            base += (edges[axis, 0] + rest % count) * stride
+            rest //= count
+            stride *= shape[axis]
+        for first in range(base, base + length, PART):
+            last = min(first + PART, base + length)
+            made, given = out[first:last], added[first:last]
+            _part(made, u, given, first, offsets, weights, adds)
+            if measures:
+                total += _change_of(made, u[first:last])
+    return total
+
+
+_rows = _compiled(_sweep_rows)
+
+
+def _sweep_bands(
+    source: Array,
+    target: Array,
+    added: Array,
+    shape: Array,
+    regions: Array,
+    thickness: int,
+    reach: int,
+    offsets: Array,
+    weights: Array,
+    adds: bool,
+    measures: bool,
+) -> float:
+    """Make regions of two arrays from each other in turn, in bands along the first axis."""
+    sweeps = len(regions)
+    start, stop = regions[0, 0, 0], regions[0, 0, 1]
+    if sweeps == 1:
+        thickness = max(1, stop - start)
+    bands = max(1, (stop - start + (sweeps - 1) * reach + thickness - 1) // thickness)
+    total = 0.0
+    for band in range(bands):
+        for sweep in range(sweeps):
+            edges = regions[sweep].copy()
+            first = start + band * thickness - sweep * reach
+            if band > 0:
+                edges[0, 0] = max(edges[0, 0], first)
+            if band < bands - 1:
+                edges[0, 1] = min(edges[0, 1], first + thickness)
+            u, out = (source, target) if sweep % 2 == 0 else (target, source)
+            last = measures and sweep == sweeps - 1
+            total += _rows(out, u, added, shape, edges, offsets, weights, adds, last)
+    return total
+
+
+sweep_bands = _compiled(_sweep_bands)

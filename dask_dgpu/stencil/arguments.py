@@ -1,0 +1,111 @@
+"""What the arguments of a call mean, or an error at once."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from numbers import Number
+from typing import Any
+
+import numpy as np
+from dask.array.core import Array
+from dask.utils import typename
+
+from dask_dgpu.algorithms.halo import Boundary
+from dask_dgpu.kernels.stencil import Taps
+
+NAMES = ("zero", "periodic", "reflect", "mirror", "nearest")
+CONTAINERS = ("numpy.ndarray", "cupy.ndarray")
+WIDEST = np.complex128
+
+
+def check_array(name: str, x: Array) -> None:
+    """Raise if an array cannot be swept."""
+    if not x.ndim:
+        raise ValueError(f"{name} has no axes, it must have one at least")
+    for axis, length in enumerate(x.shape):
+        if math.isnan(length):
+            raise ValueError(
+                f"{name} has unknown chunk sizes along axis {axis}, which must be known; "
+                "compute_chunk_sizes() finds them out"
+            )
+    dtype = np.dtype(x.dtype)
+    if dtype.kind not in "biufc" or np.result_type(dtype, WIDEST) != WIDEST:
+        raise TypeError(
+            f"{name} has the dtype {dtype}, it must be of real or complex numbers of double "
+            "precision at most"
+        )
+    container = typename(type(x._meta))
+    if container not in CONTAINERS:
+        raise TypeError(
+            f"{name} has blocks of type {container}, which must be one of NumPy or CuPy"
+        )
+
+
+def taps_of(kernel: Any, shape: tuple[int, ...]) -> Taps:
+    """Return the taps of a kernel for an array of this shape."""
+    weights = np.asarray(kernel)
+    if weights.dtype.kind not in "biufc":
+        raise TypeError(f"kernel has the dtype {weights.dtype}, it must be of numbers")
+    if weights.ndim != len(shape):
+        raise ValueError(f"kernel has {weights.ndim} axes, it must have {len(shape)} as x has")
+    for axis, (length, n) in enumerate(zip(weights.shape, shape, strict=True)):
+        if length % 2 == 0:
+            raise ValueError(f"kernel has the length {length} along axis {axis}, it must be odd")
+        if length // 2 > n:
+            raise ValueError(
+                f"kernel reaches {length // 2} elements along axis {axis}, it must be {n} at "
+                "most, the length of x"
+            )
+    if not np.isfinite(weights).all():
+        raise ValueError("kernel has weights that are not finite, all must be")
+    wide = weights.astype(complex if weights.dtype.kind == "c" else float)
+    return Taps.of(wide)
+
+
+def working_dtype(dtype: Any, weights: Sequence[complex]) -> np.dtype[Any]:
+    """Return the dtype in which sweeps of such an array are computed."""
+    real = np.dtype(dtype) if np.dtype(dtype).kind in "fc" else np.dtype("float64")
+    least = "complex64" if any(isinstance(weight, complex) for weight in weights) else "float32"
+    return np.result_type(real, least)
+
+
+def boundaries(boundary: Any, ndim: int) -> tuple[Boundary, ...]:
+    """Return what is beyond the array along each axis."""
+    several = isinstance(boundary, Sequence) and not isinstance(boundary, str)
+    each = tuple(boundary) if several else (boundary,) * ndim
+    if len(each) != ndim:
+        raise ValueError(f"boundary has {len(each)} entries, the array has {ndim} axes")
+    return tuple(map(_boundary, each))
+
+
+def _boundary(boundary: Any) -> Boundary:
+    if isinstance(boundary, str) and boundary in NAMES:
+        return 0.0 if boundary == "zero" else boundary
+    if isinstance(boundary, Number) and not isinstance(boundary, str):
+        value = complex(boundary)  # type: ignore[call-overload]
+        return value if value.imag else value.real
+    raise ValueError(f"boundary is {boundary!r}, it must be one of {', '.join(NAMES)}, or a number")
+
+
+def count(name: str, value: Any) -> int:
+    """Return a number that may be zero."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}, it must be an integer") from None
+    if number < 0:
+        raise ValueError(f"{name} is {number}, it must not be negative")
+    return number
+
+
+def positive(name: str, value: Any) -> float:
+    """Return a finite number above zero."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {value!r}, it must be a number") from None
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} is {value!r}, it must be positive and finite")
+    return number

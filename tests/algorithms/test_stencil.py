@@ -1,0 +1,240 @@
+"""Stencils on ranks against SciPy and a whole-array reference, and their cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.ndimage
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_dgpu.algorithms.halo import traffic
+from dask_dgpu.algorithms.stencil import (
+    SweepPlan,
+    cost,
+    peak,
+    plan_sweeps,
+    stencil_rank,
+    stencil_reference,
+)
+from dask_dgpu.algorithms.stencil.plan import even_tiles
+from dask_dgpu.comm.local import run_local
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.comm.recording import Ledger, RecordingComm
+from dask_dgpu.kernels.device import HostDevice
+from dask_dgpu.kernels.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, Taps
+from graph_opt.cost import CUDA, HOST
+from graph_opt.layout import Layout, dealt
+from tests.algorithms.test_halo import Blocks, blocks_of
+from tests.algorithms.test_redistribute import layouts
+
+Array = Any
+
+SCIPY = {"periodic": "grid-wrap", "reflect": "reflect", "mirror": "mirror", "nearest": "nearest"}
+BOUNDARIES = ["periodic", "reflect", "mirror", "nearest", 0.0, 1.5]
+DTYPES = ["float32", "float64", "complex64", "complex128"]
+
+
+def run(
+    plan: SweepPlan, iterations: int, whole: Array, device: Any = HostDevice
+) -> tuple[Array, list[Ledger]]:
+    """Sweep an array on ranks that are threads."""
+    every = blocks_of(whole, plan.source)
+
+    def rank_program(comm: Comm) -> tuple[Blocks, Ledger]:
+        recording, seen = RecordingComm(comm), []
+        mine = {index: every[index] for index in plan.source.owned(comm.rank)}
+        made = stencil_rank(
+            plan, iterations, recording, device(), mine, lambda *step: seen.append(step)
+        )
+        assert set(made) == set(mine)
+        assert len(seen) == -(-iterations // plan.steps)
+        assert all(block.flags.c_contiguous for block in made.values())
+        return made, recording.ledger
+
+    before = whole.copy()
+    results = run_local(plan.size, rank_program)
+    np.testing.assert_array_equal(whole, before)
+    result = np.empty_like(whole)
+    for made, _ in results:
+        for index, block in made.items():
+            blocks_of(result, plan.source)[index][...] = block
+    return result, [ledger for _, ledger in results]
+
+
+def close(result: Array, wanted: Array, taps: Taps, iterations: int) -> None:
+    """Compare up to rounding: sums of some terms, again and again."""
+    growth = max(1.0, float(np.abs(taps.weights).sum())) if taps.weights else 1.0
+    eps = float(np.finfo(result.dtype).eps)
+    bound = 8 * eps * (len(taps.weights) + 1) * max(1, iterations) * growth**iterations
+    np.testing.assert_allclose(result, wanted, rtol=0, atol=2 * bound)
+
+
+def random(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
+    rng = np.random.default_rng(seed)
+    values = rng.uniform(-1, 1, shape)
+    if dtype.startswith("c"):
+        values = values + 1j * rng.uniform(-1, 1, shape)
+    return values.astype(dtype)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An array, a plan, and how often it is swept."""
+
+    whole: Array
+    plan: SweepPlan
+    iterations: int
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    ndim = draw(st.integers(1, 4))
+    shape = tuple(draw(st.sampled_from([1, 2, 3, 5, 7, 11])) for _ in range(ndim))
+    if prod(shape) > 1000:
+        shape = (*shape[:-2], 2, 3)
+    size = draw(st.integers(1, 7))
+    source = draw(layouts(shape, st.integers(0, size - 1)))
+    tiles = source
+    if draw(st.booleans()):
+        tiles = draw(layouts(shape, st.integers(0, size - 1)))
+    radius = [draw(st.integers(0, min(n, 2))) for n in shape]
+    weights = random(tuple(2 * reach + 1 for reach in radius), "float64", draw(st.integers(0, 9)))
+    weights[np.abs(weights) < draw(st.sampled_from([0.0, 0.5]))] = 0
+    boundary = tuple(draw(st.sampled_from(BOUNDARIES)) for _ in shape)
+    dtype, steps = draw(st.sampled_from(DTYPES)), draw(st.integers(1, 4))
+    plan = SweepPlan(source, tiles, dtype, Taps.of(weights), boundary, steps, size)
+    return Problem(random(shape, dtype, draw(st.integers(0, 9))), plan, draw(st.integers(0, 5)))
+
+
+@settings(max_examples=200)
+@given(problem=problems())
+def test_equals_the_reference(problem: Problem) -> None:
+    plan, iterations = problem.plan, problem.iterations
+    result, ledgers = run(plan, iterations, problem.whole)
+    wanted = stencil_reference(problem.whole, plan.taps, plan.boundary, iterations)
+    close(result, wanted, plan.taps, iterations)
+    if plan.tiles == plan.source:
+        rounds, table = -(-iterations // plan.steps), traffic(plan.halo)
+        for rank, ledger in enumerate(ledgers):
+            assert ledger.bytes_sent == rounds * sum(table[rank])
+            assert ledger.calls["exchange"] <= rounds
+
+
+@settings(max_examples=100)
+@given(data=st.data(), dtype=st.sampled_from(["float32", "float64"]), size=st.integers(1, 7))
+def test_equals_scipy(data: st.DataObject, dtype: str, size: int) -> None:
+    ndim = data.draw(st.integers(1, 4))
+    shape = tuple(data.draw(st.sampled_from([2, 3, 5, 8])) for _ in range(ndim))
+    lengths = tuple(data.draw(st.sampled_from([1, 3])) for _ in shape)
+    weights = random(lengths, "float64", data.draw(st.integers(0, 9)))
+    boundary = data.draw(st.sampled_from(BOUNDARIES))
+    iterations = data.draw(st.integers(1, 4))
+    taps = Taps.of(weights)
+    source = data.draw(layouts(shape, st.integers(0, size - 1)))
+    machine = data.draw(st.sampled_from([HOST, CUDA]))
+    plan = plan_sweeps(source, dtype, taps, (boundary,) * ndim, iterations, size, machine)
+    whole = random(shape, dtype, 0)
+    wanted = whole.astype("float64")
+    for _ in range(iterations):
+        if isinstance(boundary, str):
+            wanted = scipy.ndimage.correlate(wanted, weights, mode=SCIPY[boundary])
+        else:
+            wanted = scipy.ndimage.correlate(wanted, weights, mode="constant", cval=boundary)
+    result, _ = run(plan, iterations, whole)
+    close(result, wanted, taps, iterations)
+
+
+def even_plan(n: int, mesh: tuple[int, int], weights: Array, steps: int, edge: Any) -> SweepPlan:
+    tiles = even_tiles((n, n), mesh)
+    return SweepPlan(tiles, tiles, "float64", Taps.of(weights), (edge, edge), steps, prod(mesh))
+
+
+@pytest.mark.parametrize("weights", [LAPLACIAN_5PT, LAPLACIAN_9PT], ids=["5pt", "9pt"])
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_messages_are_divided_by_the_sweeps_of_an_exchange(weights: Array, steps: int) -> None:
+    iterations, n = 8, 36
+    plan = even_plan(n, (3, 3), 0.1 * weights, steps, "periodic")
+    _, ledgers = run(plan, iterations, random((n, n), "float64", 1))
+    neighbours = 4 if steps == 1 and Taps.of(weights).star else 8
+    side = n // 3
+    surface = 4 * side * steps + (4 * steps**2 if neighbours == 8 else 0)
+    for ledger in ledgers:
+        assert ledger.calls == {"exchange": iterations // steps}
+        assert len(ledger.sent) == neighbours
+        assert ledger.messages_sent.total() == neighbours * iterations // steps
+        assert ledger.bytes_sent == surface * 8 * iterations // steps
+
+
+def test_bands_and_whole_arrays_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = even_plan(60, (2, 1), 0.1 * LAPLACIAN_9PT, 6, 0.5)
+    whole = random((60, 60), "float64", 2)
+    wide, _ = run(plan, 12, whole)
+    monkeypatch.setattr("dask_dgpu.kernels.stencil.CACHE_BYTES", 1)
+    narrow, _ = run(plan, 12, whole)
+    np.testing.assert_array_equal(wide, narrow)
+
+
+def test_values_that_are_not_numbers_stay_where_they_belong() -> None:
+    whole = np.zeros((12, 12))
+    whole[5, 5] = np.nan
+    plan = even_plan(12, (2, 2), LAPLACIAN_5PT, 2, 0.0)
+    result, _ = run(plan, 2, whole)
+    wanted = stencil_reference(whole, plan.taps, plan.boundary, 2)
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(wanted))
+    assert 1 < np.isnan(result).sum() < 16
+
+
+class TestChoice:
+    """Which tiles, and how many sweeps an exchange."""
+
+    taps = Taps.of(LAPLACIAN_5PT)
+
+    def choose(self, source: Layout, iterations: int, machine: Any = HOST) -> SweepPlan:
+        size = max(source.owners) + 1
+        edges = (0.0, 0.0)
+        return plan_sweeps(source, "float64", self.taps, edges, iterations, size, machine)
+
+    def test_one_sweep_moves_nothing_but_ghost_cells(self) -> None:
+        source = Layout((tuple(range(0, 2049, 256)),) * 2, dealt(64, 4))
+        plan = self.choose(source, 1)
+        assert plan.tiles == source
+        assert plan.steps == 1
+        assert plan.into is None
+
+    @pytest.mark.parametrize("machine", [HOST, CUDA])
+    def test_many_sweeps_of_small_blocks_are_worth_larger_tiles(self, machine: Any) -> None:
+        source = Layout((tuple(range(0, 2049, 128)),) * 2, tuple(i % 4 for i in range(256)))
+        plan = self.choose(source, 1000, machine)
+        assert plan.tiles.grid in ((2, 2), (4, 1))
+        assert plan.steps > 1
+
+    def test_even_tiles_stay(self) -> None:
+        source = even_tiles((2048, 2048), (2, 2))
+        plan = self.choose(source, 1000)
+        assert plan.tiles == source
+        assert cost(plan, 1000, HOST) < cost(replace(plan, steps=1), 1000, HOST)
+        assert peak(plan) > 3 * 8 * 1024**2
+
+    def test_what_does_not_fit_is_made_smaller(self) -> None:
+        source = even_tiles((512, 512), (2, 2))
+        edges = (0.0, 0.0)
+        rich = plan_sweeps(source, "float64", self.taps, edges, 1000, 4, HOST)
+        room = peak(rich) - 1
+        poor = plan_sweeps(source, "float64", self.taps, edges, 1000, 4, HOST, room=room)
+        assert poor.steps < rich.steps
+        assert peak(poor) <= room
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 5, 6, 7])
+    def test_any_number_of_ranks(self, size: int) -> None:
+        source = Layout(((0, 3, 40), (0, 17, 30)), (0, size - 1, 0, 0))
+        plan = plan_sweeps(source, "float32", self.taps, (0.0, 0.0), 100, size, HOST)
+        whole = random((40, 30), "float32", 3)
+        small = replace(plan, taps=Taps.of(0.1 * LAPLACIAN_5PT))
+        result, _ = run(small, 7, whole)
+        wanted = stencil_reference(whole.astype("float64"), small.taps, small.boundary, 7)
+        close(result, wanted, small.taps, 7)

@@ -1,0 +1,188 @@
+"""Stencils and Jacobi's iteration on a cluster: values, tasks, bytes, and with workers lost."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, futures_of, wait
+
+import dask_dgpu as dgpu
+from tests.algorithms.test_jacobi import direct
+from tests.cluster.conftest import start_cluster
+from tests.cluster.observe import (
+    PLUGIN,
+    TaskCounter,
+    eventually,
+    host,
+    launched_runs,
+    left_over,
+    running,
+    send_signal,
+    settled,
+)
+from tests.test_stencil import reference
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+A = np.random.default_rng(9).random((60, 44))
+HEAT = np.array([[0.0, 0.2, 0.0], [0.2, 0.2, 0.2], [0.0, 0.2, 0.0]])
+
+
+@pytest.fixture
+def x(on_device: Any) -> da.Array:
+    return on_device(A, (17, 22))
+
+
+def check(client: Client, y: da.Array, wanted: Any) -> int:
+    """Compare a result with what it must be; return how many gangs it took."""
+    before = launched_runs(client)
+    result = client.compute(y).result(timeout=100)
+    np.testing.assert_allclose(host(result), wanted, rtol=0, atol=1e-10)
+    assert (result.dtype, result.shape) == (y.dtype, y.shape)
+    assert type(result) is type(y._meta)
+    eventually(lambda: left_over(client) == 0)
+    return launched_runs(client) - before
+
+
+@pytest.mark.parametrize("boundary", ["zero", "periodic", "reflect", "mirror", "nearest", 1.5])
+@pytest.mark.parametrize("iterations", [1, 20])
+def test_stencil(client: Client, x: da.Array, boundary: Any, iterations: int) -> None:
+    y = dgpu.stencil(x, HEAT, boundary=boundary, iterations=iterations)
+    assert check(client, y, reference(A, HEAT, boundary, iterations)) == 1
+
+
+def test_within_a_region(client: Client, x: da.Array) -> None:
+    y = dgpu.stencil(dgpu.stencil(x + 1, HEAT) * 2, HEAT, boundary="nearest").sum(axis=0)
+    first = reference(A + 1, HEAT, "zero", 1)
+    assert check(client, y, reference(2 * first, HEAT, "nearest", 1).sum(axis=0)) == 1
+
+
+def test_tasks_submitted(client: Client, x: da.Array) -> None:
+    x = x.persist()
+    wait(x)
+    counter = TaskCounter()
+    client.register_plugin(counter)
+    y = dgpu.stencil(x, HEAT, iterations=100).persist()
+    wait(y)
+    blocks = sum(len(futures_of(array)) for array in (x, y))
+
+    def keys(dask_scheduler: Any) -> set[Any]:
+        return dask_scheduler.plugins[TaskCounter.name].keys
+
+    submitted = client.run_on_scheduler(keys) - {future.key for future in futures_of(x)}
+    client.unregister_scheduler_plugin(TaskCounter.name)
+    assert len(submitted) <= blocks + 1
+    np.testing.assert_allclose(host(y.compute()), reference(A, HEAT, "zero", 100), atol=1e-10)
+
+
+def test_jacobi(client: Client, x: da.Array) -> None:
+    before = launched_runs(client)
+    u, info = dgpu.jacobi(x * 0, x, dx=0.1, max_iterations=20_000, tol=1e-8)
+    assert launched_runs(client) == before + 1
+    assert (info.converged, info.reason) == (True, "converged")
+    assert info.residuals[-1] <= 1e-8
+    wanted = direct(A, 0.1, 0.0)
+    np.testing.assert_allclose(host(u.compute()), wanted, atol=1e-5 * np.abs(wanted).max())
+    assert type(u._meta) is type(x._meta)
+    del u
+    eventually(lambda: left_over(client) == 0)
+
+
+def test_jacobi_not_enabled_is_plain_dask(client: Client, x: da.Array) -> None:
+    before = launched_runs(client)
+    with dask.config.set(array_optimize=None):
+        u, info = dgpu.jacobi(x * 0, x, max_iterations=30)
+    assert launched_runs(client) == before
+    v, same = dgpu.jacobi(x * 0, x, max_iterations=30)
+    np.testing.assert_allclose(host(u.compute()), host(v.compute()), atol=1e-12)
+    assert info.residuals[-1] == pytest.approx(same.residuals[-1])
+
+
+class TestLosses:
+    """A worker is lost, or the caller goes away."""
+
+    wanted = reference(A, HEAT, "periodic", 50)
+
+    @pytest.fixture
+    def cluster(self, device: str) -> Iterator[Any]:
+        """A cluster that the test may damage."""
+        with start_cluster(device) as cluster:
+            yield cluster
+
+    def slow(self, client: Client, seconds: float) -> None:
+        """Have every program begin late."""
+
+        def slow_down(dask_worker: Any) -> None:
+            device = dask_worker.plugins[PLUGIN].member.device
+            begin = type(device).begin
+
+            def late() -> None:
+                time.sleep(seconds)
+                begin(device)
+
+            device.begin = late
+
+        client.run(slow_down)
+
+    def swept(self, x: da.Array) -> da.Array:
+        return dgpu.stencil(x, HEAT, boundary="periodic", iterations=50)
+
+    def test_killed_in_the_collective(self, client: Client, cluster: Any, x: da.Array) -> None:
+        check(client, self.swept(x), self.wanted)
+        self.slow(client, 1.0)
+        future = client.compute(self.swept(x) * 1)
+        eventually(lambda: running(client))
+        send_signal(client, sorted(client.scheduler_info(n_workers=-1)["workers"])[-1])
+        np.testing.assert_allclose(host(future.result(timeout=60)), self.wanted, atol=1e-10)
+        eventually(lambda: left_over(client) == 0)
+
+    def test_killed_after_it(self, client: Client, cluster: Any, x: da.Array) -> None:
+        y = self.swept(x).persist()
+        wait(y)
+        send_signal(client, sorted(client.scheduler_info(n_workers=-1)["workers"])[0])
+        check(client, y + 0, self.wanted)
+
+    def test_killed_in_an_iteration(self, client: Client, cluster: Any, x: da.Array) -> None:
+        _, known = dgpu.jacobi(x * 0, x, max_iterations=3000, tol=1e-30)
+        self.slow(client, 1.0)
+        found: list[Any] = []
+        caller = threading.Thread(
+            target=lambda: found.append(dgpu.jacobi(x * 0, x, max_iterations=3000, tol=1e-30)),
+            daemon=True,
+        )
+        caller.start()
+        eventually(lambda: running(client))
+        send_signal(client, sorted(client.scheduler_info(n_workers=-1)["workers"])[-1])
+        caller.join(100)
+        ((u, info),) = found
+        assert (info.iterations, info.converged) == (3000, False)
+        assert info.residuals[-1] == pytest.approx(known.residuals[-1])
+        assert u.compute().shape == A.shape
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(600)
+    def test_kills_at_random_moments(
+        self, client: Client, cluster: Any, device: str, x: da.Array
+    ) -> None:
+        kills = 10 if device == "cpu" else 3
+        chance = random.Random(12)
+        self.slow(client, 0.1)
+        for _ in range(kills):
+            if device == "cpu":
+                cluster.scale(4)  # a nanny whose worker is killed while it starts gives up
+            eventually(lambda: settled(cluster), seconds=60)
+            future = client.compute(self.swept(x) * 1)
+            time.sleep(chance.uniform(0, 1.0))
+            workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+            send_signal(client, chance.choice(workers))
+            np.testing.assert_allclose(host(future.result(timeout=60)), self.wanted, atol=1e-10)
+            future.release()
+        eventually(lambda: left_over(client) == 0)
