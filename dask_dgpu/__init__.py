@@ -12,6 +12,7 @@ from dask_dgpu import errors, fft
 from dask_dgpu.api import Enabled, disable, enable, start
 from dask_dgpu.explain import Explanation, explain
 from dask_dgpu.health import Health, check_health
+from dask_dgpu.reductions import max, mean, min, sum
 
 __version__ = "0.1.0"
 
@@ -25,5 +26,9 @@ __all__ = [
     "errors",
     "explain",
     "fft",
+    "max",
+    "mean",
+    "min",
     "start",
+    "sum",
 ]

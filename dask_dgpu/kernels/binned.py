@@ -17,7 +17,7 @@ import numpy as np
 
 from dask_dgpu.kernels.lanes import forwards, steps_of
 from dask_dgpu.kernels.limbs import LIMBS, normalised, rounded, trimmed
-from dask_dgpu.kernels.parts import in_parts
+from dask_dgpu.kernels.parts import as_real, in_parts
 
 Array = Any
 
@@ -50,6 +50,11 @@ class Binned:
         first, used = trimmed(normalised(limbs))
         return cls(low + first, used, special)
 
+    def reshaped(self, shape: tuple[int, ...]) -> Binned:
+        """Return the same sums in another shape."""
+        limbs = self.limbs.reshape(len(self.limbs), *shape)
+        return Binned(self.low, limbs, self.special.reshape(shape))
+
     def value(self, dtype: str = "float64") -> Array:
         """Return the sums, rounded once to nearest, ties to even; a zero is positive."""
         return rounded(self.low, self.limbs, self.special, dtype)
@@ -61,15 +66,20 @@ def block_sum(block: Array, axes: Sequence[int]) -> Binned:
     Parameters
     ----------
     block : numpy.ndarray or cupy.ndarray
-        Of any real dtype and any strides. Integers count as float64.
+        Of any real or complex dtype and any strides. Integers count as float64.
     axes : sequence of int
         The axes to sum along, none of them negative.
 
     Returns
     -------
     Binned
-        Of the shape of the other axes. It depends on the values alone.
+        Of the shape of the other axes; complex numbers have another at the end, for real and
+        imaginary part. It depends on the values alone.
     """
+    block = as_real(block)
+    if block.size == 0:
+        special = np.zeros([n for k, n in enumerate(block.shape) if k not in axes], np.uint8)
+        return Binned(0, np.zeros((0, *special.shape), np.int64), special)
     return in_parts(block, axes, ("float32", "float64"), _sum_of, merged)
 
 

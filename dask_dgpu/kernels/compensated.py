@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.kernels.lanes import forwards, steps_of
-from dask_dgpu.kernels.parts import in_parts
+from dask_dgpu.kernels.parts import as_real, in_parts, zeros_for
 
 Array = Any
 
@@ -44,6 +44,10 @@ class Pair:
         """Return a pair made by a function of either array."""
         return Pair(function(self.sums), function(self.compensations))
 
+    def reshaped(self, shape: tuple[int, ...]) -> Pair:
+        """Return the same sums in another shape."""
+        return self.each(lambda array: array.reshape(shape))
+
     def value(self) -> Array:
         """Return the sums, rounded to float64."""
         finite = np.isfinite(self.sums)
@@ -56,14 +60,16 @@ def block_sum(block: Array, axes: Sequence[int]) -> Pair:
     Parameters
     ----------
     block : numpy.ndarray or cupy.ndarray
-        Of any real dtype and any strides; it is not copied. Integers count as float64.
+        Of any real or complex dtype and any strides; it is not copied. Integers count as
+        float64.
     axes : sequence of int
         The axes to sum along, none of them negative.
 
     Returns
     -------
     Pair
-        Of the shape of the other axes, on the device of the block.
+        Of the shape of the other axes, on the device of the block. Complex numbers have
+        another axis at the end, for real and imaginary part.
 
     Notes
     -----
@@ -71,6 +77,10 @@ def block_sum(block: Array, axes: Sequence[int]) -> Pair:
     overflow of float64 on the way, gives what a plain sum gives: an infinity, or NaN if
     there are both.
     """
+    block = as_real(block)
+    if block.size == 0:
+        zeros = zeros_for(block, axes, "float64")
+        return Pair(zeros, zeros)
     return in_parts(block, axes, ("float32", "float64"), _sum_of, merged)
 
 

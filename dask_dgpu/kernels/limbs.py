@@ -69,8 +69,8 @@ def rounded(low: int, limbs: Array, special: Array, dtype: str) -> Array:
     dtype : str
         Of the result: float16, float32 or float64.
     """
-    limbs = normalised(limbs)
     shape = special.shape
+    limbs = normalised(limbs)
     negative = limbs[-1] < 0 if len(limbs) else np.zeros(shape, bool)
     limbs = np.where(negative, -limbs, limbs)
     zeros = np.zeros((3, *shape), np.int64)

@@ -17,6 +17,25 @@ DEVICE_PART = 1 << 26
 """The same on a GPU, where a launch costs more than memory."""
 
 
+def as_real(block: Array) -> Array:
+    """Return a view of complex numbers with a last axis for both parts; others as they are."""
+    if block.dtype.kind != "c":
+        return block
+    real = block.real
+    shape, strides = (*real.shape, 2), (*real.strides, real.itemsize)
+    if isinstance(block, np.ndarray):
+        return np.lib.stride_tricks.as_strided(real, shape, strides)
+    import cupy
+
+    return cupy.lib.stride_tricks.as_strided(real, shape, strides)
+
+
+def zeros_for(block: Array, axes: Sequence[int], dtype: str) -> Array:
+    """Return zeros for the sums of a block along some axes, on its device."""
+    shape = tuple(length for axis, length in enumerate(block.shape) if axis not in axes)
+    return np.zeros_like(block, shape=shape, dtype=dtype)
+
+
 def in_parts(
     block: Array,
     axes: Sequence[int],
