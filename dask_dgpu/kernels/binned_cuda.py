@@ -27,6 +27,9 @@ SUMS = 1 << 16
 NUMBERS = 1 << 29
 """Most numbers of one sum that are added to the same limbs, so that these do not overflow."""
 
+BATCH = 8
+"""Reads that a thread has under way."""
+
 COUNT_BITS = 10
 DIGITS = 53 - COUNT_BITS
 HUGE = 900
@@ -79,12 +82,12 @@ __device__ __forceinline__ Long mantissa_of(double cut, int level) {
 }
 
 __device__ void flush(const Sums& to, Cuts& cuts) {
-    if (cuts.count) {
+    if (cuts.high != NONE) {
         deposit(to, mantissa_of(cuts.first, cuts.high), cuts.high - LOWEST);
         deposit(to, mantissa_of(cuts.second, cuts.low), cuts.low - LOWEST);
     }
     cuts.first = cuts.second = 0.0;
-    cuts.count = 0;
+    cuts.count = BATCH;  // some of those that were counted may come after this
 }
 
 // Levels for a number that is too large for those there are.
@@ -134,22 +137,19 @@ __device__ void sum_cuts(const Value* values, Word* limbs, unsigned int* special
         const Long step = (Long) at.segments * at.down;
         Long next = begin + (Long) blockIdx.y * at.down + row;
         while (next < end) {
-            Value read[8];
+            Value read[BATCH];
             int taken = 0;
             #pragma unroll
-            for (int k = 0; k < 8; ++k, next += step)
+            for (int k = 0; k < BATCH; ++k, next += step)
                 if (next < end) {
                     read[k] = values[offset_of(next, at.summed_inner, at.summed_outer_stride,
                                                at.summed_inner_stride)];
                     ++taken;
                 }
-            cuts.count += 8;
-            if (cuts.count > (1 << COUNT_BITS)) {
-                flush(to, cuts);
-                cuts.count = 8;
-            }
+            cuts.count += BATCH;
+            if (cuts.count > (1 << COUNT_BITS)) flush(to, cuts);
             #pragma unroll
-            for (int k = 0; k < 8; ++k)
+            for (int k = 0; k < BATCH; ++k)
                 if (k < taken) take(to, cuts, (double) read[k]);
         }
     }
@@ -196,6 +196,7 @@ sum_double(const double* values, Word* limbs, unsigned int* special, Long base, 
 )
 
 CONSTANTS = {
+    "BATCH": BATCH,
     "THREADS": THREADS,
     "LIMBS": LIMBS,
     "LOWEST": f"({LOWEST})",
