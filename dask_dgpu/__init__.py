@@ -12,7 +12,7 @@ from dask_dgpu import errors, fft
 from dask_dgpu.api import Enabled, disable, enable, start
 from dask_dgpu.explain import Explanation, explain
 from dask_dgpu.health import Health, check_health
-from dask_dgpu.reductions import max, mean, min, sum
+from dask_dgpu.reductions import max, mean, min, std, sum, var
 
 __version__ = "0.1.0"
 
@@ -30,5 +30,7 @@ __all__ = [
     "mean",
     "min",
     "start",
+    "std",
     "sum",
+    "var",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import dask
@@ -152,6 +153,45 @@ def test_mean_of_nothing_is_nan(method: Any) -> None:
     x = da.from_array(np.arange(9.0), chunks=2)
     assert dgpu.mean(x[x > 3], method=method).compute() == 6
     assert dgpu.sum(x[x > 3], method=method).compute() == 30
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "int32"])
+@pytest.mark.parametrize("method", METHODS)
+def test_variance_and_deviation(method: Any, dtype: str) -> None:
+    a = (np.random.default_rng(8).standard_normal((50, 7)) * 30 + 100).astype(dtype)
+    wide = a.astype("complex128" if dtype[0] == "c" else "float64")
+    x = da.from_array(a, chunks=(13, 4))
+    for axis in (None, 0, 1, (0, 1)):
+        for ddof in (0, 1):
+            for name in ("var", "std"):
+                y = getattr(dgpu, name)(x, axis, axis == 0, ddof=ddof, method=method)
+                value = y.compute()
+                wanted = getattr(np, name)(wide, axis=axis, keepdims=axis == 0, ddof=ddof)
+                assert (value.shape, value.dtype) == (wanted.shape, y.dtype)
+                assert value.dtype == getattr(np, name)(a).dtype
+                rtol = np.finfo(value.dtype).eps * (16 if method != "dask" else 1e3)
+                np.testing.assert_allclose(value, wanted, rtol=rtol)
+
+
+def test_variance_beside_a_large_mean() -> None:
+    small = np.random.default_rng(9).integers(0, 1 << 20, 5000) / 2**20
+    fractions = [Fraction(each) for each in small.tolist()]
+    mean = sum(fractions) / 5000
+    wanted = sum((each - mean) ** 2 for each in fractions) / 5000
+    for method in ("compensated", "reproducible"):
+        values = {
+            dgpu.var(da.from_array(small + 2.0**30, chunks=chunks), method=method).compute()
+            for chunks in (5000, 700, 33)
+        }
+        assert all(abs(Fraction(float(v)) / wanted - 1) < 2**-50 for v in values)
+        assert len(values) == 1 or method == "compensated"
+
+
+def test_variance_of_too_few_is_nan() -> None:
+    assert np.isnan(dgpu.var(da.ones(1), ddof=1).compute())
+    assert np.isnan(dgpu.std(da.ones(0)).compute())
+    with pytest.raises(TypeError, match="dtype is int64, it must be real"):
+        dgpu.var(da.ones(3), dtype=int)
 
 
 @pytest.mark.parametrize("blocks", [1, 7, 500])

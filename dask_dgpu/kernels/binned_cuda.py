@@ -32,7 +32,7 @@ BATCH = 8
 
 COUNT_BITS = 10
 DIGITS = 53 - COUNT_BITS
-HUGE = 900
+HUGE_POWER = 900
 ROUND = 8
 """Levels are multiples of this, so that threads have the same ones as a rule."""
 
@@ -91,9 +91,9 @@ __device__ void flush(const Sums& to, Cuts& cuts) {
 }
 
 // Levels for a number that is too large for those there are.
-__device__ __noinline__ bool raise(const Sums& to, Cuts& cuts, double value) {
+__device__ __noinline__ bool set_levels(const Sums& to, Cuts& cuts, double value) {
     const Long bits = __double_as_longlong(value) & 0x7FFFFFFFFFFFFFFFLL;
-    if (bits >= ((Long) (HUGE + 1023) << 52)) {
+    if (bits >= ((Long) (HUGE_POWER + 1023) << 52)) {
         deposit_number(to, value);
         return false;
     }
@@ -110,7 +110,7 @@ __device__ __noinline__ bool raise(const Sums& to, Cuts& cuts, double value) {
 
 __device__ __forceinline__ void take(const Sums& to, Cuts& cuts, double value) {
     const Long bits = __double_as_longlong(value) & 0x7FFFFFFFFFFFFFFFLL;
-    if (bits >= cuts.limit && !raise(to, cuts, value)) return;
+    if (bits >= cuts.limit && !set_levels(to, cuts, value)) return;
     double part = __dadd_rn(__dadd_rn(value, cuts.big), -cuts.big);
     cuts.first = __dadd_rn(cuts.first, part);
     value = __dadd_rn(value, -part);
@@ -205,7 +205,7 @@ CONSTANTS = {
     "NOT_A_NUMBER": NOT_A_NUMBER,
     "COUNT_BITS": COUNT_BITS,
     "DIGITS": DIGITS,
-    "HUGE": HUGE,
+    "HUGE_POWER": HUGE_POWER,
     "ROUND": ROUND,
     "NONE": "(-(1 << 20))",
 }

@@ -44,6 +44,12 @@ class Pair:
         """Return a pair made by a function of either array."""
         return Pair(function(self.sums), function(self.compensations))
 
+    def on_host(self) -> Pair:
+        """Return the pair in NumPy memory."""
+        if isinstance(self.sums, np.ndarray):
+            return self
+        return self.each(lambda array: array.get())
+
     def reshaped(self, shape: tuple[int, ...]) -> Pair:
         """Return the same sums in another shape."""
         return self.each(lambda array: array.reshape(shape))

@@ -23,8 +23,9 @@ import dask.array as da
 from dask.array.core import Array
 
 from dask_dgpu.reductions.call import Method, reduced, summed_axes
+from dask_dgpu.reductions.spread import variance
 
-__all__ = ["Method", "max", "mean", "min", "sum"]
+__all__ = ["Method", "max", "mean", "min", "std", "sum", "var"]
 
 Axis = int | Sequence[int] | None
 
@@ -191,4 +192,104 @@ def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
     """
     x = da.asarray(x)
     result: Array = da.min(x, axis=summed_axes(axis, x.ndim), keepdims=keepdims)
+    return result
+
+
+def var(
+    x: Any,
+    axis: Axis = None,
+    keepdims: bool = False,
+    *,
+    ddof: float = 0,
+    dtype: Any = None,
+    method: Method = "compensated",
+) -> Array:
+    """Return the variance along some axes, in double precision and two passes.
+
+    Parameters
+    ----------
+    x : array_like
+        As in :func:`sum`, in chunks of known sizes.
+    axis : int or tuple of int, optional
+        The axes to look along, all by default.
+    keepdims : bool, optional
+        Whether these axes stay, with length one.
+    ddof : float, optional
+        What is taken off the number of elements before it divides.
+    dtype : dtype, optional
+        Of the result, by default that of the mean, or of its real part.
+    method : {"compensated", "reproducible", "dask"}, optional
+        How to sum, as in :func:`sum`; ``"dask"`` is ``dask.array.var``.
+
+    Returns
+    -------
+    dask.array.Array
+        With blocks of the type that ``x`` has; NaN where there are no more than ``ddof``
+        elements.
+
+    Raises
+    ------
+    ValueError
+        When ``axis`` does not exist (``AxisError``) or is given twice, or ``method`` is not
+        allowed.
+    TypeError
+        When ``x`` or ``dtype`` is of another kind, as object, or ``axis`` no integer.
+
+    See Also
+    --------
+    std : Its square root.
+
+    Notes
+    -----
+    First the mean is found, then the sums of deviations and of their squares; the former,
+    which the rounding of the mean leaves, corrects the latter [1]_.
+
+    References
+    ----------
+    .. [1] T. F. Chan, G. H. Golub and R. J. LeVeque, "Algorithms for computing the sample
+       variance", The American Statistician 37 (1983).
+    """
+    return variance(x, axis, keepdims, ddof, dtype, method)
+
+
+def std(
+    x: Any,
+    axis: Axis = None,
+    keepdims: bool = False,
+    *,
+    ddof: float = 0,
+    dtype: Any = None,
+    method: Method = "compensated",
+) -> Array:
+    """Return the standard deviation along some axes, the square root of :func:`var`.
+
+    Parameters
+    ----------
+    x : array_like
+        As in :func:`sum`, in chunks of known sizes.
+    axis : int or tuple of int, optional
+        The axes to look along, all by default.
+    keepdims : bool, optional
+        Whether these axes stay, with length one.
+    ddof : float, optional
+        What is taken off the number of elements before it divides.
+    dtype : dtype, optional
+        Of the result, by default that of the mean, or of its real part.
+    method : {"compensated", "reproducible", "dask"}, optional
+        How to sum, as in :func:`sum`.
+
+    Returns
+    -------
+    dask.array.Array
+        With blocks of the type that ``x`` has; NaN where there are no more than ``ddof``
+        elements.
+
+    Raises
+    ------
+    ValueError
+        As :func:`var`.
+    TypeError
+        As :func:`var`.
+    """
+    result: Array = da.sqrt(variance(x, axis, keepdims, ddof, dtype, method))
     return result

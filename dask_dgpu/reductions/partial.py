@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,9 @@ from dask_dgpu.kernels.compensated import Pair
 Array = Any
 Sums = Pair | Binned
 Exact = Literal["compensated", "reproducible"]
+
+FEW_BYTES = 1 << 16
+"""Sums of up to so many bytes are added on the host: a GPU would only wait for launches."""
 
 KERNELS: dict[str, Any] = {"compensated": compensated, "reproducible": binned}
 
@@ -64,9 +68,9 @@ def sum_block(
     if parts == 2:
         shape.append(2)
     sums = KERNELS[method].block_sum(block, axis).reshaped(tuple(shape))
-    count = 1
-    for k in axis:
-        count *= block.shape[k]
+    if isinstance(sums, Pair) and sums.sums.nbytes <= FEW_BYTES:
+        sums = sums.on_host()
+    count = prod(block.shape[k] for k in axis)
     return Partial(sums, count, typename(type(block)), parts)
 
 
