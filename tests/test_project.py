@@ -116,7 +116,9 @@ def test_page_of_the_api_has_every_setting_and_its_default() -> None:
     assert schema()["properties"]["dgpu"]["properties"].keys() == defaults()["dgpu"].keys()
 
 
-@pytest.mark.parametrize("module", ["dask_dgpu.api", "dask_dgpu.explain", "dask_dgpu.fft"])
+@pytest.mark.parametrize(
+    "module", ["dask_dgpu.api", "dask_dgpu.explain", "dask_dgpu.fft", "dask_dgpu.reductions"]
+)
 def test_examples_in_docstrings_run(module: str) -> None:
     results = doctest.testmod(import_module(module))
     assert results.attempted

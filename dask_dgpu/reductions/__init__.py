@@ -87,8 +87,8 @@ def sum(
     --------
     >>> import dask.array as da, dask_dgpu as dgpu
     >>> x = da.ones((10**7, 2), chunks=(10**6, 2), dtype="float32") * da.float32(0.1)
-    >>> dgpu.sum(x, axis=0).compute()
-    array([1000000., 1000000.], dtype=float32)
+    >>> dgpu.sum(x, axis=0).compute().tolist()
+    [1000000.0, 1000000.0]
     """
     return reduced("sum", x, axis, keepdims, dtype, method)
 
