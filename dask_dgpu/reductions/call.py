@@ -14,9 +14,9 @@ from dask.array.core import Array
 from dask.utils import typename
 from numpy.lib.array_utils import normalize_axis_tuple
 
+from dask_dgpu.kernels.partial_sum import Kind
 from dask_dgpu.reductions.partial import add_partials, finish, sum_block
 
-Kind = Literal["sum", "mean"]
 Method = Literal["compensated", "reproducible", "dask"]
 
 METHODS: tuple[Method, ...] = get_args(Method)

@@ -12,7 +12,8 @@ import numpy as np
 from dask.array.core import Array
 from dask.utils import typename
 
-from dask_dgpu.reductions.call import CONTAINERS, DTYPES, Kind, Method, reduced
+from dask_dgpu.kernels.partial_sum import Kind
+from dask_dgpu.reductions.call import CONTAINERS, DTYPES, Method, reduced
 
 REDUCTIONS = import_module("dask.array.reductions")
 """Where the methods of arrays look for them."""
