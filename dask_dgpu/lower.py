@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from functools import singledispatch
+from typing import cast
 
+from dask_dgpu.algorithms.kahan_sum import Summing
+from dask_dgpu.kernels.partial_sum import Exact, Kind
 from dask_dgpu.runtime.blockwork import Tasks
 from dask_dgpu.runtime.program import Collective, Local
 from dask_dgpu.runtime.value import Value
@@ -13,6 +16,7 @@ from graph_opt.node import ArrayNode
 from graph_opt.product import Product
 from graph_opt.redistribution import Redistribution
 from graph_opt.region import Blockwork, Member
+from graph_opt.summation import Summation
 
 
 @singledispatch
@@ -38,6 +42,14 @@ def _redistribution(piece: Redistribution) -> Collective:
 def _fourier(piece: Fourier) -> Collective:
     names = (piece.source.name,)
     return Collective("pencil_fft", names, piece.output.name, _result(piece), piece.plan)
+
+
+@lower.register
+def _summation(piece: Summation) -> Collective:
+    method, kind = cast(Exact, piece.method), cast(Kind, piece.kind)
+    task = Summing(piece.axes, piece.keepdims, method, kind)
+    names = (piece.source.name,)
+    return Collective("kahan_sum", names, piece.output.name, _result(piece), task)
 
 
 @lower.register

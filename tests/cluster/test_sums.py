@@ -15,9 +15,11 @@ from distributed import Client, futures_of, wait
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS, start_cluster
 from tests.cluster.observe import (
+    PLUGIN,
     TaskCounter,
     eventually,
     host,
+    launched_runs,
     left_over,
     running,
     send_signal,
@@ -94,6 +96,28 @@ def test_setting(client, x):
     assert x.sum().name.startswith("sum-")
 
 
+def wide(on_device: Any) -> tuple[da.Array, Any]:
+    """Return an array that is there, of many sums along its first axis, and these sums."""
+    a = np.tile(family("condition 1e8", 9 * 1000, "float32").reshape(9, 1000), 200)
+    x = on_device(a, (2, 100_000)).persist()
+    wait(x)
+    wanted = np.array([to_nearest(exact(a[:, k]), "float32") for k in range(1000)])
+    return x, np.tile(wanted, 200)
+
+
+def test_wide_sums_are_a_gang(client, on_device):
+    x, wanted = wide(on_device)
+    for method in METHODS:
+        before = launched_runs(client)
+        y = dgpu.sum(x, 0, method=method)
+        assert len(dgpu.explain(y).rewritten) == 1
+        np.testing.assert_array_equal(summed(client, y), wanted)
+        assert launched_runs(client) - before == 1
+    mean = summed(client, dgpu.mean(x, 0, keepdims=True))
+    np.testing.assert_allclose(mean[0], wanted / 9, rtol=1e-6)
+    eventually(lambda: left_over(client) == 0)
+
+
 class TestLosses:
     """Workers are lost, and the bits stay the same."""
 
@@ -113,6 +137,23 @@ class TestLosses:
         assert within_bound(found, VALUES, np.finfo(float).eps)
         if method == "reproducible":
             assert found.tobytes() == WANTED
+
+    def test_killed_in_the_collective(self, client, cluster, on_device):
+        x, wanted = wide(on_device)
+        y = dgpu.sum(x, 0, method="reproducible")
+        np.testing.assert_array_equal(summed(client, y), wanted)
+
+        def slow_down(dask_worker: Any) -> None:
+            device = dask_worker.plugins[PLUGIN].member.device
+            begin = type(device).begin
+            device.begin = lambda: (time.sleep(1.0), begin(device))[1]
+
+        client.run(slow_down)
+        future = client.compute(y)
+        eventually(lambda: running(client))
+        send_signal(client, sorted(client.scheduler_info(n_workers=-1)["workers"])[-1])
+        np.testing.assert_array_equal(host(future.result(timeout=100)), wanted)
+        eventually(lambda: left_over(client) == 0)
 
     @pytest.mark.slow
     @pytest.mark.timeout(600)

@@ -1,9 +1,10 @@
 """The distributed algorithms that a program can name: one entry each."""
 
-from dask_dgpu.runtime.collectives import pencil_fft, redistribute, summa
+from dask_dgpu.runtime.collectives import kahan_sum, pencil_fft, redistribute, summa
 from dask_dgpu.runtime.collectives.algorithm import Algorithm, Cost
 
 ALGORITHMS: dict[str, Algorithm] = {
+    "kahan_sum": kahan_sum.KAHAN_SUM,
     "pencil_fft": pencil_fft.PENCIL_FFT,
     "redistribute": redistribute.REDISTRIBUTE,
     "summa": summa.SUMMA,
