@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dask_dgpu.algorithms.kahan_sum import Summing
 from dask_dgpu.algorithms.pencil_fft import plan_pencil_fft
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.kernels.device import HostDevice
@@ -102,7 +103,11 @@ def test_names_that_dask_and_the_optimizer_have_marked() -> None:
     assert made.block(("sum-12ab-aggregate-3-0123abcd-4567", 0)) == ("sum-12ab-aggregate-3", 0)
 
 
-TASKS = {"pencil_fft": plan_pencil_fft(((0,), (0,)), "float64", ()), "summa": ((0,), (0,))}
+TASKS = {
+    "kahan_sum": Summing((), True, "compensated", "sum"),
+    "pencil_fft": plan_pencil_fft(((0,), (0,)), "float64", ()),
+    "summa": ((0,), (0,)),
+}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
