@@ -14,6 +14,7 @@ import pytest
 from dask_dgpu.kernels.pack import copy_host
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+METHODS = ("compensated", "reproducible")
 FIELDS = {
     "chunk", "date", "dtype", "machine", "median", "n", "ratio", "seconds", "versions", "what",
 }  # fmt: skip
@@ -237,6 +238,23 @@ def test_the_pencil_fft_benchmark_for_gpus_runs_on_a_cpu(tmp_path: Path) -> None
     program = figures["rechunk, rank program"]
     assert program["sent_bytes"] >= 64 * 64 * 16 // 4 * 3 // 4
     assert program["gbytes_a_second"] > 0
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_the_kahan_sum_benchmark_for_gpus_runs_on_a_cpu(tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", "--values", "4096", "--repetitions", "1"]
+    lines = lines_of(tmp_path / "figures.jsonl", "kahan_sum_gpu.py", *arguments)
+    kernels = [f"blocks where they are, {w}" for w in ("torch", "dask", *METHODS)]
+    ways = [f"end to end, {way}" for way in ("dask", *METHODS)]
+    first = ["no-op on every worker", "synchronize every worker"]
+    assert [line["what"] for line in lines if "error" not in line] == [
+        *first,
+        *[*kernels, *ways] * 2,
+    ]
+    for line in lines[2:]:
+        assert line["median"] > 0
+        assert line["ratio"] > 0
 
 
 @pytest.fixture
