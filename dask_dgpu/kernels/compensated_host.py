@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.kernels.compiled import compiled
+from dask_dgpu.kernels.compiled import compiled, one_compiles
 
 Array = Any
 
@@ -99,4 +99,4 @@ def add_compensated(flat: Array, sums: Array, compensations: Array, *walk: int) 
                 _fold(lanes, lost, n, min(kept, n), sums[o, lo:], compensations[o, lo:])
 
 
-ADD = {"float32": add_exact, "float64": add_compensated}
+ADD = {"float32": one_compiles(add_exact), "float64": one_compiles(add_compensated)}
