@@ -15,6 +15,7 @@ from dask_dgpu.health import Health, check_health
 from dask_dgpu.jacobi import JacobiInfo, jacobi
 from dask_dgpu.poisson import poisson
 from dask_dgpu.progress import progress
+from dask_dgpu.reductions import max, mean, min, std, sum, var
 from dask_dgpu.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, stencil
 
 __version__ = "0.1.0"
@@ -33,8 +34,14 @@ __all__ = [
     "explain",
     "fft",
     "jacobi",
+    "max",
+    "mean",
+    "min",
     "poisson",
     "progress",
     "start",
+    "std",
     "stencil",
+    "sum",
+    "var",
 ]

@@ -15,9 +15,10 @@ from dask_dgpu.backend import array_backend
 from dask_dgpu.delayed import plain_to_delayed
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.facts import gather
-from dask_dgpu.fft.install import install, uninstall
+from dask_dgpu.fft import install as fft_functions
 from dask_dgpu.main_guard import require_main_guard
 from dask_dgpu.optimizer import GraphOptimizer
+from dask_dgpu.reductions import install as sum_functions
 from dask_dgpu.settings import fft_output_layout, read
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
     -----
     It holds for all clients of this process and for graphs computed from now on.
     Calling it again replaces the settings; nothing is wrapped twice. The functions of
-    ``dask.array.fft`` become those of ``dask_dgpu.fft``; ``fft_output_layout`` is put
+    ``dask.array.fft`` become those of ``dask_dgpu.fft``, and with ``sum_method`` other than
+    ``"dask"``, ``dask.array.sum`` and ``mean`` add by that method; ``fft_output_layout`` is put
     into ``dask.config``, where each of their calls reads it. The workers
     make their communicator in the background meanwhile. The number of workers is
     that of now as far as predictions go; call it again when that has changed.
@@ -127,7 +129,8 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
         before[FFT_LAYOUT] = fft_output_layout()
         dask.config.set({FFT_LAYOUT: settings["fft_output_layout"]})
     setattr(Array, TO_DELAYED, plain_to_delayed(Array.to_delayed))
-    install()
+    fft_functions.install()
+    sum_functions.install(read_settings.sum_method)
     return Enabled(optimizer, before)
 
 
@@ -236,10 +239,13 @@ def _restore(before: Mapping[str, Any]) -> None:
         # Dask takes a value of None for "do not optimize", so the key must go
         dask.config.config.pop(OPTIMIZE, None)
     dask.config.set({name: value for name, value in before.items() if value is not None})
-    if not isinstance(before[OPTIMIZE], GraphOptimizer):
+    if isinstance(before[OPTIMIZE], GraphOptimizer):
+        sum_functions.install(before[OPTIMIZE].settings.sum_method)
+    else:
         original: Callable[..., Any] = Array.to_delayed
         setattr(Array, TO_DELAYED, getattr(original, "__wrapped__", original))
-        uninstall()
+        fft_functions.uninstall()
+        sum_functions.uninstall()
 
 
 def _current_client() -> Client | None:

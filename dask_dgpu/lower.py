@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from functools import singledispatch
+from typing import cast
 
+from dask_dgpu.algorithms.kahan_sum import Summing
+from dask_dgpu.kernels.partial_sum import Exact, Kind
 from dask_dgpu.runtime.program import Collective, Local
 from dask_dgpu.runtime.value import Value
 from graph_opt.fourier import Fourier
@@ -13,6 +16,7 @@ from graph_opt.node import ArrayNode
 from graph_opt.product import Product
 from graph_opt.redistribution import Redistribution
 from graph_opt.region import Blockwork, Member
+from graph_opt.summation import Summation
 from graph_opt.sweeping import Sweeping
 
 
@@ -51,6 +55,14 @@ def _sweeping(piece: Sweeping) -> Collective:
 def _halo(piece: Halo) -> Collective:
     names, task = (piece.source.name,), (piece.depth, piece.boundary)
     return Collective("halo", names, piece.output.name, _result(piece), task)
+
+
+@lower.register
+def _summation(piece: Summation) -> Collective:
+    method, kind = cast(Exact, piece.method), cast(Kind, piece.kind)
+    task = Summing(piece.axes, piece.keepdims, method, kind)
+    names = (piece.source.name,)
+    return Collective("kahan_sum", names, piece.output.name, _result(piece), task)
 
 
 @lower.register

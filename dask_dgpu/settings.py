@@ -30,6 +30,7 @@ class Settings:
     on_error: Literal["fallback", "raise"]
     regions: bool
     local_ranks: int
+    sum_method: Literal["dask", "compensated", "reproducible"]
     limits: Limits
     memory_limit: int | None
     safety_margin: float
@@ -77,6 +78,7 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
         on_error=values["on-error"],
         regions=values["regions"],
         local_ranks=values["local-ranks"],
+        sum_method=values["sum.method"],
         limits=Limits(
             timeout=_parsed(values, "gang.timeout", parse_timedelta),
             grace=_parsed(values, "gang.grace", parse_timedelta),

@@ -31,8 +31,18 @@ OUTSIDE = (getter, getter_nofancy, getter_inline, load_store_chunk)
 CONTRACTIONS = (_matmul, _tensordot, chunk_einsum)
 """Functions that multiply blocks whose sums come after; a rule's, or Dask's alone."""
 
-MODULES = ("numpy", "cupy", "dask", "operator", "_operator", "builtins", "toolz", "cytoolz")
-"""Where the functions are that Dask itself calls in layers that are not blockwise."""
+MODULES = (
+    "numpy",
+    "cupy",
+    "dask",
+    "dask_dgpu",
+    "operator",
+    "_operator",
+    "builtins",
+    "toolz",
+    "cytoolz",
+)
+"""Where the functions are that Dask itself, or our sums, call in layers that are not blockwise."""
 
 CREATES = (
     _broadcast_trick_inner.func,

@@ -14,6 +14,7 @@ import pytest
 from dask_dgpu.kernels.pack import copy_host
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+METHODS = ("compensated", "reproducible")
 FIELDS = {
     "chunk", "date", "dtype", "machine", "median", "n", "ratio", "seconds", "versions", "what",
 }  # fmt: skip
@@ -193,6 +194,25 @@ def test_map_overlap_writes_every_figure(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
+def test_kahan_sum_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "kahan_sum.py", "--quick")
+    kernels = ["numpy", "compensated", "reproducible"]
+    ways = ["dask", "dask, dtype float64", "compensated", "reproducible"]
+    assert [line["what"] for line in lines] == [
+        *(f"one block, {way}" for _ in range(2) for way in kernels),
+        *(f"sum, {way}" for _ in range(2) for way in ways),
+    ]
+    assert [line["ratio"] for line in lines if line["what"].endswith(("numpy", "dask"))] == [1] * 4
+    for line in lines:
+        assert len(line["seconds"]) == 1
+        assert line["median"] == line["seconds"][0] > 0
+    errors = {(line["what"], line["axis"]): line["relative_error"] for line in lines[6:]}
+    for way in ways[1:]:
+        assert max(errors[f"sum, {way}", axis] for axis in (None, 0)) <= np.finfo("float32").eps
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_the_pencil_fft_benchmark_for_gpus_runs_on_a_cpu(tmp_path: Path) -> None:
     sizes = ["--n", "64", "--cubes", "16", "--repetitions", "1", "--dtype", "complex128"]
     lines = lines_of(tmp_path / "figures.jsonl", "pencil_fft_gpu.py", "--device", "cpu", *sizes)
@@ -218,6 +238,23 @@ def test_the_pencil_fft_benchmark_for_gpus_runs_on_a_cpu(tmp_path: Path) -> None
     program = figures["rechunk, rank program"]
     assert program["sent_bytes"] >= 64 * 64 * 16 // 4 * 3 // 4
     assert program["gbytes_a_second"] > 0
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_the_kahan_sum_benchmark_for_gpus_runs_on_a_cpu(tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", "--values", "4096", "--repetitions", "1"]
+    lines = lines_of(tmp_path / "figures.jsonl", "kahan_sum_gpu.py", *arguments)
+    kernels = [f"blocks where they are, {w}" for w in ("torch", "dask", *METHODS)]
+    ways = [f"end to end, {way}" for way in ("dask", *METHODS)]
+    first = ["no-op on every worker", "synchronize every worker"]
+    assert [line["what"] for line in lines if "error" not in line] == [
+        *first,
+        *[*kernels, *ways] * 2,
+    ]
+    for line in lines[2:]:
+        assert line["median"] > 0
+        assert line["ratio"] > 0
 
 
 @pytest.fixture

@@ -38,3 +38,20 @@ def test_rock_salt(tmp_path: Path) -> None:
         assert abs(fine - known) < abs(middle - known) / 3.5 < abs(coarse - known) / 3.5**2
     assert "-8.924 eV" in done.stdout
     assert (tmp_path / "build" / "rock_salt.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_energy_balance(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "energy_balance.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    *sums, chunkings, _ = done.stdout.splitlines()
+    errors = [
+        dict(part.split(" ") for part in line.split("error ")[1].split(", ")) for line in sums
+    ]
+    eps = 2.0**-23
+    assert max(float(error["compensated"]) for error in errors) < eps
+    assert max(float(error["reproducible"]) for error in errors) < eps
+    assert max(float(error["dask"]) for error in errors) > 10 * eps
+    assert chunkings.endswith("reproducible 1")
+    assert (tmp_path / "build" / "energy_balance.png").stat().st_size > 10_000

@@ -135,6 +135,7 @@ def test_page_of_the_api_has_every_setting_and_its_default() -> None:
         "dask_dgpu.fft",
         "dask_dgpu.jacobi",
         "dask_dgpu.poisson",
+        "dask_dgpu.reductions",
         "dask_dgpu.stencil",
     ],
 )

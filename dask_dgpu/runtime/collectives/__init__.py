@@ -3,6 +3,7 @@
 from dask_dgpu.runtime.collectives import (
     halo,
     jacobi,
+    kahan_sum,
     pencil_fft,
     redistribute,
     stencil,
@@ -13,6 +14,7 @@ from dask_dgpu.runtime.collectives.algorithm import Algorithm, Cost
 ALGORITHMS: dict[str, Algorithm] = {
     "halo": halo.HALO,
     "jacobi": jacobi.JACOBI,
+    "kahan_sum": kahan_sum.KAHAN_SUM,
     "pencil_fft": pencil_fft.PENCIL_FFT,
     "redistribute": redistribute.REDISTRIBUTE,
     "stencil": stencil.STENCIL,

@@ -1,0 +1,180 @@
+"""Who sums what, and who ends up with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from dask_dgpu.kernels.partial_sum import Exact, Kind
+from graph_opt.cost import Machine
+from graph_opt.layout import Cuts, Index, Layout
+
+WORD = 8
+"""Bytes of a double, and of a limb."""
+
+LIMBS = 4
+"""Limbs of an exact sum that are expected to be used."""
+
+
+@dataclass(frozen=True)
+class Summing:
+    """What is asked for.
+
+    Parameters
+    ----------
+    axes : tuple of int
+        The axes that are summed.
+    keepdims : bool
+        Whether they stay, with length one.
+    method : {"compensated", "reproducible"}
+        How.
+    kind : {"sum", "mean"}
+        Whether sums are divided by the number of their elements.
+    """
+
+    axes: tuple[int, ...]
+    keepdims: bool
+    method: Exact
+    kind: Kind
+
+    def target(self, index: Index) -> Index:
+        """Return the block of the result to which a block of the source adds."""
+        if self.keepdims:
+            return tuple(0 if k in self.axes else at for k, at in enumerate(index))
+        return tuple(at for k, at in enumerate(index) if k not in self.axes)
+
+
+@dataclass(frozen=True)
+class SumPlan:
+    """A sum on so many ranks.
+
+    Parameters
+    ----------
+    task : Summing
+        What is asked for.
+    source, result : Layout
+        Where the array is, and where its sums shall be.
+    dtype, result_dtype : str
+        Of either.
+    size : int
+        Number of ranks.
+    """
+
+    task: Summing
+    source: Layout
+    result: Layout
+    dtype: str
+    result_dtype: str
+    size: int
+
+    @cached_property
+    def adding(self) -> dict[Index, tuple[int, ...]]:
+        """For each wanted block of the result, in row-major order, the ranks that add to it."""
+        return _adding(self.task, self.source, self.result)
+
+    @property
+    def parts(self) -> int:
+        """Two for complex numbers, one for real ones."""
+        return 2 if np.dtype(self.dtype).kind == "c" else 1
+
+    def shape(self, index: Index) -> tuple[int, ...]:
+        """Return the shape of the partial sums for a block of the result."""
+        lengths = iter(self.result.block_shape(index))
+        kept = [k not in self.task.axes for k in range(self.source.ndim)]
+        shape = [next(lengths) if self.task.keepdims or keep else 1 for keep in kept]
+        return (*shape, 2) if self.parts == 2 else tuple(shape)
+
+    def words(self, index: Index, limbs: int) -> int:
+        """Return the words of a message for a block of the result."""
+        each = 2 if self.task.method == "compensated" else limbs + 1
+        return each * prod(self.shape(index))
+
+
+def _adding(task: Summing, source: Layout, result: Layout) -> dict[Index, tuple[int, ...]]:
+    wanted = zip(result.indices(), result.owners, strict=True)
+    ranks: dict[Index, set[int]] = {index: set() for index, owner in wanted if owner >= 0}
+    for index, owner in zip(source.indices(), source.owners, strict=True):
+        target = task.target(index)
+        if owner >= 0 and target in ranks:
+            ranks[target].add(owner)
+    return {index: tuple(sorted(found)) for index, found in ranks.items()}
+
+
+def plan_sum(
+    source: Layout,
+    task: Summing,
+    cuts: tuple[Cuts, ...],
+    wanted: Sequence[Index],
+    dtypes: tuple[str, str],
+    size: int,
+) -> SumPlan:
+    """Plan a sum.
+
+    Parameters
+    ----------
+    source : Layout
+        Where the blocks are; -1 for those that nobody reads.
+    task : Summing
+        What is asked for.
+    cuts : tuple of tuple of int
+        Where the result is cut.
+    wanted : sequence of tuple of int
+        Its blocks that are made, in row-major order.
+    dtypes : tuple of (str, str)
+        Of the source and of the result.
+    size : int
+        Number of ranks.
+
+    Returns
+    -------
+    SumPlan
+        Each block of the result is owned by a rank that adds to it, the one that has least
+        to do so far.
+    """
+    some = set(wanted)
+    grid = tuple(len(along) - 1 for along in cuts)
+    first = Layout(cuts, tuple(0 if at in some else -1 for at in np.ndindex(*grid)))
+    adding = _adding(task, source, first)
+    load = [0] * size
+    owners = {}
+    for index, ranks in adding.items():
+        owner = min(ranks, key=lambda rank: (load[rank], rank))
+        owners[index] = owner
+        load[owner] += (len(ranks) - 1) * prod(first.block_shape(index)) + 1
+    result = Layout(cuts, tuple(owners.get(at, -1) for at in np.ndindex(*grid)))
+    return SumPlan(task, source, result, *dtypes, size)
+
+
+def received(plan: SumPlan, limbs: int = LIMBS) -> list[int]:
+    """Return the bytes that each rank receives from others, less the small reduction."""
+    total = [0] * plan.size
+    for index, ranks in plan.adding.items():
+        owner = plan.result.owner(index)
+        total[owner] += (len(ranks) - 1) * plan.words(index, limbs) * WORD
+    return total
+
+
+def peak(plan: SumPlan) -> int:
+    """Return the most bytes that a rank holds: its blocks, and partial sums twice."""
+    itemsize = np.dtype(plan.dtype).itemsize
+    came = received(plan)
+    worst = 0
+    for rank in range(plan.size):
+        words = sum(plan.words(at, LIMBS) for at, ranks in plan.adding.items() if rank in ranks)
+        held = 2 * words * WORD + came[rank]
+        worst = max(worst, plan.source.share(rank, itemsize) + held)
+    return worst
+
+
+def cost(plan: SumPlan, machine: Machine) -> float:
+    """Predict the seconds of a plan: one pass over the blocks, and two exchanges at the most."""
+    itemsize = np.dtype(plan.dtype).itemsize
+    read = max(plan.source.share(rank, itemsize) for rank in range(plan.size))
+    came = max(received(plan))
+    exchanges = 1 if plan.task.method == "compensated" else 2
+    seconds = read / machine.memory_bandwidth + came / machine.bandwidth
+    return seconds + (exchanges * machine.latency if plan.size > 1 else 0.0)

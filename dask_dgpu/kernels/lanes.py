@@ -1,0 +1,256 @@
+"""How a reduction walks through a block: rows of lanes, for any axes and any strides.
+
+A lane is an accumulator. Neighbours in memory go to neighbouring lanes, so that one
+instruction adds to many of them, and each lane gets its values in a fixed order::
+
+    axis 0 of (n, 3)      a b c | a b c | a b c      lanes of three sums, folded
+                          a b c | a b c | a b c      rows add to the same lanes
+                          -----------------------
+                          a b c   a b c   a b c      then lanes of one sum are added
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+Array = Any
+
+LANES = 1024
+"""Most lanes of a walk; as accumulators they fit the first cache."""
+
+STRIDED_LANES = 256
+"""The same where neighbouring lanes read from different cache lines."""
+
+SHORT = 128
+"""Along shorter axes it does not pay to have several lanes for one sum."""
+
+NARROW = 16
+"""Fewer kept elements side by side are too few for lanes."""
+
+SUMS = 4096
+"""Most sums of a step, so that accumulators of any size stay in a cache."""
+
+FEW_ROWS = 8
+"""Lanes of one sum get this many values each, so that adding the lanes costs little."""
+
+SMALL_WALK = 4096
+"""Elements below which a walk is mostly overhead."""
+
+
+class Axis(NamedTuple):
+    """An axis of a block, or several that are as good as one: length, and stride in elements."""
+
+    length: int
+    stride: int
+
+
+class Walk(NamedTuple):
+    """One pass over a part of a block; all numbers count elements.
+
+    Attributes
+    ----------
+    start : int
+        The first element, counted in memory from the first of the block.
+    outer, across : int
+        How often the walk is repeated for other sums, and the stride between these.
+    rows, down : int
+        Rows that add to the same lanes, and the stride between them.
+    width, along : int
+        Elements of a row, one for each lane, and the stride between them.
+    lanes : int
+        How many are walked through together, before the rows begin anew; no fewer than
+        ``width`` where lanes share sums.
+    kept : int
+        Lanes that are of different sums; lane ``j`` is of the sum ``j % kept``.
+    """
+
+    start: int
+    outer: int
+    across: int
+    rows: int
+    down: int
+    width: int
+    along: int
+    lanes: int
+    kept: int
+
+
+class Step(NamedTuple):
+    """Sums, and the walks that make them.
+
+    Attributes
+    ----------
+    target : tuple of (int or slice)
+        Where they are among the sums of the block: (outer, kept).
+    walks : list of Walk
+        All that is added to them.
+    """
+
+    target: tuple[Any, ...]
+    walks: list[Walk]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A block as axes that are kept and axes that are summed, each by falling stride.
+
+    Parameters
+    ----------
+    kept, summed : tuple of Axis
+        Axes of one element left out, and those joined that are as good as one.
+    shape : tuple of int
+        Lengths of the kept axes of the block, in the order of ``order``.
+    order : tuple of int
+        For each kept axis of the block in its order, which one of ``shape`` it is.
+    """
+
+    kept: tuple[Axis, ...]
+    summed: tuple[Axis, ...]
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+
+    def restored(self, sums: Array, trailing: int = 0) -> Array:
+        """Return sums, made in the order of the form, with the axes of the block.
+
+        The last ``trailing`` axes belong to each sum, and stay.
+        """
+        rest = sums.shape[sums.ndim - trailing :]
+        sums = sums.reshape(self.shape + rest)
+        behind = range(len(self.order), len(self.order) + trailing)
+        return sums.transpose(*self.order, *behind)
+
+
+def form_of(shape: Sequence[int], strides: Sequence[int], axes: Sequence[int]) -> Form:
+    """Return the form of a block whose strides, in elements, are not negative."""
+    kept = [axis for axis in range(len(shape)) if axis not in axes]
+    falling = sorted(kept, key=lambda axis: -strides[axis])
+    summed = sorted(axes, key=lambda axis: -strides[axis])
+    order = sorted(range(len(kept)), key=falling.__getitem__)
+    return Form(
+        _joined([Axis(shape[axis], strides[axis]) for axis in falling]),
+        _joined([Axis(shape[axis], strides[axis]) for axis in summed]),
+        tuple(shape[axis] for axis in falling),
+        tuple(order),
+    )
+
+
+def _joined(axes: Sequence[Axis]) -> tuple[Axis, ...]:
+    joined: list[Axis] = []
+    for axis in axes:
+        if axis.length == 1:
+            continue
+        if joined and joined[-1].stride == axis.length * axis.stride:
+            joined[-1] = Axis(joined[-1].length * axis.length, axis.stride)
+        else:
+            joined.append(axis)
+    return tuple(joined)
+
+
+def forwards(x: Array, axes: Sequence[int]) -> tuple[Array, tuple[slice, ...]]:
+    """Return a view without negative strides, and what turns its sums round again."""
+    turned = [slice(None, None, -1 if stride < 0 else None) for stride in x.strides]
+    return x[(..., *turned)], tuple(s for axis, s in enumerate(turned) if axis not in axes)
+
+
+def flat_of(x: Array) -> Array:
+    """Return the NumPy memory that a block spans, as one axis; strides are not negative."""
+    span = 1 + sum((n - 1) * s // x.itemsize for n, s in zip(x.shape, x.strides, strict=True))
+    return as_strided(x, (span,), (x.itemsize,), writeable=False)
+
+
+def in_elements(x: Array) -> tuple[int, ...]:
+    """Return the strides of a block in elements."""
+    return tuple(stride // x.itemsize for stride in x.strides)
+
+
+def steps_of(x: Array, axes: Sequence[int]) -> tuple[Array, Form, tuple[int, ...], list[Step]]:
+    """Return how to sum a NumPy block along some axes.
+
+    A block is copied if it is not aligned, not in native byte order, or so scattered that
+    walks would be tiny.
+
+    Returns
+    -------
+    flat : array
+        The memory of the block.
+    form : Form
+        Its axes.
+    shape : tuple of int
+        The shape in which the sums are made.
+    steps : list of Step
+        Each sum is in one of them.
+    """
+    if any(stride % x.itemsize for stride in x.strides) or not x.flags.aligned:
+        x = x.copy()
+    if not x.dtype.isnative:
+        x = x.astype(x.dtype.newbyteorder("="))
+    form = form_of(x.shape, in_elements(x), axes)
+    shape, steps = _steps(form)
+    count = sum(len(step.walks) for step in steps)
+    if count > 1 and x.size < SMALL_WALK * count:
+        kept = [axis for axis in range(x.ndim) if axis not in axes]
+        x = np.ascontiguousarray(x.transpose(*kept, *axes))
+        form = form_of(x.shape, in_elements(x), range(len(kept), x.ndim))
+        shape, steps = _steps(form)
+    return flat_of(x), form, shape, steps
+
+
+def _steps(form: Form) -> tuple[tuple[int, ...], list[Step]]:
+    """Walk along the kept axis that is nearest in memory, or along the summed one."""
+    one = Axis(1, 0)
+    kept, summed = form.kept or (one,), form.summed or (one,)
+    nearest, rows = kept[-1], summed[-1]
+    near = nearest.stride < rows.stride or rows.length == 1
+    follow = near and rows.stride == nearest.length * nearest.stride and nearest.length <= LANES
+    if not follow and not (nearest.length >= NARROW and (near or rows.length < SHORT)):
+        kept, nearest, follow = (*kept, Axis(1, rows.stride)), Axis(1, rows.stride), True
+    left = [axis for axis in summed if axis is not rows]
+    *others, outer, _ = (one, one, *kept)
+    parts = _parts(outer, nearest)
+    steps = []
+    for at in product(*(range(axis.length) for axis in others)):
+        first = _offset(at, others)
+        for start, across, along, target in parts:
+            corners = product(*(range(axis.length) for axis in left))
+            starts = [first + start + _offset(corner, left) for corner in corners]
+            walks = [w for at in starts for w in _walks(at, across, rows, along, follow)]
+            steps.append(Step((*at, *target), walks))
+    return (*(axis.length for axis in (*others, outer)), nearest.length), steps
+
+
+def _parts(outer: Axis, nearest: Axis) -> list[tuple[int, Axis, Axis, tuple[slice, slice]]]:
+    """Cut the sums into parts that a cache holds: first element, axes, and place."""
+    parts = []
+    for lo, hi in _spans(nearest.length, SUMS):
+        for top, bottom in _spans(outer.length, max(1, SUMS // (hi - lo))):
+            start = top * outer.stride + lo * nearest.stride
+            across, along = Axis(bottom - top, outer.stride), Axis(hi - lo, nearest.stride)
+            parts.append((start, across, along, (slice(top, bottom), slice(lo, hi))))
+    return parts
+
+
+def _walks(start: int, outer: Axis, rows: Axis, along: Axis, follow: bool) -> Iterator[Walk]:
+    """Walk through rows, several taken as one if they follow each other in memory."""
+    several = min(LANES // along.length, rows.length // FEW_ROWS) if follow else 1
+    fold = 1 << max(0, several.bit_length() - 1)  # a power of two, for a tree
+    count, rest = divmod(rows.length, fold)
+    down = fold * rows.stride
+    sums, stride = along
+    lanes = LANES if follow or stride == 1 else STRIDED_LANES
+    yield Walk(start, *outer, count, down, fold * sums, stride, lanes, sums)
+    if rest:
+        yield Walk(start + count * down, *outer, 1, 0, rest * sums, stride, lanes, sums)
+
+
+def _spans(length: int, most: int) -> Iterator[tuple[int, int]]:
+    return ((lo, min(lo + most, length)) for lo in range(0, length, most))
+
+
+def _offset(at: Sequence[int], axes: Sequence[Axis]) -> int:
+    return sum(i * axis.stride for i, axis in zip(at, axes, strict=True))

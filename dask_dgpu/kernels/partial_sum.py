@@ -1,0 +1,118 @@
+"""Sums of a part of an array, by either method: made of a block, added, rounded at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+from dask.utils import typename
+
+from dask_dgpu.kernels import binned, compensated
+from dask_dgpu.kernels.binned import Binned
+from dask_dgpu.kernels.compensated import Pair
+
+Array = Any
+Sums = Pair | Binned
+Exact = Literal["compensated", "reproducible"]
+Kind = Literal["sum", "mean"]
+
+FEW_BYTES = 1 << 16
+"""Sums of up to so many bytes are added on the host: a GPU would only wait for launches."""
+
+KERNELS: dict[str, Any] = {"compensated": compensated, "reproducible": binned}
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The sums of a part of an array, with summed axes of length one.
+
+    Parameters
+    ----------
+    sums : Pair or Binned
+        The sums; of complex numbers with a last axis for real and imaginary part.
+    count : int
+        Numbers in each sum.
+    container : str
+        The type of the blocks.
+    parts : int
+        Two for complex numbers, one for real ones.
+    """
+
+    sums: Sums
+    count: int
+    container: str
+    parts: int
+
+    def __sizeof__(self) -> int:
+        """Return the bytes of the arrays, which Dask asks for."""
+        return sys.getsizeof(self.sums)
+
+
+def partial_sum(block: Array, axes: tuple[int, ...], method: Exact) -> Partial:
+    """Sum a block along some of its axes.
+
+    Parameters
+    ----------
+    block : numpy.ndarray or cupy.ndarray
+        Of any real or complex dtype and any strides.
+    axes : tuple of int
+        The axes to sum along, none of them negative.
+    method : {"compensated", "reproducible"}
+        How.
+
+    Raises
+    ------
+    TypeError
+        When the block is not one of numbers.
+    """
+    if block.dtype.kind not in "biufc":
+        raise TypeError(f"a block has the dtype {block.dtype}, which has no sum of this kind")
+    parts = 2 if block.dtype.kind == "c" else 1
+    shape = [1 if k in axes else length for k, length in enumerate(block.shape)]
+    if parts == 2:
+        shape.append(2)
+    sums = KERNELS[method].block_sum(block, axes).reshaped(tuple(shape))
+    if isinstance(sums, Pair) and sums.sums.nbytes <= FEW_BYTES:
+        sums = sums.on_host()
+    count = prod(block.shape[k] for k in axes)
+    return Partial(sums, count, typename(type(block)), parts)
+
+
+def added(partials: Sequence[Partial]) -> Partial:
+    """Add sums of parts, of one shape: pairs by a tree in their order."""
+    merged: Any = compensated.merged if isinstance(partials[0].sums, Pair) else binned.merged
+    sums = merged([partial.sums for partial in partials])
+    return replace(partials[0], sums=sums, count=sum(partial.count for partial in partials))
+
+
+def finished(
+    whole: Partial, kind: Kind, result: str, axes: tuple[int, ...], keepdims: bool
+) -> Array:
+    """Round sums, or means, to the dtype ``result``; blocks of the type that was summed."""
+    values = _rounded(whole, kind, np.dtype(result))
+    if not keepdims:
+        values = values.squeeze(axis=axes)
+    if whole.container.startswith("cupy"):
+        import cupy
+
+        return cupy.asarray(values)
+    return values
+
+
+def _rounded(whole: Partial, kind: str, result: np.dtype[Any]) -> Array:
+    real = np.empty(0, result).real.dtype.name
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        if kind == "mean":
+            values = whole.sums.value() / whole.count
+        elif isinstance(whole.sums, Binned):
+            values = whole.sums.value(real)
+        else:
+            values = whole.sums.value()
+        values = values.astype(real)
+        if whole.parts == 2:
+            values = np.ascontiguousarray(values).view(np.dtype(f"c{2 * values.itemsize}"))[..., 0]
+        return values.astype(result)

@@ -1,0 +1,73 @@
+"""Blocks of other dtypes than a kernel knows, converted and summed part after part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+Array = Any
+T = TypeVar("T")
+
+PART = 1 << 18
+"""Elements that are converted at a time, so that they are summed out of a cache."""
+
+DEVICE_PART = 1 << 26
+"""The same on a GPU, where a launch costs more than memory."""
+
+
+def as_real(block: Array) -> Array:
+    """Return a view of complex numbers with a last axis for both parts; others as they are."""
+    if block.dtype.kind != "c":
+        return block
+    real = block.real
+    shape, strides = (*real.shape, 2), (*real.strides, real.itemsize)
+    if isinstance(block, np.ndarray):
+        return np.lib.stride_tricks.as_strided(real, shape, strides)
+    import cupy
+
+    return cupy.lib.stride_tricks.as_strided(real, shape, strides)
+
+
+def zeros_for(block: Array, axes: Sequence[int], dtype: str) -> Array:
+    """Return zeros for the sums of a block along some axes, on its device."""
+    shape = tuple(length for axis, length in enumerate(block.shape) if axis not in axes)
+    return np.zeros_like(block, shape=shape, dtype=dtype)
+
+
+def in_parts(
+    block: Array,
+    axes: Sequence[int],
+    dtypes: Sequence[str],
+    function: Callable[[Array, Sequence[int]], T],
+    merged: Callable[[Sequence[T]], T],
+) -> T:
+    """Sum a block that has one of some dtypes, or can be converted to one without a copy.
+
+    Parameters
+    ----------
+    block : numpy.ndarray or cupy.ndarray
+        Of any real dtype.
+    axes : sequence of int
+        Axes to sum along.
+    dtypes : sequence of str
+        What ``function`` takes. Half precision becomes the first that is there, all else
+        float64.
+    function : callable
+        ``function(part, axes)`` sums a part.
+    merged : callable
+        Adds the sums of parts, in their order.
+    """
+    if block.dtype.name in dtypes:
+        return function(block, axes)
+    dtype = "float32" if block.dtype.name == "float16" and "float32" in dtypes else "float64"
+    most = PART if isinstance(block, np.ndarray) else DEVICE_PART
+    if block.size <= most or not axes:
+        return function(block.astype(dtype), axes)
+    longest = max(axes, key=lambda axis: block.shape[axis])
+    length = block.shape[longest]
+    step = max(1, most // (block.size // length))
+    before = (slice(None),) * longest
+    parts = (block[(*before, slice(lo, lo + step))] for lo in range(0, length, step))
+    return merged([function(part.astype(dtype), axes) for part in parts])

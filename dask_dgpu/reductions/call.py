@@ -1,0 +1,117 @@
+"""A call whose arguments are checked: a Dask reduction of few tasks, or Dask's own."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from functools import partial
+from math import ceil, isnan, prod
+from typing import Any, Literal, cast, get_args
+
+import dask.array as da
+import numpy as np
+from dask.array.core import Array
+from dask.utils import typename
+from numpy.lib.array_utils import normalize_axis_tuple
+
+from dask_dgpu.kernels.partial_sum import Kind
+from dask_dgpu.reductions.partial import add_partials, finish, sum_block
+
+Method = Literal["compensated", "reproducible", "dask"]
+
+METHODS: tuple[Method, ...] = get_args(Method)
+CONTAINERS = ("numpy.ndarray", "cupy.ndarray")
+DTYPES = "?bBhHiIlLqQefdFD"
+PARTIAL_BYTES = 48
+"""About the bytes of a partial sum."""
+
+TASK_BYTES = 64 << 20
+"""Most bytes of partial sums that one task adds, unless there are but a few."""
+
+FEWEST, MOST = 4, 4096
+"""Partial sums that one task adds."""
+
+
+def reduced(
+    kind: Kind,
+    x: Any,
+    axis: int | Sequence[int] | None,
+    keepdims: bool,
+    dtype: Any,
+    method: Method,
+    split_every: Any = None,
+) -> Array:
+    """Return a sum or a mean by one of the methods; raise on what is not allowed."""
+    if method not in METHODS:
+        raise ValueError(f"method is {method!r}, it must be one of {', '.join(METHODS)}")
+    x = x if isinstance(x, Array) else da.asarray(x)
+    if x.dtype.char not in DTYPES:
+        raise TypeError(f"x has the dtype {x.dtype}, it must be bool, integer, real or complex")
+    axes = summed_axes(axis, x.ndim)
+    result = result_dtype(kind, x.dtype, dtype)
+    own = da.sum if kind == "sum" else da.mean
+    own = getattr(own, "__wrapped__", own)
+    if method == "dask" or result.kind not in "fc":  # integers are exact in any order
+        done: Array = own(x, axis=axes, dtype=result, keepdims=keepdims, split_every=split_every)
+        return done
+    if typename(type(x._meta)) not in CONTAINERS:
+        blocks = typename(type(x._meta))
+        raise TypeError(f"x has blocks of type {blocks}, which must be one of NumPy or CuPy")
+    if not np.can_cast(x.dtype, result, "safe"):
+        x = x.astype(result)
+    meta = np.empty_like(x._meta, shape=(0,) * (x.ndim if keepdims else x.ndim - len(axes)))
+    return cast(
+        Array,
+        da.reduction(
+            x,
+            chunk=partial(sum_block, method=method),
+            combine=add_partials,
+            aggregate=partial(finish, kind=kind, result=result.name),
+            axis=axes,
+            keepdims=bool(keepdims),
+            dtype=result,
+            split_every=split_every or _fan_in(x, axes),
+            name=f"{method}_{kind}",
+            concatenate=False,
+            meta=meta.astype(result),
+        ),
+    )
+
+
+def summed_axes(axis: Any, ndim: int) -> tuple[int, ...]:
+    """Return the axes that are meant, in rising order."""
+    if axis is None:
+        return tuple(range(ndim))
+    try:
+        axes = [axis] if not isinstance(axis, Sequence) else list(axis)
+        axes = [operator.index(each) for each in axes]
+    except TypeError:
+        raise TypeError(
+            f"axis is {axis!r}, it must be an integer, a tuple of integers or None"
+        ) from None
+    return tuple(sorted(normalize_axis_tuple(axes, ndim, "axis")))
+
+
+def result_dtype(kind: Kind, dtype: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
+    """Return the dtype that NumPy gives a sum or a mean."""
+    if wanted is None:
+        one = np.zeros(1, dtype)
+        return (one.sum() if kind == "sum" else one.mean()).dtype
+    result = np.dtype(wanted)
+    if result.char not in DTYPES:
+        raise TypeError(f"dtype is {result}, it must be bool, integer, real or complex")
+    return result
+
+
+def _fan_in(x: Array, axes: tuple[int, ...]) -> dict[int, int]:
+    """Return how many blocks along each axis one task adds: all, if they are small."""
+    if not axes:
+        return {}
+    kept = prod(max(sizes) for axis, sizes in enumerate(x.chunks) if axis not in axes)
+    most = MOST if isnan(kept) else int(TASK_BYTES // (PARTIAL_BYTES * max(kept, 1)))
+    blocks = prod(x.numblocks[axis] for axis in axes)
+    most = min(max(most, FEWEST), MOST)
+    levels = 1
+    while most**levels < blocks:
+        levels += 1
+    return {axis: max(2, ceil(x.numblocks[axis] ** (1 / levels))) for axis in axes}

@@ -1,0 +1,49 @@
+"""Variances: of deviations from the mean, with what the rounded mean leaves taken off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.array.core import Array
+
+from dask_dgpu.reductions.call import Method, reduced, result_dtype, summed_axes
+
+
+def variance(
+    x: Any,
+    axis: int | Sequence[int] | None,
+    keepdims: bool,
+    ddof: float,
+    dtype: Any,
+    method: Method,
+) -> Array:
+    """Return the variance along some axes; raise on what is not allowed."""
+    x = x if isinstance(x, Array) else da.asarray(x)
+    axes = summed_axes(axis, x.ndim)
+    result = np.empty(0, result_dtype("mean", x.dtype, dtype)).real.dtype
+    if result.kind != "f":
+        raise TypeError(f"dtype is {result}, it must be real or complex")
+    if method == "dask":
+        own: Array = da.var(x, axis=axes, keepdims=keepdims, ddof=ddof, dtype=dtype)
+        return own
+    double = np.promote_types(x.dtype, "float64")
+    mean = reduced("mean", x, axes, True, double, method)
+    deviation = x.astype(double) - mean
+    count = prod(x.shape[axis] for axis in axes)
+    rest = reduced("sum", deviation, axes, keepdims, None, method)
+    squares = reduced("sum", _square(deviation), axes, keepdims, None, method)
+    return _divided(squares - _square(rest) / max(count, 1), count - ddof).astype(result)
+
+
+def _square(x: Array) -> Array:
+    """Return the squares of absolute values, without a root."""
+    return x.real**2 + x.imag**2 if x.dtype.kind == "c" else x**2
+
+
+def _divided(x: Array, by: float) -> Array:
+    """Divide; by zero or less it is NaN, as of one number with ``ddof=1``."""
+    return x / by if by > 0 else x * np.nan

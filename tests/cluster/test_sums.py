@@ -1,0 +1,182 @@
+"""Sums on a cluster: the same bits whatever the workers do, few tasks, and with workers lost."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, futures_of, wait
+
+import dask_dgpu as dgpu
+from tests.cluster.conftest import SETTINGS, start_cluster
+from tests.cluster.observe import (
+    PLUGIN,
+    TaskCounter,
+    eventually,
+    host,
+    launched_runs,
+    left_over,
+    running,
+    send_signal,
+    settled,
+)
+from tests.kernels.exact import exact, family, to_nearest, within_bound
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+VALUES = family("condition 1e16", 60 * 44, "float64")
+A = VALUES.reshape(60, 44)
+WANTED = to_nearest(exact(VALUES), "float64").tobytes()
+METHODS = ["compensated", "reproducible"]
+
+
+@pytest.fixture
+def x(on_device):
+    return on_device(A, (7, 13))
+
+
+def summed(client: Client, y: da.Array) -> Any:
+    result = client.compute(y).result(timeout=100)
+    assert (result.dtype, result.shape) == (y.dtype, y.shape)
+    return host(result)
+
+
+def test_values_and_bits(client, x, on_device):
+    assert within_bound(summed(client, dgpu.sum(x)), VALUES, np.finfo(float).eps)
+    for array in (x, on_device(A, (60, 1)), on_device(A[::-1, ::-1].copy(), (11, 44)), x.T):
+        assert summed(client, dgpu.sum(array, method="reproducible")).tobytes() == WANTED
+
+
+def test_axes(client, x):
+    for method in METHODS:
+        for axis in (0, 1):
+            sums = summed(client, dgpu.sum(x, axis, keepdims=True, method=method))
+            wanted = [to_nearest(exact(line), "float64") for line in np.moveaxis(A, axis, 1)]
+            if method == "reproducible":
+                np.testing.assert_array_equal(sums.ravel(), wanted)
+            np.testing.assert_allclose(sums.ravel(), wanted, rtol=1e-14, atol=1e-30)
+
+
+def test_tasks_submitted(client, x):
+    x = x.persist()
+    wait(x)
+    for method in METHODS:
+        counter = TaskCounter()
+        client.register_plugin(counter)
+        y = dgpu.sum(x, method=method).persist()
+        wait(y)
+
+        def keys(dask_scheduler: Any) -> set[Any]:
+            return dask_scheduler.plugins[TaskCounter.name].keys
+
+        submitted = client.run_on_scheduler(keys) - {future.key for future in futures_of(x)}
+        client.unregister_scheduler_plugin(TaskCounter.name)
+        ranks = len(client.scheduler_info(n_workers=-1)["workers"])
+        assert x.npartitions < len(submitted) <= x.npartitions + 2 * ranks + 2
+
+
+def test_after_a_collective(client, x):
+    spectrum = abs(da.fft.fft2(x)) ** 2
+    wanted = (abs(np.fft.fft2(A)) ** 2).sum()
+    for method in METHODS:
+        found = summed(client, dgpu.sum(spectrum, method=method))
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    eventually(lambda: left_over(client) == 0)
+
+
+def test_setting(client, x):
+    with dgpu.enable(client, **SETTINGS, sum_method="reproducible"):
+        assert summed(client, x.sum()).tobytes() == WANTED
+        assert summed(client, da.sum(x.rechunk((60, 2)))).tobytes() == WANTED
+    assert x.sum().name.startswith("sum-")
+
+
+def wide(on_device: Any) -> tuple[da.Array, Any]:
+    """Return an array that is there, of many sums along its first axis, and these sums."""
+    a = np.tile(family("condition 1e8", 9 * 1000, "float32").reshape(9, 1000), 200)
+    x = on_device(a, (2, 100_000)).persist()
+    wait(x)
+    wanted = np.array([to_nearest(exact(a[:, k]), "float32") for k in range(1000)])
+    return x, np.tile(wanted, 200)
+
+
+def test_wide_sums_are_a_gang(client, on_device):
+    x, wanted = wide(on_device)
+    for method in METHODS:
+        before = launched_runs(client)
+        y = dgpu.sum(x, 0, method=method)
+        assert len(dgpu.explain(y).rewritten) == 1
+        np.testing.assert_array_equal(summed(client, y), wanted)
+        assert launched_runs(client) - before == 1
+    mean = summed(client, dgpu.mean(x, 0, keepdims=True))
+    np.testing.assert_allclose(mean[0], wanted / 9, rtol=1e-6)
+    eventually(lambda: left_over(client) == 0)
+
+
+class TestLosses:
+    """Workers are lost, and the bits stay the same."""
+
+    @pytest.fixture
+    def cluster(self, device: str) -> Iterator[Any]:
+        """A cluster that the test may damage."""
+        with start_cluster(device) as cluster:
+            yield cluster
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_killed_while_blocks_are_summed(self, client, cluster, x, method):
+        slow = x.map_blocks(late, 0.3, dtype=x.dtype, meta=x._meta)
+        future = client.compute(dgpu.sum(slow, method=method))
+        time.sleep(0.5)
+        send_signal(client, sorted(client.scheduler_info(n_workers=-1)["workers"])[-1])
+        found = host(future.result(timeout=100))
+        assert within_bound(found, VALUES, np.finfo(float).eps)
+        if method == "reproducible":
+            assert found.tobytes() == WANTED
+
+    def test_killed_in_the_collective(self, client, cluster, on_device):
+        x, wanted = wide(on_device)
+        y = dgpu.sum(x, 0, method="reproducible")
+        np.testing.assert_array_equal(summed(client, y), wanted)
+
+        def slow_down(dask_worker: Any) -> None:
+            device = dask_worker.plugins[PLUGIN].member.device
+            begin = type(device).begin
+            device.begin = lambda: (time.sleep(1.0), begin(device))[1]
+
+        client.run(slow_down)
+        future = client.compute(y)
+        eventually(lambda: running(client))
+        send_signal(client, sorted(client.scheduler_info(n_workers=-1)["workers"])[-1])
+        np.testing.assert_array_equal(host(future.result(timeout=100)), wanted)
+        eventually(lambda: left_over(client) == 0)
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(600)
+    def test_kills_at_random_moments(self, client, cluster, device, x):
+        """In a gang, and before and after it."""
+        plain = abs(da.fft.fft2(x)) ** 2
+        wanted = summed(client, dgpu.sum(plain, method="reproducible"))
+        chance = random.Random(5)
+        for _ in range(6 if device == "cpu" else 3):
+            if device == "cpu":
+                cluster.scale(4)  # a nanny whose worker is killed while it starts gives up
+            eventually(lambda: settled(cluster), seconds=60)
+            late_blocks = x.map_blocks(late, chance.uniform(0, 0.05), dtype=x.dtype, meta=x._meta)
+            spectrum = abs(da.fft.fft2(late_blocks)) ** 2
+            future = client.compute(dgpu.sum(spectrum, method="reproducible"))
+            time.sleep(chance.uniform(0, 1.0))
+            send_signal(client, chance.choice(sorted(client.scheduler_info(-1)["workers"])))
+            found = host(future.result(timeout=100))
+            np.testing.assert_allclose(found, wanted, rtol=1e-12)
+            future.release()
+        eventually(lambda: not running(client) and left_over(client) == 0)
+
+
+def late(block: Any, seconds: float) -> Any:
+    time.sleep(seconds)
+    return block

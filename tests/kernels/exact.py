@@ -1,0 +1,92 @@
+"""Exact sums by Python's integers, and numbers that are hard to sum."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+Array = Any
+UNIT = 1074
+"""Sums are counted in ``2**-1074``, the smallest double."""
+
+FAMILIES = (
+    "uniform",
+    "condition 1e4",
+    "condition 1e8",
+    "condition 1e16",
+    "rising",
+    "falling",
+    "alternating",
+    "subnormal",
+    "huge and tiny",
+    "signed zeros",
+    "wide",
+)
+
+
+def units(value: Any) -> int:
+    """Return a finite number as a multiple of the smallest double."""
+    numerator, denominator = float(value).as_integer_ratio()
+    return numerator * (1 << UNIT) // denominator
+
+
+def exact(values: Array) -> int:
+    """Return the sum of finite real numbers, exactly."""
+    return sum(map(units, np.asarray(values, np.float64).ravel().tolist()))
+
+
+def to_nearest(sum_: int, dtype: str) -> Any:
+    """Return an exact sum, rounded once: to a double by Python, or to less by comparing."""
+    fraction = Fraction(sum_, 1 << UNIT)
+    try:
+        double = fraction.numerator / fraction.denominator
+    except OverflowError:
+        double = math.inf if sum_ > 0 else -math.inf
+    if dtype == "float64" or math.isinf(double):
+        return np.dtype(dtype).type(double)
+    with np.errstate(over="ignore"):
+        middle = np.dtype(dtype).type(double)
+        near = {np.nextafter(middle, np.dtype(dtype).type(s * np.inf)) for s in (-1, 1)} | {middle}
+    if not np.isfinite(middle):
+        return middle
+    finite = [each for each in near if np.isfinite(each)]
+    bits = {each: int(each.view(f"u{each.itemsize}")) for each in finite}
+    return min(finite, key=lambda each: (abs(units(each) - sum_), bits[each] & 1))
+
+
+def within_bound(value: Any, values: Array, eps: float) -> bool:
+    """Whether a sum has an error of at most 2 eps |s| + n eps^2 sum |x|."""
+    sum_, magnitude = exact(values), exact(np.abs(values))
+    unit = Fraction(float(eps))
+    allowed = 2 * unit * abs(sum_) + values.size * unit**2 * magnitude
+    return abs(units(value) - sum_) <= allowed
+
+
+def family(name: str, n: int, dtype: str, seed: int = 0) -> Array:
+    """Return ``n`` numbers of a kind."""
+    rng = np.random.default_rng([seed, n, FAMILIES.index(name)])
+    info = np.finfo(dtype)
+    values = rng.standard_normal(n)
+    if name.startswith("condition"):  # pairs that cancel but for a small part
+        small = values / float(name.split()[1])
+        values[1::2] = -values[: 2 * (n // 2) : 2]
+        values = rng.permutation(values.astype(dtype).astype(float) + small)
+    elif name in ("rising", "falling"):
+        values = np.sort(np.exp(2 * values))[:: 1 if name == "rising" else -1]
+    elif name == "alternating":
+        values = np.where(np.arange(n) % 2, -1.0, 1.0) / (1 + np.arange(n))
+    elif name == "subnormal":
+        values = values * float(info.smallest_subnormal) * 1000
+    elif name == "huge and tiny":
+        values = np.where(rng.random(n) < 0.5, values * (float(info.max) / 1024), values * 1e-30)
+        values[1::2] = -values[: 2 * (n // 2) : 2]
+        values /= max(n, 1)
+    elif name == "signed zeros":
+        values = np.where(rng.random(n) < 0.5, -0.0, 0.0)
+    elif name == "wide":
+        low, high = int(info.minexp) + 4, int(info.maxexp) - 20
+        values = np.ldexp(values, rng.integers(low, high, n))
+    return values.astype(dtype)

@@ -1,0 +1,148 @@
+"""Sums of CuPy blocks: the bits that NumPy blocks give, bounds, any axes and strides."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import dask_dgpu as dgpu
+from dask_dgpu.kernels import binned, compensated
+from tests.kernels.exact import FAMILIES, exact, family, to_nearest, within_bound
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = [
+    (1,),
+    (7,),
+    (100_003,),
+    (50_000, 3),
+    (3, 50_000),
+    (4099, 16),
+    (70, 400),
+    (400, 70),
+    (9, 11, 13),
+    (2, 3000, 5),
+    (5, 2, 3, 400),
+]
+
+
+def views(block: Any) -> dict[str, Any]:
+    """Return the same numbers at other strides."""
+    return {
+        "as it is": block,
+        "transposed": block.T,
+        "turned": block[tuple(slice(None, None, -1) for _ in block.shape)],
+        "every second": block[..., ::2],
+    }
+
+
+def all_axes(ndim: int) -> list[tuple[int, ...]]:
+    counts = range(ndim + 1)
+    return [axes for count in counts for axes in itertools.combinations(range(ndim), count)]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_reproducible_bits_are_those_of_the_host(shape: tuple[int, ...], dtype: str) -> None:
+    import cupy
+
+    for name in ("uniform", "wide"):
+        block = family(name, int(np.prod(shape)), dtype).reshape(shape)
+        for here, there in zip(
+            views(block).values(), views(cupy.asarray(block)).values(), strict=True
+        ):
+            for axes in all_axes(block.ndim):
+                wanted = binned.block_sum(here, axes).value(dtype)
+                found = binned.block_sum(there, axes).value(dtype)
+                assert found.shape == wanted.shape
+                assert found.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("n", [1, 2, 7, 1000, 100_003, 3_000_017])
+def test_hard_sums(name: str, n: int, dtype: str) -> None:
+    import cupy
+
+    values = family(name, n, dtype)
+    block = cupy.asarray(values)
+    assert binned.block_sum(block, (0,)).value(dtype) == to_nearest(exact(values), dtype)
+    value = cupy.asnumpy(compensated.block_sum(block, (0,)).value()).astype(dtype)
+    assert within_bound(value, values, np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "int32"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_compensated_along_any_axes(shape: tuple[int, ...], dtype: str) -> None:
+    import cupy
+
+    block = np.random.default_rng(1).integers(-50, 50, shape).astype(dtype)
+    for here, there in zip(views(block).values(), views(cupy.asarray(block)).values(), strict=True):
+        for axes in all_axes(block.ndim):
+            wanted = compensated.block_sum(here, axes).value()
+            found = compensated.block_sum(there, axes)
+            assert isinstance(found.sums, cupy.ndarray)
+            np.testing.assert_array_equal(cupy.asnumpy(found.value()), wanted)
+
+
+@pytest.mark.parametrize("n", [0, 5000])
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ([1, np.inf, 2], np.inf),
+        ([1, -np.inf, 2], -np.inf),
+        ([np.inf, 1, -np.inf], np.nan),
+        ([np.nan, np.inf], np.nan),
+        ([-0.0, -0.0], 0.0),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_is_not_finite(values: list[float], wanted: float, dtype: str, n: int) -> None:
+    import cupy
+
+    ones = np.arange(2 * n) % 2 * 2 - 1.0
+    block = cupy.asarray(np.concatenate([ones, values, ones]).astype(dtype))
+    np.testing.assert_equal(float(compensated.block_sum(block, (0,)).value()), wanted)
+    np.testing.assert_equal(float(binned.block_sum(block, (0,)).value()), wanted)
+
+
+@pytest.mark.parametrize("method", ["compensated", "reproducible"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "complex128", "int16"])
+def test_cupy_in_cupy_out(method: Any, dtype: str) -> None:
+    import cupy
+
+    a = np.random.default_rng(2).integers(-9, 9, (60, 44)).astype(dtype)
+    x = da.from_array(cupy.asarray(a), chunks=(7, 13), asarray=False)
+    for axis in (None, 0, (0, 1), -1):
+        for name in ("sum", "mean"):
+            result = getattr(dgpu, name)(x, axis, method=method)
+            value = result.compute(scheduler="synchronous")
+            assert isinstance(value, cupy.ndarray)
+            assert value.dtype == result.dtype
+            wanted = getattr(np, name)(a, axis=axis)
+            np.testing.assert_allclose(cupy.asnumpy(value), wanted, rtol=2e-3)
+
+
+def test_numpy_and_cupy_chunks_have_the_same_bits() -> None:
+    import cupy
+
+    values = family("condition 1e16", 30_000, "float32").reshape(300, 100)
+    on_host = da.from_array(values, chunks=(70, 30))
+    on_device = da.from_array(cupy.asarray(values), chunks=(100, 55), asarray=False)
+    for axis in (None, 0, 1):
+        wanted = dgpu.sum(on_host, axis, method="reproducible").compute(scheduler="synchronous")
+        found = dgpu.sum(on_device, axis, method="reproducible").compute(scheduler="synchronous")
+        assert cupy.asnumpy(found).tobytes() == wanted.tobytes()
+
+
+def test_two_billion_values() -> None:
+    import cupy
+
+    block = cupy.full(1 << 31, 0.1, "float32")
+    wanted = np.float32(float(np.float32(0.1)) * 2**31)
+    assert binned.block_sum(block, (0,)).value("float32") == wanted
+    assert compensated.block_sum(block, (0,)).value().astype("float32") == wanted
