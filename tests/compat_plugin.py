@@ -26,8 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     original = GraphOptimizer.rewrite
 
-    def counting(self: GraphOptimizer, graph: Any, keys: Any) -> Any:
-        result = original(self, graph, keys)
+    def counting(self: GraphOptimizer, graph: Any, keys: Any, *held: Any) -> Any:
+        result = original(self, graph, keys, *held)
         counts["rewritten"] += len(result.pieces)
         return result
 
