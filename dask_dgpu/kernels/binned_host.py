@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.kernels.compiled import compiled
+from dask_dgpu.kernels.compiled import compiled, one_compiles
 from dask_dgpu.kernels.limbs import INFINITE, LOWEST, NEGATIVE, NOT_A_NUMBER
 
 Array = Any
@@ -172,3 +172,6 @@ def add_binned(flat: Array, limbs: Array, used: Array, special: Array, *walk: in
                     largest = _largest(bits, size)
             _flush(mine, used, first, n, k, high, count)
             _flush(mine, used, second, n, k, low, count)
+
+
+ADD = one_compiles(add_binned)

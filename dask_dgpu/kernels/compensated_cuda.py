@@ -54,6 +54,11 @@ __device__ void sum_pairs(const Value* values, double* sums, double* lost, const
     const bool works = column < at.across && row < at.down && sum < at.kept;
     Pair mine = {0.0, 0.0};
     if (works) {
+        // Stretches of about as many batches as there are stretches: what the sums of losses
+        // lose themselves grows with their length only.
+        Pair stretch = {0.0, 0.0};
+        int batches = 0;
+        const int longest = 1 + (int) sqrtf((float) (at.summed / (8 * at.segments * at.down)));
         values += offset_of(sum, at.kept_inner, at.kept_outer_stride, at.kept_inner_stride);
         const Long step = (Long) at.segments * at.down;
         Long next = (Long) blockIdx.y * at.down + row;
@@ -64,11 +69,17 @@ __device__ void sum_pairs(const Value* values, double* sums, double* lost, const
                 read[k] = values[offset_of(next + k * step, at.summed_inner,
                                            at.summed_outer_stride, at.summed_inner_stride)];
             #pragma unroll
-            for (int k = 0; k < 8; ++k) take(mine, read[k]);
+            for (int k = 0; k < 8; ++k) take(stretch, read[k]);
+            if (++batches == longest) {
+                merge(mine, stretch);
+                stretch.sum = stretch.lost = 0.0;
+                batches = 0;
+            }
         }
         for (; next < at.summed; next += step)
-            take(mine, values[offset_of(next, at.summed_inner, at.summed_outer_stride,
+            take(stretch, values[offset_of(next, at.summed_inner, at.summed_outer_stride,
                                         at.summed_inner_stride)]);
+        merge(mine, stretch);
     }
     shared[thread] = mine;
     __syncthreads();

@@ -6,13 +6,17 @@ reorder additions, so compensations stay what they are.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from dask_dgpu.kernels.compiled import compiled
+from dask_dgpu.kernels.compiled import compiled, one_compiles
 
 Array = Any
+
+SHORTEST = 4
+"""Rows of a stretch, at the least."""
 
 
 @compiled
@@ -61,32 +65,38 @@ def add_exact(flat: Array, sums: Array, compensations: Array, *walk: int) -> Non
 
 @compiled
 def add_compensated(flat: Array, sums: Array, compensations: Array, *walk: int) -> None:
-    """Add double precision: what each addition loses is found by Knuth's two-sum, and summed."""
+    """Add double precision: what each addition loses is found by Knuth's two-sum, and summed.
+
+    After about as many rows as there are such stretches, lanes go to the sums: what the sums
+    of losses lose themselves then grows with the number of rows and not with its square.
+    """
     start, outer, across, rows, down, width, along, most, kept = walk
     lanes, lost = np.empty(most), np.empty(most)
+    stretch = max(SHORTEST, math.ceil(math.sqrt(rows)))
     for o in range(outer):
         for lo in range(0, width, most):
             n = min(most, width - lo)
-            lanes[:n] = 0.0
-            lost[:n] = 0.0
-            for r in range(rows):
-                at = start + o * across + r * down + lo * along
-                row = flat[at : at + (n - 1) * along + 1]
-                if along == 1:
-                    for j in range(n):
-                        a, b = lanes[j], row[j]
-                        total = a + b
-                        part = total - a
-                        lost[j] += (a - (total - part)) + (b - part)
-                        lanes[j] = total
-                else:
-                    for j in range(n):
-                        a, b = lanes[j], row[j * along]
-                        total = a + b
-                        part = total - a
-                        lost[j] += (a - (total - part)) + (b - part)
-                        lanes[j] = total
-            _fold(lanes, lost, n, min(kept, n), sums[o, lo:], compensations[o, lo:])
+            for begin in range(0, rows, stretch):
+                lanes[:n] = 0.0
+                lost[:n] = 0.0
+                for r in range(begin, min(begin + stretch, rows)):
+                    at = start + o * across + r * down + lo * along
+                    row = flat[at : at + (n - 1) * along + 1]
+                    if along == 1:
+                        for j in range(n):
+                            a, b = lanes[j], row[j]
+                            total = a + b
+                            part = total - a
+                            lost[j] += (a - (total - part)) + (b - part)
+                            lanes[j] = total
+                    else:
+                        for j in range(n):
+                            a, b = lanes[j], row[j * along]
+                            total = a + b
+                            part = total - a
+                            lost[j] += (a - (total - part)) + (b - part)
+                            lanes[j] = total
+                _fold(lanes, lost, n, min(kept, n), sums[o, lo:], compensations[o, lo:])
 
 
-ADD = {"float32": add_exact, "float64": add_compensated}
+ADD = {"float32": one_compiles(add_exact), "float64": one_compiles(add_compensated)}
