@@ -15,7 +15,7 @@ from dask_dgpu.health import Health, check_health
 from dask_dgpu.jacobi import JacobiInfo, jacobi
 from dask_dgpu.poisson import poisson
 from dask_dgpu.progress import progress
-from dask_dgpu.reductions import max, mean, min, std, sum, var
+from dask_dgpu.reductions import dot, max, mean, min, norm, std, sum, var
 from dask_dgpu.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, stencil
 
 __version__ = "0.1.0"
@@ -29,6 +29,7 @@ __all__ = [
     "JacobiInfo",
     "check_health",
     "disable",
+    "dot",
     "enable",
     "errors",
     "explain",
@@ -37,6 +38,7 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "norm",
     "poisson",
     "progress",
     "start",

@@ -23,9 +23,10 @@ import dask.array as da
 from dask.array.core import Array
 
 from dask_dgpu.reductions.call import Method, reduced, summed_axes
+from dask_dgpu.reductions.products import dot, norm
 from dask_dgpu.reductions.spread import variance
 
-__all__ = ["Method", "max", "mean", "min", "std", "sum", "var"]
+__all__ = ["Method", "dot", "max", "mean", "min", "norm", "std", "sum", "var"]
 
 Axis = int | Sequence[int] | None
 
