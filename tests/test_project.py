@@ -109,7 +109,7 @@ def test_public_name_is_on_the_page_of_the_api(name: str) -> None:
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_constant_is_on_the_page_of_the_api(name: str) -> None:
     page = (ROOT / "docs/api.md").read_text()
-    assert re.search(rf"^\.\. autodata:: dask_dgpu\.{name}$", page, re.MULTILINE)
+    assert re.search(rf"^\.\. data:: dask_dgpu\.{name}$", page, re.MULTILINE)
 
 
 def test_page_of_the_api_has_every_setting_and_its_default() -> None:
