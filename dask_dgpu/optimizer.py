@@ -57,6 +57,15 @@ class Rewriting:
 
 
 @dataclass(frozen=True)
+class Accepted:
+    """A region that is worth a gang: what it takes, and what is run, in the memory there is."""
+
+    region: Region
+    prediction: Prediction
+    program: Program
+
+
+@dataclass(frozen=True)
 class GraphOptimizer:
     """The ``array_optimize`` callable.
 
@@ -111,18 +120,15 @@ class GraphOptimizer:
         while pieces:
             culled, local = self._culled(graph, arrays, pieces, wanted)
             layers = [each for each in culled.graph.layers.values() if isinstance(each, PieceLayer)]
-            regions, refused = self._decided(culled, arrays, local, layers, wanted, held)
+            accepted, refused = self._decided(culled, arrays, local, layers, wanted, held)
             declined += [Declined(name, reason) for name, reason in refused.items()]
             needed = {layer.piece.output.name for layer in layers} - refused.keys()
             kept = [piece for piece in pieces if piece.output.name in needed]
             if len(kept) == len(pieces):
-                accepted = [region for region, _ in regions]
-
-                def program(region: Region) -> Program:
-                    return self.program(region, self.room(region, held))
-
-                put = emit(culled.graph, accepted, FUNCTIONS, program)
-                return Rewriting(put, tuple(regions), tuple(declined))
+                gangs = [(each.region, each.program) for each in accepted]
+                put = emit(culled.graph, gangs, FUNCTIONS)
+                predicted = tuple((each.region, each.prediction) for each in accepted)
+                return Rewriting(put, predicted, tuple(declined))
             pieces = kept  # without the others, more or less of these may be needed
         return Rewriting(graph, (), tuple(declined))
 
@@ -148,7 +154,7 @@ class GraphOptimizer:
         layers: list[PieceLayer],
         wanted: set[Any],
         held: Held,
-    ) -> tuple[list[tuple[Region, Prediction]], dict[str, str]]:
+    ) -> tuple[list[Accepted], dict[str, str]]:
         """Return the regions that are worth a gang, and why other pieces are not."""
         refused = {
             layer.piece.output.name: reason
@@ -158,7 +164,7 @@ class GraphOptimizer:
         if refused:
             return [], refused
         named = {layer.piece.output.name: layer for layer in layers}
-        accepted: list[tuple[Region, Prediction]] = []
+        accepted: list[Accepted] = []
         if self.settings.regions:
             found = partition(culled, arrays, local, wanted)
         else:
@@ -171,20 +177,21 @@ class GraphOptimizer:
 
     def _parts(
         self, region: Region, layers: Mapping[str, PieceLayer], held: Held
-    ) -> tuple[list[tuple[Region, Prediction]], dict[str, str]]:
+    ) -> tuple[list[Accepted], dict[str, str]]:
         """Accept a region, or what of it fits, or is quicker without Dask's own layers."""
         room = self.room(region, held)
-        prediction = self.predict(region, room)
+        program = self.program(region, room)
+        prediction = predict(region, program, self.facts)
         reason = self._refusal(prediction, room)
         if reason is None:
-            return [(region, prediction)], {}
+            return [Accepted(region, prediction, program)], {}
         if len(region.members) == 1:
             return [], {region.members[0].output.name: reason}
         if _fits(prediction, room):
             smaller: Iterable[Region] = (_alone(layers[p.output.name]) for p in region.pieces)
         else:
             smaller = region.split()
-        accepted: list[tuple[Region, Prediction]] = []
+        accepted: list[Accepted] = []
         refused: dict[str, str] = {}
         for part in smaller:
             if part.pieces:

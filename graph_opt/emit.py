@@ -84,17 +84,19 @@ def gang_key(region: Region) -> Key:
 
 def emit(
     graph: HighLevelGraph,
-    regions: Iterable[Region],
+    gangs: Iterable[tuple[Region, Any]],
     functions: TaskFunctions,
-    make_program: Callable[[Region], Any],
 ) -> HighLevelGraph:
-    """Replace the members of each region by its gang, and a layer for each array wanted."""
+    """Replace the members of each region by its gang, and a layer for each array wanted.
+
+    ``gangs`` are regions, each with its program's payload.
+    """
     layers: dict[str, Layer] = dict(graph.layers)
     dependencies = {name: set(needed) for name, needed in graph.dependencies.items()}
-    for region in regions:
+    for region, program in gangs:
         for name in region.nodes:
             del layers[name], dependencies[name]
-        layer = GangLayer(region, functions, make_program(region))
+        layer = GangLayer(region, functions, program)
         own = layer.gang[0]
         layers[own] = layer
         dependencies[own] = {node.name for node, blocks in region.inputs if blocks}

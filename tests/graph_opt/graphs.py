@@ -56,17 +56,12 @@ def out(handle: Any, block: tuple[Any, ...]) -> Any:
     return handle[block]
 
 
-def itself(region: Region) -> Region:
-    """Make the program that :func:`gang` runs."""
-    return region
-
-
 FUNCTIONS = TaskFunctions(stage, gang, out)
 
 
 def layer_of(region: Region) -> GangLayer:
     """Return the tasks of a gang that computes in NumPy."""
-    return GangLayer(region, FUNCTIONS, itself(region))
+    return GangLayer(region, FUNCTIONS, region)
 
 
 def array(*shape: int, chunks: Any = 4, seed: int = 0, dtype: Any = float) -> da.Array:
@@ -99,7 +94,7 @@ def regions(*arrays: da.Array, local: bool = False, keys: Any = None) -> list[Re
 def emitted(*arrays: da.Array, local: bool = False, keys: Any = None) -> HighLevelGraph:
     """Return the graph of some arrays with gangs that compute in NumPy."""
     culled, found = _partitioned(arrays, local, keys)
-    return emit(culled.graph, found, FUNCTIONS, itself)
+    return emit(culled.graph, [(region, region) for region in found], FUNCTIONS)
 
 
 def _partitioned(
