@@ -37,23 +37,19 @@ def execute(
     """
     device.begin()
     known = dict(program.inputs) | {step.output: step.result for step in program.steps}
-    last_use = {name: at for at, step in enumerate(program.steps) for name in step.inputs}
-    kept = {name for name, _ in program.outputs}
-    spent = program.spent
-    given = {name for name, _ in program.inputs}
-    for at, step in enumerate(program.steps):
+    given = program.given
+    for step, ending in zip(program.steps, program.ends, strict=True):
         name = label(step.output)
         with observer.step(name, _action(step)) as span, device.named(name):
             if isinstance(step, Local):
                 made = _made(step, program, fixed, comm, device, values, observer)
             else:
-                made = _computed(step, fixed, comm, device, values, known, spent[at], observer)
+                spent = {name for name in step.inputs if name in ending} - given
+                made = _computed(step, fixed, comm, device, values, known, spent, observer)
             span.nbytes = sum(getattr(block, "nbytes", 0) for block in made.values())
         values[step.output] = made
         del made
-        unread = step.output not in last_use and step.output not in kept
-        done = [name for name in values if last_use.get(name) == at and name not in kept]
-        for name in [*done, *([step.output] if unread else [])]:
+        for name in ending:
             _let_go(name, device, values, given=name in given)
     device.synchronize()
     comm.check()

@@ -133,14 +133,21 @@ class Program:
     blockworks: Blockworks = field(default_factory=Blockworks)
 
     @property
-    def spent(self) -> list[set[str]]:
-        """For each step the values that the program has made and nobody reads after it."""
-        last_use = {name: at for at, step in enumerate(self.steps) for name in step.inputs}
-        kept = {name for name, _ in (*self.inputs, *self.outputs)}
-        found: list[set[str]] = [set() for _ in self.steps]
-        for name, at in last_use.items():
-            if name not in kept:
-                found[at].add(name)
+    def given(self) -> set[str]:
+        """Names of the values that others have made."""
+        return {name for name, _ in self.inputs}
+
+    @property
+    def ends(self) -> list[list[str]]:
+        """For each step the values that nobody needs after it."""
+        last = {
+            name: at for at, step in enumerate(self.steps) for name in (step.output, *step.inputs)
+        }
+        results = {name for name, _ in self.outputs}
+        found: list[list[str]] = [[] for _ in self.steps]
+        for name, at in last.items():
+            if name not in results:
+                found[at].append(name)
         return found
 
     def block(self, key: Key) -> Key:
@@ -194,14 +201,15 @@ def plans(program: Program, owners: Owners, size: int) -> Plans:
         placement.put(name, value, values[name].layout)
     found: dict[str, Any] = {}
     limits = program.machine, program.room
-    spent = program.spent
+    given, ends = program.given, program.ends
     for at, step in enumerate(program.steps):
         if isinstance(step, Local):
             needs = dict(zip(step.result.indices(), step.needs, strict=True))
             placement.make(step.output, step.result, needs)
             continue
         inputs = tuple(
-            replace(placement.placed(name), spent=name in spent[at]) for name in step.inputs
+            replace(placement.placed(name), spent=name in ends[at] and name not in given)
+            for name in step.inputs
         )
         plan = _planned(step.algorithm, inputs, step.result, step.task, size, *limits)
         layout = ALGORITHMS[step.algorithm].layout(plan)

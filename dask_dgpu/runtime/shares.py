@@ -38,22 +38,17 @@ class Shares:
 
         ``collectives`` counts for each the inputs, the output and the workspace.
         """
-        last_use = {name: at for at, step in enumerate(self.program.steps) for name in step.inputs}
-        kept = {name for name, _ in self.program.outputs}
-        live = {name for name, _ in self.program.inputs}
-        held = [sum(self.shares[name][rank] for name in live) for rank in range(self.size)]
+        given = self.program.given
+        held = [sum(self.shares[name][rank] for name in given) for rank in range(self.size)]
         most = max(held)
-        for at, step in enumerate(self.program.steps):
-            live.add(step.output)
+        for step, ending in zip(self.program.steps, self.program.ends, strict=True):
             held = self._changed(held, step.output, 1)
             extra = 0
             if isinstance(step, Collective):
                 extra = max(0, collectives[step.output] - self._held({*step.inputs, step.output}))
             most = max(most, max(held) + extra)
-            for name in {*step.inputs, step.output}:
-                if name in live and name not in kept and last_use.get(name, at) <= at:
-                    live.discard(name)
-                    held = self._changed(held, name, -1)
+            for name in ending:
+                held = self._changed(held, name, -1)
         return most
 
     def worked(self, step: Local) -> int:
