@@ -42,11 +42,7 @@ def reduced(
     split_every: Any = None,
 ) -> Array:
     """Return a sum or a mean by one of the methods; raise on what is not allowed."""
-    if method not in METHODS:
-        raise ValueError(f"method is {method!r}, it must be one of {', '.join(METHODS)}")
-    x = x if isinstance(x, Array) else da.asarray(x)
-    if x.dtype.char not in DTYPES:
-        raise TypeError(f"x has the dtype {x.dtype}, it must be bool, integer, real or complex")
+    x = checked("x", x, method)
     axes = summed_axes(axis, x.ndim)
     result = result_dtype(kind, x.dtype, dtype)
     own = da.sum if kind == "sum" else da.mean
@@ -76,6 +72,17 @@ def reduced(
             meta=meta.astype(result),
         ),
     )
+
+
+def checked(name: str, x: Any, method: str) -> Array:
+    """Return what is summed as a Dask array; raise if it or the method is not allowed."""
+    if method not in METHODS:
+        raise ValueError(f"method is {method!r}, it must be one of {', '.join(METHODS)}")
+    array = x if isinstance(x, Array) else da.asarray(x)
+    if array.dtype.char not in DTYPES:
+        allowed = "bool, integer, real or complex"
+        raise TypeError(f"{name} has the dtype {array.dtype}, it must be {allowed}")
+    return array
 
 
 def summed_axes(axis: Any, ndim: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.kernels.exact_product import count, terms
-from dask_dgpu.reductions.call import DTYPES, METHODS, Method, reduced, summed_axes
+from dask_dgpu.reductions.call import Method, checked, reduced, summed_axes
 
 
 def dot(x: Any, y: Any, *, method: Method = "compensated") -> Array:
@@ -60,7 +60,7 @@ def dot(x: Any, y: Any, *, method: Method = "compensated") -> Array:
     >>> dgpu.dot(x, y).compute().item()
     1.0
     """
-    x, y = _checked("x", x, method), _checked("y", y, method)
+    x, y = checked("x", x, method), checked("y", y, method)
     for name, vector in (("x", x), ("y", y)):
         if vector.ndim != 1:
             raise ValueError(f"{name} has {vector.ndim} dimensions, it must have 1")
@@ -112,7 +112,7 @@ def norm(
     --------
     dot : How products are summed.
     """
-    x = _checked("x", x, method)
+    x = checked("x", x, method)
     axes = summed_axes(axis, x.ndim)
     result = np.sqrt(np.zeros(1, x.dtype)).real.dtype if x.dtype.kind in "fc" else np.dtype("f8")
     if method == "dask":
@@ -124,17 +124,6 @@ def norm(
         x = x.astype("f8")
     squares = _summed(x, x.conj(), axes, keepdims, method).real
     return da.sqrt(squares).astype(result)
-
-
-def _checked(name: str, x: Any, method: str) -> Array:
-    if method not in METHODS:
-        raise ValueError(f"method is {method!r}, it must be one of {', '.join(METHODS)}")
-    x = x if isinstance(x, Array) else da.asarray(x)
-    if x.dtype.char not in DTYPES:
-        raise TypeError(
-            f"{name} has the dtype {x.dtype}, it must be bool, integer, real or complex"
-        )
-    return x
 
 
 def _summed(x: Array, y: Array, axes: tuple[int, ...], keepdims: bool, method: Method) -> Array:
