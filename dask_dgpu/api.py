@@ -14,7 +14,7 @@ from dask.array.core import Array
 from dask_dgpu.backend import array_backend
 from dask_dgpu.delayed import plain_to_delayed
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.facts import gather
+from dask_dgpu.facts import current_client, gather
 from dask_dgpu.fft import install as fft_functions
 from dask_dgpu.main_guard import require_main_guard
 from dask_dgpu.optimizer import GraphOptimizer
@@ -114,7 +114,7 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
             "that engine has neither matmul nor FFT"
         )
     read_settings = read(settings)
-    client = client or _current_client()
+    client = client or current_client()
     facts = gather(client, read_settings)
     optimizer = GraphOptimizer(read_settings, facts)
     if client is not None:
@@ -246,15 +246,6 @@ def _restore(before: Mapping[str, Any]) -> None:
         setattr(Array, TO_DELAYED, getattr(original, "__wrapped__", original))
         fft_functions.uninstall()
         sum_functions.uninstall()
-
-
-def _current_client() -> Client | None:
-    try:
-        from distributed import get_client
-
-        return get_client()
-    except (ImportError, ValueError):
-        return None
 
 
 def _warm_up(client: Client, optimizer: GraphOptimizer) -> None:

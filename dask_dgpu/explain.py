@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dask
 from dask.base import is_dask_collection
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import format_bytes
 
+from dask_dgpu.facts import current_client
 from dask_dgpu.held import held_by
 from dask_dgpu.measured import Step, last_run
 from dask_dgpu.optimizer import GraphOptimizer
@@ -21,9 +22,6 @@ from graph_opt.region import Region
 
 MOST_SHOWN = 40
 """Steps of a region that are named; of more, the first and the last."""
-
-if TYPE_CHECKING:
-    from distributed import Client
 
 
 @dataclass(frozen=True)
@@ -192,7 +190,7 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
     graph = array.__dask_graph__()
     if not isinstance(graph, HighLevelGraph):
         return Explanation(enabled=True)
-    held = held_by(_client(), optimizer.facts.scheduler)
+    held = held_by(current_client(), optimizer.facts.scheduler)
     rewriting = optimizer.rewrite(graph, array.__dask_keys__(), held)
     alone = [(piece, Region.of(piece)) for piece in rewriting.pieces]
     rewritten = tuple(
@@ -202,17 +200,8 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
     return Explanation(True, rewritten, rewriting.regions, runs, rewriting.declined)
 
 
-def _client() -> Client | None:
-    from distributed import default_client
-
-    try:
-        return default_client()
-    except ValueError:
-        return None
-
-
 def _last_runs(regions: tuple[tuple[Region, Prediction], ...]) -> tuple[tuple[Step, ...], ...]:
-    client = _client()
+    client = current_client()
     if client is None:
         raise ValueError("measured is True, which needs a client; there is none")
     return tuple(last_run(client, region) for region, _ in regions)

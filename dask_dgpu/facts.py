@@ -81,6 +81,16 @@ class WorkerFacts:
     pooled: bool
 
 
+def current_client() -> Client | None:
+    """Return the client that is current here, in a task that of its worker, if there is one."""
+    try:
+        from distributed import get_client
+
+        return get_client()
+    except (ImportError, ValueError):
+        return None
+
+
 def gather(client: Client | None, settings: Settings) -> ClusterFacts:
     """Ask the workers of a client what they have.
 
