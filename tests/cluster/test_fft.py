@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import dask
@@ -15,9 +12,8 @@ from distributed import Client, futures_of, wait
 
 import dask_dgpu as dgpu
 from dask_dgpu.fft import long_axis
-from tests.cluster.conftest import start_cluster
+from tests.cluster.losses import Losses
 from tests.cluster.observe import (
-    PLUGIN,
     TaskCounter,
     eventually,
     host,
@@ -25,7 +21,6 @@ from tests.cluster.observe import (
     left_over,
     running,
     send_signal,
-    settled,
 )
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -131,29 +126,8 @@ def test_explained(client, x):
     assert len(dgpu.explain(da.fft.fft2(x)).rewritten) == 1
 
 
-class TestLosses:
+class TestLosses(Losses):
     """A worker is lost, or the caller goes away."""
-
-    @pytest.fixture
-    def cluster(self, device: str) -> Iterator[Any]:
-        """A cluster that the test may damage."""
-        with start_cluster(device) as cluster:
-            yield cluster
-
-    def slow(self, client: Client, seconds: float) -> None:
-        """Have every program begin late."""
-
-        def slow_down(dask_worker: Any) -> None:
-            device = dask_worker.plugins[PLUGIN].member.device
-            begin = type(device).begin
-
-            def late() -> None:
-                time.sleep(seconds)
-                begin(device)
-
-            device.begin = late
-
-        client.run(slow_down)
 
     def test_killed_in_the_collective(self, client, cluster, x):
         check(client, da.fft.fft2(x), np.fft.fft2(A))
@@ -174,17 +148,12 @@ class TestLosses:
     @pytest.mark.timeout(600)
     def test_kills_at_random_moments(self, client, cluster, device, x):
         """Gangs that wait for gangs: there and back."""
-        kills = 10 if device == "cpu" else 3
-        chance = random.Random(12)
-        self.slow(client, 0.1)
-        for _ in range(kills):
-            if device == "cpu":
-                cluster.scale(4)  # a nanny whose worker is killed while it starts gives up
-            eventually(lambda: settled(cluster), seconds=60)
-            future = client.compute(da.fft.ifft2(da.fft.fft2(x)) * 1)
-            time.sleep(chance.uniform(0, 1.0))
-            workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
-            send_signal(client, chance.choice(workers))
-            np.testing.assert_allclose(host(future.result(timeout=60)), A, rtol=1e-10)
-            future.release()
-        eventually(lambda: left_over(client) == 0)
+        for result in self.killed_at_random(
+            client,
+            cluster,
+            device,
+            lambda: client.compute(da.fft.ifft2(da.fft.fft2(x)) * 1),
+            seed=12,
+            seconds=1.0,
+        ):
+            np.testing.assert_allclose(result, A, rtol=1e-10)

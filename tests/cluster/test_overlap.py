@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import dask
@@ -14,9 +12,8 @@ import pytest
 from distributed import Client, futures_of, wait
 
 import dask_dgpu as dgpu
-from tests.cluster.conftest import start_cluster
+from tests.cluster.losses import Losses
 from tests.cluster.observe import (
-    PLUGIN,
     TaskCounter,
     eventually,
     host,
@@ -24,7 +21,6 @@ from tests.cluster.observe import (
     left_over,
     running,
     send_signal,
-    settled,
 )
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -146,29 +142,8 @@ def test_errors_name_the_operation(client, x):
     np.testing.assert_allclose(result, wanted(4, 0), rtol=1e-14)
 
 
-class TestLosses:
+class TestLosses(Losses):
     """A worker is lost, or the caller goes away."""
-
-    @pytest.fixture
-    def cluster(self, device: str) -> Iterator[Any]:
-        """A cluster that the test may damage."""
-        with start_cluster(device) as cluster:
-            yield cluster
-
-    def slow(self, client: Client, seconds: float) -> None:
-        """Have every program begin late."""
-
-        def slow_down(dask_worker: Any) -> None:
-            device = dask_worker.plugins[PLUGIN].member.device
-            begin = type(device).begin
-
-            def late() -> None:
-                time.sleep(seconds)
-                begin(device)
-
-            device.begin = late
-
-        client.run(slow_down)
 
     def test_killed_amid_a_loop(self, client, cluster, x):
         compute(client, loop(x, 2, 0))
@@ -197,18 +172,12 @@ class TestLosses:
     @pytest.mark.slow
     @pytest.mark.timeout(600)
     def test_kills_at_random_moments(self, client, cluster, device, x):
-        kills = 10 if device == "cpu" else 3
-        chance = random.Random(14)
-        self.slow(client, 0.1)
-        for _ in range(kills):
-            if device == "cpu":
-                cluster.scale(4)  # a nanny whose worker is killed while it starts gives up
-            eventually(lambda: settled(cluster), seconds=60)
-            future = client.compute(loop(x, 30, "periodic") * 1)
-            time.sleep(chance.uniform(0, 0.8))
-            workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
-            send_signal(client, chance.choice(workers))
-            result = host(future.result(timeout=60))
+        for result in self.killed_at_random(
+            client,
+            cluster,
+            device,
+            lambda: client.compute(loop(x, 30, "periodic") * 1),
+            seed=14,
+            seconds=0.8,
+        ):
             np.testing.assert_allclose(result, wanted(30, "periodic"), rtol=1e-12)
-            future.release()
-        eventually(lambda: left_over(client) == 0)

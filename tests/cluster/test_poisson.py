@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import dask.array as da
@@ -14,9 +12,8 @@ from distributed import Client, futures_of, wait
 
 import dask_dgpu as dgpu
 from dask_dgpu.fft import long_axis
-from tests.cluster.conftest import start_cluster
+from tests.cluster.losses import Losses
 from tests.cluster.observe import (
-    PLUGIN,
     TaskCounter,
     eventually,
     host,
@@ -107,31 +104,15 @@ def test_tasks_submitted(client, on_device):
     check(host(u.compute()), F, ("zero", "zero"))
 
 
-class TestLosses:
+class TestLosses(Losses):
     """A worker is lost between the transforms."""
-
-    @pytest.fixture
-    def cluster(self, device: str) -> Iterator[Any]:
-        """A cluster that the test may damage."""
-        with start_cluster(device) as cluster:
-            yield cluster
 
     def test_killed_in_the_program(self, client, cluster, on_device):
         x = on_device(F, (7, 44))
         value, _ = computed(client, dgpu.poisson(x, boundary="reflect"))
         check(value, F, ("reflect", "reflect"))
 
-        def slow_down(dask_worker: Any) -> None:
-            device = dask_worker.plugins[PLUGIN].member.device
-            begin = type(device).begin
-
-            def late() -> None:
-                time.sleep(1.0)
-                begin(device)
-
-            device.begin = late
-
-        client.run(slow_down)
+        self.slow(client, 1.0)
         future = client.compute(dgpu.poisson(x, boundary="zero"))
         eventually(lambda: running(client))
         send_signal(client, sorted(client.scheduler_info(n_workers=-1)["workers"])[-1])

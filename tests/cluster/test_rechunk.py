@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, futures_of, wait
+from distributed import Client, Future, futures_of, wait
 
 import dask_dgpu as dgpu
-from tests.cluster.conftest import SETTINGS, start_cluster
+from tests.cluster.conftest import SETTINGS
+from tests.cluster.losses import Losses
 from tests.cluster.observe import (
-    PLUGIN,
     TaskCounter,
     eventually,
     host,
@@ -24,7 +22,6 @@ from tests.cluster.observe import (
     left_over,
     running,
     send_signal,
-    settled,
 )
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -132,29 +129,8 @@ def test_a_subset_of_workers(client, x):
     np.testing.assert_array_equal(host(z.compute()), A)
 
 
-class TestLosses:
+class TestLosses(Losses):
     """A worker is lost, or the caller goes away."""
-
-    @pytest.fixture
-    def cluster(self, device: str) -> Iterator[Any]:
-        """A cluster that the test may damage."""
-        with start_cluster(device) as cluster:
-            yield cluster
-
-    def slow(self, client: Client, seconds: float) -> None:
-        """Have every program begin late."""
-
-        def slow_down(dask_worker: Any) -> None:
-            device = dask_worker.plugins[PLUGIN].member.device
-            begin = type(device).begin
-
-            def late() -> None:
-                time.sleep(seconds)
-                begin(device)
-
-            device.begin = late
-
-        client.run(slow_down)
 
     def any_worker(self, client: Client) -> str:
         return random.Random(3).choice(sorted(client.scheduler_info(n_workers=-1)["workers"]))
@@ -187,23 +163,17 @@ class TestLosses:
     @pytest.mark.timeout(600)
     def test_kills_at_random_moments(self, client, cluster, device, x):
         """Gangs that wait for gangs: three rechunks and a product."""
-        kills = 15 if device == "cpu" else 3
-        chance = random.Random(11)
-        self.slow(client, 0.1)
         alone = dgpu.enable(client, **SETTINGS, regions=False)
-        for _ in range(kills):
-            if device == "cpu":
-                cluster.scale(4)  # a nanny whose worker is killed while it starts gives up
-            eventually(lambda: settled(cluster), seconds=60)
+
+        def submit() -> Future:
             z = (x.rechunk((9, 10)) @ x.T.rechunk((10, 61))).rechunk(7)
             with dask.config.set(array_optimize=alone.optimizer):
-                future = client.compute(z * 1)
-            time.sleep(chance.uniform(0, 1.2))
-            workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
-            send_signal(client, chance.choice(workers))
-            np.testing.assert_array_equal(host(future.result(timeout=60)), A @ A.T)
-            future.release()
-        eventually(lambda: left_over(client) == 0)
+                return client.compute(z * 1)
+
+        for result in self.killed_at_random(
+            client, cluster, device, submit, kills=15, seed=11, seconds=1.2
+        ):
+            np.testing.assert_array_equal(result, A @ A.T)
 
 
 def test_what_does_not_fit_the_workers_is_left_to_dask(client, device):

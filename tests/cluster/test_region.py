@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import random
 import time
 import tracemalloc
-from collections.abc import Iterator
 from typing import Any
 
 import dask
@@ -16,17 +14,15 @@ import pytest
 from distributed import Client, futures_of, get_task_stream, get_worker, wait
 
 import dask_dgpu as dgpu
-from tests.cluster.conftest import SETTINGS, start_cluster
+from tests.cluster.conftest import SETTINGS
+from tests.cluster.losses import Losses
 from tests.cluster.observe import (
-    PLUGIN,
     TaskCounter,
     eventually,
     host,
     launched_runs,
     left_over,
     running,
-    send_signal,
-    settled,
 )
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -174,29 +170,8 @@ def added(client: Client, device: str, before: dict[str, int]) -> Any:
     return np.array([now[worker] - before[worker] for worker in before])
 
 
-class TestLosses:
+class TestLosses(Losses):
     """A worker is lost, or the caller goes away."""
-
-    @pytest.fixture
-    def cluster(self, device: str) -> Iterator[Any]:
-        """A cluster that the test may damage."""
-        with start_cluster(device) as cluster:
-            yield cluster
-
-    def slow(self, client: Client, seconds: float) -> None:
-        """Have every program begin late."""
-
-        def slow_down(dask_worker: Any) -> None:
-            device = dask_worker.plugins[PLUGIN].member.device
-            begin = type(device).begin
-
-            def late() -> None:
-                time.sleep(seconds)
-                begin(device)
-
-            device.begin = late
-
-        client.run(slow_down)
 
     def test_cancelled_midway_frees_everything(self, client, device, on_device, x):
         big = on_device(np.random.default_rng(4).random((640, 512)), (40, 512)).persist()
@@ -228,21 +203,15 @@ class TestLosses:
     @pytest.mark.slow
     @pytest.mark.timeout(600)
     def test_kills_at_random_moments(self, client, cluster, device, x):
-        kills = 10 if device == "cpu" else 3
-        chance = random.Random(13)
-        self.slow(client, 0.1)
-        for _ in range(kills):
-            if device == "cpu":
-                cluster.scale(4)  # a nanny whose worker is killed while it starts gives up
-            eventually(lambda: settled(cluster), seconds=60)
-            future = client.compute(filtered(x) * 1)
-            time.sleep(chance.uniform(0, 0.8))
-            workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
-            send_signal(client, chance.choice(workers))
-            result = host(future.result(timeout=60))
+        for result in self.killed_at_random(
+            client,
+            cluster,
+            device,
+            lambda: client.compute(filtered(x) * 1),
+            seed=13,
+            seconds=0.8,
+        ):
             np.testing.assert_allclose(result, wanted(), rtol=1e-10, atol=1e-12)
-            future.release()
-        eventually(lambda: left_over(client) == 0)
 
 
 def test_without_regions_each_collective_is_a_gang(client, x):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import threading
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import dask
@@ -16,9 +13,8 @@ from distributed import Client, futures_of, wait
 
 import dask_dgpu as dgpu
 from tests.algorithms.test_jacobi import direct
-from tests.cluster.conftest import start_cluster
+from tests.cluster.losses import Losses
 from tests.cluster.observe import (
-    PLUGIN,
     TaskCounter,
     eventually,
     host,
@@ -26,7 +22,6 @@ from tests.cluster.observe import (
     left_over,
     running,
     send_signal,
-    settled,
 )
 from tests.test_stencil import reference
 
@@ -106,31 +101,10 @@ def test_jacobi_not_enabled_is_plain_dask(client: Client, x: da.Array) -> None:
     assert info.residuals[-1] == pytest.approx(same.residuals[-1])
 
 
-class TestLosses:
+class TestLosses(Losses):
     """A worker is lost, or the caller goes away."""
 
     wanted = reference(A, HEAT, "periodic", 50)
-
-    @pytest.fixture
-    def cluster(self, device: str) -> Iterator[Any]:
-        """A cluster that the test may damage."""
-        with start_cluster(device) as cluster:
-            yield cluster
-
-    def slow(self, client: Client, seconds: float) -> None:
-        """Have every program begin late."""
-
-        def slow_down(dask_worker: Any) -> None:
-            device = dask_worker.plugins[PLUGIN].member.device
-            begin = type(device).begin
-
-            def late() -> None:
-                time.sleep(seconds)
-                begin(device)
-
-            device.begin = late
-
-        client.run(slow_down)
 
     def swept(self, x: da.Array) -> da.Array:
         return dgpu.stencil(x, HEAT, boundary="periodic", iterations=50)
@@ -172,17 +146,12 @@ class TestLosses:
     def test_kills_at_random_moments(
         self, client: Client, cluster: Any, device: str, x: da.Array
     ) -> None:
-        kills = 10 if device == "cpu" else 3
-        chance = random.Random(12)
-        self.slow(client, 0.1)
-        for _ in range(kills):
-            if device == "cpu":
-                cluster.scale(4)  # a nanny whose worker is killed while it starts gives up
-            eventually(lambda: settled(cluster), seconds=60)
-            future = client.compute(self.swept(x) * 1)
-            time.sleep(chance.uniform(0, 1.0))
-            workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
-            send_signal(client, chance.choice(workers))
-            np.testing.assert_allclose(host(future.result(timeout=60)), self.wanted, atol=1e-10)
-            future.release()
-        eventually(lambda: left_over(client) == 0)
+        for result in self.killed_at_random(
+            client,
+            cluster,
+            device,
+            lambda: client.compute(self.swept(x) * 1),
+            seed=12,
+            seconds=1.0,
+        ):
+            np.testing.assert_allclose(result, self.wanted, atol=1e-10)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import dask.array as da
@@ -13,9 +12,9 @@ import pytest
 from distributed import Client, futures_of, wait
 
 import dask_dgpu as dgpu
-from tests.cluster.conftest import SETTINGS, start_cluster
+from tests.cluster.conftest import SETTINGS
+from tests.cluster.losses import Losses
 from tests.cluster.observe import (
-    PLUGIN,
     TaskCounter,
     eventually,
     host,
@@ -118,14 +117,8 @@ def test_wide_sums_are_a_gang(client, on_device):
     eventually(lambda: left_over(client) == 0)
 
 
-class TestLosses:
+class TestLosses(Losses):
     """Workers are lost, and the bits stay the same."""
-
-    @pytest.fixture
-    def cluster(self, device: str) -> Iterator[Any]:
-        """A cluster that the test may damage."""
-        with start_cluster(device) as cluster:
-            yield cluster
 
     @pytest.mark.parametrize("method", METHODS)
     def test_killed_while_blocks_are_summed(self, client, cluster, x, method):
@@ -143,12 +136,7 @@ class TestLosses:
         y = dgpu.sum(x, 0, method="reproducible")
         np.testing.assert_array_equal(summed(client, y), wanted)
 
-        def slow_down(dask_worker: Any) -> None:
-            device = dask_worker.plugins[PLUGIN].member.device
-            begin = type(device).begin
-            device.begin = lambda: (time.sleep(1.0), begin(device))[1]
-
-        client.run(slow_down)
+        self.slow(client, 1.0)
         future = client.compute(y)
         eventually(lambda: running(client))
         send_signal(client, sorted(client.scheduler_info(n_workers=-1)["workers"])[-1])

@@ -1,0 +1,64 @@
+"""What the tests share in which a worker is lost."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from distributed import Client, Future
+
+from tests.cluster.conftest import start_cluster
+from tests.cluster.observe import PLUGIN, eventually, host, left_over, send_signal, settled
+
+
+class Losses:
+    """Tests on a cluster of their own, which they may damage."""
+
+    @pytest.fixture
+    def cluster(self, device: str) -> Iterator[Any]:
+        with start_cluster(device) as cluster:
+            yield cluster
+
+    def slow(self, client: Client, seconds: float) -> None:
+        """Have every program begin late."""
+
+        def slow_down(dask_worker: Any) -> None:
+            device = dask_worker.plugins[PLUGIN].member.device
+            begin = type(device).begin
+
+            def late() -> None:
+                time.sleep(seconds)
+                begin(device)
+
+            device.begin = late
+
+        client.run(slow_down)
+
+    def killed_at_random(
+        self,
+        client: Client,
+        cluster: Any,
+        device: str,
+        submit: Callable[[], Future],
+        *,
+        kills: int = 10,
+        seed: int,
+        seconds: float,
+    ) -> Iterator[Any]:
+        """Submit again and again and kill a worker within so many seconds; yield the results."""
+        chance = random.Random(seed)
+        self.slow(client, 0.1)
+        for _ in range(kills if device == "cpu" else 3):
+            if device == "cpu":
+                cluster.scale(4)  # a nanny whose worker is killed while it starts gives up
+            eventually(lambda: settled(cluster), seconds=60)
+            future = submit()
+            time.sleep(chance.uniform(0, seconds))
+            workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+            send_signal(client, chance.choice(workers))
+            yield host(future.result(timeout=60))
+            future.release()
+        eventually(lambda: left_over(client) == 0)
