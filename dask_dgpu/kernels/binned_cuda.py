@@ -15,8 +15,12 @@ from typing import Any
 import cupy
 import numpy as np
 
+from dask_dgpu.kernels import limbs_cuda
 from dask_dgpu.kernels.binned import Binned, merged
-from dask_dgpu.kernels.limbs import INFINITE, LIMBS, LOWEST, NEGATIVE, NOT_A_NUMBER
+from dask_dgpu.kernels.binned_columns_cuda import columns_sum_cuda
+from dask_dgpu.kernels.columns_cuda import columns_of
+from dask_dgpu.kernels.limbs import LIMBS
+from dask_dgpu.kernels.limbs_cuda import NUMBERS
 from dask_dgpu.kernels.strides_cuda import INDEXING, THREADS, Grid, grid_of
 
 Array = Any
@@ -24,13 +28,10 @@ Array = Any
 SUMS = 1 << 16
 """Most sums that have limbs on the device at a time; their launches are a multiple of it."""
 
-NUMBERS = 1 << 29
-"""Most numbers of one sum that are added to the same limbs, so that these do not overflow."""
-
 BATCH = 8
 """Reads that a thread has under way."""
 
-COUNT_BITS = 10
+COUNT_BITS = 13
 DIGITS = 53 - COUNT_BITS
 HUGE_POWER = 900
 ROUND = 8
@@ -38,48 +39,13 @@ ROUND = 8
 
 SOURCE = (
     INDEXING
+    + limbs_cuda.DEPOSIT
     + r"""
-typedef unsigned long long Word;
-
-struct Sums {
-    Word* limbs;            // of one sum
-    unsigned int* special;  // its mark
-};
-
 struct Cuts {
     double first, second, big, small;
     Long limit;  // numbers have smaller bits
     int high, low, count;
 };
-
-__device__ void deposit(const Sums& to, Long mantissa, int position) {
-    if (mantissa == 0) return;
-    Word* limb = to.limbs + (position >> 5);
-    const int shift = position & 31;
-    const Long low = (mantissa & 0xFFFFFFFFLL) << shift;
-    const Long high = (mantissa >> 32) * (1LL << shift);
-    const Long parts[3] = {low & 0xFFFFFFFFLL,
-                           (Long) ((Word) low >> 32) + (high & 0xFFFFFFFFLL), high >> 32};
-    for (int k = 0; k < 3; ++k)
-        if (parts[k]) atomicAdd(limb + k, (Word) parts[k]);
-}
-
-// A number by itself: all its digits, or a mark.
-__device__ __noinline__ void deposit_number(const Sums& to, double value) {
-    const Long bits = __double_as_longlong(value);
-    const int exponent = (int) ((bits >> 52) & 0x7FF);
-    Long mantissa = bits & ((1LL << 52) - 1);
-    if (exponent == 0x7FF) {
-        atomicOr(to.special, mantissa ? NOT_A_NUMBER : bits > 0 ? INFINITE : NEGATIVE);
-        return;
-    }
-    if (exponent) mantissa |= 1LL << 52;
-    deposit(to, bits < 0 ? -mantissa : mantissa, exponent ? exponent - 1 : 0);
-}
-
-__device__ __forceinline__ Long mantissa_of(double cut, int level) {
-    return (Long) ldexp(cut, -level);
-}
 
 __device__ void flush(const Sums& to, Cuts& cuts) {
     if (cuts.high != NONE) {
@@ -150,7 +116,7 @@ __device__ void sum_cuts(const Value* values, Word* limbs, unsigned int* special
             if (cuts.count > (1 << COUNT_BITS)) flush(to, cuts);
             #pragma unroll
             for (int k = 0; k < BATCH; ++k)
-                if (k < taken) take(to, cuts, (double) read[k]);
+                if (k < taken) take(to, cuts, widened(read[k]));
         }
     }
     const bool any = works && cuts.high != NONE;
@@ -196,13 +162,9 @@ sum_double(const double* values, Word* limbs, unsigned int* special, Long base, 
 )
 
 CONSTANTS = {
+    **limbs_cuda.CONSTANTS,
     "BATCH": BATCH,
     "THREADS": THREADS,
-    "LIMBS": LIMBS,
-    "LOWEST": f"({LOWEST})",
-    "INFINITE": INFINITE,
-    "NEGATIVE": NEGATIVE,
-    "NOT_A_NUMBER": NOT_A_NUMBER,
     "COUNT_BITS": COUNT_BITS,
     "DIGITS": DIGITS,
     "HUGE_POWER": HUGE_POWER,
@@ -222,6 +184,11 @@ def block_sum_cuda(block: Array, axes: Sequence[int]) -> Binned:
 
     The host waits for the sums, which are returned in its memory.
     """
+    columns = columns_of(block, axes)
+    if columns is not None:
+        sums = columns_sum_cuda(block, columns)
+        shape = columns.form.restored(sums.special).shape
+        return sums.reshaped(shape)
     block, grid = grid_of(block, axes)
     found = list(_sums(block, grid))
     low = min(part.low for part in found)

@@ -1,6 +1,6 @@
 """Compensated sums in CUDA memory: one launch that reads, and a small one that adds the rest.
 
-Each thread has an accumulator, and keeps several reads under way. Threads that share a sum
+Each thread has accumulators, and keeps several reads under way. Threads that share a sum
 add their accumulators by a tree in a fixed order, and so do blocks of threads in the second
 launch. Multiprocessors do this at the speed of the memory.
 """
@@ -14,13 +14,20 @@ from typing import Any
 import cupy
 import numpy as np
 
+from dask_dgpu.kernels.columns_cuda import READING, columns_of
 from dask_dgpu.kernels.compensated import Pair
 from dask_dgpu.kernels.strides_cuda import INDEXING, THREADS, grid_of
 
 Array = Any
 
+WARP = 32
+
+FEW_SUMS = 512
+"""Up to so many are folded by a block of threads each, more by a warp each."""
+
 SOURCE = (
     INDEXING
+    + READING
     + r"""
 struct Pair {
     double sum, lost;
@@ -36,7 +43,7 @@ __device__ __forceinline__ void add(Pair& into, double value) {
 }
 
 // single precision is exact in double
-__device__ __forceinline__ void take(Pair& into, float value) { into.sum += (double) value; }
+__device__ __forceinline__ void take(Pair& into, float value) { into.sum += widened(value); }
 __device__ __forceinline__ void take(Pair& into, double value) { add(into, value); }
 
 __device__ __forceinline__ void merge(Pair& into, const Pair& other) {
@@ -111,25 +118,73 @@ sum_double(const double* values, double* sums, double* lost, LAYOUT) {
     sum_pairs(values, sums, lost, at);
 }
 
-// (segments, kept) pairs to one of each; a warp a sum, in a fixed order
+template <typename Value> struct Accumulators {
+    Pair each[Vector<Value>::LANES] = {};
+    template <int SEVERAL>
+    __device__ __forceinline__ void take(const Vector<Value> (&read)[SEVERAL]) {
+        #pragma unroll
+        for (int k = 0; k < SEVERAL; ++k)
+            #pragma unroll
+            for (int j = 0; j < Vector<Value>::LANES; ++j) ::take(each[j], read[k].lane[j]);
+    }
+};
+
+template <typename Value>
+__device__ void sum_columns(const Value* values, double* sums, double* lost, Long length,
+                            int columns) {
+    constexpr int LANES = Vector<Value>::LANES, ENTRIES = THREADS * LANES;
+    __shared__ Pair shared[ENTRIES];
+    const int thread = threadIdx.x;
+    Accumulators<Value> mine;
+    read_all<Value, 4>(values, length, mine);
+    #pragma unroll
+    for (int j = 0; j < LANES; ++j) shared[LANES * thread + j] = mine.each[j];
+    __syncthreads();
+    for (int rows = (ENTRIES + columns - 1) / columns; rows > 1; rows = (rows + 1) / 2) {
+        const int half = (rows + 1) / 2 * columns, end = min(rows * columns, ENTRIES);
+        for (int other = half + thread; other < end; other += THREADS)
+            merge(shared[other - half], shared[other]);
+        __syncthreads();
+    }
+    if (thread < columns) {
+        const Long column = ((Long) blockIdx.x * ENTRIES + thread) % columns;
+        sums[(Long) blockIdx.x * columns + column] = shared[thread].sum;
+        lost[(Long) blockIdx.x * columns + column] = shared[thread].lost;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+sum_columns_float(const float* values, double* sums, double* lost, Long length, int columns) {
+    sum_columns(values, sums, lost, length, columns);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+sum_columns_double(const double* values, double* sums, double* lost, Long length, int columns) {
+    sum_columns(values, sums, lost, length, columns);
+}
+
+// (segments, kept) pairs to one of each; some threads a sum, in a fixed order
 extern "C" __global__ void __launch_bounds__(THREADS)
-fold(const double* sums, const double* lost, double* sum, double* rest, Long kept, int segments) {
-    const Long which = ((Long) blockIdx.x * THREADS + threadIdx.x) / 32;
-    const int lane = threadIdx.x % 32;
-    if (which >= kept) return;
+fold(const double* sums, const double* lost, double* sum, double* rest, Long kept, int segments,
+     int threads) {
+    __shared__ Pair shared[THREADS];
+    const Long which = ((Long) blockIdx.x * THREADS + threadIdx.x) / threads;
+    const int lane = threadIdx.x % threads;
     Pair mine = {0.0, 0.0};
-    for (int segment = lane; segment < segments; segment += 32) {
-        const Pair other = {sums[segment * kept + which], lost[segment * kept + which]};
-        merge(mine, other);
+    if (which < kept)
+        for (int segment = lane; segment < segments; segment += threads) {
+            const Pair other = {sums[segment * kept + which], lost[segment * kept + which]};
+            merge(mine, other);
+        }
+    shared[threadIdx.x] = mine;
+    __syncthreads();
+    for (int half = threads / 2; half > 0; half /= 2) {
+        if (lane < half) merge(shared[threadIdx.x], shared[threadIdx.x + half]);
+        __syncthreads();
     }
-    for (int half = 16; half > 0; half /= 2) {
-        const Pair other = {__shfl_down_sync(~0u, mine.sum, half),
-                            __shfl_down_sync(~0u, mine.lost, half)};
-        merge(mine, other);
-    }
-    if (lane == 0) {
-        sum[which] = mine.sum;
-        rest[which] = mine.lost;
+    if (lane == 0 && which < kept) {
+        sum[which] = shared[threadIdx.x].sum;
+        rest[which] = shared[threadIdx.x].lost;
     }
 }
 """
@@ -144,20 +199,26 @@ def _kernel(name: str) -> Any:
 
 def block_sum_cuda(block: Array, axes: Sequence[int]) -> Pair:
     """Sum a block of float32 or float64, of strides that are not negative, on its device."""
-    block, grid = grid_of(block, axes)
-    name = "sum_float" if block.dtype == cupy.float32 else "sum_double"
-    found = cupy.empty((2, grid.segments, grid.sums))
-    _kernel(name)(*grid.launch, (block, found[0], found[1], *grid.arguments))
-    if grid.segments > 1:
-        several, found = found, cupy.empty((2, 1, grid.sums))
-        blocks = (-(-32 * grid.sums // THREADS),)
-        arguments = (
-            several[0],
-            several[1],
-            found[0],
-            found[1],
-            np.int64(grid.sums),
-            np.int32(grid.segments),
-        )
-        _kernel("fold")(blocks, (THREADS,), arguments)
-    return Pair(found[0, 0], found[1, 0]).each(grid.form.restored)
+    suffix = "float" if block.dtype == cupy.float32 else "double"
+    columns = columns_of(block, axes)
+    if columns is not None:
+        form, found = columns.form, cupy.empty((2, columns.blocks, columns.columns))
+        arguments = (block, found[0], found[1], *columns.arguments)
+        _kernel(f"sum_columns_{suffix}")(*columns.launch, arguments)
+    else:
+        block, grid = grid_of(block, axes)
+        form, found = grid.form, cupy.empty((2, grid.segments, grid.sums))
+        _kernel(f"sum_{suffix}")(*grid.launch, (block, found[0], found[1], *grid.arguments))
+    return Pair(*_folded(found)).each(form.restored)
+
+
+def _folded(several: Array) -> Array:
+    """Add pairs, (2, segments, sums), along the segments."""
+    _, segments, sums = several.shape
+    if segments == 1:
+        return several[:, 0]
+    found = cupy.empty((2, sums))
+    threads = THREADS if sums <= FEW_SUMS else WARP
+    arguments = (*several, *found, np.int64(sums), np.int32(segments), np.int32(threads))
+    _kernel("fold")((-(-threads * sums // THREADS),), (THREADS,), arguments)
+    return found

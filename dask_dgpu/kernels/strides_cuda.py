@@ -26,6 +26,14 @@ ROWS = 16
 INDEXING = r"""
 typedef long long Long;
 
+// CuPy compiles with -ftz=true, by which a conversion takes subnormal numbers for zero.
+__device__ __forceinline__ double widened(double value) { return value; }
+__device__ __forceinline__ double widened(float value) {
+    double wide;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(wide) : "f"(value));
+    return wide;
+}
+
 struct Layout {
     Long kept, kept_inner, kept_outer_stride, kept_inner_stride;
     Long summed, summed_inner, summed_outer_stride, summed_inner_stride;

@@ -34,7 +34,7 @@ def slow(block: Any) -> Any:
 
 
 def test_each_gang_has_a_bar(client, on_device, capsys):
-    x = on_device(A, (6, 20))
+    x = on_device(A, (6, 20)).persist()
     y = da.fft.ifft2(da.fft.fft2(x).map_blocks(slow)).real.persist()
     dgpu.progress(y)
     lines = capsys.readouterr().out.splitlines()
@@ -50,7 +50,7 @@ def test_each_gang_has_a_bar(client, on_device, capsys):
 
 
 def test_steps_are_counted_while_a_gang_runs(client, on_device):
-    x = on_device(A, (6, 20))
+    x = on_device(A, (6, 20)).persist()
     spectrum = da.fft.fft2(x)
     held = spectrum.map_blocks(held_back, "go-on", meta=spectrum._meta)  # not called here
     y = da.fft.fft2(held).persist()

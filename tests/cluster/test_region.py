@@ -158,7 +158,9 @@ def count_memory(device: str) -> None:
 def counted_memory(device: str) -> int:
     gc.collect()
     if device == "cpu":
-        return tracemalloc.get_traced_memory()[0]
+        arrays = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
+        snapshot = tracemalloc.take_snapshot().filter_traces([arrays])
+        return sum(trace.size for trace in snapshot.traces)
     import rmm
 
     return int(rmm.mr.get_current_device_resource().allocation_counts.current_bytes)
