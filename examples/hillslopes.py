@@ -78,8 +78,8 @@ def diffused(z: da.Array) -> da.Array:
     return dgpu.stencil(z, kernel, boundary="reflect", iterations=STEPS)
 
 
-def longest_step(z: NDArray[np.float64]) -> float:
-    """Return the longest stable step, in years: of fluxes linearized at the steepest slope."""
+def bound_of_step(z: NDArray[np.float64]) -> float:
+    """Return a bound for stability, in years: that of fluxes linearized at the steepest slope."""
     square = slopes(z)[2].max() / CRITICAL**2
     most = DIFFUSIVITY * (1 + square) / (1 - square) ** 2
     return float(1 / (2 * most * (1 / DX**2 + 1 / DY**2)))
@@ -106,8 +106,8 @@ def main() -> None:
             gang, steep = timed(z)
             linear = diffused(z).to_backend("numpy").compute()
     console.rule()
-    longest = longest_step(TERRAIN)
-    console.print(f"{STEPS} steps of {STEP:,.0f} years; stable up to {longest:,.0f}")
+    bound = bound_of_step(TERRAIN)
+    console.print(f"{STEPS} steps of {STEP:,.0f} years; the bound for stability is {bound:,.0f}")
     same = np.array_equal(steep, wanted)
     console.print(f"plain Dask {plain:.1f} s, dask_dgpu {gang:.1f} s; same bits: {same}")
     for name, z in (("today", TERRAIN), ("heat equation", linear), ("faster where steep", steep)):

@@ -50,9 +50,10 @@ def test_hillslopes(tmp_path: Path) -> None:
     told = done.stdout
     assert "runs as one program" in told
     assert "100 sweeps runs as a gang" in told
-    assert told.count("same bits: True") == 1
-    step, longest = re.findall(r"steps of ([\d,]+) years; stable up to ([\d,]+)", told)[0]
-    assert int(step.replace(",", "")) < int(longest.replace(",", ""))
+    assert "same bits: True" in told
+    years = re.findall(r"steps of ([\d,]+) years; the bound for stability is ([\d,]+)", told)[0]
+    step, bound = (int(number.replace(",", "")) for number in years)
+    assert step < bound
     rows = re.findall(r"mean height (\S+) m, steepest slope (\S+)", told)
     today, linear, steep = ((float(mean), float(slope)) for mean, slope in rows)
     assert today[0] == linear[0] == steep[0]  # to all digits: no soil is lost
