@@ -20,7 +20,7 @@ from typing import Any
 import dask
 import dask.array as da
 from distributed import Client, LocalCluster, wait
-from harness import PLAIN, Report, no_wait, timed
+from harness import PLAIN, Report, finished, no_wait, timed
 from rate_harness import RATE_SIDE, RATES
 from worker_harness import (
     communicators,
@@ -180,9 +180,18 @@ class GpuBench:
                     found.programs.append(self.programs())
         add, made = self.report.add, found.made
         add(f"{prefix}first use, dask_dgpu", found.seconds[:1], **facts)
-        add(f"{prefix}end to end, dask_dgpu", found.seconds[1:], **facts)
+        self.figure(f"{prefix}end to end, dask_dgpu", found.seconds[1:], **facts)
         add(f"{prefix}communicators made, first and later uses", made=made, **facts)
         return found
+
+    def figure(self, what: str, seconds: list[float], **facts: Any) -> None:
+        """Write a figure of repetitions; benchmarks add to it what follows from the seconds."""
+        self.report.add(what, seconds, **facts)
+
+    def computed(self, function: Function, *arrays: da.Array) -> da.Array:
+        """Return a function of arrays, on the workers, by dask_dgpu."""
+        with dask.config.set(array_optimize=self.gang):
+            return finished(function(*arrays).persist())
 
     def programs(self) -> list[float]:
         """Return the seconds of the program that has just run, on each worker."""
@@ -196,7 +205,7 @@ class GpuBench:
         if not found.slowest:
             return
         pairs = zip(found.seconds[1:], found.slowest, strict=True)
-        self.report.add(
+        self.figure(
             f"{prefix}rank program",
             found.slowest,
             **facts,
@@ -205,9 +214,14 @@ class GpuBench:
         )
 
     def host_copies(
-        self, prefix: str, make: Callable[[], Arrays], function: Function, **facts: Any
+        self,
+        prefix: str,
+        make: Callable[[], Arrays],
+        function: Function,
+        few: int = FEW_BYTES,
+        **facts: Any,
     ) -> None:
-        """Record what every GPU does during one call."""
+        """Record what every GPU does during one call; copies of few bytes are no blocks."""
         arrays = make()
         self.client.run(start_trace)
         try:
@@ -218,7 +232,7 @@ class GpuBench:
             raise RuntimeError("a trace holds no kernel: nothing was recorded")
         totals = {name: sum(trace[name] for trace in traces) for name in traces[0]}
         totals["to_host_largest"] = max(trace["to_host_largest"] for trace in traces)
-        stay = totals["to_host_largest"] < FEW_BYTES
+        stay = totals["to_host_largest"] < few
         self.report.add(f"{prefix}host copies", blocks_stay=stay, **facts, **totals)
 
     def plain(
@@ -231,7 +245,7 @@ class GpuBench:
             taken, result = timed(self.client, PLAIN, function, arrays, self.synchronize)
             seconds.append(taken)
             del arrays, result
-        self.report.add(f"{prefix}end to end, dask", seconds, **facts)
+        self.figure(f"{prefix}end to end, dask", seconds, **facts)
 
 
 def _same(value: Any) -> Any:

@@ -54,13 +54,16 @@ def mean_of_neighbours(block: Any) -> Any:
     return 0.25 * (block[:-2, 1:-1] + block[2:, 1:-1] + block[1:-1, :-2] + block[1:-1, 2:])
 
 
-def loop(grid: da.Array, steps: int, boundary: Any) -> da.Array:
+def loop(
+    grid: da.Array,
+    steps: int,
+    boundary: Any,
+    function: Callable[[Any], Any] = mean_of_neighbours,
+) -> da.Array:
     """Return the grid after some steps; what the function returns needs no trimming."""
     options = {"depth": 1, "boundary": boundary, "trim": False}
     for _ in range(steps):
-        grid = da.map_overlap(
-            mean_of_neighbours, grid, **options, dtype=grid.dtype, meta=grid._meta
-        )
+        grid = da.map_overlap(function, grid, **options, dtype=grid.dtype, meta=grid._meta)
     return grid
 
 

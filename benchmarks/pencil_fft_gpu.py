@@ -19,7 +19,7 @@ import numpy as np
 from distributed import Client
 from fft_harness import dasks_fftn, difference, outer, slab_rows, turned
 from gpu_harness import GpuBench, options, run
-from harness import finished, fresh_complex
+from harness import fresh_complex
 
 from dask_dgpu.algorithms.redistribute import plan_redistribute, traffic
 from graph_opt.layout import Layout, cuts_of
@@ -143,11 +143,6 @@ class Bench(GpuBench):
         self.report.add(
             f"{case.prefix}correctness", **case.facts, error_relative=error, error_inverse=inverse
         )
-
-    def computed(self, function: Callable[[da.Array], da.Array], x: da.Array) -> da.Array:
-        """Return a function of an array, on the workers, by dask_dgpu."""
-        with dask.config.set(array_optimize=self.gang):
-            return finished(function(x).persist())
 
 
 def most_sent(client: Client, x: da.Array, y: da.Array) -> int:

@@ -257,6 +257,54 @@ def test_the_kahan_sum_benchmark_for_gpus_runs_on_a_cpu(tmp_path: Path) -> None:
         assert line["ratio"] > 0
 
 
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_the_halo_benchmark_for_gpus_runs_on_a_cpu(tmp_path: Path) -> None:
+    sizes = ["--n", "64", "--iterations", "20", "--steps", "6", "--plain-steps", "2"]
+    arguments = ["--device", "cpu", *sizes, "--repetitions", "1"]
+    lines = lines_of(tmp_path / "figures.jsonl", "halo_gpu.py", *arguments)
+    first = ["no-op on every worker", "synchronize every worker"]
+    uses = [
+        "first use, dask_dgpu",
+        "end to end, dask_dgpu",
+        "communicators made, first and later uses",
+        "rank program",
+    ]
+    subsets = [f"jacobi on {ranks} of 4, {kind}" for ranks in (1, 2) for kind in uses]
+    cases = ["jacobi", "map_overlap, expression", "map_overlap, fused kernel"]
+    gangs = [f"{case}, {kind}" for case in cases for kind in [*uses, "correctness"]]
+    plain = [f"{case}, end to end, dask" for case in cases[1:]]
+    assert [line["what"] for line in lines if "error" not in line] == [
+        *first,
+        *subsets,
+        *gangs,
+        *plain,
+    ]
+    figures = {line["what"]: line for line in lines}
+    for case in cases:
+        assert figures[f"{case}, correctness"]["error_relative"] < 20 * np.finfo("float32").eps
+    for kind in ("end to end, dask_dgpu", "rank program"):
+        one, two = (figures[f"jacobi on {ranks} of 4, {kind}"] for ranks in (1, 2))
+        every = figures[f"jacobi, {kind}"]
+        assert [line["rows"] for line in (one, two, every)] == [16, 32, 64]
+        for line in (one, two, every):
+            assert line["iteration_us"] == pytest.approx(line["median"] / 20 * 1e6)
+            ratio = one["iteration_us"] / line["iteration_us"]
+            assert line["efficiency"] == pytest.approx(ratio)
+    for case, steps in zip(cases[1:] * 2, [6, 6, 2, 2], strict=True):
+        line = figures[f"{case}, end to end, dask{'_dgpu' if steps == 6 else ''}"]
+        assert line["step_ms"] == pytest.approx(line["median"] / steps * 1e3)
+
+
+@pytest.mark.slow
+def test_jacobis_iteration_by_torch_runs_on_a_cpu(tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", "--n", "64", "--iterations", "20", "--repetitions", "1"]
+    (line,) = lines_of(tmp_path / "figures.jsonl", "peers/halo_torch.py", *arguments)
+    assert line["what"] == "jacobi, torch"
+    assert line["iteration_us"] == pytest.approx(line["median"] / 20 * 1e6)
+    assert line["error_relative"] < 20 * np.finfo("float32").eps
+
+
 @pytest.fixture
 def pack_harness(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,27 @@ def test_rock_salt(tmp_path: Path) -> None:
         assert abs(fine - known) < abs(middle - known) / 3.5 < abs(coarse - known) / 3.5**2
     assert "-8.924 eV" in done.stdout
     assert (tmp_path / "build" / "rock_salt.png").stat().st_size > 10_000
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_hillslopes(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "hillslopes.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout
+    assert "runs as one program" in told
+    assert "100 sweeps runs as a gang" in told
+    assert "same bits: True" in told
+    years = re.findall(r"steps of ([\d,]+) years; the bound for stability is ([\d,]+)", told)[0]
+    step, bound = (int(number.replace(",", "")) for number in years)
+    assert step < bound
+    rows = re.findall(r"mean height (\S+) m, steepest slope (\S+)", told)
+    today, linear, steep = ((float(mean), float(slope)) for mean, slope in rows)
+    assert today[0] == linear[0] == steep[0]  # to all digits: no soil is lost
+    assert today[1] > linear[1] > steep[1]
+    assert float(re.findall(r"Gaussian of 160 m: within (\S+) m", told)[0]) < 2
+    assert (tmp_path / "build" / "hillslopes.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow
