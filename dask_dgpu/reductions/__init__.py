@@ -22,7 +22,7 @@ from typing import Any
 import dask.array as da
 from dask.array.core import Array
 
-from dask_dgpu.reductions.call import Method, reduced, summed_axes
+from dask_dgpu.reductions.call import Method, extreme, reduced
 from dask_dgpu.reductions.products import dot, norm
 from dask_dgpu.reductions.spread import variance
 
@@ -162,9 +162,7 @@ def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
     TypeError
         When ``axis`` is no integer.
     """
-    x = da.asarray(x)
-    result: Array = da.max(x, axis=summed_axes(axis, x.ndim), keepdims=keepdims)
-    return result
+    return extreme(da.max, x, axis, keepdims)
 
 
 def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
@@ -191,9 +189,7 @@ def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
     TypeError
         When ``axis`` is no integer.
     """
-    x = da.asarray(x)
-    result: Array = da.min(x, axis=summed_axes(axis, x.ndim), keepdims=keepdims)
-    return result
+    return extreme(da.min, x, axis, keepdims)
 
 
 def var(
