@@ -159,8 +159,7 @@ def test_bfloat16(method: Any) -> None:
             assert found.dtype == wanted.dtype == ("float64" if name == "norm" else dtype)
             assert cupy.asnumpy(found).tobytes() == wanted.tobytes()
     wanted, found = (
-        dgpu.dot(x[0], x[1], method=method).compute(scheduler="synchronous")
-        for x in (here, there)
+        dgpu.dot(x[0], x[1], method=method).compute(scheduler="synchronous") for x in (here, there)
     )
     assert cupy.asnumpy(found).tobytes() == wanted.tobytes()
     wide = np.random.default_rng(3).standard_normal((6, 44))

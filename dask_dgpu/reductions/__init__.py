@@ -45,14 +45,15 @@ def sum(
     ----------
     x : array_like
         A Dask array in any chunks, or what ``dask.array.asarray`` takes. Blocks are NumPy
-        or CuPy arrays of bool, integer, real or complex numbers.
+        or CuPy arrays of bool, integer, real or complex numbers; bfloat16 of the package
+        ml_dtypes is real.
     axis : int or tuple of int, optional
         The axes to sum along, all by default.
     keepdims : bool, optional
         Whether summed axes stay, with length one.
     dtype : dtype, optional
         Of the result, as in NumPy, which also gives the default. Numbers that it cannot
-        hold are converted before they are summed.
+        hold are converted before they are summed. It may be ``"bfloat16"`` too.
     method : {"compensated", "reproducible", "dask"}, optional
         ``"compensated"`` has an error of at most ``2 * eps * abs(s) + n * eps**2 * t``, where
         ``s`` is the exact sum of the ``n`` numbers and ``t`` that of their absolute values.

@@ -79,9 +79,9 @@ def reduced(
 def extreme(
     function: Callable[..., Any], x: Any, axis: int | Sequence[int] | None, keepdims: bool
 ) -> Array:
-    """Return the largest or smallest elements by Dask; those of bfloat16 as float32, which holds them.
+    """Return the largest or smallest elements, by Dask.
 
-    That is quicker, and what ml_dtypes finds beside NaN comes with a warning.
+    Those of bfloat16 are found in float32, which is quicker, and no NaN makes it warn.
     """
     x = da.asarray(x)
     wide = x.astype("float32") if is_bfloat16(x.dtype) else x
@@ -110,7 +110,7 @@ def converted(x: Array, dtype: np.dtype[Any]) -> Array:
     if not is_bfloat16(dtype):
         return x.astype(dtype)
     meta = x._meta.astype(dtype)
-    return cast(Array, x.map_blocks(narrowed, dtype.name, dtype=dtype, meta=meta))
+    return cast(Array, da.map_blocks(narrowed, x, dtype.name, dtype=dtype, meta=meta))
 
 
 def summed_axes(axis: Any, ndim: int) -> tuple[int, ...]:

@@ -70,7 +70,9 @@ def dot(x: Any, y: Any, *, method: Method = "compensated") -> Array:
     try:
         result = np.result_type(x.dtype, y.dtype)
     except TypeError:
-        raise TypeError(f"x has the dtype {x.dtype} and y {y.dtype}, one dtype must hold both") from None
+        raise TypeError(
+            f"x has the dtype {x.dtype} and y {y.dtype}, one dtype must hold both"
+        ) from None
     if method == "dask" or not is_inexact(result):
         own: Array = da.dot(x, y)
         return own
@@ -102,8 +104,8 @@ def norm(
     Returns
     -------
     dask.array.Array
-        Real, as NumPy's: of single precision for that, of half precision (float16) for that,
-        else of double.
+        Real, as in NumPy: of single precision for that, float16 for that, else of double
+        precision, for bfloat16 too.
 
     Raises
     ------
