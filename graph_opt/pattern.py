@@ -29,8 +29,8 @@ DTYPES = frozenset(
         "complex128",
     ]
 )
-SUMMED = DTYPES | {BFLOAT16}
-"""What sums know besides: blocks that are made, travel as bytes, and are converted by parts."""
+CARRIED = DTYPES | {BFLOAT16}
+"""What blocks of a region may be, and what sums take; other collectives do not know bfloat16."""
 
 CONTAINERS = frozenset({"numpy.ndarray", "cupy.ndarray"})
 

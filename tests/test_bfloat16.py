@@ -261,7 +261,7 @@ def test_within_a_region_blocks_travel() -> None:
         y = da.fft.fft2(da.from_array(a, chunks=(16, 64))).real.astype(DTYPE)
         z = dgpu.sum(y + y[::-1, ::-1], 0, method="reproducible")
         (gang,) = dgpu.explain(z).to_dict()["regions"]
-        assert any(step.startswith("getitem") for step in gang["steps"]) or len(gang["steps"]) > 3
+        assert any(step.startswith("getitem") for step in gang["steps"])
         value = z.compute()
     made = np.fft.fft2(a).real.astype(DTYPE)
     wanted = (made + made[::-1, ::-1]).astype(float).sum(0)
