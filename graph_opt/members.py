@@ -23,7 +23,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from toolz import curry
 
 from graph_opt.parse import ArrayGraph
-from graph_opt.pattern import unsupported
+from graph_opt.pattern import CARRIED, unsupported
 
 OUTSIDE = (getter, getter_nofancy, getter_inline, load_store_chunk)
 """Functions that read or write a file, or an array in memory."""
@@ -99,7 +99,7 @@ def is_member(graph: ArrayGraph, name: str) -> bool:
     anything but arrays, or has tasks that depend on each other, stays with Dask.
     """
     layer, node = graph.layers[name], graph.node(name)
-    if node is None or unsupported((node,), node) is not None:
+    if node is None or unsupported((node,), node, CARRIED) is not None:
         return False
     needed = graph.dependencies[name]
     if not all(_is_array(graph, other) for other in needed):
@@ -127,7 +127,7 @@ def tasks_of(graph: ArrayGraph, name: str) -> Tasks:
 
 def _is_array(graph: ArrayGraph, name: str) -> bool:
     node = graph.node(name)
-    return node is not None and unsupported((node,), node) is None
+    return node is not None and unsupported((node,), node, CARRIED) is None
 
 
 def _is_blockwork(tasks: Tasks, name: str) -> bool:

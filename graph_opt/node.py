@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product as cartesian
 
-import numpy as np
-
+from graph_opt.dtype import dtype_named
 from graph_opt.layout import Index
 
 Chunks = tuple[tuple[int, ...], ...]
@@ -68,7 +67,7 @@ class ArrayNode:
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return np.dtype(self.dtype).itemsize
+        return dtype_named(self.dtype).itemsize
 
     @property
     def known(self) -> bool:

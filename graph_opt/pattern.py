@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from dask.blockwise import Blockwise
 
+from graph_opt.dtype import BFLOAT16
 from graph_opt.node import ArrayNode
 from graph_opt.parse import ArrayGraph
 
@@ -28,15 +29,20 @@ DTYPES = frozenset(
         "complex128",
     ]
 )
+CARRIED = DTYPES | {BFLOAT16}
+"""What blocks of a region may be, and what sums take; other collectives do not know bfloat16."""
+
 CONTAINERS = frozenset({"numpy.ndarray", "cupy.ndarray"})
 
 
-def unsupported(inputs: Sequence[ArrayNode], output: ArrayNode) -> str | None:
+def unsupported(
+    inputs: Sequence[ArrayNode], output: ArrayNode, dtypes: Collection[str] = DTYPES
+) -> str | None:
     """Return why gangs cannot compute with such arrays, ``None`` if they can."""
     if not all(node.known for node in inputs):
         return "chunk sizes are unknown"
     for node in (*inputs, output):
-        if node.dtype not in DTYPES:
+        if node.dtype not in dtypes:
             return f"dtype {node.dtype} has no kernel"
     for node in inputs:
         if node.container not in CONTAINERS:

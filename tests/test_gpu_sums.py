@@ -11,6 +11,7 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.kernels import binned, compensated
+from dask_dgpu.kernels.narrowed import narrowed
 from tests.kernels.exact import FAMILIES, exact, family, to_nearest, within_bound
 
 pytestmark = pytest.mark.gpu
@@ -45,7 +46,7 @@ def all_axes(ndim: int) -> list[tuple[int, ...]]:
     return [axes for count in counts for axes in itertools.combinations(range(ndim), count)]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_reproducible_bits_are_those_of_the_host(shape: tuple[int, ...], dtype: str) -> None:
     import cupy
@@ -137,6 +138,51 @@ def test_numpy_and_cupy_chunks_have_the_same_bits() -> None:
         wanted = dgpu.sum(on_host, axis, method="reproducible").compute(scheduler="synchronous")
         found = dgpu.sum(on_device, axis, method="reproducible").compute(scheduler="synchronous")
         assert cupy.asnumpy(found).tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("method", ["compensated", "reproducible"])
+def test_bfloat16(method: Any) -> None:
+    import cupy
+
+    dtype = np.dtype("bfloat16")
+    a = np.random.default_rng(2).integers(-9, 9, (60, 44)).astype(dtype)
+    here = da.from_array(a, chunks=(7, 13))
+    there = da.from_array(cupy.asarray(a), chunks=(20, 30), asarray=False)
+    for name in ("sum", "mean", "var", "std", "norm", "max", "min"):
+        arguments = {} if name in ("max", "min") else {"method": method}
+        for axis in (None, 0, -1):
+            wanted, found = (
+                getattr(dgpu, name)(x, axis, **arguments).compute(scheduler="synchronous")
+                for x in (here, there)
+            )
+            assert isinstance(found, cupy.ndarray)
+            assert found.dtype == wanted.dtype == ("float64" if name == "norm" else dtype)
+            assert cupy.asnumpy(found).tobytes() == wanted.tobytes()
+    wanted, found = (
+        dgpu.dot(x[0], x[1], method=method).compute(scheduler="synchronous") for x in (here, there)
+    )
+    assert cupy.asnumpy(found).tobytes() == wanted.tobytes()
+    wide = np.random.default_rng(3).standard_normal((6, 44))
+    wanted, found = (
+        dgpu.sum(da.from_array(block, asarray=False), 0, dtype=dtype, method=method).compute(
+            scheduler="synchronous"
+        )
+        for block in (wide, cupy.asarray(wide))
+    )
+    assert cupy.asnumpy(found).tobytes() == wanted.tobytes()
+
+
+def test_narrowed_on_the_device() -> None:
+    """Each double beside a tie becomes what it does on the host."""
+    import cupy
+
+    bits = np.arange(0x7F80, dtype=np.uint32)
+    values = (bits << np.uint32(16)).view(np.float32).astype(float)
+    middles = (values[1:] + values[:-1]) / 2
+    for each in (values, middles, np.nextafter(middles, 0), np.nextafter(middles, np.inf)):
+        for signed in (each, -each):
+            found = cupy.asnumpy(narrowed(cupy.asarray(signed), "bfloat16"))
+            assert found.tobytes() == narrowed(signed, "bfloat16").tobytes()
 
 
 def test_two_billion_values() -> None:

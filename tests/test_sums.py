@@ -243,6 +243,13 @@ def test_bad_arrays() -> None:
         dgpu.max(da.ones(3), axis=1)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_no_dimensions(method: Any) -> None:
+    x = da.from_array(np.arange(4.0), chunks=2)[3]
+    for result in (dgpu.sum(x, method=method), dgpu.mean(x, (), method=method)):
+        assert result.compute() == 3
+
+
 def test_lists_are_arrays() -> None:
     assert dgpu.sum([1.0, 2.0]).compute() == 3
     assert dgpu.mean(np.arange(5)).compute() == 2

@@ -46,7 +46,7 @@ class Pair:
 
     def on_host(self) -> Pair:
         """Return the pair in NumPy memory."""
-        if isinstance(self.sums, np.ndarray):
+        if isinstance(self.sums, np.ndarray | np.generic):
             return self
         return self.each(lambda array: array.get())
 

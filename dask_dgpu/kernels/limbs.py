@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from dask_dgpu.kernels.narrowed import narrowed
+
 Array = Any
 
 LOWEST = -1074
@@ -67,7 +69,7 @@ def rounded(low: int, limbs: Array, special: Array, dtype: str) -> Array:
     special : array
         Marks of what is not finite, one a sum.
     dtype : str
-        Of the result: float16, float32 or float64.
+        Of the result: bfloat16, float16, float32 or float64.
     """
     shape = special.shape
     limbs = normalised(limbs)
@@ -91,16 +93,11 @@ def rounded(low: int, limbs: Array, special: Array, dtype: str) -> Array:
     if dtype != "float64":  # rounded to odd, for the conversion rounds again
         lost = mantissa & np.uint64(0x7FF)
         mantissa = (mantissa - lost) | ((lost != 0).astype(np.uint64) << np.uint64(11))
+    both = INFINITE | NEGATIVE
     with np.errstate(over="ignore"):
         values = np.ldexp(mantissa.astype(np.float64), exponent)
-        values = np.where(negative, -values, values).astype(dtype)
-    both = INFINITE | NEGATIVE
-    values = np.where((special & both) == INFINITE, dtype_of(dtype)(np.inf), values)
-    values = np.where((special & both) == NEGATIVE, dtype_of(dtype)(-np.inf), values)
-    nan = ((special & both) == both) | ((special & NOT_A_NUMBER) != 0)
-    return np.where(nan, dtype_of(dtype)(np.nan), values)
-
-
-def dtype_of(name: str) -> Any:
-    """Return the scalar type of a dtype."""
-    return np.dtype(name).type
+        values = np.where(negative, -values, values)
+        values = np.where((special & both) == INFINITE, np.inf, values)
+        values = np.where((special & both) == NEGATIVE, -np.inf, values)
+        nan = ((special & both) == both) | ((special & NOT_A_NUMBER) != 0)
+        return narrowed(np.where(nan, np.nan, values), dtype)

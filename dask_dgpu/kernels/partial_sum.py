@@ -14,6 +14,8 @@ from dask.utils import typename
 from dask_dgpu.kernels import binned, compensated
 from dask_dgpu.kernels.binned import Binned
 from dask_dgpu.kernels.compensated import Pair
+from dask_dgpu.kernels.narrowed import narrowed
+from graph_opt.dtype import dtype_named, is_bfloat16
 
 Array = Any
 Sums = Pair | Binned
@@ -69,7 +71,7 @@ def partial_sum(block: Array, axes: tuple[int, ...], method: Exact) -> Partial:
     TypeError
         When the block is not one of numbers.
     """
-    if block.dtype.kind not in "biufc":
+    if block.dtype.kind not in "biufc" and not is_bfloat16(block.dtype):
         raise TypeError(f"a block has the dtype {block.dtype}, which has no sum of this kind")
     parts = 2 if block.dtype.kind == "c" else 1
     shape = [1 if k in axes else length for k, length in enumerate(block.shape)]
@@ -93,7 +95,7 @@ def finished(
     whole: Partial, kind: Kind, result: str, axes: tuple[int, ...], keepdims: bool
 ) -> Array:
     """Round sums, or means, to the dtype ``result``; blocks of the type that was summed."""
-    values = _rounded(whole, kind, np.dtype(result))
+    values = _rounded(whole, kind, dtype_named(result))
     if not keepdims:
         values = values.squeeze(axis=axes)
     if whole.container.startswith("cupy"):
@@ -107,12 +109,11 @@ def _rounded(whole: Partial, kind: str, result: np.dtype[Any]) -> Array:
     real = np.empty(0, result).real.dtype.name
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if kind == "mean":
-            values = whole.sums.value() / whole.count
+            values = narrowed(whole.sums.value() / whole.count, real)
         elif isinstance(whole.sums, Binned):
             values = whole.sums.value(real)
         else:
-            values = whole.sums.value()
-        values = values.astype(real)
+            values = narrowed(whole.sums.value(), real)
         if whole.parts == 2:
             values = np.ascontiguousarray(values).view(np.dtype(f"c{2 * values.itemsize}"))[..., 0]
         return values.astype(result)

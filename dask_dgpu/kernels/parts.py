@@ -52,8 +52,8 @@ def in_parts(
     axes : sequence of int
         Axes to sum along.
     dtypes : sequence of str
-        What ``function`` takes. Half precision becomes the first that is there, all else
-        float64.
+        What ``function`` takes. Half precision, of either kind, becomes float32 if that is
+        there, all else float64.
     function : callable
         ``function(part, axes)`` sums a part.
     merged : callable
@@ -61,7 +61,8 @@ def in_parts(
     """
     if block.dtype.name in dtypes:
         return function(block, axes)
-    dtype = "float32" if block.dtype.name == "float16" and "float32" in dtypes else "float64"
+    half = block.dtype.name in ("bfloat16", "float16")
+    dtype = "float32" if half and "float32" in dtypes else "float64"
     most = PART if isinstance(block, np.ndarray) else DEVICE_PART
     if block.size <= most or not axes:
         return function(block.astype(dtype), axes)

@@ -22,7 +22,7 @@ from typing import Any
 import dask.array as da
 from dask.array.core import Array
 
-from dask_dgpu.reductions.call import Method, reduced, summed_axes
+from dask_dgpu.reductions.call import Method, extreme, reduced
 from dask_dgpu.reductions.products import dot, norm
 from dask_dgpu.reductions.spread import variance
 
@@ -45,14 +45,15 @@ def sum(
     ----------
     x : array_like
         A Dask array in any chunks, or what ``dask.array.asarray`` takes. Blocks are NumPy
-        or CuPy arrays of bool, integer, real or complex numbers.
+        or CuPy arrays of bool, integer, real or complex numbers; bfloat16 of the package
+        ml_dtypes is real.
     axis : int or tuple of int, optional
         The axes to sum along, all by default.
     keepdims : bool, optional
         Whether summed axes stay, with length one.
     dtype : dtype, optional
         Of the result, as in NumPy, which also gives the default. Numbers that it cannot
-        hold are converted before they are summed.
+        hold are converted before they are summed. It may be ``"bfloat16"`` too.
     method : {"compensated", "reproducible", "dask"}, optional
         ``"compensated"`` has an error of at most ``2 * eps * abs(s) + n * eps**2 * t``, where
         ``s`` is the exact sum of the ``n`` numbers and ``t`` that of their absolute values.
@@ -162,9 +163,7 @@ def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
     TypeError
         When ``axis`` is no integer.
     """
-    x = da.asarray(x)
-    result: Array = da.max(x, axis=summed_axes(axis, x.ndim), keepdims=keepdims)
-    return result
+    return extreme(da.max, x, axis, keepdims)
 
 
 def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
@@ -191,9 +190,7 @@ def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
     TypeError
         When ``axis`` is no integer.
     """
-    x = da.asarray(x)
-    result: Array = da.min(x, axis=summed_axes(axis, x.ndim), keepdims=keepdims)
-    return result
+    return extreme(da.min, x, axis, keepdims)
 
 
 def var(

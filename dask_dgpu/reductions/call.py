@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil, isnan, prod
 from typing import Any, Literal, cast, get_args
@@ -14,8 +14,10 @@ from dask.array.core import Array
 from dask.utils import typename
 from numpy.lib.array_utils import normalize_axis_tuple
 
+from dask_dgpu.kernels.narrowed import narrowed
 from dask_dgpu.kernels.partial_sum import Kind
 from dask_dgpu.reductions.partial import add_partials, finish, sum_block
+from graph_opt.dtype import dtype_named, is_bfloat16, is_inexact
 
 Method = Literal["compensated", "reproducible", "dask"]
 
@@ -47,14 +49,14 @@ def reduced(
     result = result_dtype(kind, x.dtype, dtype)
     own = da.sum if kind == "sum" else da.mean
     own = getattr(own, "__wrapped__", own)
-    if method == "dask" or result.kind not in "fc":  # integers are exact in any order
+    if method == "dask" or not is_inexact(result):  # integers are exact in any order
         done: Array = own(x, axis=axes, dtype=result, keepdims=keepdims, split_every=split_every)
         return done
     if typename(type(x._meta)) not in CONTAINERS:
         blocks = typename(type(x._meta))
         raise TypeError(f"x has blocks of type {blocks}, which must be one of NumPy or CuPy")
     if not np.can_cast(x.dtype, result, "safe"):
-        x = x.astype(result)
+        x = converted(x, result)
     meta = np.empty_like(x._meta, shape=(0,) * (x.ndim if keepdims else x.ndim - len(axes)))
     return cast(
         Array,
@@ -74,15 +76,41 @@ def reduced(
     )
 
 
+def extreme(
+    function: Callable[..., Any], x: Any, axis: int | Sequence[int] | None, keepdims: bool
+) -> Array:
+    """Return the largest or smallest elements, by Dask.
+
+    Those of bfloat16 are found in float32, which is quicker, and no NaN makes it warn.
+    """
+    x = da.asarray(x)
+    wide = x.astype("float32") if is_bfloat16(x.dtype) else x
+    found: Array = function(wide, axis=summed_axes(axis, x.ndim), keepdims=keepdims)
+    return found if wide is x else found.astype(x.dtype)
+
+
 def checked(name: str, x: Any, method: str) -> Array:
     """Return what is summed as a Dask array; raise if it or the method is not allowed."""
     if method not in METHODS:
         raise ValueError(f"method is {method!r}, it must be one of {', '.join(METHODS)}")
     array = x if isinstance(x, Array) else da.asarray(x)
-    if array.dtype.char not in DTYPES:
+    if not is_number(array.dtype):
         allowed = "bool, integer, real or complex"
         raise TypeError(f"{name} has the dtype {array.dtype}, it must be {allowed}")
     return array
+
+
+def is_number(dtype: np.dtype[Any]) -> bool:
+    """Whether there are sums of a dtype."""
+    return dtype.char in DTYPES or is_bfloat16(dtype)
+
+
+def converted(x: Array, dtype: np.dtype[Any]) -> Array:
+    """Return an array in another dtype, its numbers rounded once."""
+    if not is_bfloat16(dtype):
+        return x.astype(dtype)
+    meta = x._meta.astype(dtype)
+    return cast(Array, da.map_blocks(narrowed, x, dtype.name, dtype=dtype, meta=meta))
 
 
 def summed_axes(axis: Any, ndim: int) -> tuple[int, ...]:
@@ -104,8 +132,8 @@ def result_dtype(kind: Kind, dtype: np.dtype[Any], wanted: Any) -> np.dtype[Any]
     if wanted is None:
         one = np.zeros(1, dtype)
         return (one.sum() if kind == "sum" else one.mean()).dtype
-    result = np.dtype(wanted)
-    if result.char not in DTYPES:
+    result = dtype_named(wanted) if isinstance(wanted, str) else np.dtype(wanted)
+    if not is_number(result):
         raise TypeError(f"dtype is {result}, it must be bool, integer, real or complex")
     return result
 

@@ -13,7 +13,8 @@ from dask.array.core import Array
 from dask.utils import typename
 
 from dask_dgpu.kernels.partial_sum import Kind
-from dask_dgpu.reductions.call import CONTAINERS, DTYPES, Method, reduced
+from dask_dgpu.reductions.call import CONTAINERS, Method, is_number, reduced
+from graph_opt.dtype import BFLOAT16
 
 REDUCTIONS = import_module("dask.array.reductions")
 """Where the methods of arrays look for them."""
@@ -64,8 +65,8 @@ def _wrapped(kind: Kind, original: Callable[..., Any], method: Method) -> Callab
 def _understood(a: Any, dtype: Any) -> bool:
     return (
         isinstance(a, Array)
-        and a.dtype.char in DTYPES
-        and (dtype is None or np.dtype(dtype).char in DTYPES)
+        and is_number(a.dtype)
+        and (dtype is None or dtype == BFLOAT16 or is_number(np.dtype(dtype)))
         and typename(type(a._meta)) in CONTAINERS
         and not a.name.startswith(CONTRACTION)
     )

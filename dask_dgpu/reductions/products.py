@@ -10,7 +10,8 @@ import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.kernels.exact_product import count, terms
-from dask_dgpu.reductions.call import Method, checked, reduced, summed_axes
+from dask_dgpu.reductions.call import Method, checked, converted, reduced, summed_axes
+from graph_opt.dtype import is_inexact
 
 
 def dot(x: Any, y: Any, *, method: Method = "compensated") -> Array:
@@ -36,7 +37,7 @@ def dot(x: Any, y: Any, *, method: Method = "compensated") -> Array:
         When ``x`` or ``y`` has not one dimension, their lengths differ, or ``method`` is not
         allowed.
     TypeError
-        When a dtype is of another kind, as object.
+        When a dtype is of another kind, as object, or NumPy has none that holds both.
 
     See Also
     --------
@@ -66,13 +67,18 @@ def dot(x: Any, y: Any, *, method: Method = "compensated") -> Array:
             raise ValueError(f"{name} has {vector.ndim} dimensions, it must have 1")
     if x.shape != y.shape and not np.isnan(x.shape + y.shape).any():
         raise ValueError(f"x has {x.shape[0]} elements and y {y.shape[0]}, they must be equal")
-    result = np.result_type(x.dtype, y.dtype)
-    if method == "dask" or result.kind not in "fc":
+    try:
+        result = np.result_type(x.dtype, y.dtype)
+    except TypeError:
+        raise TypeError(
+            f"x has the dtype {x.dtype} and y {y.dtype}, one dtype must hold both"
+        ) from None
+    if method == "dask" or not is_inexact(result):
         own: Array = da.dot(x, y)
         return own
     real = np.empty(0, result).real.dtype
-    x, y = (each if each.dtype.kind in "fc" else each.astype(real) for each in (x, y))
-    return _summed(x, y, (0,), False, method).astype(result)
+    x, y = (each if is_inexact(each.dtype) else converted(each, real) for each in (x, y))
+    return converted(_summed(x, y, (0,), False, method), result)
 
 
 def norm(
@@ -98,7 +104,8 @@ def norm(
     Returns
     -------
     dask.array.Array
-        Real: of single precision for that, of half precision for that, else of double.
+        Real, as in NumPy: of single precision for that, float16 for that, else of double
+        precision, for bfloat16 too.
 
     Raises
     ------
@@ -120,9 +127,10 @@ def norm(
             axis=axes, keepdims=keepdims
         )
         return da.sqrt(squares).astype(result)
-    if x.dtype.kind not in "fc":
+    if not is_inexact(x.dtype):
         x = x.astype("f8")
-    squares = _summed(x, x.conj(), axes, keepdims, method).real
+    conjugate = x.conj() if x.dtype.kind == "c" else x
+    squares = _summed(x, conjugate, axes, keepdims, method).real
     return da.sqrt(squares).astype(result)
 
 

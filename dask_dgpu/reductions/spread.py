@@ -10,7 +10,8 @@ import dask.array as da
 import numpy as np
 from dask.array.core import Array
 
-from dask_dgpu.reductions.call import Method, reduced, result_dtype, summed_axes
+from dask_dgpu.reductions.call import Method, converted, reduced, result_dtype, summed_axes
+from graph_opt.dtype import is_bfloat16
 
 
 def variance(
@@ -25,18 +26,21 @@ def variance(
     x = x if isinstance(x, Array) else da.asarray(x)
     axes = summed_axes(axis, x.ndim)
     result = np.empty(0, result_dtype("mean", x.dtype, dtype)).real.dtype
-    if result.kind != "f":
+    if result.kind != "f" and not is_bfloat16(result):
         raise TypeError(f"dtype is {result}, it must be real or complex")
     if method == "dask":
-        own: Array = da.var(x, axis=axes, keepdims=keepdims, ddof=ddof, dtype=dtype)
-        return own
+        single = is_bfloat16(result)  # in which Dask fails
+        wide = "float32" if single else dtype
+        own: Array = da.var(x, axis=axes, keepdims=keepdims, ddof=ddof, dtype=wide)
+        return converted(own, result) if single else own
     double = np.promote_types(x.dtype, "float64")
     mean = reduced("mean", x, axes, True, double, method)
     deviation = x.astype(double) - mean
     count = prod(x.shape[axis] for axis in axes)
     rest = reduced("sum", deviation, axes, keepdims, None, method)
     squares = reduced("sum", _square(deviation), axes, keepdims, None, method)
-    return _divided(squares - _square(rest) / max(count, 1), count - ddof).astype(result)
+    var = _divided(squares - _square(rest) / max(count, 1), count - ddof)
+    return converted(var, result)
 
 
 def _square(x: Array) -> Array:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from graph_opt.dtype import dtype_named
 from graph_opt.layout import Cuts, Index, Layout
 
 Array = Any
@@ -57,7 +58,7 @@ class Value:
 
     @cached_property
     def _itemsize(self) -> int:
-        return np.dtype(self.dtype).itemsize
+        return dtype_named(self.dtype).itemsize
 
     def nbytes(self, index: Index) -> int:
         """Return the bytes of a block."""
@@ -122,7 +123,7 @@ def conforming(block: Array, dtype: str, shape: tuple[int, ...], container: str)
         raise ValueError(f"a block is declared with shape {shape} but has {block.shape}")
     if block.dtype != dtype:
         try:
-            return block.astype(dtype, casting="same_kind")
+            return block.astype(dtype_named(dtype), casting="same_kind")
         except TypeError:
             raise TypeError(f"a block is declared as {dtype} but is {block.dtype}") from None
     return block

@@ -20,7 +20,7 @@ from dask.blockwise import Blockwise
 
 from graph_opt.node import ArrayNode, Declined
 from graph_opt.parse import ArrayGraph
-from graph_opt.pattern import array_operands, block_function, only_reader, unsupported
+from graph_opt.pattern import CARRIED, array_operands, block_function, only_reader, unsupported
 from graph_opt.summation import PARTIAL_BYTES, Summation
 
 FUNCTIONS = "dask_dgpu.reductions.partial"
@@ -44,7 +44,7 @@ def match(graph: ArrayGraph, name: str) -> Summation | Declined | None:
     output = graph.node(inner[-1])
     if source is None or output is None or not _is(last, "finish"):
         return None
-    if unsupported((source,), output) is not None or not _wide(output) or _fused(graph, source):
+    if unsupported((source,), output, CARRIED) or not _wide(output) or _fused(graph, source):
         return None
     asked = last.keywords
     piece = Summation(

@@ -10,6 +10,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, futures_of, wait
+from ml_dtypes import finfo
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS
@@ -93,6 +94,48 @@ def test_setting(client, x):
         assert summed(client, x.sum()).tobytes() == WANTED
         assert summed(client, da.sum(x.rechunk((60, 2)))).tobytes() == WANTED
     assert x.sum().name.startswith("sum-")
+
+
+def test_bfloat16(client, on_device):
+    """Bits for any blocks, of a result that is single: CuPy blocks need not travel for it."""
+    values = family("condition 1e4", 60 * 44, "bfloat16").reshape(60, 44)
+    wanted = to_nearest(exact(values), "bfloat16")
+    for chunks in ((7, 13), (60, 1)):
+        x = on_device(values, chunks)
+        for method in METHODS:
+            found = summed(client, dgpu.sum(x, method=method).astype("float32"))
+            assert within_bound(found, values, float(finfo("bfloat16").eps))
+            assert method == "compensated" or found == wanted
+    spectrum = (abs(da.fft.fft2(on_device(A, (7, 13)))) ** 2).astype("bfloat16")
+    found = summed(client, dgpu.sum(spectrum, 0, method="reproducible").astype("float32"))
+    made = (abs(np.fft.fft2(A)) ** 2).astype("bfloat16").astype(float).sum(0)
+    np.testing.assert_allclose(found, made, rtol=2 * float(finfo("bfloat16").eps))
+
+
+def test_bfloat16_blocks_of_numpy_travel(client):
+    """From the client, between workers, to ranks and back, by pickle or as memory."""
+    values = family("uniform", 61 * 44, "bfloat16").reshape(61, 44)
+    x = client.persist(da.from_array(values, chunks=(9, 44)))
+    y = client.persist(da.rechunk(x, (61, 5)) * np.dtype("bfloat16").type(2))
+    for array in (x, y, y[::-1].T):
+        total = dgpu.sum(array, 0, method="reproducible")
+        found = client.compute(total).result(timeout=100)
+        plain = client.compute(array).result(timeout=100)
+        assert (type(found), found.dtype, plain.dtype) == (np.ndarray, values.dtype, values.dtype)
+        wanted = [to_nearest(exact(line), "bfloat16") for line in plain.T]
+        np.testing.assert_array_equal(found, wanted)
+    one = client.compute(dgpu.sum(x, method="reproducible")).result(timeout=100)
+    assert type(one) is values.dtype.type
+    assert one == to_nearest(exact(values), "bfloat16")
+    wide = np.tile(values[:9], 5000)
+    z = client.persist(da.from_array(wide, chunks=(2, 110_000)))
+    wait(z)
+    for method in METHODS:
+        before = launched_runs(client)
+        found = client.compute(dgpu.sum(z, 0, method=method)).result(timeout=100)
+        assert launched_runs(client) - before == 1
+        wanted = [to_nearest(exact(line), "bfloat16") for line in values[:9].T]
+        np.testing.assert_array_equal(found, np.tile(wanted, 5000))
 
 
 def wide(on_device: Any) -> tuple[da.Array, Any]:

@@ -51,6 +51,17 @@ def test_wide_sums_match(method: Any, keepdims: bool) -> None:
         assert piece.staged == (tuple(piece.source.indices),)
 
 
+def test_bfloat16_matches_where_other_rules_decline_it() -> None:
+    x = source().astype("bfloat16").persist(scheduler="synchronous")
+    (piece,) = pieces(dgpu.sum(x, 0))
+    assert (piece.source.dtype, piece.output.dtype) == ("bfloat16", "bfloat16")
+    assert piece.source.nbytes == 2 * piece.source.size
+    y = x.rechunk((6, 1000))
+    matches = find(parse(y.__dask_graph__(), y.__dask_keys__()))
+    assert matches.pieces == ()
+    assert {each.reason for each in matches.declined} <= {"dtype bfloat16 has no kernel"}
+
+
 def test_layers_between_are_part_of_it() -> None:
     x = source(rows=30)
     with dgpu.enable(sum_method="compensated", on_error="raise"):

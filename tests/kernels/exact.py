@@ -6,11 +6,20 @@ import math
 from fractions import Fraction
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 Array = Any
 UNIT = 1074
 """Sums are counted in ``2**-1074``, the smallest double."""
+
+FORMATS = {
+    "bfloat16": (8, -133, 128),
+    "float16": (11, -24, 16),
+    "float32": (24, -149, 128),
+    "float64": (53, -1074, 1024),
+}
+"""Binary digits, the exponent of the smallest number, and the one that is too large."""
 
 FAMILIES = (
     "uniform",
@@ -39,22 +48,13 @@ def exact(values: Array) -> int:
 
 
 def to_nearest(sum_: int, dtype: str) -> Any:
-    """Return an exact sum, rounded once: to a double by Python, or to less by comparing."""
-    fraction = Fraction(sum_, 1 << UNIT)
-    try:
-        double = fraction.numerator / fraction.denominator
-    except OverflowError:
-        double = math.inf if sum_ > 0 else -math.inf
-    if dtype == "float64" or math.isinf(double):
-        return np.dtype(dtype).type(double)
-    with np.errstate(over="ignore"):
-        middle = np.dtype(dtype).type(double)
-        near = {np.nextafter(middle, np.dtype(dtype).type(s * np.inf)) for s in (-1, 1)} | {middle}
-    if not np.isfinite(middle):
-        return middle
-    finite = [each for each in near if np.isfinite(each)]
-    bits = {each: int(each.view(f"u{each.itemsize}")) for each in finite}
-    return min(finite, key=lambda each: (abs(units(each) - sum_), bits[each] & 1))
+    """Return an exact sum, rounded once, by integers alone."""
+    digits, lowest, overflow = FORMATS[dtype]
+    exponent = max(abs(sum_).bit_length() - digits, lowest + UNIT)
+    whole = round(Fraction(sum_, 1 << exponent))  # Python rounds a tie to even
+    infinite = abs(whole) << exponent >= 1 << (overflow + UNIT)
+    size = math.inf if infinite else math.ldexp(abs(whole), exponent - UNIT)
+    return np.dtype(dtype).type(size if sum_ >= 0 else -size)
 
 
 def within_bound(value: Any, values: Array, eps: float) -> bool:
@@ -68,7 +68,7 @@ def within_bound(value: Any, values: Array, eps: float) -> bool:
 def family(name: str, n: int, dtype: str, seed: int = 0) -> Array:
     """Return ``n`` numbers of a kind."""
     rng = np.random.default_rng([seed, n, FAMILIES.index(name)])
-    info = np.finfo(dtype)
+    info = ml_dtypes.finfo(dtype)
     values = rng.standard_normal(n)
     if name.startswith("condition"):  # pairs that cancel but for a small part
         small = values / float(name.split()[1])

@@ -14,7 +14,7 @@ from dask_dgpu.kernels import binned
 from dask_dgpu.kernels.binned import Binned
 from tests.kernels.exact import FAMILIES, exact, family, to_nearest
 
-DTYPES = ("float16", "float32", "float64")
+DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 def sum_of(values: Any) -> Any:
@@ -42,7 +42,7 @@ def test_any_doubles(values: list[float]) -> None:
 @settings(max_examples=300)
 @given(
     values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=30),
-    dtype=st.sampled_from(["float16", "float32"]),
+    dtype=st.sampled_from(["bfloat16", "float16", "float32"]),
 )
 def test_any_singles_are_rounded_once(values: list[float], dtype: str) -> None:
     block = np.array(values, "float32")
@@ -60,6 +60,16 @@ def test_any_singles_are_rounded_once(values: list[float], dtype: str) -> None:
         ([1, 2.0**-11, 2.0**-70], "float16", 1 + 2.0**-10),
         ([65504, 15.9], "float16", 65504.0),
         ([65504, 16], "float16", np.inf),
+        ([1, 2.0**-8], "bfloat16", 1.0),
+        ([1, 2.0**-8, 2.0**-70], "bfloat16", 1 + 2.0**-7),  # beyond single precision
+        ([1, 2.0**-8, -(2.0**-1074)], "bfloat16", 1.0),
+        ([1, 2.0**-7, 2.0**-8], "bfloat16", 1 + 2.0**-6),
+        ([2.0**-134], "bfloat16", 0.0),
+        ([2.0**-134, 2.0**-1074], "bfloat16", 2.0**-133),
+        ([2.0**-133, 2.0**-134, 2.0**-160], "bfloat16", 2.0**-132),
+        ([2.0**-132, 2.0**-134, -(2.0**-160)], "bfloat16", 2.0**-132),
+        ([2.0**128, -(2.0**119), -(2.0**60)], "bfloat16", 2.0**128 - 2.0**120),
+        ([2.0**128, -(2.0**119)], "bfloat16", np.inf),
         ([-(2.0**-1074)] * 3, "float64", -3 * 2.0**-1074),
     ],
 )

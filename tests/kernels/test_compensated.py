@@ -9,26 +9,28 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ml_dtypes import finfo
 
 from dask_dgpu.kernels import compensated
 from dask_dgpu.kernels.compensated import Pair
+from dask_dgpu.kernels.narrowed import narrowed
 from tests.kernels.exact import FAMILIES, family, within_bound
 
-DTYPES = ("float16", "float32", "float64")
+DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 def value_of(pair: Pair, dtype: str) -> Any:
     with np.errstate(over="ignore"):
-        return pair.value().astype(dtype)
+        return narrowed(pair.value(), dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("n", [1, 2, 7, 1000, 8191, 100_003])
 def test_error_is_within_the_bound(name: str, n: int, dtype: str) -> None:
     values = family(name, n, dtype)
     value = value_of(compensated.block_sum(values, (0,)), dtype)
-    assert within_bound(value, values, np.finfo(dtype).eps)
+    assert within_bound(value, values, finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -134,7 +136,8 @@ def test_pairs_are_merged_without_loss() -> None:
     assert within_bound(compensated.merged(pairs).value(), values, np.finfo(float).eps)
 
 
-def test_large_blocks_of_other_dtypes_are_converted_in_parts() -> None:
-    block = np.ones((3, 1 << 18), "float16")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_large_blocks_of_other_dtypes_are_converted_in_parts(dtype: str) -> None:
+    block = np.ones((3, 1 << 18), dtype)
     np.testing.assert_array_equal(compensated.block_sum(block, (1,)).value(), [1 << 18] * 3)
     assert compensated.block_sum(block, (0, 1)).value() == 3 << 18

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ml_dtypes import bfloat16
 
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.kernels.device import HostDevice
@@ -153,6 +154,8 @@ VALUES = [
     np.array([None, "text"], object),
     np.ma.masked_greater(np.arange(600.0), 3),
     (np.ones(300, bool), np.zeros(2, complex)),
+    np.arange(2000).astype(bfloat16),
+    bfloat16(1.5),
 ]
 
 
@@ -172,6 +175,7 @@ def test_whatever_it_is_arrives(value: Any) -> None:
     for found in (first["v", (0,)], third["v", (0,)]):
         assert type(found) is type(value)
         np.testing.assert_equal(found, value)
+        assert getattr(found, "dtype", None) == getattr(value, "dtype", None)
 
 
 def test_nothing_to_ship_asks_nothing_of_the_others() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from dask_dgpu.kernels.partial_sum import Exact, Kind
 from graph_opt.cost import Machine
+from graph_opt.dtype import dtype_named
 from graph_opt.layout import Cuts, Index, Layout
 
 WORD = 8
@@ -79,7 +80,7 @@ class SumPlan:
     @property
     def parts(self) -> int:
         """Two for complex numbers, one for real ones."""
-        return 2 if np.dtype(self.dtype).kind == "c" else 1
+        return 2 if dtype_named(self.dtype).kind == "c" else 1
 
     def shape(self, index: Index) -> tuple[int, ...]:
         """Return the shape of the partial sums for a block of the result."""
@@ -160,7 +161,7 @@ def received(plan: SumPlan, limbs: int = LIMBS) -> list[int]:
 
 def peak(plan: SumPlan) -> int:
     """Return the most bytes that a rank holds: its blocks, and partial sums twice."""
-    itemsize = np.dtype(plan.dtype).itemsize
+    itemsize = dtype_named(plan.dtype).itemsize
     came = received(plan)
     worst = 0
     for rank in range(plan.size):
@@ -172,7 +173,7 @@ def peak(plan: SumPlan) -> int:
 
 def cost(plan: SumPlan, machine: Machine) -> float:
     """Predict the seconds of a plan: one pass over the blocks, and two exchanges at the most."""
-    itemsize = np.dtype(plan.dtype).itemsize
+    itemsize = dtype_named(plan.dtype).itemsize
     read = max(plan.source.share(rank, itemsize) for rank in range(plan.size))
     came = max(received(plan))
     exchanges = 1 if plan.task.method == "compensated" else 2

@@ -1,0 +1,44 @@
+"""Conversion to a narrower dtype with one rounding, where libraries round twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graph_opt.dtype import BFLOAT16, dtype_named
+
+Array = Any
+
+LOST = 41
+"""Bits of a double that are not kept before it becomes bfloat16: 12 digits stay of 53.
+
+Eight are wanted, and two more make a second rounding harmless. Single precision holds 12 of
+whatever is not less than half of the smallest bfloat16, ``2**-134``.
+"""
+
+
+def narrowed(values: Array, dtype: str) -> Array:
+    """Return numbers in another dtype, each rounded once, to nearest and ties to even.
+
+    Parameters
+    ----------
+    values : numpy.ndarray or cupy.ndarray
+        Of any real dtype; integers beyond 2**53 become doubles first.
+    dtype : str
+        What they become. A double becomes bfloat16 by way of single precision in ml_dtypes,
+        which rounds twice; here it is rounded to odd before, so that single precision is
+        exact and a tie is a tie.
+
+    References
+    ----------
+    .. [1] S. Boldo and G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved
+       algorithms using rounding to odd", IEEE Transactions on Computers 57 (2008).
+    """
+    if dtype != BFLOAT16:
+        return values.astype(dtype)
+    bits = values.astype(np.float64).view(np.int64)
+    lost = bits & ((1 << LOST) - 1)
+    odd = (bits - lost) | ((lost != 0).astype(np.int64) << LOST)
+    with np.errstate(over="ignore"):
+        return odd.view(np.float64).astype(dtype_named(dtype))
