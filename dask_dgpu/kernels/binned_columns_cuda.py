@@ -2,8 +2,10 @@
 
 Each accumulator cuts its numbers at two levels, which hold what lies up to 85 bits below the
 largest, so that almost no number has a digit left, and those that have go to the limbs by
-themselves. All accumulators of a thread have the same levels. Most threads have those of
-the largest of their block, and are added as integers by a tree; few atomic additions are left.
+themselves. A float that is not much smaller than the largest has all its
+digits at the first level, and is just added. Threads begin with common levels and raise them
+for larger numbers; those of the same levels are added as integers by a tree, so that few
+atomic additions are left.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ LOWEST_TOP = {"float": -120, "double": -960}
 """Levels do not go below; there the second has all digits of a float."""
 
 HUGE_POWER = 900
-ROUND = 8
+ROUND = 4
 """Levels are multiples of this, so that threads have the same ones as a rule."""
 
 SOURCE = (
@@ -72,7 +74,7 @@ template <typename Value> struct Cuts {
     double first[LANES] = {}, second[LANES] = {}, big = 0.0, small = 0.0;
     Value limit = 0;  // numbers are smaller
     Value least = 0;  // of a float as large, the first level has all digits
-    int high = NONE, count = 0;
+    int high = 0, count = 0;
     Long *firsts, *seconds;  // of the block of threads
     Word* limbs;             // of the first column
     unsigned int* special;
@@ -87,17 +89,14 @@ template <typename Value> struct Cuts {
     __device__ __forceinline__ void spill() {
         #pragma unroll
         for (int j = 0; j < LANES; ++j) {
-            if (high != NONE) {
-                firsts[entry(j)] += mantissa_of(first[j], high);
-                seconds[entry(j)] += mantissa_of(second[j], high - 1 - DIGITS);
-            }
+            firsts[entry(j)] += mantissa_of(first[j], high);
+            seconds[entry(j)] += mantissa_of(second[j], high - 1 - DIGITS);
             first[j] = second[j] = 0.0;
         }
         count = 0;
     }
 
     __device__ __forceinline__ void deposit_entry(int which) {
-        if (high == NONE) return;
         deposit(sums(which), firsts[which], high - LOWEST);
         deposit(sums(which), seconds[which], high - 1 - DIGITS - LOWEST);
         firsts[which] = seconds[which] = 0;
@@ -118,13 +117,38 @@ template <typename Value> struct Cuts {
                     read[k].lane[j] = 0;
                 }
             }
-        if (high != NONE && largest < limit) return;
+        if (largest < limit) return;
+        const int lower = high;
         spill();
+        level(top_of(largest));
+        lift(high - lower);
+    }
+
+    // What was added at levels so much lower becomes integers of the present ones; what
+    // digits these have no room for go to the limbs.
+    __device__ __forceinline__ void lift(int by) {
+        constexpr int GAP = 1 + DIGITS;
         #pragma unroll
-        for (int j = 0; j < LANES; ++j) deposit_entry(entry(j));
+        for (int j = 0; j < LANES; ++j) {
+            Long &first = firsts[entry(j)], &second = seconds[entry(j)];
+            const bool near = by <= GAP;
+            const Long kept = near ? first >> by : 0, more = near ? second >> by : 0;
+            const Long left = first - (near ? kept << by : 0);
+            deposit(sums(entry(j)), second - (near ? more << by : 0), high - by - GAP - LOWEST);
+            if (!near) deposit(sums(entry(j)), left, high - by - LOWEST);
+            first = kept;
+            second = near ? more + (left << (GAP - by)) : 0;
+        }
+    }
+
+    // A power of two that is larger than a number.
+    static __device__ __forceinline__ int top_of(double largest) {
         int top = (int) (__double_as_longlong(largest) >> 52) - 1022;
         top += (((-top) % ROUND) + ROUND) % ROUND;
-        top = max(top, Range<Value>::LOWEST_TOP);
+        return max(top, Range<Value>::LOWEST_TOP);
+    }
+
+    __device__ __forceinline__ void level(int top) {
         limit = (Value) ldexp(1.0, top);
         high = top - DIGITS;
         least = (Value) ldexp(1.0, high + 23);
@@ -195,28 +219,53 @@ __device__ void sum_columns(const Value* values, Word* limbs, unsigned int* spec
     cuts.special = special;
     cuts.columns = columns;
     for (int j = 0; j < LANES; ++j) firsts[LANES * thread + j] = seconds[LANES * thread + j] = 0;
-    if (thread == 0) highest = NONE;
+
+    // All threads begin with levels for the first number of each.
+    if (thread == 0) highest = Range<Value>::LOWEST_TOP;
     __syncthreads();
+    const Long at = ((Long) blockIdx.x * THREADS + thread) * LANES;
+    const double some = at < length ? fabs(widened(values[at])) : 0.0;
+    atomicMax(&highest, Cuts<Value>::top_of(some < HUGE ? some : 0.0));
+    __syncthreads();
+    cuts.level(highest);
     read_all<Value, Range<Value>::VECTORS>(values, length, cuts);
     cuts.spill();
-    atomicMax(&highest, cuts.high);
-    __syncthreads();
-    if (cuts.high != highest)
-        for (int j = 0; j < LANES; ++j) cuts.deposit_entry(LANES * thread + j);
-    __syncthreads();
-    for (int rows = (ENTRIES + columns - 1) / columns; rows > 1; rows = (rows + 1) / 2) {
-        const int half = (rows + 1) / 2 * columns, end = min(rows * columns, ENTRIES);
-        for (int other = half + thread; other < end; other += THREADS) {
-            firsts[other - half] += firsts[other];
-            seconds[other - half] += seconds[other];
-        }
-        __syncthreads();
+
+    // Those of the same levels are added, the highest first.
+    Long mine[LANES], rest[LANES];
+    for (int j = 0; j < LANES; ++j) {
+        mine[j] = firsts[LANES * thread + j];
+        rest[j] = seconds[LANES * thread + j];
     }
-    cuts.high = highest;
-    if (thread < columns) cuts.deposit_entry(thread);
+    bool waits = true;
+    while (__syncthreads_or(waits)) {
+        if (thread == 0) highest = NONE;
+        __syncthreads();
+        if (waits) atomicMax(&highest, cuts.high);
+        __syncthreads();
+        const bool now = waits && cuts.high == highest;
+        for (int j = 0; j < LANES; ++j) {
+            firsts[LANES * thread + j] = now ? mine[j] : 0;
+            seconds[LANES * thread + j] = now ? rest[j] : 0;
+        }
+        waits = waits && !now;
+        __syncthreads();
+        for (int rows = (ENTRIES + columns - 1) / columns; rows > 1; rows = (rows + 1) / 2) {
+            const int half = (rows + 1) / 2 * columns, end = min(rows * columns, ENTRIES);
+            for (int other = half + thread; other < end; other += THREADS) {
+                firsts[other - half] += firsts[other];
+                seconds[other - half] += seconds[other];
+            }
+            __syncthreads();
+        }
+        const int own = cuts.high;
+        cuts.high = highest;
+        if (thread < columns) cuts.deposit_entry(thread);
+        cuts.high = own;
+    }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 sum_columns_float(const float* values, Word* limbs, unsigned int* special, Long length,
                   int columns) {
     sum_columns(values, limbs, special, length, columns);
@@ -239,7 +288,7 @@ CONSTANTS = {
     "LOWEST_TOP_DOUBLE": f"({LOWEST_TOP['double']})",
     "HUGE": f"{2.0**HUGE_POWER!r}",
     "ROUND": ROUND,
-    "VECTORS_FLOAT": 2,
+    "VECTORS_FLOAT": 4,
     "VECTORS_DOUBLE": 4,
     "NONE": "(-(1 << 20))",
 }

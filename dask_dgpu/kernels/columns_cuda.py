@@ -28,8 +28,8 @@ COLUMNS = 32
 
 VECTOR_BYTES = 16
 
-BLOCKS = 528
-"""Blocks of threads, four for each multiprocessor of an H100 or H200: one wave."""
+BLOCKS = 1056
+"""Blocks of threads, eight for each multiprocessor of an H100 or H200: a few whole waves."""
 
 ROWS = 16
 """Numbers that an accumulator adds at the least, where there are so many."""

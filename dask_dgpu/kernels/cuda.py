@@ -13,7 +13,7 @@ from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.pack import Pieces
 from dask_dgpu.kernels.pack_cuda import PieceCopier
 from dask_dgpu.kernels.stencil import Region, Taps
-from dask_dgpu.kernels.stencil_cuda import sweeps_cuda
+from dask_dgpu.kernels.stencil_cuda import sweeps_at_once, sweeps_cuda
 
 Array = Any
 
@@ -62,6 +62,9 @@ class CudaDevice:
         change: Array | None = None,
     ) -> bool:
         return sweeps_cuda(source, target, taps, regions, added, change)
+
+    def sweeps_at_once(self, taps: Taps) -> int:
+        return sweeps_at_once(taps)
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         with self._compute:

@@ -67,6 +67,9 @@ class Device(Protocol):
         regions, ``taps`` and the dtype only.
         """
 
+    def sweeps_at_once(self, taps: Taps) -> int:
+        """Return how many sweeps are one pass, which leaves ``source`` as it is."""
+
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Return what a function of independent items returns for each, on the compute lane."""
 
@@ -168,6 +171,9 @@ class HostDevice:
         change: Array | None = None,
     ) -> bool:
         return sweeps_host(source, target, taps, regions, added, change)
+
+    def sweeps_at_once(self, taps: Taps) -> int:
+        return 1
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         work = list(items)

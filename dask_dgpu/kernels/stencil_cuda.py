@@ -101,7 +101,7 @@ def sweeps_cuda(
     bool
         Whether the last sweep has made ``target``.
     """
-    together = MOST_SWEEPS if marches(taps) else 1
+    together = sweeps_at_once(taps)
     u, out, turned = source, target, False
     for at in range(0, len(regions), together):
         several = regions[at : at + together]
@@ -112,6 +112,11 @@ def sweeps_cuda(
             _sweep(out, u, taps, several[0], added, measured)
         u, out, turned = out, u, not turned
     return turned
+
+
+def sweeps_at_once(taps: Taps) -> int:
+    """Return how many sweeps one launch makes."""
+    return MOST_SWEEPS if marches(taps) else 1
 
 
 def _sweep(

@@ -186,7 +186,7 @@ class Side:
         return slice(start - self.first, stop - self.first)
 
     def early(self, reach: int, margin: int) -> slice:
-        """Return what of ``grown(margin)`` needs no ghost cells of others."""
+        """Return what of ``grown(margin)`` needs no ghost cells, if it depends so far around."""
         whole = self.grown(margin)
         start = self.start + (reach if self.wraps or self.start else 0) - self.first
         inner = self.stop - (reach if self.wraps or self.stop < self.length else 0) - self.first
@@ -220,9 +220,17 @@ class Tile:
         return tuple(side.grown(margin) for side, margin in pairs)
 
     def early(self, radius: tuple[int, ...], margins: tuple[int, ...]) -> Region:
-        """Return what of ``region(margins)`` needs no ghost cells of others."""
+        """Return what of ``region(margins)`` needs no ghost cells of others; see ``Side``."""
         rows = zip(self.sides, radius, margins, strict=True)
         return tuple(side.early(reach, margin) for side, reach, margin in rows)
+
+
+def widened(region: Region, by: tuple[int, ...], within: Region) -> Region:
+    """Return a region and so much around it, as far as that is in another."""
+    return tuple(
+        slice(max(part.start - more, whole.start), min(part.stop + more, whole.stop))
+        for part, more, whole in zip(region, by, within, strict=True)
+    )
 
 
 def around(region: Region, inner: Region) -> Iterator[Region]:

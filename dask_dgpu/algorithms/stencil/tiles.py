@@ -3,23 +3,26 @@
 ::
 
     transfer lane    | pack, send ........ unpack |                       | pack ...
-    compute lane     | rims, inner part | waits   | outer part, sweep 2, ..., s | ...
+    compute lane     | rims, inner part | waits   | outer part, more sweeps ..., s | ...
 
 An exchange of ghost cells s times as deep as the stencil's radius lasts for s sweeps, each
-of which makes a region that is smaller by the radius, down to the tile itself.
+of which makes a region that is smaller by the radius, down to the tile itself. The inner
+part is what the first sweep makes without ghost cells, or the first few where the device
+makes those at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from dask_dgpu.algorithms.halo import Boundary, Exchange, HaloPlan, plan_halo
-from dask_dgpu.algorithms.stencil.plan import SweepPlan, Tile, around
+from dask_dgpu.algorithms.stencil.plan import SweepPlan, Tile, around, widened
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
+from dask_dgpu.kernels.stencil import Region
 from graph_opt.layout import Index, Layout
 
 Array = Any
@@ -99,26 +102,25 @@ class Tiles:
             Of one float64, on the device: the last sweep adds the sum of the squares of
             what it changes.
         """
-        start, inner = self.now, sweeps == 1
+        start = self.now
         self._start(start)
         split = start.exchange.travels
-        margins = self._margins(sweeps - 1)
+        together = min(sweeps, self.device.sweeps_at_once(self.plan.taps)) if self.still else 1
+        measured = change if together == sweeps else None
         if split:
             with self.device.computing():
                 self._rims_again(start)
                 for index, tile in self.tiles.items():
-                    region = tile.early(self.plan.taps.radius, margins)
-                    self._sweep(index, region, change if inner else None)
+                    self._sweep(index, self._early(tile, sweeps, together), measured)
         self._finish(start)
         with self.device.computing():
             self._rims_again(start)
             if split:
                 for index, tile in self.tiles.items():
-                    whole = tile.region(margins)
-                    for part in around(whole, tile.early(self.plan.taps.radius, margins)):
-                        self._sweep(index, part, change if inner else None)
+                    for regions in self._late(tile, sweeps, together):
+                        self._sweep(index, regions, measured)
                 self._swap()
-                sweeps -= 1
+                sweeps -= together
                 if sweeps:
                     self._rims_again(self.now)
             self._sweep_on(sweeps, change)
@@ -150,19 +152,36 @@ class Tiles:
             if sweeps:
                 self._rims_again(self.now)
 
-    def _sweep(self, index: Index, region: tuple[slice, ...], change: Array | None) -> None:
-        if all(along.start < along.stop for along in region):
+    def _early(self, tile: Tile, sweeps: int, together: int) -> list[Region]:
+        """Return what the first sweeps make of a tile without ghost cells of others."""
+        return [
+            tile.early(self._margins(at + 1), self._margins(sweeps - 1 - at))
+            for at in range(together)
+        ]
+
+    def _late(self, tile: Tile, sweeps: int, together: int) -> Iterator[list[Region]]:
+        """Yield for each part of the rest what the first sweeps make, and what is around it."""
+        whole = [tile.region(self._margins(sweeps - 1 - at)) for at in range(together)]
+        for part in around(whole[-1], self._early(tile, sweeps, together)[-1]):
+            yield [
+                widened(part, self._margins(together - 1 - at), each)
+                for at, each in enumerate(whole)
+            ]
+
+    def _sweep(self, index: Index, regions: list[Region], change: Array | None) -> None:
+        """Sweep as often as goes at once, from one storage to the other."""
+        if all(along.start < along.stop for along in regions[-1]):
             self.device.sweeps(
                 self.now.storage[index],
                 self.then.storage[index],
                 self.plan.taps,
-                [region],
+                regions,
                 None if self.added is None else self.added[index],
                 change,
             )
 
     def _margins(self, left: int) -> tuple[int, ...]:
-        """Return how many ghost cells are made when so many sweeps are left."""
+        """Return how far so many sweeps reach: ghost cells that are made when they are left."""
         return tuple(left * reach for reach in self.plan.taps.radius)
 
     def _swap(self) -> None:
