@@ -59,9 +59,11 @@ def loop(
     steps: int,
     boundary: Any,
     function: Callable[[Any], Any] = mean_of_neighbours,
+    *,
+    trim: bool = False,
 ) -> da.Array:
-    """Return the grid after some steps; what the function returns needs no trimming."""
-    options = {"depth": 1, "boundary": boundary, "trim": False}
+    """Return the grid after some steps, of which Dask trims ghost cells if there are any left."""
+    options = {"depth": 1, "boundary": boundary, "trim": trim}
     for _ in range(steps):
         grid = da.map_overlap(function, grid, **options, dtype=grid.dtype, meta=grid._meta)
     return grid

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
+from dask_dgpu.algorithms.halo import Exchange
 from dask_dgpu.facts import ClusterFacts
 from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.runtime import local
@@ -197,6 +198,44 @@ def test_a_loop_is_one_gang(
     (program,) = programs
     assert [step.algorithm for step in collectives(program)] == ["halo"] * 6
     assert len(program.steps) == 12
+
+
+def test_what_functions_keep_stays_as_it_is(enabled: dgpu.Enabled, monkeypatch: Any) -> None:
+    """The room around trimmed blocks is used again, but not if somebody else holds it."""
+    copied: list[bool] = []
+    original = Exchange.copy_blocks
+    monkeypatch.setattr(Exchange, "copy_blocks", lambda self: copied.append(True) or original(self))
+    kept: list[Any] = []
+
+    def averaged(block: Any) -> Any:
+        return 0.5 * (block + np.roll(block, 1, 0))
+
+    def keeping(block: Any) -> Any:
+        kept.append(averaged(block))
+        return kept[-1]
+
+    def in_place(block: Any) -> Any:
+        block += np.roll(block, 1, 1)
+        return block
+
+    def loop(*functions: Callable[[Any], Any]) -> da.Array:
+        z = X
+        for function in functions:
+            z = da.map_overlap(function, z, depth=1, boundary="periodic", dtype=float, meta=A)
+        return z
+
+    for functions, copies in (
+        ([averaged] * 4, 1),
+        ([averaged, keeping, averaged, averaged], 2),
+        ([averaged, in_place, in_place, averaged], 1),
+    ):
+        copied.clear()
+        same(loop(*functions))
+        assert len(copied) == 3 * copies  # by each rank
+    before = [block.copy() for block in kept]
+    loop(averaged, keeping, averaged).compute(scheduler="sync")
+    for block, earlier in zip(kept, before, strict=False):
+        np.testing.assert_array_equal(block, earlier)
 
 
 def test_overlap_and_trim_by_hand(enabled: dgpu.Enabled, programs: list[Any]) -> None:

@@ -44,8 +44,12 @@ SOURCE = (
     + READING
     + r"""
 template <typename Value> struct Range;
-template <> struct Range<float> { static constexpr int LOWEST_TOP = LOWEST_TOP_FLOAT, VECTORS = VECTORS_FLOAT; };
-template <> struct Range<double> { static constexpr int LOWEST_TOP = LOWEST_TOP_DOUBLE, VECTORS = VECTORS_DOUBLE; };
+template <> struct Range<float> {
+    static constexpr int LOWEST_TOP = LOWEST_TOP_FLOAT, VECTORS = VECTORS_FLOAT;
+};
+template <> struct Range<double> {
+    static constexpr int LOWEST_TOP = LOWEST_TOP_DOUBLE, VECTORS = VECTORS_DOUBLE;
+};
 
 // Whether all numbers are zero, or of a size of which the first level holds all digits.
 template <int SEVERAL>
@@ -156,7 +160,9 @@ template <typename Value> struct Cuts {
         small = ldexp(1.5, high - 1 - DIGITS + 52);
     }
 
-    template <int SEVERAL> __device__ __forceinline__ void rest(const Vector<Value> (&read)[SEVERAL]) {
+    // What the levels have no digits for.
+    template <int SEVERAL>
+    __device__ __forceinline__ void rest(const Vector<Value> (&read)[SEVERAL]) {
         #pragma unroll
         for (int k = 0; k < SEVERAL; ++k)
             #pragma unroll

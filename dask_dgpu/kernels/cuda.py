@@ -43,6 +43,14 @@ class CudaDevice:
     def workspace(self, name: str, size: int, dtype: str) -> Array:
         return cupy.empty(size, dtype)  # the allocator keeps memory itself
 
+    def owns(self, array: Array) -> bool:
+        if type(array) is not cupy.ndarray or array.base is not None:
+            return False
+        memory = array.data.mem
+        owner = getattr(memory, "_owner", None)  # RMM's memory is not CuPy's own either
+        foreign = isinstance(memory, cupy.cuda.UnownedMemory)
+        return not foreign or type(owner).__module__.startswith("rmm")
+
     def panel_dtype(self, dtype: str) -> str:
         return dtype
 

@@ -43,6 +43,9 @@ class Device(Protocol):
         at a time.
         """
 
+    def owns(self, array: Array) -> bool:
+        """Whether an array may be written to, and no other library can see its memory."""
+
     def panel_dtype(self, dtype: str) -> str:
         """Return the dtype in which factors of a product of ``dtype`` are kept."""
 
@@ -151,6 +154,9 @@ class HostDevice:
             if nbytes <= KEPT_BYTES:
                 self._kept[name] = kept
         return kept[:nbytes].view(dtype)
+
+    def owns(self, array: Array) -> bool:
+        return type(array) is np.ndarray and array.flags.owndata and array.flags.writeable
 
     def panel_dtype(self, dtype: str) -> str:
         return "float32" if dtype == "float16" else dtype  # no BLAS has half precision

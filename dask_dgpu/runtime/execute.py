@@ -89,12 +89,10 @@ def _computed(
     name = label(step.output)
     inputs = []
     for read in step.inputs:
-        value, held, layout = known[read], values[read], fixed.values[read].layout
-        for index, block in held.items():
-            declared = value.dtype, value.block_shape(index), _container(block, value, device)
-            held[index] = device.to_device(conforming(block, *declared))
+        _conform(known[read], values[read], device)
+        layout = fixed.values[read].layout
         # what several ranks have made counts as the first one's
-        inputs.append({i: block for i, block in held.items() if layout.owner(i) == comm.rank})
+        inputs.append({i: b for i, b in values[read].items() if layout.owner(i) == comm.rank})
 
     for read in spent:
         values[read].clear()  # so that the algorithm's references are the only ones
@@ -104,6 +102,13 @@ def _computed(
 
     run = ALGORITHMS[step.algorithm].run
     return run(fixed.collectives[step.output], comm, device, inputs, report)
+
+
+def _conform(value: Value, held: Blocks, device: Device) -> None:
+    """Make blocks what the graph says, in the device's memory."""
+    for index, block in held.items():
+        declared = value.dtype, value.block_shape(index), _container(block, value, device)
+        held[index] = device.to_device(conforming(block, *declared))
 
 
 def _container(block: Array, value: Value, device: Device) -> str:

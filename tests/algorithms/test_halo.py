@@ -254,6 +254,67 @@ def test_blocks_in_the_middle_of_their_storage_are_exchanged_again_and_again() -
                 np.testing.assert_array_equal(block, wanted[index])
 
 
+class Held:
+    """Somebody who holds an array."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+
+@pytest.mark.parametrize("boundary", [None, "periodic", "reflect", 3])
+@pytest.mark.parametrize("held", ["nothing", "the block", "what is around", "another view"])
+def test_room_around_blocks_is_used_if_nobody_can_see_it(boundary: Any, held: str) -> None:
+    plan = grid_plan((10, 9), (2, 3), 1, boundary)
+    whole = np.random.default_rng(1).random((10, 9))
+    wanted = expected(whole, plan)
+
+    def rank_program(comm: Comm) -> None:
+        device, own = HostDevice(), plan.target.owned(comm.rank)
+        storage = {index: np.zeros(plan.target.block_shape(index)) for index in own}
+        blocks = {index: kept[plan.interior(index)] for index, kept in storage.items()}
+        for index, part in blocks_of(whole, plan.layout).items():
+            if index in blocks:
+                blocks[index][...] = part
+        places = {index: kept.ctypes.data for index, kept in storage.items()}
+        seen = {
+            "nothing": [],
+            "the block": [Held(block) for block in blocks.values()],
+            "what is around": [Held(kept) for kept in storage.values()],
+            "another view": [Held(kept[:1]) for kept in storage.values()],
+        }[held]
+        before = [each.array.copy() for each in seen]
+        storage.clear()
+        extended = halo_rank(plan, comm, device, blocks)
+        for index, block in extended.items():
+            np.testing.assert_array_equal(block, wanted[index])
+            assert (block.ctypes.data == places[index]) == (held == "nothing")
+        for each, earlier in zip(seen, before, strict=True):
+            np.testing.assert_array_equal(each.array, earlier)
+
+    run_local(plan.size, rank_program)
+
+
+def test_room_that_is_not_alike_is_not_used() -> None:
+    plan = grid_plan((6, 6), (1, 1), 1, 0)
+    block = np.random.default_rng(2).random((6, 6))
+    others = [
+        np.zeros((8, 8))[2:, 2:],  # not the middle
+        np.zeros((9, 8))[1:7, 1:7],
+        np.zeros((8, 8)).T[1:-1, 1:-1],
+        np.frombuffer(bytearray(8 * 64)).reshape(8, 8)[1:-1, 1:-1],
+    ]
+    for view in others:
+        view[...] = block
+        kept = view.base.copy() if isinstance(view.base, np.ndarray) else None
+        (extended,) = run_local(
+            1, lambda comm, v=view: halo_rank(plan, comm, HostDevice(), {(0, 0): v})
+        )
+        np.testing.assert_array_equal(extended[0, 0], np.pad(block, 1))
+        assert not np.shares_memory(extended[0, 0], view)
+        if kept is not None:
+            np.testing.assert_array_equal(view.base, kept)
+
+
 def test_a_plan_travels_without_what_follows_from_it() -> None:
     plan = grid_plan((36, 48), (3, 3), 2, "reflect")
     run(plan, np.zeros((36, 48)))

@@ -11,6 +11,7 @@ import numpy as np
 
 from dask_dgpu.algorithms.halo.plan import HaloPlan
 from dask_dgpu.algorithms.halo.schedule import Stays, View, schedule
+from dask_dgpu.algorithms.halo.storage import storage_around
 from dask_dgpu.comm.protocol import Buffer, Comm, Work
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.pack import Arrays, Described, InArrays, InMessage, Pieces
@@ -46,7 +47,8 @@ def halo_rank(
     Returns
     -------
     dict of tuple of int to array
-        The extended blocks that this rank makes, C-contiguous, in memory of their own.
+        The extended blocks that this rank makes, C-contiguous, in memory of their own; or
+        in that around the blocks, if only ``blocks`` refers to these and it has the room.
         Where ``plan.corners`` is false, ghost cells beyond several axes are zero.
 
     Raises
@@ -65,10 +67,12 @@ def halo_rank(
         device.after(given)
         make = device.empty if plan.corners else device.zeros
         mine = schedule(plan, comm.rank).blocks
-        extended = {index: make(plan.target.block_shape(index), plan.dtype) for index in mine}
+        kept = storage_around(plan, device, blocks, mine)
+        extended = kept or {i: make(plan.target.block_shape(i), plan.dtype) for i in mine}
         exchange = Exchange(plan, comm, device, blocks, extended)
         exchange.start()
-        exchange.copy_blocks()
+        if kept is None:
+            exchange.copy_blocks()
         exchange.finish()
     device.join()
     progress(1, 1)
@@ -119,20 +123,21 @@ class Exchange:
         buffer = device.workspace("halo", split + sum(work.receive_counts), plan.dtype)
         self.out, self.inbox = buffer[:split], buffer[split:]
         sends, receives = work.sends, work.receives
+        *described, of_stays, of_own = work.described
         self._sends = Pieces(
             sends.shapes,
             InMessage(self.out, sends.at),
             InArrays(views, sends.view, sends.start),
-            Described(),
+            described[0],
         )
         self._receives = Pieces(
             receives.shapes,
             InArrays(ghosted, receives.block, receives.start),
             InMessage(self.inbox, receives.at),
-            Described(),
+            described[1],
         )
-        self._stays = _staying(work.stays, views, ghosted)
-        self._own = _staying(work.own, views, ghosted)
+        self._stays = _staying(work.stays, views, ghosted, of_stays)
+        self._own = _staying(work.own, views, ghosted, of_own)
         self._under_way: Work | None = None
 
     @property
@@ -170,12 +175,12 @@ class Exchange:
                 yield peer, buffer[stops[peer] - counts[peer] : stops[peer]]
 
 
-def _staying(stays: Stays, views: Arrays, ghosted: Arrays) -> Pieces:
+def _staying(stays: Stays, views: Arrays, ghosted: Arrays, described: Described) -> Pieces:
     return Pieces(
         stays.shapes,
         InArrays(ghosted, stays.block, stays.start),
         InArrays(views, stays.view, stays.view_start),
-        Described(),
+        described,
     )
 
 

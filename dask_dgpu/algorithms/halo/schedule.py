@@ -8,6 +8,7 @@ import numpy as np
 
 from dask_dgpu.algorithms.halo.plan import HaloPlan
 from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, unravel
+from dask_dgpu.kernels.pack import Described
 from graph_opt.layout import Index
 
 
@@ -66,6 +67,8 @@ class Schedule(NamedTuple):
         Ghost cells made of its own blocks or of constants; the blocks themselves.
     send_counts, receive_counts : list of int
         Elements of the message to and from each rank.
+    described : tuple of Described
+        What a GPU was told of sends, receives, stays and own, for the next exchange.
     """
 
     sources: list[Index]
@@ -77,6 +80,7 @@ class Schedule(NamedTuple):
     own: Stays
     send_counts: list[int]
     receive_counts: list[int]
+    described: tuple[Described, Described, Described, Described]
 
 
 def schedule(plan: HaloPlan, rank: int) -> Schedule:
@@ -120,6 +124,7 @@ def _made(plan: HaloPlan, rank: int) -> Schedule:
         own,
         send_counts,
         receive_counts,
+        (Described(), Described(), Described(), Described()),
     )
 
 
