@@ -11,8 +11,11 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.halo import halo_rank, plan_halo
+from dask_dgpu.algorithms.stencil import SweepPlan, stencil_rank, stencil_reference
+from dask_dgpu.algorithms.stencil.plan import even_tiles
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels.stencil import LAPLACIAN_9PT, Taps
 from graph_opt.layout import Layout
 from tests.algorithms.test_halo import blocks_of, expected
 from tests.test_stencil import numbers, reference
@@ -42,6 +45,70 @@ def computed(array: da.Array, ranks: int | None) -> Any:
     assert isinstance(value, cupy.ndarray)
     assert value.dtype == array.dtype
     return cupy.asnumpy(value)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_launches_are_replayed(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cupy
+
+    from dask_dgpu.kernels import cuda
+
+    replays: list[Any] = []
+
+    class Noted(cuda.Replay):
+        def __init__(self) -> None:
+            super().__init__()
+            replays.append(self)
+
+    monkeypatch.setattr(cuda, "Replay", Noted)
+    tiles, taps = even_tiles((40, 33), (size, 1)), Taps.of(LAPLACIAN_9PT / 8)
+    plan = SweepPlan(tiles, tiles, "float64", taps, (0.0, "periodic"), 6, size)
+    whole = numbers((40, 33), "float64")
+    every = blocks_of(whole, tiles)
+
+    def rank_program(comm: Comm) -> Any:
+        device = cuda.CudaDevice()
+        mine = {index: cupy.asarray(every[index]) for index in tiles.owned(comm.rank)}
+        device.begin()
+        made = stencil_rank(plan, 60, comm, device, mine)
+        device.synchronize()
+        return {index: cupy.asnumpy(block) for index, block in made.items()}
+
+    wanted = blocks_of(stencil_reference(whole, taps, plan.boundary, 60), tiles)
+    for made in run_local(size, rank_program):
+        for index, block in made.items():
+            np.testing.assert_allclose(block, wanted[index], rtol=0, atol=1e-12)
+    assert len(replays) <= 2 * size  # for either buffer
+    assert all(replay.recorded for replay in replays)
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_room_around_blocks_is_used_if_nobody_can_see_it(held: bool) -> None:
+    import cupy
+
+    from dask_dgpu.kernels.cuda import CudaDevice
+
+    layout = Layout(((0, 9), (0, 7)), (0,))
+    plan = plan_halo(layout, "float32", ((1, 1), (1, 1)), ("periodic", 2.0), 1)
+    whole = numbers((9, 7), "float32")
+    storage = cupy.zeros(plan.target.block_shape((0, 0)), "float32")
+    storage[plan.interior((0, 0))] = cupy.asarray(whole)
+    place, blocks = storage.data.ptr, {(0, 0): storage[plan.interior((0, 0))]}
+    kept = [storage] if held else []
+    del storage
+
+    def rank_program(comm: Comm) -> Any:
+        device = CudaDevice()
+        device.begin()
+        made = halo_rank(plan, comm, device, blocks)
+        device.synchronize()
+        return made
+
+    ((made,),) = (each.values() for each in run_local(1, rank_program))
+    assert (made.data.ptr == place) is not held
+    np.testing.assert_array_equal(cupy.asnumpy(made), expected(whole, plan)[0, 0])
+    for array in kept:
+        assert cupy.asnumpy(array).sum() == pytest.approx(whole.sum(), rel=1e-5)
 
 
 @pytest.mark.parametrize("boundary", [None, "periodic", "reflect", "mirror", "nearest", 2.5])

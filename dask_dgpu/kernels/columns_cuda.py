@@ -62,10 +62,18 @@ __device__ __forceinline__ void read_all(const Value* values, Long length, Lanes
     constexpr int LANES = Vector<Value>::LANES;
     const Long vectors = length / LANES, step = (Long) gridDim.x * THREADS;
     Long at = (Long) blockIdx.x * THREADS + threadIdx.x;
-    Vector<Value> read[SEVERAL];
-    for (; at + (SEVERAL - 1) * step < vectors; at += SEVERAL * step) {
+    Vector<Value> read[SEVERAL], next[SEVERAL];
+    if (at + (SEVERAL - 1) * step < vectors) {
         #pragma unroll
-        for (int k = 0; k < SEVERAL; ++k) read[k].read(values, at + k * step);
+        for (int k = 0; k < SEVERAL; ++k) next[k].read(values, at + k * step);
+    }
+    for (; at + (SEVERAL - 1) * step < vectors; at += SEVERAL * step) {
+        const bool more = at + (2 * SEVERAL - 1) * step < vectors;
+        #pragma unroll
+        for (int k = 0; k < SEVERAL; ++k) {
+            read[k] = next[k];
+            if (more) next[k].read(values, at + (SEVERAL + k) * step);
+        }
         lanes.take(read);
     }
     if (at <= vectors) {

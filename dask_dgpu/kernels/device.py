@@ -7,10 +7,10 @@ each is a stream, made once, and they are ordered by events, never by the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from dask_dgpu.kernels.stencil import Region, Taps, sweeps_host
 
 Array = Any
 Mark = Any
+T = TypeVar("T")
 
 KEPT_BYTES = 64 << 20
 """Larger workspaces are given back to the system after each program."""
@@ -72,6 +73,19 @@ class Device(Protocol):
 
     def sweeps_at_once(self, taps: Taps) -> int:
         """Return how many sweeps are one pass, which leaves ``source`` as it is."""
+
+    def again(self, known: dict[Hashable, Any], key: Hashable, work: Callable[[], T]) -> T:
+        """Do work on the current lane that may have been done before, in the same memory.
+
+        Parameters
+        ----------
+        known : dict
+            Where the device remembers work; it lives as long as the memory.
+        key : hashable
+            Work of the same key is the same launches, and returns the same.
+        work : callable
+            Issues kernels and nothing else; it need not be called if ``key`` is known.
+        """
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Return what a function of independent items returns for each, on the compute lane."""
@@ -180,6 +194,9 @@ class HostDevice:
 
     def sweeps_at_once(self, taps: Taps) -> int:
         return 1
+
+    def again(self, known: dict[Hashable, Any], key: Hashable, work: Callable[[], T]) -> T:
+        return work()
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         work = list(items)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from dask_dgpu.algorithms.halo import Boundary, Exchange, HaloPlan, plan_halo
@@ -60,8 +60,10 @@ class Tiles:
             not isinstance(boundary, str) or boundary == "periodic" for boundary in plan.boundary
         )
         self.added: Storage | None = None
+        self._known: dict[Any, Any] = {}  # what the device remembers of sweeps
         with device.computing():
             self.now, self.then = self._buffer(), self._buffer()
+            self._first = self.now
             self._fill_rims(self.now)
             self._fill_rims(self.then)
 
@@ -104,26 +106,40 @@ class Tiles:
         """
         start = self.now
         self._start(start)
-        split = start.exchange.travels
         together = min(sweeps, self.device.sweeps_at_once(self.plan.taps)) if self.still else 1
-        measured = change if together == sweeps else None
-        if split:
+        if start.exchange.travels:
+            measured = change if together == sweeps else None
             with self.device.computing():
                 self._rims_again(start)
                 for index, tile in self.tiles.items():
                     self._sweep(index, self._early(tile, sweeps, together), measured)
         self._finish(start)
         with self.device.computing():
-            self._rims_again(start)
-            if split:
-                for index, tile in self.tiles.items():
-                    for regions in self._late(tile, sweeps, together):
-                        self._sweep(index, regions, measured)
-                self._swap()
-                sweeps -= together
-                if sweeps:
-                    self._rims_again(self.now)
-            self._sweep_on(sweeps, change)
+            if change is None and self.still:
+                key, work = (start is self._first, sweeps), partial(self._rest, sweeps, together)
+                turned = self.device.again(self._known, key, work)
+            else:
+                turned = self._rest(sweeps, together, change)
+        if turned:
+            self._swap()
+
+    def _rest(self, sweeps: int, together: int, change: Array | None = None) -> bool:
+        """Sweep what waits for ghost cells; return whether ``then`` is what was made last."""
+        start, following = self.now, self.then
+        self._rims_again(start)
+        if start.exchange.travels:
+            measured = change if together == sweeps else None
+            for index, tile in self.tiles.items():
+                for regions in self._late(tile, sweeps, together):
+                    self._sweep(index, regions, measured)
+            self._swap()
+            sweeps -= together
+            if sweeps:
+                self._rims_again(self.now)
+        self._sweep_on(sweeps, change)
+        turned = self.now is not start
+        self.now, self.then = start, following
+        return turned
 
     def measure(self, change: Array) -> None:
         """Add the sum of the squares of what a sweep would change to ``change``; collective."""
