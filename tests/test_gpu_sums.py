@@ -185,6 +185,19 @@ def test_narrowed_on_the_device() -> None:
             assert found.tobytes() == narrowed(signed, "bfloat16").tobytes()
 
 
+def test_single_precision_keeps_subnormal_numbers() -> None:
+    import cupy
+
+    values = np.random.default_rng(3).standard_normal(999) * 2.0 ** np.arange(-999, 0)
+    for step in (1, 2):
+        found = cupy.asnumpy(narrowed(cupy.asarray(values)[::step], "float32"))
+        np.testing.assert_array_equal(found, values[::step].astype("float32"))
+    block = np.full((7, 20_000), 3e-45, "float32")
+    sums = dgpu.sum(da.from_array(cupy.asarray(block), asarray=False), 0)
+    found = cupy.asnumpy(sums.compute(scheduler="synchronous"))
+    np.testing.assert_array_equal(found, block.astype(float).sum(0).astype("float32"))
+
+
 def test_two_billion_values() -> None:
     import cupy
 

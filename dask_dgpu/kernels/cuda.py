@@ -77,8 +77,10 @@ class CudaDevice:
         return sweeps_at_once(taps)
 
     def again(self, known: dict[Hashable, Any], key: Hashable, work: Callable[[], T]) -> T:
-        replay: Replay[T] = known.setdefault(key, Replay())
-        return replay(work)
+        if key not in known:
+            known[key] = Replay()
+        done: T = known[key](work)
+        return done
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         with self._compute:

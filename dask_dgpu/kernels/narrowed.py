@@ -35,10 +35,20 @@ def narrowed(values: Array, dtype: str) -> Array:
     .. [1] S. Boldo and G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved
        algorithms using rounding to odd", IEEE Transactions on Computers 57 (2008).
     """
+    on_device = type(values).__module__.startswith("cupy")
     if dtype != BFLOAT16:
-        return values.astype(dtype)
+        return _single(values) if on_device and dtype == "float32" else values.astype(dtype)
     bits = values.astype(np.float64).view(np.int64)
     lost = bits & ((1 << LOST) - 1)
     odd = (bits - lost) | ((lost != 0).astype(np.int64) << LOST)
+    if on_device:
+        return _single(odd.view(np.float64), dtype)
     with np.errstate(over="ignore"):
         return odd.view(np.float64).astype(dtype_named(dtype))
+
+
+def _single(values: Array, dtype: str = "float32") -> Array:
+    from dask_dgpu.kernels.narrowed_cuda import to_bfloat16, to_single
+
+    single = to_single(values)
+    return single if dtype == "float32" else to_bfloat16(single)

@@ -1,0 +1,44 @@
+"""Conversion to single precision and bfloat16 in CUDA memory, subnormal numbers included.
+
+CuPy compiles with ``-ftz=true``, by which its own conversions make them zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy
+import numpy as np
+
+from graph_opt.dtype import BFLOAT16, dtype_named
+
+Array = Any
+
+TO_SINGLE = cupy.ElementwiseKernel(
+    "float64 double_",
+    "float32 single",
+    'asm("cvt.rn.f32.f64 %0, %1;" : "=f"(single) : "d"(double_));',
+    "dgpu_to_single",
+)
+
+# to nearest, ties to even; what NaN has beside its mark may be all cut off
+TO_BFLOAT16 = cupy.ElementwiseKernel(
+    "uint32 single",
+    "uint16 half",
+    """
+    const bool nan = (single & 0x7FFFFFFF) > 0x7F800000;
+    half = nan ? (single >> 16) | 0x40 : (single + 0x7FFF + ((single >> 16) & 1)) >> 16;
+    """,
+    "dgpu_to_bfloat16",
+)
+
+
+def to_single(values: Array) -> Array:
+    """Return CuPy numbers as float32, each rounded once from a double."""
+    return TO_SINGLE(values.astype(np.float64, copy=False))
+
+
+def to_bfloat16(single: Array) -> Array:
+    """Return CuPy numbers of float32 as bfloat16."""
+    bits = cupy.ascontiguousarray(single).view(np.uint32)
+    return TO_BFLOAT16(bits).view(dtype_named(BFLOAT16))
