@@ -31,7 +31,9 @@ class CudaDevice:
 
     def __init__(self) -> None:
         self.index = cupy.cuda.runtime.getDevice()
-        self._compute = cupy.cuda.Stream(non_blocking=True)
+        # Streams that CUDA orders with the legacy stream, which Dask's tasks use: they may let
+        # go of a result, whose memory these streams get again, before they have read it.
+        self._compute = cupy.cuda.Stream()
         self._transfer = _urgent_stream()
         self._copier = PieceCopier()
         self._leaving: deque[tuple[Any, dict[Any, Array]]] = deque()
@@ -107,7 +109,6 @@ class CudaDevice:
         return time_range(name)
 
     def begin(self) -> None:
-        # Dask's tasks use the legacy stream, which does not wait for ours, nor ours for it
         made = cupy.cuda.Stream.null.record()
         self._compute.wait_event(made)
         self._transfer.wait_event(made)
@@ -154,11 +155,9 @@ def _urgent_stream() -> Any:
 
     status, _least, greatest = runtime.cudaDeviceGetStreamPriorityRange()
     if status == runtime.cudaError_t.cudaSuccess:
-        status, stream = runtime.cudaStreamCreateWithPriority(
-            runtime.cudaStreamNonBlocking, greatest
-        )
+        status, stream = runtime.cudaStreamCreateWithPriority(runtime.cudaStreamDefault, greatest)
     if status != runtime.cudaError_t.cudaSuccess:
-        return cupy.cuda.Stream(non_blocking=True)
+        return cupy.cuda.Stream()
     return cupy.cuda.Stream.from_external(_Made(int(stream)))
 
 

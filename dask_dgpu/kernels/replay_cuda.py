@@ -35,18 +35,22 @@ class Replay(Generic[T]):
         if not self._result:
             self._result.append(work())
         else:
-            stream = cupy.cuda.get_current_stream()
             if self._graph is None:
-                self._graph = _recorded(stream, work)
-            self._graph.launch(stream)
+                self._graph = _recorded(work)
+            self._graph.launch(cupy.cuda.get_current_stream())
         return self._result[0]
 
 
-def _recorded(stream: Any, work: Callable[[], Any]) -> Any:
-    """Return the launches of some work, none of which has happened, as a graph."""
-    stream.begin_capture()
-    try:
-        work()
-    finally:
-        graph = stream.end_capture()
+def _recorded(work: Callable[[], Any]) -> Any:
+    """Return the launches of some work, none of which has happened, as a graph.
+
+    The stream that records has nothing to do with the legacy stream, which other threads could
+    not use meanwhile if it had.
+    """
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        try:
+            work()
+        finally:
+            graph = stream.end_capture()
     return graph

@@ -34,27 +34,34 @@ def execute(
     Returns the blocks of the results that this rank ends up with, by value and place. The
     host has waited for the device when this returns. A block is let go of after its last
     use.
+
+    What is not said to belong to a lane is done on the compute lane, and both lanes wait for
+    each other after each step: what a step reads is there, on whichever lane it was made.
     """
     device.begin()
     known = dict(program.inputs) | {step.output: step.result for step in program.steps}
     given = program.given
-    for step, ending in zip(program.steps, program.ends, strict=True):
-        name = label(step.output)
-        with observer.step(name, _action(step)) as span, device.named(name):
-            if isinstance(step, Local):
-                made = _made(step, program, fixed, comm, device, values, observer)
-            else:
-                spent = {name for name in step.inputs if name in ending} - given
-                made = _computed(step, fixed, comm, device, values, known, spent, observer)
-            span.nbytes = sum(getattr(block, "nbytes", 0) for block in made.values())
-        values[step.output] = made
-        del made
-        for name in ending:
-            _let_go(name, device, values, given=name in given)
-    device.synchronize()
-    comm.check()
-    mine = [key for key, rank in fixed.placed(program).items() if rank == comm.rank]
-    return {key: _outside(values[key[0]][key[1:]], known[key[0]].container, device) for key in mine}
+    with device.computing():
+        for step, ending in zip(program.steps, program.ends, strict=True):
+            name = label(step.output)
+            with observer.step(name, _action(step)) as span, device.named(name):
+                if isinstance(step, Local):
+                    made = _made(step, program, fixed, comm, device, values, observer)
+                else:
+                    spent = {name for name in step.inputs if name in ending} - given
+                    made = _computed(step, fixed, comm, device, values, known, spent, observer)
+                span.nbytes = sum(getattr(block, "nbytes", 0) for block in made.values())
+            values[step.output] = made
+            del made
+            device.join()
+            for name in ending:
+                _let_go(name, device, values, given=name in given)
+        device.synchronize()
+        comm.check()
+        mine = [key for key, rank in fixed.placed(program).items() if rank == comm.rank]
+        return {
+            key: _outside(values[key[0]][key[1:]], known[key[0]].container, device) for key in mine
+        }
 
 
 def _action(step: Local | Collective) -> str:
@@ -63,7 +70,7 @@ def _action(step: Local | Collective) -> str:
 
 
 def _let_go(name: str, device: Device, values: dict[str, Blocks], *, given: bool) -> None:
-    """Release a value, once what reads it is ordered before whatever may get its memory.
+    """Release a value, when the lanes have waited for what reads it.
 
     Memory that this program has allocated is given away in the order of its own lanes. What
     came from elsewhere may go elsewhere.
@@ -71,8 +78,6 @@ def _let_go(name: str, device: Device, values: dict[str, Blocks], *, given: bool
     blocks = values.pop(name)
     if given:
         device.release(blocks)
-    else:
-        device.join()
 
 
 def _computed(
@@ -150,7 +155,9 @@ def _made(
         observer.progress(name, len(done), len(mine))
         return made
 
-    return dict(zip(mine, device.each(make, mine), strict=True))
+    made = dict(zip(mine, device.each(make, mine), strict=True))
+    device.join()  # before what came is let go of
+    return made
 
 
 def _outside(block: Array, container: str, device: Device) -> Array:

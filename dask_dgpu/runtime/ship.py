@@ -39,18 +39,18 @@ def ship(
         return {}
     device.synchronize()
     packed = [_packed(values[each.name][each.index]) for each in out]
-    headers = [device.to_device(header) for header, _ in packed]
-    came = [device.empty(HEADER, "uint8") for _ in due]
     with device.transferring():
+        headers = [device.to_device(header) for header, _ in packed]
+        came = [device.empty(HEADER, "uint8") for _ in due]
         comm.exchange(
             [(each.target, header) for each, header in zip(out, headers, strict=True)],
             [(each.source, header) for each, header in zip(due, came, strict=True)],
         ).wait()
     device.synchronize()
     found = [_opened(device.to_host(header)) for header in came]
-    bodies = [device.to_device(body) for _, body in packed]
-    rooms = [device.empty(size, "uint8") for _, size, _ in found]
     with device.transferring():
+        bodies = [device.to_device(body) for _, body in packed]
+        rooms = [device.empty(size, "uint8") for _, size, _ in found]
         comm.exchange(
             [(e.target, body) for e, body in zip(out, bodies, strict=True) if body.size],
             [(e.source, room) for e, room in zip(due, rooms, strict=True) if room.size],

@@ -113,8 +113,8 @@ def _window(plan: SumPlan, comm: Comm, device: Device, mine: Mapping[Index, Part
     used = [p.sums for p in mine.values() if isinstance(p.sums, Binned) and len(p.sums.limbs)]
     low = min((sums.low for sums in used), default=LIMBS)
     high = max((sums.low + len(sums.limbs) for sums in used), default=0)
-    ends = device.to_device(np.array([-low, high], np.int64))
     with device.transferring():
+        ends = device.to_device(np.array([-low, high], np.int64))
         comm.all_reduce(ends, "max").wait()
     device.synchronize()
     low, high = (sign * int(end) for sign, end in zip((-1, 1), device.to_host(ends), strict=True))
@@ -141,16 +141,16 @@ def _exchanged(
             sends.setdefault(owner, []).append(index)
     recvs.pop(comm.rank, None)
     dtype = "float64" if plan.task.method == "compensated" else "int64"
-    out = {
-        owner: device.to_device(np.concatenate([_packed(mine[index], window) for index in some]))
-        for owner, some in sends.items()
-    }
-    rooms = {
-        rank: device.empty(sum(plan.words(index, window[1]) for index in some), dtype)
-        for rank, some in recvs.items()
-    }
     device.synchronize()
     with device.transferring():
+        out = {
+            owner: device.to_device(np.concatenate([_packed(mine[at], window) for at in some]))
+            for owner, some in sends.items()
+        }
+        rooms = {
+            rank: device.empty(sum(plan.words(index, window[1]) for index in some), dtype)
+            for rank, some in recvs.items()
+        }
         comm.exchange(list(out.items()), list(rooms.items())).wait()
     device.synchronize()
     like = next(iter(mine.values()), None)

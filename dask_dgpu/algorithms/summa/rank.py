@@ -53,15 +53,19 @@ def summa_rank(
 
     Notes
     -----
-    Every rank receives the pieces of its next panel while it multiplies the
-    present one. Where the plan and the transport allow it, it reads them from the
-    owners' blocks itself, straight into the panel, and no rank packs or sends. The
-    peak of memory is the rank's blocks of A, B and C and a workspace of four panels:
-    two filled, and unless pieces are read, one message out and one in. Blocks of C
-    count in ``plan.accumulator``.
+    What is on the compute lane before is waited for. Every rank receives the pieces of its
+    next panel while it multiplies the present one. Where the plan and the transport allow
+    it, it reads them from the owners' blocks itself, straight into the panel, and no rank
+    packs or sends. The peak of memory is the rank's blocks of A, B and C and a workspace of
+    four panels: two filled, and unless pieces are read, one message out and one in. Blocks
+    of C count in ``plan.accumulator``.
     """
     steps = schedule(plan, comm.rank)
     operands = (a, b)
+    with device.computing():
+        given = device.mark()
+    with device.transferring():
+        device.after(given)
     pulls = open_pulls(plan, comm, device, steps, operands)
     carrier = pulls or Messages(plan, comm, device, steps)
     panels = _Panels(plan, device, comm.rank)

@@ -1,0 +1,241 @@
+"""What a program does on a lane comes after what it reads there, on whichever lane that was made.
+
+On a GPU nothing else orders two streams, and what is wrong shows under load only, if at all.
+Here a device keeps the books of each lane, as a detector of races does for threads.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import dask_dgpu as dgpu
+from dask_dgpu.kernels.device import HostDevice
+from dask_dgpu.kernels.pack import InMessage, Pieces
+from dask_dgpu.runtime import local
+
+Array = Any
+Clock = dict[str, int]
+LANES = ("compute", "transfer")
+
+
+class UnorderedError(RuntimeError):
+    """An array is used on a lane that has not waited for it."""
+
+
+class LaneDevice(HostDevice):
+    """Knows of each array on which lane it was made, and of each lane what it has waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clocks: dict[str, Clock] = {lane: dict.fromkeys(LANES, 0) for lane in LANES}
+        self.stack: list[str] = []
+        self.made: dict[int, tuple[str, int]] = {}
+
+    @property
+    def lane(self) -> str:
+        if not self.stack:
+            raise UnorderedError("this is done on no lane")
+        return self.stack[-1]
+
+    def wrote(self, array: Array) -> Array:
+        lane, whole = self.lane, owner(array)
+        self.clocks[lane][lane] += 1
+        if id(whole) not in self.made:
+            weakref.finalize(whole, self.made.pop, id(whole), None)
+        self.made[id(whole)] = lane, self.clocks[lane][lane]
+        return array
+
+    def reads(self, array: Array) -> None:
+        lane, at = self.made.get(id(owner(array)), (self.lane, 0))
+        if self.clocks[self.lane][lane] < at:
+            raise UnorderedError(f"an array of the {lane} lane is used on the {self.lane} lane")
+
+    @contextmanager
+    def _on(self, lane: str) -> Iterator[None]:
+        self.stack.append(lane)
+        try:
+            yield
+        finally:
+            self.stack.pop()
+
+    def computing(self) -> AbstractContextManager[Any]:
+        return self._on("compute")
+
+    def transferring(self) -> AbstractContextManager[Any]:
+        return self._on("transfer")
+
+    def mark(self) -> Clock:
+        return dict(self.clocks[self.lane])
+
+    def after(self, mark: Clock | None) -> None:
+        for lane, at in (mark or {}).items():
+            self.clocks[self.lane][lane] = max(at, self.clocks[self.lane][lane])
+
+    def join(self) -> None:
+        latest = {lane: max(clock[lane] for clock in self.clocks.values()) for lane in LANES}
+        self.clocks = {lane: dict(latest) for lane in LANES}
+
+    def synchronize(self) -> None:
+        self.join()
+
+    def each(self, function: Callable[[Any], Any], items: Any) -> list[Any]:
+        with self.computing():
+            made = [function(item) for item in items]
+            return [self.wrote(block) if isinstance(block, np.ndarray) else block for block in made]
+
+    def empty(self, shape: Any, dtype: str) -> Array:
+        return self.wrote(super().empty(shape, dtype))
+
+    def zeros(self, shape: Any, dtype: str) -> Array:
+        return self.wrote(super().zeros(shape, dtype))
+
+    def workspace(self, name: str, size: int, dtype: str) -> Array:
+        return self.wrote(np.empty(size, dtype))
+
+    def to_device(self, block: Array) -> Array:
+        return block if id(owner(block)) in self.made else self.wrote(block.copy())
+
+    def accumulate(self, out: Array, a: Array, b: Array) -> None:
+        for array in (out, a, b):
+            self.reads(array)
+        super().accumulate(out, a, b)
+        self.wrote(out)
+
+    def copy_pieces(self, *batches: Pieces) -> None:
+        for pieces in batches:
+            for side in (pieces.source, pieces.target):
+                for array in arrays_of(side):
+                    self.reads(array)
+        super().copy_pieces(*batches)
+        for pieces in batches:
+            for array in arrays_of(pieces.target):
+                self.wrote(array)
+
+
+class LaneComm:
+    """Looks at the buffers of each call."""
+
+    def __init__(self, inner: Any, device: LaneDevice) -> None:
+        self.inner, self.device = inner, device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def exchange(self, sends: Sequence[Any], recvs: Sequence[Any]) -> Any:
+        return self._started(self.inner.exchange, sends, recvs, [b for _, b in (*sends, *recvs)])
+
+    def all_reduce(self, buffer: Array, op: Any = "sum") -> Any:
+        return self._started(self.inner.all_reduce, buffer, op, [buffer])
+
+    def all_to_all(self, out: Array, counts: Any, whole: Array, others: Any) -> Any:
+        for buffer in (out, whole):
+            self.device.reads(buffer)
+        return self.inner.all_to_all(out, counts, whole, others)
+
+    def _started(self, call: Callable[..., Any], one: Any, two: Any, buffers: list[Array]) -> Any:
+        for buffer in buffers:
+            self.device.reads(buffer)
+        return call(one, two)
+
+
+def owner(array: Array) -> Array:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def arrays_of(side: Any) -> list[Array]:
+    if isinstance(side, InMessage):
+        return [side.message]
+    return [array for array in side.arrays.arrays if isinstance(array, np.ndarray)]
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[LaneDevice]:
+    """The devices of the programs that were run."""
+    devices: list[LaneDevice] = []
+    original = local.execute
+
+    def execute(program: Any, fixed: Any, comm: Any, device: Any, values: Any) -> Any:
+        devices.append(LaneDevice())
+        return original(program, fixed, LaneComm(comm, devices[-1]), devices[-1], values)
+
+    monkeypatch.setattr(local, "execute", execute)
+    return devices
+
+
+A = np.random.default_rng(7).random((24, 20))
+
+
+def test_what_is_not_ordered_is_found() -> None:
+    device = LaneDevice()
+    with pytest.raises(UnorderedError, match="no lane"):
+        device.to_device(A)
+    with device.computing():
+        array = device.to_device(A)
+        device.reads(array)
+        ready = device.mark()
+    with device.transferring():
+        with pytest.raises(UnorderedError, match="of the compute lane"):
+            device.reads(array[1:])
+        device.after(ready)
+        device.reads(array[1:])
+
+
+def neighbours(block: Array) -> Array:
+    return np.roll(block, 1, 0) + np.roll(block, -1, 1)
+
+
+CASES: dict[str, Callable[[da.Array], da.Array]] = {
+    "product": lambda x: (x + 1) @ x.T + x.sum(),
+    "product of what is read again": lambda x: (x + 1) @ x.T @ (x + 1) - x,
+    "product in layers": lambda x: x.rechunk((20, 2)) @ x.T.rechunk((2, 20)),
+    "spectrum": lambda x: da.fft.ifft2(da.fft.fft2(x) * 2).real,
+    "spectrum and reductions": lambda x: abs(da.fft.fft2(x)).var() + x,
+    "real spectrum": lambda x: da.fft.irfft2(da.fft.rfft2(x), s=x.shape),
+    "rechunk": lambda x: x.rechunk((5, 20)) + x.rechunk((24, 3)),
+    "transpose": lambda x: (x.T.rechunk((20, 3)) + 1).T.rechunk((2, 20)),
+    "broadcasts": lambda x: (x - x.mean(0)) / x.std() @ x.T,
+    "overlap": lambda x: x.map_overlap(neighbours, depth=1, boundary="reflect", dtype=float) @ x.T,
+    "stencil": lambda x: dgpu.stencil(x, boundary="periodic", iterations=5) @ x.T,
+    "constant rims": lambda x: dgpu.stencil(x, boundary=1.0, iterations=5) + x.sum(0),
+    "sums": lambda x: dgpu.sum(x @ x.T, 0) + dgpu.sum(x @ x.T, 1, method="reproducible") + x[0, 0],
+    "poisson": lambda x: dgpu.poisson(x, boundary="zero") @ x.T,
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_what_is_read_is_waited_for(case: str, ranks: int, checked: list[LaneDevice]) -> None:
+    wanted = CASES[case](da.from_array(A, chunks=A.shape)).compute(scheduler="sync")
+    with dgpu.enable(local_ranks=ranks, when="always", on_error="raise"):
+        value = CASES[case](da.from_array(A, chunks=(7, 6))).compute(scheduler="threads")
+    np.testing.assert_allclose(value, wanted, rtol=1e-9, atol=1e-9)
+    assert len(checked) >= ranks
+    assert all(device.clocks["transfer"] == device.clocks["compute"] for device in checked)
+
+
+@pytest.mark.parametrize("method", ["compensated", "reproducible"])
+def test_wide_sums(method: Any, checked: list[LaneDevice]) -> None:
+    wide = np.random.default_rng(3).random((12, 70_000))
+    x = da.from_array(wide, chunks=(3, 70_000))
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        value = dgpu.sum(x, 0, method=method).compute(scheduler="threads")
+    np.testing.assert_allclose(value, wide.sum(0), rtol=1e-12)
+    assert len(checked) == 3
+
+
+def test_jacobi(checked: list[LaneDevice]) -> None:
+    rhs = da.from_array(A - A.mean(), chunks=(7, 20))
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        u, info = dgpu.jacobi(da.zeros_like(rhs), rhs, max_iterations=50, tol=1e-12)
+        assert info.iterations == 50
+        assert np.isfinite(u.compute(scheduler="threads")).all()
+    assert checked
