@@ -8,9 +8,9 @@ integer of thousands of bits (Kulisch). Only :meth:`Binned.value` rounds, once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,53 @@ class Binned:
         return rounded(self.low, self.limbs, self.special, dtype)
 
 
+class Coming(Binned):
+    """Exact sums that a device may still be making: whoever looks at them waits.
+
+    Parameters
+    ----------
+    fetch : callable
+        Returns them.
+    nbytes : int
+        What they take until then.
+    """
+
+    def __init__(self, fetch: Callable[[], Binned], nbytes: int) -> None:
+        self.__dict__.update(_fetch=fetch, _nbytes=nbytes)
+
+    @cached_property
+    def _came(self) -> Binned:
+        came: Binned = self.__dict__.pop("_fetch")()
+        return came
+
+    @property
+    def low(self) -> int:
+        """Number of the first limb."""
+        return self._came.low
+
+    @property
+    def limbs(self) -> Array:
+        """The limbs of each sum."""
+        return self._came.limbs
+
+    @property
+    def special(self) -> Array:
+        """The marks of each sum."""
+        return self._came.special
+
+    def reshaped(self, shape: tuple[int, ...]) -> Binned:
+        """Return the same sums in another shape."""
+        return Coming(lambda: self._came.reshaped(shape), self.__dict__["_nbytes"])
+
+    def __sizeof__(self) -> int:
+        """Return the bytes that they take, which Dask asks for at once."""
+        nbytes: int = self.__dict__["_nbytes"]
+        return nbytes
+
+    def __reduce__(self) -> Any:
+        return Binned, (self.low, self.limbs, self.special)
+
+
 def block_sum(block: Array, axes: Sequence[int]) -> Binned:
     """Sum a block exactly along some of its axes, in one pass over its memory.
 
@@ -91,6 +138,8 @@ def _sum_of(block: Array, axes: Sequence[int]) -> Binned:
         from dask_dgpu.kernels.binned_cuda import block_sum_cuda
 
         sums = block_sum_cuda(block, axes)
+    if all(part.step is None for part in turned):
+        return sums
     return Binned(sums.low, sums.limbs[(slice(None), *turned)], sums.special[turned])
 
 

@@ -7,7 +7,6 @@ tree, so that few atomic additions are left.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -15,7 +14,7 @@ import cupy
 import numpy as np
 
 from dask_dgpu.kernels import cuts_cuda, limbs_cuda
-from dask_dgpu.kernels.binned import Binned, merged
+from dask_dgpu.kernels.binned import Binned, Coming, merged
 from dask_dgpu.kernels.columns_cuda import READING, Columns
 from dask_dgpu.kernels.limbs import LIMBS
 from dask_dgpu.kernels.strides_cuda import INDEXING, THREADS
@@ -112,26 +111,25 @@ def _kernel(name: str) -> Any:
 
 
 def columns_sum_cuda(block: Array, columns: Columns) -> Binned:
-    """Sum the columns of a block of float32 or float64 exactly; the host waits for them."""
+    """Sum the columns of a block of float32 or float64 exactly; the host does not wait."""
     kernel = _kernel("sum_columns_float" if block.dtype == cupy.float32 else "sum_columns_double")
-    numbers = cupy.ndarray(columns.length, block.dtype, memptr=block.data)
     count, most = columns.columns, limbs_cuda.NUMBERS * columns.columns
     begins = range(0, columns.length, most)
     words = cupy.zeros((len(begins) + 1, count, LIMBS), np.int64)  # the marks are the last
-    special = words[-1].view(np.uint32)
     for limbs, begin in zip(words, begins, strict=False):
-        part = numbers[begin : begin + most]
-        sizes = (np.int64(part.size), np.int32(count))
-        kernel(*columns.launch, (part, limbs, special, *sizes))
-    found = list(_found(words.get()))
-    return merged(found) if len(found) > 1 else found[0]
+        numbers = block.data + begin * block.itemsize
+        sizes = (np.int64(min(most, columns.length - begin)), np.int32(count))
+        kernel(*columns.launch, (numbers, limbs, words[-1], *sizes))
+    return Coming(lambda: _found(words.get(), columns.shape), words.nbytes)
 
 
-def _found(words: Array) -> Iterator[Binned]:
-    """Yield the sums of which a device has made these words."""
+def _found(words: Array, shape: tuple[int, ...]) -> Binned:
+    """Return the sums of which a device has made these words."""
     *parts, marks = words
     special = marks.reshape(-1).view(np.uint32)[: marks.shape[0]].astype(np.uint8)
+    sums = []
     for part in parts:
         touched = np.flatnonzero(part.any(axis=0))
         first, last = (int(touched[0]), int(touched[-1])) if len(touched) else (0, -1)
-        yield Binned.of(first, np.ascontiguousarray(part[:, first : last + 1].T), special)
+        sums.append(Binned.of(first, np.ascontiguousarray(part[:, first : last + 1].T), special))
+    return (merged(sums) if len(sums) > 1 else sums[0]).reshaped(shape)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import pickle
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_dgpu.kernels import binned
-from dask_dgpu.kernels.binned import Binned
+from dask_dgpu.kernels.binned import Binned, Coming
 from tests.kernels.exact import FAMILIES, exact, family, to_nearest
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -160,6 +162,27 @@ def test_nothing_to_sum() -> None:
 
 def test_limbs_are_few_where_numbers_are_alike() -> None:
     assert len(binned.block_sum(np.random.default_rng(0).random((1000, 9)), (0,)).limbs) <= 4
+
+
+def test_sums_on_their_way_are_fetched_when_somebody_looks() -> None:
+    made = binned.block_sum(np.random.default_rng(1).random((50, 3)), (0,))
+    fetched: list[Binned] = []
+
+    def fetch() -> Binned:
+        fetched.append(made)
+        return made
+
+    coming = Coming(fetch, 640)
+    again = coming.reshaped((1, 3))
+    assert sys.getsizeof(coming) >= 640
+    assert not fetched
+    assert bits(again) == bits(made)
+    assert again.value().shape == (1, 3)
+    assert bits(binned.merged([coming, made])) == bits(binned.merged([made, made]))
+    copy = pickle.loads(pickle.dumps(coming))
+    assert type(copy) is Binned
+    assert bits(copy) == bits(made)
+    assert len(fetched) == 1
 
 
 def bits(sums: Binned) -> bytes:
