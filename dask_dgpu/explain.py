@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from html import escape
+from itertools import groupby
 from typing import Any
 
 import dask
@@ -22,6 +24,13 @@ from graph_opt.region import Region
 
 MOST_SHOWN = 40
 """Steps of a region that are named; of more, the first and the last."""
+
+
+MOST_ALIKE = 2
+"""Lines in a row with the same text, or turns of a loop, that are shown one by one."""
+
+LONGEST_BODY = 8
+"""Steps of a loop's body that is recognised as one."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,8 @@ class Explanation:
 
     Notes
     -----
-    It prints as one line a piece, and is displayed as a table in a notebook.
+    It prints as one line a piece, one for all steps of a loop that are alike, and is
+    displayed as a table in a notebook.
     """
 
     enabled: bool
@@ -87,7 +97,7 @@ class Explanation:
         return self.runs or ((),) * len(self.regions)
 
     def _lines(self) -> list[tuple[str, str]]:
-        """Heading and text of each piece."""
+        """Heading and text of each piece, and of those in a row that are alike."""
         lines = []
         for piece, predicted in self.rewritten:
             lines.append(
@@ -109,10 +119,10 @@ class Explanation:
                 text = f"{step.seconds:.3g} s measured, {seconds:.3g} s predicted, {nbytes} made"
                 lines.append((name, text))
         lines += [(label(piece.name), f"left to Dask: {piece.reason}") for piece in self.declined]
-        return lines
+        return list(_folded(lines))
 
     def __str__(self) -> str:
-        """One line a piece."""
+        """One line a piece, or for several that are alike."""
         if not self.enabled:
             return "dask_dgpu is not enabled: everything is left to Dask"
         return "\n".join(f"{name}: {text}" for name, text in self._lines()) or (
@@ -127,8 +137,18 @@ class Explanation:
         return f"<table>{rows}</table>" if rows else f"<p>{escape(str(self))}</p>"
 
 
+def _folded(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield lines, those of one text that follow each other as one if they are many."""
+    for text, alike in groupby(lines, key=lambda line: line[1]):
+        names = [name for name, _ in alike]
+        if len(names) > MOST_ALIKE:
+            yield f"{names[0]} and {len(names) - 1} alike", text
+        else:
+            yield from ((name, text) for name in names)
+
+
 def _region(region: Region, predicted: Prediction) -> str:
-    names = [member.output.name.rpartition("-")[0] for member in region.members]
+    names = _repeated([member.output.name.rpartition("-")[0] for member in region.members])
     if len(names) > MOST_SHOWN:
         names[MOST_SHOWN // 2 : -MOST_SHOWN // 2] = ["..."]
     steps = " -> ".join(names)
@@ -138,6 +158,24 @@ def _region(region: Region, predicted: Prediction) -> str:
         f"{format_bytes(predicted.peak_bytes)} held at most per rank, "
         f"about {predicted.seconds:.3g} s instead of {predicted.dask_seconds:.3g} s"
     )
+
+
+def _repeated(names: list[str]) -> list[str]:
+    """Return names, those of a loop as one."""
+    found, at = [], 0
+    while at < len(names):
+        for length in range(1, LONGEST_BODY + 1):
+            body, times = names[at : at + length], 1
+            while body == names[at + times * length : at + (times + 1) * length]:
+                times += 1
+            if times > MOST_ALIKE:
+                found.append(f"{times} x ({' -> '.join(body)})")
+                at += times * length
+                break
+        else:
+            found.append(names[at])
+            at += 1
+    return found
 
 
 def _plain(prediction: Prediction) -> dict[str, Any]:

@@ -401,6 +401,16 @@ def test_explained(enabled: dgpu.Enabled) -> None:
     assert "tasks instead of about" in text
 
 
+def test_a_loop_is_explained_in_two_lines(enabled: dgpu.Enabled) -> None:
+    pieces, region = str(dgpu.explain(loop(X, 50) + 1)).splitlines()
+    assert pieces.startswith("overlap-")
+    assert " and 49 alike: " in pieces
+    assert region.startswith("region of 100 steps: 49 x (overlap -> _trim) -> overlap -> add runs")
+    two = str(dgpu.explain(loop(X, 2))).splitlines()
+    assert [" alike" in line for line in two] == [False, False, False]
+    assert "overlap -> _trim -> overlap -> _trim runs as one" in two[-1]
+
+
 def test_bytes_are_those_of_the_surface() -> None:
     """Four blocks, one a rank: each receives an edge of two others and a corner of the third."""
     z = loop(da.ones((32, 32), chunks=16), 1)
