@@ -123,3 +123,25 @@ def test_one_operand_of_each_kind_is_left_to_dask() -> None:
     x = da.from_array(numbers((8, 8), "float64", 0), chunks=4)
     (piece,) = dgpu.explain(on_device(np.eye(8), 4) @ x).declined
     assert piece.reason == "one operand has NumPy blocks and the other CuPy blocks"
+
+
+def test_memory_of_a_result_waits_for_the_tasks_that_read_it() -> None:
+    import cupy
+
+    from dask_dgpu.kernels.cuda import CudaDevice
+
+    device = CudaDevice()
+    with device.computing():
+        block = cupy.ones(1 << 22, "float32")
+    device.synchronize()
+    device.hand_over(block)
+    busy = cupy.ones((4096, 4096), "float32")
+    for _ in range(20):
+        busy = busy @ busy * np.float32(1 / 4096)
+    copy = block + 1
+    del block
+    with device.computing():
+        others = [cupy.zeros(1 << 22, "float32") for _ in range(4)]
+    device.synchronize()
+    assert (copy == 2).all()
+    assert all((other == 0).all() for other in others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -31,9 +32,7 @@ class CudaDevice:
 
     def __init__(self) -> None:
         self.index = cupy.cuda.runtime.getDevice()
-        # Streams that CUDA orders with the legacy stream, which Dask's tasks use: they may let
-        # go of a result, whose memory these streams get again, before they have read it.
-        self._compute = cupy.cuda.Stream()
+        self._compute = cupy.cuda.Stream(non_blocking=True)
         self._transfer = _urgent_stream()
         self._copier = PieceCopier()
         self._leaving: deque[tuple[Any, dict[Any, Array]]] = deque()
@@ -109,6 +108,7 @@ class CudaDevice:
         return time_range(name)
 
     def begin(self) -> None:
+        # Dask's tasks use the legacy stream, which does not wait for ours, nor ours for it
         made = cupy.cuda.Stream.null.record()
         self._compute.wait_event(made)
         self._transfer.wait_event(made)
@@ -130,6 +130,10 @@ class CudaDevice:
         while self._leaving and self._leaving[0][0].done:
             self._leaving.popleft()
 
+    def hand_over(self, block: Array) -> None:
+        if isinstance(block, cupy.ndarray):
+            weakref.finalize(block, _tasks_are_past, block.data.mem).atexit = False
+
     def synchronize(self) -> None:
         self._transfer.synchronize()
         self._compute.synchronize()
@@ -145,6 +149,11 @@ class CudaDevice:
         return cupy.asnumpy(block)
 
 
+def _tasks_are_past(memory: Any) -> None:
+    """Wait for the legacy stream; ``memory`` goes back to its lane when this returns."""
+    cupy.cuda.Stream.null.synchronize()
+
+
 def _urgent_stream() -> Any:
     """Make a stream whose kernels come before others that wait for a multiprocessor.
 
@@ -155,9 +164,11 @@ def _urgent_stream() -> Any:
 
     status, _least, greatest = runtime.cudaDeviceGetStreamPriorityRange()
     if status == runtime.cudaError_t.cudaSuccess:
-        status, stream = runtime.cudaStreamCreateWithPriority(runtime.cudaStreamDefault, greatest)
+        status, stream = runtime.cudaStreamCreateWithPriority(
+            runtime.cudaStreamNonBlocking, greatest
+        )
     if status != runtime.cudaError_t.cudaSuccess:
-        return cupy.cuda.Stream()
+        return cupy.cuda.Stream(non_blocking=True)
     return cupy.cuda.Stream.from_external(_Made(int(stream)))
 
 

@@ -121,6 +121,12 @@ class Device(Protocol):
         ours. The host does not wait.
         """
 
+    def hand_over(self, block: Array) -> None:
+        """Give a block to others, who may still be reading it when they let go of it.
+
+        Its memory is not given out again before what they have begun with it is over.
+        """
+
     def synchronize(self) -> None:
         """Hold the host back until both lanes are empty."""
 
@@ -228,6 +234,9 @@ class HostDevice:
 
     def release(self, blocks: dict[Any, Array]) -> None:
         blocks.clear()
+
+    def hand_over(self, block: Array) -> None:
+        pass
 
     def synchronize(self) -> None:
         pass

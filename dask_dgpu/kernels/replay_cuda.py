@@ -44,8 +44,7 @@ class Replay(Generic[T]):
 def _recorded(work: Callable[[], Any]) -> Any:
     """Return the launches of some work, none of which has happened, as a graph.
 
-    The stream that records has nothing to do with the legacy stream, which other threads could
-    not use meanwhile if it had.
+    They are recorded on a stream of their own, which no other thread waits for.
     """
     with cupy.cuda.Stream(non_blocking=True) as stream:
         stream.begin_capture()

@@ -59,9 +59,12 @@ def execute(
         device.synchronize()
         comm.check()
         mine = [key for key, rank in fixed.placed(program).items() if rank == comm.rank]
-        return {
+        results = {
             key: _outside(values[key[0]][key[1:]], known[key[0]].container, device) for key in mine
         }
+    for block in results.values():
+        device.hand_over(block)
+    return results
 
 
 def _action(step: Local | Collective) -> str:
@@ -156,7 +159,8 @@ def _made(
         return made
 
     made = dict(zip(mine, device.each(make, mine), strict=True))
-    device.join()  # before what came is let go of
+    if came:
+        device.join()  # before it is let go of
     return made
 
 

@@ -67,8 +67,10 @@ def kahan_sum_rank(
             for index, ranks in plan.adding.items()
             if plan.result.owner(index) == comm.rank
         }
+        made = {index: device.to_device(block) for index, block in made.items()}
+    device.join()  # before what came is let go of
     progress(len(blocks) + 1, len(blocks) + 1)
-    return {index: device.to_device(block) for index, block in made.items()}
+    return made
 
 
 def kahan_sum_reference(plan: SumPlan, blocks: Blocks) -> dict[Index, Array]:
