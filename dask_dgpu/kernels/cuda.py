@@ -21,6 +21,10 @@ Array = Any
 T = TypeVar("T")
 
 
+MOST_CONSTANTS = 64
+"""That are kept at a time."""
+
+
 class CudaDevice:
     """The current CUDA device of this process.
 
@@ -35,6 +39,7 @@ class CudaDevice:
         self._compute = cupy.cuda.Stream(non_blocking=True)
         self._transfer = _urgent_stream()
         self._copier = PieceCopier()
+        self._constants: dict[Hashable, Array] = {}
         self._leaving: deque[tuple[Any, dict[Any, Array]]] = deque()
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
@@ -45,6 +50,16 @@ class CudaDevice:
 
     def workspace(self, name: str, size: int, dtype: str) -> Array:
         return cupy.empty(size, dtype)  # the allocator keeps memory itself
+
+    def constant(self, value: Array) -> Array:
+        key = value.dtype.str, value.tobytes()
+        found = self._constants.get(key)
+        if found is None:
+            found = cupy.asarray(value)
+            cupy.cuda.get_current_stream().synchronize()
+            if len(self._constants) < MOST_CONSTANTS:
+                self._constants[key] = found
+        return found
 
     def owns(self, array: Array) -> bool:
         if type(array) is not cupy.ndarray or array.base is not None:

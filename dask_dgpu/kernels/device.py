@@ -44,6 +44,9 @@ class Device(Protocol):
         at a time.
         """
 
+    def constant(self, value: Array) -> Array:
+        """Return a NumPy array of no axes on the device, for either lane; nobody writes to it."""
+
     def owns(self, array: Array) -> bool:
         """Whether an array may be written to, and no other library can see its memory."""
 
@@ -174,6 +177,9 @@ class HostDevice:
             if nbytes <= KEPT_BYTES:
                 self._kept[name] = kept
         return kept[:nbytes].view(dtype)
+
+    def constant(self, value: Array) -> Array:
+        return value
 
     def owns(self, array: Array) -> bool:
         return type(array) is np.ndarray and array.flags.owndata and array.flags.writeable

@@ -221,9 +221,9 @@ def _views(
 
 def _constant(plan: HaloPlan, device: Device, axis: int) -> Array:
     """Return the constant beyond an axis as an array that is large enough for any cell."""
-    one = device.empty((1,) * plan.layout.ndim, plan.dtype)
-    one[...] = np.asarray(plan.boundary[axis]).astype(plan.dtype)[()]
-    return np.broadcast_to(one, [max(each.lengths, default=0) for each in plan.axes])
+    value = np.asarray(plan.boundary[axis]).astype(plan.dtype)
+    lengths = [max(each.lengths, default=0) for each in plan.axes]
+    return np.broadcast_to(device.constant(value), lengths)
 
 
 def halo_reference(plan: HaloPlan, blocks: Blocks) -> dict[Index, Array]:
