@@ -102,7 +102,7 @@ def main() -> None:
         with dgpu.enable(client, when="always"):
             console.rule("explain")
             for heights in (crept(z), diffused(z)):
-                console.print(dgpu.explain(heights))
+                console.print(str(dgpu.explain(heights)))
             gang, steep = timed(z)
             linear = diffused(z).to_backend("numpy").compute()
     console.rule()
