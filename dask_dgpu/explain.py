@@ -25,7 +25,6 @@ from graph_opt.region import Region
 MOST_SHOWN = 40
 """Steps of a region that are named; of more, the first and the last."""
 
-
 MOST_ALIKE = 2
 """Lines in a row with the same text, or turns of a loop, that are shown one by one."""
 

@@ -12,42 +12,42 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+def drawn(name: str, folder: Path) -> str:
+    """Run an example, which draws a picture; return what it prints."""
+    command = [sys.executable, str(EXAMPLES / f"{name}.py")]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "build" / f"{name}.png").stat().st_size > 10_000
+    return done.stdout
+
+
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_spectral_filter(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "spectral_filter.py")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("runs as a gang") == 2
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("largest difference"))
+    told = drawn("spectral_filter", tmp_path)
+    assert told.count("runs as a gang") == 2
+    (line,) = (line for line in told.splitlines() if line.startswith("largest difference"))
     assert float(line.rpartition(" ")[2]) < 1e-5
-    assert (tmp_path / "build" / "spectral_filter.png").stat().st_size > 10_000
 
 
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_rock_salt(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "rock_salt.py")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "runs as one program" in done.stdout
-    rows = [line.split("│") for line in done.stdout.splitlines() if line.startswith("│")]
+    told = drawn("rock_salt", tmp_path)
+    assert "runs as one program" in told
+    rows = [line.split("│") for line in told.splitlines() if line.startswith("│")]
     assert [row[1].strip() for row in rows] == ["in the crystal", "at its surface"]
     for row in rows:
         coarse, middle, fine, limit, known = (float(cell) for cell in row[2:7])
         assert abs(limit - known) < 5e-6 < abs(fine - known) / 100
         assert abs(fine - known) < abs(middle - known) / 3.5 < abs(coarse - known) / 3.5**2
-    assert "-8.924 eV" in done.stdout
-    assert (tmp_path / "build" / "rock_salt.png").stat().st_size > 10_000
+    assert "-8.924 eV" in told
 
 
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_hillslopes(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "hillslopes.py")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    told = done.stdout
+    told = drawn("hillslopes", tmp_path)
     assert "runs as one program" in told
     assert "100 sweeps runs as a gang" in told
     assert "same bits: True" in told
@@ -59,15 +59,12 @@ def test_hillslopes(tmp_path: Path) -> None:
     assert today[0] == linear[0] == steep[0]  # to all digits: no soil is lost
     assert today[1] > linear[1] > steep[1]
     assert float(re.findall(r"Gaussian of 160 m: within (\S+) m", told)[0]) < 2
-    assert (tmp_path / "build" / "hillslopes.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow
 def test_energy_balance(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "energy_balance.py")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    *sums, chunkings, _ = done.stdout.splitlines()
+    told = drawn("energy_balance", tmp_path)
+    *sums, chunkings, _ = told.splitlines()
     errors = [
         dict(part.split(" ") for part in line.split("error ")[1].split(", ")) for line in sums
     ]
@@ -76,4 +73,3 @@ def test_energy_balance(tmp_path: Path) -> None:
     assert max(float(error["reproducible"]) for error in errors) < eps
     assert max(float(error["dask"]) for error in errors) > 10 * eps
     assert chunkings.endswith("reproducible 1")
-    assert (tmp_path / "build" / "energy_balance.png").stat().st_size > 10_000

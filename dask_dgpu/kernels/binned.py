@@ -71,13 +71,15 @@ class Coming(Binned):
         What they take until then.
     """
 
+    _fetch: Callable[[], Binned]
+    _nbytes: int
+
     def __init__(self, fetch: Callable[[], Binned], nbytes: int) -> None:
         self.__dict__.update(_fetch=fetch, _nbytes=nbytes)
 
     @cached_property
     def _came(self) -> Binned:
-        came: Binned = self.__dict__.pop("_fetch")()
-        return came
+        return self._fetch()  # by two threads at a time twice
 
     @property
     def low(self) -> int:
@@ -96,12 +98,11 @@ class Coming(Binned):
 
     def reshaped(self, shape: tuple[int, ...]) -> Binned:
         """Return the same sums in another shape."""
-        return Coming(lambda: self._came.reshaped(shape), self.__dict__["_nbytes"])
+        return Coming(lambda: self._came.reshaped(shape), self._nbytes)
 
     def __sizeof__(self) -> int:
         """Return the bytes that they take, which Dask asks for at once."""
-        nbytes: int = self.__dict__["_nbytes"]
-        return nbytes
+        return self._nbytes
 
     def __reduce__(self) -> Any:
         return Binned, (self.low, self.limbs, self.special)

@@ -16,8 +16,8 @@ import numpy as np
 from dask_dgpu.kernels import cuts_cuda, limbs_cuda
 from dask_dgpu.kernels.binned import Binned, Coming, merged
 from dask_dgpu.kernels.columns_cuda import READING, Columns
-from dask_dgpu.kernels.limbs import LIMBS
-from dask_dgpu.kernels.strides_cuda import INDEXING, THREADS
+from dask_dgpu.kernels.limbs import LIMBS, trimmed
+from dask_dgpu.kernels.strides_cuda import INDEXING, THREADS, kernel_of
 
 Array = Any
 
@@ -72,14 +72,10 @@ __device__ void sum_columns(const Value* values, Word* limbs, unsigned int* spec
         }
         waits = waits && !now;
         __syncthreads();
-        for (int rows = (ENTRIES + columns - 1) / columns; rows > 1; rows = (rows + 1) / 2) {
-            const int half = (rows + 1) / 2 * columns, end = min(rows * columns, ENTRIES);
-            for (int other = half + thread; other < end; other += THREADS) {
-                firsts[other - half] += firsts[other];
-                seconds[other - half] += seconds[other];
-            }
-            __syncthreads();
-        }
+        add_rows<ENTRIES>(columns, [&](int into, int other) {
+            firsts[into] += firsts[other];
+            seconds[into] += seconds[other];
+        });
         const int own = cuts.high;
         cuts.high = highest;
         if (thread < columns) cuts.deposit_entry(thread);
@@ -106,8 +102,7 @@ CONSTANTS = {**limbs_cuda.CONSTANTS, **cuts_cuda.CONSTANTS, "THREADS": THREADS}
 
 @cache
 def _kernel(name: str) -> Any:
-    options = tuple(f"-D{key}={value}" for key, value in CONSTANTS.items())
-    return cupy.RawModule(code=SOURCE, options=options).get_function(name)
+    return kernel_of(SOURCE, CONSTANTS, name)
 
 
 def columns_sum_cuda(block: Array, columns: Columns) -> Binned:
@@ -129,7 +124,6 @@ def _found(words: Array, shape: tuple[int, ...]) -> Binned:
     special = marks.reshape(-1).view(np.uint32)[: marks.shape[0]].astype(np.uint8)
     sums = []
     for part in parts:
-        touched = np.flatnonzero(part.any(axis=0))
-        first, last = (int(touched[0]), int(touched[-1])) if len(touched) else (0, -1)
-        sums.append(Binned.of(first, np.ascontiguousarray(part[:, first : last + 1].T), special))
+        first, used = trimmed(part.T)
+        sums.append(Binned.of(first, used, special))
     return (merged(sums) if len(sums) > 1 else sums[0]).reshaped(shape)

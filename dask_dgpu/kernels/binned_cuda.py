@@ -19,9 +19,10 @@ from dask_dgpu.kernels import limbs_cuda
 from dask_dgpu.kernels.binned import Binned, merged
 from dask_dgpu.kernels.binned_columns_cuda import columns_sum_cuda
 from dask_dgpu.kernels.columns_cuda import columns_of
+from dask_dgpu.kernels.cuts_cuda import HUGE_POWER
 from dask_dgpu.kernels.limbs import LIMBS
 from dask_dgpu.kernels.limbs_cuda import NUMBERS
-from dask_dgpu.kernels.strides_cuda import INDEXING, THREADS, Grid, grid_of
+from dask_dgpu.kernels.strides_cuda import INDEXING, THREADS, Grid, grid_of, kernel_of
 
 Array = Any
 
@@ -33,7 +34,6 @@ BATCH = 8
 
 COUNT_BITS = 13
 DIGITS = 53 - COUNT_BITS
-HUGE_POWER = 900
 ROUND = 8
 """Levels are multiples of this, so that threads have the same ones as a rule."""
 
@@ -175,8 +175,7 @@ CONSTANTS = {
 
 @cache
 def _kernel(name: str) -> Any:
-    options = tuple(f"-D{key}={value}" for key, value in CONSTANTS.items())
-    return cupy.RawModule(code=SOURCE, options=options).get_function(name)
+    return kernel_of(SOURCE, CONSTANTS, name)
 
 
 def block_sum_cuda(block: Array, axes: Sequence[int]) -> Binned:

@@ -85,6 +85,17 @@ __device__ __forceinline__ void read_all(const Value* values, Long length, Lanes
         lanes.take(read);
     }
 }
+
+// Adds the entries of each column in shared memory by a tree; add(into, other) adds two.
+template <int ENTRIES, typename Add>
+__device__ __forceinline__ void add_rows(int columns, Add add) {
+    for (int rows = (ENTRIES + columns - 1) / columns; rows > 1; rows = (rows + 1) / 2) {
+        const int half = (rows + 1) / 2 * columns, end = min(rows * columns, ENTRIES);
+        for (int other = half + (int) threadIdx.x; other < end; other += THREADS)
+            add(other - half, other);
+        __syncthreads();
+    }
+}
 """
 """Needs ``Long`` and ``THREADS``."""
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from dask_dgpu.kernels.columns_cuda import READING, columns_of
 from dask_dgpu.kernels.compensated import Pair
-from dask_dgpu.kernels.strides_cuda import INDEXING, THREADS, grid_of
+from dask_dgpu.kernels.strides_cuda import INDEXING, THREADS, grid_of, kernel_of
 
 Array = Any
 
@@ -140,12 +140,7 @@ __device__ void sum_columns(const Value* values, double* sums, double* lost, Lon
     #pragma unroll
     for (int j = 0; j < LANES; ++j) shared[LANES * thread + j] = mine.each[j];
     __syncthreads();
-    for (int rows = (ENTRIES + columns - 1) / columns; rows > 1; rows = (rows + 1) / 2) {
-        const int half = (rows + 1) / 2 * columns, end = min(rows * columns, ENTRIES);
-        for (int other = half + thread; other < end; other += THREADS)
-            merge(shared[other - half], shared[other]);
-        __syncthreads();
-    }
+    add_rows<ENTRIES>(columns, [&](int into, int other) { merge(shared[into], shared[other]); });
     if (thread < columns) {
         const Long column = ((Long) blockIdx.x * ENTRIES + thread) % columns;
         sums[(Long) blockIdx.x * columns + column] = shared[thread].sum;
@@ -193,8 +188,7 @@ fold(const double* sums, const double* lost, double* sum, double* rest, Long kep
 
 @cache
 def _kernel(name: str) -> Any:
-    module = cupy.RawModule(code=SOURCE, options=(f"-DTHREADS={THREADS}",))
-    return module.get_function(name)
+    return kernel_of(SOURCE, {"THREADS": THREADS}, name)
 
 
 def block_sum_cuda(block: Array, axes: Sequence[int]) -> Pair:

@@ -20,7 +20,6 @@ from dask_dgpu.kernels.stencil_cuda import sweeps_at_once, sweeps_cuda
 Array = Any
 T = TypeVar("T")
 
-
 MOST_CONSTANTS = 64
 """That are kept at a time."""
 

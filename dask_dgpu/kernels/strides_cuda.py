@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -136,3 +136,9 @@ def grid_of(x: Array, axes: Sequence[int]) -> tuple[Array, Grid]:
     wanted = -(-BLOCKS // -(-sums // across))
     segments = max(1, min(wanted, length // (down * ROWS), 65535))
     return x, Grid(form, kept_axes, summed_axes, across, down, near, segments)
+
+
+def kernel_of(source: str, constants: Mapping[str, object], name: str) -> Any:
+    """Return a kernel of some source, in which constants are defined; CuPy keeps it on disk."""
+    options = tuple(f"-D{key}={value}" for key, value in constants.items())
+    return cupy.RawModule(code=source, options=options).get_function(name)

@@ -123,18 +123,18 @@ class Exchange:
         buffer = device.workspace("halo", split + sum(work.receive_counts), plan.dtype)
         self.out, self.inbox = buffer[:split], buffer[split:]
         sends, receives = work.sends, work.receives
-        *described, of_stays, of_own = work.described
+        of_sends, of_receives, of_stays, of_own = work.described
         self._sends = Pieces(
             sends.shapes,
             InMessage(self.out, sends.at),
             InArrays(views, sends.view, sends.start),
-            described[0],
+            of_sends,
         )
         self._receives = Pieces(
             receives.shapes,
             InArrays(ghosted, receives.block, receives.start),
             InMessage(self.inbox, receives.at),
-            described[1],
+            of_receives,
         )
         self._stays = _staying(work.stays, views, ghosted, of_stays)
         self._own = _staying(work.own, views, ghosted, of_own)
@@ -199,13 +199,10 @@ def _views(
 ) -> list[Array]:
     """Return what the cells are parts of."""
     ndim = plan.layout.ndim
-    constants: dict[int, Array] = {}
     found = []
     for block, turns in views:
         if block < ndim:
-            if block not in constants:
-                constants[block] = _constant(plan, device, block)
-            found.append(constants[block])
+            found.append(_constant(plan, device, block))
             continue
         view = sources[block - ndim]
         for axis, (step, at) in enumerate(turns):

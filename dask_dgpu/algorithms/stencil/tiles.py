@@ -178,7 +178,8 @@ class Tiles:
     def _late(self, tile: Tile, sweeps: int, together: int) -> Iterator[list[Region]]:
         """Yield for each part of the rest what the first sweeps make, and what is around it."""
         whole = [tile.region(self._margins(sweeps - 1 - at)) for at in range(together)]
-        for part in around(whole[-1], self._early(tile, sweeps, together)[-1]):
+        early = tile.early(self._margins(together), self._margins(sweeps - together))
+        for part in around(whole[-1], early):
             yield [
                 widened(part, self._margins(together - 1 - at), each)
                 for at, each in enumerate(whole)
