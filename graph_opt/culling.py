@@ -8,6 +8,8 @@ from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph, Layer
 
+from graph_opt.depth_first import depth_first
+
 Key = Any
 
 
@@ -42,7 +44,7 @@ def cull(graph: HighLevelGraph, keys: Collection[Key]) -> Culled:
     layers: dict[str, Layer] = {}
     reads: dict[str, set[Key]] = {}
     needs: dict[str, Mapping[Key, set[Key]]] = {}
-    for name in reversed(graph._toposort_layers()):
+    for name in reversed(depth_first(graph.dependencies)):
         layer, dependencies = graph.layers[name].cull(needed, known)
         if dependencies:
             layers[name], needs[name] = layer, dependencies

@@ -25,6 +25,7 @@ from dask.core import reverse_dict
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from graph_opt.culling import Culled
+from graph_opt.depth_first import depth_first
 from graph_opt.layout import Index
 from graph_opt.members import tasks_of
 from graph_opt.node import ArrayNode
@@ -63,7 +64,7 @@ def partition(
     graph = culled.graph
     pieces = {name for name, layer in graph.layers.items() if isinstance(layer, PieceLayer)}
     members = pieces | (graph.layers.keys() & set(local))
-    order = graph._toposort_layers()
+    order = depth_first(graph.dependencies)
     readers = reverse_dict(graph.dependencies)
     asked = {key[0] for key in keys if isinstance(key, tuple)}
     levels = _levels(graph, order, members)

@@ -11,6 +11,7 @@ import pytest
 
 import dask_dgpu as dgpu
 from graph_opt.cost import HOST, TASK_SECONDS
+from graph_opt.dtype import dtype_named
 from graph_opt.parse import parse
 from graph_opt.rewrite import find
 from graph_opt.summation import Summation
@@ -52,7 +53,7 @@ def test_wide_sums_match(method: Any, keepdims: bool) -> None:
 
 
 def test_bfloat16_matches_where_other_rules_decline_it() -> None:
-    x = source().astype("bfloat16").persist(scheduler="synchronous")
+    x = source().astype(dtype_named("bfloat16")).persist(scheduler="synchronous")
     (piece,) = pieces(dgpu.sum(x, 0))
     assert (piece.source.dtype, piece.output.dtype) == ("bfloat16", "bfloat16")
     assert piece.source.nbytes == 2 * piece.source.size
