@@ -8,8 +8,8 @@ from numba import njit
 
 Array = Any
 
-PART = 1024
-"""Elements of a row that are made at a time: a few arrays of them fit the first-level cache."""
+PART = 2048
+"""Elements of a row made at a time, about: a few arrays of them fit the first-level cache."""
 
 
 def _compiled(function: Any, **options: Any) -> Any:
@@ -90,7 +90,8 @@ def _sweep_rows(
     rows = 1
     for axis in range(ndim - 1):
         rows *= max(0, edges[axis, 1] - edges[axis, 0])
-    begin, length = edges[ndim - 1, 0], edges[ndim - 1, 1] - edges[ndim - 1, 0]
+    begin, length = edges[ndim - 1, 0], max(0, edges[ndim - 1, 1] - edges[ndim - 1, 0])
+    parts = max(1, (length + PART // 2) // PART)
     total = 0.0
     for row in range(rows):
         rest, base, stride = row, begin, shape[ndim - 1]
@@ -99,8 +100,8 @@ def _sweep_rows(
             base += (edges[axis, 0] + rest % count) * stride
             rest //= count
             stride *= shape[axis]
-        for first in range(base, base + length, PART):
-            last = min(first + PART, base + length)
+        for part in range(parts):
+            first, last = base + length * part // parts, base + length * (part + 1) // parts
             made, given = out[first:last], added[first:last]
             _part(made, u, given, first, offsets, weights, adds)
             if measures:
