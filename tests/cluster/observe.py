@@ -6,10 +6,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import dask
+import dask.array as da
 import numpy as np
-from distributed import Client
+from distributed import Client, futures_of, wait
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 PLUGIN = "dask-dgpu"
@@ -70,16 +72,44 @@ def running(client: Client) -> int:
     return client.run_on_scheduler(runs)
 
 
-class TaskCounter(SchedulerPlugin):
+class _Submitted(SchedulerPlugin):
     """Notes the tasks that clients submit."""
 
-    name = "task-counter"
+    name = "submitted"
 
     def __init__(self) -> None:
         self.keys: set[Any] = set()
 
     def update_graph(self, scheduler: Any, *, tasks: list[Any], **kwargs: Any) -> None:
         self.keys.update(tasks)
+
+
+class Counted(NamedTuple):
+    """A persisted result, and what was submitted for it."""
+
+    result: da.Array
+    tasks: int
+    blocks: int  # of what was given and of the result
+    ranks: int
+
+
+def counted(client: Client, make: Callable[..., da.Array], *given: da.Array) -> Counted:
+    """Persist what is given, then what is made of it; count the tasks of the latter."""
+    given = dask.persist(*given)
+    wait(given)
+    client.register_plugin(_Submitted())
+    result = make(*given).persist()
+    wait(result)
+
+    def keys(dask_scheduler: Any) -> set[Any]:
+        return dask_scheduler.plugins[_Submitted.name].keys
+
+    submitted = client.run_on_scheduler(keys)
+    client.unregister_scheduler_plugin(_Submitted.name)
+    futures = [future for array in given for future in futures_of(array)]
+    tasks = len(submitted - {future.key for future in futures})
+    ranks = len(client.scheduler_info(n_workers=-1)["workers"])
+    return Counted(result, tasks, len(futures) + len(futures_of(result)), ranks)
 
 
 def settled(cluster: Any) -> bool:

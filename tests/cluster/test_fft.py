@@ -8,13 +8,13 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, futures_of, wait
+from distributed import Client, wait
 
 import dask_dgpu as dgpu
 from dask_dgpu.fft import long_axis
 from tests.cluster.losses import Losses
 from tests.cluster.observe import (
-    TaskCounter,
+    counted,
     eventually,
     host,
     launched_runs,
@@ -95,21 +95,8 @@ def test_single_precision_stays(client, on_device):
 
 
 def test_tasks_submitted(client, x):
-    x = x.persist()
-    wait(x)
-    counter = TaskCounter()
-    client.register_plugin(counter)
-    y = da.fft.fft2(x).persist()
-    wait(y)
-    blocks = sum(len(futures_of(array)) for array in (x, y))
-    ranks = len(client.scheduler_info(n_workers=-1)["workers"])
-
-    def keys(dask_scheduler: Any) -> set[Any]:
-        return dask_scheduler.plugins[TaskCounter.name].keys
-
-    submitted = client.run_on_scheduler(keys) - {future.key for future in futures_of(x)}
-    client.unregister_scheduler_plugin(TaskCounter.name)
-    assert blocks < len(submitted) <= blocks + 2 * ranks + 2
+    y, tasks, blocks, ranks = counted(client, da.fft.fft2, x)
+    assert blocks < tasks <= blocks + 2 * ranks + 2
     np.testing.assert_allclose(host(y.compute()), np.fft.fft2(A))
 
 

@@ -9,12 +9,12 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, futures_of, wait
+from distributed import Client, wait
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import (
-    TaskCounter,
+    counted,
     eventually,
     host,
     launched_runs,
@@ -92,22 +92,8 @@ def test_inside_larger_graphs(client, x, y, on_device):
 
 
 def test_tasks_submitted(client, x, y):
-    x, y = dask.persist(x, y)
-    wait([x, y])
-    counter = TaskCounter()
-    client.register_plugin(counter)
-    z = (x @ y).persist()
-    wait(z)
-    blocks = sum(len(futures_of(array)) for array in (x, y, z))
-    ranks = len(client.scheduler_info()["workers"])
-
-    def keys(dask_scheduler: Any) -> set[Any]:
-        return dask_scheduler.plugins[TaskCounter.name].keys
-
-    submitted = client.run_on_scheduler(keys)
-    client.unregister_scheduler_plugin(TaskCounter.name)
-    submitted -= {future.key for array in (x, y) for future in futures_of(array)}
-    assert blocks < len(submitted) <= blocks + 2 * ranks + 2
+    z, tasks, blocks, ranks = counted(client, da.matmul, x, y)
+    assert blocks < tasks <= blocks + 2 * ranks + 2
     np.testing.assert_array_equal(host(z.compute()), A @ B)
 
 

@@ -9,12 +9,12 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, futures_of, wait
+from distributed import Client, wait
 
 import dask_dgpu as dgpu
 from tests.cluster.losses import Losses
 from tests.cluster.observe import (
-    TaskCounter,
+    counted,
     eventually,
     host,
     launched_runs,
@@ -86,21 +86,9 @@ def test_a_loop_is_one_gang(client, x, boundary):
 
 
 def test_many_steps_submit_few_tasks(client, x):
-    x = x.persist()
-    wait(x)
-    counter = TaskCounter()
-    client.register_plugin(counter)
     before = launched_runs(client)
-    y = loop(x, 200, 0).persist()
-    wait(y)
-
-    def keys(dask_scheduler: Any) -> set[Any]:
-        return dask_scheduler.plugins[TaskCounter.name].keys
-
-    submitted = client.run_on_scheduler(keys) - {future.key for future in futures_of(x)}
-    client.unregister_scheduler_plugin(TaskCounter.name)
-    blocks = len(futures_of(x)) + len(futures_of(y))
-    assert len(submitted) <= blocks + 2 * len(client.scheduler_info(n_workers=-1)["workers"]) + 2
+    y, tasks, blocks, ranks = counted(client, lambda x: loop(x, 200, 0), x)
+    assert tasks <= blocks + 2 * ranks + 2
     assert launched_runs(client) - before == 1
     np.testing.assert_allclose(host(y.compute()), wanted(200, 0), rtol=1e-12, strict=True)
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
 import scipy.fft
-from distributed import Client, futures_of, wait
+from distributed import Client
 
 import dask_dgpu as dgpu
 from dask_dgpu.fft import long_axis
 from tests.cluster.losses import Losses
 from tests.cluster.observe import (
-    TaskCounter,
+    counted,
     eventually,
     host,
     launched_runs,
@@ -86,21 +87,9 @@ def test_transforms(client, on_device, name):
 
 
 def test_tasks_submitted(client, on_device):
-    x = on_device(F, (7, 44)).persist()
-    wait(x)
-    counter = TaskCounter()
-    client.register_plugin(counter)
-    u = dgpu.poisson(x, boundary="zero").persist()
-    wait(u)
-    blocks = sum(len(futures_of(array)) for array in (x, u))
-    ranks = len(client.scheduler_info(n_workers=-1)["workers"])
-
-    def keys(dask_scheduler: Any) -> set[Any]:
-        return dask_scheduler.plugins[TaskCounter.name].keys
-
-    submitted = client.run_on_scheduler(keys) - {future.key for future in futures_of(x)}
-    client.unregister_scheduler_plugin(TaskCounter.name)
-    assert blocks < len(submitted) <= blocks + 2 * ranks + 2
+    solve = partial(dgpu.poisson, boundary="zero")
+    u, tasks, blocks, ranks = counted(client, solve, on_device(F, (7, 44)))
+    assert blocks < tasks <= blocks + 2 * ranks + 2
     check(host(u.compute()), F, ("zero", "zero"))
 
 

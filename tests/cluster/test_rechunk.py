@@ -9,13 +9,13 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, Future, futures_of, wait
+from distributed import Client, Future, wait
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.losses import Losses
 from tests.cluster.observe import (
-    TaskCounter,
+    counted,
     eventually,
     host,
     launched_runs,
@@ -94,21 +94,8 @@ def test_fewer_blocks_than_workers(client, on_device):
 
 
 def test_tasks_submitted(client, x):
-    x = x.persist()
-    wait(x)
-    counter = TaskCounter()
-    client.register_plugin(counter)
-    z = x.rechunk((9, 47)).persist()
-    wait(z)
-    blocks = sum(len(futures_of(array)) for array in (x, z))
-    ranks = len(client.scheduler_info(n_workers=-1)["workers"])
-
-    def keys(dask_scheduler: Any) -> set[Any]:
-        return dask_scheduler.plugins[TaskCounter.name].keys
-
-    submitted = client.run_on_scheduler(keys) - {future.key for future in futures_of(x)}
-    client.unregister_scheduler_plugin(TaskCounter.name)
-    assert blocks < len(submitted) <= blocks + 2 * ranks + 2
+    z, tasks, blocks, ranks = counted(client, lambda x: x.rechunk((9, 47)), x)
+    assert blocks < tasks <= blocks + 2 * ranks + 2
     np.testing.assert_array_equal(host(z.compute()), A)
 
 

@@ -11,13 +11,13 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, futures_of, get_task_stream, get_worker, wait
+from distributed import Client, get_task_stream, get_worker, wait
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.losses import Losses
 from tests.cluster.observe import (
-    TaskCounter,
+    counted,
     eventually,
     host,
     launched_runs,
@@ -94,27 +94,17 @@ def test_reductions_and_broadcasts_travel(client, on_device):
 
 
 def test_ten_collectives_submit_few_tasks(client, on_device):
-    x = on_device(SQUARE, (11, 13)).persist()
-    wait(x)
-    counter = TaskCounter()
-    client.register_plugin(counter)
+    def powers(x: Any) -> Any:
+        y = x
+        for _ in range(10):
+            y = (y @ x) / 22 + 1
+        return y
+
     before = launched_runs(client)
-    y, expected = x, SQUARE
-    for _ in range(10):
-        y = (y @ x) / 22 + 1
-        expected = expected @ SQUARE / 22 + 1
-    y = y.persist()
-    wait(y)
-
-    def keys(dask_scheduler: Any) -> set[Any]:
-        return dask_scheduler.plugins[TaskCounter.name].keys
-
-    submitted = client.run_on_scheduler(keys) - {future.key for future in futures_of(x)}
-    client.unregister_scheduler_plugin(TaskCounter.name)
-    ranks = len(client.scheduler_info(n_workers=-1)["workers"])
-    assert len(submitted) <= len(futures_of(x)) + len(futures_of(y)) + 2 * ranks + 2
+    y, tasks, blocks, ranks = counted(client, powers, on_device(SQUARE, (11, 13)))
+    assert tasks <= blocks + 2 * ranks + 2
     assert launched_runs(client) - before == 1
-    np.testing.assert_allclose(host(y.compute()), expected, rtol=1e-10)
+    np.testing.assert_allclose(host(y.compute()), powers(SQUARE), rtol=1e-10)
 
 
 def test_results_are_ordinary_futures(client, x):

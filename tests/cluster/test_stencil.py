@@ -9,13 +9,13 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, futures_of, wait
+from distributed import Client, wait
 
 import dask_dgpu as dgpu
 from tests.algorithms.test_jacobi import direct
 from tests.cluster.losses import Losses
 from tests.cluster.observe import (
-    TaskCounter,
+    counted,
     eventually,
     host,
     launched_runs,
@@ -61,20 +61,8 @@ def test_within_a_region(client: Client, x: da.Array) -> None:
 
 
 def test_tasks_submitted(client: Client, x: da.Array) -> None:
-    x = x.persist()
-    wait(x)
-    counter = TaskCounter()
-    client.register_plugin(counter)
-    y = dgpu.stencil(x, HEAT, iterations=100).persist()
-    wait(y)
-    blocks = sum(len(futures_of(array)) for array in (x, y))
-
-    def keys(dask_scheduler: Any) -> set[Any]:
-        return dask_scheduler.plugins[TaskCounter.name].keys
-
-    submitted = client.run_on_scheduler(keys) - {future.key for future in futures_of(x)}
-    client.unregister_scheduler_plugin(TaskCounter.name)
-    assert len(submitted) <= blocks + 1
+    y, tasks, blocks, _ = counted(client, lambda x: dgpu.stencil(x, HEAT, iterations=100), x)
+    assert tasks <= blocks + 1
     np.testing.assert_allclose(host(y.compute()), reference(A, HEAT, "zero", 100), atol=1e-10)
 
 

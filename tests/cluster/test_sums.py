@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import random
 import time
+from functools import partial
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, futures_of, wait
+from distributed import Client, wait
 from ml_dtypes import finfo
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.losses import Losses
 from tests.cluster.observe import (
-    TaskCounter,
+    counted,
     eventually,
     host,
     launched_runs,
@@ -63,21 +64,9 @@ def test_axes(client, x):
 
 
 def test_tasks_submitted(client, x):
-    x = x.persist()
-    wait(x)
     for method in METHODS:
-        counter = TaskCounter()
-        client.register_plugin(counter)
-        y = dgpu.sum(x, method=method).persist()
-        wait(y)
-
-        def keys(dask_scheduler: Any) -> set[Any]:
-            return dask_scheduler.plugins[TaskCounter.name].keys
-
-        submitted = client.run_on_scheduler(keys) - {future.key for future in futures_of(x)}
-        client.unregister_scheduler_plugin(TaskCounter.name)
-        ranks = len(client.scheduler_info(n_workers=-1)["workers"])
-        assert x.npartitions < len(submitted) <= x.npartitions + 2 * ranks + 2
+        found = counted(client, partial(dgpu.sum, method=method), x)
+        assert x.npartitions < found.tasks <= x.npartitions + 2 * found.ranks + 2
 
 
 def test_after_a_collective(client, x):
