@@ -134,7 +134,7 @@ def test_memory_of_a_result_waits_for_the_tasks_that_read_it() -> None:
     with device.computing():
         block = cupy.ones(1 << 22, "float32")
     device.synchronize()
-    device.hand_over(block)
+    block = device.hand_over(block)
     busy = cupy.ones((4096, 4096), "float32")
     for _ in range(20):
         busy = busy @ busy * np.float32(1 / 4096)
