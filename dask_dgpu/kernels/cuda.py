@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import cupy
 
 from dask_dgpu.kernels import gemm
-from dask_dgpu.kernels.guarded_cuda import bare, guarded
+from dask_dgpu.kernels.guarded_cuda import bare, each_array, guarded
 from dask_dgpu.kernels.pack import Pieces
 from dask_dgpu.kernels.pack_cuda import PieceCopier
 from dask_dgpu.kernels.replay_cuda import Replay
@@ -138,15 +138,10 @@ class CudaDevice:
             cupy.cuda.get_current_stream().wait_event(mark)
 
     def borrow(self, block: Array) -> Array:
-        if not isinstance(block, cupy.ndarray) or not block.size:
-            return block
-        return guarded(block, self._leave)
+        return each_array(block, lambda array: guarded(array, self._leave))
 
     def hand_over(self, block: Array) -> Array:
-        if not isinstance(block, cupy.ndarray) or not block.size:
-            return block
-        own = bare(block)  # what was borrowed goes back to whoever lent it
-        return guarded(block, _tasks_are_past) if own is block else own
+        return each_array(block, _handed_over)
 
     def synchronize(self) -> None:
         self._transfer.synchronize()
@@ -178,6 +173,11 @@ class CudaDevice:
 
     def to_host(self, block: Array) -> Array:
         return cupy.asnumpy(block)
+
+
+def _handed_over(array: Array) -> Array:
+    own = bare(array)  # what was borrowed goes back to whoever lent it
+    return guarded(array, _tasks_are_past) if own is array else own
 
 
 def _tasks_are_past(memory: Any) -> None:

@@ -120,9 +120,10 @@ class Device(Protocol):
     def borrow(self, block: Array) -> Array:
         """Return a block of others in the same memory, for work on the lanes.
 
-        When the last view of it is gone, its memory goes back once both lanes are past what
-        they were given so far: whoever made it may give it to somebody whose work is not
-        ordered after ours. The host does not wait.
+        It may be an array, or what holds arrays on the way to a reduction. When the last view
+        is gone, its memory goes back once both lanes are past what they were given so far:
+        whoever made it may give it to somebody whose work is not ordered after ours. The host
+        does not wait.
         """
 
     def hand_over(self, block: Array) -> Array:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import cupy
+
+from dask_dgpu.kernels.compensated import Pair
+from dask_dgpu.kernels.partial_sum import Partial
 
 Array = Any
 
@@ -44,6 +48,27 @@ def bare(array: Array) -> Array:
     """Return an array in the same place whose memory is not watched, or no longer."""
     guard = getattr(array.data.mem, "_owner", None)
     return _placed(array, guard.memory) if isinstance(guard, _Guard) else array
+
+
+def each_array(block: Any, function: Callable[[Array], Array]) -> Any:
+    """Return a block whose CuPy arrays are what a function makes of them.
+
+    Parameters
+    ----------
+    block : object
+        An array, or what Dask's functions or ours put some into on the way to a reduction.
+    function : callable
+        Takes an array that is not empty.
+    """
+    if isinstance(block, cupy.ndarray):
+        return function(block) if block.size else block
+    if type(block) is dict:
+        return {key: each_array(value, function) for key, value in block.items()}
+    if type(block) in (list, tuple):
+        return type(block)(each_array(value, function) for value in block)
+    if isinstance(block, Partial) and isinstance(block.sums, Pair):
+        return replace(block, sums=block.sums.each(lambda array: each_array(array, function)))
+    return block
 
 
 def _placed(array: Array, memory: Any) -> Array:
