@@ -111,9 +111,12 @@ def _computed(
 
 def _conform(value: Value, held: Blocks, device: Device) -> None:
     """Make blocks what the graph says, in the device's memory."""
-    for index, block in held.items():
+    was = dict(held)
+    for index, block in was.items():
         declared = value.dtype, value.block_shape(index), _container(block, value, device)
         held[index] = device.to_device(conforming(block, *declared))
+    if any(held[index] is not block for index, block in was.items()):
+        device.join()  # before what was converted is let go of
 
 
 def _container(block: Array, value: Value, device: Device) -> str:

@@ -273,6 +273,7 @@ def neighbours(block: Array) -> Array:
     return np.roll(block, 1, 0) + np.roll(block, -1, 1)
 
 
+Z = np.empty((0, 0), complex)
 CASES: dict[str, Callable[[da.Array], da.Array]] = {
     "product": lambda x: (x + 1) @ x.T + x.sum(),
     "product of what is read again": lambda x: (x + 1) @ x.T @ (x + 1) - x,
@@ -286,6 +287,9 @@ CASES: dict[str, Callable[[da.Array], da.Array]] = {
     "overlap": lambda x: x.map_overlap(neighbours, depth=1, boundary="reflect", dtype=float) @ x.T,
     "stencil": lambda x: dgpu.stencil(x, boundary="periodic", iterations=5) @ x.T,
     "constant rims": lambda x: dgpu.stencil(x, boundary=1.0, iterations=5) + x.sum(0),
+    "another dtype than declared": lambda x: (
+        x.rechunk((24, 3)).map_blocks(lambda block: block[:], dtype=complex, meta=Z) @ x.T
+    ),
     "sums": lambda x: dgpu.sum(x @ x.T, 0) + dgpu.sum(x @ x.T, 1, method="reproducible") + x[0, 0],
     "poisson": lambda x: dgpu.poisson(x, boundary="zero") @ x.T,
 }
