@@ -125,7 +125,17 @@ def test_one_operand_of_each_kind_is_left_to_dask() -> None:
     assert piece.reason == "one operand has NumPy blocks and the other CuPy blocks"
 
 
-def test_memory_of_a_result_waits_for_the_tasks_that_read_it() -> None:
+def keep_busy() -> None:
+    """Give the current stream work for some tens of milliseconds."""
+    import cupy
+
+    busy = cupy.ones((4096, 4096), "float32")
+    for _ in range(20):
+        busy = busy @ busy * np.float32(1 / 4096)
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_memory_of_a_result_waits_for_the_tasks_that_read_it(view: bool) -> None:
     import cupy
 
     from dask_dgpu.kernels.cuda import CudaDevice
@@ -134,10 +144,10 @@ def test_memory_of_a_result_waits_for_the_tasks_that_read_it() -> None:
     with device.computing():
         block = cupy.ones(1 << 22, "float32")
     device.synchronize()
-    device.hand_over(block)
-    busy = cupy.ones((4096, 4096), "float32")
-    for _ in range(20):
-        busy = busy @ busy * np.float32(1 / 4096)
+    block = device.hand_over(block)
+    if view:
+        block = block[::2]  # which outlives it
+    keep_busy()
     copy = block + 1
     del block
     with device.computing():
@@ -145,3 +155,47 @@ def test_memory_of_a_result_waits_for_the_tasks_that_read_it() -> None:
     device.synchronize()
     assert (copy == 2).all()
     assert all((other == 0).all() for other in others)
+
+
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("lane", ["computing", "transferring"])
+def test_borrowed_memory_waits_for_the_lanes_that_read_it(view: bool, lane: str) -> None:
+    import cupy
+
+    from dask_dgpu.kernels.cuda import CudaDevice
+
+    device = CudaDevice()
+    block = cupy.ones(1 << 22, "float32")
+    device.begin()
+    block = device.borrow(block)
+    if view:
+        block = block[::2]
+    with getattr(device, lane)():
+        keep_busy()
+        copy = block + 1
+    del block
+    others = [cupy.zeros(1 << 22, "float32") for _ in range(4)]
+    device.synchronize()
+    assert (copy == 2).all()
+    assert all((other == 0).all() for other in others)
+    assert not device._leaving
+
+
+def test_what_was_borrowed_goes_back_as_it_came() -> None:
+    import cupy
+
+    from dask_dgpu.kernels.cuda import CudaDevice
+
+    device = CudaDevice()
+    block = cupy.arange(12.0).reshape(3, 4)
+    back = device.hand_over(device.borrow(block)[:, ::-1].T)
+    assert back.data.mem is block.data.mem
+    np.testing.assert_array_equal(cupy.asnumpy(back), cupy.asnumpy(block)[:, ::-1].T)
+    for nothing in (cupy.empty((0, 3)), np.ones(3)):
+        assert device.hand_over(device.borrow(nothing)) is nothing
+    partial = {"n": block, "total": [block, 2]}  # as Dask's means have them
+    lent = device.borrow(partial)
+    for array in (lent["n"], lent["total"][0]):
+        assert array.data.mem is not block.data.mem
+        assert array.data.ptr == block.data.ptr
+    assert device.hand_over(lent)["n"].data.mem is block.data.mem

@@ -127,7 +127,8 @@ class Mappings:
     def close(self) -> None:
         """Unmap everything: while it is mapped, the memory of a dead process is not freed."""
         with self.lock:
-            cupy.cuda.Device().synchronize()
+            if self._opened:  # no thread may wait for a device while another records a graph
+                cupy.cuda.Device().synchronize()
             for pointer in self._opened.values():
                 cupy.cuda.runtime.ipcCloseMemHandle(pointer)
             self._opened.clear()

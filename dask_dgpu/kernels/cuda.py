@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 import cupy
 
 from dask_dgpu.kernels import gemm
+from dask_dgpu.kernels.guarded_cuda import bare, each_array, guarded
 from dask_dgpu.kernels.pack import Pieces
 from dask_dgpu.kernels.pack_cuda import PieceCopier
 from dask_dgpu.kernels.replay_cuda import Replay
@@ -39,7 +39,7 @@ class CudaDevice:
         self._transfer = _urgent_stream()
         self._copier = PieceCopier()
         self._constants: dict[Hashable, Array] = {}
-        self._leaving: deque[tuple[Any, dict[Any, Array]]] = deque()
+        self._leaving: deque[tuple[list[Any], Any]] = deque()
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
         return cupy.empty(shape, dtype)
@@ -51,7 +51,7 @@ class CudaDevice:
         return cupy.empty(size, dtype)  # the allocator keeps memory itself
 
     def constant(self, value: Array) -> Array:
-        key = value.dtype.str, value.tobytes()
+        key = value.dtype, value.tobytes()
         found = self._constants.get(key)
         if found is None:
             found = cupy.asarray(value)
@@ -109,6 +109,7 @@ class CudaDevice:
             moved = self.mark()
         with self._compute:
             self.after(moved)
+        self._give_back()
 
     def computing(self) -> AbstractContextManager[Any]:
         return self._compute
@@ -136,22 +137,33 @@ class CudaDevice:
         if mark is not None:
             cupy.cuda.get_current_stream().wait_event(mark)
 
-    def release(self, blocks: dict[Any, Array]) -> None:
-        self.join()
-        with self._compute:
-            self._leaving.append((self.mark(), dict(blocks)))
-        blocks.clear()
-        while self._leaving and self._leaving[0][0].done:
-            self._leaving.popleft()
+    def borrow(self, block: Array) -> Array:
+        return each_array(block, lambda array: guarded(array, self._leave))
 
-    def hand_over(self, block: Array) -> None:
-        if isinstance(block, cupy.ndarray):
-            weakref.finalize(block, _tasks_are_past, block.data.mem).atexit = False
+    def hand_over(self, block: Array) -> Array:
+        return each_array(block, _handed_over)
 
     def synchronize(self) -> None:
         self._transfer.synchronize()
         self._compute.synchronize()
-        self._leaving.clear()
+        self._give_back()
+
+    def _leave(self, memory: Any) -> None:
+        """Keep borrowed memory until both lanes are past what they were given so far."""
+        lanes = self._compute, self._transfer
+        if not all(lane.done for lane in lanes):
+            marks = [lane.record(cupy.cuda.Event(disable_timing=True)) for lane in lanes]
+            self._leaving.append((marks, memory))
+
+    def _give_back(self) -> None:
+        """Let go of borrowed memory that both lanes are past."""
+        with suppress(IndexError):  # when there is no more
+            while True:
+                marks, memory = first = self._leaving.popleft()
+                if not all(mark.done for mark in marks):
+                    self._leaving.appendleft(first)
+                    return
+                del memory, first
 
     def recover(self) -> None:
         self.synchronize()
@@ -161,6 +173,11 @@ class CudaDevice:
 
     def to_host(self, block: Array) -> Array:
         return cupy.asnumpy(block)
+
+
+def _handed_over(array: Array) -> Array:
+    own = bare(array)  # what was borrowed goes back to whoever lent it
+    return guarded(array, _tasks_are_past) if own is array else own
 
 
 def _tasks_are_past(memory: Any) -> None:

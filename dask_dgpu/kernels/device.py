@@ -117,17 +117,20 @@ class Device(Protocol):
     def after(self, mark: Mark) -> None:
         """Hold the current lane back until a mark is reached; not the host."""
 
-    def release(self, blocks: dict[Any, Array]) -> None:
-        """Let go of arrays of others once both lanes are past what they were given so far.
+    def borrow(self, block: Array) -> Array:
+        """Return a block of others in the same memory, for work on the lanes.
 
-        Whoever made them may give their memory to somebody whose work is not ordered after
-        ours. The host does not wait.
+        It may be an array, or what holds arrays on the way to a reduction. When the last view
+        is gone, its memory goes back once both lanes are past what they were given so far:
+        whoever made it may give it to somebody whose work is not ordered after ours. The host
+        does not wait.
         """
 
-    def hand_over(self, block: Array) -> None:
-        """Give a block to others, who may still be reading it when they let go of it.
+    def hand_over(self, block: Array) -> Array:
+        """Return a block in the same memory, for others, when both lanes are done with it.
 
-        Its memory is not given out again before what they have begun with it is over.
+        They may still be reading it when they let go of the last view of it: its memory is not
+        given out again before what they have begun is over.
         """
 
     def synchronize(self) -> None:
@@ -238,11 +241,11 @@ class HostDevice:
     def after(self, mark: Mark) -> None:
         pass
 
-    def release(self, blocks: dict[Any, Array]) -> None:
-        blocks.clear()
+    def borrow(self, block: Array) -> Array:
+        return block
 
-    def hand_over(self, block: Array) -> None:
-        pass
+    def hand_over(self, block: Array) -> Array:
+        return block
 
     def synchronize(self) -> None:
         pass

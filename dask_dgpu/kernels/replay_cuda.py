@@ -13,12 +13,19 @@ import cupy
 
 T = TypeVar("T")
 
+SPOILED = cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError
+"""What a recording ends with if another thread waits for the whole device meanwhile.
+
+CUDA takes that for a conflict in any mode, and libraries do it when they are closed.
+"""
+
 
 class Replay(Generic[T]):
     """Work that is the same launches on the same memory each time.
 
     It is issued the first time, when kernels are compiled; recorded the second time; and
-    from then on replayed, on the current stream.
+    from then on replayed, on the current stream. If other threads spoil the recording, it is
+    issued once more, and recorded the next time.
     """
 
     def __init__(self) -> None:
@@ -31,13 +38,16 @@ class Replay(Generic[T]):
         return self._graph is not None
 
     def __call__(self, work: Callable[[], T]) -> T:
-        """Do the work; return what it has returned when it was issued."""
+        """Do the work, which may be issued again after an error; return what it has returned."""
         if not self._result:
             self._result.append(work())
-        else:
-            if self._graph is None:
+            return self._result[0]
+        if self._graph is None:
+            try:
                 self._graph = _recorded(work)
-            self._graph.launch(cupy.cuda.get_current_stream())
+            except SPOILED:
+                return work()
+        self._graph.launch(cupy.cuda.get_current_stream())
         return self._result[0]
 
 

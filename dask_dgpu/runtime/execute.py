@@ -36,9 +36,11 @@ def execute(
     use.
 
     What is not said to belong to a lane is done on the compute lane, and both lanes wait for
-    each other after each step: what a step reads is there, on whichever lane it was made.
+    each other after each step: what a step reads is there, on whichever lane it was made, and
+    what it lets go of may be given out again on either.
     """
     device.begin()
+    _borrow(values, device)
     known = dict(program.inputs) | {step.output: step.result for step in program.steps}
     given = program.given
     with device.computing():
@@ -53,34 +55,27 @@ def execute(
                 span.nbytes = sum(getattr(block, "nbytes", 0) for block in made.values())
             values[step.output] = made
             del made
-            device.join()
             for name in ending:
-                _let_go(name, device, values, given=name in given)
+                del values[name]
         device.synchronize()
         comm.check()
         mine = [key for key, rank in fixed.placed(program).items() if rank == comm.rank]
         results = {
             key: _outside(values[key[0]][key[1:]], known[key[0]].container, device) for key in mine
         }
-    for block in results.values():
-        device.hand_over(block)
-    return results
+    return {key: device.hand_over(block) for key, block in results.items()}
+
+
+def _borrow(values: Mapping[str, Blocks], device: Device) -> None:
+    """Have what others have made stay until the lanes are past its last use, views included."""
+    for blocks in values.values():
+        for index, block in blocks.items():
+            blocks[index] = device.borrow(block)
 
 
 def _action(step: Local | Collective) -> str:
     moves = isinstance(step, Collective) and step.algorithm == "redistribute"
     return "transfer" if moves else "compute"
-
-
-def _let_go(name: str, device: Device, values: dict[str, Blocks], *, given: bool) -> None:
-    """Release a value, when the lanes have waited for what reads it.
-
-    Memory that this program has allocated is given away in the order of its own lanes. What
-    came from elsewhere may go elsewhere.
-    """
-    blocks = values.pop(name)
-    if given:
-        device.release(blocks)
 
 
 def _computed(
@@ -109,14 +104,19 @@ def _computed(
         observer.progress(name, done, steps)
 
     run = ALGORITHMS[step.algorithm].run
-    return run(fixed.collectives[step.output], comm, device, inputs, report)
+    made = run(fixed.collectives[step.output], comm, device, inputs, report)
+    device.join()  # before the inputs are let go of
+    return made
 
 
 def _conform(value: Value, held: Blocks, device: Device) -> None:
     """Make blocks what the graph says, in the device's memory."""
-    for index, block in held.items():
+    was = dict(held)
+    for index, block in was.items():
         declared = value.dtype, value.block_shape(index), _container(block, value, device)
         held[index] = device.to_device(conforming(block, *declared))
+    if any(held[index] is not block for index, block in was.items()):
+        device.join()  # before what was converted is let go of
 
 
 def _container(block: Array, value: Value, device: Device) -> str:
@@ -159,8 +159,7 @@ def _made(
         return made
 
     made = dict(zip(mine, device.each(make, mine), strict=True))
-    if came:
-        device.join()  # before it is let go of
+    device.join()  # before what came is let go of
     return made
 
 

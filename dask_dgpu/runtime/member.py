@@ -39,15 +39,21 @@ class Member:
         self.host = host
         self.threads = threads
         self._lock = threading.Lock()
+        self._making = threading.Lock()
         self._comms: dict[str, Comm] = {}
         self._joining: dict[str, Lifetime] = {}
         self._left: set[str] = set()
         self._stores: list[StoreServer] = []
         self.connected = 0
 
-    @cached_property
+    @property
     def device(self) -> Device:
         """The device, made on first use: only a worker that computes touches CUDA."""
+        with self._making:
+            return self._device
+
+    @cached_property
+    def _device(self) -> Device:
         if self.kind == "cuda":
             from dask_dgpu.kernels.cuda import CudaDevice
 
@@ -139,13 +145,15 @@ class Member:
         return {"kind": self.kind, "epochs": sorted(self._comms), "connected": self.connected}
 
     def examine(self) -> str:
-        """Multiply something small on the device: ``"ok"``, or what is wrong."""
+        """Multiply something small on the device: ``"ok"``, or what is wrong.
+
+        A program may be running there meanwhile.
+        """
         device = self.device
         with device.computing():
             a = device.zeros((8, 8), "float64")
             a[...] = 1
             out = device.zeros((8, 8), "float64")
             device.accumulate(out, a, a)
-        device.synchronize()
-        good = bool((device.to_host(out) == 8).all())
+            good = bool((device.to_host(out) == 8).all())
         return "ok" if good else "multiplies wrongly"

@@ -149,7 +149,8 @@ class GangWorkerPlugin(WorkerPlugin):
         job = self.jobs.pop((key, run_id), None)
         if job is not None:
             job.given_up.set()
-            job.blocks.clear()
+            if job.phase == "queued":  # else the device may be reading them
+                job.blocks.clear()
         self.results.pop((key, run_id), None)
         self.member.leave(epoch, reason)
 

@@ -37,6 +37,8 @@ class LaneDevice(HostDevice):
         self.clocks: dict[str, Clock] = {lane: dict.fromkeys(LANES, 0) for lane in LANES}
         self.stack: list[str] = []
         self.made: dict[int, tuple[str, int]] = {}
+        self.used: dict[int, Clock] = {}
+        self.early: list[str] = []
 
     @property
     def lane(self) -> str:
@@ -48,18 +50,35 @@ class LaneDevice(HostDevice):
         lane, whole = self.lane, owner(array)
         self.clocks[lane][lane] += 1
         if id(whole) not in self.made:
-            weakref.finalize(whole, self.made.pop, id(whole), None)
+            weakref.finalize(whole, self.freed, id(whole), lane)
         self.made[id(whole)] = lane, self.clocks[lane][lane]
         return array
 
+    def freed(self, key: int, lane: str) -> None:
+        """Note memory that its lane gives out again while the other may be at work there.
+
+        Not all that is done on a lane is seen: it counts for what the transfer lane has made,
+        which is read on the compute lane by NumPy as a rule.
+        """
+        del self.made[key]
+        used = self.used.pop(key, {})
+        for other in {*LANES} - {lane}:
+            last = self.clocks[other][other] if lane == "transfer" else used.get(other, 0)
+            if self.clocks[lane][other] < last:
+                self.early.append(f"memory of the {lane} lane is freed ahead of the {other} lane")
+
     def reads(self, array: Array) -> None:
-        lane, at = self.made.get(id(owner(array)), (self.lane, 0))
-        if self.clocks[self.lane][lane] < at:
+        whole, now = owner(array), self.clocks[self.lane]
+        lane, at = self.made.get(id(whole), (self.lane, 0))
+        if now[lane] < at:
             raise UnorderedError(f"an array of the {lane} lane is used on the {self.lane} lane")
+        if id(whole) in self.made:
+            self.used.setdefault(id(whole), {})[self.lane] = now[self.lane]
 
     @contextmanager
     def _on(self, lane: str) -> Iterator[None]:
         self.stack.append(lane)
+        self.clocks[lane][lane] += 1  # work that is not seen here
         try:
             yield
         finally:
@@ -102,6 +121,12 @@ class LaneDevice(HostDevice):
     def to_device(self, block: Array) -> Array:
         return block if id(owner(block)) in self.made else self.wrote(block.copy())
 
+    def to_host(self, block: Array) -> Array:
+        done = self.mark()  # the host waits for the lane
+        for clock in self.clocks.values():
+            clock.update({lane: max(at, done[lane]) for lane, at in clock.items()})
+        return block
+
     def accumulate(self, out: Array, a: Array, b: Array) -> None:
         for array in (out, a, b):
             self.reads(array)
@@ -139,10 +164,26 @@ class LaneComm:
             self.device.reads(buffer)
         return self.inner.all_to_all(out, counts, whole, others)
 
+    def window(self, buffers: Sequence[Array]) -> Any:
+        return LaneWindow(self.inner.window(buffers), self.device, buffers)
+
     def _started(self, call: Callable[..., Any], one: Any, two: Any, buffers: list[Array]) -> Any:
         for buffer in buffers:
             self.device.reads(buffer)
         return call(one, two)
+
+
+class LaneWindow:
+    """Buffers that others read until it is closed."""
+
+    def __init__(self, inner: Any, device: LaneDevice, buffers: Sequence[Array]) -> None:
+        self.inner, self.device, self.buffers = inner, device, buffers
+        self.get = inner.get
+
+    def close(self) -> Any:
+        for buffer in self.buffers:
+            self.device.reads(buffer)
+        return self.inner.close()
 
 
 def owner(array: Array) -> Array:
@@ -158,8 +199,8 @@ def arrays_of(side: Any) -> list[Array]:
 
 
 @pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> list[LaneDevice]:
-    """The devices of the programs that were run."""
+def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LaneDevice]]:
+    """The devices of the programs that are run; at the end nothing was let go of too early."""
     devices: list[LaneDevice] = []
     original = local.execute
 
@@ -168,7 +209,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[LaneDevice]:
         return original(program, fixed, LaneComm(comm, devices[-1]), devices[-1], values)
 
     monkeypatch.setattr(local, "execute", execute)
-    return devices
+    yield devices
+    assert not [early for device in devices for early in device.early]
 
 
 A = np.random.default_rng(7).random((24, 20))
@@ -189,10 +231,49 @@ def test_what_is_not_ordered_is_found() -> None:
         device.reads(array[1:])
 
 
+def test_what_is_let_go_of_too_early_is_found() -> None:
+    device = LaneDevice()
+    with device.transferring():
+        first, second = device.empty(3, "float64"), device.empty(3, "float64")
+    with device.computing():
+        third = device.empty(3, "float64")
+    del first
+    device.join()
+    del second
+    assert device.early == ["memory of the transfer lane is freed ahead of the compute lane"]
+    with device.transferring():
+        device.reads(third)
+    del third
+    assert device.early[1:] == ["memory of the compute lane is freed ahead of the transfer lane"]
+
+
+class Lender(HostDevice):
+    """Spoils what it lends out and what it was given back, so that only copies of it are right."""
+
+    def borrow(self, block: Array) -> Array:
+        lent, block[...] = block.copy(), np.nan
+        return lent
+
+    def hand_over(self, block: Array) -> Array:
+        handed, block[...] = block.copy(), np.nan
+        return handed
+
+
+def test_blocks_of_others_are_borrowed_and_results_handed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local, "_device", lambda program: Lender())
+    x = da.from_array(A.copy(), chunks=(7, 6))
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        value = (x[::2] @ x.T + 1).compute(scheduler="threads")
+    np.testing.assert_allclose(value, A[::2] @ A.T + 1)
+
+
 def neighbours(block: Array) -> Array:
     return np.roll(block, 1, 0) + np.roll(block, -1, 1)
 
 
+Z = np.empty((0, 0), complex)
 CASES: dict[str, Callable[[da.Array], da.Array]] = {
     "product": lambda x: (x + 1) @ x.T + x.sum(),
     "product of what is read again": lambda x: (x + 1) @ x.T @ (x + 1) - x,
@@ -206,6 +287,9 @@ CASES: dict[str, Callable[[da.Array], da.Array]] = {
     "overlap": lambda x: x.map_overlap(neighbours, depth=1, boundary="reflect", dtype=float) @ x.T,
     "stencil": lambda x: dgpu.stencil(x, boundary="periodic", iterations=5) @ x.T,
     "constant rims": lambda x: dgpu.stencil(x, boundary=1.0, iterations=5) + x.sum(0),
+    "another dtype than declared": lambda x: (
+        x.rechunk((24, 3)).map_blocks(lambda block: block[:], dtype=complex, meta=Z) @ x.T
+    ),
     "sums": lambda x: dgpu.sum(x @ x.T, 0) + dgpu.sum(x @ x.T, 1, method="reproducible") + x[0, 0],
     "poisson": lambda x: dgpu.poisson(x, boundary="zero") @ x.T,
 }

@@ -69,7 +69,10 @@ def pencil_fft_rank(
         if move is None:
             if stage is not None:
                 with device.computing():
-                    present = _transformed(stage, present, overwrite=ours)
+                    made = _transformed(stage, present, overwrite=ours)
+                device.join()  # before what was transformed is let go of
+                present = made
+                del made
                 ours = True
         else:
             read = None if stage is None else _reader(stage, present, overwrite=ours)
@@ -79,6 +82,7 @@ def pencil_fft_rank(
                 progress(start + at, ranked.steps)
 
             present = redistribute_rank(move, comm, device, present, read=read, progress=report)
+            del read  # which holds what it has read
             done += move.rounds
             # a block that is in place is passed on, and is ours only if a stage made it
             ours = ours or stage is not None

@@ -70,6 +70,7 @@ def load(plan: SweepPlan, comm: Comm, device: Device, tiles: Tiles, blocks: Bloc
     moved = in_tiles(plan, comm, device, blocks)
     with device.computing():
         tiles.load(moved)
+    device.join()  # before what was moved is let go of
 
 
 def in_tiles(plan: SweepPlan, comm: Comm, device: Device, blocks: Blocks) -> Blocks:

@@ -126,20 +126,21 @@ class Tiles:
     def _rest(self, sweeps: int, together: int, change: Array | None = None) -> bool:
         """Sweep what waits for ghost cells; return whether ``then`` is what was made last."""
         start, following = self.now, self.then
-        self._rims_again(start)
-        if start.exchange.travels:
-            measured = change if together == sweeps else None
-            for index, tile in self.tiles.items():
-                for regions in self._late(tile, sweeps, together):
-                    self._sweep(index, regions, measured)
-            self._swap()
-            sweeps -= together
-            if sweeps:
-                self._rims_again(self.now)
-        self._sweep_on(sweeps, change)
-        turned = self.now is not start
-        self.now, self.then = start, following
-        return turned
+        try:
+            self._rims_again(start)
+            if start.exchange.travels:
+                measured = change if together == sweeps else None
+                for index, tile in self.tiles.items():
+                    for regions in self._late(tile, sweeps, together):
+                        self._sweep(index, regions, measured)
+                self._swap()
+                sweeps -= together
+                if sweeps:
+                    self._rims_again(self.now)
+            self._sweep_on(sweeps, change)
+            return self.now is not start
+        finally:  # so that it can be issued again
+            self.now, self.then = start, following
 
     def measure(self, change: Array) -> None:
         """Add the sum of the squares of what a sweep would change to ``change``; collective."""

@@ -85,7 +85,7 @@ def summa_rank(
     with device.transferring():
         carrier.close()
         panels.drain()
-    del panels, carrier, pulls, filled
+    del panels, carrier, pulls, filled, under_way
     if plan.mesh[2] > 1:
         return reduce_layers(plan, comm, device, strips)
     with device.computing():
