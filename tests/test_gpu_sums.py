@@ -11,7 +11,7 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.kernels import binned, compensated
-from dask_dgpu.kernels.narrowed import narrowed
+from dask_dgpu.kernels.narrowed import narrowed, widened
 from tests.kernels.exact import FAMILIES, exact, family, to_nearest, within_bound
 
 pytestmark = pytest.mark.gpu
@@ -196,6 +196,47 @@ def test_single_precision_keeps_subnormal_numbers() -> None:
     sums = dgpu.sum(da.from_array(cupy.asarray(block), asarray=False), 0)
     found = cupy.asnumpy(sums.compute(scheduler="synchronous"))
     np.testing.assert_array_equal(found, block.astype(float).sum(0).astype("float32"))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("method", ["compensated", "reproducible"])
+def test_products_keep_subnormal_numbers(method: Any, dtype: str) -> None:
+    x, y = np.full(1000, 1e-40).astype(dtype), np.full(1000, 1e30).astype(dtype)
+    wanted = dgpu.dot(da.from_array(x), da.from_array(y), method=method)
+    found = dgpu.dot(_on_device(x), _on_device(y), method=method)
+    value = wanted.compute(scheduler="synchronous")
+    assert value > 0
+    assert found.compute(scheduler="synchronous").item() == value.item()
+    if dtype == "float32":
+        norms = (dgpu.norm(each, method=method) for each in (da.from_array(x), _on_device(x)))
+        wanted, found = (norm.compute(scheduler="synchronous") for norm in norms)
+        assert found.item() == wanted.item() > 0
+
+
+def _on_device(values: Any) -> da.Array:
+    import cupy
+
+    return da.from_array(cupy.asarray(values), asarray=False)
+
+
+def test_narrow_numbers_become_doubles_on_the_device() -> None:
+    import cupy
+
+    bits = np.arange(0x7F80, dtype=np.uint32) << np.uint32(16)
+    for dtype in ("bfloat16", "float32"):
+        values = narrowed(bits.view(np.float32), dtype)
+        found = cupy.asnumpy(widened(cupy.asarray(values)))
+        assert found.tobytes() == widened(values).tobytes()
+
+
+def test_sums_on_their_way_may_be_looked_at_from_another_stream() -> None:
+    import cupy
+
+    block = cupy.ones(1 << 28, "float32")
+    cupy.cuda.Stream.null.synchronize()
+    with cupy.cuda.Stream(non_blocking=True):
+        sums = binned.block_sum(block, (0,))
+    assert float(sums.value()) == 1 << 28
 
 
 def test_two_billion_values() -> None:

@@ -115,7 +115,8 @@ def columns_sum_cuda(block: Array, columns: Columns) -> Binned:
         numbers = block.data + begin * block.itemsize
         sizes = (np.int64(min(most, columns.length - begin)), np.int32(count))
         kernel(*columns.launch, (numbers, limbs, words[-1], *sizes))
-    return Coming(lambda: _found(words.get(), columns.shape), words.nbytes)
+    stream = cupy.cuda.get_current_stream()  # whoever looks may be on another
+    return Coming(lambda: _found(words.get(stream), columns.shape), words.nbytes)
 
 
 def _found(words: Array, shape: tuple[int, ...]) -> Binned:

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from dask_dgpu.kernels.narrowed import widened
+
 Array = Any
 
 SPLIT = 2.0**27 + 1
@@ -71,7 +73,7 @@ def _exact(dtype: np.dtype[Any]) -> bool:
 
 def _product(a: Array, b: Array) -> list[Array]:
     exact = _exact(a.dtype) and _exact(b.dtype)
-    a, b = a.astype(np.float64), b.astype(np.float64)
+    a, b = widened(a), widened(b)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         whole = a * b
         if exact:

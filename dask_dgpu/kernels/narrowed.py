@@ -1,4 +1,7 @@
-"""Conversion to a narrower dtype with one rounding, where libraries round twice."""
+"""Conversion to a narrower dtype with one rounding, and to float64 with none.
+
+Libraries round twice, and CuPy takes subnormal numbers for zero.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +38,29 @@ def narrowed(values: Array, dtype: str) -> Array:
     .. [1] S. Boldo and G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved
        algorithms using rounding to odd", IEEE Transactions on Computers 57 (2008).
     """
-    on_device = type(values).__module__.startswith("cupy")
+    on_device = _on_device(values)
     if dtype != BFLOAT16:
         return _single(values) if on_device and dtype == "float32" else values.astype(dtype)
-    bits = values.astype(np.float64).view(np.int64)
+    bits = widened(values).view(np.int64)
     lost = bits & ((1 << LOST) - 1)
     odd = (bits - lost) | ((lost != 0).astype(np.int64) << LOST)
     if on_device:
         return _single(odd.view(np.float64), dtype)
     with np.errstate(over="ignore"):
         return odd.view(np.float64).astype(dtype_named(dtype))
+
+
+def widened(values: Array) -> Array:
+    """Return real numbers of NumPy or CuPy as float64; a copy if they are of another dtype."""
+    if _on_device(values):
+        from dask_dgpu.kernels.narrowed_cuda import to_double
+
+        return to_double(values)
+    return values.astype(np.float64, copy=False)
+
+
+def _on_device(values: Array) -> bool:
+    return type(values).__module__.startswith("cupy")
 
 
 def _single(values: Array, dtype: str = "float32") -> Array:

@@ -1,4 +1,4 @@
-"""Conversion to single precision and bfloat16 in CUDA memory, subnormal numbers included.
+"""Conversion from and to single precision and bfloat16 in CUDA memory, subnormals included.
 
 CuPy compiles with ``-ftz=true``, by which its own conversions make them zero.
 """
@@ -13,6 +13,13 @@ import numpy as np
 from graph_opt.dtype import BFLOAT16, dtype_named
 
 Array = Any
+
+TO_DOUBLE = cupy.ElementwiseKernel(
+    "float32 single",
+    "float64 double_",
+    'asm("cvt.f64.f32 %0, %1;" : "=d"(double_) : "f"(single));',
+    "dgpu_to_double",
+)
 
 TO_SINGLE = cupy.ElementwiseKernel(
     "float64 double_",
@@ -33,9 +40,16 @@ TO_BFLOAT16 = cupy.ElementwiseKernel(
 )
 
 
+def to_double(values: Array) -> Array:
+    """Return CuPy numbers as float64."""
+    if values.dtype.name in ("float32", BFLOAT16):
+        return TO_DOUBLE(values.astype(np.float32, copy=False))
+    return values.astype(np.float64, copy=False)
+
+
 def to_single(values: Array) -> Array:
     """Return CuPy numbers as float32, each rounded once from a double."""
-    return TO_SINGLE(values.astype(np.float64, copy=False))
+    return TO_SINGLE(to_double(values))
 
 
 def to_bfloat16(single: Array) -> Array:

@@ -15,7 +15,7 @@ import cupy
 import numpy as np
 
 from dask_dgpu.kernels.stencil import Region, Taps
-from dask_dgpu.kernels.stencil_march_cuda import MOST_SWEEPS, march, marches
+from dask_dgpu.kernels.stencil_march_cuda import MOST_BLOCKS, MOST_SWEEPS, march, marches
 
 Array = Any
 
@@ -24,9 +24,6 @@ WIDTH, HEIGHT = 64, 4
 
 ROWS = 4
 """Rows that each thread makes, if there are many."""
-
-MOST_BLOCKS = 65535
-"""Blocks of threads across rows, by CUDA's definition."""
 
 TYPES = {
     "float32": "float",
@@ -48,9 +45,9 @@ template <typename Real> __device__ double square(complex<Real> x) {
 
 extern "C" __global__ void __launch_bounds__(%(threads)d)
 sweep(const Value* __restrict__ u, Value* __restrict__ out, const Value* __restrict__ added,
-      double* change, Long rows, Long first, int length, %(parameters)s) {
+      double* change, Long rows, Long first, Long length, %(parameters)s) {
     %(begin)s
-    const int along = blockIdx.x * blockDim.x + threadIdx.x;
+    const Long along = (Long) blockIdx.x * blockDim.x + threadIdx.x;
     for (Long row = (Long) blockIdx.y * blockDim.y + threadIdx.y; row < rows;
          row += (Long) gridDim.y * blockDim.y) {
         if (along >= length) break;
@@ -142,7 +139,7 @@ def _sweep(
             np.uint64(0) if change is None else change,
             np.int64(rows),
             np.int64(first),
-            np.int32(length),
+            np.int64(length),
             *map(np.int64, strides),
             *map(np.int64, counts),
         ),

@@ -44,7 +44,10 @@ MANY_WARPS = 4096
 """So many keep a GPU busy."""
 
 LEAST_ROWS, MOST_ROWS = 32, 256
-"""Rows that a warp makes."""
+"""Rows that a warp makes, unless there are more than :data:`MOST_BLOCKS` can make so."""
+
+MOST_BLOCKS = 65535
+"""Blocks of threads across rows, by CUDA's definition."""
 
 WIDTHS = {"float32": 4, "float64": 2, "complex64": 2, "complex128": 1}
 """Columns of a lane: of 16 bytes."""
@@ -195,6 +198,7 @@ def march(
     strip = 32 * WIDTHS[u.dtype.name] - 2 * len(regions)
     strips = -(-width // strip)
     deep = min(MOST_ROWS, max(LEAST_ROWS, -(-height * strips // MANY_WARPS)))
+    deep = max(deep, -(-height // (MOST_BLOCKS * WARPS)))
     grid = strips, -(-height // (deep * WARPS))
     kernel = _kernel(taps, u.dtype.name, len(regions), added is not None, change is not None)
     edges = chain.from_iterable((r.start, r.stop, c.start, c.stop) for r, c in regions)

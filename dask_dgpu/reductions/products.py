@@ -131,7 +131,7 @@ def norm(
         x = x.astype("f8")
     conjugate = x.conj() if x.dtype.kind == "c" else x
     squares = _summed(x, conjugate, axes, keepdims, method).real
-    return da.sqrt(squares).astype(result)
+    return converted(da.sqrt(squares), result)
 
 
 def _summed(x: Array, y: Array, axes: tuple[int, ...], keepdims: bool, method: Method) -> Array:

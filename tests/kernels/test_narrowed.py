@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_dgpu.kernels.narrowed import narrowed
+from dask_dgpu.kernels.narrowed import narrowed, widened
 from tests.kernels.exact import to_nearest, units
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -106,3 +106,15 @@ def test_shapes_and_strides(shape: tuple[int, ...]) -> None:
         found = narrowed(some, "bfloat16")
         assert found.shape == some.shape
         assert (found.astype(float) == 1.5).all()
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "float64", "int32", "bool"])
+def test_widened_is_the_same_value(dtype: str) -> None:
+    bits = np.arange(0, 0x7F80, 7, dtype=np.uint32) << np.uint32(16)
+    wide = np.append(bits.view(np.float32).astype(float), [0.0, 2.0**-149, -(2.0**-140)])
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = narrowed(wide, dtype)
+    for some in (values, values[::-2]):
+        found = widened(some)
+        assert found.dtype == np.float64
+        assert found.tolist() == [float(each) for each in some]

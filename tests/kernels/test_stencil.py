@@ -181,3 +181,18 @@ def test_a_gpu_makes_the_same(dtype: str, ndim: int, sweeps: int, adds: bool) ->
     region = regions[-1]
     np.testing.assert_allclose(result[region], wanted[region], **tolerance(wanted, taps, sweeps))
     assert float(there[0]) == pytest.approx(change[0], rel=1e-3, abs=1e-6 * prod(shape))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(67_200_000, 3), (2**31 + 70,)])
+def test_a_gpu_sweeps_more_than_a_launch_counts_by_itself(shape: tuple[int, ...]) -> None:
+    """More rows than 65535 blocks have as a rule, and a row of more than 2**31 numbers."""
+    import cupy
+
+    from dask_dgpu.kernels.stencil_cuda import sweeps_cuda
+
+    source, target = cupy.ones(shape, "float32"), cupy.zeros(shape, "float32")
+    inner = tuple(slice(1, n - 1) for n in shape)
+    taps = neighbours_mean(len(shape))
+    assert sweeps_cuda(source, target, taps, [inner] * len(shape))
+    assert bool((target[inner] == 1).all())
