@@ -265,6 +265,20 @@ def test_optimize(gangs: list[str]) -> None:
     assert len(gangs) == 2
 
 
+def test_optimized_before(gangs: list[str]) -> None:
+    (z,) = dask.optimize(X @ Y)
+    close((z @ z.T).compute(), A @ B @ (A @ B).T)
+    assert len(gangs) == 2
+
+
+def test_an_array_of_a_delayed_of_an_array(gangs: list[str]) -> None:
+    z = X @ Y
+    total = da.from_delayed(dask.delayed(np.sum)(z), (), dtype=float)
+    close((total + 1).compute(), (A @ B).sum() + 1)
+    close((z @ Y.T + total).compute(), A @ B @ B.T + (A @ B).sum())
+    assert len(gangs) == 3
+
+
 def test_without_optimization(gangs: list[str]) -> None:
     close((X @ Y).compute(optimize_graph=False), A @ B)
     assert gangs == []

@@ -131,6 +131,21 @@ def test_results_are_ordinary_futures(client, x):
     eventually(lambda: left_over(client) == 0)
 
 
+def _total(block: Any) -> float:
+    return float(block.sum())
+
+
+def test_an_array_of_a_delayed_of_an_array(client, x):
+    """Dask wraps the tasks of the gang within, and would fuse them with others."""
+    y = abs(da.fft.fft2(x))
+    total = da.from_delayed(dask.delayed(_total)(y), (), dtype=float)
+    result, gangs = compute(client, total + 1)
+    np.testing.assert_allclose(result, abs(np.fft.fft2(A)).sum() + 1)
+    assert gangs == 1
+    result, gangs = compute(client, da.from_delayed(dask.delayed(_total)(y[:3]), (), float) + 1)
+    np.testing.assert_allclose(result, abs(np.fft.fft2(A))[:3].sum() + 1)
+
+
 def test_errors_name_the_operation(client, x):
     def broken(block: Any) -> Any:
         raise ArithmeticError("no such number")
