@@ -131,6 +131,17 @@ def test_results_are_ordinary_futures(client, x):
     eventually(lambda: left_over(client) == 0)
 
 
+def test_arrays_of_futures(client, x):
+    """Of what another computation makes, and of single blocks of a persisted array."""
+    total = client.compute(x)
+    whole = da.from_delayed(total, x.shape, meta=x._meta)
+    np.testing.assert_allclose(compute(client, whole.rechunk(11).T @ x)[0], A.T @ A)
+    persisted = x.persist()
+    futures = {future.key: future for future in futures_of(persisted)}
+    first = da.from_delayed(futures[x.name, 0, 0], (7, 44), meta=x._meta)
+    np.testing.assert_allclose(compute(client, first @ x.T)[0], A[:7] @ A.T)
+
+
 def _total(block: Any) -> float:
     return float(block.sum())
 
