@@ -82,6 +82,8 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
     ValueError
         When a setting is unknown or not allowed, or ``device`` is ``"cuda"`` and no
         worker has a CUDA device.
+    TypeError
+        When ``client`` is no client, or an asynchronous one.
     DgpuError
         When ``array.query-planning`` is on: that engine has no matmul and no FFT.
 
@@ -115,6 +117,10 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
         )
     read_settings = read(settings)
     client = client or current_client()
+    if client is not None and not hasattr(client, "run_on_scheduler"):
+        raise TypeError(f"client is {client!r}, it must be a distributed.Client")
+    if client is not None and client.asynchronous:
+        raise TypeError(f"client is asynchronous, {client!r}, it must be a plain one")
     facts = gather(client, read_settings)
     optimizer = GraphOptimizer(read_settings, facts)
     if client is not None:

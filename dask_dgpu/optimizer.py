@@ -22,7 +22,7 @@ from dask_dgpu.runtime.blockwork import Blockworks
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.settings import Settings
 from graph_opt.culling import Culled, cull
-from graph_opt.emit import GangLayer, TaskFunctions, emit
+from graph_opt.emit import GangLayer, TaskFunctions, emit, guarded
 from graph_opt.finish import finish
 from graph_opt.halo import Halo
 from graph_opt.members import fuse, members
@@ -79,14 +79,15 @@ class GraphOptimizer:
 
     def __call__(self, dsk: Any, keys: Any, **kwargs: Any) -> Any:
         """Optimize a graph; whatever goes wrong leaves it to Dask, with one warning."""
+        graph = dsk
         try:
-            graph = dsk
             if not isinstance(graph, HighLevelGraph):
                 graph = HighLevelGraph.from_collections(str(id(dsk)), dsk, dependencies=())
+            graph = guarded(graph)
             held = held_here(self.facts.scheduler) or nothing
             rewriting = self.rewrite(graph, keys, held)
             if not rewriting.regions:
-                return dask.array.optimization.optimize(dsk, keys, **kwargs)
+                return dask.array.optimization.optimize(graph, keys, **kwargs)
             optimized = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
             if isinstance(optimized, HighLevelGraph):  # fusion is switched off
                 return optimized
@@ -97,7 +98,7 @@ class GraphOptimizer:
             warnings.warn(
                 f"dask_dgpu left a graph to Dask: {type(error).__name__}: {error}", stacklevel=2
             )
-            return dask.array.optimization.optimize(dsk, keys, **kwargs)
+            return dask.array.optimization.optimize(graph, keys, **kwargs)
 
     def pieces(self, graph: HighLevelGraph, keys: Any) -> tuple[Piece, ...]:
         """Return the collectives that gangs would run; none if anything goes wrong."""

@@ -77,6 +77,39 @@ class GangLayer(MaterializedLayer):
         return gang_key(self.region)
 
 
+def guarded(graph: HighLevelGraph) -> HighLevelGraph:
+    """Keep Dask's fusion from the gangs of a graph that was optimized before.
+
+    Where an array becomes part of a Delayed, Dask optimizes its graph and wraps each task in
+    another, which may be fused.
+    """
+    layers = dict(graph.layers)
+    for name, layer in graph.layers.items():
+        if not isinstance(layer, MaterializedLayer):
+            continue
+        gangs = {key for key in layer if _begins(key, GANG)}
+        if not gangs:
+            continue
+        wrapped = {
+            key: task
+            for key, task in layer.mapping.items()
+            if type(task) is Task
+            and (key in gangs or _begins(key, STAGE) or task.dependencies & gangs)
+        }
+        own = {
+            key: UnfusedTask(key, task.func, *task.args, **task.kwargs)
+            for key, task in wrapped.items()
+        }
+        layers[name] = MaterializedLayer(
+            {**layer.mapping, **own}, layer.annotations, layer.collection_annotations
+        )
+    return HighLevelGraph(layers, graph.dependencies)
+
+
+def _begins(key: Any, prefix: str) -> bool:
+    return isinstance(key, tuple) and str(key[0]).startswith(prefix)
+
+
 def gang_key(region: Region) -> Key:
     """Return the key of a region's ``gang`` task."""
     return f"{GANG}-{region.token}", 0

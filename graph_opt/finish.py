@@ -8,7 +8,7 @@ from typing import Any
 from dask._task_spec import GraphNode
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from graph_opt.emit import GANG, GangLayer
+from graph_opt.emit import GangLayer
 
 Graph = dict[Any, GraphNode]
 
@@ -36,9 +36,10 @@ def finish(
     """
     tasks = dict(graph)
     layers: dict[str, MaterializedLayer] = {}
-    known = {layer.gang: layer for layer in gangs}
-    for key in [key for key in tasks if isinstance(key, tuple) and str(key[0]).startswith(GANG)]:
-        layer = known[key]
+    for layer in gangs:  # gangs of a graph that was optimized before are finished
+        key = layer.gang
+        if key not in tasks:
+            continue
         outs: list[Any] = []
         for name, mine in _by_array(tasks, key).items():
             whole = len(layer.region.members) == 1 and len(mine) == layer.region.nodes[name].blocks

@@ -110,7 +110,9 @@ def is_member(graph: ArrayGraph, name: str) -> bool:
         if function in (*OUTSIDE, *CONTRACTIONS) or not kinds <= set(DEPENDENCIES):
             return False
         return bool(needed) or function in CREATES
-    return isinstance(layer, MaterializedLayer) and _is_blockwork(tasks_of(graph, name), name)
+    return isinstance(layer, MaterializedLayer) and _is_blockwork(
+        tasks_of(graph, name), name, needed
+    )
 
 
 def tasks_of(graph: ArrayGraph, name: str) -> Tasks:
@@ -130,12 +132,17 @@ def _is_array(graph: ArrayGraph, name: str) -> bool:
     return node is not None and unsupported((node,), node, CARRIED) is None
 
 
-def _is_blockwork(tasks: Tasks, name: str) -> bool:
-    """Whether all tasks of a layer make blocks of one array from those of others."""
+def _is_blockwork(tasks: Tasks, name: str, needed: Collection[str]) -> bool:
+    """Whether all tasks of a layer make blocks of one array from those of others.
+
+    What a task reads may be a future too, which has no layer.
+    """
     for key, task in tasks.items():
         if not isinstance(key, tuple) or key[0] != name:
             return False
         if isinstance(task, DataNode) or task.dependencies & tasks.keys():
+            return False
+        if not all(isinstance(each, tuple) and each[0] in needed for each in task.dependencies):
             return False
         if not (_joins(task) if task.dependencies else _creates(task)):
             return False

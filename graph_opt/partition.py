@@ -17,7 +17,8 @@ out of it and back in: all it reads is there before it starts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dask.blockwise import Blockwise
@@ -185,7 +186,7 @@ def _cone(name: str, graph: HighLevelGraph, inside: set[str]) -> set[str]:
 
 def _region(names: list[str], culled: Culled, arrays: ArrayGraph, reads: Reads) -> Region:
     """Make the region of some layers, of which others read this."""
-    members = tuple(_member(name, culled, arrays) for name in names)
+    members = _as_read([_member(name, culled, arrays) for name in names])
     inside = set(names)
     wanted = {}
     for member in members:
@@ -195,6 +196,21 @@ def _region(names: list[str], culled: Culled, arrays: ArrayGraph, reads: Reads) 
         if blocks:
             wanted[name] = blocks
     return Region(members, tuple(wanted.items()), culled.graph.layers[names[0]].annotations)
+
+
+def _as_read(members: Sequence[Member]) -> tuple[Member, ...]:
+    """Correct the chunk sizes of arrays by what collectives know of them.
+
+    Of a reduction that keeps several values, ``topk`` for one, Dask notes one.
+    """
+    pieces = [member for member in members if not isinstance(member, Blockwork)]
+    read = {node.name: node for piece in pieces for node in piece.inputs}
+    return tuple(
+        replace(member, output=read.get(member.output.name, member.output))
+        if isinstance(member, Blockwork)
+        else member
+        for member in members
+    )
 
 
 def _member(name: str, culled: Culled, arrays: ArrayGraph) -> Member:

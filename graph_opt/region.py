@@ -107,6 +107,8 @@ class Region:
                 if node.name not in self.nodes:
                     nodes.setdefault(node.name, node)
                     read.setdefault(node.name, set())
+                    if not isinstance(member, Blockwork):
+                        nodes[node.name] = node  # of which it knows more
             for name, index in _read(member):
                 if name not in self.nodes:
                     read[name].add(index)

@@ -78,6 +78,16 @@ def test_solves(edge: Any, chunks: Any, gangs: list[str], enabled: Any) -> None:
     assert np.all(np.diff(info.residuals) <= 1e-14)
 
 
+def test_empty_chunks() -> None:
+    rhs = da.from_array(RHS, chunks=((0, 6, 7), (0, 4, 0, 7)))
+    for iterations in (0, 5):
+        u, info = dgpu.jacobi(rhs, rhs, max_iterations=iterations)
+        wanted, _ = dgpu.jacobi(RHS, RHS, max_iterations=iterations)
+        assert u.chunks == ((6, 7), (4, 7))
+        assert info.iterations == iterations
+        np.testing.assert_allclose(u.compute(), wanted.compute(), rtol=1e-12, atol=1e-12)
+
+
 def test_it_says_when_it_has_not_converged() -> None:
     rhs = da.from_array(RHS, chunks=5)
     u, info = dgpu.jacobi(da.zeros_like(rhs), rhs, max_iterations=30)

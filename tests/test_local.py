@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 import zarr
 from dask.array.core import Array
 from dask.core import flatten
+from distributed import Client, LocalCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -265,6 +267,20 @@ def test_optimize(gangs: list[str]) -> None:
     assert len(gangs) == 2
 
 
+def test_optimized_before(gangs: list[str]) -> None:
+    (z,) = dask.optimize(X @ Y)
+    close((z @ z.T).compute(), A @ B @ (A @ B).T)
+    assert len(gangs) == 2
+
+
+def test_an_array_of_a_delayed_of_an_array(gangs: list[str]) -> None:
+    z = X @ Y
+    total = da.from_delayed(dask.delayed(np.sum)(z), (), dtype=float)
+    close((total + 1).compute(), (A @ B).sum() + 1)
+    close((z @ Y.T + total).compute(), A @ B @ B.T + (A @ B).sum())
+    assert len(gangs) == 3
+
+
 def test_without_optimization(gangs: list[str]) -> None:
     close((X @ Y).compute(optimize_graph=False), A @ B)
     assert gangs == []
@@ -477,6 +493,23 @@ def test_settings_that_are_not_allowed(
     with pytest.raises(ValueError, match=message) as raised:
         dgpu.enable(**given)
     assert "\n" not in str(raised.value)
+    assert dask.config.get("array_optimize") == enabled.optimizer
+
+
+def test_clients_that_are_not_allowed(enabled: dgpu.Enabled) -> None:
+    address: Any = "tcp://127.0.0.1:8786"
+    with pytest.raises(TypeError, match="client is 'tcp://.*', it must be"):
+        dgpu.enable(address)
+
+    async def connect() -> None:
+        cluster = LocalCluster(
+            n_workers=0, processes=False, asynchronous=True, dashboard_address=":0"
+        )
+        async with cluster, Client(cluster, asynchronous=True) as client:
+            with pytest.raises(TypeError, match="client is asynchronous"):
+                dgpu.enable(client)
+
+    asyncio.run(connect())
     assert dask.config.get("array_optimize") == enabled.optimizer
 
 

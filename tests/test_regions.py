@@ -113,6 +113,7 @@ UNARY = [
     lambda grid, one: (one[0].rechunk(grid), one[1]),
     lambda grid, one: (one[0].map_blocks(np.cos), np.cos(one[1])),
     both(lambda x: x + x.sum(axis=1)),
+    lambda grid, one: (da.topk(one[0], N, axis=0), np.sort(one[1], axis=0)[::-1]),
 ]
 BINARY = [
     both(lambda x, y: x + y),
@@ -199,6 +200,19 @@ def test_a_product_that_reads_one_result_twice(programs: list[Any]) -> None:
     f = da.fft.fft2(x)
     np.testing.assert_allclose((f @ f).compute(scheduler="sync"), np.fft.fft2(A) @ np.fft.fft2(A))
     assert len(programs) == 1
+
+
+def test_several_values_of_a_reduction(programs: list[Any]) -> None:
+    """Dask notes one."""
+    largest = da.topk(da.from_array(A, chunks=(3, 4)), 5, axis=0)
+    wanted = np.sort(A, axis=0)[:-6:-1]
+    for z, value in (
+        (largest @ largest.T, wanted @ wanted.T),
+        (da.fft.fft(largest + 0, axis=1), np.fft.fft(wanted)),
+        (dgpu.stencil(largest, [[1.0, 0, 0]], boundary="periodic"), np.roll(wanted, 1, axis=1)),
+    ):
+        np.testing.assert_allclose(z.compute(scheduler="sync"), value, rtol=1e-10, atol=1e-12)
+    assert len(programs) == 3
 
 
 def test_what_reads_files_or_itself_ends_a_region(programs: list[Any]) -> None:

@@ -243,11 +243,40 @@ def test_bad_arrays() -> None:
         dgpu.max(da.ones(3), axis=1)
 
 
+@pytest.mark.parametrize("method", ["compensated", "reproducible"])
+def test_masked_blocks_of_a_plain_array(method: Any) -> None:
+    x = da.ones(4, chunks=2).map_blocks(np.ma.masked_greater, 0, meta=np.empty(0))
+    with pytest.raises(TypeError, match="a block is a masked array"):
+        dgpu.sum(x, method=method).compute()
+
+
+@pytest.mark.parametrize("name", ["var", "std"])
+def test_variance_of_unknown_chunk_sizes(name: str) -> None:
+    x = da.from_array(np.arange(12.0).reshape(4, 3), chunks=2)
+    some = x[x[:, 0] > 2]
+    with pytest.raises(ValueError, match="x has unknown chunk sizes along axis 0"):
+        getattr(dgpu, name)(some)
+    along = np.arange(3.0, 12).reshape(3, 3)
+    rows = getattr(dgpu, name)(some, axis=1).compute()
+    np.testing.assert_allclose(rows, getattr(np, name)(along, axis=1), rtol=1e-14, strict=True)
+    check(getattr(dgpu, name)(some, method="dask"), getattr(np, name)(along))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_no_dimensions(method: Any) -> None:
     x = da.from_array(np.arange(4.0), chunks=2)[3]
     for result in (dgpu.sum(x, method=method), dgpu.mean(x, (), method=method)):
         assert result.compute() == 3
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "complex128", "int32"])
+@pytest.mark.parametrize("method", METHODS)
+def test_no_dimensions_after_arithmetic(method: Any, dtype: str) -> None:
+    """What NumPy makes of an array without axes is no array."""
+    x = da.from_array(np.array(3, dtype), chunks=())
+    check(dgpu.sum(x * x, method=method), (np.array(3, dtype) * 3).sum())
+    check(dgpu.mean(x * x, (), method=method), (np.array(3, dtype) * 3).mean(axis=()))
+    check(dgpu.var(x, method=method), np.var(np.array(3, dtype)))
 
 
 def test_lists_are_arrays() -> None:

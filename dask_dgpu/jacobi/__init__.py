@@ -100,8 +100,8 @@ def jacobi(
     Returns
     -------
     u : dask.array.Array
-        The last iterate, persisted: of the shape and the chunks of ``u0``, float32,
-        float64, complex64 or complex128 as both arguments ask for.
+        The last iterate, persisted: of the shape and the chunks of ``u0``, but those without
+        elements; float32, float64, complex64 or complex128 as both arguments ask for.
     info : JacobiInfo
         Iterations, residuals, and whether it has converged.
 
@@ -155,7 +155,8 @@ def jacobi(
         count("max_iterations", max_iterations),
         positive("tol", tol),
     )
-    first = first.astype(dtype)
+    some = tuple(tuple(size for size in sizes if size) for sizes in first.chunks)
+    first = first.astype(dtype).rechunk(some)
     right = right.astype(dtype).rechunk(first.chunks)
     both = layer_of("jacobi", (first, right), report.beside(first.chunks, task.dtype), task, expand)
     u = both[: first.shape[0]]

@@ -59,7 +59,7 @@ def partial_sum(block: Array, axes: tuple[int, ...], method: Exact) -> Partial:
 
     Parameters
     ----------
-    block : numpy.ndarray or cupy.ndarray
+    block : numpy.ndarray, numpy.generic or cupy.ndarray
         Of any real or complex dtype and any strides.
     axes : tuple of int
         The axes to sum along, none of them negative.
@@ -69,8 +69,12 @@ def partial_sum(block: Array, axes: tuple[int, ...], method: Exact) -> Partial:
     Raises
     ------
     TypeError
-        When the block is not one of numbers.
+        When the block is not one of numbers, or a masked array.
     """
+    if isinstance(block, np.ma.MaskedArray):
+        raise TypeError("a block is a masked array, of which there is no sum of this kind")
+    if isinstance(block, np.generic):  # as arithmetic makes of arrays without axes
+        block = np.asarray(block)
     if block.dtype.kind not in "biufc" and not is_bfloat16(block.dtype):
         raise TypeError(f"a block has the dtype {block.dtype}, which has no sum of this kind")
     parts = 2 if block.dtype.kind == "c" else 1

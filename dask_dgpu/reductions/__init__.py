@@ -207,7 +207,7 @@ def var(
     Parameters
     ----------
     x : array_like
-        As in :func:`sum`, in chunks of known sizes.
+        As in :func:`sum`, in chunks of known sizes along these axes.
     axis : int or tuple of int, optional
         The axes to look along, all by default.
     keepdims : bool, optional
@@ -228,8 +228,8 @@ def var(
     Raises
     ------
     ValueError
-        When ``axis`` does not exist (``AxisError``) or is given twice, or ``method`` is not
-        allowed.
+        When ``axis`` does not exist (``AxisError``) or is given twice, ``method`` is not
+        allowed, or chunk sizes are unknown and ``method`` is not ``"dask"``.
     TypeError
         When ``x`` or ``dtype`` is of another kind, as object, or ``axis`` no integer.
 
@@ -264,7 +264,7 @@ def std(
     Parameters
     ----------
     x : array_like
-        As in :func:`sum`, in chunks of known sizes.
+        As in :func:`sum`, in chunks of known sizes along these axes.
     axis : int or tuple of int, optional
         The axes to look along, all by default.
     keepdims : bool, optional

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import isnan, prod
 from typing import Any
 
 import dask.array as da
@@ -25,6 +25,12 @@ def variance(
     """Return the variance along some axes; raise on what is not allowed."""
     x = x if isinstance(x, Array) else da.asarray(x)
     axes = summed_axes(axis, x.ndim)
+    unknown = [each for each in axes if isnan(x.shape[each])]
+    if unknown and method != "dask":
+        raise ValueError(
+            f"x has unknown chunk sizes along axis {unknown[0]}, which must be known; "
+            "compute_chunk_sizes() finds them out"
+        )
     result = np.empty(0, result_dtype("mean", x.dtype, dtype)).real.dtype
     if result.kind != "f" and not is_bfloat16(result):
         raise TypeError(f"dtype is {result}, it must be real or complex")

@@ -121,6 +121,32 @@ def test_results_are_ordinary_futures(client, x):
     eventually(lambda: left_over(client) == 0)
 
 
+def test_arrays_of_futures(client, x):
+    """Of what another computation makes, and of single blocks of a persisted array."""
+    total = client.compute(x)
+    whole = da.from_delayed(total, x.shape, meta=x._meta)
+    np.testing.assert_allclose(compute(client, whole.rechunk(11).T @ x)[0], A.T @ A)
+    persisted = x.persist()
+    futures = {future.key: future for future in futures_of(persisted)}
+    first = da.from_delayed(futures[x.name, 0, 0], (7, 44), meta=x._meta)
+    np.testing.assert_allclose(compute(client, first @ x.T)[0], A[:7] @ A.T)
+
+
+def _total(block: Any) -> float:
+    return float(block.sum())
+
+
+def test_an_array_of_a_delayed_of_an_array(client, x):
+    """Dask wraps the tasks of the gang within, and would fuse them with others."""
+    y = abs(da.fft.fft2(x))
+    total = da.from_delayed(dask.delayed(_total)(y), (), dtype=float)
+    result, gangs = compute(client, total + 1)
+    np.testing.assert_allclose(result, abs(np.fft.fft2(A)).sum() + 1)
+    assert gangs == 1
+    result, gangs = compute(client, da.from_delayed(dask.delayed(_total)(y[:3]), (), float) + 1)
+    np.testing.assert_allclose(result, abs(np.fft.fft2(A))[:3].sum() + 1)
+
+
 def test_errors_name_the_operation(client, x):
     def broken(block: Any) -> Any:
         raise ArithmeticError("no such number")
