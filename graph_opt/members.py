@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import dask.array.random
@@ -110,19 +109,26 @@ def is_member(graph: ArrayGraph, name: str) -> bool:
         if function in (*OUTSIDE, *CONTRACTIONS) or not kinds <= set(DEPENDENCIES):
             return False
         return bool(needed) or function in CREATES
-    return isinstance(layer, MaterializedLayer) and _is_blockwork(tasks_of(graph, name), name)
+    return isinstance(layer, MaterializedLayer) and _is_blockwork(graph, name)
 
 
 def tasks_of(graph: ArrayGraph, name: str) -> Tasks:
     """Return the tasks of a layer, those of the old form converted."""
+    return dict(_converted(graph, name))
+
+
+def _converted(graph: ArrayGraph, name: str) -> Iterator[tuple[Any, GraphNode]]:
+    """Yield the tasks of a layer; those of the old form are converted when their turn comes."""
     layer = graph.layers[name]
-    tasks: Mapping[Any, Any] = dict(layer)
-    if all(isinstance(task, GraphNode) for task in tasks.values()):
-        return dict(tasks)
-    others = (graph.layers[other].get_output_keys() for other in graph.dependencies[name])
-    known = chain(tasks, *others)
-    converted: Tasks = convert_legacy_graph(tasks, all_keys=set(known))
-    return converted
+    known: set[Any] = set()
+    for key, task in layer.items():
+        if isinstance(task, GraphNode):
+            yield key, task
+            continue
+        if not known:
+            others = (graph.layers[other].get_output_keys() for other in graph.dependencies[name])
+            known.update(layer, *others)
+        yield from convert_legacy_graph({key: task}, all_keys=known).items()
 
 
 def _is_array(graph: ArrayGraph, name: str) -> bool:
@@ -130,16 +136,19 @@ def _is_array(graph: ArrayGraph, name: str) -> bool:
     return node is not None and unsupported((node,), node, CARRIED) is None
 
 
-def _is_blockwork(tasks: Tasks, name: str) -> bool:
+def _is_blockwork(graph: ArrayGraph, name: str) -> bool:
     """Whether all tasks of a layer make blocks of one array from those of others."""
-    for key, task in tasks.items():
+    layer = graph.layers[name]
+    found = False
+    for key, task in _converted(graph, name):
         if not isinstance(key, tuple) or key[0] != name:
             return False
-        if isinstance(task, DataNode) or task.dependencies & tasks.keys():
+        if isinstance(task, DataNode) or any(need in layer for need in task.dependencies):
             return False
         if not (_joins(task) if task.dependencies else _creates(task)):
             return False
-    return bool(tasks)
+        found = True
+    return found
 
 
 def _joins(task: GraphNode) -> bool:

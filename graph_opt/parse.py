@@ -42,6 +42,16 @@ class ArrayGraph:
 
     def node(self, name: str) -> ArrayNode | None:
         """Return what is known of the array of this name, ``None`` if it is none."""
+        if name not in self._nodes:
+            self._nodes[name] = self._node(name)
+        return self._nodes[name]
+
+    @cached_property
+    def _nodes(self) -> dict[str, ArrayNode | None]:
+        """What was asked for: every rule asks for the arrays around a layer."""
+        return {}
+
+    def _node(self, name: str) -> ArrayNode | None:
         layer = self.layers.get(name)
         facts = getattr(layer, "collection_annotations", None) or {}
         if facts.get("type") != "dask.array.core.Array":
