@@ -46,7 +46,9 @@ def cull(graph: HighLevelGraph, keys: Collection[Key]) -> Culled:
     needs: dict[str, Mapping[Key, set[Key]]] = {}
     for name in reversed(depth_first(graph.dependencies)):
         layer = graph.layers[name]
-        wanted = needed.intersection(layer.get_output_keys())  # a layer goes through all it is given
+        wanted = needed.intersection(
+            layer.get_output_keys()
+        )  # a layer goes through all it is given
         if wanted:
             layers[name], needs[name] = layer.cull(wanted, known)
             alike = {id(read): read for read in needs[name].values()}  # a piece has one set for all

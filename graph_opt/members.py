@@ -23,6 +23,7 @@ from toolz import curry
 
 from graph_opt.parse import ArrayGraph
 from graph_opt.pattern import CARRIED, unsupported
+from graph_opt.piece_layer import PieceLayer
 
 OUTSIDE = (getter, getter_nofancy, getter_inline, load_store_chunk)
 """Functions that read or write a file, or an array in memory."""
@@ -65,7 +66,11 @@ def members(arrays: ArrayGraph, graph: HighLevelGraph) -> set[str]:
     ``arrays`` are the layers as Dask made them: those that are no longer in the graph are
     part of others.
     """
-    return {name for name in graph.layers if name in arrays.layers and is_member(arrays, name)}
+    return {
+        name
+        for name, layer in graph.layers.items()
+        if name in arrays.layers and not isinstance(layer, PieceLayer) and is_member(arrays, name)
+    }
 
 
 def fuse(graph: HighLevelGraph, local: Collection[str], keys: Collection[Any]) -> HighLevelGraph:

@@ -70,9 +70,10 @@ def _chunks(layer: Layer | None, declared: Chunks) -> Chunks:
     Dask notes them when it makes an array, and learns only after that a mask
     leaves their sizes unknown.
     """
-    masked = isinstance(layer, Blockwise) and getattr(layer.task, "func", None) is getitem_variadic
-    unknown: Any = math.nan
-    return tuple(tuple(unknown if masked else size for size in sizes) for sizes in declared)
+    if isinstance(layer, Blockwise) and getattr(layer.task, "func", None) is getitem_variadic:
+        unknown: Any = math.nan
+        return tuple((unknown,) * len(sizes) for sizes in declared)
+    return tuple(map(tuple, declared))
 
 
 def parse(graph: HighLevelGraph, keys: Iterable[object]) -> ArrayGraph:
