@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from dask.array.slicing import getitem_variadic
@@ -59,9 +59,15 @@ class ArrayGraph:
         return ArrayNode(
             name=name,
             chunks=_chunks(layer, facts["chunks"]),
-            dtype=str(facts["dtype"]),
+            dtype=_spelled(facts["dtype"]),
             container=str(facts["chunk_type"]),
         )
+
+
+@lru_cache(maxsize=64)
+def _spelled(dtype: Any) -> str:
+    """Return the name of a dtype, for which NumPy takes as long as for a small sum."""
+    return str(dtype)
 
 
 def _chunks(layer: Layer | None, declared: Chunks) -> Chunks:

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product as cartesian
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -131,8 +132,9 @@ def _trimmed_axes(graph: ArrayGraph, before: ArrayNode, after: ArrayNode) -> tup
     for axis, (old, new) in enumerate(zip(before.chunks, after.chunks, strict=True)):
         if len(new) == len(old) - 2:
             axes.append(axis)
+    skipped = [int(axis in axes) for axis in range(after.ndim)]
     for index in after.indices:
-        kept = tuple(at + (axis in axes) for axis, at in enumerate(index))
+        kept = map(add, index, skipped)
         if _target(layer.mapping.get((after.name, *index))) != (before.name, *kept):
             return ()
     return tuple(axes)
