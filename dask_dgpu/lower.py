@@ -67,11 +67,14 @@ def _summation(piece: Summation) -> Collective:
 
 @lower.register
 def _blockwork(work: Blockwork) -> Local:
+    at = {node.name: place for place, node in enumerate(work.inputs)}
     return Local(
-        inputs=tuple(node.name for node in work.inputs),
+        inputs=tuple(at),
         output=work.output.name,
         result=_result(work),
-        needs=tuple(work.needs.values()),
+        needs=tuple(
+            tuple((at[name], need) for name, need in needs) for needs in work.needs.values()
+        ),
     )
 
 

@@ -19,7 +19,7 @@ from dask_dgpu.lower import lower, value_of
 from dask_dgpu.predict import Prediction, predict, usable
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.blockwork import Blockworks
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.program import Program, shared
 from dask_dgpu.settings import Settings
 from graph_opt.culling import Culled, cull
 from graph_opt.emit import GangLayer, TaskFunctions, emit, guarded
@@ -253,7 +253,7 @@ class GraphOptimizer:
         return Program(
             name=region.label,
             inputs=tuple((node.name, value_of(node, blocks)) for node, blocks in region.inputs),
-            steps=tuple(map(lower, region.members)),
+            steps=shared(map(lower, region.members)),
             outputs=region.wanted,
             machine=self.facts.machine,
             transport=self.transport,

@@ -45,10 +45,12 @@ def cull(graph: HighLevelGraph, keys: Collection[Key]) -> Culled:
     reads: dict[str, set[Key]] = {}
     needs: dict[str, Mapping[Key, set[Key]]] = {}
     for name in reversed(depth_first(graph.dependencies)):
-        layer, dependencies = graph.layers[name].cull(needed, known)
-        if dependencies:
-            layers[name], needs[name] = layer, dependencies
-            reads[name] = set().union(*dependencies.values()) - dependencies.keys()
+        layer = graph.layers[name]
+        wanted = needed.intersection(layer.get_output_keys())  # it goes through all it is given
+        if wanted:
+            layers[name], needs[name] = layer.cull(wanted, known)
+            alike = {id(read): read for read in needs[name].values()}  # a piece has one set for all
+            reads[name] = set().union(*alike.values()) - needs[name].keys()
             needed |= reads[name]
     between = {name: graph.dependencies[name] & layers.keys() for name in layers}
     return Culled(HighLevelGraph(layers, between), reads, needs)

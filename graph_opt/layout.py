@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from itertools import product as cartesian
 from math import prod
@@ -130,7 +131,16 @@ class Layout:
 
     def share(self, rank: int, itemsize: int) -> int:
         """Return the bytes of a rank's blocks."""
-        return sum(prod(self.block_shape(index)) for index in self.owned(rank)) * itemsize
+        return self._elements.get(rank, 0) * itemsize
+
+    @cached_property
+    def _elements(self) -> dict[int, int]:
+        """The elements that each rank holds."""
+        lengths = [[hi - lo for lo, hi in pairwise(cuts)] for cuts in self.cuts]
+        found: dict[int, int] = {}
+        for shape, owner in zip(cartesian(*lengths), self.owners, strict=True):
+            found[owner] = found.get(owner, 0) + prod(shape)
+        return found
 
     def transposed(self, axes: Sequence[int]) -> Layout:
         """Return the layout of the transpose: its axis k is axis ``axes[k]`` of this one."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import dask.array.random
@@ -24,6 +23,7 @@ from toolz import curry
 
 from graph_opt.parse import ArrayGraph
 from graph_opt.pattern import CARRIED, unsupported
+from graph_opt.piece_layer import PieceLayer
 
 OUTSIDE = (getter, getter_nofancy, getter_inline, load_store_chunk)
 """Functions that read or write a file, or an array in memory."""
@@ -66,7 +66,11 @@ def members(arrays: ArrayGraph, graph: HighLevelGraph) -> set[str]:
     ``arrays`` are the layers as Dask made them: those that are no longer in the graph are
     part of others.
     """
-    return {name for name in graph.layers if name in arrays.layers and is_member(arrays, name)}
+    return {
+        name
+        for name, layer in graph.layers.items()
+        if name in arrays.layers and not isinstance(layer, PieceLayer) and is_member(arrays, name)
+    }
 
 
 def fuse(graph: HighLevelGraph, local: Collection[str], keys: Collection[Any]) -> HighLevelGraph:
@@ -110,21 +114,26 @@ def is_member(graph: ArrayGraph, name: str) -> bool:
         if function in (*OUTSIDE, *CONTRACTIONS) or not kinds <= set(DEPENDENCIES):
             return False
         return bool(needed) or function in CREATES
-    return isinstance(layer, MaterializedLayer) and _is_blockwork(
-        tasks_of(graph, name), name, needed
-    )
+    return isinstance(layer, MaterializedLayer) and _is_blockwork(graph, name)
 
 
 def tasks_of(graph: ArrayGraph, name: str) -> Tasks:
     """Return the tasks of a layer, those of the old form converted."""
+    return dict(_converted(graph, name))
+
+
+def _converted(graph: ArrayGraph, name: str) -> Iterator[tuple[Any, GraphNode]]:
+    """Yield the tasks of a layer; those of the old form are converted when their turn comes."""
     layer = graph.layers[name]
-    tasks: Mapping[Any, Any] = dict(layer)
-    if all(isinstance(task, GraphNode) for task in tasks.values()):
-        return dict(tasks)
-    others = (graph.layers[other].get_output_keys() for other in graph.dependencies[name])
-    known = chain(tasks, *others)
-    converted: Tasks = convert_legacy_graph(tasks, all_keys=set(known))
-    return converted
+    known: set[Any] = set()
+    for key, task in layer.items():
+        if isinstance(task, GraphNode):
+            yield key, task
+            continue
+        if not known:
+            others = (graph.layers[other].get_output_keys() for other in graph.dependencies[name])
+            known.update(layer, *others)
+        yield from convert_legacy_graph({key: task}, all_keys=known).items()
 
 
 def _is_array(graph: ArrayGraph, name: str) -> bool:
@@ -132,21 +141,22 @@ def _is_array(graph: ArrayGraph, name: str) -> bool:
     return node is not None and unsupported((node,), node, CARRIED) is None
 
 
-def _is_blockwork(tasks: Tasks, name: str, needed: Collection[str]) -> bool:
+def _is_blockwork(graph: ArrayGraph, name: str) -> bool:
     """Whether all tasks of a layer make blocks of one array from those of others.
 
     What a task reads may be a future too, which has no layer.
     """
-    for key, task in tasks.items():
-        if not isinstance(key, tuple) or key[0] != name:
-            return False
-        if isinstance(task, DataNode) or task.dependencies & tasks.keys():
+    needed = graph.dependencies[name]
+    found = False
+    for key, task in _converted(graph, name):
+        if not isinstance(key, tuple) or key[0] != name or isinstance(task, DataNode):
             return False
         if not all(isinstance(each, tuple) and each[0] in needed for each in task.dependencies):
             return False
         if not (_joins(task) if task.dependencies else _creates(task)):
             return False
-    return bool(tasks)
+        found = True
+    return found
 
 
 def _joins(task: GraphNode) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product as cartesian
 
 from graph_opt.dtype import dtype_named
@@ -69,7 +70,7 @@ class ArrayNode:
         """Bytes of an element."""
         return dtype_named(self.dtype).itemsize
 
-    @property
+    @cached_property
     def known(self) -> bool:
         """Whether every chunk size is known."""
         return not any(math.isnan(size) for sizes in self.chunks for size in sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from dask.array.slicing import getitem_variadic
@@ -42,6 +42,16 @@ class ArrayGraph:
 
     def node(self, name: str) -> ArrayNode | None:
         """Return what is known of the array of this name, ``None`` if it is none."""
+        if name not in self._nodes:
+            self._nodes[name] = self._node(name)
+        return self._nodes[name]
+
+    @cached_property
+    def _nodes(self) -> dict[str, ArrayNode | None]:
+        """What was asked for: every rule asks for the arrays around a layer."""
+        return {}
+
+    def _node(self, name: str) -> ArrayNode | None:
         layer = self.layers.get(name)
         facts = getattr(layer, "collection_annotations", None) or {}
         if facts.get("type") != "dask.array.core.Array":
@@ -49,9 +59,15 @@ class ArrayGraph:
         return ArrayNode(
             name=name,
             chunks=_chunks(layer, facts["chunks"]),
-            dtype=str(facts["dtype"]),
+            dtype=_spelled(facts["dtype"]),
             container=str(facts["chunk_type"]),
         )
+
+
+@lru_cache(maxsize=64)
+def _spelled(dtype: Any) -> str:
+    """Return the name of a dtype, for which NumPy takes as long as for a small sum."""
+    return str(dtype)
 
 
 def _chunks(layer: Layer | None, declared: Chunks) -> Chunks:
@@ -60,9 +76,10 @@ def _chunks(layer: Layer | None, declared: Chunks) -> Chunks:
     Dask notes them when it makes an array, and learns only after that a mask
     leaves their sizes unknown.
     """
-    masked = isinstance(layer, Blockwise) and getattr(layer.task, "func", None) is getitem_variadic
-    unknown: Any = math.nan
-    return tuple(tuple(unknown if masked else size for size in sizes) for sizes in declared)
+    if isinstance(layer, Blockwise) and getattr(layer.task, "func", None) is getitem_variadic:
+        unknown: Any = math.nan
+        return tuple((unknown,) * len(sizes) for sizes in declared)
+    return tuple(map(tuple, declared))
 
 
 def parse(graph: HighLevelGraph, keys: Iterable[object]) -> ArrayGraph:

@@ -27,7 +27,6 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from graph_opt.culling import Culled
 from graph_opt.depth_first import depth_first
-from graph_opt.layout import Index
 from graph_opt.members import tasks_of
 from graph_opt.node import ArrayNode
 from graph_opt.parse import ArrayGraph
@@ -35,7 +34,6 @@ from graph_opt.piece_layer import PieceLayer
 from graph_opt.region import Blockwork, Member, Region
 
 Levels = dict[str, int]
-Reads = dict[str, dict[str | None, set[Index]]]
 
 LITTLE = 0.5
 """What makes less than this share of the bytes that it reads is a stream for Dask."""
@@ -70,22 +68,11 @@ def partition(
     asked = {key[0] for key in keys if isinstance(key, tuple)}
     levels = _levels(graph, order, members)
     _sink(order, readers, levels, members, asked)
-    reads = _reads(culled, keys)
     found = []
     for component in _connected(graph, order, levels, members):
         names = _without_streams(component, graph, arrays, readers, pieces)
         if not pieces.isdisjoint(names):
-            found.append(_region(names, culled, arrays, reads))
-    return found
-
-
-def _reads(culled: Culled, keys: Collection[Any]) -> Reads:
-    """Return for each array who reads which of its blocks; ``None`` is the user."""
-    found: Reads = {}
-    for reader, read in (*culled.reads.items(), (None, keys)):
-        for key in read:
-            if isinstance(key, tuple):
-                found.setdefault(key[0], {}).setdefault(reader, set()).add(key[1:])
+            found.append(_region(names, culled, arrays, readers, set(keys)))
     return found
 
 
@@ -184,15 +171,25 @@ def _cone(name: str, graph: HighLevelGraph, inside: set[str]) -> set[str]:
     return cone
 
 
-def _region(names: list[str], culled: Culled, arrays: ArrayGraph, reads: Reads) -> Region:
-    """Make the region of some layers, of which others read this."""
+def _region(
+    names: list[str],
+    culled: Culled,
+    arrays: ArrayGraph,
+    readers: Mapping[str, set[str]],
+    keys: set[Any],
+) -> Region:
+    """Make the region of some layers; blocks of theirs that others read or ask for are wanted."""
     members = _as_read([_member(name, culled, arrays) for name in names])
+    asked = {key[0] for key in keys if isinstance(key, tuple)}
     inside = set(names)
     wanted = {}
     for member in members:
         name = member.output.name
-        others = [read for reader, read in reads.get(name, {}).items() if reader not in inside]
-        blocks = tuple(index for index in member.computed if any(index in read for read in others))
+        others = readers[name] - inside
+        read = [culled.reads[other] for other in others] + [keys] * (name in asked)
+        blocks = tuple(
+            index for index in member.computed if any((name, *index) in each for each in read)
+        )
         if blocks:
             wanted[name] = blocks
     return Region(members, tuple(wanted.items()), culled.graph.layers[names[0]].annotations)

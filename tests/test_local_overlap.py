@@ -459,6 +459,19 @@ def test_many_steps_cost_as_much_each_as_few(boundary: Any) -> None:
     assert heavy < 4.4 * light
 
 
+def test_a_step_is_as_long_whatever_its_blocks() -> None:
+    """What each block is made from is said once for all steps; of a step only names travel."""
+
+    def payload(chunk: int, steps: int) -> int:
+        z = loop(da.ones((32, 32), chunks=chunk), steps)
+        ((region, _),) = optimizer(when="always").rewrite(z.dask, z.__dask_keys__()).regions
+        return len(pickle.dumps(optimizer(when="always").program(region)))
+
+    few, many = ((payload(chunk, 30) - payload(chunk, 10)) / 20 for chunk in (16, 4))
+    assert few < 1000
+    assert many == pytest.approx(few, rel=0.05)
+
+
 def test_a_function_travels_once() -> None:
     weights = np.random.default_rng(1).random(10_000)
 

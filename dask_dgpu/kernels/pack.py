@@ -15,6 +15,10 @@ import numpy as np
 
 Array = Any
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+Cut = tuple[Any, Any]
+
+MOST_REMEMBERED = 4096
+"""Of more pieces a host makes the cuts again: they take more memory than their tables."""
 
 
 class Arrays:
@@ -54,12 +58,20 @@ class InArrays(NamedTuple):
         """Bytes of an element."""
         return int(self.arrays.arrays[0].itemsize)
 
-    def views(self, shapes: Ints) -> Iterator[Array]:
-        """Yield the pieces."""
+    def cuts(self, shapes: Ints) -> list[Cut]:
+        """Return for each piece its array, and what of it."""
         rows = self.which.tolist(), self.start.tolist(), shapes.tolist()
-        for which, start, shape in zip(*rows, strict=True):
-            slices = (slice(lo, lo + n) for lo, n in zip(start, shape, strict=True))
-            yield self.arrays.arrays[which][..., *slices]  # an array even without axes
+        return [
+            # an array even without axes
+            (which, (..., *(slice(lo, lo + n) for lo, n in zip(start, shape, strict=True))))
+            for which, start, shape in zip(*rows, strict=True)
+        ]
+
+    def views(self, cuts: Sequence[Cut]) -> Iterator[Array]:
+        """Yield the pieces."""
+        arrays = self.arrays.arrays
+        for which, slices in cuts:
+            yield arrays[which][slices]
 
     @property
     def bases(self) -> Ints:
@@ -88,10 +100,17 @@ class InMessage(NamedTuple):
         """Bytes of an element."""
         return int(self.message.itemsize)
 
-    def views(self, shapes: Ints) -> Iterator[Array]:
+    def cuts(self, shapes: Ints) -> list[Cut]:
+        """Return for each piece its part of the message, and its shape."""
+        return [
+            (slice(start, start + prod(shape)), shape)
+            for start, shape in zip(self.start.tolist(), shapes.tolist(), strict=True)
+        ]
+
+    def views(self, cuts: Sequence[Cut]) -> Iterator[Array]:
         """Yield the pieces."""
-        for start, shape in zip(self.start.tolist(), shapes.tolist(), strict=True):
-            yield self.message[start : start + prod(shape)].reshape(shape)
+        for part, shape in cuts:
+            yield self.message[part].reshape(shape)
 
     @property
     def bases(self) -> Ints:
@@ -111,14 +130,22 @@ class InMessage(NamedTuple):
 
 
 class Described:
-    """What a GPU was told last of pieces that are copied again and again.
+    """What a device was told last of pieces that are copied again and again.
 
     The next time their arrays are others, in other places, but as a rule of the same
     strides: then only the places are new.
+
+    Attributes
+    ----------
+    last : tuple, optional
+        What a GPU was told.
+    cuts : tuple, optional
+        What a host was told: the cuts of the targets, and of the sources.
     """
 
     def __init__(self) -> None:
         self.last: tuple[Hashable, Any] | None = None
+        self.cuts: tuple[list[Cut], list[Cut]] | None = None
 
 
 class Pieces(NamedTuple):
@@ -140,6 +167,16 @@ class Pieces(NamedTuple):
     target: InArrays | InMessage
     source: InArrays | InMessage
     described: Described | None = None
+
+    def cuts(self) -> tuple[list[Cut], list[Cut]]:
+        """Return how the targets and the sources are cut out of their arrays, on a host."""
+        known = self.described if len(self.shapes) <= MOST_REMEMBERED else None
+        if known is not None and known.cuts is not None:
+            return known.cuts
+        found = self.target.cuts(self.shapes), self.source.cuts(self.shapes)
+        if known is not None:
+            known.cuts = found
+        return found
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[Array, Array]]) -> Pieces:
@@ -164,8 +201,10 @@ def copy_host(*batches: Pieces) -> None:
     *batches : Pieces
         What is copied.
     """
-    for shapes, target, source, _ in batches:
-        for into, piece in zip(target.views(shapes), source.views(shapes), strict=True):
+    for batch in batches:
+        targets, sources = batch.cuts()
+        pairs = zip(batch.target.views(targets), batch.source.views(sources), strict=True)
+        for into, piece in pairs:
             into[...] = piece
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, cast
 
 import cloudpickle
 from dask import _task_spec as dask_task
+from dask.blockwise import Blockwise, BlockwiseDep, blockwise_token
 from dask.highlevelgraph import Layer
 
 from graph_opt.layout import Index
@@ -35,7 +37,8 @@ class Blockworks:
 
     def __init__(self, layers: Mapping[str, Layer] | None = None, pickled: bytes = b"") -> None:
         if layers is not None:
-            self._layers = {name: _bare(layer) for name, layer in layers.items()}
+            facts: dict[str, BlockwiseDep] = {}
+            self._layers = {name: _bare(layer, facts) for name, layer in layers.items()}
         self._pickled = pickled
 
     @cached_property
@@ -47,13 +50,79 @@ class Blockworks:
         """Return the tasks that make these blocks."""
         if not blocks:
             return {}
-        layer, _ = self._layers[name].cull({(name, *index) for index in blocks}, ())
+        layer = self._layers[name]
+        common = Common.of(layer) if isinstance(layer, Blockwise) else None
+        if common is not None:
+            return {index: partial(common, index) for index in blocks}
+        layer, _ = layer.cull({(name, *index) for index in blocks}, ())
         return {index: _quick(layer[name, *index]) for index in blocks}
 
     def __reduce__(self) -> Any:
         if not self._pickled:
             self._pickled = cloudpickle.dumps(self._layers)
         return type(self), (None, self._pickled)
+
+
+@dataclass(frozen=True)
+class Common:
+    """The one task of a blockwise layer, which makes every block of it.
+
+    Dask's own way is to make a task for each block, with other keys in it, which takes longer
+    than a function of a small block.
+
+    Parameters
+    ----------
+    task : Task
+        With placeholders for blocks, and for facts of each.
+    reads : tuple of (str, str or BlockwiseDep, tuple of (int or None))
+        The placeholders; the array of each, or its facts; and for each of its axes the axis of
+        the result along which it has the same block number. ``None`` is an axis of one block.
+    """
+
+    task: Task
+    reads: tuple[tuple[str, str | BlockwiseDep, tuple[int | None, ...]], ...]
+
+    @classmethod
+    def of(cls, layer: Blockwise) -> Common | None:
+        """Return the task of a layer, ``None`` if it depends on more than whole blocks."""
+        axes = {letter: axis for axis, letter in enumerate(layer.output_indices)}
+        task = layer.task
+        reads: list[tuple[str, str | BlockwiseDep, tuple[int | None, ...]]] = []
+        for at, (operand, index) in enumerate(layer.indices):
+            name = blockwise_token(at)
+            if name not in task.dependencies:
+                continue
+            if index is None:
+                task = task.substitute({name: _node(operand)})
+            elif isinstance(operand, str) and axes.keys() >= set(index):
+                blocks = zip(index, layer.numblocks[operand], strict=True)
+                along = tuple(None if count == 1 else axes[letter] for letter, count in blocks)
+                reads.append((name, layer.io_deps.get(operand, operand), along))
+            else:
+                return None  # it reads several blocks of an array
+        facts = [read for _, read, _ in reads if isinstance(read, BlockwiseDep)]
+        if any(fact.produces_tasks or fact.produces_keys for fact in facts):
+            return None
+        if task.dependencies != {name for name, *_ in reads}:
+            return None
+        return cls(_quick(task), tuple(reads))
+
+    def __call__(self, index: Index, blocks: Mapping[Any, Array]) -> Array:
+        """Make the block of this place."""
+        given = {}
+        for name, read, along in self.reads:
+            place = tuple(0 if axis is None else index[axis] for axis in along)
+            if isinstance(read, BlockwiseDep):
+                given[name] = read.get(place, place)
+            else:
+                given[name] = blocks[(read, *place)]
+        return self.task(given)
+
+
+def _node(operand: Any) -> Any:
+    """Return what stands for a constant in a task."""
+    known = isinstance(operand, dask_task.GraphNode | dask_task.TaskRef)
+    return operand if known else dask_task.DataNode(None, operand)
 
 
 def _quick(task: Any) -> Task:
@@ -99,9 +168,15 @@ def run_fused(tasks: Mapping[Any, Any], result: Any, names: Sequence[Any], *bloc
     return known[result]
 
 
-def _bare(layer: Layer) -> Layer:
-    """Return a layer without what only a client needs of it, nor tasks that it can make again."""
+def _bare(layer: Layer, facts: dict[str, BlockwiseDep]) -> Layer:
+    """Return a layer without what only a client needs of it, nor tasks that it can make again.
+
+    What it knows of each block it shares with others, by Dask's name for that: the same is the
+    same object, which travels once.
+    """
     bare = copy(layer)
+    if isinstance(bare, Blockwise):
+        bare.io_deps = {name: facts.setdefault(name, dep) for name, dep in bare.io_deps.items()}
     bare.annotations = bare.collection_annotations = None
     bare.__dict__.pop("_cached_dict", None)
     return bare

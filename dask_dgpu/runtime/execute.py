@@ -13,6 +13,7 @@ from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.program import Collective, Key, Local, Plans, Program
 from dask_dgpu.runtime.ship import ship
 from dask_dgpu.runtime.value import Blocks, Value, conforming
+from graph_opt.layout import Index
 from graph_opt.node import label
 
 Array = Any
@@ -139,7 +140,7 @@ def _made(
     observer.progress(name, 0, len(step.needs))
     making = fixed.makings[step.output]
     came = ship(making.shipments, comm, device, values)
-    needs = dict(zip(step.result.indices(), step.needs, strict=True))
+    needs = step.blocks()
     container = step.result.container
     mine = [index for index, ranks in making.ranks.items() if comm.rank in ranks]
     tasks = program.blockworks.tasks(step.output, mine)
@@ -150,10 +151,14 @@ def _made(
         held = came[need] if need in came else values[need[0]][need[1]]
         return _outside(held, container, device)
 
+    def arguments(index: Index) -> dict[Key, Array]:
+        read = ((step.inputs[at], place) for at, place in needs[index])
+        return {(name, *place): block((name, place)) for name, place in read}
+
     def make(index: tuple[int, ...]) -> Array:
-        arguments = {(need[0], *need[1]): block(need) for need in needs[index]}
+        given = arguments(index)
         with observer.calling():
-            made = tasks[index](arguments)
+            made = tasks[index](given)
         done.append(index)
         observer.progress(name, len(done), len(mine))
         return made

@@ -16,6 +16,9 @@ from dask_dgpu.runtime.value import Placed, Value
 from graph_opt.layout import Index, Layout, dealt
 
 Block = tuple[str, Index]
+Need = tuple[int, Index]
+"""A block that another is made from: the place of its array among those read, and its own."""
+
 Ranks = tuple[int, ...]
 
 LITTLE = 0.5
@@ -52,7 +55,8 @@ class Making:
 class _Made:
     value: Value
     ranks: dict[Index, Ranks]
-    needs: Mapping[Index, Sequence[Block]] = field(default_factory=dict)
+    inputs: Sequence[str] = ()
+    needs: Mapping[Index, Sequence[Need]] = field(default_factory=dict)
     shipments: dict[Shipment, None] = field(default_factory=dict)  # in their order
 
 
@@ -80,17 +84,29 @@ class Placement:
         self._made[name] = _Made(value, ranks)
         self._order[name] = len(self._order)
 
-    def make(self, name: str, value: Value, needs: Mapping[Index, Sequence[Block]]) -> None:
-        """Note a value whose blocks are each made of whole blocks, and place what can be."""
-        made = self._made[name] = _Made(value, dict.fromkeys(value.indices(), ()), needs)
+    def make(
+        self,
+        name: str,
+        value: Value,
+        inputs: Sequence[str],
+        needs: Mapping[Index, Sequence[Need]],
+    ) -> None:
+        """Note a value whose blocks are each made of whole blocks, and place what can be.
+
+        ``needs`` says for each block, in row-major order, of which blocks of ``inputs``.
+        """
+        made = self._made[name] = _Made(value, dict.fromkeys(needs, ()), inputs, needs)
         self._order[name] = len(self._order)
+        sources = [self._made[each] for each in inputs]
         demands: dict[Block, set[int]] = {}
-        for index in value.indices():
-            rank = self._best(value.nbytes(index), needs[index])
-            if rank is not None:
-                made.ranks[index] = (rank,)
-                for need in needs[index]:
-                    demands.setdefault(need, set()).add(rank)
+        for index, blocks in needs.items():
+            rank = _best(value.nbytes(index), sources, blocks)
+            if rank is None:
+                continue
+            made.ranks[index] = (rank,)
+            for at, need in blocks:
+                if rank not in sources[at].ranks[need]:
+                    demands.setdefault((inputs[at], need), set()).add(rank)
         self._meet(name, demands)
 
     def placed(self, name: str) -> Placed:
@@ -110,16 +126,6 @@ class Placement:
     def holders(self, name: str) -> Mapping[Index, Ranks]:
         """Return the ranks that hold each block of a value."""
         return self._made[name].ranks
-
-    def _best(self, nbytes: int, needs: Iterable[Block]) -> int | None:
-        """Return the rank that has most of what a block is made of, if it is not little."""
-        held: dict[int, int] = {}
-        for name, index in needs:
-            made = self._made[name]
-            for rank in made.ranks[index]:
-                held[rank] = held.get(rank, 0) + max(1, made.value.nbytes(index))
-        best = max(held, key=held.__getitem__, default=None)  # of equals the first one needed
-        return best if best is not None and held[best] >= LITTLE * nbytes else None
 
     def _meet(self, name: str, demands: Mapping[Block, set[int]]) -> None:
         """Have the blocks that a value is made of where they are needed.
@@ -144,7 +150,7 @@ class Placement:
                     continue
                 ranks = set().union(*(ranks for _, ranks in readers))
                 made.ranks[index] = tuple(sorted(ranks))
-                ask(needed, dict.fromkeys(made.needs[index], ranks))
+                ask(needed, {(made.inputs[at], need): ranks for at, need in made.needs[index]})
 
     def _send(self, name: str, index: Index, readers: Iterable[tuple[str, set[int]]]) -> None:
         """Have a block travel to the ranks where it is read and not held."""
@@ -153,3 +159,14 @@ class Placement:
             for rank in sorted(ranks - set(have)):
                 shipment = Shipment(name, index, have[0], rank)
                 self._made[reader].shipments[shipment] = None
+
+
+def _best(nbytes: int, sources: Sequence[_Made], needs: Iterable[Need]) -> int | None:
+    """Return the rank that has most of what a block is made of, if it is not little."""
+    held: dict[int, int] = {}
+    for at, index in needs:
+        made = sources[at]
+        for rank in made.ranks[index]:
+            held[rank] = held.get(rank, 0) + max(1, made.value.nbytes(index))
+    best = max(held, key=held.__getitem__, default=None)  # of equals the first one needed
+    return best if best is not None and held[best] >= LITTLE * nbytes else None

@@ -8,7 +8,7 @@ the plans where the blocks of every value are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.runtime.blockwork import Blockworks
 from dask_dgpu.runtime.collectives import ALGORITHMS
-from dask_dgpu.runtime.placement import Block, Making, Placement
+from dask_dgpu.runtime.placement import Making, Need, Placement
 from dask_dgpu.runtime.value import Placed, Value
 from graph_opt.cost import Machine
 from graph_opt.layout import Index
@@ -39,14 +39,19 @@ class Local:
         The value it makes.
     result : Value
         What that is, as the graph declares it.
-    needs : tuple of tuple of (str, tuple of int)
-        For each block of the result those that it is made from: value, and place.
+    needs : tuple of tuple of (int, tuple of int)
+        For each block of the result those that it is made from: which of the inputs, and
+        place. Steps of a loop differ by names, and not in this.
     """
 
     inputs: tuple[str, ...]
     output: str
     result: Value
-    needs: tuple[tuple[Block, ...], ...]
+    needs: tuple[tuple[Need, ...], ...]
+
+    def blocks(self) -> dict[Index, tuple[Need, ...]]:
+        """Return what each block of the result is made from."""
+        return dict(zip(self.result.indices(), self.needs, strict=True))
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,18 @@ class Program:
         return (name, *key[1:])
 
 
+def shared(steps: Iterable[Local | Collective]) -> tuple[Local | Collective, ...]:
+    """Have what is equal in steps be one object, which is described and sent once."""
+    known: dict[Any, Any] = {}
+    found: list[Local | Collective] = []
+    for step in steps:
+        parts = {"result": known.setdefault(step.result, step.result)}
+        if isinstance(step, Local):
+            parts["needs"] = known.setdefault(step.needs, step.needs)
+        found.append(replace(step, **parts))
+    return tuple(found)
+
+
 Owners = Mapping[str, Sequence[int]]
 
 
@@ -204,8 +221,7 @@ def plans(program: Program, owners: Owners, size: int) -> Plans:
     given, ends = program.given, program.ends
     for at, step in enumerate(program.steps):
         if isinstance(step, Local):
-            needs = dict(zip(step.result.indices(), step.needs, strict=True))
-            placement.make(step.output, step.result, needs)
+            placement.make(step.output, step.result, step.inputs, step.blocks())
             continue
         inputs = tuple(
             replace(placement.placed(name), spent=name in ends[at] and name not in given)

@@ -55,8 +55,9 @@ class Shares:
         """Return the bytes that the block functions of a step read and write on one rank."""
         total = [0] * self.size
         ranks = self.fixed.makings[step.output].ranks
-        for index, needs in zip(step.result.indices(), step.needs, strict=True):
-            read = sum(self.values[name].nbytes(at) for name, at in needs)
+        sources = [self.values[name] for name in step.inputs]
+        for index, needs in step.blocks().items():
+            read = sum(sources[at].nbytes(need) for at, need in needs)
             for rank in ranks[index]:
                 total[rank] += step.result.nbytes(index) + read
         return max(total)

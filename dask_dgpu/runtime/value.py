@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from itertools import product as cartesian
@@ -52,6 +52,10 @@ class Value:
             return self.blocks
         return list(cartesian(*map(range, self.grid)))
 
+    def __getstate__(self) -> dict[str, Any]:
+        # what is computed from the fields is computed again, in less time than it is sent
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
     @cached_property
     def _lengths(self) -> list[list[int]]:
         return [[hi - lo for lo, hi in pairwise(cuts)] for cuts in self.cuts]
@@ -62,7 +66,14 @@ class Value:
 
     def nbytes(self, index: Index) -> int:
         """Return the bytes of a block."""
-        return prod(self.block_shape(index)) * self._itemsize
+        if index not in self._sizes:
+            self._sizes[index] = prod(self.block_shape(index)) * self._itemsize
+        return self._sizes[index]
+
+    @cached_property
+    def _sizes(self) -> dict[Index, int]:
+        """Bytes of blocks that were asked for."""
+        return {}
 
     def block_shape(self, index: Index) -> tuple[int, ...]:
         """Return the lengths of a block."""

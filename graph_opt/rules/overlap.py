@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product as cartesian
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -131,9 +132,10 @@ def _trimmed_axes(graph: ArrayGraph, before: ArrayNode, after: ArrayNode) -> tup
     for axis, (old, new) in enumerate(zip(before.chunks, after.chunks, strict=True)):
         if len(new) == len(old) - 2:
             axes.append(axis)
+    skipped = [int(axis in axes) for axis in range(after.ndim)]
     for index in after.indices:
-        kept = tuple(at + (axis in axes) for axis, at in enumerate(index))
-        if _target(layer.get((after.name, *index))) != (before.name, *kept):
+        kept = map(add, index, skipped)
+        if _target(layer.mapping.get((after.name, *index))) != (before.name, *kept):
             return ()
     return tuple(axes)
 
@@ -153,7 +155,7 @@ def _edge(graph: ArrayGraph, joined: ArrayNode, axis: int, depth: int) -> Edge |
     names = []
     for at in (0, 1, count - 1):
         corner[axis] = at
-        key = _target(layer.get((joined.name, *corner)))
+        key = _target(layer.mapping.get((joined.name, *corner)))
         names.append(key[0] if isinstance(key, tuple) else None)
     nodes = [graph.node(name) if isinstance(name, str) else None for name in names]
     if any(node is None for node in nodes) or not _joins(layer, joined, axis, names):
@@ -182,7 +184,7 @@ def _joins(layer: MaterializedLayer, joined: ArrayNode, axis: int, names: list[A
         name = names[0] if at == 0 else names[2] if at == last else names[1]
         place = 0 if at in (0, last) else at - 1
         key = (name, *index[:axis], place, *index[axis + 1 :])
-        if _target(layer.get((joined.name, *index))) != key:
+        if _target(layer.mapping.get((joined.name, *index))) != key:
             return False
     return True
 
@@ -236,7 +238,7 @@ def _sliced(
     key: Any
     found: set[tuple[int, range]] = set()
     for index in cartesian(*(range(len(sizes)) for sizes in end.chunks)):
-        task = layer.get((end.name, *index))
+        task = layer.mapping.get((end.name, *index))
         if isinstance(task, Alias):
             key, slices = task.target, (slice(None),) * source.ndim
         elif isinstance(task, Task) and task.func is getitem and len(task.args) == 2:

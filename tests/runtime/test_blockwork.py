@@ -6,13 +6,17 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+import dask
+import dask.array as da
 import numpy as np
 import pytest
 from dask._task_spec import Alias, DataNode, Task, TaskRef, execute_graph
+from dask.blockwise import Blockwise, optimize_blockwise
+from dask.core import flatten
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.runtime.blockwork import run_fused
+from dask_dgpu.runtime.blockwork import Blockworks, run_fused
 
 
 def total(*values: Any) -> Any:
@@ -63,3 +67,58 @@ def test_errors_are_those_of_the_task() -> None:
     tasks: Mapping[str, Any] = {"0": Task("0", broken, TaskRef("x"))}
     with pytest.raises(ArithmeticError, match="no such number"):
         run_fused(tasks, "0", ["x"], 1)
+
+
+X = da.from_array(np.arange(24.0).reshape(4, 6), chunks=(2, 3)).persist(scheduler="sync")
+ROW = da.from_array(np.arange(6.0), chunks=3).persist(scheduler="sync")
+
+
+def pairs(left: Any, right: Any, scale: float, offset: Any = None) -> Any:
+    return left * scale + right.sum() + (0 if offset is None else offset.sum())
+
+
+def at_corner(block: Any, block_info: Any = None) -> Any:
+    return block + sum(lo for lo, _ in block_info[0]["array-location"])
+
+
+COMMON = {
+    "elementwise": lambda: X * X,
+    "one of the arrays has one block": lambda: X * X[:1, :1].persist(scheduler="sync"),
+    "fewer axes": lambda: X - ROW,
+    "transposed": lambda: X.T + 1,
+    "constants": lambda: X.map_blocks(pairs, X, 2.0, offset=np.arange(3), dtype=float),
+    "a new axis": lambda: X.map_blocks(lambda b: b[None], new_axis=0, dtype=float),
+    "block numbers": lambda: X.map_blocks(lambda b, block_id=None: b + block_id[0], dtype=float),
+    "fused": lambda: ((X + 1) * ROW - X.map_blocks(at_corner, dtype=float)) / 2,
+    "created": lambda: da.full((4, 6), 3.0, chunks=(3, 2)),
+}
+EACH_ITS_OWN = {
+    "several blocks": lambda: da.blockwise(
+        lambda b: b.sum(axis=1), "i", X, "ij", concatenate=True, dtype=float
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [*COMMON, *EACH_ITS_OWN])
+def test_a_blockwise_layer_has_one_task_for_all_blocks(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes what Dask's own tasks make, of which none is made where one is enough."""
+    y = (COMMON | EACH_ITS_OWN)[case]()
+    graph = optimize_blockwise(y.__dask_graph__(), keys=list(flatten(y.__dask_keys__())))
+    layer = graph.layers[y.name]
+    assert isinstance(layer, Blockwise)
+    tasks = graph.to_dict()
+    values = dict(zip(tasks, dask.get(tasks, list(tasks)), strict=True))
+    made: list[str] = []
+    makes = dask.blockwise._make_blockwise_graph
+
+    def counted(task: Any, output: str, *args: Any, **kwargs: Any) -> Any:
+        made.append(output)
+        return makes(task, output, *args, **kwargs)
+
+    monkeypatch.setattr(dask.blockwise, "_make_blockwise_graph", counted)
+    blocks = [key[1:] for key in layer.get_output_keys()]
+    for index, task in Blockworks({y.name: layer}).tasks(y.name, blocks).items():
+        np.testing.assert_array_equal(task(values), values[y.name, *index])
+    assert made == ([] if case in COMMON else [y.name])

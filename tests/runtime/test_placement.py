@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,18 @@ def placed(owners: tuple[int, ...], size: int = 3) -> Placement:
     return placement
 
 
+def make(placement: Placement, name: str, value: Value, needs: Mapping[Any, Any]) -> None:
+    """Make each block of blocks that are given by name and place."""
+    inputs = sorted({need for blocks in needs.values() for need, _ in blocks})
+    numbered = {
+        index: [(inputs.index(need), at) for need, at in blocks] for index, blocks in needs.items()
+    }
+    placement.make(name, value, inputs, numbered)
+
+
 def test_elementwise_work_stays_where_its_blocks_are() -> None:
     placement = placed((2, 1, 0, 2))
-    placement.make("y", GRID, same("x"))
+    make(placement, "y", GRID, same("x"))
     assert placement.placed("y").layout.owners == (2, 1, 0, 2)
     assert placement.making("y").shipments == ()
 
@@ -44,7 +54,7 @@ def test_elementwise_work_stays_where_its_blocks_are() -> None:
 def test_of_two_blocks_in_two_places_the_second_travels() -> None:
     placement = placed((0, 0, 1, 1))
     placement.put("z", GRID, Layout(GRID.cuts, (1, 0, 1, 2)))
-    placement.make("y", GRID, {index: [("x", index), ("z", index)] for index in BLOCKS})
+    make(placement, "y", GRID, {index: [("x", index), ("z", index)] for index in BLOCKS})
     assert placement.placed("y").layout.owners == (0, 0, 1, 1)
     assert placement.making("y").shipments == (
         Shipment("z", (0, 0), 1, 0),
@@ -54,10 +64,10 @@ def test_of_two_blocks_in_two_places_the_second_travels() -> None:
 
 def test_what_is_made_of_nothing_is_made_where_it_is_read() -> None:
     placement = placed((2, 1, 0, 2))
-    placement.make("k", GRID, {index: [] for index in BLOCKS})
-    placement.make("mask", GRID, same("k"))
+    make(placement, "k", GRID, {index: [] for index in BLOCKS})
+    make(placement, "mask", GRID, same("k"))
     assert set(placement.holders("mask").values()) == {()}
-    placement.make("y", GRID, {index: [("x", index), ("mask", index)] for index in BLOCKS})
+    make(placement, "y", GRID, {index: [("x", index), ("mask", index)] for index in BLOCKS})
     for name in ("k", "mask", "y"):
         assert list(placement.holders(name).values()) == [(2,), (1,), (0,), (2,)]
         assert placement.making(name).shipments == ()
@@ -65,9 +75,9 @@ def test_what_is_made_of_nothing_is_made_where_it_is_read() -> None:
 
 def test_broadcast_blocks_are_made_by_all_who_read_them() -> None:
     placement = placed((0, 1, 2, 1))
-    placement.make("k", LINE, {(0,): [], (1,): []})
+    make(placement, "k", LINE, {(0,): [], (1,): []})
     rows = {(i, j): [("x", (i, j)), ("k", (i,))] for i, j in BLOCKS}
-    placement.make("y", GRID, rows)
+    make(placement, "y", GRID, rows)
     assert dict(placement.holders("k")) == {(0,): (0, 1), (1,): (1, 2)}
     assert placement.making("y").shipments == ()
 
@@ -76,7 +86,7 @@ def test_little_does_not_bind() -> None:
     """A grid made of a line that is somewhere has no place yet."""
     placement = Placement(3)
     placement.put("k", LINE, Layout(LINE.cuts, (1, 1)))
-    placement.make("grid", GRID, {(i, j): [("k", (i,))] for i, j in BLOCKS})
+    make(placement, "grid", GRID, {(i, j): [("k", (i,))] for i, j in BLOCKS})
     assert set(placement.holders("grid").values()) == {()}
     assert placement.placed("grid").layout.owners == (0, 1, 1, 2)
     assert {(each.name, each.target) for each in placement.making("grid").shipments} == {
@@ -87,7 +97,7 @@ def test_little_does_not_bind() -> None:
 
 def test_a_reduction_gathers_where_most_is() -> None:
     placement = placed((0, 1, 1, 2))
-    placement.make("sum", SCALAR, {(): [("x", index) for index in BLOCKS]})
+    make(placement, "sum", SCALAR, {(): [("x", index) for index in BLOCKS]})
     assert placement.placed("sum").layout.owners == (1,)
     assert {each.source for each in placement.making("sum").shipments} == {0, 2}
 
@@ -95,10 +105,10 @@ def test_a_reduction_gathers_where_most_is() -> None:
 def test_readers_of_readers() -> None:
     """Who is placed by another reader of the same block is known before that block is."""
     placement = placed((0, 1, 1, 2))
-    placement.make("k", GRID, {index: [] for index in BLOCKS})
-    placement.make("l", GRID, same("k"))
+    make(placement, "k", GRID, {index: [] for index in BLOCKS})
+    make(placement, "l", GRID, same("k"))
     turned = {(i, j): [("x", (i, j)), ("k", (i, j)), ("l", (j, i))] for i, j in BLOCKS}
-    placement.make("y", GRID, turned)
+    make(placement, "y", GRID, turned)
     holders = placement.holders("k")
     for index, ranks in placement.holders("l").items():
         sent = {e.target for e in placement.making("l").shipments if e.index == index}
@@ -125,7 +135,7 @@ def test_every_block_is_there_when_it_is_read(data: st.DataObject) -> None:
             )
             for index in BLOCKS
         }
-        placement.make(name, GRID, needs[name])
+        make(placement, name, GRID, needs[name])
         if data.draw(st.booleans()):
             placement.placed(data.draw(st.sampled_from(list(needs))))
     final = placement.placed(name)

@@ -53,7 +53,12 @@ class Operand:
 
     def share(self, rank: int) -> int:
         """Return the bytes of the blocks that a rank holds."""
-        return int(self.sizes()[np.asarray(self.owners).reshape(self.grid) == rank].sum())
+        return int(self.sizes()[self.ranks == rank].sum())
+
+    @cached_property
+    def ranks(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+        """The rank that holds each block, as a matrix."""
+        return np.array(self.owners, np.int64).reshape(self.grid)
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -16,6 +16,7 @@ ALIGN = 16
 """Bytes: pieces within a message start at multiples of this, so that any dtype can be viewed."""
 
 Slices = tuple[slice, slice]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Piece(NamedTuple):
@@ -125,13 +126,31 @@ def workspace(plan: SummaPlan) -> int:
 
 def traffic(plan: SummaPlan, step: int) -> tuple[list[int], list[int]]:
     """Return the bytes that each rank sends and receives in a step."""
-    sent, received = [0] * plan.size, [0] * plan.size
+    sent, received = np.zeros((2, plan.size), np.int64)
     for destination in plan.places:
-        for piece in pieces(plan, destination, step):
-            if piece.owner != destination:
-                sent[piece.owner] += piece.aligned
-                received[destination] += piece.aligned
-    return sent, received
+        rows, columns = plan.rectangle(destination)
+        panel = plan.panel(destination, step)
+        needed = _by_owner(plan.a, rows, panel, plan.size)
+        needed += _by_owner(plan.b, panel, columns, plan.size)
+        needed[destination] = 0
+        sent += needed
+        received[destination] += needed.sum()
+    return sent.tolist(), received.tolist()
+
+
+def _by_owner(matrix: Operand, rows: Span, columns: Span, size: int) -> Ints:
+    """Return the bytes in messages of a part of a matrix that each rank holds."""
+    heights, widths = _within(matrix.rows, *rows), _within(matrix.columns, *columns)
+    there = np.ix_(heights > 0, widths > 0)
+    nbytes = np.outer(heights, widths)[there] * matrix.itemsize
+    aligned = -(-nbytes // ALIGN) * ALIGN
+    counts = np.bincount(matrix.ranks[there].ravel(), aligned.ravel(), size)
+    return counts.astype(np.int64)
+
+
+def _within(cuts: Cuts, start: int, stop: int) -> Ints:
+    """Return the length of what each chunk has of ``[start, stop)``."""
+    return np.diff(np.clip(cuts, start, stop))
 
 
 class Needs:
@@ -152,7 +171,7 @@ class Needs:
         curves = []
         for axis, operand in enumerate((plan.a, plan.b)):
             kept, inner = operand.cuts[axis], operand.cuts[1 - axis]
-            remote = np.asarray(operand.owners).reshape(operand.grid) != rank
+            remote = operand.ranks != rank
             mine = slice(*spans[axis])
             each = np.diff(kept)[mine] @ (remote if axis == 0 else remote.T)[mine]
             total = np.cumsum(each * np.diff(inner)) * operand.itemsize
