@@ -11,7 +11,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, get_task_stream, get_worker, wait
+from distributed import Client, futures_of, get_task_stream, get_worker, wait
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS
