@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from typing import Any
 
 import dask
@@ -24,6 +26,8 @@ pytestmark = pytest.mark.gpu
 
 BOUNDARIES = ["zero", "periodic", "reflect", "mirror", "nearest", 1.5]
 RANKS = [None, 1, 3]
+HEAT = np.pad([[1.0]], 1) + LAPLACIAN_9PT / 8
+"""Its results do not fade away."""
 
 
 def on_device(values: Any, chunks: Any) -> da.Array:
@@ -47,8 +51,9 @@ def computed(array: da.Array, ranks: int | None) -> Any:
     return cupy.asnumpy(value)
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_launches_are_replayed(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("size", "rows"), [(1, 1), (3, 3), (3, 1)])
+def test_launches_are_replayed(size: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a rank that has no tile, whose recording is empty."""
     import cupy
 
     from dask_dgpu.kernels import cuda
@@ -61,7 +66,7 @@ def test_launches_are_replayed(size: int, monkeypatch: pytest.MonkeyPatch) -> No
             replays.append(self)
 
     monkeypatch.setattr(cuda, "Replay", Noted)
-    tiles, taps = even_tiles((40, 33), (size, 1)), Taps.of(LAPLACIAN_9PT / 8)
+    tiles, taps = even_tiles((40, 33), (rows, 1)), Taps.of(HEAT)
     plan = SweepPlan(tiles, tiles, "float64", taps, (0.0, "periodic"), 6, size)
     whole = numbers((40, 33), "float64")
     every = blocks_of(whole, tiles)
@@ -80,6 +85,30 @@ def test_launches_are_replayed(size: int, monkeypatch: pytest.MonkeyPatch) -> No
             np.testing.assert_allclose(block, wanted[index], rtol=0, atol=1e-12)
     assert len(replays) <= 2 * size  # for either buffer
     assert all(replay.recorded for replay in replays)
+
+
+def test_other_threads_may_wait_for_the_device() -> None:
+    """Theirs may fail while launches are recorded; a program goes on without the recording."""
+    import cupy
+
+    over = threading.Event()
+
+    def wait() -> None:
+        while not over.is_set():
+            with suppress(cupy.cuda.runtime.CUDARuntimeError):
+                cupy.cuda.Device().synchronize()
+
+    a = numbers((70, 190), "float64")
+    y = dgpu.stencil(on_device(a, (40, 60)), HEAT, boundary="periodic", iterations=100)
+    wanted = reference(a, HEAT, "periodic", 100)
+    other = threading.Thread(target=wait)
+    other.start()
+    try:
+        for _ in range(20):
+            np.testing.assert_allclose(computed(y, 3), wanted, atol=1e-12)
+    finally:
+        over.set()
+        other.join()
 
 
 @pytest.mark.parametrize("held", [False, True])
