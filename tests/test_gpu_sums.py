@@ -90,6 +90,22 @@ def test_compensated_along_any_axes(shape: tuple[int, ...], dtype: str) -> None:
             np.testing.assert_array_equal(cupy.asnumpy(found.value()), wanted)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_few_columns_in_any_order(order: tuple[int, ...], dtype: str) -> None:
+    """One run of memory, of which the kept axes are in another order than those of the block."""
+    import cupy
+
+    block = family("wide", 5000 * 3 * 4, dtype).reshape(5000, 3, 4)
+    here, there = block.transpose(order), cupy.asarray(block).transpose(order)
+    axes = (order.index(0),)
+    for x, y in ((here, there), (here[::-1, :, ::-1], there[::-1, :, ::-1])):
+        wanted, found = (binned.block_sum(each, axes).value() for each in (x, y))
+        assert found.tobytes() == wanted.tobytes()
+        value = cupy.asnumpy(compensated.block_sum(y, axes).value())
+        np.testing.assert_allclose(value, compensated.block_sum(x, axes).value(), rtol=1e-6)
+
+
 @pytest.mark.parametrize("n", [0, 5000])
 @pytest.mark.parametrize(
     ("values", "wanted"),
