@@ -90,6 +90,22 @@ def test_compensated_along_any_axes(shape: tuple[int, ...], dtype: str) -> None:
             np.testing.assert_array_equal(cupy.asnumpy(found.value()), wanted)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_few_columns_in_any_order(order: tuple[int, ...], dtype: str) -> None:
+    """One run of memory, of which the kept axes are in another order than those of the block."""
+    import cupy
+
+    block = family("wide", 5000 * 3 * 4, dtype).reshape(5000, 3, 4)
+    here, there = block.transpose(order), cupy.asarray(block).transpose(order)
+    axes = (order.index(0),)
+    for x, y in ((here, there), (here[::-1, :, ::-1], there[::-1, :, ::-1])):
+        wanted, found = (binned.block_sum(each, axes).value() for each in (x, y))
+        assert found.tobytes() == wanted.tobytes()
+        value = cupy.asnumpy(compensated.block_sum(y, axes).value())
+        np.testing.assert_allclose(value, compensated.block_sum(x, axes).value(), rtol=1e-6)
+
+
 @pytest.mark.parametrize("n", [0, 5000])
 @pytest.mark.parametrize(
     ("values", "wanted"),
@@ -201,22 +217,27 @@ def test_single_precision_keeps_subnormal_numbers() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("method", ["compensated", "reproducible"])
 def test_products_keep_subnormal_numbers(method: Any, dtype: str) -> None:
-    x, y = np.full(1000, 1e-40).astype(dtype), np.full(1000, 1e30).astype(dtype)
-    wanted = dgpu.dot(da.from_array(x), da.from_array(y), method=method)
-    found = dgpu.dot(_on_device(x), _on_device(y), method=method)
-    value = wanted.compute(scheduler="synchronous")
-    assert value > 0
-    assert found.compute(scheduler="synchronous").item() == value.item()
-    if dtype == "float32":
-        norms = (dgpu.norm(each, method=method) for each in (da.from_array(x), _on_device(x)))
-        wanted, found = (norm.compute(scheduler="synchronous") for norm in norms)
-        assert found.item() == wanted.item() > 0
-
-
-def _on_device(values: Any) -> da.Array:
     import cupy
 
-    return da.from_array(cupy.asarray(values), asarray=False)
+    def both(function: Any, *vectors: Any, **given: Any) -> list[float]:
+        """Return what it is of NumPy blocks and of CuPy blocks."""
+        made = []
+        for place in (np.asarray, cupy.asarray):
+            x = [da.from_array(place(each), chunks=300, asarray=False) for each in vectors]
+            result = function(*x, method=method, **given)
+            made.append(float(result.compute(scheduler="synchronous")))
+        return made
+
+    x, y = np.full(1000, 1e-40).astype(dtype), np.full(1000, 1e30).astype(dtype)
+    wanted, found = both(dgpu.dot, x, y)
+    assert found == wanted > 0
+    if dtype == "float32":
+        wanted, found = both(dgpu.norm, x)
+        assert found == wanted > 0
+        x[::3] *= -2
+        wanted, found = both(dgpu.var, x, dtype="float64")
+        assert found == pytest.approx(wanted, rel=1e-14, abs=0)
+        assert found > 0
 
 
 def test_narrow_numbers_become_doubles_on_the_device() -> None:

@@ -165,9 +165,7 @@ def _on_host(block: Array, axes: Sequence[int]) -> Binned:
     limbs = np.zeros((high - low, *shape), np.int64)
     for (target, _), part in zip(steps, found, strict=True):
         limbs[(slice(part.low - low, part.low - low + len(part.limbs)), *target)] = part.limbs
-    limbs = np.stack([form.restored(limb) for limb in limbs]) if len(limbs) else limbs
-    special = form.restored(special)
-    return Binned(low, limbs.reshape(len(limbs), *special.shape), special)
+    return Binned(low, form.restored(limbs, 1), form.restored(special))
 
 
 def _range(parts: Sequence[Binned]) -> tuple[int, int]:

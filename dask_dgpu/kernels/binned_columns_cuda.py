@@ -16,6 +16,7 @@ import numpy as np
 from dask_dgpu.kernels import cuts_cuda, limbs_cuda
 from dask_dgpu.kernels.binned import Binned, Coming, merged
 from dask_dgpu.kernels.columns_cuda import READING, Columns
+from dask_dgpu.kernels.lanes import Form
 from dask_dgpu.kernels.limbs import LIMBS, trimmed
 from dask_dgpu.kernels.strides_cuda import INDEXING, THREADS, kernel_of
 
@@ -116,10 +117,10 @@ def columns_sum_cuda(block: Array, columns: Columns) -> Binned:
         sizes = (np.int64(min(most, columns.length - begin)), np.int32(count))
         kernel(*columns.launch, (numbers, limbs, words[-1], *sizes))
     stream = cupy.cuda.get_current_stream()  # whoever looks may be on another
-    return Coming(lambda: _found(words.get(stream), columns.shape), words.nbytes)
+    return Coming(lambda: _found(words.get(stream), columns.form), words.nbytes)
 
 
-def _found(words: Array, shape: tuple[int, ...]) -> Binned:
+def _found(words: Array, form: Form) -> Binned:
     """Return the sums of which a device has made these words."""
     *parts, marks = words
     special = marks.reshape(-1).view(np.uint32)[: marks.shape[0]].astype(np.uint8)
@@ -127,4 +128,5 @@ def _found(words: Array, shape: tuple[int, ...]) -> Binned:
     for part in parts:
         first, used = trimmed(part.T)
         sums.append(Binned.of(first, used, special))
-    return (merged(sums) if len(sums) > 1 else sums[0]).reshaped(shape)
+    whole = merged(sums) if len(sums) > 1 else sums[0]
+    return Binned(whole.low, form.restored(whole.limbs, 1), form.restored(whole.special))

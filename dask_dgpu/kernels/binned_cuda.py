@@ -197,9 +197,7 @@ def block_sum_cuda(block: Array, axes: Sequence[int]) -> Binned:
         rows = slice(part.low - low, part.low - low + len(part.limbs))
         limbs[rows, at : at + len(part.special)] = part.limbs
         at += len(part.special)
-    restored = [grid.form.restored(limb) for limb in limbs]
-    special = grid.form.restored(special)
-    return Binned(low, np.array(restored, np.int64).reshape(-1, *special.shape), special)
+    return Binned(low, grid.form.restored(limbs, 1), grid.form.restored(special))
 
 
 def _sums(block: Array, grid: Grid) -> Iterator[Binned]:

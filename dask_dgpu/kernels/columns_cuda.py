@@ -122,11 +122,6 @@ class Columns:
     blocks: int
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The lengths of the kept axes of the block."""
-        return tuple(self.form.shape[at] for at in self.form.order)
-
-    @property
     def launch(self) -> tuple[tuple[int], tuple[int]]:
         """The grid and the block of a launch."""
         return (self.blocks,), (THREADS,)

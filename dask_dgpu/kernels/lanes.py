@@ -115,15 +115,13 @@ class Form:
     shape: tuple[int, ...]
     order: tuple[int, ...]
 
-    def restored(self, sums: Array, trailing: int = 0) -> Array:
+    def restored(self, sums: Array, leading: int = 0) -> Array:
         """Return sums, made in the order of the form, with the axes of the block.
 
-        The last ``trailing`` axes belong to each sum, and stay.
+        The first ``leading`` axes belong to each sum, and stay.
         """
-        rest = sums.shape[sums.ndim - trailing :]
-        sums = sums.reshape(self.shape + rest)
-        behind = range(len(self.order), len(self.order) + trailing)
-        return sums.transpose(*self.order, *behind)
+        sums = sums.reshape(sums.shape[:leading] + self.shape)
+        return sums.transpose(*range(leading), *(leading + at for at in self.order))
 
 
 def form_of(shape: Sequence[int], strides: Sequence[int], axes: Sequence[int]) -> Form:

@@ -38,6 +38,8 @@ def narrowed(values: Array, dtype: str) -> Array:
     .. [1] S. Boldo and G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved
        algorithms using rounding to odd", IEEE Transactions on Computers 57 (2008).
     """
+    if dtype == "float64":
+        return widened(values)
     on_device = _on_device(values)
     if dtype != BFLOAT16:
         return _single(values) if on_device and dtype == "float32" else values.astype(dtype)

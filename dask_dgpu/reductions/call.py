@@ -107,9 +107,9 @@ def is_number(dtype: np.dtype[Any]) -> bool:
 
 def converted(x: Array, dtype: np.dtype[Any]) -> Array:
     """Return an array in another dtype, its numbers rounded once, also subnormal ones."""
+    singles = {x.dtype.name, dtype.name} == {"float32", "float64"}
     on_device = typename(type(x._meta)).startswith("cupy")
-    singles = on_device and x.dtype == np.float64 and dtype == np.float32
-    if not (singles or is_bfloat16(dtype)):
+    if not (is_bfloat16(dtype) or (singles and on_device)):
         return x.astype(dtype)
     meta = x._meta.astype(dtype)
     return cast(Array, da.map_blocks(narrowed, x, dtype.name, dtype=dtype, meta=meta))

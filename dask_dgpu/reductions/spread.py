@@ -41,7 +41,7 @@ def variance(
         return converted(own, result) if single else own
     double = np.promote_types(x.dtype, "float64")
     mean = reduced("mean", x, axes, True, double, method)
-    deviation = x.astype(double) - mean
+    deviation = converted(x, double) - mean
     count = prod(x.shape[axis] for axis in axes)
     rest = reduced("sum", deviation, axes, keepdims, None, method)
     squares = reduced("sum", _square(deviation), axes, keepdims, None, method)

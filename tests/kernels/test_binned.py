@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dask_dgpu.kernels import binned
 from dask_dgpu.kernels.binned import Binned, Coming
+from dask_dgpu.kernels.lanes import form_of, in_elements
 from tests.kernels.exact import FAMILIES, exact, family, to_nearest
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -136,6 +137,18 @@ def test_any_axes(shape: tuple[int, ...]) -> None:
                 wanted = [to_nearest(exact(row), "float64") for row in rows.reshape(sums.size, -1)]
                 wanted = np.reshape(wanted, sums.shape)
                 np.testing.assert_array_equal(sums, wanted if 0 in axes else wanted[::-1])
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_sums_in_the_order_of_memory_are_restored(order: tuple[int, ...]) -> None:
+    memory = np.arange(7 * 3 * 4).reshape(7, 3, 4)
+    block, axis = memory.transpose(order), order.index(0)
+    form = form_of(block.shape, in_elements(block), (axis,))
+    sums, wanted = memory.sum(0).ravel(), block.sum(axis)
+    np.testing.assert_array_equal(form.restored(sums), wanted)
+    both = np.stack([sums, -sums])
+    np.testing.assert_array_equal(form.restored(both, 1), np.stack([wanted, -wanted]))
+    assert form.restored(both[:0], 1).shape == (0, *wanted.shape)
 
 
 def test_integers_count_as_doubles_and_complex_numbers_as_two() -> None:
