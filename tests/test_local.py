@@ -498,7 +498,7 @@ def test_settings_that_are_not_allowed(
 
 def test_clients_that_are_not_allowed(enabled: dgpu.Enabled) -> None:
     address: Any = "tcp://127.0.0.1:8786"
-    with pytest.raises(TypeError, match="client is 'tcp://.*', it must be"):
+    with pytest.raises(TypeError, match=r"client is 'tcp://.*', it must be"):
         dgpu.enable(address)
 
     async def connect() -> None:
