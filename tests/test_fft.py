@@ -434,6 +434,8 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "no integer": (lambda: dgpu.fft.fft(X, n=2.5), TypeError, "n has the length 2.5"),
     "lengths": (lambda: dgpu.fft.fft2(X, s=(3,)), ValueError, "s has 1 entries and axes has 2"),
     "axis": (lambda: dgpu.fft.fft(X, axis=2), np.exceptions.AxisError, "axis: axis 2"),
+    "axis is no integer": (lambda: dgpu.fft.fft(X, axis=0.5), TypeError, "axis is 0.5, it must"),
+    "axes are no integers": (lambda: dgpu.fft.fft2(X, axes=(0, 0.5)), TypeError, "axes is "),
     "axes": (lambda: dgpu.fft.fft2(X[0]), np.exceptions.AxisError, "axes: axis -2"),
     "axes is no sequence": (lambda: dgpu.fft.fft2(X, axes=1), TypeError, "axes is 1"),
     "s is no sequence": (lambda: dgpu.fft.fft2(X, s=4), TypeError, "s is 4"),

@@ -161,6 +161,7 @@ def test_from_numpy() -> None:
         ({"tol": -1e-3}, ValueError, "tol is -0.001, it must be positive and finite"),
         ({"tol": np.nan}, ValueError, "tol is nan, it must be positive and finite"),
         ({"boundary": "wrap"}, ValueError, "boundary is 'wrap', it must be one of zero"),
+        ({"boundary": 2j}, ValueError, "boundary is 2j, it must be real as the array of float64"),
         ({"max_iterations": -1}, ValueError, "max_iterations is -1, it must not be negative"),
         ({"max_iterations": 1.5}, TypeError, "max_iterations is 1.5, it must be an integer"),
         ({"rhs": np.ones((6, 8))}, ValueError, r"u0 has the shape \(6, 7\) and rhs \(6, 8\), must"),

@@ -236,6 +236,12 @@ def test_bad_arrays() -> None:
     for values in (np.array([1, 2], object), np.array(["a"]), np.array(["2020"], "M8[Y]")):
         with pytest.raises(TypeError, match="x has the dtype"):
             dgpu.sum(da.from_array(values, chunks=1))
+        with pytest.raises(TypeError, match="x has the dtype"):
+            dgpu.var(da.from_array(values, chunks=1))
+    with pytest.raises(TypeError, match="of double precision at most"):
+        dgpu.sum(da.ones(4, chunks=2, dtype="longdouble"))
+    with pytest.raises(TypeError, match="ddof is 'a', it must be a number"):
+        dgpu.var(da.ones(4, chunks=2), ddof="a")  # type: ignore[arg-type]
     masked = da.ma.masked_greater(da.ones(4, chunks=2), 2)
     with pytest.raises(TypeError, match="x has blocks of type"):
         dgpu.sum(masked)

@@ -152,7 +152,12 @@ def _length(name: str, n: Any, least: int = 1) -> int:
 
 
 def _axes(name: str, axes: Sequence[int], ndim: int) -> tuple[int, ...]:
-    at = tuple(normalize_axis_index(operator.index(axis), ndim, name) for axis in axes)
+    try:
+        at = tuple(normalize_axis_index(operator.index(axis), ndim, name) for axis in axes)
+    except TypeError:
+        what = "an integer" if name == "axis" else "a sequence of integers"
+        given = axes[0] if name == "axis" else axes
+        raise TypeError(f"{name} is {given!r}, it must be {what}") from None
     if len(set(at)) < len(at):
         raise ValueError(f"{name} is {tuple(axes)}. Duplicate axes not allowed.")
     return at

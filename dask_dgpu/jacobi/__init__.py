@@ -109,7 +109,8 @@ def jacobi(
     ------
     ValueError
         When shapes differ, ``dx`` or ``tol`` are not positive, ``max_iterations`` is
-        negative, a boundary is unknown, there are no elements, or chunk sizes are unknown.
+        negative, a boundary is unknown or complex for real arrays, there are no elements, or
+        chunk sizes are unknown.
     TypeError
         When an array is not of numbers, or ``max_iterations`` is no integer.
 
@@ -151,7 +152,7 @@ def jacobi(
     task = JacobiTask(
         dtype.name,
         positive("dx", dx),
-        boundaries(boundary, first.ndim),
+        boundaries(boundary, first.ndim, dtype),
         count("max_iterations", max_iterations),
         positive("tol", tol),
     )

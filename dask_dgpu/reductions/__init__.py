@@ -231,7 +231,8 @@ def var(
         When ``axis`` does not exist (``AxisError``) or is given twice, ``method`` is not
         allowed, or chunk sizes are unknown and ``method`` is not ``"dask"``.
     TypeError
-        When ``x`` or ``dtype`` is of another kind, as object, or ``axis`` no integer.
+        When ``x`` or ``dtype`` is of another kind, as object, ``axis`` no integer, or ``ddof``
+        no number.
 
     See Also
     --------

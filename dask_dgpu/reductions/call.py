@@ -24,6 +24,7 @@ Method = Literal["compensated", "reproducible", "dask"]
 METHODS: tuple[Method, ...] = get_args(Method)
 CONTAINERS = ("numpy.ndarray", "cupy.ndarray")
 DTYPES = "?bBhHiIlLqQefdFD"
+ALLOWED = "bool, integer, real or complex, of double precision at most"
 PARTIAL_BYTES = 48
 """About the bytes of a partial sum."""
 
@@ -95,8 +96,7 @@ def checked(name: str, x: Any, method: str) -> Array:
         raise ValueError(f"method is {method!r}, it must be one of {', '.join(METHODS)}")
     array = x if isinstance(x, Array) else da.asarray(x)
     if not is_number(array.dtype):
-        allowed = "bool, integer, real or complex"
-        raise TypeError(f"{name} has the dtype {array.dtype}, it must be {allowed}")
+        raise TypeError(f"{name} has the dtype {array.dtype}, it must be {ALLOWED}")
     return array
 
 
@@ -136,7 +136,7 @@ def result_dtype(kind: Kind, dtype: np.dtype[Any], wanted: Any) -> np.dtype[Any]
         return (one.sum() if kind == "sum" else one.mean()).dtype
     result = dtype_named(wanted) if isinstance(wanted, str) else np.dtype(wanted)
     if not is_number(result):
-        raise TypeError(f"dtype is {result}, it must be bool, integer, real or complex")
+        raise TypeError(f"dtype is {result}, it must be {ALLOWED}")
     return result
 
 

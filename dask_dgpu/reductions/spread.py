@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isnan, prod
+from numbers import Real
 from typing import Any
 
 import dask.array as da
 import numpy as np
 from dask.array.core import Array
 
-from dask_dgpu.reductions.call import Method, converted, reduced, result_dtype, summed_axes
+from dask_dgpu.reductions.call import Method, checked, converted, reduced, result_dtype, summed_axes
 from graph_opt.dtype import is_bfloat16
 
 
@@ -18,12 +19,14 @@ def variance(
     x: Any,
     axis: int | Sequence[int] | None,
     keepdims: bool,
-    ddof: float,
+    ddof: Any,
     dtype: Any,
     method: Method,
 ) -> Array:
     """Return the variance along some axes; raise on what is not allowed."""
-    x = x if isinstance(x, Array) else da.asarray(x)
+    x = checked("x", x, method)
+    if not isinstance(ddof, Real):
+        raise TypeError(f"ddof is {ddof!r}, it must be a number")
     axes = summed_axes(axis, x.ndim)
     unknown = [each for each in axes if isnan(x.shape[each])]
     if unknown and method != "dask":

@@ -70,7 +70,8 @@ def stencil(
     ValueError
         When the kernel has another number of axes than ``x``, an even length, a weight
         that is not finite, or reaches further than ``x`` is long; when a boundary is
-        unknown, ``iterations`` is negative, or chunk sizes are unknown.
+        unknown, or complex for real numbers, ``iterations`` is negative, or chunk sizes are
+        unknown.
     TypeError
         When ``x`` or the kernel are not numbers, or ``iterations`` is no integer.
 
@@ -101,9 +102,8 @@ def stencil(
     check_array("x", array)
     taps = taps_of(kernel, array.shape)
     dtype = working_dtype(array.dtype, taps.weights)
-    task = StencilTask(
-        dtype.name, taps, boundaries(boundary, array.ndim), count("iterations", iterations)
-    )
+    beyond = boundaries(boundary, array.ndim, dtype)
+    task = StencilTask(dtype.name, taps, beyond, count("iterations", iterations))
     result_dtype = array.dtype if array.dtype.name == "float16" and dtype.kind == "f" else dtype
     source = array.astype(dtype)
     if task.iterations and math.prod(array.shape):

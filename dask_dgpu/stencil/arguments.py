@@ -71,13 +71,17 @@ def working_dtype(dtype: Any, weights: Sequence[complex]) -> np.dtype[Any]:
     return np.result_type(real, least)
 
 
-def boundaries(boundary: Any, ndim: int) -> tuple[Boundary, ...]:
-    """Return what is beyond the array along each axis."""
+def boundaries(boundary: Any, ndim: int, dtype: np.dtype[Any]) -> tuple[Boundary, ...]:
+    """Return what is beyond the array along each axis, of numbers that ``dtype`` can hold."""
     several = isinstance(boundary, Sequence) and not isinstance(boundary, str)
     each = tuple(boundary) if several else (boundary,) * ndim
     if len(each) != ndim:
         raise ValueError(f"boundary has {len(each)} entries, the array has {ndim} axes")
-    return tuple(map(_boundary, each))
+    found = tuple(map(_boundary, each))
+    for one, value in zip(each, found, strict=True):
+        if isinstance(value, complex) and dtype.kind != "c":
+            raise ValueError(f"boundary is {one!r}, it must be real as the array of {dtype} is")
+    return found
 
 
 def _boundary(boundary: Any) -> Boundary:
