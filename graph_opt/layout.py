@@ -6,6 +6,7 @@ has the cuts of every axis and the owner of every block between them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,12 +41,21 @@ def block_spans(cuts: Cuts, parts: int) -> tuple[Span, ...]:
     edges = [0]
     for part in range(1, parts):
         ideal = length * part / parts
-        edge = max(edges[-1], min(range(chunks + 1), key=lambda i: abs(cuts[i] - ideal)))
+        edge = max(edges[-1], _nearest(cuts, ideal))
         if length == 0:
             edge = chunks * part // parts
         edges.append(edge)
     edges.append(chunks)
     return tuple(pairwise(edges))
+
+
+def _nearest(cuts: Cuts, position: float) -> int:
+    """Return which cut is nearest to a position on the axis, the first of equals."""
+    after = bisect_left(cuts, position)
+    before = cuts[max(0, after - 1)]
+    if after < len(cuts) and abs(cuts[after] - position) < abs(before - position):
+        return after
+    return bisect_left(cuts, before)
 
 
 def dealt(blocks: int, owners: int) -> tuple[int, ...]:

@@ -152,7 +152,8 @@ class Region:
     @cached_property
     def token(self) -> str:
         """Tells regions apart: by their members, which blocks they make, and what is wanted."""
-        return str(tokenize(*self.members, self.wanted))
+        # as text: Dask looks at each place of thousands for longer than it takes to plan them
+        return str(tokenize(*self.members, str(self.wanted)))
 
 
 def _read(member: Member) -> Iterable[tuple[str, Index]]:

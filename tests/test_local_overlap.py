@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -22,6 +21,7 @@ from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.runtime import local
 from dask_dgpu.settings import read
 from graph_opt.halo import Halo
+from tests.calls import calls_of
 
 ALWAYS = {"on_error": "raise", "when": "always"}
 DTYPES = ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64"]
@@ -420,23 +420,6 @@ def test_bytes_are_those_of_the_surface() -> None:
     assert details["messages"] == 4 * 3
     assert prediction.moved_bytes == 8 * (16 + 16 + 1)
     assert details["total_bytes"] == 4 * prediction.moved_bytes
-
-
-def calls_of(function: Callable[[], Any]) -> int:
-    """Count the calls of Python functions: what time is proportional to, without a clock."""
-    count = 0
-
-    def called(frame: Any, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(called)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return count
 
 
 @pytest.mark.parametrize("boundary", ["none", "periodic"])

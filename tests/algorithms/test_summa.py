@@ -28,6 +28,7 @@ from dask_dgpu.comm.recording import Ledger, RecordingComm
 from dask_dgpu.kernels.device import HostDevice
 from graph_opt.cost import HOST, Machine
 from graph_opt.layout import block_spans, cuts_of
+from tests.calls import calls_of
 
 Array = Any
 Blocks = dict[tuple[int, int], Array]
@@ -407,6 +408,18 @@ def test_more_panels_cost_more_latency_and_hide_more_transfer(seed: int) -> None
     assert cost(more, slow_start, received, part) > cost(plan, slow_start, received, received)
     reading = replace(more, one_sided=True)
     assert cost(reading, slow_start, received, part) < cost(more, slow_start, received, part)
+
+
+def test_planning_does_not_go_through_blocks_one_by_one() -> None:
+    """Sixty-four times the blocks for each of eight ranks: twice the work at most."""
+
+    def planned(blocks: int) -> int:
+        cuts = cuts_of([4] * blocks)
+        owners = tuple(at * 8 // blocks**2 for at in range(blocks**2))
+        operand = Operand(cuts, cuts, "float64", owners)
+        return calls_of(lambda: plan_summa(operand, operand, "float64", 8, HOST))
+
+    assert planned(32) < 2 * planned(4)
 
 
 def test_what_is_needed_first() -> None:

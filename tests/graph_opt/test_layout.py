@@ -51,6 +51,15 @@ def test_block_spans_are_near_the_even_share(chunks: list[int], count: int) -> N
         assert cuts[hi] - cuts[lo] <= cuts[-1] / count + max(chunks, default=0)
 
 
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 9))
+def test_block_spans_are_cut_where_it_is_nearest(chunks: list[int], count: int) -> None:
+    cuts, last = cuts_of(chunks), 0
+    for part, (_, hi) in enumerate(block_spans(cuts, count)[:-1], start=1):
+        far = [abs(cut - cuts[-1] * part / count) for cut in cuts]
+        last = max(last, far.index(min(far)))
+        assert hi == last or not cuts[-1]
+
+
 def test_empty_chunks_are_dealt_too() -> None:
     assert block_spans(cuts_of([0] * 6), 3) == ((0, 2), (2, 4), (4, 6))
     assert block_spans((0,), 3) == ((0, 0),) * 3

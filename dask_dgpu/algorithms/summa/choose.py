@@ -73,10 +73,10 @@ def plan_summa(
     for candidate in [mesh] if mesh else _meshes(a, b, size):
         bare = SummaPlan(a, b, dtype, size, candidate, (), 1, 1, machine.one_sided)
         plan, moved = _placed(bare)
-        needs = None
+        needs, reduction = None, plan.reduction_bytes
         for count in [steps] if steps else _step_counts(plan):
             stepped = replace(plan, steps=count, nominal_steps=count)
-            if mesh is None and stepped.reduction_bytes > stepped.workspace_limit:
+            if mesh is None and reduction > stepped.workspace_limit:
                 continue  # the layers' partial sums would not fit into four panels
             peak = owned + stepped.sum_bytes + stepped.workspace_limit
             over = max(0.0, peak - room) if room is not None else 0.0
@@ -97,8 +97,7 @@ def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> fl
     once a step.
     """
     _rows, _columns, depth = plan.mesh
-    tallest = max(plan.a.rows[i1] - plan.a.rows[i0] for i0, i1 in plan.row_spans)
-    widest = max(plan.b.columns[j1] - plan.b.columns[j0] for j0, j1 in plan.column_spans)
+    tallest, widest = plan.extents
     deepest = max(hi - lo for lo, hi in plan.depth_spans)
     itemsize = np.dtype(plan.accumulator).itemsize
     compute = 2 * tallest * widest * (deepest + plan.steps * machine.ramp) / machine.flops

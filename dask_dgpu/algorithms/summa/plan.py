@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from itertools import product as cartesian
+from math import prod
 
 import numpy as np
 
@@ -124,6 +125,13 @@ class SummaPlan:
         return block_spans(self.b.columns, self.mesh[1])
 
     @cached_property
+    def extents(self) -> tuple[int, int]:
+        """Most rows and most columns of C that a rank computes."""
+        spans = (self.a.rows, self.row_spans), (self.b.columns, self.column_spans)
+        rows, columns = (max(cuts[hi] - cuts[lo] for lo, hi in parts) for cuts, parts in spans)
+        return rows, columns
+
+    @cached_property
     def depth_spans(self) -> tuple[Span, ...]:
         """Positions along the contraction for each layer of the mesh."""
         return even_spans(0, self.a.columns[-1], self.mesh[2])
@@ -174,26 +182,22 @@ class SummaPlan:
         """Return, for the blocks of one rectangle of C, the layer that keeps each."""
         (i0, i1), (j0, j1) = self.row_spans[r], self.column_spans[c]
         blocks = list(cartesian(range(i0, i1), range(j0, j1)))
-        depth = self.mesh[2]
-        return {block: at * depth // len(blocks) for at, block in enumerate(blocks)}
+        return dict(zip(blocks, self._layers_of(len(blocks)).tolist(), strict=True))
+
+    def _layers_of(self, blocks: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Return the layer that keeps each of so many blocks."""
+        return np.arange(blocks) * self.mesh[2] // max(1, blocks)
 
     def panel_bytes(self, steps: int) -> int:
         """Return the bytes of the widest of so many panels: A's part and B's together."""
         width = max(hi - lo for lo, hi in self.depth_spans)
         width = -(-width // steps)
-        itemsize = np.dtype(self.accumulator).itemsize
-        widest = 0
-        for rank in self.places:
-            (r0, r1), (c0, c1) = self.rectangle(rank)
-            widest = max(widest, (r1 - r0 + c1 - c0) * width * itemsize)
-        return widest
+        return sum(self.extents) * width * np.dtype(self.accumulator).itemsize
 
     @property
     def sum_bytes(self) -> int:
         """Return the bytes of the largest rectangle of C that a rank sums up."""
-        itemsize = np.dtype(self.accumulator).itemsize
-        corners = (self.rectangle(rank) for rank in self.places)
-        return max((r1 - r0) * (c1 - c0) * itemsize for (r0, r1), (c0, c1) in corners)
+        return prod(self.extents) * np.dtype(self.accumulator).itemsize
 
     @property
     def workspace_limit(self) -> int:
@@ -259,9 +263,8 @@ class SummaPlan:
     def _partial_sums(self) -> Iterator[tuple[int, int]]:
         """Bytes of each rectangle of C, and of the most that one layer keeps of it."""
         itemsize = np.dtype(self.accumulator).itemsize
-        rows, columns = self.a.rows, self.b.columns
-        for r, c in cartesian(range(self.mesh[0]), range(self.mesh[1])):
-            kept = [0] * self.mesh[2]
-            for (i, j), layer in self.final_layers(r, c).items():
-                kept[layer] += (rows[i + 1] - rows[i]) * (columns[j + 1] - columns[j]) * itemsize
-            yield sum(kept), max(kept)
+        heights, widths = np.diff(self.a.rows), np.diff(self.b.columns)
+        for (i0, i1), (j0, j1) in cartesian(self.row_spans, self.column_spans):
+            nbytes = np.outer(heights[i0:i1], widths[j0:j1]).reshape(-1) * itemsize
+            kept = np.bincount(self._layers_of(nbytes.size), nbytes, self.mesh[2])
+            yield int(kept.sum()), int(kept.max())
