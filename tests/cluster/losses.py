@@ -55,10 +55,10 @@ class Losses:
             if device == "cpu":
                 cluster.scale(4)  # a nanny whose worker is killed while it starts gives up
             eventually(lambda: settled(cluster), seconds=60)
+            victim = chance.choice(sorted(cluster.scheduler.workers))
             future = submit()
             time.sleep(chance.uniform(0, seconds))
-            workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
-            send_signal(client, chance.choice(workers))
+            send_signal(client, victim)
             yield host(future.result(timeout=60))
             future.release()
         eventually(lambda: left_over(client) == 0)
