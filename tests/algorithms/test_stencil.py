@@ -22,6 +22,7 @@ from dask_dgpu.algorithms.stencil import (
     stencil_rank,
     stencil_reference,
 )
+from dask_dgpu.algorithms.stencil.passes import passes_of
 from dask_dgpu.algorithms.stencil.plan import even_tiles
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
@@ -225,6 +226,36 @@ def test_messages_are_divided_by_the_sweeps_of_an_exchange(weights: Array, steps
         assert len(ledger.sent) == neighbours
         assert ledger.messages_sent.total() == neighbours * iterations // steps
         assert ledger.bytes_sent == surface * 8 * iterations // steps
+
+
+@pytest.mark.parametrize("edge", [0.0, "periodic"])
+@given(
+    n=st.integers(8, 31),
+    sweeps=st.integers(1, 4),
+    first=st.integers(1, 4),
+    others=st.integers(1, 4),
+)
+def test_passes_make_every_cell_of_a_sweep_once(
+    edge: Any, n: int, sweeps: int, first: int, others: int
+) -> None:
+    first = min(first, sweeps)
+    plan = even_plan(n, (2, 2), LAPLACIAN_5PT, 4, edge)
+    tiles = plan.tiles_of(0)
+    passes = passes_of(tiles, plan.taps.radius, sweeps, first=first, others=others)
+    assert [len(regions) for made in passes.rest for regions in made.values()] == [
+        min(others, sweeps - done) for done in range(first, sweeps, others)
+    ]
+    for index, tile in tiles.items():
+        made = np.zeros(tile.shape, int)
+        for regions in (passes.early[index], *passes.late[index]):
+            assert len(regions) == first
+            if all(along.start < along.stop for along in regions[-1]):
+                made[regions[-1]] += 1
+        wanted = np.zeros(tile.shape, int)
+        wanted[tile.region((sweeps - first,) * 2)] = 1
+        np.testing.assert_array_equal(made, wanted)
+        if passes.rest:
+            assert passes.rest[-1][index][-1] == tile.inside
 
 
 def test_bands_and_whole_arrays_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

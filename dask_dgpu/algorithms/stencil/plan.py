@@ -214,6 +214,11 @@ class Tile:
         """Widths of the rims beyond the array."""
         return tuple((s.low - s.first, s.last - s.high) for s in self.sides)
 
+    @property
+    def inside(self) -> Region:
+        """The tile itself, without ghost cells."""
+        return self.region((0,) * len(self.sides))
+
     def region(self, margins: tuple[int, ...]) -> Region:
         """Return the tile with so many ghost cells along each axis."""
         pairs = zip(self.sides, margins, strict=True)

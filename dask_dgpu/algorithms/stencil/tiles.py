@@ -5,24 +5,23 @@
     transfer lane    | pack, send ........ unpack |                       | pack ...
     compute lane     | rims, inner part | waits   | outer part, more sweeps ..., s | ...
 
-An exchange of ghost cells s times as deep as the stencil's radius lasts for s sweeps, each
-of which makes a region that is smaller by the radius, down to the tile itself. The inner
-part is what the first sweep makes without ghost cells, or the first few where the device
-makes those at once.
+An exchange of ghost cells s times as deep as the stencil's radius lasts for s sweeps
+(:mod:`~dask_dgpu.algorithms.stencil.passes`). The inner part is what the first sweep makes
+without ghost cells, or the first few where the device makes those at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 from dask_dgpu.algorithms.halo import Boundary, Exchange, HaloPlan, plan_halo
-from dask_dgpu.algorithms.stencil.plan import SweepPlan, Tile, around, widened
+from dask_dgpu.algorithms.stencil.passes import Passes, Regions, passes_of
+from dask_dgpu.algorithms.stencil.plan import SweepPlan, Tile
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.stencil import Region
 from graph_opt.layout import Index, Layout
 
 Array = Any
@@ -61,6 +60,7 @@ class Tiles:
         )
         self.added: Storage | None = None
         self._known: dict[Any, Any] = {}  # what the device remembers of sweeps
+        self._planned: dict[int, Passes] = {}
         with device.computing():
             self.now, self.then = self._buffer(), self._buffer()
             self._first = self.now
@@ -105,39 +105,38 @@ class Tiles:
             what it changes.
         """
         start = self.now
+        passes = self._passes(sweeps)
         self._start(start)
-        together = min(sweeps, self.device.sweeps_at_once(self.plan.taps)) if self.still else 1
         if start.exchange.travels:
-            measured = change if together == sweeps else None
+            measured = None if passes.rest else change
             with self.device.computing():
                 self._rims_again(start)
-                for index, tile in self.tiles.items():
-                    self._sweep(index, self._early(tile, sweeps, together), measured)
+                for index, regions in passes.early.items():
+                    self._sweep(index, regions, measured)
         self._finish(start)
         with self.device.computing():
             if change is None and self.still:
-                key, work = (start is self._first, sweeps), partial(self._rest, sweeps, together)
+                key, work = (start is self._first, sweeps), partial(self._rest, passes)
                 turned = self.device.again(self._known, key, work)
             else:
-                turned = self._rest(sweeps, together, change)
+                turned = self._rest(passes, change)
         if turned:
             self._swap()
 
-    def _rest(self, sweeps: int, together: int, change: Array | None = None) -> bool:
+    def _rest(self, passes: Passes, change: Array | None = None) -> bool:
         """Sweep what waits for ghost cells; return whether ``then`` is what was made last."""
         start, following = self.now, self.then
         try:
             self._rims_again(start)
             if start.exchange.travels:
-                measured = change if together == sweeps else None
-                for index, tile in self.tiles.items():
-                    for regions in self._late(tile, sweeps, together):
+                measured = None if passes.rest else change
+                for index, parts in passes.late.items():
+                    for regions in parts:
                         self._sweep(index, regions, measured)
                 self._swap()
-                sweeps -= together
-                if sweeps:
+                if passes.rest:
                     self._rims_again(self.now)
-            self._sweep_on(sweeps, change)
+            self._sweep_on(passes.rest, change)
             return self.now is not start
         finally:  # so that it can be issued again
             self.now, self.then = start, following
@@ -147,46 +146,39 @@ class Tiles:
         self.advance(1, change)
         self._swap()
 
-    def _sweep_on(self, sweeps: int, change: Array | None) -> None:
+    def _sweep_on(self, rest: list[dict[Index, Regions]], change: Array | None) -> None:
         """Sweep without another exchange."""
-        together = sweeps if self.still else 1
-        while sweeps:
-            regions = [self._margins(left) for left in range(sweeps - 1, sweeps - 1 - together, -1)]
-            measured = change if sweeps == together else None
+        for at, made in enumerate(rest, 1):
             turned = False
-            for index, tile in self.tiles.items():
+            for index, regions in made.items():
                 turned = self.device.sweeps(
                     self.now.storage[index],
                     self.then.storage[index],
                     self.plan.taps,
-                    [tile.region(margins) for margins in regions],
+                    regions,
                     None if self.added is None else self.added[index],
-                    measured,
+                    change if at == len(rest) else None,
                 )
             if turned:
                 self._swap()
-            sweeps -= together
-            if sweeps:
+            if at < len(rest):
                 self._rims_again(self.now)
 
-    def _early(self, tile: Tile, sweeps: int, together: int) -> list[Region]:
-        """Return what the first sweeps make of a tile without ghost cells of others."""
-        return [
-            tile.early(self._margins(at + 1), self._margins(sweeps - 1 - at))
-            for at in range(together)
-        ]
+    def _passes(self, sweeps: int) -> Passes:
+        """Return what is made after an exchange that is good for so many sweeps."""
+        if sweeps not in self._planned:
+            together = min(sweeps, self.device.sweeps_at_once(self.plan.taps)) if self.still else 1
+            first = together if self.now.exchange.travels else 0
+            self._planned[sweeps] = passes_of(
+                self.tiles,
+                self.plan.taps.radius,
+                sweeps,
+                first=first,
+                others=sweeps if self.still else 1,
+            )
+        return self._planned[sweeps]
 
-    def _late(self, tile: Tile, sweeps: int, together: int) -> Iterator[list[Region]]:
-        """Yield for each part of the rest what the first sweeps make, and what is around it."""
-        whole = [tile.region(self._margins(sweeps - 1 - at)) for at in range(together)]
-        early = tile.early(self._margins(together), self._margins(sweeps - together))
-        for part in around(whole[-1], early):
-            yield [
-                widened(part, self._margins(together - 1 - at), each)
-                for at, each in enumerate(whole)
-            ]
-
-    def _sweep(self, index: Index, regions: list[Region], change: Array | None) -> None:
+    def _sweep(self, index: Index, regions: Regions, change: Array | None) -> None:
         """Sweep as often as goes at once, from one storage to the other."""
         if all(along.start < along.stop for along in regions[-1]):
             self.device.sweeps(
@@ -197,10 +189,6 @@ class Tiles:
                 None if self.added is None else self.added[index],
                 change,
             )
-
-    def _margins(self, left: int) -> tuple[int, ...]:
-        """Return how far so many sweeps reach: ghost cells that are made when they are left."""
-        return tuple(left * reach for reach in self.plan.taps.radius)
 
     def _swap(self) -> None:
         self.now, self.then = self.then, self.now
@@ -228,7 +216,7 @@ class Tiles:
             rim.start()
 
     def _own(self, buffer: Buffer, index: Index) -> Array:
-        return buffer.storage[index][self.tiles[index].region(self._margins(0))]
+        return buffer.storage[index][self.tiles[index].inside]
 
     def _buffer(self) -> Buffer:
         """Make storage for all tiles; ghost cells that nobody fills are zero."""
