@@ -1,6 +1,8 @@
 # Needs only Python (3.11 or newer, with venv) and make; nothing has to be activated.
 PYTHON ?= python3
 PYTEST_ARGS ?=
+# an import contract says that what is tested there knows no Dask
+DASKLESS := kernels comm algorithms
 
 PIP := -m pip --disable-pip-version-check install --quiet
 
@@ -35,7 +37,8 @@ test: lint  ## lint, types, import contracts, tests
 	.venv/bin/python -m pytest $(PYTEST_ARGS)
 
 test-latest: .venv-latest  ## the tests with the newest dask and distributed, but for the slow ones
-	.venv-latest/bin/python -m pytest -m "not gpu and not multigpu and not slow" $(PYTEST_ARGS)
+	.venv-latest/bin/python -m pytest -m "not gpu and not multigpu and not slow" $(PYTEST_ARGS) \
+	    $(addprefix --ignore=tests/, $(DASKLESS))
 
 lint: .venv  ## every check of .pre-commit-config.yaml
 	.venv/bin/pre-commit run --all-files

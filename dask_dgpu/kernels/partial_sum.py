@@ -9,7 +9,6 @@ from math import prod
 from typing import Any, Literal
 
 import numpy as np
-from dask.utils import typename
 
 from dask_dgpu.kernels import binned, compensated
 from dask_dgpu.kernels.binned import Binned
@@ -84,8 +83,8 @@ def partial_sum(block: Array, axes: tuple[int, ...], method: Exact) -> Partial:
     sums = KERNELS[method].block_sum(block, axes).reshaped(tuple(shape))
     if isinstance(sums, Pair) and sums.sums.nbytes <= FEW_BYTES:
         sums = sums.on_host()
-    count = prod(block.shape[k] for k in axes)
-    return Partial(sums, count, typename(type(block)), parts)
+    count, kind = prod(block.shape[k] for k in axes), type(block)
+    return Partial(sums, count, f"{kind.__module__}.{kind.__name__}", parts)
 
 
 def added(partials: Sequence[Partial]) -> Partial:
