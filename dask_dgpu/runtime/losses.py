@@ -13,7 +13,7 @@ from distributed.protocol.serialize import Serialized
 from dask_dgpu.errors import GangError
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler
+    from distributed.scheduler import Scheduler, TaskState
 
     from dask_dgpu.runtime.run import Run
 
@@ -41,8 +41,7 @@ class Losses:
         error = GangError(f"{run.program.name} lost a worker", run.rank(worker), worker, phase)
         loss = next(self._ids)
         self._last[run.key] = loss, error
-        timeout = run.program.limits.timeout
-        asyncio.get_running_loop().call_later(timeout, self._nobody_came_back, run.key, loss)
+        self._look_after(run.program.limits.timeout, run.key, loss)
 
     def too_many(self, run: Run) -> GangError | None:
         """Return the error of a gang that has lost more workers than it may."""
@@ -58,11 +57,18 @@ class Losses:
         self._counts.pop(key, None)
         self._last.pop(key, None)
 
-    def _nobody_came_back(self, key: Key, loss: int) -> None:
+    def _look_after(self, seconds: float, key: Key, loss: int) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(seconds, self._nobody_came_back, seconds, key, loss)
+
+    def _nobody_came_back(self, seconds: float, key: Key, loss: int) -> None:
         """End a gang that waits since its last loss for workers that do not exist."""
         ts = self.scheduler.tasks.get(key)
         last, lost = self._last.get(key, (None, None))
         if last != loss or lost is None or ts is None or ts.state not in ("waiting", "no-worker"):
+            return
+        if not _in_vain(ts):
+            self._look_after(seconds, key, loss)
             return
         reason = f"{lost.reason} and none came back"
         error = GangError(reason, lost.rank, lost.worker, lost.phase)
@@ -71,3 +77,16 @@ class Losses:
         ts.exception_text = repr(error)
         ts.exception_blame = ts
         self.scheduler.transitions({key: "erred"}, stimulus_id=f"dgpu-nobody-came-back-{loss}")
+
+
+def _in_vain(ts: TaskState) -> bool:
+    """Whether a task waits for one that no worker can compute, or for none that is computed.
+
+    Others may take their time: a worker asks one that is gone for a block for half a minute.
+    """
+    states: set[str | None] = set()
+    tasks = {ts}
+    while tasks:
+        states.update(each.state for each in tasks)
+        tasks = set().union(*(each.waiting_on or () for each in tasks))
+    return "no-worker" in states or states.isdisjoint(("processing", "queued"))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -139,6 +140,26 @@ def test_nobody_comes_back(client, cluster, on_device, x, y):
     assert time.monotonic() - begin < 15
     # the old blocks may run on the lost worker alone as long as the failed array lives
     check(client, on_device(A, 61) @ on_device(B, (61, 51)))
+
+
+def test_lost_blocks_may_take_long_to_be_made_again(client, cluster, device, y):
+    """What a gang waits for is under way, and longer than the gang itself may stand still."""
+
+    def slowly() -> Any:
+        time.sleep(6)
+        return A
+
+    x = da.from_delayed(dask.delayed(slowly)(), A.shape, A.dtype)
+    if device == "cuda":
+        import cupy
+
+        x = x.map_blocks(cupy.asarray)
+    slow_blocks(client, 0.3)
+    with dgpu.enable(client, **(SETTINGS | {"gang_timeout": "4s"})):
+        future = client.compute(x @ y)
+        eventually(lambda: running(client))
+        send_signal(client, any_worker(client))
+        np.testing.assert_array_equal(host(future.result(timeout=60)), A @ B)
 
 
 def test_stopped_rank(client, cluster, x, y):
