@@ -141,11 +141,14 @@ class Described:
         What a GPU was told.
     cuts : tuple, optional
         What a host was told: the cuts of the targets, and of the sources.
+    cut_before : bool
+        Whether a host has cut them: what is copied once is not worth the memory of its cuts.
     """
 
     def __init__(self) -> None:
         self.last: tuple[Hashable, Any] | None = None
         self.cuts: tuple[list[Cut], list[Cut]] | None = None
+        self.cut_before = False
 
 
 class Pieces(NamedTuple):
@@ -175,7 +178,8 @@ class Pieces(NamedTuple):
             return known.cuts
         found = self.target.cuts(self.shapes), self.source.cuts(self.shapes)
         if known is not None:
-            known.cuts = found
+            known.cuts = found if known.cut_before else None
+            known.cut_before = True
         return found
 
     @classmethod
