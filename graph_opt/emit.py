@@ -90,15 +90,11 @@ def guarded(graph: HighLevelGraph) -> HighLevelGraph:
         gangs = {key for key in layer if _begins(key, GANG)}
         if not gangs:
             continue
-        wrapped = {
-            key: task
+        own = {
+            key: UnfusedTask(key, task.func, *task.args, **task.kwargs)
             for key, task in layer.mapping.items()
             if type(task) is Task
             and (key in gangs or _begins(key, STAGE) or task.dependencies & gangs)
-        }
-        own = {
-            key: UnfusedTask(key, task.func, *task.args, **task.kwargs)
-            for key, task in wrapped.items()
         }
         layers[name] = MaterializedLayer(
             {**layer.mapping, **own}, layer.annotations, layer.collection_annotations

@@ -65,14 +65,23 @@ def partition(
     members = pieces | (graph.layers.keys() & set(local))
     order = depth_first(graph.dependencies)
     readers = reverse_dict(graph.dependencies)
-    asked = {key[0] for key in keys if isinstance(key, tuple)}
+    asked = _by_array(keys)
     levels = _levels(graph, order, members)
     _sink(order, readers, levels, members, asked)
     found = []
     for component in _connected(graph, order, levels, members):
         names = _without_streams(component, graph, arrays, readers, pieces)
         if not pieces.isdisjoint(names):
-            found.append(_region(names, culled, arrays, readers, set(keys)))
+            found.append(_region(names, culled, arrays, readers, asked))
+    return found
+
+
+def _by_array(keys: Collection[Any]) -> dict[str, set[Any]]:
+    """Return the blocks that somebody asked for, those of each array together."""
+    found: dict[str, set[Any]] = {}
+    for key in keys:
+        if isinstance(key, tuple):
+            found.setdefault(key[0], set()).add(key)
     return found
 
 
@@ -93,7 +102,7 @@ def _sink(
     readers: Mapping[str, set[str]],
     levels: Levels,
     members: set[str],
-    asked: set[str],
+    asked: Collection[str],
 ) -> None:
     """Make what nothing was read for where it is read."""
     for name in reversed(order):
@@ -176,17 +185,17 @@ def _region(
     culled: Culled,
     arrays: ArrayGraph,
     readers: Mapping[str, set[str]],
-    keys: set[Any],
+    asked: Mapping[str, set[Any]],
 ) -> Region:
     """Make the region of some layers; blocks of theirs that others read or ask for are wanted."""
     members = _as_read([_member(name, culled, arrays) for name in names])
-    asked = {key[0] for key in keys if isinstance(key, tuple)}
     inside = set(names)
     wanted = {}
     for member in members:
         name = member.output.name
-        others = readers[name] - inside
-        read = [culled.reads[other] for other in others] + [keys] * (name in asked)
+        read = [culled.reads[other] for other in readers[name] - inside]
+        if name in asked:
+            read.append(asked[name])
         blocks = tuple(
             index for index in member.computed if any((name, *index) in each for each in read)
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from itertools import product as cartesian
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from graph_opt.bare import Bare
 from graph_opt.dtype import dtype_named
 from graph_opt.layout import Cuts, Index, Layout
 
@@ -20,7 +21,7 @@ Blocks = dict[Index, Array]
 
 
 @dataclass(frozen=True)
-class Value:
+class Value(Bare):
     """An array in blocks, as the graph knows it.
 
     Parameters
@@ -51,10 +52,6 @@ class Value:
         if self.blocks is not None:
             return self.blocks
         return list(cartesian(*map(range, self.grid)))
-
-    def __getstate__(self) -> dict[str, Any]:
-        # what is computed from the fields is computed again, in less time than it is sent
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def _lengths(self) -> list[list[int]]:

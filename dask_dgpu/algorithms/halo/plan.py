@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
 
@@ -11,11 +11,12 @@ import numpy as np
 
 from dask_dgpu.algorithms.halo.axis import NAMES, Axis, Boundary, Depth, extends_beyond
 from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, row_major, unravel, volumes
+from graph_opt.bare import Bare
 from graph_opt.layout import Index, Layout, cuts_of
 
 
 @dataclass(frozen=True)
-class HaloPlan:
+class HaloPlan(Bare):
     """The plan of one halo exchange on ``size`` ranks.
 
     Parameters
@@ -86,10 +87,6 @@ class HaloPlan:
         )
         lengths = self.layout.block_shape(index)
         return tuple(slice(lo, lo + n) for lo, n in zip(starts, lengths, strict=True))
-
-    def __getstate__(self) -> dict[str, Any]:
-        # what is computed from the fields is computed again, in less time than it is sent
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class Cells:

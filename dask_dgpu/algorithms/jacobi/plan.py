@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
-from typing import Any
 
 from dask_dgpu.algorithms.halo import Boundary
 from dask_dgpu.algorithms.redistribute import RedistributePlan, plan_redistribute
@@ -14,6 +13,7 @@ from dask_dgpu.algorithms.stencil import SweepPlan, plan_sweeps
 from dask_dgpu.algorithms.stencil import cost as sweeps_cost
 from dask_dgpu.algorithms.stencil import peak as sweeps_peak
 from dask_dgpu.kernels.stencil import neighbours_mean
+from graph_opt.bare import Bare
 from graph_opt.cost import Machine
 from graph_opt.layout import Layout
 
@@ -78,7 +78,7 @@ class JacobiTask:
 
 
 @dataclass(frozen=True)
-class JacobiPlan:
+class JacobiPlan(Bare):
     """A task on ranks.
 
     Parameters
@@ -105,9 +105,6 @@ class JacobiPlan:
         if sweeps.tiles == self.rhs:
             return None
         return plan_redistribute(self.rhs, sweeps.tiles, sweeps.dtype, sweeps.size)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def plan_jacobi(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.algorithms.redistribute.moves import Moves, Overlap, overlap
+from graph_opt.bare import Bare
 from graph_opt.layout import Cuts, Layout, even_spans
 
 UNITS_A_ROUND = 4
@@ -18,7 +19,7 @@ UNITS_A_ROUND = 4
 
 
 @dataclass(frozen=True)
-class RedistributePlan:
+class RedistributePlan(Bare):
     """The plan of one redistribution on ``size`` ranks.
 
     Parameters
@@ -71,10 +72,6 @@ class RedistributePlan:
     def schedules(self) -> dict[int, Any]:
         """What the ranks of this process do, as far as it has been asked for."""
         return {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        # what is computed from the fields is computed again, in less time than it is sent
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def plan_redistribute(

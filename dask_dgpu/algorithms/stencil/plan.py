@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from dask_dgpu.algorithms.halo import Boundary, HaloPlan, plan_halo
 from dask_dgpu.algorithms.redistribute import RedistributePlan, plan_redistribute
 from dask_dgpu.kernels.stencil import Region, Taps
+from graph_opt.bare import Bare
 from graph_opt.layout import Cuts, Index, Layout, even_spans
 
 
@@ -50,7 +50,7 @@ class StencilTask:
 
 
 @dataclass(frozen=True)
-class SweepPlan:
+class SweepPlan(Bare):
     """How an array is swept on ``size`` ranks.
 
     Parameters
@@ -129,9 +129,6 @@ class SweepPlan:
     def tiles_of(self, rank: int) -> dict[Index, Tile]:
         """Return the tiles of a rank that are not empty."""
         return {index: self.tile(index) for index in self.halo.target.owned(rank)}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Piece(NamedTuple):
     @property
     def aligned(self) -> int:
         """Bytes in a message, padding included."""
-        return -(-self.nbytes // ALIGN) * ALIGN
+        return _aligned(self.nbytes)
 
 
 @dataclass
@@ -143,9 +143,13 @@ def _by_owner(matrix: Operand, rows: Span, columns: Span, size: int) -> Ints:
     heights, widths = _within(matrix.rows, *rows), _within(matrix.columns, *columns)
     there = np.ix_(heights > 0, widths > 0)
     nbytes = np.outer(heights, widths)[there] * matrix.itemsize
-    aligned = -(-nbytes // ALIGN) * ALIGN
-    counts = np.bincount(matrix.ranks[there].ravel(), aligned.ravel(), size)
+    counts = np.bincount(matrix.ranks[there].ravel(), _aligned(nbytes).ravel(), size)
     return counts.astype(np.int64)
+
+
+def _aligned(nbytes: Any) -> Any:
+    """Return so many bytes, or each of so many, with what fills them up to a multiple."""
+    return -(-nbytes // ALIGN) * ALIGN
 
 
 def _within(cuts: Cuts, start: int, stop: int) -> Ints:
