@@ -54,5 +54,4 @@ def to_single(values: Array) -> Array:
 
 def to_bfloat16(single: Array) -> Array:
     """Return CuPy numbers of float32 as bfloat16."""
-    bits = cupy.ascontiguousarray(single).view(np.uint32)
-    return TO_BFLOAT16(bits).view(dtype_named(BFLOAT16))
+    return TO_BFLOAT16(single.view(np.uint32)).view(dtype_named(BFLOAT16))
