@@ -23,13 +23,15 @@ async def watch(scheduler: Scheduler, run: Run, fail: Callable[[Run, GangError],
 
     Progress is what the ranks report of their steps, not the time a program
     takes: a long product is no hang. Nor is a function of the user's that goes on and on;
-    Dask would wait for it too.
+    Dask would wait for it too. But that of one rank does not excuse another that is silent:
+    a device that waits for that one may keep the function from returning.
     """
     timeout = run.program.limits.timeout
     interval = min(timeout / 4, MOST_SECONDS_BETWEEN_LOOKS)
     clock = asyncio.get_running_loop().time
     seen: dict[str, Any] = {}
     moved = clock()
+    heard = dict.fromkeys(run.members, moved)
     while True:
         await asyncio.wait([run.outcome], timeout=interval)
         if run.outcome.done():
@@ -41,7 +43,9 @@ async def watch(scheduler: Scheduler, run: Run, fail: Callable[[Run, GangError],
         if busy or any(now[w] != seen.get(w) for w in now) or len(now) > len(seen):
             moved = clock()
         seen = {**seen, **now}
-        if clock() - moved >= timeout:
+        heard.update(dict.fromkeys(now, clock()))
+        since = min([moved, *(heard[worker] for worker in awaited)])
+        if clock() - since >= timeout:
             if not run.outcome.done():
                 fail(run, _blame(run, awaited, now, timeout))
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -30,6 +31,13 @@ def start_cluster(device: str, n_workers: int = 4) -> Any:
     return LocalCluster(
         n_workers=n_workers, threads_per_worker=1, dashboard_address=":0", preload=[quiet_workers]
     )
+
+
+@pytest.fixture(autouse=True)
+def patience() -> Iterator[None]:
+    """Do not give up a worker that, 15 s after an earlier loss, is just not back again."""
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"}):
+        yield
 
 
 @pytest.fixture(scope="module", params=["cpu", CUDA])

@@ -52,8 +52,6 @@ class Losses:
         chance = random.Random(seed)
         self.slow(client, 0.1)
         for _ in range(kills if device == "cpu" else 3):
-            if device == "cpu":
-                cluster.scale(4)  # a nanny whose worker is killed while it starts gives up
             eventually(lambda: settled(cluster), seconds=60)
             victim = chance.choice(sorted(cluster.scheduler.workers))
             future = submit()

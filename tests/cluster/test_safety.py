@@ -68,6 +68,13 @@ def slow_blocks(client: Client, seconds: float) -> None:
     client.run(slow_down)
 
 
+def revive(cluster: Any, worker: str) -> None:
+    """End a process that is stopped; its nanny makes another."""
+    for nanny in cluster.workers.values():
+        if nanny.worker_address == worker:
+            nanny.process.process._process.kill()
+
+
 def check(client: Client, product: da.Array) -> None:
     result = client.compute(product).result(timeout=60)
     np.testing.assert_array_equal(host(result), A @ B)
@@ -178,10 +185,29 @@ def test_stopped_rank(client, cluster, x, y):
         assert raised.value.rank is not None
         assert raised.value.worker is not None
         assert raised.value.phase is not None
-        for nanny in cluster.workers.values():
-            if nanny.worker_address == worker:
-                nanny.process.process._process.kill()
+        revive(cluster, worker)
     check(client, (x + 0) @ y)
+
+
+def test_stopped_while_others_compute(client, cluster, x, y):
+    """What others compute for long does not excuse a rank that does not answer."""
+    check(client, x @ y)
+
+    def slowly(block: Any) -> Any:
+        time.sleep(2)
+        return block
+
+    with dgpu.enable(client, **(SETTINGS | {"gang_timeout": "3s", "gang_grace": "1s"})):
+        worker = any_worker(client)
+        future = client.compute(x.map_blocks(slowly, dtype=x.dtype) @ y)
+        eventually(lambda: running(client))
+        send_signal(client, worker, signal.SIGSTOP)
+        begin = time.monotonic()
+        with pytest.raises(GangError) as raised:
+            future.result(timeout=60)
+        assert time.monotonic() - begin < 10
+        assert raised.value.worker == worker
+        revive(cluster, worker)
 
 
 @pytest.mark.parametrize("error", [MemoryError, ValueError])
@@ -304,8 +330,6 @@ def test_kills_at_random_moments(client, cluster, device, x, y):
     chance = random.Random(11)
     slow_blocks(client, 0.05)
     for _ in range(kills):
-        if device == "cpu":
-            cluster.scale(4)  # a nanny whose worker is killed while it starts gives up
         eventually(lambda: settled(cluster), seconds=60)
         future = client.compute((x @ y) * 1)
         time.sleep(chance.uniform(0, 0.8))

@@ -183,8 +183,6 @@ class TestLosses(Losses):
         wanted = summed(client, dgpu.sum(plain, method="reproducible"))
         chance = random.Random(5)
         for _ in range(6 if device == "cpu" else 3):
-            if device == "cpu":
-                cluster.scale(4)  # a nanny whose worker is killed while it starts gives up
             eventually(lambda: settled(cluster), seconds=60)
             late_blocks = x.map_blocks(late, chance.uniform(0, 0.05), dtype=x.dtype, meta=x._meta)
             spectrum = abs(da.fft.fft2(late_blocks)) ** 2
