@@ -234,6 +234,9 @@ def test_bad_arguments(name: str, arguments: Any, error: type[Exception], messag
 
 def test_bad_arrays() -> None:
     for values in (np.array([1, 2], object), np.array(["a"]), np.array(["2020"], "M8[Y]")):
+        for function in (dgpu.sum, dgpu.mean, dgpu.var, dgpu.std, dgpu.norm):
+            with pytest.raises(TypeError, match="x has the dtype"):
+                function(values)
         with pytest.raises(TypeError, match="x has the dtype"):
             dgpu.sum(da.from_array(values, chunks=1))
         with pytest.raises(TypeError, match="x has the dtype"):
@@ -312,6 +315,14 @@ class TestSetting:
             assert x.sum(dtype=int).name.startswith("sum-")
             np.testing.assert_array_equal(x.sum(0, keepdims=True).compute(), [[4] * 6])
         assert self.kinds(x) == own
+
+    def test_numpy_arrays(self) -> None:
+        a = family("condition 1e16", 999, "float64")
+        with dgpu.enable(sum_method="reproducible", on_error="raise"):
+            assert da.sum(a).compute() == to_nearest(exact(a), "float64")
+            assert da.mean(a, 0).name.startswith("reproducible_mean")
+            assert da.sum(np.array([True, True])).compute() == 2
+            assert type(np.sum(a)) is np.float64
 
     def test_what_it_cannot_do_is_left_to_dask(self) -> None:
         x = da.ones((4, 6), chunks=2)

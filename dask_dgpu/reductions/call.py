@@ -94,7 +94,10 @@ def checked(name: str, x: Any, method: str) -> Array:
     """Return what is summed as a Dask array; raise if it or the method is not allowed."""
     if method not in METHODS:
         raise ValueError(f"method is {method!r}, it must be one of {', '.join(METHODS)}")
-    array = x if isinstance(x, Array) else da.asarray(x)
+    try:
+        array = x if isinstance(x, Array) else da.asarray(x)
+    except NotImplementedError:  # Dask cannot cut arrays of objects by their size
+        raise TypeError(f"{name} has the dtype object, it must be {ALLOWED}") from None
     if not is_number(array.dtype):
         raise TypeError(f"{name} has the dtype {array.dtype}, it must be {ALLOWED}")
     return array
