@@ -26,7 +26,7 @@ from dask_dgpu.comm.recording import Ledger, RecordingComm
 from dask_dgpu.kernels.device import HostDevice
 from graph_opt.cost import HOST
 from graph_opt.layout import Index, Layout, cuts_of, dealt
-from tests.kernels.exact import exact, family, to_nearest, within_bound
+from tests.kernels.exact import FAMILIES, exact, family, to_nearest, within_bound
 
 Array = Any
 
@@ -118,6 +118,19 @@ def test_any_layout_axes_and_ranks(
                 assert ledger.calls.total() == 1
             else:
                 assert ledger.calls["all_reduce"] == 1
+
+
+@settings(max_examples=1000)
+@given(problem=problems(), seed=st.integers(0, 2**32 - 1), name=st.sampled_from(FAMILIES))
+def test_same_bits_for_any_chunks_ranks_and_order(
+    problem: tuple[Layout, int], seed: int, name: str
+) -> None:
+    source, size = problem
+    values = family(name, int(np.prod(source.shape)), "float64")
+    array = np.random.default_rng(seed).permutation(values).reshape(source.shape)
+    task = Summing(tuple(range(source.ndim)), False, "reproducible", "sum")
+    found, _ = run(planned(source, task, "float64", size), array)
+    assert found[()].tobytes() == to_nearest(exact(values), "float64").tobytes()
 
 
 def test_same_bits_on_any_ranks() -> None:
