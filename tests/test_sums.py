@@ -106,6 +106,26 @@ def test_same_bits_for_any_chunks_and_order(data: st.DataObject, name: str, dtyp
     assert value.tobytes() == to_nearest(exact(values), values.dtype.name).tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "complex64"])
+def test_sums_of_narrow_numbers_are_as_good_as_the_result(dtype: str) -> None:
+    """The bound is that of the result's dtype: added as plain doubles they would not keep it."""
+    real, wanted = ("float32", "complex128") if dtype == "complex64" else (dtype, "float64")
+    for name in ("condition 1e16", "wide", "huge and tiny"):
+        values = family(name, 3000, real)
+        if real == "float32":
+            values[:3] = 1, 1e-20, -1
+        x = da.from_array(values.astype(dtype), chunks=1100)
+        for y in (x, da.stack([x] * 3, axis=1)):
+            sums = dgpu.sum(y, 0, dtype=wanted).compute()
+            means = dgpu.mean(y, 0, dtype=wanted).compute()
+            for value, mean in zip(np.atleast_1d(sums), np.atleast_1d(means), strict=True):
+                assert within_bound(value.real, values, np.finfo(float).eps)
+                assert mean.real == value.real / 3000
+    x = da.from_array(np.array([1, 1e-20, -1], "float32"))
+    assert dgpu.sum(x, dtype=float).compute() == float(np.float32(1e-20))
+    assert dgpu.sum(x[:, None], 0, dtype=float).compute() == float(np.float32(1e-20))
+
+
 def test_reproducible_along_axes() -> None:
     a = family("wide", 6 * 7 * 8, "float64").reshape(6, 7, 8)
     wanted = {}

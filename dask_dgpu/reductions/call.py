@@ -63,7 +63,7 @@ def reduced(
         Array,
         da.reduction(
             x,
-            chunk=partial(sum_block, method=method),
+            chunk=partial(sum_block, method=method, result=result.name),
             combine=add_partials,
             aggregate=partial(finish, kind=kind, result=result.name),
             axis=axes,

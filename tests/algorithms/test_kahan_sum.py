@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -158,6 +159,16 @@ def test_other_dtypes(dtype: str, method: Any) -> None:
     wanted = wide.mean(0, keepdims=True).astype(dtype)
     np.testing.assert_array_equal(block, wanted)
     assert peak(plan) >= array.nbytes / 2
+
+
+@pytest.mark.parametrize("method", ["compensated", "reproducible"])
+def test_result_of_double_precision(method: Any) -> None:
+    array = np.tile(np.array([1, 1e-20, -1], "float32"), 2)[:, None]
+    source = Layout((cuts_of([3, 3]), (0, 1)), (0, 1))
+    task = Summing((0,), False, method, "sum")
+    plan = replace(planned(source, task, "float32", 2), result_dtype="float64")
+    (block,) = run(plan, array)[0].values()
+    assert block.tolist() == [2 * float(np.float32(1e-20))]
 
 
 @pytest.mark.parametrize("method", ["compensated", "reproducible"])
