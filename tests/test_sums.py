@@ -80,6 +80,9 @@ def test_largest_and_smallest(name: str) -> None:
     x = da.from_array(a, chunks=3)
     for axis in (None, 1, (0, -1)):
         check(getattr(dgpu, name)(x, axis, True), getattr(np, name)(a, axis, keepdims=True))
+    for axis in (None, 0, (0, 1)):
+        with pytest.raises(ValueError, match="x has no elements along axis 0"):
+            getattr(dgpu, name)(da.zeros((0, 3)), axis)
 
 
 @settings(max_examples=200)

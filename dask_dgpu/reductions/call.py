@@ -80,13 +80,17 @@ def reduced(
 def extreme(
     function: Callable[..., Any], x: Any, axis: int | Sequence[int] | None, keepdims: bool
 ) -> Array:
-    """Return the largest or smallest elements, by Dask.
+    """Return the largest or smallest elements, by Dask; raise where there is none.
 
     Those of bfloat16 are found in float32, which is quicker, and no NaN makes it warn.
     """
     x = da.asarray(x)
+    axes = summed_axes(axis, x.ndim)
+    for each in axes:
+        if x.shape[each] == 0:  # Dask returns an array of another shape than it has said
+            raise ValueError(f"x has no elements along axis {each}, it must have one or more")
     wide = x.astype("float32") if is_bfloat16(x.dtype) else x
-    found: Array = function(wide, axis=summed_axes(axis, x.ndim), keepdims=keepdims)
+    found: Array = function(wide, axis=axes, keepdims=keepdims)
     return found if wide is x else found.astype(x.dtype)
 
 
