@@ -307,7 +307,7 @@ import sys
 import numpy as np
 import dask_dgpu
 from dask_dgpu.kernels.partial_sum import finished, partial_sum
-whole = partial_sum(np.ones(3, "float32"), (0,), "reproducible")
+whole = partial_sum(np.ones(3, "float32"), (0,), "reproducible", "bfloat16")
 assert "ml_dtypes" not in sys.modules
 print(finished(whole, "sum", "bfloat16", (0,), False).dtype)
 """

@@ -216,6 +216,19 @@ def test_single_precision_keeps_subnormal_numbers() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("method", ["compensated", "reproducible"])
+def test_narrow_numbers_in_double_precision(method: Any, dtype: str) -> None:
+    import cupy
+
+    values = np.tile([1, 1e-20, -1, 1e-40], 50_000).astype(dtype)
+    wanted = to_nearest(exact(values), "float64")
+    for block, axis in ((values, None), (np.stack([values] * 3, axis=1), 0)):
+        x = da.from_array(cupy.asarray(block), chunks=70_001, asarray=False)
+        sums = dgpu.sum(x, axis, dtype=float, method=method).compute(scheduler="synchronous")
+        np.testing.assert_allclose(cupy.asnumpy(sums), wanted, rtol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("method", ["compensated", "reproducible"])
 def test_products_keep_subnormal_numbers(method: Any, dtype: str) -> None:
     import cupy
 

@@ -146,6 +146,31 @@ def test_integers_are_dasks() -> None:
     assert dgpu.norm(x).compute(scheduler="sync") == pytest.approx(math.sqrt(204), rel=1e-15)
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "uint64"])
+@pytest.mark.parametrize("chunks", [20, 3])
+def test_small_integers_overflow_as_in_numpy(dtype: str, chunks: int) -> None:
+    """Dask sums partial products in a wider dtype, so that its answer depends on chunks."""
+    a = np.full(20, 100).astype(dtype)
+    x = da.from_array(a, chunks=chunks)
+    for method in ("compensated", "reproducible"):
+        made = dgpu.dot(x, x, method=method)
+        value = made.compute(scheduler="sync")
+        assert made.dtype == value.dtype == np.dot(a, a).dtype
+        assert value == np.dot(a, a)
+
+
+def test_blocks_of_unknown_sizes_must_match() -> None:
+    """A block of one number would else be multiplied with each of another."""
+    a = np.arange(10.0)
+    x = da.from_array(a, chunks=5)
+    left, right = ((a < 1) | (a >= 5), (a < 5) | (a == 9))
+    chosen = [x[da.from_array(mask, chunks=5)] for mask in (left, right)]
+    for method in ("compensated", "reproducible"):
+        assert dgpu.dot(chosen[0], chosen[0], method=method).compute(scheduler="sync") == 255
+        with pytest.raises(ValueError, match="x has a block of shape"):
+            dgpu.dot(*chosen, method=method).compute(scheduler="sync")
+
+
 def test_one_pass_of_few_tasks() -> None:
     x = da.ones(800, chunks=100)
     (made,) = dask.optimize(dgpu.dot(x, x))
@@ -160,6 +185,7 @@ def test_one_pass_of_few_tasks() -> None:
         (lambda x: dgpu.dot(x, x[0]), ValueError, "y has 0 dimensions, it must have 1"),
         (lambda x: dgpu.dot(x, x, method="fast"), ValueError, "method is 'fast'"),
         (lambda x: dgpu.dot(x, x.astype(object)), TypeError, "y has the dtype object"),
+        (lambda x: dgpu.dot(x, [1, None]), TypeError, "y has the dtype object"),
         (lambda x: dgpu.norm(x, 1), ValueError, "axis"),
         (lambda x: dgpu.norm(x, method=None), ValueError, "method is None"),
     ],

@@ -80,6 +80,9 @@ def test_largest_and_smallest(name: str) -> None:
     x = da.from_array(a, chunks=3)
     for axis in (None, 1, (0, -1)):
         check(getattr(dgpu, name)(x, axis, True), getattr(np, name)(a, axis, keepdims=True))
+    for axis in (None, 0, (0, 1)):
+        with pytest.raises(ValueError, match="x has no elements along axis 0"):
+            getattr(dgpu, name)(da.zeros((0, 3)), axis)
 
 
 @settings(max_examples=200)
@@ -104,6 +107,26 @@ def test_same_bits_for_any_chunks_and_order(data: st.DataObject, name: str, dtyp
     x = da.from_array(values, chunks=chunks)
     value = dgpu.sum(x, method="reproducible").compute()
     assert value.tobytes() == to_nearest(exact(values), values.dtype.name).tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "complex64"])
+def test_sums_of_narrow_numbers_are_as_good_as_the_result(dtype: str) -> None:
+    """The bound is that of the result's dtype: added as plain doubles they would not keep it."""
+    real, wanted = ("float32", "complex128") if dtype == "complex64" else (dtype, "float64")
+    for name in ("condition 1e16", "wide", "huge and tiny"):
+        values = family(name, 3000, real)
+        if real == "float32":
+            values[:3] = 1, 1e-20, -1
+        x = da.from_array(values.astype(dtype), chunks=1100)
+        for y in (x, da.stack([x] * 3, axis=1)):
+            sums = dgpu.sum(y, 0, dtype=wanted).compute()
+            means = dgpu.mean(y, 0, dtype=wanted).compute()
+            for value, mean in zip(np.atleast_1d(sums), np.atleast_1d(means), strict=True):
+                assert within_bound(value.real, values, np.finfo(float).eps)
+                assert mean.real == value.real / 3000
+    x = da.from_array(np.array([1, 1e-20, -1], "float32"))
+    assert dgpu.sum(x, dtype=float).compute() == float(np.float32(1e-20))
+    assert dgpu.sum(x[:, None], 0, dtype=float).compute() == float(np.float32(1e-20))
 
 
 def test_reproducible_along_axes() -> None:
@@ -234,6 +257,9 @@ def test_bad_arguments(name: str, arguments: Any, error: type[Exception], messag
 
 def test_bad_arrays() -> None:
     for values in (np.array([1, 2], object), np.array(["a"]), np.array(["2020"], "M8[Y]")):
+        for function in (dgpu.sum, dgpu.mean, dgpu.var, dgpu.std, dgpu.norm):
+            with pytest.raises(TypeError, match="x has the dtype"):
+                function(values)
         with pytest.raises(TypeError, match="x has the dtype"):
             dgpu.sum(da.from_array(values, chunks=1))
         with pytest.raises(TypeError, match="x has the dtype"):
@@ -312,6 +338,14 @@ class TestSetting:
             assert x.sum(dtype=int).name.startswith("sum-")
             np.testing.assert_array_equal(x.sum(0, keepdims=True).compute(), [[4] * 6])
         assert self.kinds(x) == own
+
+    def test_numpy_arrays(self) -> None:
+        a = family("condition 1e16", 999, "float64")
+        with dgpu.enable(sum_method="reproducible", on_error="raise"):
+            assert da.sum(a).compute() == to_nearest(exact(a), "float64")
+            assert da.mean(a, 0).name.startswith("reproducible_mean")
+            assert da.sum(np.array([True, True])).compute() == 2
+            assert type(np.sum(a)) is np.float64
 
     def test_what_it_cannot_do_is_left_to_dask(self) -> None:
         x = da.ones((4, 6), chunks=2)

@@ -4,7 +4,7 @@ Double precision is summed with Knuth's two-sum, which finds the rounding error 
 addition exactly; the errors are summed beside (Kahan and Babuska; Neumaier; Ogita, Rump and
 Oishi, "Accurate sum and dot product", SIAM J. Sci. Comput. 26, 2005). Single and half
 precision are summed in double, which is the same with less work: a double is a single and
-its compensation.
+its compensation. Where the result is to be a double, they are summed as doubles are.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Pair:
         return np.where(finite, self.sums + np.where(finite, self.compensations, 0.0), self.sums)
 
 
-def block_sum(block: Array, axes: Sequence[int]) -> Pair:
+def block_sum(block: Array, axes: Sequence[int], result: str = "float32") -> Pair:
     """Sum a block along some of its axes, in one pass over its memory.
 
     Parameters
@@ -70,6 +70,9 @@ def block_sum(block: Array, axes: Sequence[int]) -> Pair:
         float64.
     axes : sequence of int
         The axes to sum along, none of them negative.
+    result : str
+        The real dtype that sums are rounded to. For float64 blocks of all dtypes are summed as
+        if they were of it.
 
     Returns
     -------
@@ -87,7 +90,8 @@ def block_sum(block: Array, axes: Sequence[int]) -> Pair:
     if block.size == 0:
         zeros = zeros_for(block, axes, "float64")
         return Pair(zeros, zeros)
-    return in_parts(block, axes, ("float32", "float64"), _sum_of, merged)
+    dtypes = ("float64",) if result == "float64" else ("float32", "float64")
+    return in_parts(block, axes, dtypes, _sum_of, merged)
 
 
 def _sum_of(block: Array, axes: Sequence[int]) -> Pair:

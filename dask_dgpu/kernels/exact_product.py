@@ -38,11 +38,18 @@ def terms(x: Array, y: Array) -> Array:
         float64 or complex128, with one axis more at the end, along which the terms of each
         product are: as many as :func:`count` says.
 
+    Raises
+    ------
+    ValueError
+        When the shapes differ, as they can where chunk sizes are unknown.
+
     Notes
     -----
     What is below the smallest normal number may be lost. Where a product is not finite, its
     first term is that.
     """
+    if x.shape != y.shape:
+        raise ValueError(f"x has a block of shape {x.shape} and y {y.shape}, they must be equal")
     pairs = [(x.real, y.real, 1)]
     if x.dtype.kind == "c" and y.dtype.kind == "c":
         pairs.append((x.imag, y.imag, -1))

@@ -24,8 +24,6 @@ Kind = Literal["sum", "mean"]
 FEW_BYTES = 1 << 16
 """Sums of up to so many bytes are added on the host: a GPU would only wait for launches."""
 
-KERNELS: dict[str, Any] = {"compensated": compensated, "reproducible": binned}
-
 
 @dataclass(frozen=True)
 class Partial:
@@ -53,7 +51,7 @@ class Partial:
         return sys.getsizeof(self.sums)
 
 
-def partial_sum(block: Array, axes: tuple[int, ...], method: Exact) -> Partial:
+def partial_sum(block: Array, axes: tuple[int, ...], method: Exact, result: str) -> Partial:
     """Sum a block along some of its axes.
 
     Parameters
@@ -64,6 +62,8 @@ def partial_sum(block: Array, axes: tuple[int, ...], method: Exact) -> Partial:
         The axes to sum along, none of them negative.
     method : {"compensated", "reproducible"}
         How.
+    result : str
+        The dtype of the sums in the end, which says how good those that are compensated must be.
 
     Raises
     ------
@@ -80,7 +80,11 @@ def partial_sum(block: Array, axes: tuple[int, ...], method: Exact) -> Partial:
     shape = [1 if k in axes else length for k, length in enumerate(block.shape)]
     if parts == 2:
         shape.append(2)
-    sums = KERNELS[method].block_sum(block, axes).reshaped(tuple(shape))
+    sums: Sums
+    if method == "compensated":
+        sums = compensated.block_sum(block, axes, _real(result)).reshaped(tuple(shape))
+    else:
+        sums = binned.block_sum(block, axes).reshaped(tuple(shape))
     if isinstance(sums, Pair) and sums.sums.nbytes <= FEW_BYTES:
         sums = sums.on_host()
     count, kind = prod(block.shape[k] for k in axes), type(block)
@@ -108,8 +112,13 @@ def finished(
     return values
 
 
+def _real(dtype: str) -> str:
+    """Return the name of the dtype of the parts of numbers."""
+    return str(np.empty(0, dtype_named(dtype)).real.dtype.name)
+
+
 def _rounded(whole: Partial, kind: str, result: np.dtype[Any]) -> Array:
-    real = np.empty(0, result).real.dtype.name
+    real = _real(result.name)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if kind == "mean":
             values = narrowed(whole.sums.value() / whole.count, real)

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from dask_dgpu.kernels.narrowed import widened
+
 Array = Any
 T = TypeVar("T")
 
@@ -65,10 +67,14 @@ def in_parts(
     dtype = "float32" if half and "float32" in dtypes else "float64"
     most = PART if isinstance(block, np.ndarray) else DEVICE_PART
     if block.size <= most or not axes:
-        return function(block.astype(dtype), axes)
+        return function(_converted(block, dtype), axes)
     longest = max(axes, key=lambda axis: block.shape[axis])
     length = block.shape[longest]
     step = max(1, most // (block.size // length))
     before = (slice(None),) * longest
     parts = (block[(*before, slice(lo, lo + step))] for lo in range(0, length, step))
-    return merged([function(part.astype(dtype), axes) for part in parts])
+    return merged([function(_converted(part, dtype), axes) for part in parts])
+
+
+def _converted(block: Array, dtype: str) -> Array:
+    return widened(block) if dtype == "float64" else block.astype(dtype)

@@ -159,7 +159,7 @@ def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
     Raises
     ------
     ValueError
-        When ``axis`` does not exist (``AxisError``) or is given twice.
+        When ``axis`` does not exist (``AxisError``) or is given twice, or has no elements.
     TypeError
         When ``axis`` is no integer.
     """
@@ -186,7 +186,7 @@ def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
     Raises
     ------
     ValueError
-        When ``axis`` does not exist (``AxisError``) or is given twice.
+        When ``axis`` does not exist (``AxisError``) or is given twice, or has no elements.
     TypeError
         When ``axis`` is no integer.
     """

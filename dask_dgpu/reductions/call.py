@@ -63,7 +63,7 @@ def reduced(
         Array,
         da.reduction(
             x,
-            chunk=partial(sum_block, method=method),
+            chunk=partial(sum_block, method=method, result=result.name),
             combine=add_partials,
             aggregate=partial(finish, kind=kind, result=result.name),
             axis=axes,
@@ -80,13 +80,17 @@ def reduced(
 def extreme(
     function: Callable[..., Any], x: Any, axis: int | Sequence[int] | None, keepdims: bool
 ) -> Array:
-    """Return the largest or smallest elements, by Dask.
+    """Return the largest or smallest elements, by Dask; raise where there is none.
 
     Those of bfloat16 are found in float32, which is quicker, and no NaN makes it warn.
     """
     x = da.asarray(x)
+    axes = summed_axes(axis, x.ndim)
+    for each in axes:
+        if x.shape[each] == 0:  # Dask returns an array of another shape than it has said
+            raise ValueError(f"x has no elements along axis {each}, it must have one or more")
     wide = x.astype("float32") if is_bfloat16(x.dtype) else x
-    found: Array = function(wide, axis=summed_axes(axis, x.ndim), keepdims=keepdims)
+    found: Array = function(wide, axis=axes, keepdims=keepdims)
     return found if wide is x else found.astype(x.dtype)
 
 
@@ -94,7 +98,10 @@ def checked(name: str, x: Any, method: str) -> Array:
     """Return what is summed as a Dask array; raise if it or the method is not allowed."""
     if method not in METHODS:
         raise ValueError(f"method is {method!r}, it must be one of {', '.join(METHODS)}")
-    array = x if isinstance(x, Array) else da.asarray(x)
+    try:
+        array = x if isinstance(x, Array) else da.asarray(x)
+    except NotImplementedError:  # Dask cannot cut arrays of objects by their size
+        raise TypeError(f"{name} has the dtype object, it must be {ALLOWED}") from None
     if not is_number(array.dtype):
         raise TypeError(f"{name} has the dtype {array.dtype}, it must be {ALLOWED}")
     return array

@@ -63,10 +63,10 @@ def _wrapped(kind: Kind, original: Callable[..., Any], method: Method) -> Callab
 
 
 def _understood(a: Any, dtype: Any) -> bool:
+    chunked = isinstance(a, Array)
     return (
-        isinstance(a, Array)
+        typename(type(a._meta if chunked else a)) in CONTAINERS
         and is_number(a.dtype)
         and (dtype is None or dtype == BFLOAT16 or is_number(np.dtype(dtype)))
-        and typename(type(a._meta)) in CONTAINERS
-        and not a.name.startswith(CONTRACTION)
+        and not (chunked and a.name.startswith(CONTRACTION))
     )

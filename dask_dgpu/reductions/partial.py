@@ -13,10 +13,11 @@ def sum_block(
     axis: tuple[int, ...],
     keepdims: bool,
     method: Exact,
+    result: str,
     computing_meta: bool = False,
 ) -> Any:
-    """Sum a block; the chunk function of a Dask reduction."""
-    return block if computing_meta else partial_sum(block, axis, method)
+    """Sum a block for sums of the dtype ``result``; the chunk function of a Dask reduction."""
+    return block if computing_meta else partial_sum(block, axis, method, result)
 
 
 def add_partials(

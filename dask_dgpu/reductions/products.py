@@ -23,8 +23,8 @@ def dot(x: Any, y: Any, *, method: Method = "compensated") -> Array:
         Dask arrays of one dimension and of one length, in any chunks, or what
         ``dask.array.asarray`` takes; nothing is conjugated.
     method : {"compensated", "reproducible", "dask"}, optional
-        How to sum, as in :func:`sum`; ``"dask"`` is ``dask.array.dot``, which integers take
-        always.
+        How to sum, as in :func:`sum`; ``"dask"`` is ``dask.array.dot``. Integers and bools are
+        summed by it always, and the others convert its result to the dtype of NumPy's.
 
     Returns
     -------
@@ -35,7 +35,7 @@ def dot(x: Any, y: Any, *, method: Method = "compensated") -> Array:
     ------
     ValueError
         When ``x`` or ``y`` has not one dimension, their lengths differ, or ``method`` is not
-        allowed.
+        allowed. Lengths of unknown chunks are compared when they are multiplied.
     TypeError
         When a dtype is of another kind, as object, or NumPy has none that holds both.
 
@@ -75,7 +75,7 @@ def dot(x: Any, y: Any, *, method: Method = "compensated") -> Array:
         ) from None
     if method == "dask" or not is_inexact(result):
         own: Array = da.dot(x, y)
-        return own
+        return own if method == "dask" else own.astype(result)
     real = np.empty(0, result).real.dtype
     x, y = (each if is_inexact(each.dtype) else converted(each, real) for each in (x, y))
     return converted(_summed(x, y, (0,), False, method), result)

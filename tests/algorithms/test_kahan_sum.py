@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -26,7 +27,7 @@ from dask_dgpu.comm.recording import Ledger, RecordingComm
 from dask_dgpu.kernels.device import HostDevice
 from graph_opt.cost import HOST
 from graph_opt.layout import Index, Layout, cuts_of, dealt
-from tests.kernels.exact import exact, family, to_nearest, within_bound
+from tests.kernels.exact import FAMILIES, exact, family, to_nearest, within_bound
 
 Array = Any
 
@@ -120,6 +121,19 @@ def test_any_layout_axes_and_ranks(
                 assert ledger.calls["all_reduce"] == 1
 
 
+@settings(max_examples=1000)
+@given(problem=problems(), seed=st.integers(0, 2**32 - 1), name=st.sampled_from(FAMILIES))
+def test_same_bits_for_any_chunks_ranks_and_order(
+    problem: tuple[Layout, int], seed: int, name: str
+) -> None:
+    source, size = problem
+    values = family(name, int(np.prod(source.shape)), "float64")
+    array = np.random.default_rng(seed).permutation(values).reshape(source.shape)
+    task = Summing(tuple(range(source.ndim)), False, "reproducible", "sum")
+    found, _ = run(planned(source, task, "float64", size), array)
+    assert found[()].tobytes() == to_nearest(exact(values), "float64").tobytes()
+
+
 def test_same_bits_on_any_ranks() -> None:
     array = family("wide", 4000, "float32").reshape(200, 20)
     found = set()
@@ -145,6 +159,16 @@ def test_other_dtypes(dtype: str, method: Any) -> None:
     wanted = wide.mean(0, keepdims=True).astype(dtype)
     np.testing.assert_array_equal(block, wanted)
     assert peak(plan) >= array.nbytes / 2
+
+
+@pytest.mark.parametrize("method", ["compensated", "reproducible"])
+def test_result_of_double_precision(method: Any) -> None:
+    array = np.tile(np.array([1, 1e-20, -1], "float32"), 2)[:, None]
+    source = Layout((cuts_of([3, 3]), (0, 1)), (0, 1))
+    task = Summing((0,), False, method, "sum")
+    plan = replace(planned(source, task, "float32", 2), result_dtype="float64")
+    (block,) = run(plan, array)[0].values()
+    assert block.tolist() == [2 * float(np.float32(1e-20))]
 
 
 @pytest.mark.parametrize("method", ["compensated", "reproducible"])

@@ -27,11 +27,13 @@ def value(x: da.Array, graph: Any) -> Any:
     return da.Array(graph, x.name, x.chunks, meta=x).compute(scheduler="sync", optimize_graph=False)
 
 
+REDUCTIONS = (da.max, da.min, da.argmax, da.argmin, da.prod, da.nansum, da.nanmean, da.nanmax)
 CASES = {
     "elementwise before and after": lambda: ((A + 1) @ B) * 2,
     "creation": lambda: da.ones((12, 12), chunks=4) @ da.arange(144, chunks=144).reshape(12, 12),
     "reduction": lambda: (A @ B).sum(axis=0) - (A @ B).mean(),
     "several values of a reduction": lambda: (A @ B).var() + (A @ B).argmax(axis=1),
+    "other reductions": lambda: da.stack([reduce(A @ B, axis=0) for reduce in REDUCTIONS]),
     "slices": lambda: ((A @ B)[3:7, ::2] + 1)[::-1],
     "joined": lambda: da.concatenate([A @ B, A])[5:] + da.stack([B @ A, A]).sum(axis=0)[0],
     "broadcast": lambda: (A @ B) * da.arange(12, chunks=4, dtype=float)[:, None],

@@ -13,6 +13,7 @@ from ml_dtypes import finfo
 
 from dask_dgpu.kernels import compensated
 from dask_dgpu.kernels.compensated import Pair
+from dask_dgpu.kernels.lanes import Walk, steps_of
 from dask_dgpu.kernels.narrowed import narrowed
 from tests.kernels.exact import FAMILIES, family, within_bound
 
@@ -92,6 +93,24 @@ def test_memory_of_any_kind(change: str) -> None:
     else:
         block.flags.writeable = False
     assert compensated.block_sum(block, (0,)).value() == 999 * 500
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("step", [1, 2])
+def test_each_number_is_read_once_and_where_it_is(
+    step: int, order: tuple[int, ...], axes: tuple[int, ...]
+) -> None:
+    block = np.ones((37, 80, 131 * step), "float32")[..., ::step].transpose(order)
+    flat, _, _, steps = steps_of(block, axes)
+    assert np.shares_memory(flat, block)
+    read = np.zeros(len(flat), int)
+    for walk in (Walk(*walk) for _, walks in steps for walk in walks):
+        outer = walk.across * np.arange(walk.outer)[:, None, None]
+        rows = walk.down * np.arange(walk.rows)[:, None]
+        np.add.at(read, walk.start + outer + rows + walk.along * np.arange(walk.width), 1)
+    assert read.sum() == block.size
+    assert read.max() == 1
 
 
 @pytest.mark.parametrize(

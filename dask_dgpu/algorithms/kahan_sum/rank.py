@@ -91,7 +91,8 @@ def _summed(
     for done, index in enumerate(sorted(blocks)):
         target = plan.task.target(index)
         if target in plan.adding:
-            partial = partial_sum(blocks[index], plan.task.axes, plan.task.method)
+            task = plan.task
+            partial = partial_sum(blocks[index], task.axes, task.method, plan.result_dtype)
             found[target] = added([found[target], partial]) if target in found else partial
         progress(done + 1, len(blocks) + 1)
     return found
