@@ -6,6 +6,7 @@ import math
 import tracemalloc
 import weakref
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -194,6 +195,53 @@ def test_what_is_spent_makes_room_for_buffers(spent: bool) -> None:
     assert all(ranked.moves[:2])
     assert (ranked.steps - 2 < 20) is spent
     assert peak(ranked) <= 3 * (n * n * 8 // size) + 64 * MIB
+
+
+@pytest.mark.parametrize("spent", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "parts"), [((4, 8192, 8192), (4, 1, 1)), ((8192, 8192, 2), (2, 2, 1))]
+)
+def test_thick_slices_are_bounded_too(
+    shape: tuple[int, ...], parts: tuple[int, ...], spent: bool
+) -> None:
+    """A block that is whole along all its long axes is one slice."""
+    chunks = tuple(even(n, count) for n, count in zip(shape, parts, strict=True))
+    transforms = [Transform("fft", axis, n) for axis, n in enumerate(shape)]
+    source = layout(chunks, dealt(4, 4))
+    plan = plan_pencil_fft(chunks, "complex64", transforms, ranks=4)
+    ranked = plan_on_ranks(plan, source, 4, HOST, in_order(4), spent=spent)
+    assert peak(ranked) <= 3 * (math.prod(shape) * 8 // 4) + 64 * MIB
+
+
+@pytest.mark.parametrize("spent", [False, True])
+@pytest.mark.parametrize("kind", ["fft", "rfft"])
+def test_thick_slices_are_transformed_before_they_are_packed(
+    kind: str, spent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("redistribute.cost", "pencil_fft.ranks"):
+        monkeypatch.setattr(import_module(f"dask_dgpu.algorithms.{module}"), "LEAST", MIB // 4)
+    shape, size = (4, 384, 384), 4
+    chunks = ((1,) * 4, (384,), (384,))
+    transforms = [Transform(kind, 2, 384), Transform("fft", 1, 384), Transform("fft", 0, 4)]
+    plan = plan_pencil_fft(chunks, "float64" if kind == "rfft" else "complex128", transforms)
+    source = layout(chunks, dealt(4, size))
+    ranked = plan_on_ranks(plan, source, size, HOST, in_order(size), spent=spent)
+    (move,) = (each for each in ranked.moves if each is not None)
+    assert not move.transformed
+    assert move.rounds > 2
+    array = random(shape, plan.dtype)
+    tracemalloc.start()
+    try:
+        parts, ledgers = run(ranked, array)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # all ranks are here; the input, made before, is not counted
+    assert most <= size * peak(ranked) - (0 if spent else array.nbytes) + MIB
+    result = whole(parts, ranked.output, plan.output_dtype)
+    np.testing.assert_allclose(result, reference(array, transforms), rtol=1e-11, atol=1e-9)
+    sent = [sum(row) - row[rank] for rank, row in enumerate(traffic(move))]
+    assert [ledger.bytes_sent for ledger in ledgers] == sent
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -49,9 +49,10 @@ def pencil_fft_rank(
 
     Notes
     -----
-    What a stage makes for an exchange is never there as a whole: each slice of a
-    block is transformed when it is packed, while the slices before it travel. What
-    the last stage makes stays in the memory of what it reads, where the dtype allows.
+    What a stage makes for an exchange is not there as a whole, if slices are small enough
+    (``move.transformed``): each slice of a block is transformed when it is packed, while the
+    slices before it travel. What the last stage
+    makes stays in the memory of what it reads, where the dtype allows.
     """
     done = 0
 
@@ -66,16 +67,16 @@ def pencil_fft_rank(
         blocks.clear()
     stages: list[Stage | None] = [None, *ranked.plan.stages]
     for stage, move in zip(stages, ranked.moves, strict=True):
-        if move is None:
-            if stage is not None:
-                with device.computing():
-                    made = _transformed(stage, present, overwrite=ours)
-                device.join()  # before what was transformed is let go of
-                present = made
-                del made
-                ours = True
-        else:
-            read = None if stage is None else _reader(stage, present, overwrite=ours)
+        fused = stage is not None and move is not None and move.transformed
+        if stage is not None and not fused:
+            with device.computing():
+                made = _transformed(stage, present, overwrite=ours)
+            device.join()  # before what was transformed is let go of
+            present = made
+            del made
+            ours = True
+        if move is not None:
+            read = _reader(stage, present, overwrite=ours) if stage and fused else None
             start = done
 
             def report(at: int, rounds: int, start: int = start) -> None:

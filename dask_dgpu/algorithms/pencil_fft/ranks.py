@@ -11,6 +11,7 @@ import numpy as np
 
 from dask_dgpu.algorithms.pencil_fft.plan import Chunks, PencilPlan, Stage, shape_of
 from dask_dgpu.algorithms.redistribute import (
+    LEAST,
     RedistributePlan,
     buffer_bytes,
     plan_redistribute,
@@ -107,6 +108,11 @@ def plan_on_ranks(
     A rank holds its blocks of the input to the end, unless they are spent. In
     the first exchange it holds nothing else but the blocks it fills, so buffers may
     take a share of the array more; in later ones it holds a share in between too.
+
+    A stage is done slice by slice as the exchange after it packs them. Where one slice
+    of each of two rounds takes more than buffers may, as where a block is nearly all of
+    a share and whole along all its long axes, all is transformed first: that takes a
+    share, and slices would take two.
     """
     if source.cuts != tuple(map(cuts_of, plan.input_chunks)):
         raise ValueError(f"source has cuts {source.cuts}, the plan has chunks {plan.input_chunks}")
@@ -119,17 +125,22 @@ def plan_on_ranks(
         chunks = exchange.target
         move = None
         if present.cuts != tuple(map(cuts_of, chunks)):
-            share = exchange.nbytes // size
-            spare = share if spent or not any(moves) else 0
-            move = plan_redistribute(
-                present,
-                place(present, chunks),
-                exchange.dtype,
-                size,
-                limit=buffer_bytes(share, spare, machine, transformed=before is not None),
-                whole_axes=() if before is None else _axes(before),
-                transformed=before is not None,
-            )
+            target, share = place(present, chunks), exchange.nbytes // size
+            if before is not None:
+                spare = share if spent or not any(moves) else 0
+                move = plan_redistribute(
+                    present,
+                    target,
+                    exchange.dtype,
+                    size,
+                    limit=buffer_bytes(share, spare, machine, transformed=True),
+                    whole_axes=_axes(before),
+                    transformed=True,
+                )
+            if move is None or workspace(move) > LEAST + spare:
+                spare = share if spent or before is None else 0
+                limit = buffer_bytes(share, spare, machine)
+                move = plan_redistribute(present, target, exchange.dtype, size, limit=limit)
             present = move.target
         moves.append(move)
         layouts.append(present)
@@ -181,9 +192,15 @@ def peak(ranked: RankedPencil) -> int:
     for rank in range(ranked.size):
         kept = ranked.source.share(rank, np.dtype(plan.dtype).itemsize)
         held = 0  # of what earlier exchanges have made
-        for move, layout, itemsize in zip(ranked.moves, ranked.layouts, itemsizes, strict=True):
+        for at, (move, layout, itemsize) in enumerate(
+            zip(ranked.moves, ranked.layouts, itemsizes, strict=True)
+        ):
             made = layout.share(rank, itemsize)
             if move is not None:
+                if at and not move.transformed:  # the stage before was done at once
+                    whole = move.source.share(rank, itemsize)
+                    worst = max(worst, kept + held + whole)
+                    held, kept = whole, 0 if ranked.spent else kept
                 worst = max(worst, kept + held + made + workspace(move))
                 held, kept = made, 0 if ranked.spent else kept
         result = ranked.output.share(rank, np.dtype(plan.output_dtype).itemsize)

@@ -32,11 +32,12 @@ References
    using advanced MPI", Journal of Parallel and Distributed Computing 128 (2019).
 """
 
-from dask_dgpu.algorithms.redistribute.cost import buffer_bytes, cost, traffic, workspace
+from dask_dgpu.algorithms.redistribute.cost import LEAST, buffer_bytes, cost, traffic, workspace
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan, plan_redistribute
 from dask_dgpu.algorithms.redistribute.rank import redistribute_rank, redistribute_reference
 
 __all__ = [
+    "LEAST",
     "RedistributePlan",
     "buffer_bytes",
     "cost",
