@@ -75,6 +75,7 @@ def _blockwork(work: Blockwork) -> Local:
         needs=tuple(
             tuple((at[name], need) for name, need in needs) for needs in work.needs.values()
         ),
+        once=work.once,
     )
 
 

@@ -20,7 +20,7 @@ from dask._task_spec import GraphNode, List, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from graph_opt.layout import Index
-from graph_opt.node import ArrayNode
+from graph_opt.node import ArrayNode, label
 from graph_opt.region import Region
 
 Key = tuple[Any, ...]
@@ -153,9 +153,9 @@ def _gang(
     yield gang, UnfusedTask(gang, functions.gang, program, *staged)
 
 
-def _declared(node: ArrayNode, index: Index) -> tuple[str, tuple[int, ...], str]:
+def _declared(node: ArrayNode, index: Index) -> tuple[str, str, tuple[int, ...], str]:
     shape = tuple(sizes[at] for sizes, at in zip(node.chunks, index, strict=True))
-    return node.dtype, shape, node.container
+    return label(node.name), node.dtype, shape, node.container
 
 
 def _outs(

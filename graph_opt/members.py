@@ -18,7 +18,7 @@ from dask.array.einsumfuncs import chunk_einsum
 from dask.array.routines import _matmul, _tensordot
 from dask.array.wrap import _broadcast_trick_inner
 from dask.blockwise import Blockwise, optimize_blockwise
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from toolz import curry
 
 from graph_opt.parse import ArrayGraph
@@ -161,8 +161,7 @@ def _is_blockwork(graph: ArrayGraph, name: str) -> bool:
 
 def _joins(task: GraphNode) -> bool:
     function = _plain(getattr(task, "func", None))
-    package = str(getattr(function, "__module__", None) or "").partition(".")[0]
-    return isinstance(task, Alias) or (package in MODULES and function not in OUTSIDE)
+    return isinstance(task, Alias) or (_is_known(function) and function not in OUTSIDE)
 
 
 def _creates(task: GraphNode) -> bool:
@@ -171,6 +170,34 @@ def _creates(task: GraphNode) -> bool:
     function = _plain(task.func)
     module = getattr(function, "__module__", None) or ""
     return function in CREATES or module in CREATING_MODULES
+
+
+def calls_others(layer: Layer) -> bool:
+    """Whether a layer calls functions that are neither Dask's nor NumPy's, but a user's.
+
+    These may take long, or give something else at each call.
+    """
+    return isinstance(layer, Blockwise) and not all(map(_is_known, _functions(layer.task)))
+
+
+def _functions(task: Any) -> Iterator[Any]:
+    """Yield the functions that a task calls, those of fused tasks and arguments included."""
+    if isinstance(task, Task):
+        yield task.func
+        for argument in (*task.args, *task.kwargs.values()):
+            yield from _functions(argument)
+    elif isinstance(task, DataNode):
+        yield from _functions(task.value)
+    elif isinstance(task, dict):
+        for value in task.values():
+            yield from _functions(value)
+    elif callable(task):
+        yield task
+
+
+def _is_known(function: Any) -> bool:
+    package = str(getattr(_plain(function), "__module__", None) or "").partition(".")[0]
+    return package in MODULES
 
 
 def _plain(function: Any) -> Any:

@@ -27,7 +27,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from graph_opt.culling import Culled
 from graph_opt.depth_first import depth_first
-from graph_opt.members import tasks_of
+from graph_opt.members import calls_others, tasks_of
 from graph_opt.node import ArrayNode
 from graph_opt.parse import ArrayGraph
 from graph_opt.piece_layer import PieceLayer
@@ -231,7 +231,7 @@ def _member(name: str, culled: Culled, arrays: ArrayGraph) -> Member:
         layer = MaterializedLayer(tasks_of(facts, name))
     read = sorted(culled.needs[name].items())
     needs = {key[1:]: tuple((each[0], each[1:]) for each in sorted(keys)) for key, keys in read}
-    return Blockwork(output, inputs, needs, layer)
+    return Blockwork(output, inputs, needs, layer, calls_others(layer))
 
 
 def _node(arrays: ArrayGraph, name: str) -> ArrayNode:

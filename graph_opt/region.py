@@ -35,12 +35,15 @@ class Blockwork:
         the array, and place.
     layer : Layer
         Has the task of each block.
+    once : bool, optional
+        Whether each block must be made once only, for its functions are a user's.
     """
 
     output: ArrayNode
     inputs: tuple[ArrayNode, ...]
     needs: Mapping[Index, tuple[Block, ...]]
     layer: Layer
+    once: bool = False
 
     @property
     def label(self) -> str:

@@ -215,6 +215,23 @@ def test_several_values_of_a_reduction(programs: list[Any]) -> None:
     assert len(programs) == 3
 
 
+def test_functions_of_users_are_called_once_for_each_block(programs: list[Any]) -> None:
+    """They may give something else at each call."""
+    calls: list[Any] = []
+
+    def drawn(block: Any) -> Any:
+        if block.size:  # Dask itself tries it on an empty one
+            calls.append(len(calls))
+        return block + len(calls)
+
+    x = da.from_array(A, chunks=(4, 4))
+    line = da.zeros(N, chunks=4).map_blocks(drawn, dtype=float)
+    rows, wanted = dask.compute((x @ x) * 0 + line, line, scheduler="sync")
+    np.testing.assert_array_equal(rows, np.broadcast_to(wanted, rows.shape))
+    assert len(calls) == 3
+    assert len(programs) == 1
+
+
 def test_what_reads_files_or_itself_ends_a_region(programs: list[Any]) -> None:
     x = da.from_array(A, chunks=(3, N))
     z = (np.fft.fft2(x).real.cumsum(axis=0) @ x).sum()
@@ -273,14 +290,28 @@ def test_plain_names_are_those_of_dask() -> None:
     assert set(dask.core.flatten(y.__dask_keys__())) <= set(graph.to_dict())
 
 
-def test_errors_name_the_operation() -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_errors_name_the_operation(fused: bool) -> None:
     def broken(block: Any) -> Any:
         raise ArithmeticError("no")
 
     x = da.from_array(A, chunks=(3, N))
     z = np.fft.fft2(x).map_blocks(broken, dtype=complex)
-    with pytest.raises(Exception, match="no"):
-        z.compute(scheduler="sync")
+    with pytest.raises(ArithmeticError, match="no") as raised:
+        (abs(z) + 1 if fused else z).compute(scheduler="sync")
+    notes = " ".join(raised.value.__notes__)
+    assert "in broken-" in notes
+    assert "on rank " in notes
+
+
+def test_blocks_that_are_not_what_a_function_was_said_to_make() -> None:
+    x = da.from_array(A, chunks=(3, N))
+    cropped = np.fft.fft2(x).map_blocks(lambda block: block[1:], dtype=complex, name="cropped-01")
+    with pytest.raises(ValueError, match="a block of cropped-01 is declared with shape"):
+        np.fft.fft2(cropped).compute(scheduler="sync")
+    persisted = cropped.persist(scheduler="sync")
+    with pytest.raises(ValueError, match="a block of cropped-01 is declared with shape"):
+        np.fft.fft2(persisted).compute(scheduler="sync")
 
 
 def test_explained() -> None:

@@ -15,6 +15,7 @@ from dask.blockwise import Blockwise, BlockwiseDep, blockwise_token
 from dask.highlevelgraph import Layer
 
 from graph_opt.layout import Index
+from graph_opt.node import label
 
 Array = Any
 Task = Callable[[Mapping[Any, Array]], Array]
@@ -136,6 +137,7 @@ def run_fused(tasks: Mapping[Any, Any], result: Any, names: Sequence[Any], *bloc
     """Run fused tasks as they are needed; let go of what each has made after its last use.
 
     Dask's own way orders them first, as a graph of any size, which takes longer than to run them.
+    An error is noted to be that of one task: a user knows its name, not that of the fused ones.
 
     Parameters
     ----------
@@ -160,7 +162,11 @@ def run_fused(tasks: Mapping[Any, Any], result: Any, names: Sequence[Any], *bloc
         key = waiting.pop()
         if key in known:
             continue
-        known[key] = tasks[key]({need: known[need] for need in needs})
+        try:
+            known[key] = tasks[key]({need: known[need] for need in needs})
+        except Exception as error:
+            error.add_note(f"in {label(str(key))}")
+            raise
         for need in needs:
             uses[need] -= 1
             if not uses[need]:

@@ -93,7 +93,7 @@ def _computed(
     name = label(step.output)
     inputs = []
     for read in step.inputs:
-        _conform(known[read], values[read], device)
+        _conform(label(read), known[read], values[read], device)
         layout = fixed.values[read].layout
         # what several ranks have made counts as the first one's
         inputs.append({i: b for i, b in values[read].items() if layout.owner(i) == comm.rank})
@@ -110,11 +110,11 @@ def _computed(
     return made
 
 
-def _conform(value: Value, held: Blocks, device: Device) -> None:
+def _conform(name: str, value: Value, held: Blocks, device: Device) -> None:
     """Make blocks what the graph says, in the device's memory."""
     was = dict(held)
     for index, block in was.items():
-        declared = value.dtype, value.block_shape(index), _container(block, value, device)
+        declared = name, value.dtype, value.block_shape(index), _container(block, value, device)
         held[index] = device.to_device(conforming(block, *declared))
     if any(held[index] is not block for index, block in was.items()):
         device.join()  # before what was converted is let go of

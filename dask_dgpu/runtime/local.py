@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any
 
@@ -10,11 +11,41 @@ from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device, HostDevice
 from dask_dgpu.runtime.execute import execute
+from dask_dgpu.runtime.observer import Nobody, Span
 from dask_dgpu.runtime.program import Key, Program, plans
 from dask_dgpu.runtime.value import Blocks
 from graph_opt.layout import dealt
 
 Array = Any
+
+
+class Naming(Nobody):
+    """An observer that has errors say where they come from.
+
+    Parameters
+    ----------
+    rank : int
+        Whose steps it sees.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    @contextmanager
+    def step(self, name: str, action: str) -> Iterator[Span]:
+        """Add the step and the rank to an error.
+
+        Yields
+        ------
+        Span
+            The step's.
+        """
+        try:
+            with super().step(name, action) as span:
+                yield span
+        except Exception as error:
+            error.add_note(f"in {name}, on rank {self.rank}")
+            raise
 
 
 def run_here(program: Program, staged: Sequence[list[Array]]) -> dict[Key, Array]:
@@ -43,7 +74,7 @@ def run_here(program: Program, staged: Sequence[list[Array]]) -> dict[Key, Array
             }
             for name, values in blocks.items()
         }
-        return execute(program, fixed, comm, _device(program), mine)
+        return execute(program, fixed, comm, _device(program), mine, Naming(comm.rank))
 
     result: dict[Key, Array] = {}
     for part in run_local(size, rank_program):

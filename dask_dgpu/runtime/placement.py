@@ -4,7 +4,8 @@ A collective says where its result is. What Dask's own block functions make, is 
 rank that has most of what it is made of; the rest travels there. What is made of nothing, or
 of little, has no place until somebody reads it, and is then made where it is read, on
 several ranks if several read it: so a mask meets the transform that it is multiplied with
-where that is, and a wave number is computed everywhere rather than sent.
+where that is, and a wave number is computed everywhere rather than sent. What a user's
+function makes is made on one of these ranks, for it may give something else at each call.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class _Made:
     ranks: dict[Index, Ranks]
     inputs: Sequence[str] = ()
     needs: Mapping[Index, Sequence[Need]] = field(default_factory=dict)
+    once: bool = False
     shipments: dict[Shipment, None] = field(default_factory=dict)  # in their order
 
 
@@ -90,12 +92,14 @@ class Placement:
         value: Value,
         inputs: Sequence[str],
         needs: Mapping[Index, Sequence[Need]],
+        once: bool = False,
     ) -> None:
         """Note a value whose blocks are each made of whole blocks, and place what can be.
 
-        ``needs`` says for each block, in row-major order, of which blocks of ``inputs``.
+        ``needs`` says for each block, in row-major order, of which blocks of ``inputs``;
+        ``once``, that no two ranks may make the same.
         """
-        made = self._made[name] = _Made(value, dict.fromkeys(needs, ()), inputs, needs)
+        made = self._made[name] = _Made(value, dict.fromkeys(needs, ()), inputs, needs, once)
         self._order[name] = len(self._order)
         sources = [self._made[each] for each in inputs]
         demands: dict[Block, set[int]] = {}
@@ -148,9 +152,13 @@ class Placement:
                 if made.ranks[index]:
                     self._send(needed, index, readers)
                     continue
-                ranks = set().union(*(ranks for _, ranks in readers))
-                made.ranks[index] = tuple(sorted(ranks))
-                ask(needed, {(made.inputs[at], need): ranks for at, need in made.needs[index]})
+                ranks = sorted(set().union(*(ranks for _, ranks in readers)))
+                if made.once:
+                    ranks = [ranks[sum(index) % len(ranks)]]  # they share the work
+                made.ranks[index] = tuple(ranks)
+                self._send(needed, index, readers)
+                makers = set(ranks)
+                ask(needed, {(made.inputs[at], need): makers for at, need in made.needs[index]})
 
     def _send(self, name: str, index: Index, readers: Iterable[tuple[str, set[int]]]) -> None:
         """Have a block travel to the ranks where it is read and not held."""

@@ -42,12 +42,15 @@ class Local:
     needs : tuple of tuple of (int, tuple of int)
         For each block of the result those that it is made from: which of the inputs, and
         place. Steps of a loop differ by names, and not in this.
+    once : bool, optional
+        Whether each block is to be made on one rank only, whoever reads it.
     """
 
     inputs: tuple[str, ...]
     output: str
     result: Value
     needs: tuple[tuple[Need, ...], ...]
+    once: bool = False
 
     def blocks(self) -> dict[Index, tuple[Need, ...]]:
         """Return what each block of the result is made from."""
@@ -221,7 +224,7 @@ def plans(program: Program, owners: Owners, size: int) -> Plans:
     given, ends = program.given, program.ends
     for at, step in enumerate(program.steps):
         if isinstance(step, Local):
-            placement.make(step.output, step.result, step.inputs, step.blocks())
+            placement.make(step.output, step.result, step.inputs, step.blocks(), step.once)
             continue
         inputs = tuple(
             replace(placement.placed(name), spent=name in ends[at] and name not in given)

@@ -22,7 +22,7 @@ Array = Any
 PLUGIN = "dask-dgpu"
 
 
-def stage(block: Array, declared: tuple[str, tuple[int, ...], str] | None) -> Any:
+def stage(block: Array, declared: tuple[str, str, tuple[int, ...], str] | None) -> Any:
     """Hand a block to the gang, on the worker where it is, without a copy.
 
     What collectives read is held to what the graph declares; what only Dask's own functions

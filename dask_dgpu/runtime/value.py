@@ -117,21 +117,25 @@ class Placed:
         return Placed(self.layout.transposed(axes), self.dtype, self.spent)
 
 
-def conforming(block: Array, dtype: str, shape: tuple[int, ...], container: str) -> Array:
-    """Return the block as what the graph declared it to be, or say what it is instead."""
+def conforming(
+    block: Array, name: str, dtype: str, shape: tuple[int, ...], container: str
+) -> Array:
+    """Return a block of array ``name`` as what the graph declares, or say what it is instead."""
     kind = f"{type(block).__module__.split('.')[0]}.{type(block).__name__}"
     if kind != container:
         arraylike = hasattr(block, "__array__") or isinstance(block, list | tuple)
         if container != "numpy.ndarray" or not arraylike:
-            raise TypeError(f"a block is declared as {container} but is {kind}")
+            raise TypeError(f"a block of {name} is declared as {container} but is {kind}")
         if isinstance(block, np.ma.MaskedArray):
-            raise TypeError("a block is declared as numpy.ndarray but is a masked array")
+            raise TypeError(f"a block of {name} is declared as {container} but is a masked array")
         block = np.asarray(block)
     if block.shape != shape:
-        raise ValueError(f"a block is declared with shape {shape} but has {block.shape}")
+        raise ValueError(f"a block of {name} is declared with shape {shape} but has {block.shape}")
     if block.dtype != dtype:
         try:
             return block.astype(dtype_named(dtype), casting="same_kind")
         except TypeError:
-            raise TypeError(f"a block is declared as {dtype} but is {block.dtype}") from None
+            raise TypeError(
+                f"a block of {name} is declared as {dtype} but is {block.dtype}"
+            ) from None
     return block

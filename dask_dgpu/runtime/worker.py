@@ -7,6 +7,7 @@ import logging
 import pickle
 import queue
 import threading
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 from time import perf_counter
@@ -238,8 +239,10 @@ class GangWorkerPlugin(WorkerPlugin):
             self.jobs.pop(name, None)
 
     def _fail(self, job: Job, error: BaseException) -> None:
-        reason = f"{type(error).__name__}: {error}"
+        notes = getattr(error, "__notes__", [])
+        reason = ", ".join([f"{type(error).__name__}: {error}", *notes])
         failure = GangError(reason, job.rank, self.worker.address, job.phase)
+        failure.add_note("".join(traceback.format_exception(error)))  # it pickles, a cause does not
         logger.info("gang %s: %s", job.key, failure)
         lost = isinstance(error, CommError)
         self._send("dgpu-failed", job.key, job.run_id, lost=lost, error=pickle.dumps(failure))

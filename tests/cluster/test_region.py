@@ -156,6 +156,9 @@ def test_errors_name_the_operation(client, x):
         client.compute(y).result(timeout=60)
     assert "broken-01234567" in str(raised.value)
     assert raised.value.rank is not None
+    assert "in broken\n" in "".join(raised.value.__notes__)  # of the traceback on the worker
+    with pytest.raises(dgpu.errors.GangError, match="no such number, in broken-01234567"):
+        client.compute(abs(y).sum()).result(timeout=60)  # which are fused
     result, _ = compute(client, filtered(x))
     np.testing.assert_allclose(result, wanted(), rtol=1e-10, atol=1e-12)
 

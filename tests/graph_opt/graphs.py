@@ -23,7 +23,7 @@ from graph_opt.rewrite import Matches, find, replace
 def stage(block: Any, declared: Any) -> Any:
     """Check a block that a collective reads against what the graph declares it to be."""
     if declared is not None:
-        dtype, shape, container = declared
+        _, dtype, shape, container = declared
         assert (block.dtype, block.shape, container) == (dtype, shape, "numpy.ndarray")
     return block
 

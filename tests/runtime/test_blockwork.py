@@ -64,9 +64,10 @@ def test_errors_are_those_of_the_task() -> None:
     def broken(_: Any) -> Any:
         raise ArithmeticError("no such number")
 
-    tasks: Mapping[str, Any] = {"0": Task("0", broken, TaskRef("x"))}
-    with pytest.raises(ArithmeticError, match="no such number"):
-        run_fused(tasks, "0", ["x"], 1)
+    tasks: Mapping[str, Any] = {"broken-01": Task("broken-01", broken, TaskRef("x"))}
+    with pytest.raises(ArithmeticError, match="no such number") as raised:
+        run_fused(tasks, "broken-01", ["x"], 1)
+    assert raised.value.__notes__ == ["in broken-01"]
 
 
 X = da.from_array(np.arange(24.0).reshape(4, 6), chunks=(2, 3)).persist(scheduler="sync")

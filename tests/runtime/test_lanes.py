@@ -204,9 +204,9 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LaneDevice]]:
     devices: list[LaneDevice] = []
     original = local.execute
 
-    def execute(program: Any, fixed: Any, comm: Any, device: Any, values: Any) -> Any:
+    def execute(program: Any, fixed: Any, comm: Any, device: Any, *arguments: Any) -> Any:
         devices.append(LaneDevice())
-        return original(program, fixed, LaneComm(comm, devices[-1]), devices[-1], values)
+        return original(program, fixed, LaneComm(comm, devices[-1]), devices[-1], *arguments)
 
     monkeypatch.setattr(local, "execute", execute)
     yield devices

@@ -35,13 +35,15 @@ def placed(owners: tuple[int, ...], size: int = 3) -> Placement:
     return placement
 
 
-def make(placement: Placement, name: str, value: Value, needs: Mapping[Any, Any]) -> None:
+def make(
+    placement: Placement, name: str, value: Value, needs: Mapping[Any, Any], once: bool = False
+) -> None:
     """Make each block of blocks that are given by name and place."""
     inputs = sorted({need for blocks in needs.values() for need, _ in blocks})
     numbered = {
         index: [(inputs.index(need), at) for need, at in blocks] for index, blocks in needs.items()
     }
-    placement.make(name, value, inputs, numbered)
+    placement.make(name, value, inputs, numbered, once)
 
 
 def test_elementwise_work_stays_where_its_blocks_are() -> None:
@@ -80,6 +82,17 @@ def test_broadcast_blocks_are_made_by_all_who_read_them() -> None:
     make(placement, "y", GRID, rows)
     assert dict(placement.holders("k")) == {(0,): (0, 1), (1,): (1, 2)}
     assert placement.making("y").shipments == ()
+
+
+def test_what_must_be_made_once_is_sent_to_who_else_reads_it() -> None:
+    placement = placed((0, 1, 2, 1))
+    make(placement, "k", LINE, {(0,): [], (1,): []}, once=True)
+    make(placement, "y", GRID, {(i, j): [("x", (i, j)), ("k", (i,))] for i, j in BLOCKS})
+    assert dict(placement.holders("k")) == {(0,): (0,), (1,): (2,)}
+    assert placement.making("y").shipments == (
+        Shipment("k", (0,), 0, 1),
+        Shipment("k", (1,), 2, 1),
+    )
 
 
 def test_little_does_not_bind() -> None:
@@ -127,6 +140,7 @@ def test_every_block_is_there_when_it_is_read(data: st.DataObject) -> None:
     owners = tuple(data.draw(ranks) for _ in BLOCKS)
     placement.put("v0", GRID, Layout(GRID.cuts, owners))
     needs: dict[str, Any] = {"v0": None}
+    alone: set[str] = set()
     for step in range(1, data.draw(st.integers(2, 7))):
         name, known = f"v{step}", list(needs)
         needs[name] = {
@@ -135,7 +149,9 @@ def test_every_block_is_there_when_it_is_read(data: st.DataObject) -> None:
             )
             for index in BLOCKS
         }
-        make(placement, name, GRID, needs[name])
+        once = data.draw(st.booleans())
+        alone |= {name} if once else set()
+        make(placement, name, GRID, needs[name], once)
         if data.draw(st.booleans()):
             placement.placed(data.draw(st.sampled_from(list(needs))))
     final = placement.placed(name)
@@ -147,6 +163,7 @@ def test_every_block_is_there_when_it_is_read(data: st.DataObject) -> None:
             assert each.source in there[each.name, each.index]
             came.setdefault((each.name, each.index), set()).add(each.target)
         for index, makers in making.ranks.items():
+            assert len(makers) <= 1 or name not in alone
             for need in needs[name][index]:
                 assert set(makers) <= there.get(need, set()) | came.get(need, set())
             there[name, index] = set(makers)
