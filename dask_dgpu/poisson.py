@@ -169,7 +169,7 @@ def _distances(dx: Any, ndim: int) -> tuple[float, ...]:
 def _boundaries(boundary: Any, ndim: int) -> tuple[str, ...]:
     each = _one_an_axis("boundary", boundary, isinstance(boundary, str), ndim)
     for value in each:
-        if value not in FORWARD:
+        if not isinstance(value, str) or value not in FORWARD:
             allowed = ", ".join(sorted(FORWARD))
             raise ValueError(f"boundary is {boundary!r}, it must be one of {allowed} on each axis")
     return each

@@ -104,6 +104,16 @@ def test_what_is_not_finite_is_reported(bad: float) -> None:
     assert (info.converged, info.reason, info.iterations) == (False, "not finite", 0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize("scale", [1e-30, 1e25])
+def test_squares_that_single_precision_cannot_hold(dtype: str, scale: float) -> None:
+    a = scale * numbers((9, 10), dtype)
+    u, info = dgpu.jacobi(np.zeros_like(a), da.from_array(a, chunks=5), tol=1e-4)
+    assert (info.reason, info.residuals[0]) == ("converged", pytest.approx(1))
+    wanted = direct(a.astype("complex128") / scale, 1.0, 0.0)
+    np.testing.assert_allclose(u.compute() / scale, wanted, atol=1e-2 * np.abs(wanted).max())
+
+
 def test_no_iterations() -> None:
     rhs = da.from_array(RHS, chunks=5)
     u, info = dgpu.jacobi(rhs, rhs, max_iterations=0)
@@ -157,6 +167,8 @@ def test_from_numpy() -> None:
     [
         ({"dx": 0}, ValueError, "dx is 0, it must be positive and finite"),
         ({"dx": np.inf}, ValueError, "dx is inf, it must be positive and finite"),
+        ({"dx": 1e-200}, ValueError, "dx is 1e-200, its square over 4 must be a normal number of"),
+        ({"dx": 1e200}, ValueError, r"dx is 1e\+200, its square over 4 must be a normal number of"),
         ({"dx": "a"}, TypeError, "dx is 'a', it must be a number"),
         ({"tol": -1e-3}, ValueError, "tol is -0.001, it must be positive and finite"),
         ({"tol": np.nan}, ValueError, "tol is nan, it must be positive and finite"),
@@ -183,6 +195,8 @@ def test_bad_arrays() -> None:
         dgpu.jacobi(da.ones((0, 6)), da.ones((0, 6)))
     with pytest.raises(TypeError, match="rhs has the dtype object"):
         dgpu.jacobi(x, x.astype(object))
+    with pytest.raises(ValueError, match=r"dx is 1e-20, its square over 2 must .* of float32"):
+        dgpu.jacobi(x.astype("f4"), x.astype("f4"), dx=1e-20)
 
 
 class TestLayer:

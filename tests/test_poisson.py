@@ -312,6 +312,11 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "boundary is 'nearest', it must be one of periodic, reflect, zero",
     ),
     "a boundary of two": (lambda: dgpu.poisson(X, 1, ("zero", "")), ValueError, "boundary is"),
+    "nested": (
+        lambda: dgpu.poisson(X, 1, [["zero"], ""]),
+        ValueError,
+        "boundary is .*, it must be",
+    ),
     "boundaries": (lambda: dgpu.poisson(X, 1, ["zero"] * 3), ValueError, "boundary has 3 entries"),
     "no boundary": (lambda: dgpu.poisson(X, 1, None), TypeError, "boundary is None"),
     "zero": (lambda: dgpu.poisson(X, 0.0), ValueError, "dx is 0.0, it must be positive"),

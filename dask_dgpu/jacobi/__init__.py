@@ -108,9 +108,9 @@ def jacobi(
     Raises
     ------
     ValueError
-        When shapes differ, ``dx`` or ``tol`` are not positive, ``max_iterations`` is
-        negative, a boundary is unknown or complex for real arrays, there are no elements, or
-        chunk sizes are unknown.
+        When shapes differ, ``dx`` or ``tol`` are not positive, the square of ``dx`` is
+        beyond what the dtype can hold, ``max_iterations`` is negative, a boundary is unknown or
+        complex for real arrays, there are no elements, or chunk sizes are unknown.
     TypeError
         When an array is not of numbers, or ``max_iterations`` is no integer.
 
@@ -151,7 +151,7 @@ def jacobi(
     dtype = working_dtype(np.result_type(first.dtype, right.dtype), ())
     task = JacobiTask(
         dtype.name,
-        positive("dx", dx),
+        _distance(dx, first.ndim, dtype),
         boundaries(boundary, first.ndim, dtype),
         count("max_iterations", max_iterations),
         positive("tol", tol),
@@ -167,6 +167,16 @@ def jacobi(
         return u, JacobiInfo.of(outcome)
     u, told = persist(u, told)
     return u, JacobiInfo.of(report.read(told.compute()))
+
+
+def _distance(dx: Any, ndim: int, dtype: np.dtype[Any]) -> float:
+    """Return a distance with which right-hand sides of a dtype can be scaled."""
+    distance, limits = positive("dx", dx), np.finfo(dtype)
+    if not limits.tiny <= distance * distance / (2 * ndim) <= limits.max:
+        raise ValueError(
+            f"dx is {dx!r}, its square over {2 * ndim} must be a normal number of {dtype}"
+        )
+    return distance
 
 
 def _report_of(both: Array, first: Array) -> Array:

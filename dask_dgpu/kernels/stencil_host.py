@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import njit
 
 Array = Any
@@ -21,11 +22,12 @@ def _compiled(function: Any, **options: Any) -> Any:
 
 
 def _change(now: Array, before: Array) -> float:
-    """Return the sum of the squares of differences."""
+    """Return the sum of the squares of differences, which float32 could not hold."""
     total = 0.0
     for j in range(len(now)):
         difference = now[j] - before[j]
-        total += difference.real * difference.real + difference.imag * difference.imag
+        real, imag = np.float64(difference.real), np.float64(difference.imag)
+        total += real * real + imag * imag
     return total
 
 

@@ -190,6 +190,20 @@ def test_nothing_to_do() -> None:
     assert outcome.reason == "max_iterations"
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_it_is_over_soon_however_many_sweeps_are_allowed(size: int) -> None:
+    task = JacobiTask("float64", 1.0, (0.0, 0.0), 10**9, 1e-8)
+    plan = plan_of(task, (12, 10), size)
+    _, outcome, _ = run(plan, *random((2, 12, 10), "float64", 7))
+    assert outcome.reason == "converged"
+    assert outcome.history[-1][0] < 5000
+    rounds = checks = 0
+    while rounds < 10**8:
+        rounds += plan.pause(rounds)
+        checks += 1
+    assert checks < 10_000
+
+
 def test_a_look_that_was_too_hopeful_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The residual that ends the iteration is recomputed, and it goes on if that is large."""
     from dask_dgpu.algorithms.jacobi import rank

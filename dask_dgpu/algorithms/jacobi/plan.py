@@ -23,8 +23,8 @@ CHECK_SHARE = 0.02
 LEAST_ROUNDS = 30
 """Exchanges at least, if all iterations are done: only after one may it be over."""
 
-MOST_CHECKS = 1000
-"""How often it is asked for at most."""
+LEAST_SHARE = 500
+"""It is asked for after this part of what has been done at the earliest, lest checks pile up."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,17 @@ class JacobiPlan(Bare):
     rhs : Layout
         Where the blocks of the right-hand side are.
     every : int
-        Exchanges from one residual to the next.
+        Exchanges from one residual to the next; later on more, see ``pause``.
     """
 
     task: JacobiTask
     sweeps: SweepPlan
     rhs: Layout
     every: int
+
+    def pause(self, rounds: int) -> int:
+        """Return after how many more exchanges a residual is asked for, so many being done."""
+        return max(self.every, rounds // LEAST_SHARE)
 
     @cached_property
     def rhs_into(self) -> RedistributePlan | None:
@@ -155,7 +159,7 @@ def plan_jacobi(
         every = ceil(machine.latency / (CHECK_SHARE * round_seconds))
     rounds = -(-task.max_iterations // sweeps.steps)
     # an iteration that is over is noticed two checks later
-    every = max(1, min(every, rounds // 10), -(-rounds // MOST_CHECKS))
+    every = max(1, min(every, rounds // 10))
     return JacobiPlan(task, sweeps, rhs, every)
 
 

@@ -167,10 +167,11 @@ class _Run:
         """Sweep until a residual says that it may be over, or all sweeps are done."""
         plan, most = self.plan, self.plan.task.max_iterations
         asked: tuple[int, _Sum] | None = None
+        due = self.rounds + plan.pause(self.rounds)
         while self.done < most:
             sweeps = min(plan.sweeps.steps, most - self.done)
             self.rounds += 1
-            sums = _Sum(self.comm, self.device) if self.rounds % plan.every == 0 else None
+            sums = _Sum(self.comm, self.device) if self.rounds == due else None
             self.tiles.advance(sweeps, None if sums is None else sums.change)
             self.done += sweeps
             self.progress(self.done, most)
@@ -178,6 +179,7 @@ class _Run:
                 over = asked is not None and self._look(*asked)
                 sums.start()
                 asked = self.done - 1, sums
+                due += plan.pause(self.rounds)
                 if over:
                     break
         if asked is not None:

@@ -18,7 +18,7 @@ from graph_opt.node import Chunks
 Array = Any
 
 REPORT_BYTES = 1 << 15
-"""Of a report: more than two numbers for each residual that is asked for at most."""
+"""Of a report: two numbers for each of the first residual and the last 2,046."""
 
 
 def beside(chunks: Chunks, dtype: str) -> Chunks:
