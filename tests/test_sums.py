@@ -161,10 +161,18 @@ def test_what_is_not_finite_or_empty(method: Any, values: list[float], wanted: f
     np.testing.assert_equal(dgpu.sum(x, method=method).compute(), wanted)
 
 
-def test_overflow() -> None:
+@pytest.mark.parametrize("chunks", [1, 2, 5])
+@pytest.mark.parametrize("method", ["compensated", "reproducible"])
+def test_overflow_on_the_way(method: Any, chunks: int) -> None:
     huge = np.finfo("float64").max
-    x = da.from_array(np.array([huge, huge, -huge, -huge, 1.0]), chunks=2)
-    assert dgpu.sum(x, method="reproducible").compute() == 1
+    x = da.from_array(np.array([huge, huge, -huge, -huge, 1.0]), chunks=chunks)
+    assert dgpu.sum(x, method=method).compute() == 1
+    assert dgpu.sum(x * 1j, method=method).compute() == 1j
+    assert dgpu.sum(x[:3], method=method).compute() == huge
+    assert dgpu.sum(x[:2], method=method).compute() == np.inf
+
+
+def test_overflow_of_the_result() -> None:
     single = da.full(4, np.finfo("float32").max, chunks=1, dtype="float32")
     assert dgpu.sum(single).compute() == np.float32(np.inf)
     assert dgpu.mean(single).compute() == np.finfo("float32").max

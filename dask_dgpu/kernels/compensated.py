@@ -5,21 +5,27 @@ addition exactly; the errors are summed beside (Kahan and Babuska; Neumaier; Ogi
 Oishi, "Accurate sum and dot product", SIAM J. Sci. Comput. 26, 2005). Single and half
 precision are summed in double, which is the same with less work: a double is a single and
 its compensation. Where the result is to be a double, they are summed as doubles are.
+
+Doubles may overflow on the way to a sum that does not. What does is summed once more in
+units of ``2**64``, beside the rest: small numbers would lose digits there.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dask_dgpu.kernels.lanes import forwards, steps_of
-from dask_dgpu.kernels.parts import as_real, in_parts, zeros_for
+from dask_dgpu.kernels.parts import as_real, in_parts, parts_of, zeros_for
 
 Array = Any
+
+LARGE = 2.0**64
+"""The unit of what overflows: no array has more numbers."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +37,32 @@ class Pair:
     sums, compensations : array
         Of float64 and one shape; the sum is that of both. Where ``sums`` is not finite,
         ``compensations`` means nothing.
+    large : Pair, optional
+        What is to be added in units of ``LARGE``, of sums that may overflow: those of
+        doubles. What is not finite is there, and nowhere else.
     """
 
     sums: Array
     compensations: Array
+    large: Pair | None = None
+
+    @classmethod
+    def of(cls, arrays: Sequence[Array]) -> Pair:
+        """Return what :meth:`arrays` are of."""
+        sums, compensations, *large = arrays
+        return cls(sums, compensations, cls.of(large) if large else None)
+
+    def arrays(self) -> list[Array]:
+        """Return the two arrays, or all four."""
+        return [self.sums, self.compensations, *(self.large.arrays() if self.large else ())]
 
     def __sizeof__(self) -> int:
-        """Return the bytes of both, which Dask asks for."""
-        return sys.getsizeof(self.sums) + sys.getsizeof(self.compensations)
+        """Return the bytes of all, which Dask asks for."""
+        return sum(map(sys.getsizeof, self.arrays()))
 
     def each(self, function: Callable[[Array], Array]) -> Pair:
-        """Return a pair made by a function of either array."""
-        return Pair(function(self.sums), function(self.compensations))
+        """Return a pair made by a function of each array."""
+        return Pair.of(list(map(function, self.arrays())))
 
     def on_host(self) -> Pair:
         """Return the pair in NumPy memory."""
@@ -57,7 +77,12 @@ class Pair:
     def value(self) -> Array:
         """Return the sums, rounded to float64."""
         finite = np.isfinite(self.sums)
-        return np.where(finite, self.sums + np.where(finite, self.compensations, 0.0), self.sums)
+        own = np.where(finite, self.sums + np.where(finite, self.compensations, 0.0), self.sums)
+        if self.large is None:
+            return own
+        whole = _added(Pair(self.sums / LARGE, self.compensations / LARGE), self.large).value()
+        with np.errstate(over="ignore"):
+            return np.where(self.large.sums + self.large.compensations == 0, own, whole * LARGE)
 
 
 def block_sum(block: Array, axes: Sequence[int], result: str = "float32") -> Pair:
@@ -78,20 +103,39 @@ def block_sum(block: Array, axes: Sequence[int], result: str = "float32") -> Pai
     -------
     Pair
         Of the shape of the other axes, on the device of the block. Complex numbers have
-        another axis at the end, for real and imaginary part.
+        another axis at the end, for real and imaginary part. Of doubles it has what is
+        large.
 
     Notes
     -----
-    The order of the additions depends on shape and strides alone. An infinity, or an
-    overflow of float64 on the way, gives what a plain sum gives: an infinity, or NaN if
-    there are both.
+    The order of the additions depends on shape and strides alone. An infinity gives what a
+    plain sum gives: an infinity, or NaN if there are both. Doubles that overflow on the way
+    are read twice.
     """
     block = as_real(block)
     if block.size == 0:
         zeros = zeros_for(block, axes, "float64")
-        return Pair(zeros, zeros)
+        return Pair(zeros, zeros, Pair(zeros, zeros) if block.dtype == np.float64 else None)
+    if block.dtype == np.float64:
+        return _sum_of_doubles(block, axes)
     dtypes = ("float64",) if result == "float64" else ("float32", "float64")
     return in_parts(block, axes, dtypes, _sum_of, merged)
+
+
+def _sum_of_doubles(block: Array, axes: Sequence[int]) -> Pair:
+    pair = _sum_of(block, axes)
+    over = _overflown(pair)
+    zeros = np.zeros_like(pair.sums)
+    if not over.any():
+        return Pair(pair.sums, pair.compensations, Pair(zeros, zeros))
+    large = merged([_sum_of(part / LARGE, axes) for part in parts_of(block, axes)])
+    kept = pair.each(lambda array: np.where(over, 0.0, array))
+    return replace(kept, large=large.each(lambda array: np.where(over, array, 0.0)))
+
+
+def _overflown(pair: Pair) -> Array:
+    """Return where a sum, or on the way to it what it has lost, is not finite."""
+    return ~(np.isfinite(pair.sums) & np.isfinite(pair.compensations))
 
 
 def _sum_of(block: Array, axes: Sequence[int]) -> Pair:
@@ -130,4 +174,19 @@ def _added(left: Pair, right: Pair | None = None) -> Pair:
         total = a + b
         part = total - a
         lost = (a - (total - part)) + (b - part)
-        return Pair(total, (left.compensations + right.compensations) + lost)
+        pair = Pair(total, (left.compensations + right.compensations) + lost)
+    if left.large is None or right.large is None:
+        return pair
+    large, over = _added(left.large, right.large), _overflown(pair)
+    if isinstance(over, np.ndarray | np.generic) and not over.any():  # a GPU is not waited for
+        return replace(pair, large=large)
+    moved = [Pair(each.sums / LARGE, each.compensations / LARGE) for each in (left, right)]
+    larger = merged([large, *moved])
+    return Pair(
+        np.where(over, 0.0, pair.sums),
+        np.where(over, 0.0, pair.compensations),
+        Pair(
+            np.where(over, larger.sums, large.sums),
+            np.where(over, larger.compensations, large.compensations),
+        ),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -65,15 +65,21 @@ def in_parts(
         return function(block, axes)
     half = block.dtype.name in ("bfloat16", "float16")
     dtype = "float32" if half and "float32" in dtypes else "float64"
+    return merged([function(_converted(part, dtype), axes) for part in parts_of(block, axes)])
+
+
+def parts_of(block: Array, axes: Sequence[int]) -> Iterator[Array]:
+    """Yield parts of a block along the longest of some axes, each small enough to be copied."""
     most = PART if isinstance(block, np.ndarray) else DEVICE_PART
     if block.size <= most or not axes:
-        return function(_converted(block, dtype), axes)
+        yield block
+        return
     longest = max(axes, key=lambda axis: block.shape[axis])
     length = block.shape[longest]
     step = max(1, most // (block.size // length))
     before = (slice(None),) * longest
-    parts = (block[(*before, slice(lo, lo + step))] for lo in range(0, length, step))
-    return merged([function(_converted(part, dtype), axes) for part in parts])
+    for lo in range(0, length, step):
+        yield block[(*before, slice(lo, lo + step))]
 
 
 def _converted(block: Array, dtype: str) -> Array:

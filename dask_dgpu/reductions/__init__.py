@@ -80,10 +80,9 @@ def sum(
 
     Notes
     -----
-    An infinity gives an infinity, and both infinities NaN, as in NumPy. A compensated sum
-    that overflows on the way is infinite or NaN; that of single or half precision is taken in
-    double and does not. A reproducible one overflows only if its value does. A reproducible
-    zero is positive.
+    An infinity gives an infinity, and both infinities NaN, as in NumPy. Compensated and
+    reproducible sums are infinite otherwise only if their value is beyond the largest number,
+    whatever happens on the way. A reproducible zero is positive.
 
     Examples
     --------

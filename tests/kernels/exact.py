@@ -33,6 +33,7 @@ FAMILIES = (
     "huge and tiny",
     "signed zeros",
     "wide",
+    "overflow that cancels",
 )
 
 
@@ -89,4 +90,7 @@ def family(name: str, n: int, dtype: str, seed: int = 0) -> Array:
     elif name == "wide":
         low, high = int(info.minexp) + 4, int(info.maxexp) - 20
         values = np.ldexp(values, rng.integers(low, high, n))
+    elif name == "overflow that cancels":  # and ones are left
+        half = np.abs(np.clip(values[: n // 2], 0.1, 2)) * (float(info.max) / 2)
+        values = np.concatenate([half, np.ones(n % 2), -half])
     return values.astype(dtype)

@@ -140,6 +140,39 @@ def test_overflow_on_the_way() -> None:
     assert compensated.block_sum(block, (0,)).value() == 1
     block = np.full(9, np.finfo(float).max)
     assert compensated.block_sum(block, (0,)).value() == np.inf
+    assert compensated.block_sum(np.append(block, -np.inf), (0,)).value() == -np.inf
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_only_what_overflows_is_taken_in_larger_units(parts: int) -> None:
+    """Subnormal numbers beside it keep their digits."""
+    huge, tiny = np.finfo(float).max, 5e-324
+    block = np.array(
+        [
+            [huge, tiny, huge, 1],
+            [huge, tiny, huge, huge],
+            [-huge, tiny, huge, -1],
+            [-huge, -tiny, 1, huge],
+            [huge / 2, tiny, -huge, -huge],
+        ]
+    )
+    pairs = [compensated.block_sum(part, (0,)) for part in np.array_split(block, parts)]
+    values = compensated.merged(pairs).value()
+    assert (values[1], values[2]) == (3 * tiny, np.inf)
+    for k in (0, 1, 3):
+        assert within_bound(values[k], block[:, k], np.finfo(float).eps)
+
+
+def test_large_blocks_that_overflow() -> None:
+    """They are taken in larger units part after part: no copy of a whole block is made."""
+    half = np.full(1 << 17, np.finfo(float).max / 3)
+    block = np.concatenate([half, half, half, -half, -half])
+    value = compensated.block_sum(block, (0,)).value()
+    assert value == np.inf
+    value = compensated.block_sum(block[: 5 << 16].reshape(5, -1), (0,)).value()
+    assert np.isinf(value).all()
+    value = compensated.block_sum(np.concatenate([block, -half]), (0,)).value()
+    assert abs(value) <= block.size**2 * np.finfo(float).eps ** 2 * half[0]
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])

@@ -14,7 +14,8 @@ Each rank sums its blocks, every number once (:mod:`dask_dgpu.kernels.compensate
 the order of the blocks. What it has for another rank's blocks goes there as one message. The
 owner adds what came by a tree in the order of ranks, and rounds.
 
-A compensated sum travels as two doubles. An exact one travels as limbs, those in which any
+A compensated sum travels as two doubles, one of doubles as four: what may have overflowed is
+beside the rest. An exact one travels as limbs, those in which any
 rank has anything, which takes one small reduction before; that its parts are integers makes
 its bits independent of ranks and layout.
 

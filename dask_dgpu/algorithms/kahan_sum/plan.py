@@ -82,6 +82,12 @@ class SumPlan:
         """Two for complex numbers, one for real ones."""
         return 2 if dtype_named(self.dtype).kind == "c" else 1
 
+    @property
+    def doubles(self) -> int:
+        """Of which a compensated sum consists: a pair, and one more where it may overflow."""
+        real = np.empty(0, dtype_named(self.dtype)).real.dtype
+        return 4 if real == np.float64 else 2
+
     def shape(self, index: Index) -> tuple[int, ...]:
         """Return the shape of the partial sums for a block of the result."""
         lengths = iter(self.result.block_shape(index))
@@ -91,7 +97,7 @@ class SumPlan:
 
     def words(self, index: Index, limbs: int) -> int:
         """Return the words of a message for a block of the result."""
-        each = 2 if self.task.method == "compensated" else limbs + 1
+        each = self.doubles if self.task.method == "compensated" else limbs + 1
         return each * prod(self.shape(index))
 
 

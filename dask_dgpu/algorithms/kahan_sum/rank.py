@@ -170,7 +170,7 @@ def _packed(partial: Partial, window: Window) -> Array:
     """Return partial sums as one flat array."""
     sums = partial.sums
     if isinstance(sums, Pair):
-        return np.concatenate([sums.sums.reshape(-1), sums.compensations.reshape(-1)])
+        return np.concatenate([array.reshape(-1) for array in sums.arrays()])
     low, count = window
     limbs = np.zeros((count + 1, *sums.special.shape), np.int64)
     limbs[sums.low - low : sums.low - low + len(sums.limbs)] = sums.limbs
@@ -185,7 +185,7 @@ def _opened(
     assert like is not None  # whoever owns sums adds to them
     shape = plan.shape(index)
     if isinstance(like.sums, Pair):
-        pair = Pair(*words.reshape(2, *shape))
+        pair = Pair.of(words.reshape(plan.doubles, *shape))
         return replace(
             like, sums=pair.on_host() if isinstance(like.sums.sums, np.ndarray) else pair
         )
