@@ -29,8 +29,9 @@ class ClusterFacts:
     device : str
         ``"cpu"`` or ``"cuda"``: where gangs compute.
     device_memory : int or None
-        Bytes of the smallest device, or on CPUs of the worker with the lowest limit:
-        what Dask would spill to disk, a gang cannot. ``None`` without any limit.
+        Bytes of the device of which a worker can get least, other processes' left out; on
+        CPUs of the worker with the lowest limit: what Dask would spill to disk, a gang
+        cannot. ``None`` without any limit.
     one_sided : bool
         Whether ranks can read each other's memory: GPUs of one host with memory in
         RMM pools, or threads.
@@ -69,7 +70,7 @@ class WorkerFacts:
     Parameters
     ----------
     memory : int
-        Its bytes.
+        Its bytes, but for those that other processes hold.
     host : str
         Where it is.
     pooled : bool
@@ -171,10 +172,8 @@ def _probe(asked: bool) -> WorkerFacts | None:
     if not asked and "dask_cuda" not in sys.modules:
         return None
     try:
-        import cupy
+        from dask_dgpu.comm.nccl_window import host, obtainable, pooled
 
-        from dask_dgpu.comm.nccl_window import host, pooled
-
-        return WorkerFacts(int(cupy.cuda.runtime.memGetInfo()[1]), host(), pooled())
+        return WorkerFacts(obtainable(), host(), pooled())
     except Exception:  # no CuPy, no driver, no device: all mean that there is none
         return None

@@ -241,13 +241,29 @@ def _rows(array: Buffer) -> bool:
 
 def pooled() -> bool:
     """Whether CuPy's memory comes from an RMM pool, and thus stays mapped for good."""
+    return _pool() is not None and "rmm" in getattr(cupy.cuda.get_allocator(), "__module__", "")
+
+
+def obtainable() -> int:
+    """Return the bytes of the device that this process has in pools, or could still get.
+
+    What other processes hold of it is not among them.
+    """
+    free, total = cupy.cuda.runtime.memGetInfo()
+    pool = _pool()
+    kept = cupy.get_default_memory_pool().total_bytes() + (pool.pool_size() if pool else 0)
+    return min(int(total), int(free + kept))
+
+
+def _pool() -> Any:
+    """Return RMM's pool, ``None`` if there is none."""
     rmm = sys.modules.get("rmm")
     if rmm is None:
-        return False
+        return None
     resource = rmm.mr.get_current_device_resource()
     while resource is not None and not isinstance(resource, rmm.mr.PoolMemoryResource):
         resource = getattr(resource, "upstream_mr", None)
-    return resource is not None and "rmm" in getattr(cupy.cuda.get_allocator(), "__module__", "")
+    return resource
 
 
 def host() -> str:
