@@ -344,6 +344,8 @@ def test_row_cuts(sizes: list[int], width: int, data: st.DataObject) -> None:
 PLANS: dict[str, tuple[Any, list[Transform], int | None]] = {
     "one axis": (((1000,) * 10,), [Transform("fft", 0, 10_000)], 0),
     "two blocks": (((1000, 1000),), [Transform("fft", 0, 2000)], 0),
+    "two blocks, an odd length": (((1001, 1000),), [Transform("fft", 0, 2001)], 0),
+    "one large block": (((1000, 300, 300),), [Transform("fft", 0, 1600)], 0),
     "one block": (((1000,),), [Transform("fft", 0, 1000)], None),
     "one block is nearly all": (((1000, 10),), [Transform("fft", 0, 1010)], None),
     "three lines": (((1, 1, 1), (1000,) * 10), [Transform("fft", 1, 10_000)], 1),

@@ -33,7 +33,9 @@ from dask_dgpu.kernels.trigonometric import Recipe
 SMALL = 16 * 2**20
 """Bytes of a block that is small enough, whatever share of the array it is."""
 TOO_LARGE = 2
-"""A block is too large when it has so many times the elements of the input's largest."""
+"""A block is too large when it has so many times the elements of the input's on average ..."""
+MUCH_MORE = 1.5
+"""... and so many times those of the largest: one that is nearly all may as well be all."""
 
 FROM_REAL = ("rfft", "ihfft")
 TO_REAL = ("irfft", "hfft")
@@ -109,6 +111,8 @@ def too_long(plan: PencilPlan, *, small: int) -> int | None:
     size = math.prod(map(sum, plan.input_chunks))
     if size == 0:
         return None
+    average = size / math.prod(map(len, plan.input_chunks))
+    most = max(TOO_LARGE * average, MUCH_MORE * _largest(plan.input_chunks))
     for stage, before, after in zip(plan.stages, plan.exchanges, plan.exchanges[1:], strict=False):
         growth = max(1.0, math.prod(map(sum, stage.output_chunks)) / size)
         nbytes = max(
@@ -116,7 +120,7 @@ def too_long(plan: PencilPlan, *, small: int) -> int | None:
             for chunks, exchange in ((stage.chunks, before), (stage.output_chunks, after))
         )
         elements = max(_largest(stage.chunks), _largest(stage.output_chunks))
-        if nbytes > small and elements >= TOO_LARGE * growth * _largest(plan.input_chunks):
+        if nbytes > small and elements >= growth * most:
             cut = [each for each in stage.transforms if len(plan.input_chunks[each.axis]) > 1]
             if cut:
                 return max(cut, key=lambda each: each.n).axis
