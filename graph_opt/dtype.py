@@ -18,6 +18,12 @@ def dtype_named(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
+def real_of(dtype: str | np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of the parts of complex numbers; that of others as it is."""
+    real: np.dtype[Any] = np.empty(0, dtype).real.dtype
+    return real
+
+
 def is_bfloat16(dtype: np.dtype[Any]) -> bool:
     """Whether a dtype is bfloat16, of which NumPy says that it is of kind V."""
     return dtype.name == BFLOAT16

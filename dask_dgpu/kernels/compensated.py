@@ -80,7 +80,7 @@ class Pair:
         own = np.where(finite, self.sums + np.where(finite, self.compensations, 0.0), self.sums)
         if self.large is None:
             return own
-        whole = _added(Pair(self.sums / LARGE, self.compensations / LARGE), self.large).value()
+        whole = _added(_in_large(self), self.large).value()
         with np.errstate(over="ignore"):
             return np.where(self.large.sums + self.large.compensations == 0, own, whole * LARGE)
 
@@ -126,16 +126,27 @@ def _sum_of_doubles(block: Array, axes: Sequence[int]) -> Pair:
     pair = _sum_of(block, axes)
     over = _overflown(pair)
     zeros = np.zeros_like(pair.sums)
+    pair = replace(pair, large=Pair(zeros, zeros))
     if not over.any():
-        return Pair(pair.sums, pair.compensations, Pair(zeros, zeros))
+        return pair
     large = merged([_sum_of(part / LARGE, axes) for part in parts_of(block, axes)])
-    kept = pair.each(lambda array: np.where(over, 0.0, array))
-    return replace(kept, large=large.each(lambda array: np.where(over, array, 0.0)))
+    return _either(over, Pair(zeros, zeros, large), pair)
 
 
 def _overflown(pair: Pair) -> Array:
     """Return where a sum, or on the way to it what it has lost, is not finite."""
     return ~(np.isfinite(pair.sums) & np.isfinite(pair.compensations))
+
+
+def _either(over: Array, left: Pair, right: Pair) -> Pair:
+    """Return the sums of one pair where something holds, elsewhere those of another."""
+    arrays = zip(left.arrays(), right.arrays(), strict=True)
+    return Pair.of([np.where(over, *each) for each in arrays])
+
+
+def _in_large(pair: Pair) -> Pair:
+    """Return what a pair is in units of ``LARGE``, less what is large already."""
+    return Pair(pair.sums / LARGE, pair.compensations / LARGE)
 
 
 def _sum_of(block: Array, axes: Sequence[int]) -> Pair:
@@ -178,15 +189,9 @@ def _added(left: Pair, right: Pair | None = None) -> Pair:
     if left.large is None or right.large is None:
         return pair
     large, over = _added(left.large, right.large), _overflown(pair)
+    pair = replace(pair, large=large)
     if isinstance(over, np.ndarray | np.generic) and not over.any():  # a GPU is not waited for
-        return replace(pair, large=large)
-    moved = [Pair(each.sums / LARGE, each.compensations / LARGE) for each in (left, right)]
-    larger = merged([large, *moved])
-    return Pair(
-        np.where(over, 0.0, pair.sums),
-        np.where(over, 0.0, pair.compensations),
-        Pair(
-            np.where(over, larger.sums, large.sums),
-            np.where(over, larger.compensations, large.compensations),
-        ),
-    )
+        return pair
+    larger = merged([large, _in_large(left), _in_large(right)])
+    zeros = np.zeros_like(pair.sums)
+    return _either(over, Pair(zeros, zeros, larger), pair)

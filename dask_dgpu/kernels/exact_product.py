@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.kernels.narrowed import widened
+from graph_opt.dtype import real_of
 
 Array = Any
 
@@ -75,7 +76,7 @@ def count(x: np.dtype[Any], y: np.dtype[Any]) -> int:
 
 def _exact(dtype: np.dtype[Any]) -> bool:
     """Whether the parts of its numbers have no more than half the digits of a double."""
-    return bool(np.can_cast(np.empty(0, dtype).real.dtype, np.float32, "safe"))
+    return bool(np.can_cast(real_of(dtype), np.float32, "safe"))
 
 
 def _product(a: Array, b: Array) -> list[Array]:

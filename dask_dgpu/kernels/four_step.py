@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from graph_opt.dtype import real_of
+
 Array = Any
 
 GROUP = 1 << 20
@@ -133,7 +135,7 @@ def roots_of_unity(powers: Array, n: int, sign: int, dtype: Any) -> Array:
     numpy.ndarray or cupy.ndarray
         Of the shape of ``powers``.
     """
-    real = np.result_type(np.empty(0, dtype).real.dtype, np.float64)
+    real = np.result_type(real_of(dtype), np.float64)
     turn = 2 * np.arccos(real.type(-1))
     nearest = np.where(2 * powers > n, powers - n, powers).astype(real)
     return np.exp(1j * (nearest / n * (sign * turn)))

@@ -14,7 +14,7 @@ from dask_dgpu.kernels import binned, compensated
 from dask_dgpu.kernels.binned import Binned
 from dask_dgpu.kernels.compensated import Pair
 from dask_dgpu.kernels.narrowed import narrowed
-from graph_opt.dtype import dtype_named, is_bfloat16
+from graph_opt.dtype import dtype_named, is_bfloat16, real_of
 
 Array = Any
 Sums = Pair | Binned
@@ -82,9 +82,10 @@ def partial_sum(block: Array, axes: tuple[int, ...], method: Exact, result: str)
         shape.append(2)
     sums: Sums
     if method == "compensated":
-        sums = compensated.block_sum(block, axes, _real(result)).reshaped(tuple(shape))
+        sums = compensated.block_sum(block, axes, real_of(dtype_named(result)).name)
     else:
-        sums = binned.block_sum(block, axes).reshaped(tuple(shape))
+        sums = binned.block_sum(block, axes)
+    sums = sums.reshaped(tuple(shape))
     if isinstance(sums, Pair) and sums.sums.nbytes <= FEW_BYTES:
         sums = sums.on_host()
     count, kind = prod(block.shape[k] for k in axes), type(block)
@@ -112,13 +113,8 @@ def finished(
     return values
 
 
-def _real(dtype: str) -> str:
-    """Return the name of the dtype of the parts of numbers."""
-    return str(np.empty(0, dtype_named(dtype)).real.dtype.name)
-
-
 def _rounded(whole: Partial, kind: str, result: np.dtype[Any]) -> Array:
-    real = _real(result.name)
+    real = real_of(result).name
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if kind == "mean":
             values = narrowed(whole.sums.value() / whole.count, real)

@@ -11,7 +11,7 @@ from dask.array.core import Array
 
 from dask_dgpu.kernels.exact_product import count, terms
 from dask_dgpu.reductions.call import Method, checked, converted, reduced, summed_axes
-from graph_opt.dtype import is_inexact
+from graph_opt.dtype import is_inexact, real_of
 
 
 def dot(x: Any, y: Any, *, method: Method = "compensated") -> Array:
@@ -76,7 +76,7 @@ def dot(x: Any, y: Any, *, method: Method = "compensated") -> Array:
     if method == "dask" or not is_inexact(result):
         own: Array = da.dot(x, y)
         return own if method == "dask" else own.astype(result)
-    real = np.empty(0, result).real.dtype
+    real = real_of(result)
     x, y = (each if is_inexact(each.dtype) else converted(each, real) for each in (x, y))
     return converted(_summed(x, y, (0,), False, method), result)
 

@@ -12,7 +12,7 @@ import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.reductions.call import Method, checked, converted, reduced, result_dtype, summed_axes
-from graph_opt.dtype import is_bfloat16
+from graph_opt.dtype import is_bfloat16, real_of
 
 
 def variance(
@@ -34,7 +34,7 @@ def variance(
             f"x has unknown chunk sizes along axis {unknown[0]}, which must be known; "
             "compute_chunk_sizes() finds them out"
         )
-    result = np.empty(0, result_dtype("mean", x.dtype, dtype)).real.dtype
+    result = real_of(result_dtype("mean", x.dtype, dtype))
     if result.kind != "f" and not is_bfloat16(result):
         raise TypeError(f"dtype is {result}, it must be real or complex")
     if method == "dask":

@@ -68,6 +68,17 @@ def slow_blocks(client: Client, seconds: float) -> None:
     client.run(slow_down)
 
 
+def error_once_stopped(client: Client, worker: str, future: Any, seconds: float) -> GangError:
+    """Stop a rank of a running gang; return the error, which must come in so many seconds."""
+    eventually(lambda: running(client))
+    send_signal(client, worker, signal.SIGSTOP)
+    begin = time.monotonic()
+    with pytest.raises(GangError) as raised:
+        future.result(timeout=60)
+    assert time.monotonic() - begin < seconds
+    return raised.value
+
+
 def revive(cluster: Any, worker: str) -> None:
     """End a process that is stopped; its nanny makes another."""
     for nanny in cluster.workers.values():
@@ -176,15 +187,10 @@ def test_stopped_rank(client, cluster, x, y):
         slow_blocks(client, 0.3)
         worker = any_worker(client)
         future = client.compute((x @ y) * 1)
-        eventually(lambda: running(client))
-        send_signal(client, worker, signal.SIGSTOP)
-        begin = time.monotonic()
-        with pytest.raises(GangError) as raised:
-            future.result(timeout=60)
-        assert time.monotonic() - begin < 20
-        assert raised.value.rank is not None
-        assert raised.value.worker is not None
-        assert raised.value.phase is not None
+        error = error_once_stopped(client, worker, future, seconds=20)
+        assert error.rank is not None
+        assert error.worker is not None
+        assert error.phase is not None
         revive(cluster, worker)
     check(client, (x + 0) @ y)
 
@@ -200,13 +206,8 @@ def test_stopped_while_others_compute(client, cluster, x, y):
     with dgpu.enable(client, **(SETTINGS | {"gang_timeout": "3s", "gang_grace": "1s"})):
         worker = any_worker(client)
         future = client.compute(x.map_blocks(slowly, dtype=x.dtype) @ y)
-        eventually(lambda: running(client))
-        send_signal(client, worker, signal.SIGSTOP)
-        begin = time.monotonic()
-        with pytest.raises(GangError) as raised:
-            future.result(timeout=60)
-        assert time.monotonic() - begin < 10
-        assert raised.value.worker == worker
+        error = error_once_stopped(client, worker, future, seconds=10)
+        assert error.worker == worker
         revive(cluster, worker)
 
 

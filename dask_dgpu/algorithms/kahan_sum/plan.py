@@ -11,7 +11,7 @@ import numpy as np
 
 from dask_dgpu.kernels.partial_sum import Exact, Kind
 from graph_opt.cost import Machine
-from graph_opt.dtype import dtype_named
+from graph_opt.dtype import dtype_named, real_of
 from graph_opt.layout import Cuts, Index, Layout
 
 WORD = 8
@@ -85,8 +85,7 @@ class SumPlan:
     @property
     def doubles(self) -> int:
         """Of which a compensated sum consists: a pair, and one more where it may overflow."""
-        real = np.empty(0, dtype_named(self.dtype)).real.dtype
-        return 4 if real == np.float64 else 2
+        return 4 if real_of(dtype_named(self.dtype)) == np.float64 else 2
 
     def shape(self, index: Index) -> tuple[int, ...]:
         """Return the shape of the partial sums for a block of the result."""

@@ -87,11 +87,11 @@ def _summed(
     plan: SumPlan, blocks: Blocks, progress: Callable[[int, int], None] = lambda done, steps: None
 ) -> dict[Index, Partial]:
     """Sum blocks, and add what is for the same block of the result."""
+    task = plan.task
     found: dict[Index, Partial] = {}
     for done, index in enumerate(sorted(blocks)):
-        target = plan.task.target(index)
+        target = task.target(index)
         if target in plan.adding:
-            task = plan.task
             partial = partial_sum(blocks[index], task.axes, task.method, plan.result_dtype)
             found[target] = added([found[target], partial]) if target in found else partial
         progress(done + 1, len(blocks) + 1)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graph_opt.dtype import real_of
 from graph_opt.layout import even_spans
 
 Chunks = tuple[tuple[int, ...], ...]
@@ -78,7 +79,7 @@ class Transform:
             least = np.float64 if np.dtype(dtype).kind in "biu" else np.float32
             return np.result_type(np.dtype(dtype), least).name
         if self.kind in TO_REAL:
-            real = np.empty(0, dtype).real.dtype
+            real = real_of(dtype)
             return np.result_type(real, 1.0).name
         return np.result_type(np.dtype(dtype), 1j).name
 

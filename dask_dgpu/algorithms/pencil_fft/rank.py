@@ -51,8 +51,8 @@ def pencil_fft_rank(
     -----
     What a stage makes for an exchange is not there as a whole, if slices are small enough
     (``move.transformed``): each slice of a block is transformed when it is packed, while the
-    slices before it travel. What the last stage
-    makes stays in the memory of what it reads, where the dtype allows.
+    slices before it travel. What the last stage makes stays in the memory of what it reads,
+    where the dtype allows.
     """
     done = 0
 
