@@ -199,3 +199,48 @@ def test_what_was_borrowed_goes_back_as_it_came() -> None:
         assert array.data.mem is not block.data.mem
         assert array.data.ptr == block.data.ptr
     assert device.hand_over(lent)["n"].data.mem is block.data.mem
+
+
+def test_kernels_of_another_stream() -> None:
+    """Numba, for one, waits for CuPy's stream, and leaves its own kernels on the legacy one."""
+    import cupy
+
+    spin = cupy.RawKernel(
+        """extern "C" __global__ void spin(long long cycles) {
+            const long long begin = clock64();
+            while (clock64() - begin < cycles) {}
+        }""",
+        "spin",
+    )
+
+    def later(block: Any) -> Any:
+        out = cupy.zeros_like(block)
+        cupy.cuda.get_current_stream().synchronize()
+        with cupy.cuda.Stream.null:
+            spin((1,), (1,), (50_000_000,))
+            cupy.add(block, 1, out=out)
+        return out
+
+    a = numbers((29, 31), "float64", 0)
+    x = on_device(a, (10, 31)).map_blocks(later, dtype=a.dtype, meta=cupy.empty((0, 0)))
+    check(x.rechunk((29, 8)), a + 1)
+
+
+def test_plans_are_ready_when_they_are_made() -> None:
+    import cupy
+    from cupy.cuda import cufft
+
+    from dask_dgpu.kernels.cuda import CudaDevice
+
+    kind = getattr(cufft.Plan1d, "kind", cufft.Plan1d)
+    earlier = kind(36, cufft.CUFFT_Z2Z, 3)  # as of a user who has made it before
+    device = CudaDevice()
+    block = cupy.random.default_rng(0).random((3, 36)) + 0j
+    expected = np.fft.fft(cupy.asnumpy(block))
+    with device.computing():
+        own = cufft.Plan1d(36, cufft.CUFFT_Z2Z, 3)
+        assert cupy.cuda.Stream.null.done
+        for plan in (earlier, own):
+            with plan:  # which CuPy takes for its own
+                found = cupy.asnumpy(cupy.fft.fft(block))
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)

@@ -13,6 +13,7 @@ from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.guarded_cuda import bare, each_array, guarded
 from dask_dgpu.kernels.pack import Pieces
 from dask_dgpu.kernels.pack_cuda import PieceCopier
+from dask_dgpu.kernels.plans_cuda import wait_for_plans
 from dask_dgpu.kernels.replay_cuda import Replay
 from dask_dgpu.kernels.stencil import Region, Taps
 from dask_dgpu.kernels.stencil_cuda import sweeps_at_once, sweeps_cuda
@@ -40,6 +41,7 @@ class CudaDevice:
         self._copier = PieceCopier()
         self._constants: dict[Hashable, Array] = {}
         self._leaving: deque[tuple[list[Any], Any]] = deque()
+        wait_for_plans()
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
         return cupy.empty(shape, dtype)
@@ -99,7 +101,10 @@ class CudaDevice:
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         with self._compute:
-            return list(map(function, items))
+            made = list(map(function, items))
+            # users' functions may launch kernels by a library whose streams CuPy does not set
+            self.after(_legacy_mark())
+            return made
 
     def join(self) -> None:
         with self._compute:
@@ -124,7 +129,7 @@ class CudaDevice:
 
     def begin(self) -> None:
         # Dask's tasks use the legacy stream, which does not wait for ours, nor ours for it
-        made = cupy.cuda.Stream.null.record()
+        made = _legacy_mark()
         self._compute.wait_event(made)
         self._transfer.wait_event(made)
 
@@ -173,6 +178,11 @@ class CudaDevice:
 
     def to_host(self, block: Array) -> Array:
         return cupy.asnumpy(block)
+
+
+def _legacy_mark() -> Any:
+    """Mark the end of what Dask's tasks, and others, gave the device so far."""
+    return cupy.cuda.Stream.null.record(cupy.cuda.Event(disable_timing=True))
 
 
 def _handed_over(array: Array) -> Array:

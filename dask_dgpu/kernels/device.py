@@ -91,7 +91,10 @@ class Device(Protocol):
         """
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        """Return what a function of independent items returns for each, on the compute lane."""
+        """Return what a function of independent items returns for each, on the compute lane.
+
+        The lane goes on when kernels are over that the function has given the device elsewhere.
+        """
 
     def join(self) -> None:
         """Let each lane wait for what the other was given so far; not the host."""
