@@ -1,4 +1,4 @@
-"""cuFFT's plans, ready when they are made.
+"""Plans of cuFFT that are ready when they are made.
 
 A plan copies the address of its twiddle factors to the device on the legacy stream, whatever
 CuPy's current stream is (https://github.com/cupy/cupy/issues/7928), and the host goes on
