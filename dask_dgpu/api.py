@@ -85,7 +85,9 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
     TypeError
         When ``client`` is no client, or an asynchronous one.
     DgpuError
-        When ``array.query-planning`` is on: that engine has no matmul and no FFT.
+        When ``array.query-planning`` is on: that engine has no matmul and no FFT; or when the
+        cluster has no worker, nor gets one within half a minute; or was enabled with another
+        device before, which it keeps.
 
     See Also
     --------
@@ -257,5 +259,15 @@ def _restore(before: Mapping[str, Any]) -> None:
 def _warm_up(client: Client, optimizer: GraphOptimizer) -> None:
     """Ask for the communicator of all workers; the scheduler does not wait for it."""
     scheduler: Any = client.scheduler
-    timeout = optimizer.settings.limits.timeout
-    client.sync(scheduler.dgpu_warm_up, transport=optimizer.transport, timeout=timeout)
+    device, settings = optimizer.facts.device, optimizer.settings
+    there: str = client.sync(
+        scheduler.dgpu_warm_up,
+        device=device,
+        transport=optimizer.transport,
+        timeout=settings.limits.timeout,
+    )
+    if there != device:
+        raise DgpuError(
+            f"setting dgpu.device is {settings.device!r}, which is {device!r} here, but this "
+            f"cluster was enabled with {there!r}, which it keeps until it is started again"
+        )

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dask_dgpu.comm.bootstrap import TRANSPORTS, Transport
+from dask_dgpu.errors import DgpuError
 from dask_dgpu.settings import Settings
 from graph_opt.cost import CUDA, HOST, Machine
 
 if TYPE_CHECKING:
     from distributed import Client
+
+PATIENCE = 30
+"""Seconds for the first worker to come: without one, nobody knows what there is."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +104,18 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
     ValueError
         When some workers have a CUDA device and some have none, or none has although
         ``dgpu.device`` is ``"cuda"``; or when a worker lacks what ``dgpu.comm`` needs.
+    DgpuError
+        When no worker comes in time.
     """
     if client is None:
         return ALONE
+    try:
+        client.wait_for_workers(1, timeout=PATIENCE)
+    except TimeoutError as error:
+        raise DgpuError(
+            f"client is {client!r} without a worker for {PATIENCE} s, it must have one by now: "
+            "client.wait_for_workers(1) waits for longer"
+        ) from error
     return replace(_gather(client, settings), scheduler=client.scheduler_info(n_workers=0)["id"])
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from dask_dgpu import facts, settings
+from dask_dgpu.errors import DgpuError
 
 GLOO, NCCL, UCX = {"gloo"}, {"gloo", "nccl"}, {"gloo", "ucx"}
 ALL = NCCL | UCX
@@ -16,6 +17,10 @@ class Workers:
     def __init__(self, transports: list[set[str]], gpu: bool) -> None:
         self.transports = transports
         self.gpu = facts.WorkerFacts(memory=2**30, host="here", pooled=True) if gpu else None
+
+    def wait_for_workers(self, n_workers: int, timeout: float) -> None:
+        if not self.transports:
+            raise TimeoutError
 
     def run(self, function: Any, *args: Any) -> dict[str, Any]:
         found = self.transports if function is facts._transports else [self.gpu] * 2
@@ -61,6 +66,11 @@ def test_transport(asked: str, transports: list[set[str]], gpu: bool, wanted: st
 def test_transport_that_a_worker_lacks(asked: str, lacked: str) -> None:
     with pytest.raises(ValueError, match=rf"dgpu.comm is '{asked}'.*tcp://b lacks {lacked}"):
         gathered(asked, [ALL, GLOO], gpu=True)
+
+
+def test_no_worker_comes() -> None:
+    with pytest.raises(DgpuError, match=r"client is .* without a worker for 30 s"):
+        gathered("auto", [], gpu=False)
 
 
 def test_packages_of_this_process() -> None:

@@ -95,11 +95,15 @@ class GangSchedulerPlugin(SchedulerPlugin):
         await asyncio.wait([run.outcome])
         return run.outcome.result()
 
-    async def warm_up(self, transport: str, timeout: float) -> None:
-        """Make the communicator of all workers before the first gang needs it."""
+    async def warm_up(self, device: str, transport: str, timeout: float) -> str:
+        """Make the communicator of all workers before the first gang needs it.
+
+        Returns the kind of device that gangs use; if it is another one, nothing is done.
+        """
         members = tuple(self.scheduler.workers)
-        if members:
+        if members and device == self.device:
             self.warming = asyncio.ensure_future(self.epochs.warm_up(members, transport, timeout))
+        return self.device
 
     # opening a run
 

@@ -9,7 +9,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, wait
+from distributed import Client, LocalCluster, wait
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS
@@ -206,3 +206,25 @@ def test_disabled_again(client, x, y, tmp_path: Path):
     np.testing.assert_array_equal(host((x @ y).compute()), A @ B)
     assert launched_runs(client) == before
     assert not hasattr(da.Array.to_delayed, "__wrapped__")
+
+
+def test_enabled_before_the_first_worker_is_there():
+    with (
+        LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        comes = threading.Timer(0.5, cluster.scale, (2,))
+        comes.start()
+        with dgpu.enable(client):
+            assert dask.config.get("array_optimize").facts.workers >= 1
+        comes.join()
+
+
+def test_enabled_with_another_device(client, device, monkeypatch):
+    facts, other = dask.config.get("array_optimize").facts, {"cpu": "cuda", "cuda": "cpu"}[device]
+    monkeypatch.setattr(
+        "dask_dgpu.api.gather", lambda client, settings: replace(facts, device=other)
+    )
+    with pytest.raises(dgpu.errors.DgpuError, match=f"is {other!r} here.*enabled with {device!r}"):
+        dgpu.enable(client)
+    assert dask.config.get("array_optimize").facts == facts
