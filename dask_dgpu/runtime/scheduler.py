@@ -96,10 +96,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         return run.outcome.result()
 
     async def warm_up(self, device: str, transport: str, timeout: float) -> str:
-        """Make the communicator of all workers before the first gang needs it.
-
-        Returns the kind of device that gangs use; if it is another one, nothing is done.
-        """
+        """Connect all workers ahead of the first gang, if it uses the device that this returns."""
         members = tuple(self.scheduler.workers)
         if members and device == self.device:
             self.warming = asyncio.ensure_future(self.epochs.warm_up(members, transport, timeout))
