@@ -1,4 +1,4 @@
-"""The workers that gangs have lost, and the end of a gang for which none comes back."""
+"""The workers and blocks that gangs have lost, and the end of one for which none comes back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Key = Any
 
 
 class Losses:
-    """What each gang has lost since it last finished.
+    """What each gang has lost since its results were last taken.
 
     Parameters
     ----------
@@ -35,10 +35,10 @@ class Losses:
         self._last: dict[Key, tuple[int, GangError]] = {}
         self._ids = count()
 
-    def add(self, run: Run, worker: str, phase: str) -> None:
+    def add(self, run: Run, worker: str, phase: str, what: str = "a worker") -> None:
         """Count a loss, and give the gang its time limit to go on without the worker."""
         self._counts[run.key] += 1
-        error = GangError(f"{run.program.name} lost a worker", run.rank(worker), worker, phase)
+        error = GangError(f"{run.program.name} lost {what}", run.rank(worker), worker, phase)
         loss = next(self._ids)
         self._last[run.key] = loss, error
         self._look_after(run.program.limits.timeout, run.key, loss)
@@ -49,11 +49,11 @@ class Losses:
         if lost <= run.program.limits.restarts:
             return None
         cause = self._last[run.key][1]
-        reason = f"{run.program.name} lost a worker {lost} times"
+        reason = f"{cause.reason} {lost} times"
         return GangError(reason, cause.rank, cause.worker, cause.phase)
 
     def forget(self, key: Key) -> None:
-        """Forget the losses of a gang that has finished, or is gone."""
+        """Forget the losses of a gang whose results are taken, or that is gone."""
         self._counts.pop(key, None)
         self._last.pop(key, None)
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.errors import GangError
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.program import Program, plans
 
 if TYPE_CHECKING:
     from dask_dgpu.runtime.epoch import Epoch
@@ -34,6 +34,8 @@ class Run:
     staged : list of list of (key, str)
         For each input its blocks in row-major order: the ``stage`` task's key and
         the worker that holds the block.
+    placed : dict of key to int, optional
+        The rank of each block of the result, once the run is planned.
     """
 
     key: Key
@@ -44,7 +46,9 @@ class Run:
     members: tuple[str, ...] = ()
     epoch: str | None = None
     task: asyncio.Future[None] | None = None
+    placed: dict[Key, int] = field(default_factory=dict)
     finished: bool = False
+    starts_over: bool = False
     outcome: asyncio.Future[dict[str, Any]] = field(default_factory=asyncio.Future)
 
     @cached_property
@@ -66,20 +70,28 @@ class Run:
         """Return the rank of a worker, if it is a member."""
         return self.ranks.get(worker)
 
+    def worker_of(self, block: Key) -> str:
+        """Return the worker that makes a block of the result."""
+        return self.members[self.placed[block]]
+
     def stage_keys(self) -> list[Key]:
         """Return the keys of all staged blocks."""
         return [key for tokens in self.staged for key, _ in tokens]
 
+    def plan(self) -> None:
+        """Find the rank of each block of the result; takes its time."""
+        fixed = plans(self.program, self.owners, len(self.members))
+        self.placed = fixed.placed(self.program)
+
+    @cached_property
     def owners(self) -> dict[str, tuple[int, ...]]:
-        """Return, for each input, the rank that holds each block."""
+        """For each input the rank that holds each block."""
         return {
             name: tuple(self.ranks[worker] for _, worker in tokens)
             for (name, _), tokens in zip(self.program.inputs, self.staged, strict=True)
         }
 
-    def launch_message(
-        self, rank: int, ticket: int, epoch: Epoch, owners: dict[str, tuple[int, ...]]
-    ) -> dict[str, Any]:
+    def launch_message(self, rank: int, ticket: int, epoch: Epoch) -> dict[str, Any]:
         """Return what a member is told to begin."""
         member = self.members[rank]
         blocks = {}
@@ -99,7 +111,7 @@ class Run:
             "epoch": epoch.name,
             "store": epoch.store,
             "program": self.payload,
-            "owners": owners,
+            "owners": self.owners,
             "blocks": blocks,
         }
 

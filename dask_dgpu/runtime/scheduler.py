@@ -4,6 +4,7 @@ The life of a run::
 
     gang task calls   -> open: members, epoch, ticket -> launch on every member
     members report    -> finished | failed | stale
+    out tasks         -> take blocks where they were made, or ask where that is
     a member is lost  -> archived; the others give up; Dask reruns stage, gang, out
     gang key released -> results that nobody took are freed
 
@@ -14,19 +15,20 @@ an id of its own, and messages of earlier runs are ignored.
 from __future__ import annotations
 
 import asyncio
-import logging
 import pickle
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.utils import log_errors
+from tornado.ioloop import PeriodicCallback
 
 from dask_dgpu.errors import GangError
+from dask_dgpu.runtime.delivery import free_stuck, restrict
+from dask_dgpu.runtime.endings import Endings
 from dask_dgpu.runtime.epoch import Epochs
 from dask_dgpu.runtime.losses import Losses
 from dask_dgpu.runtime.observer import Span
-from dask_dgpu.runtime.program import plans
 from dask_dgpu.runtime.run import Run
 from dask_dgpu.runtime.staging import Staging
 from dask_dgpu.runtime.stream import publish
@@ -38,12 +40,9 @@ from graph_opt.emit import GANG, STAGE
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
-logger = logging.getLogger(__name__)
-
 Key = Any
 
-ANSWER_SECONDS = 2.0
-"""How long the worker of a failed gang's task has to report the failure itself."""
+SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class GangSchedulerPlugin(SchedulerPlugin):
@@ -68,32 +67,67 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.epochs = Epochs(scheduler)
         self.staging = Staging(scheduler)
         self.losses = Losses(scheduler)
+        self.endings = Endings(scheduler, self.runs, self.epochs)
         self.ended: tuple[str, list[Run]] = ("", [])
         self.tickets = count()
         self.run_ids = count()
-        scheduler.handlers.update({"dgpu_gang": self.gang, "dgpu_warm_up": self.warm_up})
+        scheduler.handlers.update(
+            {"dgpu_gang": self.gang, "dgpu_where": self.where, "dgpu_warm_up": self.warm_up}
+        )
         scheduler.stream_handlers.update(
             {"dgpu-finished": self.finished, "dgpu-failed": self.failed, "dgpu-stale": self.stale}
         )
         await scheduler.register_worker_plugin(
             None, pickle.dumps(GangWorkerPlugin(self.device)), name=PLUGIN, idempotent=True
         )
+        looking = PeriodicCallback(self._free_stuck, SECONDS_BETWEEN_LOOKS * 1e3)
+        scheduler.periodic_callbacks["dgpu-free-stuck"] = looking
+        looking.start()
 
     # calls of workers and clients
 
     async def gang(
-        self, key: Key, program: bytes, staged: list[list[tuple[Key, str]]]
+        self, key: Key, program: bytes, staged: list[list[tuple[Key, str]]], worker: str
     ) -> dict[str, Any]:
         """Run a gang to its end; called by its ``gang`` task, again after a loss."""
-        if key not in self.scheduler.tasks:  # cancelled while the call was on its way
+        opened = await asyncio.to_thread(pickle.loads, program)
+        if not self._runs_on(key, worker):  # cancelled while the call was on its way
             return {"outcome": "restarted"}
         run = self.runs.get(key)
         if run is None or run.outcome.done():
-            run = Run(key, next(self.run_ids), pickle.loads(program), program, staged)
+            run = Run(key, next(self.run_ids), opened, program, staged)
             self.runs[key] = run
             self._open(run)
         await asyncio.wait([run.outcome])
         return run.outcome.result()
+
+    async def where(
+        self, key: Key, run_id: int, block: Key, out: Key, worker: str, missing: str
+    ) -> str | None:
+        """Return the worker that has a block of a run, for an ``out`` that lacks it.
+
+        ``missing`` is a worker that does not have it. If it should, the gang starts over.
+        """
+        run = self.runs.get(key)
+        gang = self.scheduler.tasks.get(key)
+        if gang is None or gang.state != "memory" or not self._runs_on(out, worker):
+            return None  # all of this is void already
+        if run is not None and run.run_id == run_id and run.finished:
+            place = run.worker_of(tuple(block))
+            if place != missing:
+                return place
+            if not run.starts_over:  # several miss theirs at a time
+                run.starts_over = True
+                self.losses.add(run, place, "out", "a block")
+        stimulus_id = f"dgpu-missing-{run_id}"
+        asyncio.get_running_loop().call_soon(self.endings.start_over, key, stimulus_id)
+        return None
+
+    def _runs_on(self, key: Key, worker: str) -> bool:
+        ts = self.scheduler.tasks.get(key)
+        return (
+            ts is not None and ts.processing_on is not None and (ts.processing_on.address == worker)
+        )
 
     async def warm_up(self, device: str, transport: str, timeout: float) -> str:
         """Connect all workers ahead of the first gang, if it uses the device that this returns."""
@@ -110,19 +144,22 @@ class GangSchedulerPlugin(SchedulerPlugin):
             run.fail(failure)
             return
         run.members = self._members(run)
-        if any(member not in self.scheduler.workers for member in run.members):
-            self._start_over(run, f"dgpu-stale-{run.run_id}")
+        lost = [member for member in run.members if member not in self.scheduler.workers]
+        if lost:
+            self.losses.add(run, lost[0], "stage")
+            self.endings.start_over(run.key, f"dgpu-stale-{run.run_id}")
             return
         run.task = asyncio.ensure_future(self._launch(run))
 
     def _members(self, run: Run) -> tuple[str, ...]:
-        """All workers that the gang's task may use, and those that hold its blocks."""
+        """All workers that the gang's task may use, and those that hold its blocks.
+
+        A worker that is paused, as a rule for want of memory, gets no more to hold.
+        """
         allowed = self._allowed(self.scheduler.tasks[run.key])
-        members = [
-            address
-            for address in self.scheduler.workers
-            if address in allowed or address in run.holders
-        ]
+        running = {ws.address for ws in self.scheduler.running}
+        chosen = run.holders | ((allowed & running) or allowed)
+        members = [address for address in self.scheduler.workers if address in chosen]
         return (*members, *(run.holders - set(members)))
 
     def _allowed(self, ts: TaskState) -> set[str]:
@@ -134,34 +171,26 @@ class GangSchedulerPlugin(SchedulerPlugin):
     @log_errors
     async def _launch(self, run: Run) -> None:
         try:
+            await asyncio.to_thread(run.plan)
             epoch = await self.epochs.get(run.members)
             while not self.epochs.holds(epoch):
                 epoch = await self.epochs.get(run.members)
             if run.outcome.done():
                 return
-            owners = run.owners()
-            placed = plans(run.program, owners, len(run.members)).placed(run.program)
-            self._restrict(run, placed)
+            restrict(self.scheduler, run)
             # nothing is awaited below: the order of the streams is that of the tickets
             run.epoch = epoch.name
             ticket = next(self.tickets)
             for rank, member in enumerate(run.members):
-                self.scheduler.worker_send(member, run.launch_message(rank, ticket, epoch, owners))
+                self.scheduler.worker_send(member, run.launch_message(rank, ticket, epoch))
             self.staging.taken(run.stage_keys())
-            await watch(self.scheduler, run, self._fail)
+            await watch(self.scheduler, run, self.endings.fail)
         except Exception as error:
             failure = GangError(f"{type(error).__name__}: {error}", phase="launch")
             if isinstance(error, OSError):  # a member that was called may be lost
-                self._fail_unless_lost(run, failure)
+                self.endings.fail_unless_lost(run, failure)
             else:
-                self._fail(run, failure)
-
-    def _restrict(self, run: Run, placed: dict[Key, int]) -> None:
-        """Have each block of the result taken by the worker that makes it."""
-        for ts in self.scheduler.tasks[run.key].dependents:
-            rank = placed[run.program.block(cast(tuple[Any, ...], ts.key))]
-            ts.loose_restrictions = False
-            self.scheduler.set_restrictions({ts.key: {run.members[rank]}})
+                self.endings.fail(run, failure)
 
     # reports of ranks
 
@@ -173,7 +202,6 @@ class GangSchedulerPlugin(SchedulerPlugin):
             run.awaited.discard(worker)
             if not run.awaited:
                 run.finish()
-                self.losses.forget(key)
 
     def failed(self, key: Key, run_id: int, lost: bool, error: bytes, worker: str) -> None:
         """Give a run up for the error of a rank, unless a lost worker explains it."""
@@ -182,88 +210,23 @@ class GangSchedulerPlugin(SchedulerPlugin):
             return
         failure: GangError = pickle.loads(error)
         if lost:
-            self._fail_unless_lost(run, failure)
+            self.endings.fail_unless_lost(run, failure)
         else:
-            self._fail(run, failure)
+            self.endings.fail(run, failure)
 
     def stale(self, key: Key, run_id: int, missing: str, worker: str) -> None:
         """Start over when a member does not have a block that it should hold."""
         run = self._current(key, run_id)
         if run is not None:
-            self.losses.add(run, worker, "stage")
-            self._start_over(run, f"dgpu-stale-{run_id}")
+            self.losses.add(run, worker, "stage", "a block")
+            self.endings.start_over(key, f"dgpu-stale-{run_id}")
 
     def _current(self, key: Key, run_id: int) -> Run | None:
         run = self.runs.get(key)
         return run if run and run.run_id == run_id and not run.outcome.done() else None
 
-    # the ends of a run
-
-    def _fail(self, run: Run, error: GangError) -> None:
-        if not run.outcome.done():
-            run.fail(error)
-            self._abandon(run, str(error))
-            asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._insist, run, error)
-
-    def _fail_unless_lost(self, run: Run, error: GangError) -> None:
-        """Give a run up unless a member is lost: a broken connection is noticed before that."""
-        loop = asyncio.get_running_loop()
-        loop.call_later(run.program.limits.grace, self._fail, run, error)
-
-    def _insist(self, run: Run, error: GangError) -> None:
-        """Fail the gang's task here if its worker does not take the answer."""
-        ts = self.scheduler.tasks.get(run.key)
-        if self.runs.get(run.key) is not run or ts is None or ts.processing_on is None:
-            return
-        stimulus_id = f"dgpu-failed-{run.run_id}"
-        recommendations = self.scheduler.transition(
-            run.key,
-            "erred",
-            stimulus_id,
-            worker=ts.processing_on.address,
-            cause=run.key,
-            exception=pickle.dumps(error),
-            exception_text=repr(error),
-        )
-        self.scheduler.transitions(recommendations, stimulus_id=stimulus_id)
-
-    def _abandon(self, run: Run, reason: str) -> None:
-        """Have every member that is left give up, and never use the communicator again.
-
-        Other runs under way on that communicator are void with it, and start over
-        without fault of theirs. They do so after this: Dask may be amid transitions.
-        """
-        if run.epoch is None:
-            return
-        self.epochs.discard(run.members, run.epoch)
-        for member in run.members:
-            if member in self.scheduler.workers:
-                self.scheduler.worker_send(member, run.give_up_message(reason))
-        loop = asyncio.get_running_loop()
-        for other in self.runs.values():
-            if other.epoch == run.epoch and not other.outcome.done():
-                loop.call_soon(self._start_over_if_void, other, f"dgpu-abandoned-{run.run_id}")
-
-    def _start_over_if_void(self, run: Run, stimulus_id: str) -> None:
-        if self.runs.get(run.key) is run and not run.outcome.done():
-            self._start_over(run, stimulus_id)
-
-    def _start_over(self, run: Run, stimulus_id: str) -> None:
-        """Have Dask run the gang again, from the staging of its blocks on."""
-        if not run.outcome.done():
-            run.restart()
-            self._abandon(run, "it starts over")
-        ts = self.scheduler.tasks.get(run.key)
-        if ts is None:
-            return
-        if any(out.state == "erred" for out in ts.dependents):
-            return
-        released = [out.key for out in ts.dependents if out.state not in ("memory", "released")]
-        released += [ts.key, *(stage.key for stage in ts.dependencies)]
-        recommendations: dict[Key, Any] = dict.fromkeys(released, "released")
-        logger.info("gang %s starts over: %s", run.program.name, stimulus_id)
-        self.scheduler.transitions(recommendations, stimulus_id=stimulus_id)
-        self.scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
+    def _free_stuck(self) -> None:
+        free_stuck(self.scheduler, self.runs.values())
 
     # what Dask tells its plugins
 
@@ -278,28 +241,44 @@ class GangSchedulerPlugin(SchedulerPlugin):
         for run in [*self.runs.values(), *ended]:
             if worker in run.members:
                 self.losses.add(run, worker, "stage" if run.epoch is None else "program")
-                self._start_over(run, stimulus_id)
+                self.endings.start_over(run.key, stimulus_id)
+
+    def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
+        """Place the ``out`` tasks that come anew to a gang under way."""
+        for key in filter(_is_gang, tasks):
+            run = self.runs.get(key)
+            if run is not None and run.placed:
+                restrict(scheduler, run)
 
     def transition(
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
     ) -> None:
         """Follow staged blocks, and end a run whose task is gone."""
-        name = key[0] if type(key) is tuple else None
-        if type(name) is not str or not name.startswith("dgpu-"):
-            return
-        if name.startswith(STAGE):
+        if _begins(key, STAGE):
             self.staging.moved(key, finish, kwargs.get("worker"))
-        elif name.startswith(GANG) and finish in ("released", "forgotten", "erred"):
+        elif not _is_gang(key):
+            return
+        elif finish == "memory" and not self._has_finished(key):
+            # the answer to an earlier call, whose blocks are gone
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self.endings.start_over, key, f"dgpu-outdated-{stimulus_id}")
+        elif finish in ("released", "forgotten", "erred"):
             run = self.runs.pop(key, None)
             if run is not None and not run.outcome.done():
                 run.restart()
-                self._abandon(run, "it was cancelled")
+                self.endings.abandon(run, "it was cancelled")
                 before = self.ended[1] if self.ended[0] == stimulus_id else []
                 self.ended = (stimulus_id, [*before, run])
             elif run is not None and run.finished:
                 self._free(run)
+                if not run.starts_over:
+                    self.losses.forget(key)
             if finish == "forgotten":
                 self.losses.forget(key)
+
+    def _has_finished(self, key: Key) -> bool:
+        run = self.runs.get(key)
+        return run is not None and run.finished
 
     def _free(self, run: Run) -> None:
         for member in run.members:
@@ -326,3 +305,11 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.losses = Losses(scheduler)
         self.ended = ("", [])
         self.epochs.clear()
+
+
+def _is_gang(key: Key) -> bool:
+    return _begins(key, GANG)
+
+
+def _begins(key: Key, prefix: str) -> bool:
+    return type(key) is tuple and type(key[0]) is str and key[0].startswith(prefix)

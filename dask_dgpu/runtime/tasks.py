@@ -60,7 +60,8 @@ def out(handle: Any, block: Key) -> Array:
             "the result of a gang was read outside of the workers that made it; "
             "compute the array instead of single tasks of its graph"
         )
-    return here[0].result(handle, block)
+    plugin, key = here
+    return plugin.result(handle, block, key)
 
 
 def _worker_plugin(prefix: str | None = None) -> tuple[GangWorkerPlugin, Any] | None:

@@ -10,11 +10,13 @@ import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.exceptions import Reschedule
+from distributed.protocol.serialize import to_serialize
 from distributed.utils import sync
 
 from dask_dgpu.errors import CommError, GangError
@@ -85,6 +87,7 @@ class GangWorkerPlugin(WorkerPlugin):
             {
                 "dgpu_serve_store": self._serve_store,
                 "dgpu_report": self._report,
+                "dgpu_take": self._take,
                 "dgpu_examine": self._examine,
             }
         )
@@ -116,6 +119,7 @@ class GangWorkerPlugin(WorkerPlugin):
             key=key,
             program=pickle.dumps(program),
             staged=[list(tokens) for tokens in staged],
+            worker=self.worker.address,
         )
         if answer["outcome"] == "restarted":
             raise Reschedule
@@ -123,13 +127,28 @@ class GangWorkerPlugin(WorkerPlugin):
             raise pickle.loads(answer["error"])
         return Handle(key, answer["run_id"])
 
-    def result(self, handle: Handle, block: Key) -> Array:
-        """Return a block of a finished run, by the name of its array and its place."""
+    def result(self, handle: Handle, block: Key, out: Key) -> Array:
+        """Return a block of a finished run, by the name of its array and its place.
+
+        ``out`` is the key of the task that asks.
+        """
         try:
             return self.results[handle.key, handle.run_id][block]
         except KeyError:
-            # freed because the scheduler starts this gang over, and this task with it
-            raise Reschedule from None
+            return sync(self.worker.loop, self._fetch, handle, block, out)
+
+    async def _fetch(self, handle: Handle, block: Key, out: Key) -> Array:
+        """Get a block from the worker that made it."""
+        what = {"key": handle.key, "run_id": handle.run_id, "block": block}
+        here = self.worker.address
+        where = partial(self.worker.scheduler.dgpu_where, **what, out=out, worker=here)
+        place = await where(missing=here)
+        if place is not None:
+            answer = await self.worker.rpc(place).dgpu_take(**what)
+            if "block" in answer:
+                return answer["block"]
+            await where(missing=place)
+        raise Reschedule  # the scheduler starts the gang over, and this task with it
 
     # messages from the scheduler, on the event loop: these must never raise
 
@@ -183,6 +202,11 @@ class GangWorkerPlugin(WorkerPlugin):
             "last_seconds": self.last_seconds,
             "results": sum(map(len, self.results.values())),
         }
+
+    def _take(self, key: Key, run_id: int, block: Key) -> dict[str, Any]:
+        blocks = self.results.get((key, run_id), {})
+        block = tuple(block)
+        return {"block": to_serialize(blocks[block])} if block in blocks else {}
 
     async def _examine(self) -> str:
         return await asyncio.to_thread(self.member.examine)

@@ -1,0 +1,229 @@
+"""Blocks of a gang's result reach whoever asks for them, again and again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, Event, Status, futures_of, wait
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+import dask_dgpu as dgpu
+from dask_dgpu.errors import GangError
+from tests.cluster.observe import PLUGIN, eventually, host, launched_runs, left_over, running
+from tests.cluster.test_safety import slow_blocks
+
+pytestmark = pytest.mark.cluster
+
+N, CHUNK = 64, 32
+A = np.random.default_rng(12).integers(-9, 9, (N, N))
+
+
+@pytest.fixture
+def x(on_device: Callable[..., da.Array]) -> da.Array:
+    return on_device(A, CHUNK).persist()
+
+
+@contextmanager
+def one_block_waits(client: Client, z: da.Array) -> Iterator[list[Any]]:
+    """Yield the futures of a product, of which one waits on a busy worker.
+
+    So its gang's task stays in memory, with the blocks on the workers that made them.
+    """
+    client.run(_close_gate)
+    futures = futures_of(client.persist(z))
+    gang = eventually(lambda: running(client) and client.run_on_scheduler(_gang_worker))
+    busy = min(set(client.scheduler_info(n_workers=-1)["workers"]) - {gang})
+    blocker = client.submit(_block, workers=[busy], pure=False)
+    assert Event("blocked", client=client).wait(timeout=60)
+    try:
+        client.run(_open_gate)
+        eventually(lambda: sum(future.done() for future in futures) == len(futures) - 1)
+        yield futures
+    finally:
+        Event("go on", client=client).set()
+        blocker.result(timeout=60)
+        for name in ("blocked", "go on"):
+            Event(name, client=client).clear()
+
+
+def _block() -> None:
+    Event("blocked").set()
+    Event("go on").wait(timeout=60)
+
+
+def _close_gate(dask_worker: Any) -> None:
+    """Have programs wait before they begin."""
+    device = dask_worker.plugins[PLUGIN].member.device
+    begin, gate = type(device).begin, threading.Event()
+
+    def late() -> None:
+        gate.wait(60)
+        begin(device)
+
+    device.begin, device.gate = late, gate
+
+
+def _open_gate(dask_worker: Any) -> None:
+    device = dask_worker.plugins[PLUGIN].member.device
+    device.gate.set()
+    del device.begin, device.gate
+
+
+def _gang_worker(dask_scheduler: Any) -> str | None:
+    for run in dask_scheduler.plugins[PLUGIN].runs.values():
+        ts = dask_scheduler.tasks[run.key]
+        if ts.processing_on is not None:
+            return str(ts.processing_on.address)
+    return None
+
+
+class Misplace(SchedulerPlugin):
+    """Sends blocks that are asked for again to a worker that does not have them."""
+
+    name = "misplace"
+
+    def __init__(self, but: str) -> None:
+        self.but = but
+
+    def update_graph(self, scheduler: Any, *, tasks: list[Any], **kwargs: Any) -> None:
+        for key in tasks:
+            ts = scheduler.tasks[key]
+            if ts.worker_restrictions and ts.state == "released":
+                others = set(scheduler.workers) - ts.worker_restrictions - {self.but}
+                scheduler.set_restrictions({key: {min(others)}})
+
+
+def test_dropped_blocks_are_asked_for_again(client, x):
+    z = x @ x
+    before = launched_runs(client)
+    with one_block_waits(client, z) as futures:
+        late = [future for future in futures if not future.done()]
+        del futures[:]  # all but the one that waits
+        eventually(lambda: client.run_on_scheduler(_known, keys=[f.key for f in late]) == 1)
+        again = client.persist(z)
+        eventually(lambda: sum(future.done() for future in futures_of(again)) == 3)
+        assert launched_runs(client) == before + 1
+    np.testing.assert_array_equal(host(again.compute()), A @ A)
+    again = late = None
+    eventually(lambda: left_over(client) == 0)
+
+
+def _known(keys: list[Any], dask_scheduler: Any) -> int:
+    """Number of blocks there are of the array that the keys belong to."""
+    return sum(key[0] == keys[0][0] for key in dask_scheduler.tasks if type(key) is tuple)
+
+
+def _place(key: Any, dask_scheduler: Any) -> str:
+    return str(dask_scheduler.tasks[key].processing_on.address)
+
+
+def test_block_is_fetched_from_the_worker_that_made_it(client, x):
+    z = x @ x
+    with one_block_waits(client, z) as futures:
+        late = [future for future in futures if not future.done()]
+        del futures[:]
+        eventually(lambda: client.run_on_scheduler(_known, keys=[f.key for f in late]) == 1)
+        client.register_plugin(Misplace(client.run_on_scheduler(_place, key=late[0].key)))
+        try:
+            before = launched_runs(client)
+            again = client.persist(z)
+            eventually(lambda: sum(future.done() for future in futures_of(again)) == 3)
+            assert launched_runs(client) == before
+        finally:
+            client.unregister_scheduler_plugin(Misplace.name)
+    np.testing.assert_array_equal(host(again.compute()), A @ A)
+
+
+def test_lost_blocks_are_made_again(client, x):
+    z = x @ x
+    before = launched_runs(client)
+    with one_block_waits(client, z) as futures:
+        client.run(_lose)
+    np.testing.assert_array_equal(host(client.gather(futures[0])), (A @ A)[:CHUNK, :CHUNK])
+    wait(futures)
+    assert all(future.status == "finished" for future in futures)
+    assert launched_runs(client) == before + 2
+
+
+def test_blocks_that_are_lost_time_and_again_are_an_error(client, x):
+    client.run(_lose_always)
+    try:
+        with pytest.raises(GangError, match="lost a block 4 times"):
+            client.compute(x @ x).result(timeout=60)
+    finally:
+        client.run(_lose_no_more)
+    np.testing.assert_array_equal(host((x @ x.T).compute()), A @ A.T)
+
+
+class Forgetful(dict):  # type: ignore[type-arg]
+    """What workers keep of runs, of which nothing is kept."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, {})
+
+
+def _lose(dask_worker: Any) -> None:
+    dask_worker.plugins[PLUGIN].results.clear()
+
+
+def _lose_always(dask_worker: Any) -> None:
+    dask_worker.plugins[PLUGIN].results = Forgetful()
+
+
+def _lose_no_more(dask_worker: Any) -> None:
+    dask_worker.plugins[PLUGIN].results = {}
+
+
+def test_paused_worker_gets_no_part_of_a_gang(client, x):
+    wait(x)
+    with paused(client, min(client.scheduler_info(n_workers=-1)["workers"])):
+        for made in (x @ x, da.fft.fft2(x), dgpu.sum(x @ x + 1, axis=0)):
+            client.compute(made).result(timeout=60)
+        np.testing.assert_array_equal(host(client.compute(x @ x).result(timeout=60)), A @ A)
+
+
+def test_worker_that_is_paused_while_a_gang_runs_gives_its_blocks_away(client, x):
+    slow_blocks(client, 0.1)
+    future = client.compute((x @ x) + 0)
+    eventually(lambda: running(client))
+    gang = client.run_on_scheduler(_gang_worker)
+    worker = max(set(client.scheduler_info(n_workers=-1)["workers"]) - {gang})
+    with paused(client, worker):
+        np.testing.assert_array_equal(host(future.result(timeout=60)), A @ A)
+    client.run(_unslow)
+
+
+def _unslow(dask_worker: Any) -> None:
+    vars(dask_worker.plugins[PLUGIN].member.device).pop("accumulate", None)
+
+
+@contextmanager
+def paused(client: Client, worker: str) -> Iterator[None]:
+    """Pause a worker as its memory monitor would."""
+    client.run(_pause, workers=[worker])
+    eventually(lambda: client.run_on_scheduler(_status, worker=worker) == "paused")
+    try:
+        yield
+    finally:
+        client.run(_resume, workers=[worker])
+        eventually(lambda: client.run_on_scheduler(_status, worker=worker) == "running")
+
+
+def _pause(dask_worker: Any) -> None:
+    dask_worker.periodic_callbacks["memory_monitor"].stop()
+    dask_worker.status = Status.paused
+
+
+def _resume(dask_worker: Any) -> None:
+    dask_worker.status = Status.running
+    dask_worker.periodic_callbacks["memory_monitor"].start()
+
+
+def _status(worker: str, dask_scheduler: Any) -> str:
+    return str(dask_scheduler.workers[worker].status.name)
