@@ -17,6 +17,8 @@ from __future__ import annotations
 import asyncio
 import pickle
 from itertools import count
+from math import inf
+from time import time
 from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -69,6 +71,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.losses = Losses(scheduler)
         self.endings = Endings(scheduler, self.runs, self.epochs)
         self.ended: tuple[str, list[Run]] = ("", [])
+        self.restarted = 0.0
         self.tickets = count()
         self.run_ids = count()
         scheduler.handlers.update(
@@ -243,8 +246,23 @@ class GangSchedulerPlugin(SchedulerPlugin):
                 self.losses.add(run, worker, "stage" if run.epoch is None else "program")
                 self.endings.start_over(run.key, stimulus_id)
 
-    def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
-        """Place the ``out`` tasks that come anew to a gang under way."""
+    def update_graph(
+        self,
+        scheduler: Scheduler,
+        *,
+        client: str,
+        keys: set[Key],
+        tasks: list[Key],
+        stimulus_id: str,
+        **kwargs: Any,
+    ) -> None:
+        """Place the ``out`` tasks that come anew to a gang under way.
+
+        A graph that was read while the cluster was restarted has no client any more.
+        """
+        if _began(stimulus_id) < self.restarted:
+            scheduler.client_releases_keys(keys, client, stimulus_id)
+            return
         for key in filter(_is_gang, tasks):
             run = self.runs.get(key)
             if run is not None and run.placed:
@@ -297,6 +315,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
 
     def restart(self, scheduler: Scheduler) -> None:
         """Forget everything: the cluster starts afresh."""
+        self.restarted = time()
         for run in self.runs.values():
             if not run.outcome.done():
                 run.restart()
@@ -309,6 +328,14 @@ class GangSchedulerPlugin(SchedulerPlugin):
 
 def _is_gang(key: Key) -> bool:
     return _begins(key, GANG)
+
+
+def _began(stimulus_id: str) -> float:
+    """Return when Dask began to read a graph, infinity where its stimulus does not say so."""
+    try:
+        return float(stimulus_id.removeprefix("update-graph-"))
+    except ValueError:
+        return inf
 
 
 def _begins(key: Key, prefix: str) -> bool:
