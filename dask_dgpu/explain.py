@@ -15,9 +15,10 @@ from dask.utils import format_bytes
 
 from dask_dgpu.facts import current_client
 from dask_dgpu.held import held_by
-from dask_dgpu.measured import Step, last_run
+from dask_dgpu.measured import last_run
 from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.predict import Prediction
+from dask_dgpu.runtime.observer import Step
 from graph_opt.node import Declined, label
 from graph_opt.piece import Piece
 from graph_opt.region import Region
@@ -115,8 +116,10 @@ class Explanation:
         for (_, predicted), run in zip(self.regions, self._runs, strict=True):
             for (name, seconds), step in zip(predicted.steps, run, strict=False):
                 nbytes = format_bytes(step.nbytes)
-                text = f"{step.seconds:.3g} s measured, {seconds:.3g} s predicted, {nbytes} made"
-                lines.append((name, text))
+                text = f"{step.seconds:.3g} s measured, {nbytes} made"
+                if step.name == name:  # else it stands for many
+                    text += f", {seconds:.3g} s predicted"
+                lines.append((step.name, text))
         lines += [(label(piece.name), f"left to Dask: {piece.reason}") for piece in self.declined]
         return list(_folded(lines))
 

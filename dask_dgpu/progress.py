@@ -8,10 +8,11 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.errors import DgpuError
+from graph_opt.emit import is_gang
 
 if TYPE_CHECKING:
     from distributed import Client, Future
-    from distributed.scheduler import Scheduler, TaskState
+    from distributed.scheduler import Scheduler
     from rich.progress import Progress, TaskID
 
     from dask_dgpu.runtime.run import Run
@@ -62,15 +63,17 @@ def progress(*futures: Any) -> None:
     columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as bars:
         blocks = bars.add_task("blocks", total=len(keys))
-        gangs: dict[int, TaskID] = {}
+        drawn: dict[int, TaskID] = {}
+        gangs: list[Key] = []
         while True:
-            pending = [future.key for future in waited_for if future.status == "pending"]
-            bars.update(blocks, completed=len(keys) - len(pending))
+            pending = sum(future.status == "pending" for future in waited_for)
+            bars.update(blocks, completed=len(keys) - pending)
             if not pending:
                 break
-            _draw(bars, gangs, client.run_on_scheduler(_gangs, keys=pending))
+            gangs = gangs or client.run_on_scheduler(_gangs, keys=keys)
+            _draw(bars, drawn, client.run_on_scheduler(_under_way, gangs=gangs) if gangs else [])
             time.sleep(INTERVAL)
-        _draw(bars, gangs, [])
+        _draw(bars, drawn, [])
 
 
 def _client_of(futures: Iterable[Any]) -> tuple[Client, list[Future[Any]]]:
@@ -111,33 +114,30 @@ def _has_plugin(dask_scheduler: Scheduler, name: str) -> bool:
     return name in dask_scheduler.plugins
 
 
-async def _gangs(keys: Collection[Key], dask_scheduler: Scheduler) -> list[dict[str, Any]]:
-    """Return the gangs under way that some keys wait for: name, steps, and steps done."""
+def _gangs(keys: Collection[Key], dask_scheduler: Scheduler) -> list[Key]:
+    """Return the gangs that some keys need: all tasks behind these are looked at, once."""
+    seen = set()
+    stack = [dask_scheduler.tasks[key] for key in keys if key in dask_scheduler.tasks]
+    while stack:
+        ts = stack.pop()
+        if ts not in seen:
+            seen.add(ts)
+            stack += ts.dependencies
+    return [ts.key for ts in seen if is_gang(ts.key)]
+
+
+async def _under_way(gangs: Collection[Key], dask_scheduler: Scheduler) -> list[dict[str, Any]]:
+    """Return the gangs of these that run: name, steps, and steps done."""
     from dask_dgpu.runtime.tasks import PLUGIN
 
     plugin: Any = dask_scheduler.plugins[PLUGIN]
-    tasks = (dask_scheduler.tasks[key] for key in keys if key in dask_scheduler.tasks)
-    runs = [
-        run
-        for ts in _needed(tasks)
-        if (run := plugin.runs.get(ts.key)) is not None and not run.outcome.done()
-    ]
+    found = [plugin.runs[key] for key in gangs if key in plugin.runs]
+    runs = [run for run in found if not run.outcome.done()]
     done = await asyncio.gather(*(_steps_done(dask_scheduler, run) for run in runs))
     return [
         {"run_id": r.run_id, "name": r.program.name, "steps": len(r.program.steps), "done": n}
         for r, n in zip(runs, done, strict=True)
     ]
-
-
-def _needed(tasks: Iterable[TaskState]) -> set[TaskState]:
-    """Return tasks and all they wait for."""
-    found, stack = set(), list(tasks)
-    while stack:
-        ts = stack.pop()
-        if ts not in found and ts.state != "memory":
-            found.add(ts)
-            stack += ts.dependencies
-    return found
 
 
 async def _steps_done(scheduler: Scheduler, run: Run) -> int:

@@ -87,14 +87,13 @@ def guarded(graph: HighLevelGraph) -> HighLevelGraph:
     for name, layer in graph.layers.items():
         if not isinstance(layer, MaterializedLayer):
             continue
-        gangs = {key for key in layer if _begins(key, GANG)}
+        gangs = {key for key in layer if is_gang(key)}
         if not gangs:
             continue
         own = {
             key: UnfusedTask(key, task.func, *task.args, **task.kwargs)
             for key, task in layer.mapping.items()
-            if type(task) is Task
-            and (key in gangs or _begins(key, STAGE) or task.dependencies & gangs)
+            if type(task) is Task and (key in gangs or is_stage(key) or task.dependencies & gangs)
         }
         layers[name] = MaterializedLayer(
             {**layer.mapping, **own}, layer.annotations, layer.collection_annotations
@@ -102,8 +101,18 @@ def guarded(graph: HighLevelGraph) -> HighLevelGraph:
     return HighLevelGraph(layers, graph.dependencies)
 
 
+def is_gang(key: Any) -> bool:
+    """Whether a key is that of a ``gang`` task."""
+    return _begins(key, GANG)
+
+
+def is_stage(key: Any) -> bool:
+    """Whether a key is that of a ``stage`` task."""
+    return _begins(key, STAGE)
+
+
 def _begins(key: Any, prefix: str) -> bool:
-    return isinstance(key, tuple) and str(key[0]).startswith(prefix)
+    return type(key) is tuple and type(key[0]) is str and key[0].startswith(prefix)
 
 
 def gang_key(region: Region) -> Key:

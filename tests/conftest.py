@@ -35,3 +35,7 @@ def pytest_terminal_summary(
     terminalreporter.write_line(
         f"{count} tests deselected that need a GPU: run them with -m 'gpu or multigpu'"
     )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rounds", type=int, default=2000, help="rounds of tests/cluster/test_rounds")

@@ -14,7 +14,7 @@ from distributed.worker import _worker_cvar
 
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.runtime.observer import Span
+from dask_dgpu.runtime.observer import Span, record
 from dask_dgpu.runtime.value import Blocks
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Job:
     done: int = 0
     calls: set[int] = field(default_factory=set)
     spans: list[Span] = field(default_factory=list)
+    steps: int = 0
 
     @property
     def report(self) -> dict[str, Any]:
@@ -57,7 +58,7 @@ class Job:
             "phase": self.phase,
             "done": self.done,
             "calling": bool(self.calls),
-            "steps": len(self.spans),
+            "steps": self.steps,
         }
 
     def progress(self, step: str, done: int, steps: int) -> None:
@@ -93,7 +94,8 @@ class Job:
         span = Span(name, action, time() + self.worker.scheduler_delay)
         yield span
         span.stop = time() + self.worker.scheduler_delay
-        self.spans.append(span)
+        record(self.spans, span)
+        self.steps += 1
 
 
 @dataclass(frozen=True)

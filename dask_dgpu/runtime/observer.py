@@ -9,7 +9,10 @@ from time import time
 from typing import Any, Protocol
 
 TOPIC = "dgpu"
-"""Topic of the scheduler's events: one a rank and run, with the gang's key and the spans."""
+"""Topic of the scheduler's events: one for each run of a gang that has ended."""
+
+MOST_SPANS = 1000
+"""Steps of one run that are recorded one by one; the rest of a long loop is one span."""
 
 
 @dataclass
@@ -33,6 +36,36 @@ class Span:
     start: float
     stop: float = 0.0
     nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a gang's run, all ranks together.
+
+    Parameters
+    ----------
+    name : str
+        The layer that it stands for.
+    seconds : float
+        Of the rank that took longest.
+    nbytes : int
+        Bytes that all ranks have made.
+    """
+
+    name: str
+    seconds: float
+    nbytes: int
+
+
+def record(spans: list[Span], span: Span) -> None:
+    """Append a step to those of a run, or add it to the last if there are too many."""
+    if len(spans) < MOST_SPANS:
+        spans.append(span)
+        return
+    last = spans[-1]
+    last.name = "all further steps"
+    last.stop = span.stop
+    last.nbytes += span.nbytes
 
 
 class Observer(Protocol):

@@ -31,13 +31,13 @@ from dask_dgpu.runtime.endings import Endings
 from dask_dgpu.runtime.epoch import Epochs
 from dask_dgpu.runtime.losses import Losses
 from dask_dgpu.runtime.observer import Span
+from dask_dgpu.runtime.records import Records
 from dask_dgpu.runtime.run import Run
 from dask_dgpu.runtime.staging import Staging
-from dask_dgpu.runtime.stream import publish
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.watch import watch
 from dask_dgpu.runtime.worker import GangWorkerPlugin
-from graph_opt.emit import GANG, STAGE
+from graph_opt.emit import is_gang, is_stage
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
@@ -69,6 +69,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.epochs = Epochs(scheduler)
         self.staging = Staging(scheduler)
         self.losses = Losses(scheduler)
+        self.records = Records(scheduler)
         self.endings = Endings(scheduler, self.runs, self.epochs)
         self.ended: tuple[str, list[Run]] = ("", [])
         self.restarted = 0.0
@@ -201,7 +202,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         """Note that a rank is done; with the last one the run is."""
         run = self._current(key, run_id)
         if run is not None:
-            publish(self.scheduler, key, run_id, worker, [Span(*span) for span in spans])
+            self.records.add(run, worker, [Span(*span) for span in spans])
             run.awaited.discard(worker)
             if not run.awaited:
                 run.finish()
@@ -263,7 +264,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         if _began(stimulus_id) < self.restarted:
             scheduler.client_releases_keys(keys, client, stimulus_id)
             return
-        for key in filter(_is_gang, tasks):
+        for key in filter(is_gang, tasks):
             run = self.runs.get(key)
             if run is not None and run.placed:
                 restrict(scheduler, run)
@@ -272,9 +273,9 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
     ) -> None:
         """Follow staged blocks, and end a run whose task is gone."""
-        if _begins(key, STAGE):
+        if is_stage(key):
             self.staging.moved(key, finish, kwargs.get("worker"))
-        elif not _is_gang(key):
+        elif not is_gang(key):
             return
         elif finish == "memory" and not self._has_finished(key):
             # the answer to an earlier call, whose blocks are gone
@@ -326,17 +327,9 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.epochs.clear()
 
 
-def _is_gang(key: Key) -> bool:
-    return _begins(key, GANG)
-
-
 def _began(stimulus_id: str) -> float:
     """Return when Dask began to read a graph, infinity where its stimulus does not say so."""
     try:
         return float(stimulus_id.removeprefix("update-graph-"))
     except ValueError:
         return inf
-
-
-def _begins(key: Key, prefix: str) -> bool:
-    return type(key) is tuple and type(key[0]) is str and key[0].startswith(prefix)

@@ -11,7 +11,7 @@ import pytest
 from distributed import Client, Event, LocalCluster, get_client, wait
 
 import dask_dgpu as dgpu
-from dask_dgpu.progress import _gangs
+from dask_dgpu.progress import _gangs, _under_way
 from tests.cluster.observe import eventually, host
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -54,17 +54,17 @@ def test_steps_are_counted_while_a_gang_runs(client, on_device):
     spectrum = da.fft.fft2(x)
     held = spectrum.map_blocks(held_back, "go-on", meta=spectrum._meta)  # not called here
     y = da.fft.fft2(held).persist()
-    keys = list(y.dask)
+    gangs = eventually(lambda: client.run_on_scheduler(_gangs, keys=list(y.dask)))
 
     def looked() -> Any:
-        (gang,) = client.run_on_scheduler(_gangs, keys=keys) or [{"done": 0}]
+        (gang,) = client.run_on_scheduler(_under_way, gangs=gangs) or [{"done": 0}]
         return gang["done"] and gang
 
     gang = eventually(looked)
     assert (gang["done"], gang["steps"]) == (1, 3)
     Event("go-on", client=client).set()
     wait(y)
-    assert client.run_on_scheduler(_gangs, keys=keys) == []
+    assert client.run_on_scheduler(_under_way, gangs=gangs) == []
 
 
 def test_a_failure_is_an_end(client, on_device, capsys):
