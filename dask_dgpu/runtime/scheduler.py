@@ -30,6 +30,7 @@ from dask_dgpu.runtime.delivery import free_stuck, restrict
 from dask_dgpu.runtime.endings import Endings
 from dask_dgpu.runtime.epoch import Epochs
 from dask_dgpu.runtime.losses import Losses
+from dask_dgpu.runtime.membership import members
 from dask_dgpu.runtime.observer import Span
 from dask_dgpu.runtime.records import Records
 from dask_dgpu.runtime.run import Run
@@ -40,7 +41,7 @@ from dask_dgpu.runtime.worker import GangWorkerPlugin
 from graph_opt.emit import is_gang, is_stage
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState, WorkerState
+    from distributed.scheduler import Scheduler, WorkerState
 
 Key = Any
 
@@ -135,9 +136,9 @@ class GangSchedulerPlugin(SchedulerPlugin):
 
     async def warm_up(self, device: str, transport: str, timeout: float) -> str:
         """Connect all workers ahead of the first gang, if it uses the device that this returns."""
-        members = tuple(self.scheduler.workers)
-        if members and device == self.device:
-            self.warming = asyncio.ensure_future(self.epochs.warm_up(members, transport, timeout))
+        workers = tuple(self.scheduler.workers)
+        if workers and device == self.device:
+            self.warming = asyncio.ensure_future(self.epochs.warm_up(workers, transport, timeout))
         return self.device
 
     # opening a run
@@ -147,30 +148,13 @@ class GangSchedulerPlugin(SchedulerPlugin):
         if failure is not None:
             run.fail(failure)
             return
-        run.members = self._members(run)
+        run.members = members(self.scheduler, run)
         lost = [member for member in run.members if member not in self.scheduler.workers]
         if lost:
             self.losses.add(run, lost[0], "stage")
             self.endings.start_over(run.key, f"dgpu-stale-{run.run_id}")
             return
         run.task = asyncio.ensure_future(self._launch(run))
-
-    def _members(self, run: Run) -> tuple[str, ...]:
-        """All workers that the gang's task may use, and those that hold its blocks.
-
-        A worker that is paused, as a rule for want of memory, gets no more to hold.
-        """
-        allowed = self._allowed(self.scheduler.tasks[run.key])
-        running = {ws.address for ws in self.scheduler.running}
-        chosen = run.holders | ((allowed & running) or allowed)
-        members = [address for address in self.scheduler.workers if address in chosen]
-        return (*members, *(run.holders - set(members)))
-
-    def _allowed(self, ts: TaskState) -> set[str]:
-        allowed = self.scheduler.valid_workers(ts)
-        if allowed is None or (ts.loose_restrictions and not allowed):
-            return set(self.scheduler.workers)
-        return {ws.address for ws in allowed}
 
     @log_errors
     async def _launch(self, run: Run) -> None:
