@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from dask_dgpu.comm.bootstrap import TRANSPORTS, Transport
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.settings import Settings
-from graph_opt.cost import CUDA, HOST, Machine
+from graph_opt.cost import Machine, machine_of
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -46,6 +47,9 @@ class ClusterFacts:
         processor when there is no cluster.
     scheduler : str, optional
         The id of the cluster's scheduler.
+    protocol : str, optional
+        How Dask moves blocks between workers: ``"tcp"``, ``"tls"``, ``"ucx"``, ``"ucxx"``, or
+        ``"inproc"`` within one process.
     """
 
     workers: int
@@ -55,15 +59,21 @@ class ClusterFacts:
     transport: Transport = "gloo"
     cores: int = 1
     scheduler: str | None = None
+    protocol: str = "tcp"
 
     @property
     def machine(self) -> Machine:
         """Rates of one rank."""
-        return replace(CUDA if self.device == "cuda" else HOST, one_sided=self.one_sided)
+        return machine_of(self.device, self.protocol, self.one_sided)
 
 
 ALONE = ClusterFacts(
-    workers=0, device="cpu", device_memory=None, one_sided=True, cores=os.cpu_count() or 1
+    workers=0,
+    device="cpu",
+    device_memory=None,
+    one_sided=True,
+    cores=os.cpu_count() or 1,
+    protocol="inproc",
 )
 
 
@@ -116,11 +126,23 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
             f"client is {client!r} without a worker for {PATIENCE} s, it must have one by now: "
             "client.wait_for_workers(1) waits for longer"
         ) from error
-    return replace(_gather(client, settings), scheduler=client.scheduler_info(n_workers=0)["id"])
-
-
-def _gather(client: Client, settings: Settings) -> ClusterFacts:
     probes: dict[str, WorkerFacts | None] = client.run(_probe, settings.device == "cuda")
+    return replace(
+        _gather(client, settings, probes),
+        scheduler=client.scheduler_info(n_workers=0)["id"],
+        protocol=_protocol(probes),
+    )
+
+
+def _protocol(workers: Iterable[str]) -> str:
+    """Return the protocol of the workers' addresses, TCP if they have several."""
+    protocols = {address.partition("://")[0] for address in workers}
+    return protocols.pop() if len(protocols) == 1 else "tcp"
+
+
+def _gather(
+    client: Client, settings: Settings, probes: Mapping[str, WorkerFacts | None]
+) -> ClusterFacts:
     found = [facts for facts in probes.values() if facts is not None]
     if settings.device == "cpu" or (settings.device == "auto" and not found):
         transport = _choose_transport(client, settings, "gloo")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ HOST = Machine(
     latency=1e-2,
     memory_bandwidth=4e9,
     ramp=16,
-    dask_bandwidth=1e8,  # each block is pickled, copied and scheduled on the same cores
+    dask_bandwidth=1e8,
 )
 CUDA = Machine(
     flops=5.0e13,
@@ -55,8 +56,19 @@ CUDA = Machine(
     latency=1e-4,
     memory_bandwidth=3.9e12,
     ramp=400,
-    dask_bandwidth=3e10,  # over UCX; over TCP it is a hundredth of that
+    dask_bandwidth=5e8,
 )
+
+DASK_BANDWIDTHS: Mapping[str, Mapping[str, float]] = {
+    # over TCP each block is pickled, copied and scheduled on the same cores
+    "cpu": {"tcp": 1e8, "ucx": 5e8, "inproc": HOST.memory_bandwidth},
+    # over TCP each block passes through the host on both sides
+    "cuda": {"tcp": 5e8, "ucx": 3e10, "inproc": CUDA.memory_bandwidth},
+}
+"""Bytes a second that one worker receives when Dask moves blocks, by device and protocol."""
+
+PROTOCOLS = {"ucx": "ucx", "ucxx": "ucx", "inproc": "inproc"}
+"""Protocols of Dask that are quicker than TCP, and their rates; TLS and others count as TCP."""
 
 TASK_SECONDS = 4e-4
 """What one Dask task costs the scheduler, its share of the messages included."""
@@ -73,6 +85,24 @@ GANG_SECONDS = 2 * ROUND_TRIP_SECONDS
 
 STEP_SECONDS = 5e-4
 """What each step of a program costs the host: it is planned, launched and reported."""
+
+
+def machine_of(device: str, protocol: str, one_sided: bool = False) -> Machine:
+    """Return the rates of one rank.
+
+    Parameters
+    ----------
+    device : {"cpu", "cuda"}
+        Where gangs compute.
+    protocol : str
+        How Dask moves blocks between workers: ``"tcp"``, ``"tls"``, ``"ucx"``, ``"ucxx"``, or
+        ``"inproc"`` within one process.
+    one_sided : bool, optional
+        Whether ranks can read each other's memory.
+    """
+    rate = DASK_BANDWIDTHS[device][PROTOCOLS.get(protocol, "tcp")]
+    machine = CUDA if device == "cuda" else HOST
+    return replace(machine, one_sided=one_sided, dask_bandwidth=rate)
 
 
 def pipelined(compute: float, transfer: float, first: float, steps: int) -> float:
@@ -94,18 +124,21 @@ def dask_product_seconds(
 ) -> float:
     """Predict plain Dask's time for a product of ``(m, k, n)`` in blocks of the same order.
 
-    One product and one addition task for each triple of blocks; most operands of
-    a block product come from another worker.
+    One product and one addition task for each triple of blocks. A product runs where one
+    of its operands is, and a worker keeps the other for later products. Partial products
+    are written, sent and added.
     """
     m, k, n = shape
     rows, inner, columns = blocks
     tasks = rows * inner * columns
-    partial_bytes = m * n * inner * itemsize
-    moved = (m * k * columns + k * n * rows) * itemsize * (ranks - 1) / ranks
+    copies = (m * k * min(columns, ranks) + k * n * min(rows, ranks)) / 2
+    partials = m * n * inner
+    moved = (copies + partials) * itemsize * (ranks - 1) / ranks
     return (
         2 * tasks * TASK_SECONDS
         + 2 * m * k * n / (machine.flops * ranks)
-        + (moved + partial_bytes) / (machine.bandwidth * ranks)
+        + moved / ((machine.dask_bandwidth or machine.bandwidth) * ranks)
+        + 2 * partials * itemsize / (machine.memory_bandwidth * ranks)
     )
 
 

@@ -31,6 +31,10 @@ class SweepTask(Hashable, Protocol):
     def operations(self) -> int:
         """Operations a sweep does for each element."""
 
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """How far a sweep reads beyond each element, along each axis."""
+
 
 @dataclass(frozen=True)
 class Sweeping:
@@ -110,7 +114,11 @@ class Sweeping:
             sweeps += REPORT_SWEEPS
         pieces = math.prod(3 * blocks - 2 for blocks in map(len, source.chunks))
         tasks = pieces + 2 * source.blocks
-        seconds = dask_rechunk_seconds(tasks, 0, source.nbytes, ranks, machine)
+        ghosts = sum(
+            2 * reach * (len(sizes) - 1) * source.nbytes / max(1, sum(sizes))
+            for sizes, reach in zip(source.chunks, self.task.reach, strict=True)
+        )
+        seconds = dask_rechunk_seconds(tasks, ghosts, source.nbytes, ranks, machine)
         # NumPy goes through memory for each operation
         work = self.task.operations * 2 * source.nbytes / (machine.memory_bandwidth * ranks)
         return tasks * sweeps, (seconds + work) * sweeps

@@ -67,6 +67,11 @@ class JacobiTask:
         return 4 * self.ndim + 1
 
     @property
+    def reach(self) -> tuple[int, ...]:
+        """How far a sweep reads beyond each element, along each axis."""
+        return (1,) * self.ndim
+
+    @property
     def ndim(self) -> int:
         """Number of axes."""
         return len(self.boundary)

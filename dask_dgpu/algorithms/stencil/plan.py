@@ -48,6 +48,11 @@ class StencilTask:
         """Operations a sweep does for each element."""
         return 2 * len(self.taps.weights)
 
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """How far a sweep reads beyond each element, along each axis."""
+        return self.taps.radius
+
 
 @dataclass(frozen=True)
 class SweepPlan(Bare):
