@@ -10,10 +10,12 @@ from typing import Any
 
 import dask
 from dask.base import is_dask_collection
+from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import format_bytes
 
 from dask_dgpu.facts import current_client
+from dask_dgpu.fallbacks import arrays_of, fallbacks_of, reason_of
 from dask_dgpu.held import held_by
 from dask_dgpu.measured import last_run
 from dask_dgpu.optimizer import GraphOptimizer
@@ -50,6 +52,9 @@ class Explanation:
         For each gang the steps of its last run, if they were asked for.
     declined : tuple of Declined
         The pieces that were recognised and left to Dask, each with one reason.
+    failures : tuple of str
+        Why the whole graph is left to Dask: errors of dask_dgpu itself, here, or on the
+        scheduler when this array was computed.
 
     Notes
     -----
@@ -62,6 +67,7 @@ class Explanation:
     regions: tuple[tuple[Region, Prediction], ...] = ()
     runs: tuple[tuple[Step, ...], ...] = ()
     declined: tuple[Declined, ...] = ()
+    failures: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values.
@@ -75,7 +81,7 @@ class Explanation:
             ``"regions"``, a list of dicts with the names of its ``"steps"``, the seconds
             ``"predicted"`` for each, those ``"measured"`` if they were asked for, and the
             prediction of the whole; ``"declined"``, a list of dicts with ``"name"`` and
-            ``"reason"``.
+            ``"reason"``; ``"failures"``, a list of reasons.
         """
         return {
             "enabled": self.enabled,
@@ -90,6 +96,7 @@ class Explanation:
                 for (_, prediction), run in zip(self.regions, self._runs, strict=True)
             ],
             "declined": [asdict(piece) for piece in self.declined],
+            "failures": list(self.failures),
         }
 
     @property
@@ -98,7 +105,7 @@ class Explanation:
 
     def _lines(self) -> list[tuple[str, str]]:
         """Heading and text of each piece, and of those in a row that are alike."""
-        lines = []
+        lines = [("the whole graph", f"left to Dask: {reason}") for reason in self.failures]
         for piece, predicted in self.rewritten:
             lines.append(
                 (
@@ -230,14 +237,23 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
     graph = array.__dask_graph__()
     if not isinstance(graph, HighLevelGraph):
         return Explanation(enabled=True)
-    held = held_by(current_client(), optimizer.facts.scheduler)
-    rewriting = optimizer.rewrite(graph, array.__dask_keys__(), held)
+    client, keys = current_client(), array.__dask_keys__()
+    names = arrays_of(graph, set(flatten(keys)))
+    reported = fallbacks_of(client, names) if optimizer.facts.scheduler else ()
+    held = held_by(client, optimizer.facts.scheduler)
+    try:
+        rewriting = optimizer.rewrite(graph, keys, held)
+    except Exception as error:
+        if optimizer.settings.on_error == "raise":
+            raise
+        failures = dict.fromkeys([reason_of(error), *reported])
+        return Explanation(enabled=True, failures=tuple(failures))
     alone = [(piece, Region.of(piece)) for piece in rewriting.pieces]
     rewritten = tuple(
         (piece, optimizer.predict(region, optimizer.room(region, held))) for piece, region in alone
     )
     runs = _last_runs(rewriting.regions) if measured else ()
-    return Explanation(True, rewritten, rewriting.regions, runs, rewriting.declined)
+    return Explanation(True, rewritten, rewriting.regions, runs, rewriting.declined, reported)
 
 
 def _last_runs(regions: tuple[tuple[Region, Prediction], ...]) -> tuple[tuple[Step, ...], ...]:

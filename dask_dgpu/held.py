@@ -21,6 +21,21 @@ def nothing(keys: Collection[Key]) -> int:
     return 0
 
 
+def scheduler_here(scheduler_id: str | None) -> Scheduler | None:
+    """Return the scheduler of this id, if it is in this process.
+
+    Parameters
+    ----------
+    scheduler_id : str or None
+        ``Scheduler.id``; ``None`` without a cluster.
+    """
+    if scheduler_id is None:
+        return None
+    from distributed.scheduler import Scheduler
+
+    return next((each for each in list(Scheduler._instances) if each.id == scheduler_id), None)
+
+
 def held_here(scheduler_id: str | None) -> Held | None:
     """Return what the workers of a scheduler keep, if it is in this process.
 
@@ -31,12 +46,8 @@ def held_here(scheduler_id: str | None) -> Held | None:
     """
     if scheduler_id is None:
         return nothing
-    from distributed.scheduler import Scheduler
-
-    for scheduler in list(Scheduler._instances):
-        if scheduler.id == scheduler_id:
-            return partial(_beside, dask_scheduler=scheduler)
-    return None
+    scheduler = scheduler_here(scheduler_id)
+    return None if scheduler is None else partial(_beside, dask_scheduler=scheduler)
 
 
 def held_by(client: Client | None, scheduler_id: str | None) -> Held:

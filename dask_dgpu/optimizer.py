@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from dask.utils import format_bytes
 
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.facts import ClusterFacts
+from dask_dgpu.fallbacks import arrays_of, report
 from dask_dgpu.held import Held, held_here, nothing
 from dask_dgpu.lower import lower, value_of
 from dask_dgpu.predict import Prediction, predict, usable
@@ -78,7 +78,7 @@ class GraphOptimizer:
     facts: ClusterFacts
 
     def __call__(self, dsk: Any, keys: Any, **kwargs: Any) -> Any:
-        """Optimize a graph; whatever goes wrong leaves it to Dask, with one warning."""
+        """Optimize a graph; whatever goes wrong leaves it to Dask, and is reported."""
         graph = dsk
         try:
             if not isinstance(graph, HighLevelGraph):
@@ -95,9 +95,7 @@ class GraphOptimizer:
         except Exception as error:
             if self.settings.on_error == "raise":
                 raise
-            warnings.warn(
-                f"dask_dgpu left a graph to Dask: {type(error).__name__}: {error}", stacklevel=2
-            )
+            report(error, arrays_of(graph, _flat(keys)), self.facts.scheduler)
             return dask.array.optimization.optimize(graph, keys, **kwargs)
 
     def pieces(self, graph: HighLevelGraph, keys: Any) -> tuple[Piece, ...]:

@@ -394,7 +394,12 @@ def test_explain_says_what_is_computed_of_a_product() -> None:
     assert "(4, 13) @ (13, 3)" in str(dgpu.explain(z[:4, :3]))
 
 
-NOTHING: dict[str, Any] = {"rewritten": [], "regions": [], "declined": []}
+NOTHING: dict[str, Any] = {
+    "rewritten": [],
+    "regions": [],
+    "declined": [],
+    "failures": [],
+}
 
 
 def test_explain_nothing() -> None:

@@ -1,0 +1,94 @@
+"""What the user is told when a graph could not be optimized, wherever that happened."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import warnings
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from dask_dgpu.held import scheduler_here
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+TOPIC = "dgpu-fallback"
+"""Topic of the scheduler's events: one a graph, with the names of its arrays and the reason."""
+
+DASK_WARNINGS = "warn"
+"""Topic of the events that Dask's clients show as warnings."""
+
+JOINED = "finalize-"
+"""How the name of a task begins by which Dask joins the blocks of a result."""
+
+MOST_NAMES = 20
+"""Names of arrays in one event."""
+
+MOST_CHARACTERS = 500
+"""Length of a reason: an error may quote a whole array."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return an error as a reason of limited length."""
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + " ..."
+
+
+def arrays_of(graph: Any, keys: Collection[Any]) -> list[str]:
+    """Return the names of the arrays that are asked for.
+
+    ``compute`` asks for one task that joins the blocks of an array.
+    """
+    asked = {str(key[0] if isinstance(key, tuple) else key) for key in keys}
+    before = getattr(graph, "dependencies", {})
+    joined = [before.get(name, ()) for name in asked if name.startswith(JOINED)]
+    return sorted(asked.union(*joined))
+
+
+def report(error: Exception, arrays: Collection[str], scheduler_id: str | None) -> None:
+    """Say that a graph was left to Dask.
+
+    In the scheduler's process no user sees a warning. There the reason is logged, kept as an
+    event for :func:`fallbacks_of`, and sent to the clients, which warn. In any other process
+    this warns.
+
+    Parameters
+    ----------
+    error : Exception
+        What went wrong.
+    arrays : collection of str
+        Names of the arrays that were asked for.
+    scheduler_id : str or None
+        ``Scheduler.id``; ``None`` without a cluster.
+    """
+    reason = reason_of(error)
+    message = f"dask_dgpu left a graph to Dask: {reason}"
+    scheduler = scheduler_here(scheduler_id)
+    if scheduler is None:
+        warnings.warn(message, stacklevel=3)
+        return
+    logger.warning(message, exc_info=error)
+    event = {"names": list(arrays)[:MOST_NAMES], "reason": reason}
+    warning = {"message": pickle.dumps(message), "category": pickle.dumps(UserWarning)}
+    # graphs are optimized in a thread beside the scheduler's own
+    scheduler.loop.add_callback(scheduler.log_event, TOPIC, event)
+    scheduler.loop.add_callback(scheduler.log_event, DASK_WARNINGS, warning)
+
+
+def fallbacks_of(client: Client | None, names: Collection[str]) -> tuple[str, ...]:
+    """Return why a cluster has left graphs of some arrays to Dask, each reason once."""
+    if client is None or client.asynchronous:
+        return ()
+    found: list[str] = client.run_on_scheduler(_reasons, names=sorted(names))
+    return tuple(found)
+
+
+def _reasons(names: Collection[str], dask_scheduler: Scheduler) -> list[str]:
+    events = [event for _, event in dask_scheduler.get_events(TOPIC)]
+    return list(
+        dict.fromkeys(event["reason"] for event in events if set(names) & set(event["names"]))
+    )
