@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -24,9 +25,10 @@ from dask_dgpu.settings import fft_output_layout, read
 if TYPE_CHECKING:
     from distributed import Client
 
+logger = logging.getLogger(__name__)
+
 OPTIMIZE = "array_optimize"
 BACKEND = "array.backend"
-POOL = {"rmm_pool_size": 0.5, "rmm_allocator_external_lib_list": "cupy"}
 TO_DELAYED = "to_delayed"
 FFT_LAYOUT = "dgpu.fft.output-layout"
 
@@ -124,6 +126,7 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
     if client is not None and client.asynchronous:
         raise TypeError(f"client is asynchronous, {client!r}, it must be a plain one")
     facts = gather(client, read_settings)
+    _note_missing(client, facts.workers)
     optimizer = GraphOptimizer(read_settings, facts)
     if client is not None:
         from dask_dgpu.runtime.scheduler import GangSchedulerPlugin
@@ -172,8 +175,9 @@ def start(
     **cluster_kwargs
         Passed on to the cluster. Without GPUs workers have one thread unless
         ``threads_per_worker`` is given here. With GPUs CuPy uses an RMM pool that
-        begins with half of each device, unless an ``rmm_*`` argument says otherwise;
-        workers of one host read each other's blocks if they have pools.
+        begins with half of the free memory of the GPU that has least, unless an
+        ``rmm_*`` argument says otherwise; workers of one host read each other's blocks
+        if they have pools.
 
     Returns
     -------
@@ -186,8 +190,8 @@ def start(
         When ``device`` is none of the above, or ``"cuda"`` on a machine without GPUs,
         or ``n_workers`` is more than there are GPUs.
     DgpuError
-        When a script calls this outside of ``if __name__ == "__main__":``, or
-        ``array.query-planning`` is on.
+        When a script calls this outside of ``if __name__ == "__main__":``, a GPU has too
+        little free memory, a worker does not start, or ``array.query-planning`` is on.
 
     See Also
     --------
@@ -195,28 +199,35 @@ def start(
     """
     from distributed import LocalCluster
 
-    from dask_dgpu.gpus import count_gpus
+    from dask_dgpu.gpus import visible_gpus
+    from dask_dgpu.startup import cuda_options, explained, require_workers
 
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device is {device!r}, it must be one of auto, cpu, cuda")
     if cluster_kwargs.get("processes", True):
         require_main_guard("dask_dgpu.start()")
-    gpus = count_gpus() if device != "cpu" else 0
+    gpus = visible_gpus(cluster_kwargs.get("CUDA_VISIBLE_DEVICES")) if device != "cpu" else ()
     if device == "cuda" and not gpus:
         raise ValueError("device is 'cuda', but this machine shows no CUDA device")
-    if gpus and n_workers is not None and n_workers > gpus:
-        raise ValueError(f"n_workers is {n_workers}, it must be {gpus} at most: one a GPU")
-    if gpus:
-        from dask_cuda import LocalCUDACluster
+    if gpus and n_workers is not None and n_workers > len(gpus):
+        raise ValueError(f"n_workers is {n_workers}, it must be {len(gpus)} at most: one a GPU")
+    gpus = gpus[:n_workers]
+    with explained(gpus) as errors:
+        if gpus:
+            from dask_cuda import LocalCUDACluster
 
-        if not any(name.startswith("rmm_") for name in cluster_kwargs):
-            cluster_kwargs |= POOL
-        cluster = LocalCUDACluster(n_workers=n_workers, **cluster_kwargs)
-    else:
-        cluster_kwargs = {"threads_per_worker": 1, "dashboard_address": ":0", **cluster_kwargs}
-        cluster = LocalCluster(n_workers=n_workers, **cluster_kwargs)
-    client = _owning_client_class()(cluster)
-    enable(client, device="cuda" if gpus else "cpu")
+            options = cuda_options(gpus, cluster_kwargs)
+            cluster = LocalCUDACluster(n_workers=n_workers, **options)
+        else:
+            options = {"threads_per_worker": 1, "dashboard_address": ":0", **cluster_kwargs}
+            cluster = LocalCluster(n_workers=n_workers, **options)
+        client = _owning_client_class()(cluster)
+        try:
+            require_workers(client, cluster.plan, gpus, errors)
+            enable(client, device="cuda" if gpus else "cpu")
+        except BaseException:
+            client.close()
+            raise
     if gpus:
         client.backend_before = dask.config.get(BACKEND)
         dask.config.set({BACKEND: "dgpu"})
@@ -254,6 +265,18 @@ def _restore(before: Mapping[str, Any]) -> None:
         setattr(Array, TO_DELAYED, getattr(original, "__wrapped__", original))
         fft_functions.uninstall()
         sum_functions.uninstall()
+
+
+def _note_missing(client: Client | None, workers: int) -> None:
+    """Log a line if the cluster of a client has asked for more workers than there are."""
+    asked = len(getattr(getattr(client, "cluster", None), "plan", ()))
+    if workers < asked:
+        logger.warning(
+            "%d of the %d workers that the cluster asked for are there; "
+            "call dask_dgpu.enable(client) again when there are more",
+            workers,
+            asked,
+        )
 
 
 def _warm_up(client: Client, optimizer: GraphOptimizer) -> None:

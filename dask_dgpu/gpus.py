@@ -1,24 +1,122 @@
-"""Counting GPUs without touching CUDA."""
+"""GPUs as the driver's library NVML sees them; this creates no CUDA context."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from dask.utils import format_bytes
+
+from dask_dgpu.errors import DgpuError
+
+POOL_SHARE = 0.5
+"""Share of a device's free memory with which an RMM pool begins; it grows from there."""
+
+LEAST_FREE = 2 << 30
+"""Bytes that a worker needs of a device: its CUDA context, its libraries and a small pool."""
+
+ALIGNMENT = 1 << 20
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """The memory of a GPU.
+
+    Parameters
+    ----------
+    name : str
+        Its number or UUID, as in ``CUDA_VISIBLE_DEVICES``.
+    free, total : int
+        Bytes.
+    """
+
+    name: str
+    free: int
+    total: int
+
+    def __str__(self) -> str:
+        """In a few words."""
+        return f"GPU {self.name} has {format_bytes(self.free)} of {format_bytes(self.total)} free"
+
+
+def visible_gpus(visible: Any = None) -> tuple[str, ...]:
+    """Return numbers or UUIDs of the GPUs that may be used; none without a driver.
+
+    Parameters
+    ----------
+    visible : str or sequence of int or str, optional
+        As ``CUDA_VISIBLE_DEVICES``; by default the variable of the environment.
+    """
+    try:
+        with _nvml() as nvml:
+            present = int(nvml.nvmlDeviceGetCount())
+    except Exception:  # no library and no driver both mean that there is no GPU
+        return ()
+    if visible is None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return tuple(map(str, range(present)))
+    parts = visible.split(",") if isinstance(visible, str) else list(visible)
+    named = [str(part).strip() for part in parts]
+    return tuple(name for name in named if name not in ("", "-1"))[:present]
 
 
 def count_gpus() -> int:
     """Return the number of GPUs that this process may use; 0 without a driver."""
-    try:
-        import pynvml
+    return len(visible_gpus())
 
-        pynvml.nvmlInit()
-    except Exception:  # no library and no driver both mean that there is no GPU
-        return 0
+
+def read_memory(gpus: Sequence[str]) -> list[GpuMemory]:
+    """Return the memory of GPUs; those whose memory NVML does not know are left out."""
+    found = []
+    with _nvml() as nvml:
+        for name in gpus:
+            by_number = name.isdigit()
+            find = nvml.nvmlDeviceGetHandleByIndex if by_number else nvml.nvmlDeviceGetHandleByUUID
+            try:
+                memory = nvml.nvmlDeviceGetMemoryInfo(find(int(name) if by_number else name))
+            except nvml.NVMLError:  # GPUs that share the host's memory, for one
+                continue
+            found.append(GpuMemory(name, int(memory.free), int(memory.total)))
+    return found
+
+
+def pool_bytes(memories: Sequence[GpuMemory]) -> int | None:
+    """Return how many bytes the RMM pool of each worker begins with.
+
+    All begin with as many, as dask-cuda has it, so the GPU with least free memory counts.
+
+    Parameters
+    ----------
+    memories : sequence of GpuMemory
+        One a worker; without any, nothing is known, and ``None`` is returned.
+
+    Raises
+    ------
+    DgpuError
+        When a GPU has too little free memory for a worker.
+    """
+    full = [memory for memory in memories if memory.free < LEAST_FREE]
+    if full:
+        raise DgpuError(
+            f"expected at least {format_bytes(LEAST_FREE)} of free memory on each GPU, but "
+            f"{' and '.join(map(str, full))}; CUDA_VISIBLE_DEVICES selects other GPUs"
+        )
+    if not memories:
+        return None
+    free = min(memory.free for memory in memories)
+    return int(free * POOL_SHARE) // ALIGNMENT * ALIGNMENT
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    import pynvml
+
+    pynvml.nvmlInit()
     try:
-        present = int(pynvml.nvmlDeviceGetCount())
+        yield pynvml
     finally:
         pynvml.nvmlShutdown()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return present
-    named = [part for part in visible.split(",") if part.strip() not in ("", "-1")]
-    return min(present, len(named))
