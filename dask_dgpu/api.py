@@ -12,6 +12,7 @@ import dask
 from dask.array.backends import array_creation_dispatch
 from dask.array.core import Array
 
+from dask_dgpu.arguments import check_choice, check_client, expected, integer
 from dask_dgpu.backend import array_backend
 from dask_dgpu.delayed import plain_to_delayed
 from dask_dgpu.errors import DgpuError
@@ -82,8 +83,9 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
     Raises
     ------
     ValueError
-        When a setting is unknown or not allowed, or ``device`` is ``"cuda"`` and no
-        worker has a CUDA device.
+        When a setting is unknown or not allowed, ``device`` is ``"cuda"`` and no worker
+        has a CUDA device, or ``comm`` is a transport that a worker lacks. Without a
+        client this process counts instead.
     TypeError
         When ``client`` is no client, or an asynchronous one.
     DgpuError
@@ -120,11 +122,9 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
             "that engine has neither matmul nor FFT"
         )
     read_settings = read(settings)
-    client = client or current_client()
-    if client is not None and not hasattr(client, "run_on_scheduler"):
-        raise TypeError(f"client is {client!r}, it must be a distributed.Client")
-    if client is not None and client.asynchronous:
-        raise TypeError(f"client is asynchronous, {client!r}, it must be a plain one")
+    client = current_client() if client is None else client
+    if client is not None:
+        check_client("client", client)
     facts = gather(client, read_settings)
     _note_missing(client, facts.workers)
     optimizer = GraphOptimizer(read_settings, facts)
@@ -197,30 +197,35 @@ def start(
     --------
     enable : Do the same on a cluster that runs already.
     """
-    from distributed import LocalCluster
+    from distributed import Nanny, Worker
 
     from dask_dgpu.gpus import visible_gpus
-    from dask_dgpu.startup import cuda_options, explained, require_workers
+    from dask_dgpu.startup import check_options, cuda_options, explained, require_workers
 
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"device is {device!r}, it must be one of auto, cpu, cuda")
+    check_choice("device", device, ("auto", "cpu", "cuda"))
+    if n_workers is not None:
+        n_workers = integer("n_workers", n_workers, 1)
+    if cluster_kwargs.get("asynchronous"):
+        raise TypeError("expected asynchronous to be False, got True: start() waits for workers")
     if cluster_kwargs.get("processes", True):
         require_main_guard("dask_dgpu.start()")
     gpus = visible_gpus(cluster_kwargs.get("CUDA_VISIBLE_DEVICES")) if device != "cpu" else ()
     if device == "cuda" and not gpus:
-        raise ValueError("device is 'cuda', but this machine shows no CUDA device")
+        raise ValueError("expected device to be auto or cpu, got 'cuda': there is no CUDA device")
     if gpus and n_workers is not None and n_workers > len(gpus):
-        raise ValueError(f"n_workers is {n_workers}, it must be {len(gpus)} at most: one a GPU")
+        expected("n_workers", f"{len(gpus)} at most, one a GPU", n_workers)
     gpus = gpus[:n_workers]
-    with explained(gpus) as errors:
-        if gpus:
-            from dask_cuda import LocalCUDACluster
+    if gpus:
+        from dask_cuda import LocalCUDACluster as ClusterType
 
-            options = cuda_options(gpus, cluster_kwargs)
-            cluster = LocalCUDACluster(n_workers=n_workers, **options)
-        else:
-            options = {"threads_per_worker": 1, "dashboard_address": ":0", **cluster_kwargs}
-            cluster = LocalCluster(n_workers=n_workers, **options)
+        options = cuda_options(gpus, cluster_kwargs)
+    else:
+        from distributed import LocalCluster as ClusterType
+
+        options = {"threads_per_worker": 1, "dashboard_address": ":0", **cluster_kwargs}
+    check_options(options, ClusterType, Nanny, Worker)
+    with explained(gpus) as errors:
+        cluster = ClusterType(n_workers=n_workers, **options)
         client = _owning_client_class()(cluster)
         try:
             require_workers(client, cluster.plan, gpus, errors)

@@ -14,6 +14,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import format_bytes
 
+from dask_dgpu.arguments import check_flag, expected
 from dask_dgpu.facts import current_client
 from dask_dgpu.fallbacks import arrays_of, fallbacks_of, reason_of
 from dask_dgpu.held import held_by
@@ -230,7 +231,8 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
     dask_dgpu is not enabled: everything is left to Dask
     """
     if not is_dask_collection(array):
-        raise TypeError(f"array is a {type(array).__name__}, it must be a Dask collection")
+        expected("array", "a Dask collection", array, TypeError)
+    check_flag("measured", measured)
     optimizer = dask.config.get("array_optimize", None)
     if not isinstance(optimizer, GraphOptimizer):
         return Explanation(enabled=False)
@@ -259,5 +261,5 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
 def _last_runs(regions: tuple[tuple[Region, Prediction], ...]) -> tuple[tuple[Step, ...], ...]:
     client = current_client()
     if client is None:
-        raise ValueError("measured is True, which needs a client; there is none")
+        raise ValueError("expected measured to be False without a client, got True")
     return tuple(last_run(client, region) for region, _ in regions)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dask_dgpu.comm.bootstrap import TRANSPORTS, Transport
 from dask_dgpu.errors import DgpuError
+from dask_dgpu.gpus import count_gpus
 from dask_dgpu.settings import Settings
 from graph_opt.cost import Machine, machine_of
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 PATIENCE = 30
 """Seconds for the first worker to come: without one, nobody knows what there is."""
+
+
+NEEDED = {"ucx": "ucxx (pip install 'dask-dgpu[ucx]')", "nccl": "torch with CUDA"}
+"""What a transport needs."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,7 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
         When no worker comes in time.
     """
     if client is None:
+        _check_here(settings)
         return ALONE
     try:
         client.wait_for_workers(1, timeout=PATIENCE)
@@ -134,6 +140,20 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
     )
 
 
+def _check_here(settings: Settings) -> None:
+    """Raise if gangs of this process cannot have what is asked for."""
+    if settings.device == "cuda" and (find_spec("cupy") is None or not count_gpus()):
+        raise ValueError(
+            "expected setting dgpu.device to be auto or cpu, got 'cuda': this process has no "
+            "CuPy or no CUDA device"
+        )
+    if settings.comm not in ("auto", *_transports()):
+        raise ValueError(
+            f"expected setting dgpu.comm to be one of auto, {', '.join(sorted(_transports()))}, "
+            f"got {settings.comm!r}: this process lacks {NEEDED[settings.comm]}"
+        )
+
+
 def _protocol(workers: Iterable[str]) -> str:
     """Return the protocol of the workers' addresses, TCP if they have several."""
     protocols = {address.partition("://")[0] for address in workers}
@@ -145,6 +165,10 @@ def _gather(
 ) -> ClusterFacts:
     found = [facts for facts in probes.values() if facts is not None]
     if settings.device == "cpu" or (settings.device == "auto" and not found):
+        if settings.comm == "nccl":
+            raise ValueError(
+                "expected setting dgpu.comm to be auto, gloo or ucx for workers on CPUs, got 'nccl'"
+            )
         transport = _choose_transport(client, settings, "gloo")
         return ClusterFacts(len(probes), "cpu", _lowest_limit(client), transport=transport)
     if len(found) < len(probes):
@@ -177,9 +201,8 @@ def _choose_transport(client: Client, settings: Settings, usual: Transport) -> T
         return "ucx" if "nccl" not in have and "ucx" in have else "nccl"
     for worker, transports in probes.items():
         if asked not in transports:
-            needed = "ucxx (pip install 'dask-dgpu[ucx]')" if asked == "ucx" else "torch with CUDA"
             raise ValueError(
-                f"setting dgpu.comm is {asked!r}, but the worker at {worker} lacks {needed}"
+                f"setting dgpu.comm is {asked!r}, but the worker at {worker} lacks {NEEDED[asked]}"
             )
     return asked
 

@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dask_dgpu.arguments import check_client, positive
+
 if TYPE_CHECKING:
     from distributed import Client
     from distributed.scheduler import Scheduler
@@ -51,8 +53,10 @@ def check_health(client: Client, timeout: float = 10.0) -> Health:
 
     Raises
     ------
+    TypeError
+        When ``client`` is no client, or an asynchronous one, or ``timeout`` no number.
     ValueError
-        When ``timeout`` is not positive.
+        When ``timeout`` is not positive and finite, or ``client`` is closed.
 
     Notes
     -----
@@ -65,8 +69,8 @@ def check_health(client: Client, timeout: float = 10.0) -> Health:
     >>> health.ok  # doctest: +SKIP
     True
     """
-    if not timeout > 0:
-        raise ValueError(f"timeout is {timeout!r}, it must be a positive number of seconds")
+    check_client("client", client)
+    timeout = positive("timeout", timeout)
     return Health(client.run_on_scheduler(_ask_all, timeout=timeout))
 
 

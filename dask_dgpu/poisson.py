@@ -22,10 +22,9 @@ Examples
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from numbers import Real
+from numbers import Number
 from typing import Any
 
 import dask.array as da
@@ -33,6 +32,7 @@ import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.algorithms.pencil_fft import Transform
+from dask_dgpu.arguments import as_array, check_choice, positive, sequence
 from dask_dgpu.fft.call import check_blocks
 from dask_dgpu.fft.long_axis import transform_axes
 from dask_dgpu.kernels.laplacian import Axis, inverted
@@ -99,7 +99,7 @@ def poisson(
     The norm of the residual is that of ``u`` times that of the Laplacian, at most
     ``4 * sum(1 / dx**2)``, times ``eps`` and a small factor.
     """
-    x = da.asarray(rhs)
+    x = as_array("rhs", rhs)
     kind = np.dtype(x.dtype).kind
     if kind not in "biufc":
         raise TypeError(f"rhs has the dtype {x.dtype}, it must be one of real or complex numbers")
@@ -157,30 +157,21 @@ def _inverted_block(
 
 
 def _distances(dx: Any, ndim: int) -> tuple[float, ...]:
-    each = _one_an_axis("dx", dx, isinstance(dx, Real), ndim)
-    for value in each:
-        if not isinstance(value, Real):
-            raise TypeError(f"dx is {dx!r}, it must be a number or one number for each axis")
-        if not 0 < float(value) < math.inf:
-            raise ValueError(f"dx is {dx!r}, it must be positive and finite")
-    return tuple(map(float, each))
+    if isinstance(dx, Number | str | bytes | None):
+        return (positive("dx", dx),) * ndim
+    return tuple(positive("each of dx", one) for one in _one_an_axis("dx", dx, ndim))
 
 
 def _boundaries(boundary: Any, ndim: int) -> tuple[str, ...]:
-    each = _one_an_axis("boundary", boundary, isinstance(boundary, str), ndim)
-    for value in each:
-        if not isinstance(value, str) or value not in FORWARD:
-            allowed = ", ".join(sorted(FORWARD))
-            raise ValueError(f"boundary is {boundary!r}, it must be one of {allowed} on each axis")
+    several = not isinstance(boundary, str)
+    each = _one_an_axis("boundary", boundary, ndim) if several else (boundary,) * ndim
+    for one in each:
+        check_choice("boundary", one, FORWARD)
     return each
 
 
-def _one_an_axis(name: str, value: Any, single: bool, ndim: int) -> tuple[Any, ...]:
-    if single:
-        return (value,) * ndim
-    if not isinstance(value, Iterable):
-        raise TypeError(f"{name} is {value!r}, it must be a single value or one for each axis")
-    each = tuple(value)
+def _one_an_axis(name: str, value: Any, ndim: int) -> tuple[Any, ...]:
+    each = sequence(name, value, "one value, or one for each axis")
     if len(each) != ndim:
         raise ValueError(f"{name} has {len(each)} entries, rhs has {ndim} dimensions")
     return each

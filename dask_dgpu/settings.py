@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -11,10 +12,14 @@ import dask
 import yaml
 from dask.utils import parse_bytes, parse_timedelta
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import best_match
+from jsonschema.exceptions import ValidationError, best_match
 
+from dask_dgpu.arguments import expected, shown, unknown
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.runtime.program import Limits
+
+LIMITS = {"minimum": "of at least", "maximum": "of at most", "exclusiveMaximum": "below"}
+"""Limits of numbers in the schema, as a message puts them."""
 
 
 @dataclass(frozen=True)
@@ -66,26 +71,24 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
     for name, value in (overrides or {}).items():
         matching = [known for known in values if _plain(known) == name]
         if not matching:
-            known_names = ", ".join(sorted(map(_plain, values)))
-            raise ValueError(f"setting is {name!r}, it must be one of {known_names}")
+            raise ValueError(unknown("setting", name, sorted(map(_plain, values))))
         values[matching[0]] = value
     _check(values)
-    limited = values["memory.limit"] is not None
     return Settings(
         device=values["device"],
         comm=values["comm"],
         when=values["when"],
         on_error=values["on-error"],
         regions=values["regions"],
-        local_ranks=values["local-ranks"],
+        local_ranks=int(values["local-ranks"]),
         sum_method=values["sum.method"],
         limits=Limits(
-            timeout=_parsed(values, "gang.timeout", parse_timedelta),
-            grace=_parsed(values, "gang.grace", parse_timedelta),
-            restarts=values["gang.restarts"],
+            timeout=_seconds(values, "gang.timeout", "a time above 0, as '30s'"),
+            grace=_seconds(values, "gang.grace", "a time of 0 or more, as '30s'", zero=True),
+            restarts=int(values["gang.restarts"]),
         ),
-        memory_limit=int(_parsed(values, "memory.limit", parse_bytes)) if limited else None,
-        safety_margin=float(values["memory.safety-margin"]),
+        memory_limit=_bytes(values, "memory.limit"),
+        safety_margin=_margin(values["memory.safety-margin"]),
     )
 
 
@@ -108,13 +111,36 @@ def _values() -> dict[str, Any]:
     return {**_flatten(defaults()["dgpu"]), **configured}
 
 
-def _parsed(values: Mapping[str, Any], name: str, parse: Callable[[Any], Any]) -> float:
+def _margin(value: Any) -> float:
+    if math.isnan(value):  # which no comparison of the schema refuses
+        expected("setting dgpu.memory.safety-margin", "a number of at least 0 below 1", value)
+    return float(value)
+
+
+def _seconds(values: Mapping[str, Any], name: str, what: str, *, zero: bool = False) -> float:
+    seconds = _parsed(values, name, parse_timedelta, what)
+    if not (0 < seconds < math.inf or (zero and seconds == 0)):
+        expected(f"setting dgpu.{name}", what, values[name])
+    return seconds
+
+
+def _bytes(values: Mapping[str, Any], name: str) -> int | None:
+    if values[name] is None:
+        return None
+    what = "null or bytes above 0, as '4 GiB'"
+    nbytes = _parsed(values, name, parse_bytes, what)
+    if not 1 <= nbytes < math.inf:
+        expected(f"setting dgpu.{name}", what, values[name])
+    return int(nbytes)
+
+
+def _parsed(values: Mapping[str, Any], name: str, parse: Callable[[Any], Any], what: str) -> float:
     """Read a quantity with a unit."""
+    value = values[name]
     try:
-        return float(parse(values[name]))
-    except (KeyError, ValueError):
-        form = "bytes, as in '4 GiB'" if parse is parse_bytes else "a time, as in '30s'"
-        raise ValueError(f"setting dgpu.{name} is {values[name]!r}, it must be {form}") from None
+        return float(value if isinstance(value, float) else parse(value))
+    except (KeyError, ValueError, OverflowError):
+        expected(f"setting dgpu.{name}", what, value)
 
 
 def _plain(name: str) -> str:
@@ -139,5 +165,25 @@ def _check(values: Mapping[str, Any]) -> None:
         section[last] = value
     problem = best_match(Draft202012Validator(schema()["properties"]["dgpu"]).iter_errors(tree))
     if problem is not None:
-        where = ".".join(["dgpu", *map(str, problem.absolute_path)])
-        raise ValueError(f"setting {where}: {problem.message}")
+        raise ValueError(_sentence(problem))
+
+
+def _sentence(problem: ValidationError) -> str:
+    """Say what a value must be; the schema knows."""
+    where = ".".join(["dgpu", *map(str, problem.absolute_path)])
+    rule, given = problem.validator, problem.instance
+    part: Any = problem.schema
+    if rule == "additionalProperties":
+        name = min(set(cast(Mapping[str, Any], given)) - set(part["properties"]))
+        return unknown(f"setting under {where}:", name, sorted(part["properties"]))
+    if rule == "enum":
+        if isinstance(given, str):
+            return unknown(f"value of setting {where}:", given, part["enum"])
+        what = f"one of {', '.join(part['enum'])}"
+        return f"expected setting {where} to be {what}, got {shown(given)}"
+    kinds = part["type"]
+    what = " or ".join([kinds] if isinstance(kinds, str) else kinds)
+    for limit, text in LIMITS.items():
+        if limit in part:
+            what += f" {text} {part[limit]}"
+    return f"expected setting {where} to be {what}, got {shown(given)}"

@@ -6,8 +6,10 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
+from dask_dgpu.arguments import suggestion
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.gpus import GpuMemory, pool_bytes, read_memory
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 LATE_SECONDS = 10.0
 """How long workers may be missing once the cluster says that it has started."""
+
+VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 INTERVAL = 0.1
 """Seconds between two looks."""
@@ -47,6 +51,25 @@ def cuda_options(gpus: Sequence[str], options: Mapping[str, Any]) -> dict[str, A
         "rmm_pool_size": DEFAULT_POOL if pool is None else pool,
         "rmm_allocator_external_lib_list": "cupy",
     }
+
+
+def check_options(options: Mapping[str, Any], *classes: type) -> None:
+    """Raise if an option of a cluster is known to none of some classes and their bases.
+
+    Clusters pass on what they do not know to their workers, each of which fails.
+    """
+    if "worker_class" in options:
+        return
+    bases = {base for each in classes for base in each.__mro__ if base is not object}
+    known = {
+        name
+        for base in bases
+        for name, parameter in signature(base).parameters.items()
+        if parameter.kind not in VARIADIC
+    }
+    for name in options:
+        if name not in known:
+            raise TypeError(f"unknown argument {name!r}{suggestion(name, sorted(known))}")
 
 
 @contextmanager

@@ -419,7 +419,7 @@ def test_explain_when_it_is_off() -> None:
 
 
 def test_explain_wants_a_collection() -> None:
-    with pytest.raises(TypeError, match="array is a ndarray, it must be a Dask collection"):
+    with pytest.raises(TypeError, match="expected array to be a Dask collection, got ndarray of"):
         dgpu.explain(A)
 
 
@@ -479,14 +479,14 @@ def test_the_optimizer_is_frozen_and_travels(enabled: dgpu.Enabled) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"local_rank": 2}, "setting is 'local_rank', it must be one of .*local_ranks"),
+        ({"local_rank": 2}, "unknown setting 'local_rank' .did you mean 'local_ranks'"),
         ({"local_ranks": 0}, "local-ranks"),
         ({"local_ranks": "two"}, "local-ranks"),
         ({"when": "never"}, "when"),
         ({"on_error": "ignore"}, "on-error"),
         ({"device": "tpu"}, "device"),
         ({"comm": "mpi"}, "comm"),
-        ({"gang_restarts": -1}, "gang.restarts"),
+        ({"gang_restarts": -1}, "gang.restarts to be integer of at least 0, got -1"),
         ({"memory_safety_margin": 2}, "memory.safety-margin"),
         ({"gang_timeout": "soon"}, "gang.timeout"),
         ({"memory_limit": "much"}, "memory.limit"),
@@ -503,7 +503,7 @@ def test_settings_that_are_not_allowed(
 
 def test_clients_that_are_not_allowed(enabled: dgpu.Enabled) -> None:
     address: Any = "tcp://127.0.0.1:8786"
-    with pytest.raises(TypeError, match=r"client is 'tcp://.*', it must be"):
+    with pytest.raises(TypeError, match=r"expected client to be a distributed.Client, got 'tcp://"):
         dgpu.enable(address)
 
     async def connect() -> None:
@@ -511,7 +511,7 @@ def test_clients_that_are_not_allowed(enabled: dgpu.Enabled) -> None:
             n_workers=0, processes=False, asynchronous=True, dashboard_address=":0"
         )
         async with cluster, Client(cluster, asynchronous=True) as client:
-            with pytest.raises(TypeError, match="client is asynchronous"):
+            with pytest.raises(TypeError, match=r"expected client to be .* an asynchronous one"):
                 dgpu.enable(client)
 
     asyncio.run(connect())

@@ -324,5 +324,5 @@ def test_explained() -> None:
 
 
 def test_measured_needs_a_client() -> None:
-    with pytest.raises(ValueError, match="measured is True, which needs a client"):
+    with pytest.raises(ValueError, match="expected measured to be False without a client"):
         dgpu.explain(da.ones((N, N), chunks=3) @ da.ones((N, N), chunks=3), measured=True)

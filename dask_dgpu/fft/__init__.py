@@ -35,10 +35,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import dask.array
 from dask.array.core import Array
 from dask.array.fft import fftfreq, fftshift, ifftshift, rfftfreq
 
+from dask_dgpu.arguments import as_array
 from dask_dgpu.fft.arguments import along_axes, along_axis
 from dask_dgpu.fft.call import transformed
 from dask_dgpu.fft.trigonometric import dct, dctn, dst, dstn, idct, idctn, idst, idstn
@@ -146,13 +146,13 @@ def _documented(function: Function) -> Function:
 
 
 def _line(name: str, a: Any, n: int | None, axis: int | None, norm: str | None) -> Array:
-    x = dask.array.asarray(a)
+    x = as_array("a", a)
     transforms = along_axis(name, x, n, axis, norm)
     return transformed(name, x, transforms, {"n": n, "axis": axis, "norm": norm})
 
 
 def _grid(name: str, a: Any, s: Lengths, axes: Axes, norm: str | None) -> Array:
-    x = dask.array.asarray(a)
+    x = as_array("a", a)
     default = LAST_TWO if name.endswith("2") else None
     transforms = along_axes(name.rstrip("2n"), x, s, axes, norm, default=default)
     return transformed(name, x, transforms, {"s": s, "axes": axes, "norm": norm})

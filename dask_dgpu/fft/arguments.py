@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import operator
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from dask.array.core import Array
 from numpy.lib.array_utils import normalize_axis_index
 
 from dask_dgpu.algorithms.pencil_fft import Transform
+from dask_dgpu.arguments import check_choice, expected, integer, integers, sequence
 
 NORMS = ("backward", "ortho", "forward")
 REAL_INPUT = ("rfft", "ihfft")
@@ -29,7 +29,7 @@ def along_axis(
 ) -> tuple[Transform, ...]:
     """Return the transform along one axis, the last one by default."""
     _check_dtype(kind, x)
-    (at,) = _axes("axis", [-1 if axis is None else axis], x.ndim)
+    (at,) = _axes("axis", (integer("axis", -1 if axis is None else axis),), x.ndim)
     length = _default_length(kind, x, at) if n is None else _length("n", n)
     return (Transform(kind, at, length, _norm(norm)),)
 
@@ -50,8 +50,8 @@ def along_axes(
     end as ``s`` has entries.
     """
     _check_dtype(kind, x)
-    _check_sequence("s", s)
-    _check_sequence("axes", axes)
+    s = None if s is None else _lengths(s)
+    axes = None if axes is None else integers("axes", axes)
     if axes is None:
         if default is None and s is not None:
             warnings.warn(
@@ -104,13 +104,14 @@ def along_axes_trigonometric(
     """
     if np.dtype(x.dtype).kind not in "biufc":
         raise TypeError(f"x has the dtype {x.dtype}, {function} takes real or complex numbers")
+    type = integer("type", type)
     if type not in TRANSPOSED:
-        raise ValueError(f"type is {type!r}, it must be one of 1, 2, 3, 4")
-    _check_sequence(names[0], s)
-    _check_sequence(names[1], axes)
+        expected("type", "one of 1, 2, 3, 4", type)
+    if s is not None:
+        s = integers(names[0], s)
     if axes is None:
         axes = range(-(x.ndim if s is None else len(s)), 0)
-    at = _axes(names[1], axes, x.ndim)
+    at = _axes(names[1], integers(names[1], axes), x.ndim)
     if s is not None and len(s) != len(at):
         raise ValueError(f"s has {len(s)} entries and axes has {len(at)}, they must be as many")
     scaling = _norm(norm)
@@ -142,37 +143,26 @@ def _default_length(kind: str, x: Array, axis: int, name: str = "a", least: int 
 
 
 def _length(name: str, n: Any, least: int = 1) -> int:
-    try:
-        length = operator.index(n)
-    except TypeError:
-        raise TypeError(f"{name} has the length {n!r}, it must be an integer") from None
-    if length < least:
-        raise ValueError(f"{name} has the length {length}, it must be at least {least}")
-    return length
+    return integer(f"each of {name}" if name == "s" else name, n, least)
+
+
+def _lengths(s: Any) -> tuple[int | None, ...]:
+    """Return lengths, of which NumPy lets some be ``None``."""
+    each = sequence("s", s, "a sequence of integers")
+    return tuple(None if n is None else integer("each of s", n) for n in each)
 
 
 def _axes(name: str, axes: Sequence[int], ndim: int) -> tuple[int, ...]:
-    try:
-        at = tuple(normalize_axis_index(operator.index(axis), ndim, name) for axis in axes)
-    except TypeError:
-        what = "an integer" if name == "axis" else "a sequence of integers"
-        given = axes[0] if name == "axis" else axes
-        raise TypeError(f"{name} is {given!r}, it must be {what}") from None
+    at = tuple(normalize_axis_index(axis, ndim, name) for axis in axes)
     if len(set(at)) < len(at):
         raise ValueError(f"{name} is {tuple(axes)}. Duplicate axes not allowed.")
     return at
 
 
-def _check_sequence(name: str, value: Any) -> None:
-    if value is not None and not isinstance(value, Iterable):
-        raise TypeError(f"{name} is {value!r}, it must be a sequence of integers")
-
-
 def _norm(norm: str | None) -> str:
     if norm is None:
         return "backward"
-    if norm not in NORMS:
-        raise ValueError(f"norm is {norm!r}, it must be one of {', '.join(NORMS)}")
+    check_choice("norm", norm, NORMS)
     return norm
 
 

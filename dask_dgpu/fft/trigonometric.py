@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import dask.array
 from dask.array.core import Array
 
+from dask_dgpu.arguments import as_array, integer
 from dask_dgpu.fft.arguments import along_axes_trigonometric
 from dask_dgpu.fft.call import planned
 
@@ -77,14 +77,15 @@ def _documented(function: Function) -> Function:
 
 
 def _line(name: str, x: Any, type: int, n: int | None, axis: int, norm: str | None) -> Array:
-    x = dask.array.asarray(x)
-    s = None if n is None else (n,)
-    transforms = along_axes_trigonometric(name, x, type, s, (axis,), norm, names=("n", "axis"))
+    x = as_array("x", x)
+    s = None if n is None else (integer("n", n),)
+    axes = (integer("axis", axis),)
+    transforms = along_axes_trigonometric(name, x, type, s, axes, norm, names=("n", "axis"))
     return planned(name, x, transforms, argument="x")
 
 
 def _grid(name: str, x: Any, type: int, s: Lengths, axes: Axes, norm: str | None) -> Array:
-    x = dask.array.asarray(x)
+    x = as_array("x", x)
     kind = name.removesuffix("n")
     transforms = along_axes_trigonometric(kind, x, type, s, axes, norm, names=("s", "axes"))
     return planned(name, x, transforms, argument="x")

@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import dask
-import dask.array
 import numpy as np
 from dask.array.core import Array
 from dask.base import persist
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.algorithms.jacobi import CONVERGED, JacobiTask, Outcome, report
+from dask_dgpu.arguments import as_array, integer, positive
 from dask_dgpu.jacobi.fallback import expand, in_rounds
 from dask_dgpu.optimizer import GraphOptimizer
-from dask_dgpu.stencil.arguments import boundaries, check_array, count, positive, working_dtype
+from dask_dgpu.stencil.arguments import boundaries, check_array, working_dtype
 from dask_dgpu.stencil.fallback import layer_of
 
 Block = Any
@@ -141,7 +141,7 @@ def jacobi(
     >>> u.compute().round(6).tolist()
     [3.0, 3.0, 3.0, 3.0, 3.0]
     """
-    first, right = dask.array.asarray(u0), dask.array.asarray(rhs)
+    first, right = as_array("u0", u0), as_array("rhs", rhs)
     check_array("u0", first)
     check_array("rhs", right)
     if first.shape != right.shape:
@@ -153,7 +153,7 @@ def jacobi(
         dtype.name,
         _distance(dx, first.ndim, dtype),
         boundaries(boundary, first.ndim, dtype),
-        count("max_iterations", max_iterations),
+        integer("max_iterations", max_iterations, 0),
         positive("tol", tol),
     )
     some = tuple(tuple(size for size in sizes if size) for sizes in first.chunks)

@@ -144,7 +144,7 @@ def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
     Parameters
     ----------
     x : array_like
-        A Dask array, or what ``dask.array.asarray`` takes.
+        As in :func:`sum`.
     axis : int or tuple of int, optional
         The axes to look along, all by default.
     keepdims : bool, optional
@@ -160,7 +160,7 @@ def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
     ValueError
         When ``axis`` does not exist (``AxisError``) or is given twice, or has no elements.
     TypeError
-        When ``axis`` is no integer.
+        When ``x`` is of another kind, as object, or ``axis`` no integer.
     """
     return extreme(da.max, x, axis, keepdims)
 
@@ -171,7 +171,7 @@ def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
     Parameters
     ----------
     x : array_like
-        A Dask array, or what ``dask.array.asarray`` takes.
+        As in :func:`sum`.
     axis : int or tuple of int, optional
         The axes to look along, all by default.
     keepdims : bool, optional
@@ -187,7 +187,7 @@ def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
     ValueError
         When ``axis`` does not exist (``AxisError``) or is given twice, or has no elements.
     TypeError
-        When ``axis`` is no integer.
+        When ``x`` is of another kind, as object, or ``axis`` no integer.
     """
     return extreme(da.min, x, axis, keepdims)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil, isnan, prod
@@ -14,10 +13,20 @@ from dask.array.core import Array
 from dask.utils import typename
 from numpy.lib.array_utils import normalize_axis_tuple
 
+from dask_dgpu.arguments import (
+    as_array,
+    check_choice,
+    check_flag,
+    expected,
+    integer,
+    integers,
+    suggestion,
+)
 from dask_dgpu.kernels.narrowed import narrowed
 from dask_dgpu.kernels.partial_sum import Kind
 from dask_dgpu.reductions.partial import add_partials, finish, sum_block
 from graph_opt.dtype import dtype_named, is_bfloat16, is_inexact
+from graph_opt.pattern import CARRIED
 
 Method = Literal["compensated", "reproducible", "dask"]
 
@@ -46,6 +55,7 @@ def reduced(
 ) -> Array:
     """Return a sum or a mean by one of the methods; raise on what is not allowed."""
     x = checked("x", x, method)
+    check_flag("keepdims", keepdims)
     axes = summed_axes(axis, x.ndim)
     result = result_dtype(kind, x.dtype, dtype)
     own = da.sum if kind == "sum" else da.mean
@@ -53,9 +63,6 @@ def reduced(
     if method == "dask" or not is_inexact(result):  # integers are exact in any order
         done: Array = own(x, axis=axes, dtype=result, keepdims=keepdims, split_every=split_every)
         return done
-    if typename(type(x._meta)) not in CONTAINERS:
-        blocks = typename(type(x._meta))
-        raise TypeError(f"x has blocks of type {blocks}, which must be one of NumPy or CuPy")
     if not np.can_cast(x.dtype, result, "safe"):
         x = converted(x, result)
     meta = np.empty_like(x._meta, shape=(0,) * (x.ndim if keepdims else x.ndim - len(axes)))
@@ -84,7 +91,8 @@ def extreme(
 
     Those of bfloat16 are found in float32, which is quicker, and no NaN makes it warn.
     """
-    x = da.asarray(x)
+    x = checked("x", x)
+    check_flag("keepdims", keepdims)
     axes = summed_axes(axis, x.ndim)
     for each in axes:
         if x.shape[each] == 0:  # Dask returns an array of another shape than it has said
@@ -94,16 +102,15 @@ def extreme(
     return found if wide is x else found.astype(x.dtype)
 
 
-def checked(name: str, x: Any, method: str) -> Array:
-    """Return what is summed as a Dask array; raise if it or the method is not allowed."""
-    if method not in METHODS:
-        raise ValueError(f"method is {method!r}, it must be one of {', '.join(METHODS)}")
-    try:
-        array = x if isinstance(x, Array) else da.asarray(x)
-    except NotImplementedError:  # Dask cannot cut arrays of objects by their size
-        raise TypeError(f"{name} has the dtype object, it must be {ALLOWED}") from None
+def checked(name: str, x: Any, method: Method = "compensated") -> Array:
+    """Return what is reduced as a Dask array; raise if it or the method is not allowed."""
+    check_choice("method", method, METHODS)
+    array: Array = as_array(name, x)
     if not is_number(array.dtype):
         raise TypeError(f"{name} has the dtype {array.dtype}, it must be {ALLOWED}")
+    blocks = typename(type(array._meta))
+    if method != "dask" and blocks not in CONTAINERS:
+        raise TypeError(f"{name} has blocks of type {blocks}, which must be one of NumPy or CuPy")
     return array
 
 
@@ -126,13 +133,7 @@ def summed_axes(axis: Any, ndim: int) -> tuple[int, ...]:
     """Return the axes that are meant, in rising order."""
     if axis is None:
         return tuple(range(ndim))
-    try:
-        axes = [axis] if not isinstance(axis, Sequence) else list(axis)
-        axes = [operator.index(each) for each in axes]
-    except TypeError:
-        raise TypeError(
-            f"axis is {axis!r}, it must be an integer, a tuple of integers or None"
-        ) from None
+    axes = integers("axis", axis) if isinstance(axis, tuple | list) else (integer("axis", axis),)
     return tuple(sorted(normalize_axis_tuple(axes, ndim, "axis")))
 
 
@@ -141,7 +142,12 @@ def result_dtype(kind: Kind, dtype: np.dtype[Any], wanted: Any) -> np.dtype[Any]
     if wanted is None:
         one = np.zeros(1, dtype)
         return (one.sum() if kind == "sum" else one.mean()).dtype
-    result = dtype_named(wanted) if isinstance(wanted, str) else np.dtype(wanted)
+    try:
+        result = dtype_named(wanted) if isinstance(wanted, str) else np.dtype(wanted)
+    except (TypeError, ValueError):
+        if isinstance(wanted, str):
+            raise TypeError(f"unknown dtype {wanted!r}{suggestion(wanted, CARRIED)}") from None
+        expected("dtype", "a dtype", wanted, TypeError)
     if not is_number(result):
         raise TypeError(f"dtype is {result}, it must be {ALLOWED}")
     return result

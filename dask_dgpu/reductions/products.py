@@ -9,6 +9,7 @@ import dask.array as da
 import numpy as np
 from dask.array.core import Array
 
+from dask_dgpu.arguments import check_flag
 from dask_dgpu.kernels.exact_product import count, terms
 from dask_dgpu.reductions.call import Method, checked, converted, reduced, summed_axes
 from graph_opt.dtype import is_inexact, real_of
@@ -120,6 +121,7 @@ def norm(
     dot : How products are summed.
     """
     x = checked("x", x, method)
+    check_flag("keepdims", keepdims)
     axes = summed_axes(axis, x.ndim)
     result = np.sqrt(np.zeros(1, x.dtype)).real.dtype if x.dtype.kind in "fc" else np.dtype("f8")
     if method == "dask":

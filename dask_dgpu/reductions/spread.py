@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isnan, prod
-from numbers import Real
 from typing import Any
 
 import dask.array as da
 import numpy as np
 from dask.array.core import Array
 
+from dask_dgpu.arguments import check_flag, real
 from dask_dgpu.reductions.call import Method, checked, converted, reduced, result_dtype, summed_axes
 from graph_opt.dtype import is_bfloat16, real_of
 
@@ -25,8 +25,8 @@ def variance(
 ) -> Array:
     """Return the variance along some axes; raise on what is not allowed."""
     x = checked("x", x, method)
-    if not isinstance(ddof, Real):
-        raise TypeError(f"ddof is {ddof!r}, it must be a number")
+    ddof = real("ddof", ddof)
+    check_flag("keepdims", keepdims)
     axes = summed_axes(axis, x.ndim)
     unknown = [each for each in axes if isnan(x.shape[each])]
     if unknown and method != "dask":

@@ -21,12 +21,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import dask.array
 from dask.array.core import Array
 
 from dask_dgpu.algorithms.stencil import StencilTask
+from dask_dgpu.arguments import as_array, integer
 from dask_dgpu.kernels.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT
-from dask_dgpu.stencil.arguments import boundaries, check_array, count, taps_of, working_dtype
+from dask_dgpu.stencil.arguments import boundaries, check_array, taps_of, working_dtype
 from dask_dgpu.stencil.fallback import expand, layer_of
 
 __all__ = ["LAPLACIAN_5PT", "LAPLACIAN_9PT", "stencil"]
@@ -98,12 +98,12 @@ def stencil(
     >>> dgpu.stencil(x, [0.5, 0.0, 0.5], boundary="periodic").compute().tolist()
     [3.0, 1.0, 2.0, 3.0, 4.0, 2.0]
     """
-    array = dask.array.asarray(x)
+    array = as_array("x", x)
     check_array("x", array)
     taps = taps_of(kernel, array.shape)
     dtype = working_dtype(array.dtype, taps.weights)
     beyond = boundaries(boundary, array.ndim, dtype)
-    task = StencilTask(dtype.name, taps, beyond, count("iterations", iterations))
+    task = StencilTask(dtype.name, taps, beyond, integer("iterations", iterations, 0))
     result_dtype = array.dtype if array.dtype.name == "float16" and dtype.kind == "f" else dtype
     source = array.astype(dtype)
     if task.iterations and math.prod(array.shape):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
-from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ from dask.array.core import Array
 from dask.utils import typename
 
 from dask_dgpu.algorithms.halo import Boundary
+from dask_dgpu.arguments import expected, is_number, unknown
 from dask_dgpu.kernels.stencil import Taps
 
 NAMES = ("zero", "periodic", "reflect", "mirror", "nearest")
@@ -45,7 +44,10 @@ def check_array(name: str, x: Array) -> None:
 
 def taps_of(kernel: Any, shape: tuple[int, ...]) -> Taps:
     """Return the taps of a kernel for an array of this shape."""
-    weights = np.asarray(kernel)
+    try:
+        weights = np.asarray(kernel)
+    except ValueError:  # rows of several lengths
+        expected("kernel", "an array", kernel)
     if weights.dtype.kind not in "biufc":
         raise TypeError(f"kernel has the dtype {weights.dtype}, it must be of numbers")
     if weights.ndim != len(shape):
@@ -87,29 +89,10 @@ def boundaries(boundary: Any, ndim: int, dtype: np.dtype[Any]) -> tuple[Boundary
 def _boundary(boundary: Any) -> Boundary:
     if isinstance(boundary, str) and boundary in NAMES:
         return 0.0 if boundary == "zero" else boundary
-    if isinstance(boundary, Number) and not isinstance(boundary, str):
-        value = complex(boundary)  # type: ignore[call-overload]
+    if is_number(boundary):
+        value = complex(boundary)
         return value if value.imag else value.real
-    raise ValueError(f"boundary is {boundary!r}, it must be one of {', '.join(NAMES)}, or a number")
-
-
-def count(name: str, value: Any) -> int:
-    """Return a number that may be zero."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {value!r}, it must be an integer") from None
-    if number < 0:
-        raise ValueError(f"{name} is {number}, it must not be negative")
-    return number
-
-
-def positive(name: str, value: Any) -> float:
-    """Return a finite number above zero."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is {value!r}, it must be a number") from None
-    if not 0 < number < math.inf:
-        raise ValueError(f"{name} is {value!r}, it must be positive and finite")
-    return number
+    if not isinstance(boundary, str):
+        what = f"one of {', '.join(NAMES)}, or a number"
+        expected("boundary", what, boundary, TypeError)
+    raise ValueError(f"{unknown('boundary', boundary, NAMES)}, or a number")

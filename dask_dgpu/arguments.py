@@ -1,0 +1,143 @@
+"""Arguments of public functions: what is expected, or an error of one sentence at the call."""
+
+from __future__ import annotations
+
+import math
+import operator
+import reprlib
+from collections.abc import Collection, Iterable, Mapping, Set
+from difflib import get_close_matches
+from numbers import Number, Real
+from typing import Any, NoReturn
+
+import numpy as np
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple, list, np.generic)
+"""Types whose values are shown in messages; of others the type is."""
+
+LONGEST = 80
+"""Characters of a value that are shown."""
+
+
+def shown(value: Any) -> str:
+    """Return a value in one short line."""
+    if not isinstance(value, PLAIN):
+        shape = getattr(value, "shape", None)
+        named = type(value).__name__
+        return f"{named} of shape {shape}" if isinstance(shape, tuple) else named
+    text = reprlib.repr(value) if isinstance(value, tuple | list) else repr(value)
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else text[:LONGEST] + " ..."
+
+
+def expected(name: str, what: str, value: Any, kind: type[Exception] = ValueError) -> NoReturn:
+    """Raise an error that says what was expected and what was given."""
+    raise kind(f"expected {name} to be {what}, got {shown(value)}")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return ``" (did you mean '...'?)"`` if a known name is close to one, else nothing."""
+    by_lower = {each.lower(): each for each in known}
+    close = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)
+    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
+
+
+def unknown(what: str, name: str, known: Collection[str]) -> str:
+    """Return the sentence that a name is unknown, and which are known."""
+    return f"unknown {what} {name!r}{suggestion(name, known)}, expected one of {', '.join(known)}"
+
+
+def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
+    """Raise unless a value is one of some names."""
+    if not isinstance(value, str):
+        expected(name, f"one of {', '.join(allowed)}", value, TypeError)
+    if value not in allowed:
+        raise ValueError(unknown(name, value, allowed))
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise unless a value is true or false, as 0 and 1 are too."""
+    if not isinstance(value, bool | np.bool_ | int) or value not in (0, 1):
+        expected(name, "True or False", value, TypeError)
+
+
+def integer(name: str, value: Any, least: int | None = None) -> int:
+    """Return a value as an integer; a bool is none."""
+    what = "an integer" if least is None else f"an integer of at least {least}"
+    if isinstance(value, bool | np.bool_):
+        expected(name, what, value, TypeError)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        expected(name, what, value, TypeError)
+    if least is not None and number < least:
+        expected(name, what, value)
+    return number
+
+
+def sequence(name: str, value: Any, what: str) -> tuple[Any, ...]:
+    """Return what is in order, and is no text, as a tuple."""
+    if isinstance(value, str | bytes | Mapping | Set) or not isinstance(value, Iterable):
+        expected(name, what, value, TypeError)
+    return tuple(value)
+
+
+def integers(name: str, value: Any) -> tuple[int, ...]:
+    """Return a sequence of integers as a tuple."""
+    each = sequence(name, value, "a sequence of integers")
+    return tuple(integer(f"each of {name}", one) for one in each)
+
+
+def real(name: str, value: Any, what: str = "a finite number") -> float:
+    """Return a value as a finite number; a bool or a text is none."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
+        expected(name, what, value, TypeError)
+    number = float(value)
+    if not math.isfinite(number):
+        expected(name, what, value)
+    return number
+
+
+def positive(name: str, value: Any) -> float:
+    """Return a value as a positive and finite number."""
+    what = "a positive and finite number"
+    number = real(name, value, what)
+    if number <= 0:
+        expected(name, what, value)
+    return number
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is one real or complex number; a bool is none."""
+    return not isinstance(value, bool | np.bool_) and isinstance(value, Number)
+
+
+def check_client(name: str, value: Any) -> None:
+    """Raise unless a value is a client that is connected, and not an asynchronous one."""
+    from distributed import Client
+
+    what = "a distributed.Client"
+    if not isinstance(value, Client):
+        expected(name, what, value, TypeError)
+    if value.asynchronous:
+        raise TypeError(f"expected {name} to be {what}, got an asynchronous one")
+    if value.status in ("closed", "closing"):
+        raise ValueError(f"expected {name} to be connected, got one that is {value.status}")
+
+
+def as_array(name: str, value: Any) -> Any:
+    """Return a value as a Dask array."""
+    import dask.array as da
+
+    if isinstance(value, da.Array):
+        return value
+    if value is None or isinstance(value, str | bytes | Mapping | Set):
+        expected(name, "an array", value, TypeError)
+    try:
+        return da.asarray(value)
+    except NotImplementedError:  # Dask cannot cut arrays of objects by their size
+        raise TypeError(f"{name} has the dtype object, it must be of numbers") from None
+    except (TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        message = f"expected {name} to be an array, got {shown(value)}: {reason}"
+        raise type(error)(message) from None
