@@ -17,7 +17,7 @@ import scipy.fft
 from dask.callbacks import Callback
 from dask.core import flatten
 from dask.local import get_sync
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
@@ -37,6 +37,7 @@ from graph_opt.cost import HOST
 from graph_opt.deferred import DeferredLayer
 from graph_opt.layout import Layout, cuts_of, dealt
 from tests.algorithms.test_pencil_fft_rank import in_order
+from tests.profiles import examples
 
 NAMES = ["fft", "ifft", "rfft", "irfft", "hfft", "ihfft"]
 SEVERAL = ["fftn", "ifftn", "rfftn", "irfftn"]
@@ -105,7 +106,7 @@ def always() -> Iterator[None]:
 # Values.
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(data=st.data(), name=st.sampled_from(NAMES), norm=st.sampled_from(NORMS))
 def test_any_length(data: st.DataObject, name: str, norm: str) -> None:
     real = [dtype for dtype in DTYPES if dtype[0] != "c"]
@@ -116,7 +117,7 @@ def test_any_length(data: st.DataObject, name: str, norm: str) -> None:
     assert y.numblocks[axis] <= x.numblocks[axis]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     data=st.data(),
     kind=st.sampled_from(["fft", "ifft"]),
@@ -145,7 +146,7 @@ def test_long(n: int, dtype: str, kind: str) -> None:
     close(bluestein(x, transform, parts=7, length=n).compute(), wanted, n)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(data=st.data(), name=st.sampled_from(SEVERAL), norm=st.sampled_from(NORMS))
 def test_beside_other_axes(data: st.DataObject, name: str, norm: str) -> None:
     real = [dtype for dtype in DTYPES if dtype[0] != "c"]
@@ -262,7 +263,7 @@ def test_programs_hold_three_shares_and_the_graph_is_small(name: str, n: int) ->
 # Plans.
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     n=st.integers(1, 5000) | st.integers(1, 10**9),
     parts=st.integers(1, 40),
