@@ -17,6 +17,7 @@ HINTS = {
 }
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 WORKER_OUTPUT = "left out"
+CLUSTERS = "tests/cluster/"
 
 register_profiles()
 
@@ -29,11 +30,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = Counter()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have pytest-xdist run all tests with clusters in one of its processes."""
-    for item in items:
-        if item.get_closest_marker("cluster"):
-            item.add_marker(pytest.mark.xdist_group("clusters"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Have pytest-xdist deal out whole files, and run all of ``tests/cluster`` in one process."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return CLUSTERS if file.startswith(CLUSTERS) else file
+
+    return Scheduling(config, log)
 
 
 def _reason(item: pytest.Item) -> str:

@@ -20,8 +20,6 @@ SETTINGS = {"when": "always", "on_error": "raise", "gang_timeout": "20s", "gang_
 CUDA = pytest.param("cuda", marks=pytest.mark.multigpu)
 IMPORTED = ["dask_dgpu.runtime.worker", "dask_dgpu.comm.gloo", "numba"]
 """What every worker imports sooner or later."""
-
-
 METHOD = "distributed.worker.multiprocessing-method"
 
 
