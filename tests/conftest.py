@@ -11,9 +11,9 @@ import pytest
 from tests.profiles import register_profiles
 
 HINTS = {
-    "that need a GPU": "run them with -m 'gpu or multigpu'",
-    "that are slow": "run them with make test-all",
-    "that are quick": "run them with make test",
+    "tests deselected that need a GPU": "run them with -m 'gpu or multigpu'",
+    "slow tests deselected": "run them with make test-all",
+    "other tests deselected": "run them with make test",
 }
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 WORKER_OUTPUT = "left out"
@@ -45,8 +45,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def _reason(item: pytest.Item) -> str:
     if item.get_closest_marker("gpu") or item.get_closest_marker("multigpu"):
-        return "that need a GPU"
-    return "that are slow" if item.get_closest_marker("slow") else "that are quick"
+        return "tests deselected that need a GPU"
+    slow = item.get_closest_marker("slow")
+    return "slow tests deselected" if slow else "other tests deselected"
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
@@ -71,4 +72,4 @@ def pytest_terminal_summary(
     counts = config.stash[LEFT_OUT]
     for reason, hint in HINTS.items():
         if counts[reason] or "GPU" in reason:
-            terminalreporter.write_line(f"{counts[reason]} tests deselected {reason}: {hint}")
+            terminalreporter.write_line(f"{counts[reason]} {reason}: {hint}")

@@ -133,6 +133,7 @@ def test_errors_name_the_operation(client, x):
 class TestLosses(Losses):
     """A worker is lost, or the caller goes away."""
 
+    @pytest.mark.slow
     def test_killed_amid_a_loop(self, client, cluster, x):
         compute(client, loop(x, 2, 0))
 

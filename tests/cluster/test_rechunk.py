@@ -131,6 +131,7 @@ class TestLosses(Losses):
         np.testing.assert_array_equal(host(future.result(timeout=60)), A)
         eventually(lambda: left_over(client) == 0)
 
+    @pytest.mark.slow
     def test_killed_after_it(self, client, cluster, x):
         z = x.rechunk((9, 47)).persist()
         wait(z)
