@@ -57,7 +57,14 @@ def residual(u: Array, rhs: Array, boundary: Any, dx: float) -> float:
 
 
 @pytest.mark.parametrize("edge", ["zero", 2.0])
-@pytest.mark.parametrize("chunks", [(4, 5), (13, 11), (1, 11)])
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        pytest.param((4, 5), marks=pytest.mark.slow),
+        (13, 11),
+        pytest.param((1, 11), marks=pytest.mark.slow),
+    ],
+)
 def test_solves(edge: Any, chunks: Any, gangs: list[str], enabled: Any) -> None:
     rhs, dx = da.from_array(RHS, chunks=chunks), 0.5
     u, info = dgpu.jacobi(
