@@ -333,6 +333,7 @@ def client() -> Iterator[Client]:
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 @pytest.mark.usefixtures("client")
 def test_uses_on_a_cluster(client: Client) -> None:
     for enabled, (use, function) in product([False, True], USES.items()):

@@ -136,7 +136,16 @@ def test_any_matrix(data: st.DataObject, kind: str, matrix: Matrix, parts: int) 
 
 @pytest.mark.parametrize("kind", ["fft", "ifft"])
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-@pytest.mark.parametrize("n", [2**18, 6**7, 3 * 89041, 2 * 131071, 262147])
+@pytest.mark.parametrize(
+    "n",
+    [
+        2**18,
+        pytest.param(6**7, marks=pytest.mark.slow),
+        3 * 89041,
+        pytest.param(2 * 131071, marks=pytest.mark.slow),
+        262147,
+    ],
+)
 def test_long(n: int, dtype: str, kind: str) -> None:
     a = numbers((n,), dtype)
     transform = Transform(kind, 0, n)
