@@ -155,7 +155,14 @@ def test_there_and_back_is_one_gang(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", LINES)
 @pytest.mark.parametrize("type_", [1, 2, 3, 4])
 @pytest.mark.parametrize("ranks", [None, 3])
-@pytest.mark.parametrize("n", [240, 241, 254])
+@pytest.mark.parametrize(
+    "n",
+    [
+        pytest.param(240, marks=pytest.mark.slow),
+        241,
+        pytest.param(254, marks=pytest.mark.slow),
+    ],
+)
 def test_a_long_axis(
     name: str, type_: int, ranks: int | None, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
