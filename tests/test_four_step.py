@@ -217,7 +217,15 @@ class Largest(Callback):
         self.elements = max(self.elements, getattr(result, "size", 0))
 
 
-@pytest.mark.parametrize(("n", "times"), [(2**16, 1.0), (60_000, 1.1), (65537, 2.2), (131074, 2.2)])
+@pytest.mark.parametrize(
+    ("n", "times"),
+    [
+        (2**16, 1.0),
+        pytest.param(60_000, 1.1, marks=pytest.mark.slow),
+        (65537, 2.2),
+        pytest.param(131074, 2.2, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_block_is_much_larger_than_the_share(name: str, n: int, times: float) -> None:
     parts = 16

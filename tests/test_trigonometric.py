@@ -154,7 +154,7 @@ def test_there_and_back_is_one_gang(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", LINES)
 @pytest.mark.parametrize("type_", [1, 2, 3, 4])
-@pytest.mark.parametrize("ranks", [None, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(None, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(
     "n",
     [

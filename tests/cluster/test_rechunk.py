@@ -138,6 +138,7 @@ class TestLosses(Losses):
         send_signal(client, self.any_worker(client))
         np.testing.assert_array_equal(host(client.compute(z + 0).result(timeout=60)), A)
 
+    @pytest.mark.slow
     def test_cancelled(self, client, cluster, x):
         gangs(client, x.rechunk((9, 47)), A)
         self.slow(client, 1.0)

@@ -118,6 +118,7 @@ def test_killed_in_the_collective(client, cluster, x, y):
     eventually(lambda: left_over(client) == 0)
 
 
+@pytest.mark.slow
 def test_killed_after_it(client, cluster, x, y):
     z = (x @ y).persist()
     wait(z)

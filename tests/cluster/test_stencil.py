@@ -98,6 +98,7 @@ class TestLosses(Losses):
     def swept(self, x: da.Array) -> da.Array:
         return dgpu.stencil(x, HEAT, boundary="periodic", iterations=50)
 
+    @pytest.mark.slow
     def test_killed_in_the_collective(self, client: Client, cluster: Any, x: da.Array) -> None:
         check(client, self.swept(x), self.wanted)
         self.slow(client, 1.0)

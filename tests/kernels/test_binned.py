@@ -27,7 +27,7 @@ def sum_of(values: Any) -> Any:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("n", [1, 2, 7, 1000, 8191, 50_021])
+@pytest.mark.parametrize("n", [1, 2, 7, 1000, 8191, pytest.param(50_021, marks=pytest.mark.slow)])
 def test_sum_is_the_exact_one_rounded(name: str, n: int, dtype: str) -> None:
     values = family(name, n, dtype)
     wanted = to_nearest(exact(values), dtype)

@@ -28,7 +28,7 @@ def value_of(pair: Pair, dtype: str) -> Any:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("n", [1, 2, 7, 1000, 8191, 100_003])
+@pytest.mark.parametrize("n", [1, 2, 7, 1000, 8191, pytest.param(100_003, marks=pytest.mark.slow)])
 def test_error_is_within_the_bound(name: str, n: int, dtype: str) -> None:
     values = family(name, n, dtype)
     value = value_of(compensated.block_sum(values, (0,)), dtype)
