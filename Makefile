@@ -3,10 +3,16 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 # an import contract says that what is tested there knows no Dask
 DASKLESS := kernels comm algorithms
+# One process of pytest runs the tests that need a cluster, the other the rest.
+PROCESSES ?= 2
+PARALLEL = -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
+NO_GPU := not gpu and not multigpu
+QUICK = $(PARALLEL) --hypothesis-profile quick -m "not slow and $(NO_GPU)"
+THOROUGH = $(PARALLEL) --hypothesis-profile thorough -m "(slow or hypothesis) and $(NO_GPU)"
 
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help .venv .venv-latest demo test test-latest lint compat docs bench clean
+.PHONY: help .venv .venv-latest demo test test-all test-latest lint compat docs bench clean
 
 help:  ## say what can be made
 	@grep -E '^[a-z.-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -33,12 +39,14 @@ help:  ## say what can be made
 demo: .venv  ## eigen-patches of photographs, with plain Dask and with dask_dgpu
 	.venv/bin/python examples/eigen_patches.py
 
-test: lint  ## lint, types, import contracts, tests
-	.venv/bin/python -m pytest $(PYTEST_ARGS)
+test: lint  ## lint, types, import contracts, quick tests: at most 5 minutes on 2 cores
+	.venv/bin/python -m pytest $(QUICK) $(PYTEST_ARGS)
 
-test-latest: .venv-latest  ## the tests with the newest dask and distributed, but for the slow ones
-	.venv-latest/bin/python -m pytest -m "not gpu and not multigpu and not slow" $(PYTEST_ARGS) \
-	    $(addprefix --ignore=tests/, $(DASKLESS))
+test-all: .venv  ## what test leaves out: slow tests, and 10 times as many random examples
+	.venv/bin/python -m pytest $(THOROUGH) $(PYTEST_ARGS)
+
+test-latest: .venv-latest  ## the quick tests that use Dask, with the newest dask and distributed
+	.venv-latest/bin/python -m pytest $(QUICK) $(PYTEST_ARGS) $(addprefix --ignore=tests/, $(DASKLESS))
 
 lint: .venv  ## every check of .pre-commit-config.yaml
 	.venv/bin/pre-commit run --all-files

@@ -1,41 +1,75 @@
+"""What runs where, and what a run left out."""
+
 from __future__ import annotations
 
-import os
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-GPU_MARKERS = ("gpu", "multigpu")
-LEFT_OUT = pytest.StashKey[int]()
+from tests.profiles import register_profiles
 
-settings.register_profile(
-    "default", deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.register_profile(
-    "ci", settings.get_profile("default"), max_examples=50, derandomize=True, print_blob=True
-)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+HINTS = {
+    "tests deselected that need a GPU": "run them with -m 'gpu or multigpu'",
+    "slow tests deselected": "run them with make test-all",
+    "other tests deselected": "run them with make test",
+}
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+WORKER_OUTPUT = "left out"
+CLUSTERS = "tests/cluster/"
+
+register_profiles()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rounds", type=int, default=2000, help="rounds of tests/cluster/test_rounds")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[LEFT_OUT] = 0
+    config.stash[LEFT_OUT] = Counter()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Have pytest-xdist deal out whole files, and run all of ``tests/cluster`` in one process."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return CLUSTERS if file.startswith(CLUSTERS) else file
+
+    return Scheduling(config, log)
+
+
+def _reason(item: pytest.Item) -> str:
+    if item.get_closest_marker("gpu") or item.get_closest_marker("multigpu"):
+        return "tests deselected that need a GPU"
+    slow = item.get_closest_marker("slow")
+    return "slow tests deselected" if slow else "other tests deselected"
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     for item in items:
-        if any(item.get_closest_marker(name) for name in GPU_MARKERS):
-            item.config.stash[LEFT_OUT] += 1
+        item.config.stash[LEFT_OUT][_reason(item)] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # a process of pytest-xdist
+        session.config.workeroutput[WORKER_OUTPUT] = dict(session.config.stash[LEFT_OUT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a process of pytest-xdist left out; each of them leaves out the same."""
+    node.config.stash[LEFT_OUT] |= Counter(getattr(node, "workeroutput", {}).get(WORKER_OUTPUT))
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    count = config.stash[LEFT_OUT]
-    terminalreporter.write_line(
-        f"{count} tests deselected that need a GPU: run them with -m 'gpu or multigpu'"
-    )
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--rounds", type=int, default=2000, help="rounds of tests/cluster/test_rounds")
+    counts = config.stash[LEFT_OUT]
+    for reason, hint in HINTS.items():
+        if counts[reason] or "GPU" in reason:
+            terminalreporter.write_line(f"{counts[reason]} {reason}: {hint}")

@@ -13,13 +13,14 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16, finfo
 
 import dask_dgpu as dgpu
 from dask_dgpu.kernels.narrowed import narrowed
 from tests.kernels.exact import FAMILIES, UNIT, exact, family, to_nearest, units, within_bound
+from tests.profiles import examples
 
 METHODS = ("compensated", "reproducible")
 DTYPE = np.dtype(bfloat16)
@@ -76,7 +77,7 @@ def test_dtype_is_that_of_numpy(function: Any) -> None:
         assert result.dtype == function(a, axis=axis).dtype == DTYPE
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(data=st.data(), name=st.sampled_from(FAMILIES))
 def test_exact_for_any_chunks_and_order(data: st.DataObject, name: str) -> None:
     n = data.draw(st.integers(1, 300))
@@ -184,7 +185,7 @@ def test_variance_and_deviation(method: Any) -> None:
     assert np.isnan(dgpu.var(x[:1, 0], ddof=1).compute())
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(data=st.data(), n=st.integers(0, 40))
 def test_inner_products_are_rounded_once(data: st.DataObject, n: int) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 999)))

@@ -16,8 +16,8 @@ import pytest
 import scipy.fft
 from dask.core import flatten
 from dask.local import get_sync
-from distributed import Client, LocalCluster
-from hypothesis import given, settings
+from distributed import Client
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
@@ -26,6 +26,8 @@ from dask_dgpu.fft.call import DASKS_OWN
 from dask_dgpu.kernels.fft import transform
 from dask_dgpu.settings import defaults, fft_output_layout
 from graph_opt.deferred import DeferredLayer
+from tests.cluster.conftest import start_cluster
+from tests.profiles import examples
 
 ONE_AXIS = ["fft", "ifft", "rfft", "irfft", "hfft", "ihfft"]
 SEVERAL_AXES = ["fft2", "ifft2", "rfft2", "irfft2", "fftn", "ifftn", "rfftn", "irfftn"]
@@ -109,7 +111,7 @@ def calls(draw: st.DrawFn) -> tuple[str, Any, Any, dict[str, Any]]:
     return name, numbers(*shape, dtype=dtype), tuple(chunks), arguments
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(call=calls(), layout=st.sampled_from(["any", "input"]))
 def test_values(call: Any, layout: str) -> None:
     name, a, chunks, arguments = call
@@ -324,13 +326,14 @@ def test_uses(use: str, enabled: bool) -> None:
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        start_cluster("cpu", n_workers=2) as cluster,
         Client(cluster) as client,
     ):
         yield client
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 @pytest.mark.usefixtures("client")
 def test_uses_on_a_cluster(client: Client) -> None:
     for enabled, (use, function) in product([False, True], USES.items()):

@@ -17,7 +17,7 @@ import scipy.fft
 from dask.callbacks import Callback
 from dask.core import flatten
 from dask.local import get_sync
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
@@ -37,6 +37,7 @@ from graph_opt.cost import HOST
 from graph_opt.deferred import DeferredLayer
 from graph_opt.layout import Layout, cuts_of, dealt
 from tests.algorithms.test_pencil_fft_rank import in_order
+from tests.profiles import examples
 
 NAMES = ["fft", "ifft", "rfft", "irfft", "hfft", "ihfft"]
 SEVERAL = ["fftn", "ifftn", "rfftn", "irfftn"]
@@ -105,7 +106,7 @@ def always() -> Iterator[None]:
 # Values.
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(data=st.data(), name=st.sampled_from(NAMES), norm=st.sampled_from(NORMS))
 def test_any_length(data: st.DataObject, name: str, norm: str) -> None:
     real = [dtype for dtype in DTYPES if dtype[0] != "c"]
@@ -116,7 +117,7 @@ def test_any_length(data: st.DataObject, name: str, norm: str) -> None:
     assert y.numblocks[axis] <= x.numblocks[axis]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     data=st.data(),
     kind=st.sampled_from(["fft", "ifft"]),
@@ -135,7 +136,16 @@ def test_any_matrix(data: st.DataObject, kind: str, matrix: Matrix, parts: int) 
 
 @pytest.mark.parametrize("kind", ["fft", "ifft"])
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-@pytest.mark.parametrize("n", [2**18, 6**7, 3 * 89041, 2 * 131071, 262147])
+@pytest.mark.parametrize(
+    "n",
+    [
+        2**18,
+        pytest.param(6**7, marks=pytest.mark.slow),
+        3 * 89041,
+        pytest.param(2 * 131071, marks=pytest.mark.slow),
+        262147,
+    ],
+)
 def test_long(n: int, dtype: str, kind: str) -> None:
     a = numbers((n,), dtype)
     transform = Transform(kind, 0, n)
@@ -145,7 +155,7 @@ def test_long(n: int, dtype: str, kind: str) -> None:
     close(bluestein(x, transform, parts=7, length=n).compute(), wanted, n)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(data=st.data(), name=st.sampled_from(SEVERAL), norm=st.sampled_from(NORMS))
 def test_beside_other_axes(data: st.DataObject, name: str, norm: str) -> None:
     real = [dtype for dtype in DTYPES if dtype[0] != "c"]
@@ -207,7 +217,15 @@ class Largest(Callback):
         self.elements = max(self.elements, getattr(result, "size", 0))
 
 
-@pytest.mark.parametrize(("n", "times"), [(2**16, 1.0), (60_000, 1.1), (65537, 2.2), (131074, 2.2)])
+@pytest.mark.parametrize(
+    ("n", "times"),
+    [
+        (2**16, 1.0),
+        pytest.param(60_000, 1.1, marks=pytest.mark.slow),
+        (65537, 2.2),
+        pytest.param(131074, 2.2, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_block_is_much_larger_than_the_share(name: str, n: int, times: float) -> None:
     parts = 16
@@ -262,7 +280,7 @@ def test_programs_hold_three_shares_and_the_graph_is_small(name: str, n: int) ->
 # Plans.
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     n=st.integers(1, 5000) | st.integers(1, 10**9),
     parts=st.integers(1, 40),

@@ -57,7 +57,14 @@ def residual(u: Array, rhs: Array, boundary: Any, dx: float) -> float:
 
 
 @pytest.mark.parametrize("edge", ["zero", 2.0])
-@pytest.mark.parametrize("chunks", [(4, 5), (13, 11), (1, 11)])
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        pytest.param((4, 5), marks=pytest.mark.slow),
+        (13, 11),
+        pytest.param((1, 11), marks=pytest.mark.slow),
+    ],
+)
 def test_solves(edge: Any, chunks: Any, gangs: list[str], enabled: Any) -> None:
     rhs, dx = da.from_array(RHS, chunks=chunks), 0.5
     u, info = dgpu.jacobi(
@@ -124,7 +131,14 @@ def test_no_iterations() -> None:
 
 
 @pytest.mark.parametrize("boundary", ["periodic", "reflect", "mirror", "nearest", ("zero", 1)])
-@pytest.mark.parametrize("dtype", ["int16", "float16", "float32", "complex64", "complex128"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("int16", "float16", "complex64")),
+        "float32",
+        "complex128",
+    ],
+)
 def test_the_same_with_a_gang_and_without(boundary: Any, dtype: str, gangs: list[str]) -> None:
     a, b = numbers((9, 10), dtype, 1), numbers((9, 10), dtype, 2)
     x, y = da.from_array(a, chunks=(4, 10)), da.from_array(b, chunks=(2, 5))
@@ -139,6 +153,7 @@ def test_the_same_with_a_gang_and_without(boundary: Any, dtype: str, gangs: list
     assert info.residuals[-1] == pytest.approx(plain.residuals[-1], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_one_axis_and_three() -> None:
     for shape in [(17,), (5, 4, 6)]:
         a = numbers(shape, "float64")

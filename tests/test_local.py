@@ -18,7 +18,7 @@ import zarr
 from dask.array.core import Array
 from dask.core import flatten
 from distributed import Client, LocalCluster
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
@@ -26,6 +26,7 @@ from dask_dgpu import optimizer as optimizer_module
 from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.runtime import local
 from graph_opt.emit import GANG
+from tests.profiles import examples
 
 ALWAYS = {"on_error": "raise", "when": "always"}
 DTYPES = [
@@ -165,7 +166,7 @@ def test_mixed_dtypes(left: str, right: str) -> None:
     np.testing.assert_allclose(value, a.astype(z.dtype) @ b.astype(z.dtype), rtol=1e-2)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.data())
 def test_any_chunks(data: st.DataObject) -> None:
     def chunks(length: int) -> tuple[int, ...]:

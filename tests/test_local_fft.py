@@ -11,7 +11,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
@@ -19,6 +19,7 @@ from dask_dgpu.runtime import local
 from graph_opt.cost import HOST, TASK_SECONDS
 from graph_opt.fourier import Fourier
 from tests.graph_opt.graphs import matches
+from tests.profiles import examples
 
 ALWAYS = {"on_error": "raise", "when": "always"}
 NAMES = [
@@ -84,7 +85,7 @@ def test_every_function_is_a_gang(name: str, layout: str, gangs: list[str]) -> N
         assert y.chunks == ((5, 5, 2), (4, 4, 2))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(data=st.data(), name=st.sampled_from(NAMES), dtype=st.sampled_from(DTYPES))
 def test_any_chunks(data: st.DataObject, name: str, dtype: str) -> None:
     if name in REAL and dtype[0] == "c":

@@ -11,7 +11,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
@@ -22,6 +22,7 @@ from dask_dgpu.runtime import local
 from dask_dgpu.settings import read
 from graph_opt.halo import Halo
 from tests.calls import calls_of
+from tests.profiles import examples
 
 ALWAYS = {"on_error": "raise", "when": "always"}
 DTYPES = ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64"]
@@ -117,7 +118,7 @@ def halos(draw: Any, shape: tuple[int, ...]) -> tuple[dict[int, Any], dict[int, 
 shapes = st.lists(st.sampled_from([1, 2, 5, 7, 11]), min_size=1, max_size=3).map(tuple)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.data())
 def test_any_overlap(data: st.DataObject) -> None:
     shape, dtype = data.draw(shapes), data.draw(st.sampled_from(DTYPES))
@@ -144,7 +145,7 @@ def test_any_overlap(data: st.DataObject) -> None:
             same(z[part])
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.data())
 def test_several_arrays(data: st.DataObject) -> None:
     """Of as many axes or fewer, each with a depth of its own: blocks need not be as large."""

@@ -11,7 +11,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
@@ -20,6 +20,7 @@ from dask_dgpu.facts import ClusterFacts
 from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.runtime import local
 from dask_dgpu.settings import read
+from tests.profiles import examples
 
 ALWAYS = {"on_error": "raise", "when": "always"}
 DTYPES = [
@@ -91,7 +92,7 @@ def test_dtypes(dtype: str, gangs: list[str]) -> None:
     assert len(gangs) == 1
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.data())
 def test_any_shapes_chunks_axes_and_parts(data: st.DataObject) -> None:
     def chunks(length: int) -> tuple[int, ...]:

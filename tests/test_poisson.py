@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import scipy.sparse.linalg
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.ndimage import correlate1d
 
@@ -25,6 +25,7 @@ from dask_dgpu.fft import long_axis
 from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.runtime import local
 from graph_opt.deferred import DeferredLayer
+from tests.profiles import examples
 
 BOUNDARIES = ["periodic", "zero", "reflect"]
 MODES = {"periodic": "wrap", "zero": "constant", "reflect": "reflect"}
@@ -96,7 +97,7 @@ def problems(draw: st.DrawFn) -> tuple[Any, Any, tuple[float, ...], tuple[str, .
     return numbers(shape, draw(st.sampled_from(list(RESULTS)))), tuple(chunks), dx, boundaries
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(problem=problems(), layout=st.sampled_from(["any", "input"]))
 def test_operator_gives_the_right_hand_side_back(problem: Any, layout: str) -> None:
     f, chunks, dx, boundaries = problem
@@ -108,7 +109,7 @@ def test_operator_gives_the_right_hand_side_back(problem: Any, layout: str) -> N
         assert u.chunks == x.chunks
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(problem=problems(), ranks=st.integers(1, 7))
 def test_gangs(problem: Any, ranks: int) -> None:
     f, chunks, dx, boundaries = problem

@@ -20,7 +20,12 @@ from dask_dgpu.settings import defaults, schema
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("dask_dgpu", "graph_opt")
 LONGEST_FILE = 330
-DOCUMENTS = [".ci/run", "README.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
+DOCUMENTS = [
+    ".ci/run",
+    "CONTRIBUTING.md",
+    "README.md",
+    *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")),
+]
 
 MODULES = ("errors", "fft")
 CONSTANTS = tuple(name for name in dgpu.__all__ if name.isupper())

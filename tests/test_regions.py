@@ -10,13 +10,13 @@ import dask.array as da
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
 from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.runtime import local
 from graph_opt.emit import GangLayer
+from tests.profiles import examples
 
 ALWAYS = {"on_error": "raise", "when": "always"}
 RNG = np.random.default_rng(8)
@@ -141,7 +141,7 @@ def expressions(draw: st.DrawFn) -> Expression:
 
 
 @pytest.mark.filterwarnings("ignore::dask.array.core.PerformanceWarning")
-@hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_random_graphs(ranks: int, data: st.DataObject) -> None:
     x, wanted = data.draw(expressions())

@@ -11,7 +11,7 @@ import dask.array as da
 import numpy as np
 import pytest
 import scipy.ndimage
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
@@ -19,6 +19,7 @@ from dask_dgpu.runtime import local
 from graph_opt.cost import HOST, TASK_SECONDS
 from graph_opt.sweeping import Sweeping
 from tests.graph_opt.graphs import matches
+from tests.profiles import examples
 
 Array = Any
 ALWAYS = {"on_error": "raise", "when": "always"}
@@ -81,7 +82,7 @@ def numbers(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
     return (values if dtype[0] in "fc" else np.abs(5 * values)).astype(dtype)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(data=st.data(), dtype=st.sampled_from(DTYPES), boundary=st.sampled_from(BOUNDARIES))
 def test_equals_scipy(data: st.DataObject, dtype: str, boundary: Any) -> None:
     ndim = data.draw(st.integers(1, 3))

@@ -10,11 +10,12 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask._task_spec import convert_legacy_graph
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
 from tests.kernels.exact import FAMILIES, exact, family, to_nearest, within_bound
+from tests.profiles import examples
 
 METHODS = ("compensated", "reproducible", "dask")
 DTYPES = [
@@ -85,7 +86,7 @@ def test_largest_and_smallest(name: str) -> None:
             getattr(dgpu, name)(da.zeros((0, 3)), axis)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(data=st.data(), name=st.sampled_from(FAMILIES), dtype=st.sampled_from(["f4", "f8"]))
 def test_compensated_error_for_any_chunks(data: st.DataObject, name: str, dtype: str) -> None:
     n = data.draw(st.integers(1, 3000))
@@ -96,7 +97,7 @@ def test_compensated_error_for_any_chunks(data: st.DataObject, name: str, dtype:
     assert within_bound(value, values, np.finfo(dtype).eps)
 
 
-@settings(max_examples=1000)
+@examples(1000)
 @given(data=st.data(), name=st.sampled_from(FAMILIES), dtype=st.sampled_from(["f4", "f8"]))
 def test_same_bits_for_any_chunks_and_order(data: st.DataObject, name: str, dtype: str) -> None:
     n = data.draw(st.integers(1, 300))

@@ -14,12 +14,13 @@ import pytest
 import scipy.fft
 from dask.core import flatten
 from dask.local import get_sync
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
 from dask_dgpu.fft import long_axis
 from dask_dgpu.runtime import local
+from tests.profiles import examples
 
 LINES = ["dct", "idct", "dst", "idst"]
 GRIDS = ["dctn", "idctn", "dstn", "idstn"]
@@ -81,7 +82,7 @@ def calls(draw: st.DrawFn) -> tuple[str, Any, Any, int, dict[str, Any]]:
     return name, numbers(shape, draw(st.sampled_from(DTYPES))), tuple(chunks), type_, options
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(call=calls(), layout=st.sampled_from(["any", "input"]))
 def test_values(call: Any, layout: str) -> None:
     name, a, chunks, type_, options = call
@@ -94,7 +95,7 @@ def test_values(call: Any, layout: str) -> None:
             assert new == old or sum(new) != sum(old)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(call=calls(), ranks=st.integers(1, 7))
 def test_values_of_gangs(call: Any, ranks: int) -> None:
     name, a, chunks, type_, options = call
@@ -153,8 +154,15 @@ def test_there_and_back_is_one_gang(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", LINES)
 @pytest.mark.parametrize("type_", [1, 2, 3, 4])
-@pytest.mark.parametrize("ranks", [None, 3])
-@pytest.mark.parametrize("n", [240, 241, 254])
+@pytest.mark.parametrize("ranks", [pytest.param(None, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize(
+    "n",
+    [
+        pytest.param(240, marks=pytest.mark.slow),
+        241,
+        pytest.param(254, marks=pytest.mark.slow),
+    ],
+)
 def test_a_long_axis(
     name: str, type_: int, ranks: int | None, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

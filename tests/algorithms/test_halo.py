@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.halo import (
@@ -30,6 +30,7 @@ from dask_dgpu.kernels.pack import Pieces
 from graph_opt.cost import HOST
 from graph_opt.layout import Index, Layout, dealt
 from tests.algorithms.test_redistribute import DTYPES, array, even, layouts
+from tests.profiles import examples
 
 Array = Any
 Blocks = dict[Index, Array]
@@ -144,7 +145,7 @@ def problems(draw: st.DrawFn) -> Problem:
     return Problem(array(rng, shape, dtype, draw(st.sampled_from(["C", "F", "gaps"]))), plan)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(problem=problems())
 def test_equals_numpy(problem: Problem) -> None:
     whole, plan = problem.whole, problem.plan

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sparse
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse.linalg import spsolve
 
@@ -34,6 +34,7 @@ from graph_opt.layout import Layout
 from tests.algorithms.test_halo import Blocks, blocks_of
 from tests.algorithms.test_redistribute import layouts
 from tests.algorithms.test_stencil import random
+from tests.profiles import examples
 
 Array = Any
 
@@ -86,7 +87,7 @@ def plan_of(task: JacobiTask, shape: tuple[int, ...], size: int, **more: Any) ->
 
 
 @pytest.mark.parametrize("shape", [(13,), (9, 11), (5, 6, 4), (3, 4, 3, 2)])
-@pytest.mark.parametrize("edge", [0.0, 2.0])
+@pytest.mark.parametrize("edge", [pytest.param(0.0, marks=pytest.mark.slow), 2.0])
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_converges_to_the_direct_solution(shape: tuple[int, ...], edge: float, size: int) -> None:
     rhs, dx = random(shape, "float64", 4), 0.25
@@ -98,7 +99,7 @@ def test_converges_to_the_direct_solution(shape: tuple[int, ...], edge: float, s
     np.testing.assert_allclose(u, wanted, rtol=0, atol=1e-7 * np.abs(wanted).max())
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(data=st.data(), size=st.integers(1, 7))
 def test_equals_the_reference(data: st.DataObject, size: int) -> None:
     ndim = data.draw(st.integers(1, 4))

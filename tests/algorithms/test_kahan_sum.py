@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.kahan_sum import (
@@ -28,6 +28,7 @@ from dask_dgpu.kernels.device import HostDevice
 from graph_opt.cost import HOST
 from graph_opt.layout import Index, Layout, cuts_of, dealt
 from tests.kernels.exact import FAMILIES, exact, family, to_nearest, within_bound
+from tests.profiles import examples
 
 Array = Any
 
@@ -86,7 +87,7 @@ def problems(draw: st.DrawFn) -> tuple[Layout, int]:
     return Layout(tuple(cuts), tuple(draw(ranks))), size
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(problem=problems(), data=st.data(), keepdims=st.booleans(), wide=st.booleans())
 def test_any_layout_axes_and_ranks(
     problem: tuple[Layout, int], data: st.DataObject, keepdims: bool, wide: bool
@@ -121,7 +122,7 @@ def test_any_layout_axes_and_ranks(
                 assert ledger.calls["all_reduce"] == 1
 
 
-@settings(max_examples=1000)
+@examples(1000)
 @given(problem=problems(), seed=st.integers(0, 2**32 - 1), name=st.sampled_from(FAMILIES))
 def test_same_bits_for_any_chunks_ranks_and_order(
     problem: tuple[Layout, int], seed: int, name: str

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.pencil_fft import (
@@ -32,6 +32,7 @@ from dask_dgpu.kernels.device import HostDevice
 from graph_opt.cost import CUDA, HOST
 from graph_opt.layout import Layout, cuts_of, dealt
 from tests.algorithms.test_pencil_fft import Chunks, blocks, even, problems, reference
+from tests.profiles import examples
 
 Array = Any
 MIB = 1 << 20
@@ -92,7 +93,7 @@ def random(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
     return (values > 0) if dtype == "bool" else (9 * values).astype(dtype)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(data=st.data(), problem=problems(), size=st.integers(1, 7))
 def test_equals_numpy(data: st.DataObject, problem: Any, size: int) -> None:
     chunks, dtype, transforms = problem

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.redistribute import (
@@ -32,6 +32,7 @@ from dask_dgpu.comm.recording import Ledger, RecordingComm
 from dask_dgpu.kernels.device import HostDevice
 from graph_opt.cost import HOST, Machine
 from graph_opt.layout import Index, Layout, dealt
+from tests.profiles import examples
 
 Array = Any
 Blocks = dict[Index, Array]
@@ -285,13 +286,13 @@ def check_messages(plan: RedistributePlan, rank: int, outcome: Outcome) -> None:
             assert rank not in one_way
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(problems())
 def test_any_layout_to_any(case: Problem) -> None:
     check(case)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(problems())
 def test_every_unit_is_read_once(case: Problem) -> None:
     plan = case.plan

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.ndimage
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.halo import traffic
@@ -33,6 +33,7 @@ from graph_opt.cost import CUDA, HOST
 from graph_opt.layout import Layout, dealt
 from tests.algorithms.test_halo import Blocks, blocks_of
 from tests.algorithms.test_redistribute import layouts
+from tests.profiles import examples
 
 Array = Any
 
@@ -169,7 +170,7 @@ class Spoiled(SeveralAtOnce):
 
 
 @pytest.mark.parametrize("device", [HostDevice, SeveralAtOnce, Replaying, Spoiled])
-@settings(max_examples=200)
+@examples(200)
 @given(problem=problems())
 def test_equals_the_reference(device: type[HostDevice], problem: Problem) -> None:
     plan, iterations = problem.plan, problem.iterations
@@ -183,7 +184,7 @@ def test_equals_the_reference(device: type[HostDevice], problem: Problem) -> Non
             assert ledger.calls["exchange"] <= rounds
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(data=st.data(), dtype=st.sampled_from(["float32", "float64"]), size=st.integers(1, 7))
 def test_equals_scipy(data: st.DataObject, dtype: str, size: int) -> None:
     ndim = data.draw(st.integers(1, 4))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.summa import (
@@ -29,6 +29,7 @@ from dask_dgpu.kernels.device import HostDevice
 from graph_opt.cost import HOST, Machine
 from graph_opt.layout import block_spans, cuts_of
 from tests.calls import calls_of
+from tests.profiles import examples
 
 Array = Any
 Blocks = dict[tuple[int, int], Array]
@@ -302,25 +303,25 @@ def check_workspace(plan: SummaPlan, rank: int, device: CountingDevice) -> None:
     assert workspace(plan) <= plan.workspace_limit or plan.steps >= deepest or layers
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(problems(INTEGERS))
 def test_integers_are_exact(case: Problem) -> None:
     check(case)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(problems(FLOATS))
 def test_floats_within_rounding(case: Problem) -> None:
     check(case)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(problems(INTEGERS + FLOATS))
 def test_mixed_dtypes(case: Problem) -> None:
     check(case)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(problems(["float32", "float64", "complex64"]), st.integers(0, 2**32))
 def test_nan_and_infinity_are_where_numpy_has_them(case: Problem, seed: int) -> None:
     rng = np.random.default_rng(seed)

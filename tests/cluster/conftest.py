@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import dask
@@ -10,27 +11,42 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
+from distributed.utils import get_mp_context
 
 import dask_dgpu as dgpu
 from tests.cluster.observe import quiet_workers
 
 SETTINGS = {"when": "always", "on_error": "raise", "gang_timeout": "20s", "gang_grace": "5s"}
 CUDA = pytest.param("cuda", marks=pytest.mark.multigpu)
+IMPORTED = ["dask_dgpu.runtime.worker", "dask_dgpu.comm.gloo", "numba"]
+"""What every worker imports sooner or later."""
+METHOD = "distributed.worker.multiprocessing-method"
 
 
-def start_cluster(device: str, n_workers: int = 4) -> Any:
+@contextmanager
+def start_cluster(device: str, n_workers: int = 4) -> Iterator[Any]:
+    """Start worker processes; those with NumPy fork from one that has imported everything."""
     if device == "cuda":
         from dask_cuda import LocalCUDACluster
 
-        return LocalCUDACluster(
+        with LocalCUDACluster(
             rmm_pool_size="4GB",
             rmm_allocator_external_lib_list="cupy",
             dashboard_address=":0",
             preload=[quiet_workers],
-        )
-    return LocalCluster(
-        n_workers=n_workers, threads_per_worker=1, dashboard_address=":0", preload=[quiet_workers]
-    )
+        ) as cluster:
+            yield cluster
+        return
+    # A worker that is spawned imports for 3 s of CPU time, and 4 s when it is killed and restarted.
+    with dask.config.set({METHOD: "forkserver"}):
+        get_mp_context().set_forkserver_preload(["distributed", *IMPORTED])
+        with LocalCluster(
+            n_workers=n_workers,
+            threads_per_worker=1,
+            dashboard_address=":0",
+            preload=[quiet_workers],
+        ) as cluster:
+            yield cluster
 
 
 @pytest.fixture(autouse=True)
@@ -40,13 +56,14 @@ def patience() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=["cpu", CUDA])
+@pytest.fixture(scope="package", params=["cpu", CUDA])
 def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def cluster(device: str) -> Iterator[Any]:
+    """One cluster for all tests that leave it as it was; the others start their own."""
     with start_cluster(device) as cluster:
         yield cluster
 

@@ -125,6 +125,7 @@ class TestLosses(Losses):
         np.testing.assert_allclose(host(future.result(timeout=60)), np.fft.fft2(A), rtol=1e-10)
         eventually(lambda: left_over(client) == 0)
 
+    @pytest.mark.slow
     def test_killed_after_it(self, client, cluster, x):
         y = da.fft.fft2(x).persist()
         wait(y)

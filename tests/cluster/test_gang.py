@@ -9,10 +9,10 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, wait
+from distributed import Client, wait
 
 import dask_dgpu as dgpu
-from tests.cluster.conftest import SETTINGS
+from tests.cluster.conftest import SETTINGS, start_cluster
 from tests.cluster.observe import (
     counted,
     eventually,
@@ -167,6 +167,7 @@ def test_two_clients(client, cluster, x, y):
         np.testing.assert_array_equal(host(theirs.result()), (A @ B).T)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_fifty_products_from_each_of_two_threads(client, x, y):
     x, y = dask.persist(x, y)
@@ -209,10 +210,7 @@ def test_disabled_again(client, x, y, tmp_path: Path):
 
 
 def test_enabled_before_the_first_worker_is_there():
-    with (
-        LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    with start_cluster("cpu", n_workers=0) as cluster, Client(cluster) as client:
         comes = threading.Timer(0.5, cluster.scale, (2,))
         comes.start()
         with dgpu.enable(client):

@@ -85,6 +85,7 @@ def test_a_loop_is_one_gang(client, x, boundary):
     assert gangs == 1
 
 
+@pytest.mark.slow
 def test_many_steps_submit_few_tasks(client, x):
     before = launched_runs(client)
     y, tasks, blocks, ranks = counted(client, lambda x: loop(x, 200, 0), x)
@@ -133,6 +134,7 @@ def test_errors_name_the_operation(client, x):
 class TestLosses(Losses):
     """A worker is lost, or the caller goes away."""
 
+    @pytest.mark.slow
     def test_killed_amid_a_loop(self, client, cluster, x):
         compute(client, loop(x, 2, 0))
 
@@ -150,6 +152,7 @@ class TestLosses(Losses):
         np.testing.assert_allclose(host(future.result(timeout=90)), wanted(20, 0), rtol=1e-12)
         eventually(lambda: left_over(client) == 0)
 
+    @pytest.mark.slow
     def test_killed_after_it(self, client, cluster, x):
         y = loop(x, 4, "reflect").persist()
         wait(y)

@@ -96,6 +96,7 @@ def test_tasks_submitted(client, on_device):
 class TestLosses(Losses):
     """A worker is lost between the transforms."""
 
+    @pytest.mark.slow
     def test_killed_in_the_program(self, client, cluster, on_device):
         x = on_device(F, (7, 44))
         value, _ = computed(client, dgpu.poisson(x, boundary="reflect"))

@@ -131,12 +131,14 @@ class TestLosses(Losses):
         np.testing.assert_array_equal(host(future.result(timeout=60)), A)
         eventually(lambda: left_over(client) == 0)
 
+    @pytest.mark.slow
     def test_killed_after_it(self, client, cluster, x):
         z = x.rechunk((9, 47)).persist()
         wait(z)
         send_signal(client, self.any_worker(client))
         np.testing.assert_array_equal(host(client.compute(z + 0).result(timeout=60)), A)
 
+    @pytest.mark.slow
     def test_cancelled(self, client, cluster, x):
         gangs(client, x.rechunk((9, 47)), A)
         self.slow(client, 1.0)

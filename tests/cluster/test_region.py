@@ -194,6 +194,7 @@ def added(client: Client, device: str, before: dict[str, int]) -> Any:
 class TestLosses(Losses):
     """A worker is lost, or the caller goes away."""
 
+    @pytest.mark.slow
     def test_cancelled_midway_frees_everything(self, client, device, on_device, x):
         big = on_device(np.random.default_rng(4).random((640, 512)), (40, 512)).persist()
         wait(big)
@@ -251,6 +252,7 @@ def test_functions_find_their_worker(client, x):
     assert gangs == 1
 
 
+@pytest.mark.slow
 def test_functions_may_take_longer_than_a_gang_may_stand_still(client, on_device):
     x = on_device(SQUARE, (11, 44))  # a block a worker, which all take as long
 

@@ -118,6 +118,7 @@ def test_killed_in_the_collective(client, cluster, x, y):
     eventually(lambda: left_over(client) == 0)
 
 
+@pytest.mark.slow
 def test_killed_after_it(client, cluster, x, y):
     z = (x @ y).persist()
     wait(z)
@@ -126,6 +127,7 @@ def test_killed_after_it(client, cluster, x, y):
     check(client, x @ y)
 
 
+@pytest.mark.slow
 def test_killed_for_good(client, cluster, x, y):
     """The others do the work when a worker does not come back."""
     check(client, x @ y)
@@ -141,6 +143,7 @@ def test_killed_for_good(client, cluster, x, y):
     check(client, x @ y)
 
 
+@pytest.mark.slow
 def test_nobody_comes_back(client, cluster, on_device, x, y):
     """Restricted to workers of which one is lost for good: an error that names it."""
     check(client, x @ y)
@@ -160,6 +163,7 @@ def test_nobody_comes_back(client, cluster, on_device, x, y):
     check(client, on_device(A, 61) @ on_device(B, (61, 51)))
 
 
+@pytest.mark.slow
 def test_lost_blocks_may_take_long_to_be_made_again(client, cluster, device, y):
     """What a gang waits for is under way, and longer than the gang itself may stand still."""
 
@@ -195,6 +199,7 @@ def test_stopped_rank(client, cluster, x, y):
     check(client, (x + 0) @ y)
 
 
+@pytest.mark.slow
 def test_stopped_while_others_compute(client, cluster, x, y):
     """What others compute for long does not excuse a rank that does not answer."""
     check(client, x @ y)
@@ -211,7 +216,7 @@ def test_stopped_while_others_compute(client, cluster, x, y):
         revive(cluster, worker)
 
 
-@pytest.mark.parametrize("error", [MemoryError, ValueError])
+@pytest.mark.parametrize("error", [pytest.param(MemoryError, marks=pytest.mark.slow), ValueError])
 def test_kernel_raises(client, cluster, x, y, error):
     check(client, x @ y)
     worker = any_worker(client)
@@ -235,6 +240,7 @@ def test_kernel_raises(client, cluster, x, y, error):
     check(client, (x + 0) @ y)
 
 
+@pytest.mark.slow
 def test_warm_up_fails(client, cluster, x, y):
     """The thread that runs programs outlives whatever meets it."""
 
@@ -266,7 +272,7 @@ def test_cancelled(client, cluster, x, y):
     check(client, (x @ y) + 0)
 
 
-@pytest.mark.parametrize("how", ["cancelled", "failed"])
+@pytest.mark.parametrize("how", [pytest.param("cancelled", marks=pytest.mark.slow), "failed"])
 def test_others_in_flight_are_not_harmed(client, cluster, x, y, how):
     """One of several products ends early, and with it the communicator of all."""
     check(client, x @ y)

@@ -79,6 +79,7 @@ def test_jacobi(client: Client, x: da.Array) -> None:
     eventually(lambda: left_over(client) == 0)
 
 
+@pytest.mark.slow
 def test_jacobi_not_enabled_is_plain_dask(client: Client, x: da.Array) -> None:
     before = launched_runs(client)
     with dask.config.set(array_optimize=None):
@@ -97,6 +98,7 @@ class TestLosses(Losses):
     def swept(self, x: da.Array) -> da.Array:
         return dgpu.stencil(x, HEAT, boundary="periodic", iterations=50)
 
+    @pytest.mark.slow
     def test_killed_in_the_collective(self, client: Client, cluster: Any, x: da.Array) -> None:
         check(client, self.swept(x), self.wanted)
         self.slow(client, 1.0)
@@ -106,12 +108,14 @@ class TestLosses(Losses):
         np.testing.assert_allclose(host(future.result(timeout=60)), self.wanted, atol=1e-10)
         eventually(lambda: left_over(client) == 0)
 
+    @pytest.mark.slow
     def test_killed_after_it(self, client: Client, cluster: Any, x: da.Array) -> None:
         y = self.swept(x).persist()
         wait(y)
         send_signal(client, sorted(client.scheduler_info(n_workers=-1)["workers"])[0])
         check(client, y + 0, self.wanted)
 
+    @pytest.mark.slow
     def test_killed_in_an_iteration(self, client: Client, cluster: Any, x: da.Array) -> None:
         _, known = dgpu.jacobi(x * 0, x, max_iterations=3000, tol=1e-30)
         self.slow(client, 1.0)

@@ -152,6 +152,7 @@ def test_wide_sums_are_a_gang(client, on_device):
 class TestLosses(Losses):
     """Workers are lost, and the bits stay the same."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("method", METHODS)
     def test_killed_while_blocks_are_summed(self, client, cluster, x, method):
         slow = x.map_blocks(late, 0.3, dtype=x.dtype, meta=x._meta)

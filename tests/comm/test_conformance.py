@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.comm.bootstrap import connect, serve_store
@@ -12,6 +12,7 @@ from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.recording import RecordingComm
 from tests.comm import cases
 from tests.comm.processes import RankPool
+from tests.profiles import examples
 
 HOST = "127.0.0.1"
 
@@ -150,7 +151,7 @@ def test_time_limit(launch):
 
 
 @given(data=st.data(), size=st.integers(1, 7))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_all_to_all_of_any_counts(data, size):
     row = st.lists(st.integers(0, 6), min_size=size, max_size=size)
     counts = data.draw(st.lists(row, min_size=size, max_size=size))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from dask._task_spec import fuse_linear_task_spec
 from dask.array.optimization import optimize
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from graph_opt.culling import cull
@@ -27,6 +27,7 @@ from tests.graph_opt.graphs import (
     regions,
     rewritten,
 )
+from tests.profiles import examples
 
 A, B = array(11, 13, chunks=(4, 5)), array(13, 7, chunks=(5, 3), seed=1)
 
@@ -48,7 +49,7 @@ def kept(layer: PieceLayer) -> Any:
     return layer.piece.kept
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6))
 def test_one_task_a_block_and_one(rows: int, inner: int, columns: int) -> None:
     a, b = da.zeros((2 * rows, 2 * inner), chunks=2), da.zeros((2 * inner, 2 * columns), chunks=2)

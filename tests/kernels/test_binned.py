@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.kernels import binned
 from dask_dgpu.kernels.binned import Binned, Coming
 from dask_dgpu.kernels.lanes import form_of, in_elements
 from tests.kernels.exact import FAMILIES, exact, family, to_nearest
+from tests.profiles import examples
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
@@ -26,7 +27,7 @@ def sum_of(values: Any) -> Any:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("n", [1, 2, 7, 1000, 8191, 50_021])
+@pytest.mark.parametrize("n", [1, 2, 7, 1000, 8191, pytest.param(50_021, marks=pytest.mark.slow)])
 def test_sum_is_the_exact_one_rounded(name: str, n: int, dtype: str) -> None:
     values = family(name, n, dtype)
     wanted = to_nearest(exact(values), dtype)
@@ -35,14 +36,14 @@ def test_sum_is_the_exact_one_rounded(name: str, n: int, dtype: str) -> None:
     assert sum_of(values[::-1]) == wanted
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(values=st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=30))
 def test_any_doubles(values: list[float]) -> None:
     block = np.array(values, float)
     assert sum_of(block) == to_nearest(exact(block), "float64")
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=30),
     dtype=st.sampled_from(["bfloat16", "float16", "float32"]),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ml_dtypes import finfo
 
@@ -16,6 +16,7 @@ from dask_dgpu.kernels.compensated import Pair
 from dask_dgpu.kernels.lanes import Walk, steps_of
 from dask_dgpu.kernels.narrowed import narrowed
 from tests.kernels.exact import FAMILIES, family, within_bound
+from tests.profiles import examples
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
@@ -27,7 +28,7 @@ def value_of(pair: Pair, dtype: str) -> Any:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("n", [1, 2, 7, 1000, 8191, 100_003])
+@pytest.mark.parametrize("n", [1, 2, 7, 1000, 8191, pytest.param(100_003, marks=pytest.mark.slow)])
 def test_error_is_within_the_bound(name: str, n: int, dtype: str) -> None:
     values = family(name, n, dtype)
     value = value_of(compensated.block_sum(values, (0,)), dtype)
@@ -47,7 +48,7 @@ def test_plain_sum_is_not_as_good() -> None:
     assert not within_bound(values.sum(), values, np.finfo(float).eps)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(data=st.data(), dtype=st.sampled_from([*DTYPES, "int32", "bool", "complex64"]))
 def test_any_shape_axes_and_strides(data: st.DataObject, dtype: str) -> None:
     lengths = st.sampled_from([1, 2, 3, 5, 16, 17, 40, 129])

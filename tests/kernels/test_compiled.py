@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dask_dgpu.kernels.compiled import compiled, one_compiles
 
 
@@ -22,12 +24,15 @@ def test_without_a_place_on_disk() -> None:
 
 SUM = """
 import numpy as np
+import pytest
+
 from dask_dgpu.kernels import compensated, compensated_host
 assert compensated.block_sum(np.ones(100), (0,)).value() == 100
 print(sum(compensated_host.add_compensated.stats.cache_misses.values()))
 """
 
 
+@pytest.mark.slow
 def test_one_of_several_processes_compiles(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", SUM]

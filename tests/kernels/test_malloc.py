@@ -49,7 +49,9 @@ def test_transforms_reuse_memory_under_a_nanny() -> None:
 
 
 @glibc
-@pytest.mark.parametrize("threshold", [None, "1000000000", "none"])
+@pytest.mark.parametrize(
+    "threshold", [None, pytest.param("1000000000", marks=pytest.mark.slow), "none"]
+)
 def test_leaves_other_environments_alone(threshold: str | None) -> None:
     _, changed, _ = measured(threshold)
     assert not changed

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.kernels.narrowed import narrowed, widened
 from tests.kernels.exact import to_nearest, units
+from tests.profiles import examples
 
 DTYPES = ("bfloat16", "float16", "float32")
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -26,13 +27,13 @@ def check(value: float, dtype: str) -> None:
     assert found[0] == found[1]
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(value=finite, dtype=st.sampled_from(DTYPES))
 def test_any_double(value: float, dtype: str) -> None:
     check(value, dtype)
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(
     bits=st.integers(0, 0x7F7F),
     sign=st.sampled_from([-1.0, 1.0]),

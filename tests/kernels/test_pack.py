@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.kernels import pack
@@ -29,6 +29,7 @@ from dask_dgpu.kernels.descriptors import (
 )
 from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.kernels.pack import Arrays, Described, InArrays, InMessage, Pieces, copy_host
+from tests.profiles import examples
 
 Array = Any
 
@@ -94,7 +95,7 @@ def pairs(draw: st.DrawFn) -> list[tuple[Array, Array]]:
 
 
 @pytest.mark.parametrize("copy", ON_HOST)
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(pairs(), min_size=1, max_size=2))
 def test_any_views(copy: Callable[..., None], found: list[list[tuple[Array, Array]]]) -> None:
     found = [batch for batch in found if batch[0][0].dtype == found[0][0][0].dtype]
@@ -235,7 +236,7 @@ def device_copy(*batches: list[tuple[Array, Array]]) -> None:
 
 
 @pytest.mark.gpu
-@settings(max_examples=200)
+@examples(200)
 @given(pairs())
 def test_any_views_on_a_gpu(found: list[tuple[Array, Array]]) -> None:
     device_copy(found)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.ndimage
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.kernels import stencil
@@ -21,6 +21,7 @@ from dask_dgpu.kernels.stencil import (
     sweeps_host,
     weighted,
 )
+from tests.profiles import examples
 
 Array = Any
 DTYPES = ["float32", "float64", "complex64", "complex128"]
@@ -40,7 +41,7 @@ def tolerance(array: Array, taps: Taps, sweeps: int = 1) -> dict[str, float]:
     return {"rtol": 0, "atol": 8 * eps * (len(taps.weights) + 2) * sweeps * total**sweeps}
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(data=st.data(), dtype=st.sampled_from(DTYPES), ndim=st.integers(1, 4))
 def test_one_sweep(data: st.DataObject, dtype: str, ndim: int) -> None:
     lengths = tuple(data.draw(st.sampled_from([1, 3, 5])) for _ in range(ndim))
@@ -67,7 +68,7 @@ def test_one_sweep(data: st.DataObject, dtype: str, ndim: int) -> None:
         assert change[0] == pytest.approx(2 + moved, rel=1e-4, abs=1e-4)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     data=st.data(),
     dtype=st.sampled_from(DTYPES),

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.fft
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.pencil_fft import TRIGONOMETRIC, Transform
 from dask_dgpu.kernels import fft, trigonometric
 from dask_dgpu.kernels.trigonometric import Recipe, transform
+from tests.profiles import examples
 
 DTYPES = ["bool", "int16", "float16", "float32", "float64", "complex64", "complex128"]
 NORMS = ["backward", "ortho", "forward"]
@@ -32,7 +33,7 @@ def scipys(a: Any, kind: str, n: int, axis: int, norm: str) -> Any:
     return getattr(scipy.fft, kind[:-1])(a, int(kind[-1]), n, axis, norm)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(data=st.data(), kind=st.sampled_from(TRIGONOMETRIC), norm=st.sampled_from(NORMS))
 def test_equals_scipy(data: st.DataObject, kind: str, norm: str) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=3)))
