@@ -16,7 +16,7 @@ from dask_dgpu.gpus import GpuMemory, pool_bytes, read_memory
 if TYPE_CHECKING:
     from distributed import Client
 
-LATE_SECONDS = 10.0
+LATE_SECONDS = 30.0
 """How long workers may be missing once the cluster says that it has started."""
 
 VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)

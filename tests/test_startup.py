@@ -128,9 +128,9 @@ def test_a_worker_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert missing_text({"0"}, 2, (), []) == "1 of 2 workers did not start: 0"
 
 
-def test_errors_of_nannies_are_collected() -> None:
+def test_errors_of_nannies_are_collected(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("distributed.nanny")
-    with explained(()) as errors:
+    with caplog.at_level(logging.ERROR, logger.name), explained(()) as errors:
         try:
             raise MemoryError("no pool")
         except MemoryError:
