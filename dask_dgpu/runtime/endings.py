@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.errors import GangError
+from dask_dgpu.runtime.failure import pickled
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -65,7 +65,7 @@ class Endings:
             stimulus_id,
             worker=ts.processing_on.address,
             cause=run.key,
-            exception=pickle.dumps(error),
+            exception=pickled(error),
             exception_text=repr(error),
         )
         self.scheduler.transitions(recommendations, stimulus_id=stimulus_id)

@@ -7,7 +7,6 @@ import logging
 import pickle
 import queue
 import threading
-import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
@@ -19,8 +18,9 @@ from distributed.exceptions import Reschedule
 from distributed.protocol.serialize import to_serialize
 from distributed.utils import sync
 
-from dask_dgpu.errors import CommError, GangError
+from dask_dgpu.errors import CommError
 from dask_dgpu.runtime.execute import execute
+from dask_dgpu.runtime.failure import IN_PROGRAM, failure_of, opened
 from dask_dgpu.runtime.job import Job, WarmUp
 from dask_dgpu.runtime.member import Member
 from dask_dgpu.runtime.program import Program, plans
@@ -124,7 +124,7 @@ class GangWorkerPlugin(WorkerPlugin):
         if answer["outcome"] == "restarted":
             raise Reschedule
         if answer["outcome"] == "failed":
-            raise pickle.loads(answer["error"])
+            raise opened(answer["error"])
         return Handle(key, answer["run_id"])
 
     def result(self, handle: Handle, block: Key, out: Key) -> Array:
@@ -241,7 +241,7 @@ class GangWorkerPlugin(WorkerPlugin):
                 transport=program.transport,
                 timeout=program.limits.timeout,
             )
-            job.phase = "program"
+            job.phase = IN_PROGRAM
             fixed = plans(program, job.owners, job.size)
             begin = perf_counter()
             device = self.member.device
@@ -263,10 +263,7 @@ class GangWorkerPlugin(WorkerPlugin):
             self.jobs.pop(name, None)
 
     def _fail(self, job: Job, error: BaseException) -> None:
-        notes = getattr(error, "__notes__", [])
-        reason = ", ".join([f"{type(error).__name__}: {error}", *notes])
-        failure = GangError(reason, job.rank, self.worker.address, job.phase)
-        failure.add_note("".join(traceback.format_exception(error)))  # it pickles, a cause does not
+        failure = failure_of(error, job.rank, self.worker.address, job.phase)
         logger.info("gang %s: %s", job.key, failure)
         lost = isinstance(error, CommError)
         self._send("dgpu-failed", job.key, job.run_id, lost=lost, error=pickle.dumps(failure))
