@@ -14,6 +14,7 @@ import scipy.fft
 import dask_dgpu as dgpu
 from dask_dgpu.kernels import four_step, laplacian
 from dask_dgpu.kernels.partial_sum import partial_sum
+from dask_dgpu.runtime.value import conforming
 from graph_opt.dtype import dtype_named
 
 A = np.random.default_rng(12).random((6, 8))
@@ -155,3 +156,27 @@ def test_kernels_of_long_axes_and_of_the_laplacian() -> None:
             assert four_step.twiddled(block, axis, (0, 0), 12, 1).shape == shape
         axes = tuple(laplacian.Axis(max(n, 1), 1.0, "periodic") for n in shape)
         assert laplacian.inverted(np.zeros(shape), (0, 0, 0), axes).shape == shape
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+@pytest.mark.parametrize("persisted", [False, True])
+def test_in_another_shape_than_dask_declares(name: str, persisted: bool) -> None:
+    a, b = A[:4, None, :4] + np.ones((1, 2, 1)), A[:4]
+    x = da.from_array(a, chunks=((4,), (2,), (3, 1, 0)))
+    least = getattr(x, name)(axis=1)
+    assert least.blocks[0, 2].compute(scheduler="sync").shape != (4, 0)
+    if persisted:
+        least = least.persist(scheduler="sync")
+    with dgpu.enable(local_ranks=3, on_error="raise", when="always"):
+        close(least @ da.from_array(b, chunks=((3, 1, 0), (5, 3))), getattr(a, name)(1) @ b)
+
+
+def test_conforming() -> None:
+    declared = ("x", "int64", (4, 0), "numpy.ndarray")
+    for block in (np.zeros((1, 0), np.int64), np.zeros((4, 0)), np.zeros(0), []):
+        found = conforming(block, *declared)
+        assert (found.shape, found.dtype) == ((4, 0), np.int64)
+    with pytest.raises(ValueError, match=r"is declared with shape \(4, 0\) but has \(4, 1\)"):
+        conforming(np.zeros((4, 1), np.int64), *declared)
+    with pytest.raises(ValueError, match=r"is declared with shape \(4, 1\) but has \(4, 0\)"):
+        conforming(np.zeros((4, 0)), "x", "float64", (4, 1), "numpy.ndarray")
