@@ -13,7 +13,7 @@ from typing import cast
 from distributed.core import error_message
 from distributed.exceptions import Reschedule
 
-from dask_dgpu.errors import CommError, GangError
+from dask_dgpu.errors import CommError, GangError, UndeclaredError
 
 IN_PROGRAM = "program"
 """What the phase of a rank begins with while it runs steps."""
@@ -37,9 +37,12 @@ class RankError(GangError):
     ----------
     raised : bytes
         The error, pickled.
+    undeclared : bool
+        Whether a block is not what the graph declares, which does not matter to Dask.
     """
 
     raised = b""
+    undeclared = False
 
 
 def failure_of(error: BaseException, rank: int, worker: str, phase: str) -> GangError:
@@ -60,6 +63,7 @@ def failure_of(error: BaseException, rank: int, worker: str, phase: str) -> Gang
         return failure
     error.add_note(f"on rank {rank} of a gang, worker {worker}, phase {phase}")
     failure = RankError(reason, rank, worker, phase)
+    failure.undeclared = isinstance(error, UndeclaredError)
     failure.raised = cast(bytes, error_message(error)["exception"].data)  # as Dask pickles errors
     return failure
 

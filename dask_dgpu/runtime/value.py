@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dask_dgpu.errors import UndeclaredShapeError, UndeclaredTypeError
 from graph_opt.bare import Bare
 from graph_opt.dtype import dtype_named
 from graph_opt.layout import Cuts, Index, Layout
@@ -129,20 +130,24 @@ def conforming(
     if kind != container:
         arraylike = hasattr(block, "__array__") or isinstance(block, list | tuple)
         if container != "numpy.ndarray" or not arraylike:
-            raise TypeError(f"a block of {name} is declared as {container} but is {kind}")
+            raise UndeclaredTypeError(f"a block of {name} is declared as {container} but is {kind}")
         if isinstance(block, np.ma.MaskedArray):
-            raise TypeError(f"a block of {name} is declared as {container} but is a masked array")
+            raise UndeclaredTypeError(
+                f"a block of {name} is declared as {container} but is a masked array"
+            )
         block = np.asarray(block)
     if block.size == 0 and 0 in shape:
         alike = block.shape == shape and block.dtype == dtype
         return block if alike else np.empty(shape, dtype_named(dtype), like=block)
     if block.shape != shape:
-        raise ValueError(f"a block of {name} is declared with shape {shape} but has {block.shape}")
+        raise UndeclaredShapeError(
+            f"a block of {name} is declared with shape {shape} but has {block.shape}"
+        )
     if block.dtype != dtype:
         try:
             return block.astype(dtype_named(dtype), casting="same_kind")
         except TypeError:
-            raise TypeError(
+            raise UndeclaredTypeError(
                 f"a block of {name} is declared as {dtype} but is {block.dtype}"
             ) from None
     return block

@@ -23,6 +23,7 @@ from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.failure import IN_PROGRAM, failure_of, opened
 from dask_dgpu.runtime.job import Job, WarmUp
 from dask_dgpu.runtime.member import Member
+from dask_dgpu.runtime.plainly import compute_plainly
 from dask_dgpu.runtime.program import Program, plans
 from dask_dgpu.runtime.tasks import PLUGIN
 
@@ -111,8 +112,13 @@ class GangWorkerPlugin(WorkerPlugin):
             self.staged.pop(key, None)
         return key, self.worker.address
 
-    def run_gang(self, key: Key, program: Program, staged: Sequence[list[Any]]) -> Handle:
-        """Have the scheduler run a program on the workers; return when all are done."""
+    def run_gang(
+        self, key: Key, program: Program, staged: Sequence[list[Any]]
+    ) -> Handle | dict[Key, Array]:
+        """Have the scheduler run a program on the workers; return when all are done.
+
+        Returns a handle, or blocks that Dask has made instead, by name and place.
+        """
         answer = sync(
             self.worker.loop,
             self.worker.scheduler.dgpu_gang,
@@ -125,6 +131,8 @@ class GangWorkerPlugin(WorkerPlugin):
             raise Reschedule
         if answer["outcome"] == "failed":
             raise opened(answer["error"])
+        if answer["outcome"] == "plain":
+            return compute_plainly(answer)
         return Handle(key, answer["run_id"])
 
     def result(self, handle: Handle, block: Key, out: Key) -> Array:
