@@ -15,6 +15,18 @@ class CommAbortedError(CommError):
     """The communicator was aborted, so this and every later call on it fails."""
 
 
+class UndeclaredError(DgpuError):
+    """A block is not what the graph declares it to be."""
+
+
+class UndeclaredTypeError(UndeclaredError, TypeError):
+    """A block has another type or dtype than the graph declares."""
+
+
+class UndeclaredShapeError(UndeclaredError, ValueError):
+    """A block has another shape than the graph declares."""
+
+
 class GangError(DgpuError):
     """A gang could not finish.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from dataclasses import replace as replace_field
 from typing import Any
 
 import dask.array.optimization
@@ -31,6 +32,7 @@ from graph_opt.parse import ArrayGraph, parse
 from graph_opt.partition import partition
 from graph_opt.piece import Piece
 from graph_opt.piece_layer import PieceLayer
+from graph_opt.plain import Plain
 from graph_opt.redistribution import Redistribution
 from graph_opt.region import Region
 from graph_opt.rewrite import find, replace
@@ -124,12 +126,18 @@ class GraphOptimizer:
             needed = {layer.piece.output.name for layer in layers} - refused.keys()
             kept = [piece for piece in pieces if piece.output.name in needed]
             if len(kept) == len(pieces):
-                gangs = [(each.region, each.program) for each in accepted]
+                gangs = [(each.region, self._with_plain(graph, each)) for each in accepted]
                 put = emit(culled.graph, gangs, FUNCTIONS)
                 predicted = tuple((each.region, each.prediction) for each in accepted)
                 return Rewriting(put, predicted, tuple(declined))
             pieces = kept  # without the others, more or less of these may be needed
         return Rewriting(graph, (), tuple(declined))
+
+    def _with_plain(self, graph: HighLevelGraph, accepted: Accepted) -> Program:
+        """Return the program, with what Dask does if its blocks are not what is declared."""
+        if self.settings.on_error == "raise":
+            return accepted.program
+        return replace_field(accepted.program, plain=Plain.of(graph, accepted.region))
 
     def _culled(
         self, graph: HighLevelGraph, arrays: ArrayGraph, pieces: list[Piece], wanted: set[Any]

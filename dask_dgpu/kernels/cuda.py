@@ -101,7 +101,7 @@ class CudaDevice:
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         with self._compute:
-            made = list(map(function, items))
+            made = [function(item) for item in items]  # map would end at a StopIteration
             # users' functions may launch kernels by a library whose streams CuPy does not set
             self.after(_legacy_mark())
             return made

@@ -219,9 +219,14 @@ class HostDevice:
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         work = list(items)
         if self._threads == 1 or len(work) < 2:
-            return list(map(function, work))
+            return [function(item) for item in work]  # map would end at a StopIteration
         with ThreadPoolExecutor(min(self._threads, len(work))) as pool:
-            return list(pool.map(function, work))
+            under_way = [pool.submit(function, item) for item in work]
+            try:
+                return [each.result() for each in under_way]
+            finally:
+                for each in under_way:
+                    each.cancel()  # of those that have not begun, if one fails
 
     def join(self) -> None:
         pass

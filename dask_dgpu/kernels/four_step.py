@@ -64,7 +64,8 @@ def line_of(block: Array, axis: int, *, by_columns: bool) -> Array:
     """
     if by_columns:
         block = block.swapaxes(axis, axis + 1)
-    return block.reshape((*block.shape[:axis], -1, *block.shape[axis + 2 :]))
+    rows, columns = block.shape[axis : axis + 2]
+    return block.reshape((*block.shape[:axis], rows * columns, *block.shape[axis + 2 :]))
 
 
 def twiddled(block: Array, axis: int, start: tuple[int, int], n: int, sign: int) -> Array:

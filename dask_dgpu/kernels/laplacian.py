@@ -82,6 +82,8 @@ def inverted(block: Array, start: tuple[int, ...], axes: tuple[Axis, ...]) -> Ar
         precision at least.
     """
     result = np.empty_like(block)
+    if block.size == 0:  # perhaps without the first element, which is that of a constant
+        return result
     dtype = np.result_type(block.real.dtype, np.float64)
     along = max(range(block.ndim), key=lambda axis: block.shape[axis])
     rows = max(1, GROUP * block.shape[along] // max(1, block.size))

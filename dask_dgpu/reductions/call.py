@@ -65,7 +65,8 @@ def reduced(
         return done
     if not np.can_cast(x.dtype, result, "safe"):
         x = converted(x, result)
-    meta = np.empty_like(x._meta, shape=(0,) * (x.ndim if keepdims else x.ndim - len(axes)))
+    ndim = x.ndim if keepdims else x.ndim - len(axes)
+    meta = np.empty((0,) * ndim, result, like=x._meta)  # CuPy's empty_like ignores a shape of ()
     return cast(
         Array,
         da.reduction(
@@ -79,7 +80,7 @@ def reduced(
             split_every=split_every or _fan_in(x, axes),
             name=f"{method}_{kind}",
             concatenate=False,
-            meta=meta.astype(result),
+            meta=meta,
         ),
     )
 
@@ -97,9 +98,23 @@ def extreme(
     for each in axes:
         if x.shape[each] == 0:  # Dask returns an array of another shape than it has said
             raise ValueError(f"x has no elements along axis {each}, it must have one or more")
+    if 0 in x.shape:  # the result is empty
+        one = slice(0, 1) if keepdims else 0
+        none: Array = x[tuple(one if k in axes else slice(None) for k in range(x.ndim))]
+        return none
+    x = _with_elements(x)
     wide = x.astype("float32") if is_bfloat16(x.dtype) else x
     found: Array = function(wide, axis=axes, keepdims=keepdims)
     return found if wide is x else found.astype(x.dtype)
+
+
+def _with_elements(x: Array) -> Array:
+    """Leave out blocks without elements, of which Dask makes some in a wrong shape."""
+    for axis, sizes in enumerate(x.chunks):
+        kept = [at for at, size in enumerate(sizes) if size != 0]
+        if 0 < len(kept) < len(sizes):
+            x = x.blocks[(slice(None),) * axis + (kept,)]
+    return x
 
 
 def checked(name: str, x: Any, method: Method = "compensated") -> Array:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.errors import GangError
+from dask_dgpu.runtime.failure import RankError, pickled
+from dask_dgpu.runtime.plainly import plain_of
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -42,8 +43,15 @@ class Endings:
         self.epochs = epochs
 
     def fail(self, run: Run, error: GangError) -> None:
-        """Give a run up, and have its ``gang`` task raise."""
-        if not run.outcome.done():
+        """Give a run up, and have its ``gang`` task raise, or do without a gang."""
+        if run.outcome.done():
+            return
+        undeclared = isinstance(error, RankError) and error.undeclared
+        plain = plain_of(self.scheduler.tasks.get(run.key)) if undeclared else None
+        if plain is not None:
+            run.leave(plain, error)
+            self.abandon(run, str(error))
+        else:
             run.fail(error)
             self.abandon(run, str(error))
             asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._insist, run, error)
@@ -65,7 +73,7 @@ class Endings:
             stimulus_id,
             worker=ts.processing_on.address,
             cause=run.key,
-            exception=pickle.dumps(error),
+            exception=pickled(error),
             exception_text=repr(error),
         )
         self.scheduler.transitions(recommendations, stimulus_id=stimulus_id)

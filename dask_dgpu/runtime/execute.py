@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.runtime.collectives import ALGORITHMS
 from dask_dgpu.runtime.observer import Nobody, Observer
@@ -157,8 +158,11 @@ def _made(
 
     def make(index: tuple[int, ...]) -> Array:
         given = arguments(index)
-        with observer.calling():
-            made = tasks[index](given)
+        try:
+            with observer.calling():
+                made = tasks[index](given)
+        except CommError as error:  # of a gang within the function: no rank of this one is lost
+            raise GangError(f"{type(error).__name__}: {error}") from error
         done.append(index)
         observer.progress(name, len(done), len(mine))
         return made

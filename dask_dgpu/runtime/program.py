@@ -20,6 +20,7 @@ from dask_dgpu.runtime.placement import Making, Need, Placement
 from dask_dgpu.runtime.value import Placed, Value
 from graph_opt.cost import Machine
 from graph_opt.layout import Index
+from graph_opt.plain import Plain
 
 Key = tuple[Any, ...]
 
@@ -127,6 +128,8 @@ class Program:
         Bytes of a rank's device that may be used, ``None`` for no limit.
     blockworks : Blockworks
         The block functions of the steps that are :class:`Local`.
+    plain : Plain, optional
+        What Dask would do instead. It stays where the program was made.
     """
 
     name: str
@@ -139,6 +142,10 @@ class Program:
     local_ranks: int = 1
     room: float | None = None
     blockworks: Blockworks = field(default_factory=Blockworks)
+    plain: Plain | None = field(default=None, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"plain": None}
 
     @property
     def given(self) -> set[str]:
@@ -157,6 +164,14 @@ class Program:
             if name not in results:
                 found[at].append(name)
         return found
+
+    def named(self, staged: Sequence[list[Any]]) -> dict[Key, Any]:
+        """Return the blocks of the inputs by the keys that they have in Dask."""
+        return {
+            (name, *index): block
+            for (name, value), given in zip(self.inputs, staged, strict=True)
+            for index, block in zip(value.indices(), given, strict=True)
+        }
 
     def block(self, key: Key) -> Key:
         """Return the block that a key of a result stands for: name of the value, and place.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.program import Program, plans
+from graph_opt.plain import Plain
 
 if TYPE_CHECKING:
     from dask_dgpu.runtime.epoch import Epoch
@@ -137,6 +138,12 @@ class Run:
     def fail(self, error: GangError) -> None:
         """The ``gang`` task raises."""
         self._end({"outcome": "failed", "error": pickle.dumps(error)})
+
+    def leave(self, plain: Plain, error: GangError) -> None:
+        """The ``gang`` task has Dask run Dask's own tasks; no rank has more to do."""
+        self.finished = True
+        what = {"plain": plain, "reason": error.reason, "run_id": self.run_id}
+        self._end({"outcome": "plain", **what})
 
     def _end(self, answer: dict[str, Any]) -> None:
         if not self.outcome.done():

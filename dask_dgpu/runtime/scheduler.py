@@ -32,6 +32,7 @@ from dask_dgpu.runtime.epoch import Epochs
 from dask_dgpu.runtime.losses import Losses
 from dask_dgpu.runtime.membership import members
 from dask_dgpu.runtime.observer import Span
+from dask_dgpu.runtime.plainly import answer_of
 from dask_dgpu.runtime.records import Records
 from dask_dgpu.runtime.run import Run
 from dask_dgpu.runtime.staging import Staging
@@ -103,8 +104,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             run = Run(key, next(self.run_ids), opened, program, staged)
             self.runs[key] = run
             self._open(run)
-        await asyncio.wait([run.outcome])
-        return run.outcome.result()
+        return await answer_of(run, self.scheduler)
 
     async def where(
         self, key: Key, run_id: int, block: Key, out: Key, worker: str, missing: str

@@ -7,9 +7,11 @@ any other scheduler the gang's ranks are threads of one process, in one task.
 from __future__ import annotations
 
 import sys
+import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from dask_dgpu.errors import DgpuError
+from dask_dgpu.errors import DgpuError, UndeclaredError
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.value import conforming
 from graph_opt.emit import GANG, STAGE, Key
@@ -31,7 +33,8 @@ def stage(block: Array, declared: tuple[str, str, tuple[int, ...], str] | None) 
     Returns a token that says where the block is; without a worker, the block.
     """
     if declared is not None:
-        block = conforming(block, *declared)
+        with suppress(UndeclaredError):  # the gang will know what to do
+            block = conforming(block, *declared)
     here = _worker_plugin()
     if here is None:
         return block
@@ -45,7 +48,13 @@ def gang(program: Program, *staged: list[Any]) -> Any:
     if here is None:
         from dask_dgpu.runtime.local import run_here
 
-        return run_here(program, staged)
+        try:
+            return run_here(program, staged)
+        except UndeclaredError as error:
+            if program.plain is None:
+                raise
+            warnings.warn(f"dask_dgpu left a gang to Dask: {error}", stacklevel=2)
+        return program.plain.blocks(program.named(staged))
     plugin, key = here
     return plugin.run_gang(key, program, staged)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dask_dgpu.errors import UndeclaredShapeError, UndeclaredTypeError
 from graph_opt.bare import Bare
 from graph_opt.dtype import dtype_named
 from graph_opt.layout import Cuts, Index, Layout
@@ -120,22 +121,33 @@ class Placed:
 def conforming(
     block: Array, name: str, dtype: str, shape: tuple[int, ...], container: str
 ) -> Array:
-    """Return a block of array ``name`` as what the graph declares, or say what it is instead."""
+    """Return a block of array ``name`` as what the graph declares, or say what it is instead.
+
+    A block without elements says nothing but that it is one: Dask's ``min`` and ``max`` make such
+    blocks in other shapes than they declare.
+    """
     kind = f"{type(block).__module__.split('.')[0]}.{type(block).__name__}"
     if kind != container:
         arraylike = hasattr(block, "__array__") or isinstance(block, list | tuple)
         if container != "numpy.ndarray" or not arraylike:
-            raise TypeError(f"a block of {name} is declared as {container} but is {kind}")
+            raise UndeclaredTypeError(f"a block of {name} is declared as {container} but is {kind}")
         if isinstance(block, np.ma.MaskedArray):
-            raise TypeError(f"a block of {name} is declared as {container} but is a masked array")
+            raise UndeclaredTypeError(
+                f"a block of {name} is declared as {container} but is a masked array"
+            )
         block = np.asarray(block)
+    if block.size == 0 and 0 in shape:
+        alike = block.shape == shape and block.dtype == dtype
+        return block if alike else np.empty(shape, dtype_named(dtype), like=block)
     if block.shape != shape:
-        raise ValueError(f"a block of {name} is declared with shape {shape} but has {block.shape}")
+        raise UndeclaredShapeError(
+            f"a block of {name} is declared with shape {shape} but has {block.shape}"
+        )
     if block.dtype != dtype:
         try:
             return block.astype(dtype_named(dtype), casting="same_kind")
         except TypeError:
-            raise TypeError(
+            raise UndeclaredTypeError(
                 f"a block of {name} is declared as {dtype} but is {block.dtype}"
             ) from None
     return block

@@ -7,7 +7,6 @@ import logging
 import pickle
 import queue
 import threading
-import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
@@ -19,10 +18,12 @@ from distributed.exceptions import Reschedule
 from distributed.protocol.serialize import to_serialize
 from distributed.utils import sync
 
-from dask_dgpu.errors import CommError, GangError
+from dask_dgpu.errors import CommError
 from dask_dgpu.runtime.execute import execute
+from dask_dgpu.runtime.failure import IN_PROGRAM, failure_of, opened
 from dask_dgpu.runtime.job import Job, WarmUp
 from dask_dgpu.runtime.member import Member
+from dask_dgpu.runtime.plainly import compute_plainly
 from dask_dgpu.runtime.program import Program, plans
 from dask_dgpu.runtime.tasks import PLUGIN
 
@@ -111,8 +112,13 @@ class GangWorkerPlugin(WorkerPlugin):
             self.staged.pop(key, None)
         return key, self.worker.address
 
-    def run_gang(self, key: Key, program: Program, staged: Sequence[list[Any]]) -> Handle:
-        """Have the scheduler run a program on the workers; return when all are done."""
+    def run_gang(
+        self, key: Key, program: Program, staged: Sequence[list[Any]]
+    ) -> Handle | dict[Key, Array]:
+        """Have the scheduler run a program on the workers; return when all are done.
+
+        Returns a handle, or blocks that Dask has made instead, by name and place.
+        """
         answer = sync(
             self.worker.loop,
             self.worker.scheduler.dgpu_gang,
@@ -124,7 +130,9 @@ class GangWorkerPlugin(WorkerPlugin):
         if answer["outcome"] == "restarted":
             raise Reschedule
         if answer["outcome"] == "failed":
-            raise pickle.loads(answer["error"])
+            raise opened(answer["error"])
+        if answer["outcome"] == "plain":
+            return compute_plainly(answer)
         return Handle(key, answer["run_id"])
 
     def result(self, handle: Handle, block: Key, out: Key) -> Array:
@@ -241,7 +249,7 @@ class GangWorkerPlugin(WorkerPlugin):
                 transport=program.transport,
                 timeout=program.limits.timeout,
             )
-            job.phase = "program"
+            job.phase = IN_PROGRAM
             fixed = plans(program, job.owners, job.size)
             begin = perf_counter()
             device = self.member.device
@@ -263,10 +271,7 @@ class GangWorkerPlugin(WorkerPlugin):
             self.jobs.pop(name, None)
 
     def _fail(self, job: Job, error: BaseException) -> None:
-        notes = getattr(error, "__notes__", [])
-        reason = ", ".join([f"{type(error).__name__}: {error}", *notes])
-        failure = GangError(reason, job.rank, self.worker.address, job.phase)
-        failure.add_note("".join(traceback.format_exception(error)))  # it pickles, a cause does not
+        failure = failure_of(error, job.rank, self.worker.address, job.phase)
         logger.info("gang %s: %s", job.key, failure)
         lost = isinstance(error, CommError)
         self._send("dgpu-failed", job.key, job.run_id, lost=lost, error=pickle.dumps(failure))

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from distributed import Client, wait
 
-import dask_dgpu as dgpu
 from tests.cluster.losses import Losses
 from tests.cluster.observe import (
     counted,
@@ -124,9 +123,9 @@ def test_errors_name_the_operation(client, x):
         raise ArithmeticError("no such number")
 
     y = da.map_overlap(broken, x, depth=1, boundary="none", dtype=float, meta=x._meta)
-    with pytest.raises(dgpu.errors.GangError, match="no such number") as raised:
+    with pytest.raises(ArithmeticError, match="no such number") as raised:
         client.compute(y).result(timeout=60)
-    assert "_trim" in str(raised.value)
+    assert "_trim" in " ".join(raised.value.__notes__)
     result, _ = compute(client, loop(x, 4, 0))
     np.testing.assert_allclose(result, wanted(4, 0), rtol=1e-14)
 

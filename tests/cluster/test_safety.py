@@ -231,9 +231,9 @@ def test_kernel_raises(client, cluster, x, y, error):
         del dask_worker.plugins[PLUGIN].member.device.accumulate
 
     client.run(spoil, workers=[worker])
-    with pytest.raises(GangError, match="no room for a panel") as raised:
+    with pytest.raises(error, match="no room for a panel") as raised:
         client.compute((x @ y) + 1).result(timeout=60)
-    assert raised.value.worker == worker
+    assert any(worker in note for note in raised.value.__notes__)
     client.run(mend, workers=[worker])
     eventually(lambda: left_over(client) == 0)
     # the failed one is remembered as long as its future is, as any failed task in Dask

@@ -1,0 +1,57 @@
+"""Blocks that are not what Dask declares them to be, on a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import wait
+
+import dask_dgpu as dgpu
+from tests.cluster.conftest import SETTINGS
+from tests.cluster.observe import eventually, host, left_over
+from tests.test_undeclared import CASES, A, keeps_ghosts
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+
+def plain(z: da.Array) -> Any:
+    with dask.config.set(array_optimize=da.optimize):
+        return host(z.compute())
+
+
+@pytest.mark.parametrize("name", ["reflect", "products"])
+def test_as_in_plain_dask(client: Any, on_device: Any, name: str) -> None:
+    with dgpu.enable(client, **(SETTINGS | {"on_error": "fallback"})):
+        z = CASES[name](on_device(A, 4))
+        found = host(z.compute())
+        wanted = plain(z + 0)
+    assert found.shape == wanted.shape != z.shape
+    np.testing.assert_allclose(found, wanted, rtol=1e-13)
+    eventually(lambda: left_over(client) == 0)
+
+
+def test_inputs_that_are_there_already(client: Any, on_device: Any) -> None:
+    with dgpu.enable(client, **(SETTINGS | {"on_error": "fallback"})):
+        y = keeps_ghosts(on_device(A, 4), "none", 1).persist()
+        z = keeps_ghosts(y, "none", 1).persist()
+        wait(z)
+        np.testing.assert_array_equal(host(z.compute()), plain(keeps_ghosts(y + 0, "none", 1)))
+        del y, z
+    # neither tasks of the gang's nor Dask's own are left
+    eventually(lambda: not client.run_on_scheduler(_tasks))
+
+
+def _tasks(dask_scheduler: Any) -> list[str]:
+    return [str(key) for key in dask_scheduler.tasks if "plain-" in str(key) or "dgpu" in str(key)]
+
+
+def test_what_dask_cannot_compute_either(client: Any, on_device: Any) -> None:
+    with (
+        dgpu.enable(client, **(SETTINGS | {"on_error": "fallback"})),
+        pytest.raises(ValueError, match="broadcast"),
+    ):
+        keeps_ghosts(on_device(A, 4), 0).compute()
