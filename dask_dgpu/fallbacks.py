@@ -1,14 +1,14 @@
-"""What the user is told when a graph could not be optimized, wherever that happened."""
+"""What the user is told when a graph or a gang was left to Dask, wherever that happened."""
 
 from __future__ import annotations
 
 import logging
-import pickle
 import warnings
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.held import scheduler_here
+from dask_dgpu.runtime.announce import TOPIC, announce
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -16,17 +16,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TOPIC = "dgpu-fallback"
-"""Topic of the scheduler's events: one a graph, with the names of its arrays and the reason."""
-
-DASK_WARNINGS = "warn"
-"""Topic of the events that Dask's clients show as warnings."""
-
 JOINED = "finalize-"
 """How the name of a task begins by which Dask joins the blocks of a result."""
-
-MOST_NAMES = 20
-"""Names of arrays in one event."""
 
 MOST_CHARACTERS = 500
 """Length of a reason: an error may quote a whole array."""
@@ -72,11 +63,8 @@ def report(error: Exception, arrays: Collection[str], scheduler_id: str | None) 
         warnings.warn(message, stacklevel=3)
         return
     logger.warning(message, exc_info=error)
-    event = {"names": list(arrays)[:MOST_NAMES], "reason": reason}
-    warning = {"message": pickle.dumps(message), "category": pickle.dumps(UserWarning)}
     # graphs are optimized in a thread beside the scheduler's own
-    scheduler.loop.add_callback(scheduler.log_event, TOPIC, event)
-    scheduler.loop.add_callback(scheduler.log_event, DASK_WARNINGS, warning)
+    scheduler.loop.add_callback(announce, scheduler, arrays, reason, message)
 
 
 def fallbacks_of(client: Client | None, names: Collection[str]) -> tuple[str, ...]:

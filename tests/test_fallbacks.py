@@ -15,8 +15,9 @@ from distributed import Client, LocalCluster
 
 import dask_dgpu as dgpu
 from dask_dgpu import fallbacks, optimizer
-from dask_dgpu.fallbacks import DASK_WARNINGS, MOST_CHARACTERS, MOST_NAMES, TOPIC
+from dask_dgpu.fallbacks import MOST_CHARACTERS
 from dask_dgpu.optimizer import GraphOptimizer
+from dask_dgpu.runtime.announce import DASK_WARNINGS, MOST_NAMES, TOPIC
 from tests.cluster.observe import eventually
 
 A = np.arange(12.0).reshape(3, 4)

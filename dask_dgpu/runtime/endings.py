@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.errors import GangError
+from dask_dgpu.runtime.announce import announce
 from dask_dgpu.runtime.failure import RankError, pickled
 from dask_dgpu.runtime.plainly import plain_of
 
@@ -49,7 +50,11 @@ class Endings:
         undeclared = isinstance(error, RankError) and error.undeclared
         plain = plain_of(self.scheduler.tasks.get(run.key)) if undeclared else None
         if plain is not None:
-            run.leave(plain, error)
+            run.leave(plain)
+            message = f"dask_dgpu left a gang to Dask: {error.reason}"
+            logger.warning(message)
+            names = [name for name, _ in run.program.outputs]
+            announce(self.scheduler, names, error.reason, message)
             self.abandon(run, str(error))
         else:
             run.fail(error)

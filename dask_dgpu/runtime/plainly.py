@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
 
     from dask_dgpu.runtime.run import Run
-
-logger = logging.getLogger(__name__)
 
 
 def plain_of(task: TaskState | None) -> Plain | None:
@@ -48,7 +45,6 @@ def compute_plainly(answer: dict[str, Any]) -> dict[Key, Any]:
     The tasks have names of their own, for ``out`` tasks have Dask's. They read the inputs
     under Dask's names; Dask makes again what it has dropped since they were staged.
     """
-    logger.warning("dask_dgpu left a gang to Dask: %s", answer["reason"])
     from distributed import worker_client
 
     plain: Plain = cloudpickle.loads(answer["plain"])

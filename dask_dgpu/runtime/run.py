@@ -139,11 +139,10 @@ class Run:
         """The ``gang`` task raises."""
         self._end({"outcome": "failed", "error": pickle.dumps(error)})
 
-    def leave(self, plain: Plain, error: GangError) -> None:
+    def leave(self, plain: Plain) -> None:
         """The ``gang`` task has Dask run Dask's own tasks; no rank has more to do."""
         self.finished = True
-        what = {"plain": plain, "reason": error.reason, "run_id": self.run_id}
-        self._end({"outcome": "plain", **what})
+        self._end({"outcome": "plain", "plain": plain, "run_id": self.run_id})
 
     def _end(self, answer: dict[str, Any]) -> None:
         if not self.outcome.done():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import dask
@@ -15,6 +16,8 @@ from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import eventually, host, left_over
 from tests.test_undeclared import CASES, A, keeps_ghosts
 
+LEFT = "dask_dgpu left a gang to Dask: "
+
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 
@@ -25,10 +28,16 @@ def plain(z: da.Array) -> Any:
 
 @pytest.mark.parametrize("name", ["reflect", "products"])
 def test_as_in_plain_dask(client: Any, on_device: Any, name: str) -> None:
-    with dgpu.enable(client, **(SETTINGS | {"on_error": "fallback"})):
+    with (
+        dgpu.enable(client, **(SETTINGS | {"on_error": "fallback"})),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
         z = CASES[name](on_device(A, 4))
         found = host(z.compute())
         wanted = plain(z + 0)
+        eventually(lambda: [each for each in caught if LEFT in str(each.message)])
+        assert any("is declared with shape" in reason for reason in dgpu.explain(z).failures)
     assert found.shape == wanted.shape != z.shape
     np.testing.assert_allclose(found, wanted, rtol=1e-13)
     eventually(lambda: left_over(client) == 0)
