@@ -98,3 +98,22 @@ def correlated(x: Any, kernel: Any, boundary: Sequence[Any], iterations: int) ->
             total = total + beyond[part] * kernel[at]
         wide = total.astype(wide.dtype)
     return wide.astype(dtype)
+
+
+def assigned(x: Any, index: Any, value: Any) -> Any:
+    """Return a copy with some elements set."""
+    y = x.copy()
+    y[index] = value
+    return y
+
+
+def both_neighbours(x: Any, y: Any, depth: Sequence[int]) -> Any:
+    return neighbours(x, depth) - neighbours(y, depth)
+
+
+def line_sum(line: Any) -> Any:
+    return line.sum(dtype=line.dtype)
+
+
+def added(x: Any, y: Any) -> Any:
+    return x + y

@@ -120,6 +120,8 @@ def _settings(d: Draw) -> dict[str, Any]:
         settings["sum_method"] = d.choice(("compensated", "reproducible"))
     if d.chance(0.2):
         settings["fft_output_layout"] = "input"
+    if d.chance(0.1):
+        settings["memory_limit"] = d.choice(("4 kiB", "16 kiB", "64 kiB"))
     return settings
 
 

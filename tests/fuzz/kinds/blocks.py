@@ -10,7 +10,7 @@ from tests.fuzz.draw import Draw
 from tests.fuzz.kinds.elementwise import is_number
 from tests.fuzz.kinds.movement import has_axes, is_known
 from tests.fuzz.kinds.registry import kind
-from tests.fuzz.values import Step, Unfit, dask_only
+from tests.fuzz.values import Step, Unfit, both, dask_only
 
 BOUNDARIES = ("periodic", "reflect", "nearest", "none", 0, 2)
 BEYOND = ("zero", "periodic", "reflect", "mirror", "nearest", 1)
@@ -30,6 +30,74 @@ def map_overlap(d: Draw) -> Step:
         f"da.map_overlap({function}, {a.name}, {per_axis}, dtype={a.dtype.str!r})",
         taps * a.error,
         taps * (a.largest + 2),
+        adds=True,
+    )
+
+
+@kind()
+def map_overlap_of_two(d: Draw) -> Step:
+    a = d.value(has_axes, is_known, is_number, lambda v: 0 not in v.shape)
+    b = d.value(is_known, is_number, lambda v: v.shape == a.shape)
+    depth = tuple(min(n, d.choice((0, 1, 2))) for n in a.shape)
+    beyond = d.choice(("periodic", "reflect", "nearest"))
+    boundary = (beyond,) * a.ndim
+    how = f"depth={dict(enumerate(depth))}, boundary={beyond!r}"
+    if a.dtype != b.dtype:
+        raise Unfit("dtypes differ")
+    taps = 3**a.ndim
+    function = f"partial(both_neighbours, depth={depth})"
+    wide = [f"neighbours_beyond({v.name}, {depth}, {boundary})" for v in (a, b)]
+    return dask_only(
+        " - ".join(wide),
+        f"da.map_overlap({function}, {a.name}, {b.name}, {how}, dtype={a.dtype.str!r})",
+        taps * (a.error + b.error),
+        taps * (a.largest + b.largest),
+        adds=True,
+    )
+
+
+@kind()
+def overlap(d: Draw) -> Step:
+    a = d.value(has_axes, is_known, lambda v: 0 not in v.shape)
+    depth = {axis: d.integer(0, min(2, n)) for axis, n in enumerate(a.shape)}
+    boundary = d.choice(("periodic", "reflect", "nearest"))
+    wide = f"da.overlap.overlap({a.name}, {depth}, {boundary!r})"
+    return dask_only(a.name, f"da.overlap.trim_internal({wide}, {depth}, {boundary!r})", a.error)
+
+
+@kind()
+def gradient(d: Draw) -> Step:
+    a = d.value(has_axes, is_known, lambda v: v.kind in "fc")
+    text = f"xp.gradient({a.name}, axis={d.axis(a)})"
+    return both(text, 2 * a.error, 2 * a.largest)
+
+
+@kind()
+def apply_along_axis(d: Draw) -> Step:
+    a = d.value(has_axes, lambda v: v.kind in "fc" and v.dtype.itemsize > 2)
+    axis = d.axis(a)
+    n = max(1, a.shape[axis])
+    more = f", shape=(), dtype={a.dtype.str!r}"
+    return dask_only(
+        f"np.apply_along_axis(line_sum, {axis}, {a.name})",
+        f"da.apply_along_axis(line_sum, {axis}, {a.name}{more})",
+        n * a.error,
+        n * a.largest,
+        adds=True,
+    )
+
+
+@kind()
+def blockwise(d: Draw) -> Step:
+    """A row of sums for each pair of blocks, as a function of both."""
+    a = d.value(lambda v: v.ndim == 2, is_number)
+    b = d.value(lambda v: v.ndim == 2 and v.shape == a.shape[::-1], is_number)
+    name, dtype = f"{a.name}, 'ij', {b.name}.T, 'ij'", (a.array[:0] + b.array.T[:0]).dtype
+    return dask_only(
+        f"{a.name} + {b.name}.T",
+        f"da.blockwise(added, 'ij', {name}, dtype={dtype.str!r})",
+        a.error + b.error,
+        a.largest + b.largest,
         adds=True,
     )
 

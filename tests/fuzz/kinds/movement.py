@@ -72,13 +72,55 @@ def listed(d: Draw) -> Step:
     return both(f"{a.name}[{', '.join(parts)}]", a.error)
 
 
-@kind(1.5)
+@kind(2.0)
 def masked(d: Draw) -> Step:
-    """A boolean mask along an axis, which leaves chunks of unknown sizes."""
-    mask = d.value(lambda v: v.kind == "b" and v.ndim == 1 and v.exact)
-    a = d.value(lambda v: mask.shape[0] in v.shape)
-    axis = a.shape.index(mask.shape[0])
-    return both(f"{a.name}[{':, ' * axis}{mask.name}]", a.error)
+    """A boolean mask along an axis; one of Dask leaves chunks of unknown sizes."""
+    a = d.value(has_axes)
+    axis = d.axis(a)
+    size = a.shape[axis]
+    mask = f"numbers({d.integer(0, 10**6)}, ({size},), '?')"
+    at = ":, " * axis
+    if d.chance(0.3):
+        return both(f"{a.name}[{at}{mask}]", a.error)
+    chunks = a.lazy.chunks[axis : axis + 1] if a.known else d.chunks((size,))
+    lazy = f"da.from_array({mask}, chunks={chunks}, name=False)"
+    return dask_only(f"{a.name}[{at}{mask}]", f"{a.name}[{at}{lazy}]", a.error)
+
+
+@kind()
+def assigned(d: Draw) -> Step:
+    a = d.value(has_axes, is_known)
+    axis = d.axis(a)
+    n = a.shape[axis]
+    index = (slice(None),) * axis + (slice(d.integer(0, n), d.integer(0, n)),)
+    value = d.integer(0, 3)
+    text = f"assigned({a.name}, {index}, {value})"
+    if d.chance(0.3) and a.exact and a.kind in "iuf":
+        text = f"assigned({a.name}, {a.name} > 1, {value})"
+    return both(text, a.error)
+
+
+@kind()
+def picked_blocks(d: Draw) -> Step:
+    a = d.value(has_axes, is_known)
+    axis = d.axis(a)
+    ends = [0]
+    for size in a.lazy.chunks[axis]:
+        ends.append(ends[-1] + size)
+    first = d.integer(0, len(ends) - 2)
+    last = d.integer(first + 1, len(ends) - 1)
+    at = ":, " * axis
+    return dask_only(
+        f"{a.name}[{at}{ends[first]}:{ends[last]}]", f"{a.name}.blocks[{at}{first}:{last}]", a.error
+    )
+
+
+@kind()
+def block(d: Draw) -> Step:
+    a = d.value(lambda v: v.ndim == 2)
+    b = d.value(lambda v: v.ndim == 2 and v.shape[0] == a.shape[0])
+    text = f"xp.block([[{a.name}, {b.name}], [{b.name}, {a.name}]])"
+    return both(text, max(a.error, b.error))
 
 
 @kind(0.7)
