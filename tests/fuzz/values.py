@@ -59,6 +59,11 @@ class Value:
         return self.dtype.kind
 
     @property
+    def rechunked(self) -> str:
+        """The source of the value in the chunks of plain Dask: those of a transform differ."""
+        return f"{self.name}.rechunk({self.lazy.chunks})"
+
+    @property
     def exact(self) -> bool:
         return self.error == 0
 

@@ -10,7 +10,7 @@ from tests.fuzz.draw import Draw
 from tests.fuzz.kinds.elementwise import is_number
 from tests.fuzz.kinds.movement import has_axes, is_known
 from tests.fuzz.kinds.registry import kind
-from tests.fuzz.values import Step, Unfit, both, dask_only
+from tests.fuzz.values import Step, Unfit, dask_only
 
 BOUNDARIES = ("periodic", "reflect", "nearest", "none", 0, 2)
 BEYOND = ("zero", "periodic", "reflect", "mirror", "nearest", 1)
@@ -68,8 +68,13 @@ def overlap(d: Draw) -> Step:
 @kind()
 def gradient(d: Draw) -> Step:
     a = d.value(has_axes, is_known, lambda v: v.kind in "fc")
-    text = f"xp.gradient({a.name}, axis={d.axis(a)})"
-    return both(text, 2 * a.error, 2 * a.largest)
+    axis, carried, work = d.axis(a), 2 * a.error, 2 * a.largest
+    return dask_only(
+        f"np.gradient({a.name}, axis={axis})",
+        f"da.gradient({a.rechunked}, axis={axis})",
+        carried,
+        work,
+    )
 
 
 @kind()

@@ -159,9 +159,7 @@ def broadcast(d: Draw) -> Step:
     a = d.value(lambda v: v.ndim < 3)
     shape = (d.integer(1, 5), *a.shape)
     chunks = d.chunks(shape[:1]) + a.lazy.chunks
-    keep = f", chunks={chunks}" if a.known and d.chance(0.5) else ""
-    return dask_only(
-        f"np.broadcast_to({a.name}, {shape})",
-        f"da.broadcast_to({a.name}, {shape}{keep})",
-        a.error,
-    )
+    into = f"{a.name}, {shape}"
+    if a.known and d.chance(0.5):
+        into = f"{a.rechunked}, {shape}, chunks={chunks}"
+    return dask_only(f"np.broadcast_to({a.name}, {shape})", f"da.broadcast_to({into})", a.error)

@@ -111,7 +111,9 @@ def picked_blocks(d: Draw) -> Step:
     last = d.integer(first + 1, len(ends) - 1)
     at = ":, " * axis
     return dask_only(
-        f"{a.name}[{at}{ends[first]}:{ends[last]}]", f"{a.name}.blocks[{at}{first}:{last}]", a.error
+        f"{a.name}[{at}{ends[first]}:{ends[last]}]",
+        f"{a.rechunked}.blocks[{at}{first}:{last}]",
+        a.error,
     )
 
 
