@@ -72,8 +72,8 @@ def widened(x: Any) -> Any:
 def correlated(x: Any, kernel: Any, boundary: Sequence[Any], iterations: int) -> Any:
     """Do what ``dgpu.stencil`` does, to a NumPy array."""
     modes = {"periodic": "wrap", "reflect": "reflect", "mirror": "mirror", "nearest": "nearest"}
-    dtype = np.result_type(x.dtype if x.dtype.kind in "fc" else "f8", kernel)
-    wide = np.asarray(x, np.result_type(dtype, "f4"))
+    dtype = x.dtype if x.dtype.kind in "fc" else np.dtype("f8")
+    wide = np.asarray(x, dtype)
     reach = [n // 2 for n in kernel.shape]
     taps = [at for at in np.ndindex(kernel.shape) if kernel[at] != 0]
     for _ in range(iterations):
@@ -92,12 +92,12 @@ def correlated(x: Any, kernel: Any, boundary: Sequence[Any], iterations: int) ->
                 value = 0 if kind == "zero" else kind
                 mask = inside.reshape([-1 if a == axis else 1 for a in range(x.ndim)])
                 beyond = np.where(mask, beyond, np.asarray(value, beyond.dtype))
-        total = np.zeros(x.shape, wide.dtype)
+        total = np.zeros(x.shape, dtype)
         for at in taps:
             part = tuple(slice(i, i + n) for i, n in zip(at, x.shape, strict=True))
             total = total + beyond[part] * kernel[at]
-        wide = total.astype(wide.dtype)
-    return wide.astype(dtype)
+        wide = total.astype(dtype)
+    return wide
 
 
 def assigned(x: Any, index: Any, value: Any) -> Any:

@@ -60,8 +60,12 @@ class Value:
 
     @property
     def rechunked(self) -> str:
-        """The source of the value in the chunks of plain Dask: those of a transform differ."""
-        return f"{self.name}.rechunk({self.lazy.chunks})"
+        """The source of the value in the chunks of plain Dask.
+
+        Those of a transform differ, and some of Dask's operations go wrong, or raise, where there
+        are empty chunks.
+        """
+        return f"{self.name}.rechunk({self.lazy.chunks})" if self.known else self.name
 
     @property
     def exact(self) -> bool:
@@ -158,6 +162,12 @@ def dask_only(
 ) -> Step:
     """Return a step that is written in one way for Dask and another for NumPy."""
     return Step(numpy, dask, dask, carried, work, adds)
+
+
+def in_plain_chunks(a: Value, text: str, carried: float = 0.0, work: float = 0.0) -> Step:
+    """Return a step of one operand, ``{a}``, whose result depends on chunks in plain Dask."""
+    numpy = text.replace("xp.", "np.").format(a=a.name)
+    return dask_only(numpy, text.replace("xp.", "da.").format(a=a.rechunked), carried, work)
 
 
 Fits = Callable[[Value], bool]

@@ -11,7 +11,7 @@ from tests.fuzz.draw import Draw
 from tests.fuzz.kinds.elementwise import is_exact, is_number, is_real
 from tests.fuzz.kinds.movement import has_axes, is_known
 from tests.fuzz.kinds.registry import kind
-from tests.fuzz.values import Step, Unfit, Value, both, dask_only
+from tests.fuzz.values import Step, Unfit, Value, both, dask_only, in_plain_chunks
 
 METHODS = ("compensated", "reproducible", "dask")
 
@@ -59,7 +59,7 @@ def spread(d: Draw) -> Step:
     if n < 3:
         raise Unfit("too few elements for a variance")
     work = 4 * n * a.largest**2
-    return both(f"xp.var({a.name}, {how}{ddof})", 8 * a.largest * a.error, work)
+    return in_plain_chunks(a, f"xp.var({{a}}, {how}{ddof})", 8 * a.largest * a.error, work)
 
 
 @kind()
@@ -68,14 +68,15 @@ def deviation(d: Draw) -> Step:
     how, n = drawn(d, a)
     unit = float(np.finfo(a.dtype).eps)
     carried = 2 * a.error + 4 * a.largest * math.sqrt(n * unit)
-    return both(f"xp.std({a.name}, {how})", carried, a.largest)
+    return in_plain_chunks(a, f"xp.std({{a}}, {how})", carried, a.largest)
 
 
 @kind(3.0)
 def least_and_largest(d: Draw) -> Step:
     a = d.value(is_real)
     how, _ = drawn(d, a)
-    return both(f"xp.{d.choice(('min', 'max'))}({a.name}, {how})", a.error)
+    name = d.choice(("min", "max"))
+    return in_plain_chunks(a, f"xp.{name}({{a}}, {how})", a.error)
 
 
 @kind(2.0)
@@ -83,7 +84,8 @@ def places(d: Draw) -> Step:
     a = d.value(is_exact, is_real, has_axes, is_known)
     axis = d.axis(a) if d.chance(0.8) else None
     keep = ", keepdims=True" if d.chance(0.3) else ""
-    return both(f"xp.{d.choice(('argmin', 'argmax'))}({a.name}, axis={axis}{keep})")
+    name = d.choice(("argmin", "argmax"))
+    return in_plain_chunks(a, f"xp.{name}({{a}}, axis={axis}{keep})")
 
 
 @kind()
@@ -117,7 +119,7 @@ def cumulative(d: Draw) -> Step:
         raise Unfit("Dask's sequential sums lose elements after an empty chunk")
     return dask_only(
         f"np.cumsum({a.name}, axis={axis})",
-        f"da.cumsum({a.name}, axis={axis}{method})",
+        f"da.cumsum({a.rechunked}, axis={axis}{method})",
         n * a.error,
         n * a.largest,
         adds=True,
@@ -176,7 +178,7 @@ def trusted_spread(d: Draw) -> Step:
     how, n = drawn(d, a)
     if n < 2:
         raise Unfit("too few elements for a variance")
-    ours = f"dgpu.var({a.name}, {how}, method={d.choice(METHODS)!r})"
+    ours = f"dgpu.var({a.rechunked}, {how}, method={d.choice(METHODS)!r})"
     work = 4 * n * a.largest**2
     return dask_only(f"np.var({a.name}, {how})", ours, 8 * a.largest * a.error, work)
 
@@ -186,4 +188,4 @@ def trusted_extremes(d: Draw) -> Step:
     a = d.value(is_real)
     how, _ = drawn(d, a)
     name = d.choice(("min", "max"))
-    return dask_only(f"np.{name}({a.name}, {how})", f"dgpu.{name}({a.name}, {how})", a.error)
+    return dask_only(f"np.{name}({a.name}, {how})", f"dgpu.{name}({a.rechunked}, {how})", a.error)
