@@ -9,11 +9,11 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, wait
+from distributed import Client, wait
 
 import dask_dgpu as dgpu
-from tests.cluster.conftest import SETTINGS
-from tests.cluster.observe import PLUGIN, eventually, quiet_workers
+from tests.cluster.conftest import SETTINGS, start_cluster
+from tests.cluster.observe import PLUGIN, eventually
 
 SIZE, CHUNK = 512, 128
 WARM_UP, ROUNDS = 60, 300
@@ -118,9 +118,7 @@ def processes(client: Client) -> list[dict[str, int]]:
 def client() -> Iterator[Client]:
     with (
         dask.config.set(SHORT_LOGS),
-        LocalCluster(
-            n_workers=4, threads_per_worker=1, dashboard_address=":0", preload=[quiet_workers]
-        ) as cluster,
+        start_cluster("cpu") as cluster,
         Client(cluster) as client,
         dgpu.enable(client, **SETTINGS),
     ):

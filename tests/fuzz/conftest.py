@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 
-from tests.cluster.observe import quiet_workers
+from tests.cluster.conftest import start_cluster
 
 N_WORKERS = 3
 CLUSTER_EVERY = 10
@@ -25,12 +26,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def fuzz_client() -> Iterator[Client]:
     """A small cluster, which no test breaks; nothing uses it by default."""
     with (
-        LocalCluster(
-            n_workers=N_WORKERS,
-            threads_per_worker=1,
-            dashboard_address=":0",
-            preload=[quiet_workers, "import warnings; warnings.simplefilter('ignore')"],
-        ) as cluster,
+        start_cluster("cpu", N_WORKERS) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
+        client.run(warnings.simplefilter, "ignore")
         yield client
