@@ -54,7 +54,7 @@ class ArrayGraph:
     def _node(self, name: str) -> ArrayNode | None:
         layer = self.layers.get(name)
         facts = getattr(layer, "collection_annotations", None) or {}
-        if facts.get("type") != "dask.array.core.Array":
+        if facts.get("type") != "dask.array.core.Array" or _repeats(layer, facts["chunks"]):
             return None
         return ArrayNode(
             name=name,
@@ -62,6 +62,17 @@ class ArrayGraph:
             dtype=_spelled(facts["dtype"]),
             container=str(facts["chunk_type"]),
         )
+
+
+def _repeats(layer: Layer | None, declared: Chunks) -> bool:
+    """Return whether an array has more blocks than its layer makes.
+
+    Dask takes an axis of chunks (1, 0) for one to broadcast, and gives its one block twice.
+    """
+    return isinstance(layer, Blockwise) and any(
+        len(sizes) != layer.dims[axis]
+        for sizes, axis in zip(declared, layer.output_indices, strict=True)
+    )
 
 
 @lru_cache(maxsize=64)

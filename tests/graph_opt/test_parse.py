@@ -34,6 +34,14 @@ def test_layers_that_are_no_arrays() -> None:
     assert graph.node(x.name) is not None
 
 
+def test_layers_that_make_fewer_blocks_than_are_declared() -> None:
+    """An axis of one element in chunks (1, 0), which Dask broadcasts."""
+    x = array(4, 1, chunks=((3, 1), (1, 0)))
+    y = x + 1
+    assert parse(x.dask, x.__dask_keys__()).node(x.name) is not None
+    assert parse(y.dask, y.__dask_keys__()).node(y.name) is None
+
+
 def test_requested_names_and_dependents() -> None:
     x = array(7, 5)
     y, z = x + 1, x + 2

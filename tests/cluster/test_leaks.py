@@ -1,0 +1,174 @@
+"""Computations in a row leave nothing behind, on workers, scheduler and client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, wait
+
+import dask_dgpu as dgpu
+from tests.cluster.conftest import SETTINGS, start_cluster
+from tests.cluster.observe import PLUGIN, eventually
+
+SIZE, CHUNK = 512, 128
+WARM_UP, ROUNDS = 60, 300
+
+MOST_GROWTH = 20 * 2**20
+"""Bytes of one process from the warm-up to the end.
+
+One block of 128 KiB that each computation left on a worker would be 30 MiB, and one result at
+the client 480. What allocators keep and what Dask fills once is less than this.
+"""
+
+LONGEST_LOG = 50
+SHORT_LOGS = {
+    "distributed.admin.low-level-log-length": LONGEST_LOG,
+    "distributed.admin.log-length": LONGEST_LOG,
+}
+"""Dask's own logs are full after the warm-up."""
+
+KINDS: dict[str, tuple[Callable[[da.Array, da.Array], da.Array], Callable[[Any, Any], Any]]] = {
+    "matmul": (lambda x, y: x @ y, lambda a, b: a @ b),
+    "fft2": (lambda x, y: da.fft.fft2(x), lambda a, b: np.fft.fft2(a)),
+    "region": (lambda x, y: ((x @ y) + x.T).sum(axis=0), lambda a, b: (a @ b + a.T).sum(axis=0)),
+    "sum": (lambda x, y: dgpu.sum(x * y, axis=1), lambda a, b: (a * b).sum(axis=1)),
+    "rechunk": (lambda x, y: x.rechunk((32, SIZE)), lambda a, b: a),
+    "map_overlap": (
+        lambda x, y: da.map_overlap(smooth, x, depth=1, boundary="periodic", dtype="f8"),
+        lambda a, b: smooth(a),
+    ),
+}
+
+
+def smooth(block: Any) -> Any:
+    return block + np.roll(block, 1, 0) + np.roll(block, -1, 1)
+
+
+def sizes_of_process() -> dict[str, int]:
+    """Runs on the event loop of a worker or the scheduler."""
+    import asyncio
+    import ctypes
+    import gc
+
+    import psutil
+
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    process = psutil.Process()
+    return {
+        "memory": process.memory_info().rss,
+        "descriptors": process.num_fds(),
+        "threads": process.num_threads(),
+        "coroutines": len(asyncio.all_tasks()),
+    }
+
+
+def worker_tables(given: tuple[str, str], dask_worker: Any) -> dict[str, int]:
+    plugin = dask_worker.plugins[PLUGIN]
+    return {
+        "staged": len(plugin.staged),
+        "unwanted": len(plugin.unwanted),
+        "results": len(plugin.results),
+        "jobs": len(plugin.jobs),
+        "queue": plugin.queue.qsize(),
+        "communicators": len(plugin.member._comms),
+        "joining": len(plugin.member._joining),
+        "left": len(plugin.member._left),
+        # Dask copies a block to a worker that reads it, so those of x and y may be on every one
+        "others": sum(key[0] not in given for key in dask_worker.state.tasks),
+    }
+
+
+def scheduler_tables(dask_scheduler: Any) -> dict[str, int]:
+    plugin = dask_scheduler.plugins[PLUGIN]
+    return {
+        "runs": len(plugin.runs),
+        "ended": len(plugin.ended[1]),
+        "staging": len(plugin.staging.workers),
+        "epochs": len(plugin.epochs._forming),
+        "losses": len(plugin.losses._counts) + len(plugin.losses._last),
+        "tasks": len(dask_scheduler.tasks),
+    }
+
+
+def events(dask_scheduler: Any) -> dict[str, int]:
+    return {topic: len(found) for topic, found in dask_scheduler.get_events().items()}
+
+
+def tables(client: Client, given: tuple[str, str]) -> list[dict[str, int]]:
+    workers = client.run(worker_tables, given)
+    return [client.run_on_scheduler(scheduler_tables), *(workers[name] for name in sorted(workers))]
+
+
+def processes(client: Client) -> list[dict[str, int]]:
+    """The scheduler, which is in this process, and then the workers."""
+    workers = client.run(sizes_of_process)
+    return [
+        client.run_on_scheduler(sizes_of_process),
+        *(workers[name] for name in sorted(workers)),
+    ]
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with (
+        dask.config.set(SHORT_LOGS),
+        start_cluster("cpu") as cluster,
+        Client(cluster) as client,
+        dgpu.enable(client, **SETTINGS),
+    ):
+        yield client
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_computations_leave_nothing_behind(client: Client) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.random((SIZE, SIZE)), rng.random((SIZE, SIZE))
+    x, y = dask.persist(da.from_array(a, chunks=CHUNK), da.from_array(b, chunks=CHUNK))
+    wait([x, y])
+    kinds = list(KINDS.values())
+
+    def compute(rounds: range) -> None:
+        for number in rounds:
+            lazy, expected = kinds[number % len(kinds)]
+            # names that are new, and blocks in the workers' memory or made by the gang
+            given = (x, y + number) if number % 2 else (x + number, y)
+            if number < len(kinds):
+                arrays = (a, b + number) if number % 2 else (a + number, b)
+                result = lazy(*given).compute()
+                np.testing.assert_allclose(result, expected(*arrays), rtol=1e-10, atol=1e-9)
+            elif number % 4:
+                wait(lazy(*given).persist())  # and nobody reads it
+            else:
+                lazy(*given).compute()
+
+    def idle() -> list[dict[str, int]] | None:
+        found = tables(client, (x.name, y.name))
+        held = found[0]["runs"] + found[0]["staging"]
+        held += sum(
+            each["staged"] + each["results"] + each["jobs"] + each["others"] for each in found[1:]
+        )
+        return None if held or found[0]["tasks"] > 2 * (SIZE // CHUNK) ** 2 else found
+
+    compute(range(WARM_UP))
+    tables_before = eventually(idle)
+    before, events_before = processes(client), client.run_on_scheduler(events)
+    compute(range(WARM_UP, ROUNDS))
+    assert eventually(idle) == tables_before
+    assert tables_before[0]["epochs"] == 1
+    logged = client.run_on_scheduler(events)
+    assert logged.keys() <= events_before.keys() | {"stealing"}
+    assert max(logged.values()) <= LONGEST_LOG
+    for old, new in zip(before, processes(client), strict=True):
+        assert new["memory"] < old["memory"] + MOST_GROWTH
+        # Dask opens a few connections more when the workers are busy, and closes them late
+        assert new["descriptors"] <= old["descriptors"] + 8
+        assert new["threads"] <= old["threads"] + 4
+        assert new["coroutines"] <= old["coroutines"] + 8

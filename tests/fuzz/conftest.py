@@ -1,0 +1,33 @@
+"""One test for each tree."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+from distributed import Client
+
+from tests.cluster.conftest import start_cluster
+
+N_WORKERS = 3
+CLUSTER_EVERY = 10
+"""Every tenth tree is computed on a cluster, the others by threads."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "tree_seed" in metafunc.fixturenames:
+        first = metafunc.config.getoption("seed")
+        seeds = range(first, first + metafunc.config.getoption("trees"))
+        metafunc.parametrize("tree_seed", seeds, ids="seed={}".format)
+
+
+@pytest.fixture(scope="session")
+def fuzz_client() -> Iterator[Client]:
+    """A small cluster, which no test breaks; nothing uses it by default."""
+    with (
+        start_cluster("cpu", N_WORKERS) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        client.run(warnings.simplefilter, "ignore")
+        yield client

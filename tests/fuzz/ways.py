@@ -1,0 +1,103 @@
+"""The ways to compute a tree, held against each other."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+import numpy as np
+from distributed import Client
+
+import dask_dgpu as dgpu
+from tests.fuzz.compare import difference
+from tests.fuzz.tree import Tree
+
+SETTINGS = {"when": "always", "on_error": "raise"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a way: arrays, the dtypes that were declared for them, or an error."""
+
+    arrays: tuple[Any, ...] = ()
+    dtypes: tuple[Any, ...] = ()
+    error: Exception | None = None
+
+
+Way = Callable[[Tree], Outcome]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Overflow and the like is expected; that a graph was left to Dask is not."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", message="dask_dgpu")
+        yield
+
+
+def numpy_way(tree: Tree) -> Outcome:
+    with quiet():
+        return Outcome(tuple(map(np.asarray, tree.build("numpy"))))
+
+
+def plain_way(tree: Tree) -> Outcome:
+    assert dask.config.get("array_optimize", None) is None
+    return _outcome(lambda: tree.build("plain"), lambda x: dask.compute(*x, scheduler="sync"))
+
+
+def local_way(tree: Tree) -> Outcome:
+    with dgpu.enable(**SETTINGS, **tree.settings):
+        return _outcome(
+            lambda: tree.build("ours"), lambda x: dask.compute(*x, scheduler=tree.scheduler)
+        )
+
+
+def cluster_way(client: Client) -> Way:
+    """Return the way by a client, which is not the default one."""
+
+    def way(tree: Tree) -> Outcome:
+        settings = {k: v for k, v in tree.settings.items() if k != "local_ranks"}
+        with dgpu.enable(client, **SETTINGS, **settings):
+            return _outcome(lambda: tree.build("ours"), lambda x: client.compute(x, sync=True))
+
+    return way
+
+
+def _outcome(build: Callable[[], list[Any]], compute: Callable[[list[Any]], Any]) -> Outcome:
+    with quiet():
+        try:
+            lazy = build()
+            arrays = tuple(map(np.asarray, compute(lazy)))
+        except Exception as error:
+            return Outcome(error=error)
+    return Outcome(arrays, tuple(each.dtype for each in lazy))
+
+
+def failure(tree: Tree, ours_way: Way) -> str | None:
+    """Say what is wrong with our way to compute a tree, if anything is."""
+    expected, plain, ours = numpy_way(tree), plain_way(tree), ours_way(tree)
+    if ours.error is not None:
+        if plain.error is not None:
+            return None
+        return f"plain Dask computes it, this raises {type(ours.error).__name__}: {ours.error}"
+    for at, name in enumerate(tree.outputs):
+        error = tree.errors[name]
+        wrong = difference(ours.arrays[at], expected.arrays[at], error)
+        if wrong is not None and plain.error is not None:
+            return f"{name}, plain Dask raises {plain.error!r}, this against NumPy: {wrong}"
+        if plain.error is not None:
+            continue
+        wrong_too = difference(ours.arrays[at], plain.arrays[at], error)
+        if wrong is not None and wrong_too is not None:
+            return f"{name}, against NumPy: {wrong}; against plain Dask: {wrong_too}"
+        dtype = ours.arrays[at].dtype
+        if dtype not in (plain.arrays[at].dtype, ours.dtypes[at]):
+            return f"{name}, dtype {dtype}, in plain Dask {plain.arrays[at].dtype}"
+        if ours.dtypes[at] != plain.dtypes[at]:
+            return f"{name}, declared {ours.dtypes[at]}, by plain Dask {plain.dtypes[at]}"
+    return None
