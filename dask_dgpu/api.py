@@ -233,6 +233,7 @@ def start(
         try:
             require_workers(client, cluster.plan, gpus, errors)
             enable(client, device="cuda" if gpus else "cpu")
+            client.enabled = True
         except BaseException:
             client.close()
             raise
@@ -252,7 +253,7 @@ def _owning_client_class() -> Any:
         """
 
         backend_before: str | None = None
-        enabled = True
+        enabled = False
 
         def close(self, timeout: Any = no_default) -> None:
             limit = CLOSING if timeout is no_default else timeout
