@@ -55,6 +55,7 @@ def measure(
         size=given.ranks,
         name=transport,
         timeout=TIMEOUT,
+        limit=TIMEOUT,
         device=rank if given.device == "cuda" else None,
     )
     tiny = xp.zeros(1)

@@ -139,7 +139,7 @@ def by_threads(u0: Array, rhs: Array, steps: int) -> Array:
         index = (comm.rank, 0)
         return jacobi_rank(plan, comm, HostDevice(), {index: u0[mine]}, {index: rhs[mine]})
 
-    return run_local(THREADS, rank_program, timeout=TIMEOUT)
+    return run_local(THREADS, rank_program, limit=TIMEOUT)
 
 
 def _plan(n: int, size: int, steps: int) -> JacobiPlan:
@@ -167,6 +167,7 @@ def _run_ranks(rank: int, pipe: Connection, store: tuple[str, int], sizes: Sizes
         size=RANKS,
         name="benchmark",
         timeout=TIMEOUT,
+        limit=TIMEOUT,
     )
     device = HostDevice()  # kept from one program to the next, as a worker's is
     rng = np.random.default_rng(rank)

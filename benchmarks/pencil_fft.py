@@ -126,6 +126,7 @@ def _run_ranks(rank: int, pipe: Connection, store: tuple[str, int], sizes: Sizes
         size=RANKS,
         name="benchmark",
         timeout=TIMEOUT,
+        limit=TIMEOUT,
     )
     rows = slab_rows(sizes.shape, sizes.slabs)
     chunks = da.core.normalize_chunks((rows, sizes.n), sizes.shape)

@@ -148,6 +148,7 @@ def _run_ranks(rank: int, pipe: Connection, store: tuple[str, int], sizes: Sizes
         size=RANKS,
         name="benchmark",
         timeout=TIMEOUT,
+        limit=TIMEOUT,
     )
     rng = np.random.default_rng(rank)
     for n, chunk in sizes.products:

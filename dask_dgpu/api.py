@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import dask
 from dask.array.backends import array_creation_dispatch
 from dask.array.core import Array
+from dask.typing import no_default
 
 from dask_dgpu.arguments import check_choice, check_client, expected, integer
 from dask_dgpu.backend import array_backend
@@ -32,6 +33,8 @@ OPTIMIZE = "array_optimize"
 BACKEND = "array.backend"
 TO_DELAYED = "to_delayed"
 FFT_LAYOUT = "dgpu.fft.output-layout"
+CLOSING = "60s"
+"""How long the client of :func:`start` waits for itself to close, and then for its cluster."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +233,7 @@ def start(
         try:
             require_workers(client, cluster.plan, gpus, errors)
             enable(client, device="cuda" if gpus else "cpu")
+            client.enabled = True
         except BaseException:
             client.close()
             raise
@@ -243,17 +247,38 @@ def _owning_client_class() -> Any:
     from distributed import Client
 
     class OwningClient(Client):
-        """A client whose end is that of its cluster, and of what ``start`` set."""
+        """A client whose end is that of its cluster, and of what ``start`` set.
+
+        A slow end is no error: it may follow results that nobody wants to lose.
+        """
 
         backend_before: str | None = None
+        enabled = False
+
+        def close(self, timeout: Any = no_default) -> None:
+            limit = CLOSING if timeout is no_default else timeout
+            cluster: Any = self.cluster
+            try:
+                for what, end in (("client", super().close), ("cluster", cluster.close)):
+                    try:
+                        end(timeout=limit)
+                    except TimeoutError:
+                        logger.warning("the %s is not closed after %s", what, limit)
+            finally:
+                self._disable()
 
         async def _close(self, fast: bool = False) -> None:
-            await super()._close(fast=fast)
-            if self.cluster is not None:
-                await self.cluster.close()
-            disable()
-            if self.backend_before is not None:
-                dask.config.set({BACKEND: self.backend_before})
+            try:
+                await super()._close(fast=fast)
+            finally:
+                self._disable()
+
+        def _disable(self) -> None:
+            if self.enabled:
+                self.enabled = False
+                disable()
+                if self.backend_before is not None:
+                    dask.config.set({BACKEND: self.backend_before})
 
     return OwningClient
 

@@ -8,6 +8,7 @@ default group of ``torch.distributed``, nor imports torch before it is needed.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,6 +23,10 @@ Transport = Literal["gloo", "nccl", "ucx"]
 
 #: The transports that :func:`connect` knows.
 TRANSPORTS: tuple[Transport, ...] = ("gloo", "nccl", "ucx")
+
+# A connection to a store cannot be aborted, so it is tried for this long (s) again and again.
+_STORE_SECONDS = 2.0
+_PAUSE = 0.05
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,8 @@ def connect(
     size: int,
     name: str,
     timeout: float,
+    limit: float | None = None,
+    patient: bool = False,
     device: int | None = None,
     lifetime: Lifetime | None = None,
 ) -> Comm:
@@ -89,42 +96,65 @@ def connect(
     name : str
         What the communicator is called; every name is used once in a store.
     timeout : float
-        Seconds to wait for the other ranks, and the limit of every later wait.
+        Seconds to wait for the other ranks, and to connect with them.
+    limit : float, optional
+        Seconds after which a later wait raises. Without it a wait lasts until the
+        communicator is aborted: by a lost peer, or from outside.
+    patient : bool, optional
+        Whether to wait for the other ranks until aborted, because they may have other
+        work to do first.
     device : int, optional
         The CUDA device of this rank, as this process numbers them. ``"gloo"`` uses
         none; ``"ucx"`` carries NumPy arrays alone without one.
     lifetime : Lifetime, optional
-        Aborting it, from any thread, ends the wait for ranks that never come.
+        Aborting it, from any thread, ends the connecting. A thread that is still held up in
+        a library then is among its ``threads``.
+
+    Raises
+    ------
+    CommError
+        When the time is over, or the store or a rank is lost. What is made later is closed.
+    CommAbortedError
+        When ``lifetime`` was aborted.
     """
     if kind not in TRANSPORTS:
         raise ValueError(f"The transport is {kind!r} instead of one of {TRANSPORTS}.")
-    ends = lifetime or Lifetime()
+    attempt = Lifetime(threads=None if lifetime is None else lifetime.threads)
+    if lifetime is not None:
+        lifetime.adopt(attempt)
 
     def make() -> Comm:
-        store = _join_store(store_address, name, timeout)
-        meet(store, "connect", "", rank=rank, size=size, timeout=timeout, lifetime=ends)
+        store = _join_store(store_address, name, timeout, attempt)
+        meeting = None if patient else timeout
+        meet(store, "connect", "", rank=rank, size=size, limit=meeting, lifetime=attempt)
+        ranks = {"rank": rank, "size": size}
         if kind == "gloo":
             from dask_dgpu.comm.gloo import GlooComm
 
-            return GlooComm(store, rank=rank, size=size, host=host, timeout=timeout)
+            return GlooComm(
+                store, **ranks, host=host, timeout=timeout, limit=limit, lifetime=attempt
+            )
         if kind == "ucx":
             return _ucx().join(
-                store, rank=rank, size=size, timeout=timeout, device=device, lifetime=ends
+                store, **ranks, timeout=timeout, limit=limit, device=device, lifetime=attempt
             )
         from dask_dgpu.comm.nccl import NcclComm
 
-        nccl: Comm = NcclComm(store, rank=rank, size=size, device=device or 0, timeout=timeout)
+        nccl: Comm = NcclComm(store, **ranks, device=device or 0, timeout=timeout, limit=limit)
         return nccl
 
     # the thread's own limit names the ranks that are missing, so it comes first
-    return _abandonable(make, ends, timeout + 1.0, f"Rank {rank}'s connection")
+    late = None if patient else timeout + 1.0
+    return _abandonable(make, attempt, late, f"Rank {rank}'s connection")
 
 
-def _abandonable(make: Callable[[], Comm], lifetime: Lifetime, limit: float, what: str) -> Comm:
-    """Connect in a thread that is left behind when a peer is lost meanwhile.
+def _abandonable(
+    make: Callable[[], Comm], attempt: Lifetime, limit: float | None, what: str
+) -> Comm:
+    """Connect in a thread that is left behind when the attempt ends before it.
 
-    The store and both libraries connect in calls that nothing but success or
-    their own time limit ends.
+    Libraries connect in calls that nothing but success or their own time limit ends. A
+    communicator that comes out of them too late is closed.
     """
     made: list[Comm] = []
     errors: list[Exception] = []
@@ -135,14 +165,25 @@ def _abandonable(make: Callable[[], Comm], lifetime: Lifetime, limit: float, wha
         except Exception as error:
             errors.append(error)
         else:
-            made.append(comm)
-            if lifetime.reason is not None:
+            with attempt.changed:
+                made.append(comm)
+            if attempt.reason is not None:
                 comm.close()
-        with lifetime.changed:
-            lifetime.changed.notify_all()
+        attempt.wake()
 
-    threading.Thread(target=connect_or_note, name="dgpu-connect", daemon=True).start()
-    lifetime.wait_for(lambda: bool(made or errors), limit, what)
+    # A daemon: it may be held up within a library. Whoever ends a process waits a while for it.
+    thread = threading.Thread(target=connect_or_note, name="dgpu-connect", daemon=True)
+    attempt.threads.add(thread)
+    thread.start()
+    try:
+        attempt.wait_for(lambda: bool(made or errors), limit, what)
+    except BaseException:
+        attempt.abort(f"{what} was given up")
+        with attempt.changed:
+            late = list(made)
+        for comm in late:
+            comm.close()
+        raise
     if errors:
         raise errors[0]
     return made[0]
@@ -158,18 +199,26 @@ def _ucx() -> Any:
     return ucx
 
 
-def _join_store(address: tuple[str, int], name: str, timeout: float) -> Any:
+def _join_store(address: tuple[str, int], name: str, timeout: float, attempt: Lifetime) -> Any:
     dist = _torch_distributed()
-    try:
-        store = dist.TCPStore(
-            *address,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout),
-        )
-    except RuntimeError as error:
-        raise CommError(f"No store answers at {address}: {error}") from error
-    return dist.PrefixStore(name, store)
+    late = time.monotonic() + timeout
+    while True:
+        attempt.check()
+        seconds = min(_STORE_SECONDS, max(0.1, late - time.monotonic()))
+        try:
+            store = dist.TCPStore(
+                *address,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=seconds),
+            )
+        except RuntimeError as error:
+            if time.monotonic() > late:
+                raise CommError(f"No store answers at {address}: {error}") from error
+            time.sleep(_PAUSE)
+        else:
+            store.set_timeout(timedelta(seconds=timeout))
+            return dist.PrefixStore(name, store)
 
 
 def _torch_distributed() -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed
 
+from dask_dgpu.comm.lifetime import Lifetime
 from dask_dgpu.comm.point_to_point import Message, PointToPointComm
 from dask_dgpu.comm.protocol import Buffer
 from dask_dgpu.comm.rendezvous import KeyValueStore, meet_to_split
@@ -26,6 +28,13 @@ dist: Any = torch.distributed
 
 # The tag of messages that are never sent.
 _NO_TAG = 2**31 - 1
+# gloo knows no wait without a limit.
+_NEVER = timedelta(days=365)
+_PAUSE = 0.005
+# How often (s) a group looks whether the interpreter exits.
+_LOOK = 0.2
+# How long (s) the threads of an aborted group may take to notice.
+_LINGER = 5.0
 
 
 class _Writable:
@@ -42,10 +51,11 @@ class _GlooMessage:
         self._work = work
         self._what = what
 
-    def wait(self, seconds: float) -> None:
-        late = time.monotonic() + seconds
+    def wait(self, seconds: float | None) -> None:
+        limit = _NEVER if seconds is None else timedelta(seconds=seconds)
+        late = time.monotonic() + limit.total_seconds()
         try:
-            self._work.wait(timedelta(seconds=seconds))
+            self._work.wait(limit)
         except RuntimeError as error:
             if time.monotonic() >= late:
                 text = f"{self._what} did not finish within the time limit"
@@ -54,8 +64,45 @@ class _GlooMessage:
             raise CommError(text) from error
 
 
+class _AbortableStore(dist.Store):
+    """A store whose waits end with a lifetime: torch's own know their time limit alone."""
+
+    def __init__(self, store: KeyValueStore, lifetime: Lifetime, seconds: float) -> None:
+        super().__init__()
+        self._store: Any = store
+        self._lifetime = lifetime
+        self._late = time.monotonic() + seconds
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(key, value)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return bool(self._store.check(keys))
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return bytes(self._store.get(key))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        self.wait(keys)
+        return list(self._store.multi_get(keys))
+
+    def add(self, key: str, number: int) -> int:
+        return int(self._store.add(key, number))
+
+    def wait(self, keys: Sequence[str], timeout: object = None) -> None:
+        while not self._store.check(keys):
+            self._lifetime.check()
+            if time.monotonic() > self._late:
+                raise CommError("not all ranks were there within the time limit")
+            time.sleep(_PAUSE)
+
+
 class GlooComm(PointToPointComm):
     """One rank over gloo; see :class:`~dask_dgpu.comm.protocol.Comm`.
+
+    A thread of its own ends the group, when the communicator is closed or aborted or the
+    interpreter exits: it makes all waits raise, and frees the group when they have.
 
     Parameters
     ----------
@@ -66,18 +113,33 @@ class GlooComm(PointToPointComm):
     host : str
         Address or name of this rank's host, to listen on.
     timeout : float
-        Seconds after which a wait raises.
+        Seconds to connect.
+    limit : float, optional
+        Seconds after which a wait raises; without it a wait lasts until aborted.
+    lifetime : Lifetime, optional
+        Aborting it ends the connecting.
     """
 
     def __init__(
-        self, store: KeyValueStore, *, rank: int, size: int, host: str, timeout: float
+        self,
+        store: KeyValueStore,
+        *,
+        rank: int,
+        size: int,
+        host: str,
+        timeout: float,
+        limit: float | None = None,
+        lifetime: Lifetime | None = None,
     ) -> None:
-        super().__init__(rank, size, timeout, self._start_to_disconnect)
+        super().__init__(rank, size, timeout, limit)
         self._store = store
         self._host = host
         self._splits = 0
-        self._children: list[GlooComm] = []
-        self._group: Any = _make_group(store, rank, size, host, timeout)
+        self._meeting = _AbortableStore(store, lifetime or self._lifetime, timeout)
+        self._group: Any = _make_group(self._meeting, rank, size, host, timeout)
+        # No daemon, as its maker may be: one that an exiting interpreter stops in C++
+        # ends the process.
+        threading.Thread(target=self._keep, name="gloo", daemon=False).start()
 
     def split(self, color: int | None, key: int) -> GlooComm | None:
         """Make one communicator of all ranks that pass the same ``color``."""
@@ -91,7 +153,7 @@ class GlooComm(PointToPointComm):
             key,
             rank=self.rank,
             size=self.size,
-            timeout=self.timeout,
+            limit=self.limit,
             lifetime=self._lifetime,
         )
         if not members:
@@ -102,43 +164,44 @@ class GlooComm(PointToPointComm):
             size=len(members),
             host=self._host,
             timeout=self.timeout,
+            limit=self.limit,
+            lifetime=self._lifetime,
         )
         self._lifetime.adopt(child._lifetime)
-        # Held until closed, for a group must not be freed by the garbage collector.
-        self._children = [c for c in self._children if c._group is not None] + [child]
         return child
 
     def close(self) -> None:
         """Release the transport, children too; never blocks, even if peers are gone."""
-        for child in self._children:
-            child.close()
-        self._children.clear()
         self._lifetime.abort("it was closed")
-        group, self._group = [self._group], None
-        # Freeing a group joins its threads; 13 s were seen after a peer's death. No
-        # daemon, for one that an exiting interpreter stops in C++ ends the process.
-        threading.Thread(target=self._free, args=(group,), name="gloo-close").start()
 
-    def _free(self, group: list[Any]) -> None:
-        for thread in list(self._threads):
-            thread.join(self.timeout)
-        group.clear()
-
-    def _start_to_disconnect(self) -> None:
-        if self._group is not None and self.size > 1:
-            args = (self._group, (self.rank + 1) % self.size)
-            threading.Thread(target=_disconnect, args=args, name="gloo-abort").start()
+    def _keep(self) -> None:
+        """Hold the group until the communicator ends, then end and free it."""
+        changed = self._lifetime.changed
+        with changed:
+            while self._lifetime.reason is None and threading.main_thread().is_alive():
+                changed.wait(_LOOK)
+            threads = list(self._lifetime.threads)
+        self._lifetime.abort("the interpreter exits")
+        if self.size > 1:
+            _disconnect(self._group, (self.rank + 1) % self.size)
+        for thread in threads:
+            thread.join(_LINGER)
+        self._group = None  # joins its own threads; 13 s were seen after a peer's death
 
     def _post_send(self, peer: int, data: Buffer, tag: int) -> Message:
         if not data.flags.writeable:
             data = np.asarray(_Writable(data))
-        return self._post_with(self._group.send, data, peer, tag, "send to")
+        return self._post_with("send", data, peer, tag, "send to")
 
     def _post_recv(self, peer: int, data: Buffer, tag: int) -> Message:
-        return self._post_with(self._group.recv, data, peer, tag, "receive from")
+        return self._post_with("recv", data, peer, tag, "receive from")
 
-    def _post_with(self, post: Any, data: Buffer, peer: int, tag: int, verb: str) -> Message:
+    def _post_with(self, call: str, data: Buffer, peer: int, tag: int, verb: str) -> Message:
         what = f"Rank {self.rank}'s {verb} rank {peer}"
+        group = self._group
+        if group is None:
+            self._lifetime.check()
+        post = getattr(group, call)
         try:
             return _GlooMessage(post([torch.from_numpy(data)], peer, tag), what)
         except RuntimeError as error:
@@ -149,7 +212,7 @@ def _disconnect(group: Any, peer: int) -> None:
     """End all waits of a group.
 
     gloo's own ``abort`` leaves them waiting. A receive that runs out of time
-    closes every connection of its group, so this receives what nobody sends.
+    closes every connection of its group, so this receives what no rank sends.
     """
     try:
         nothing = group.recv([torch.empty(1)], peer, _NO_TAG)
@@ -158,7 +221,7 @@ def _disconnect(group: Any, peer: int) -> None:
         pass
 
 
-def _make_group(store: KeyValueStore, rank: int, size: int, host: str, timeout: float) -> Any:
+def _make_group(store: _AbortableStore, rank: int, size: int, host: str, timeout: float) -> Any:
     gloo = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=host)]

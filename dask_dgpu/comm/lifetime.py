@@ -20,10 +20,19 @@ class Lifetime:
     ----------
     on_abort : callable, optional
         Called once, with no lock held, by the thread that aborts; must not block.
+    threads : WeakSet of Thread, optional
+        Where to note the threads that end soon after it has.
     """
 
-    def __init__(self, on_abort: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_abort: Callable[[], None] | None = None,
+        threads: weakref.WeakSet[threading.Thread] | None = None,
+    ) -> None:
         self.changed = threading.Condition()
+        self.threads: weakref.WeakSet[threading.Thread] = (
+            weakref.WeakSet() if threads is None else threads
+        )
         self.reason: str | None = None
         self._on_abort = on_abort
         self._children: weakref.WeakSet[Lifetime] = weakref.WeakSet()
@@ -54,15 +63,24 @@ class Lifetime:
         if self.reason is not None:
             raise CommAbortedError(f"The communicator was aborted: {self.reason}")
 
-    def wait_for(self, ready: Callable[[], bool], limit: float, phase: str) -> None:
+    def wake(self) -> None:
+        """Have all who wait look again, on children too."""
+        with self.changed:
+            children = list(self._children)
+            self.changed.notify_all()
+        for child in children:
+            child.wake()
+
+    def wait_for(self, ready: Callable[[], bool], limit: float | None, phase: str) -> None:
         """Wait until ``ready()``; whoever makes it true notifies ``changed``.
 
         Parameters
         ----------
         ready : callable
             What is waited for. If it holds, an abort is not reported.
-        limit : float
-            Seconds until this raises :class:`~dask_dgpu.errors.CommError`.
+        limit : float or None
+            Seconds until this raises :class:`~dask_dgpu.errors.CommError`; ``None`` waits
+            until it is ready or aborted.
         phase : str
             What the caller is doing, for the message.
         """

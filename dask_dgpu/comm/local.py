@@ -9,8 +9,8 @@ rank program whose ranks disagree is told so instead of hanging.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar, cast
 
 from dask_dgpu.comm.buffers import (
@@ -23,7 +23,7 @@ from dask_dgpu.comm.buffers import (
     reduce_parts,
     settle,
 )
-from dask_dgpu.comm.lifetime import Lifetime
+from dask_dgpu.comm.local_hub import Call, LocalHub, Message
 from dask_dgpu.comm.protocol import Buffer, Reduction, Window, Work
 from dask_dgpu.errors import CommAbortedError, CommError
 
@@ -31,37 +31,17 @@ T = TypeVar("T")
 Finish = Callable[[list[Any]], None]
 
 
-class _Call:
-    """One collective call: the arguments of the ranks that have come."""
-
-    def __init__(self, what: tuple[object, ...], size: int) -> None:
-        self.what = what
-        self.given: list[Any] = [None] * size
-        self.awaited = set(range(size))
-        self.over = False
-
-
-class _Message:
-    """One side of a message: its buffer, and whether it went over."""
-
-    def __init__(self, buffer: Buffer) -> None:
-        self.buffer = flat(buffer)
-        self.over = False
-
-
 class _LocalWork:
-    def __init__(self, comm: LocalComm, name: str, ready: Callable[[], bool]) -> None:
+    def __init__(self, comm: LocalComm, name: str, awaited: Callable[[], Collection[int]]) -> None:
         self._comm = comm
         self._name = name
-        self._ready = ready
+        self._awaited = awaited
 
     def wait(self) -> None:
-        hub = self._comm.hub
-        phase = f"{self._name} on rank {self._comm.rank}"
-        hub.lifetime.wait_for(self._ready, hub.timeout, phase)
+        self._comm.hub.wait(self._awaited, f"{self._name} on rank {self._comm.rank}")
 
     def done(self) -> bool:
-        return self._comm.hub.lifetime.reason is not None or self._ready()
+        return self._comm.hub.lifetime.reason is not None or not self._awaited()
 
 
 class _LocalWindow:
@@ -77,30 +57,6 @@ class _LocalWindow:
     def close(self) -> Work:
         settle(*_leaves(self._buffers))
         return self._comm._collect(("close",), None, lambda given: None)
-
-
-class LocalHub:
-    """What the ranks of one process share.
-
-    Parameters
-    ----------
-    size : int
-        Number of ranks.
-    timeout : float, optional
-        Seconds after which a wait raises.
-    """
-
-    def __init__(self, size: int, timeout: float = 60.0) -> None:
-        self.size = size
-        self.timeout = timeout
-        self.lifetime = Lifetime()
-        self.calls: dict[int, _Call] = {}
-        self.sent: defaultdict[tuple[int, int], deque[_Message]] = defaultdict(deque)
-        self.asked: defaultdict[tuple[int, int], deque[_Message]] = defaultdict(deque)
-
-    def comms(self) -> list[LocalComm]:
-        """Return the communicators, one a rank."""
-        return [LocalComm(self, rank) for rank in range(self.size)]
 
 
 class LocalComm:
@@ -128,18 +84,18 @@ class LocalComm:
         with hub.lifetime.changed:
             hub.lifetime.check()
             for peer, buffer in sends:
-                mine.append(_Message(buffer))
+                mine.append(Message(buffer, peer))
                 hub.sent[rank, peer].append(mine[-1])
             for peer, buffer in recvs:
-                mine.append(_Message(buffer))
+                mine.append(Message(buffer, peer))
                 hub.asked[peer, rank].append(mine[-1])
             pairs = {(rank, peer) for peer, _ in sends}
             for pair in pairs | {(peer, rank) for peer, _ in recvs}:
                 self._deliver(hub.sent[pair], hub.asked[pair])
             hub.lifetime.changed.notify_all()
-        return _LocalWork(self, "exchange", lambda: all(m.over for m in mine))
+        return _LocalWork(self, "exchange", lambda: {m.peer for m in mine if not m.over})
 
-    def _deliver(self, sent: deque[_Message], asked: deque[_Message]) -> None:
+    def _deliver(self, sent: deque[Message], asked: deque[Message]) -> None:
         while sent and asked:
             source, target = sent.popleft(), asked.popleft()
             target.buffer[...] = source.buffer
@@ -236,10 +192,9 @@ class LocalComm:
             for shared in {color for color, *_ in given if color is not None}:
                 members = [r for r, (color, *_) in enumerate(given) if color == shared]
                 members.sort(key=lambda rank: (given[rank][1], rank))
-                hub = LocalHub(len(members), self.hub.timeout)
-                self.hub.lifetime.adopt(hub.lifetime)
-                for rank, comm in zip(members, hub.comms(), strict=True):
-                    given[rank][2][0] = comm
+                hub = self.hub.split(members)
+                for place, rank in enumerate(members):
+                    given[rank][2][0] = LocalComm(hub, place)
 
         self._collect(("split",), (color, key, new), finish).wait()
         return new[0]
@@ -262,20 +217,19 @@ class LocalComm:
         settle(*_leaves(given))
         with hub.lifetime.changed:
             hub.lifetime.check()
-            call = hub.calls.setdefault(number, _Call(what, self.size))
+            call = hub.calls.setdefault(number, Call(what, self.size))
             if call.what != what:
                 reason = f"rank {self.rank} called {what} where another {call.what}"
                 hub.lifetime.abort(reason)
                 raise CommError(f"The ranks disagree: {reason}")
             call.given[self.rank] = given
-            call.awaited.discard(self.rank)
-            if not call.awaited:
+            if call.awaited == {self.rank}:
                 del hub.calls[number]
                 finish(call.given)
                 settle(*_leaves(given))
-                call.over = True
                 hub.lifetime.changed.notify_all()
-        return _LocalWork(self, str(what[0]), lambda: call.over)
+            call.awaited.discard(self.rank)
+        return _LocalWork(self, str(what[0]), lambda: call.awaited)
 
 
 def _leaves(given: Any) -> list[Any]:
@@ -284,17 +238,20 @@ def _leaves(given: Any) -> list[Any]:
     return [given]
 
 
-def run_local(size: int, fn: Callable[..., T], *args: object, timeout: float = 60.0) -> list[T]:
+def run_local(
+    size: int, fn: Callable[..., T], *args: object, limit: float | None = None
+) -> list[T]:
     """Call ``fn(comm, *args)`` on ``size`` threads, one a rank.
 
-    When a rank raises, the others are aborted and its error is raised here.
+    When a rank raises, the others are aborted and its error is raised here. A rank waits for
+    another as long as that one is at work, unless ``limit`` gives a number of seconds.
 
     Returns
     -------
     list
         What each rank returned, in rank order.
     """
-    comms = LocalHub(size, timeout).comms()
+    hub = LocalHub(size, limit)
     results: list[T | None] = [None] * size
     errors: list[BaseException] = []
 
@@ -304,14 +261,21 @@ def run_local(size: int, fn: Callable[..., T], *args: object, timeout: float = 6
         except BaseException as error:
             errors.append(error)
             comm.abort(f"rank {comm.rank} raised {error!r}")
+        finally:
+            hub.end(comm.rank)
 
     threads = [
-        threading.Thread(target=rank_main, args=(comm,), name=f"rank-{comm.rank}") for comm in comms
+        threading.Thread(target=rank_main, args=(LocalComm(hub, rank),), name=f"rank-{rank}")
+        for rank in range(size)
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # an interrupt, above all
+        hub.lifetime.abort(f"its caller raised {error!r}")
+        raise
     if errors:
         real = (e for e in errors if not isinstance(e, CommAbortedError))
         raise next(real, errors[0])

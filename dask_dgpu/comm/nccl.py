@@ -7,18 +7,16 @@ sees one GPU.
 
 Everything is ordered by streams. A call starts on NCCL's stream behind what the
 caller's CuPy stream holds; ``wait`` puts the caller's stream behind the call and
-does not stop the host. The host learns of a lost peer by the time limit alone:
-NCCL does not notice one, so a watcher aborts when a stream has not passed a
-``wait`` in time. torch's own watchdog ends the process when its limit passes
-(unless ``TORCH_NCCL_ASYNC_ERROR_HANDLING`` says otherwise), so it is given one
-that never passes.
+does not stop the host. NCCL does not notice a lost peer: an abort from outside
+ends the waits of host and streams. With a time limit, a watcher aborts when a
+stream has not passed a ``wait`` in time. torch's own watchdog ends the process
+when its limit passes (unless ``TORCH_NCCL_ASYNC_ERROR_HANDLING`` says
+otherwise), so it gets one that never passes.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -39,6 +37,7 @@ from dask_dgpu.comm.buffers import (
     reduce_parts,
 )
 from dask_dgpu.comm.lifetime import Lifetime
+from dask_dgpu.comm.nccl_marks import Marks
 from dask_dgpu.comm.nccl_reduction import native_form
 from dask_dgpu.comm.nccl_stream import current_stream
 from dask_dgpu.comm.nccl_window import Mappings, open_window
@@ -51,7 +50,6 @@ from dask_dgpu.errors import CommError
 dist: Any = torch.distributed
 
 _NEVER = timedelta(days=365)
-_LOOK = 0.2
 
 
 class NcclComm:
@@ -66,15 +64,25 @@ class NcclComm:
     device : int
         The CUDA device of this rank, as this process numbers them.
     timeout : float
-        Seconds after which a wait counts as failed.
+        Seconds that closing waits for the GPU.
+    limit : float, optional
+        Seconds after which a wait counts as failed; without it a wait lasts until aborted.
     """
 
     def __init__(
-        self, store: KeyValueStore, *, rank: int, size: int, device: int, timeout: float
+        self,
+        store: KeyValueStore,
+        *,
+        rank: int,
+        size: int,
+        device: int,
+        timeout: float,
+        limit: float | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self.timeout = timeout
+        self.limit = limit
         self._store = store
         self._splits = 0
         self._closing = False
@@ -82,10 +90,6 @@ class NcclComm:
         self._lifetime = Lifetime(self._start_to_abort)
         self._children: list[NcclComm] = []
         self._mappings = Mappings()
-        # Events recorded after each wait, with the time by which they must be over.
-        self._marks: deque[tuple[float, str, Any]] = deque()
-        self._spare: list[Any] = []
-        self._call: tuple[float, str] | None = None
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _NEVER
         options.is_high_priority_stream = True  # what others wait for, before what they do not
@@ -94,7 +98,7 @@ class NcclComm:
             self._group.eager_connect_single_device(self._device)
         except RuntimeError as error:
             raise CommError(f"Rank {rank} of {size} could not join: {error}") from error
-        threading.Thread(target=self._watch, name="nccl-watch", daemon=True).start()
+        self._marks = Marks(self._lifetime, limit)
 
     def exchange(
         self,
@@ -225,7 +229,7 @@ class NcclComm:
             key,
             rank=self.rank,
             size=self.size,
-            timeout=self.timeout,
+            limit=self.limit,
             lifetime=self._lifetime,
         )
         if not members:
@@ -236,6 +240,7 @@ class NcclComm:
             size=len(members),
             device=self._device.index,
             timeout=self.timeout,
+            limit=self.limit,
         )
         self._lifetime.adopt(child._lifetime)
         self._children.append(child)
@@ -258,29 +263,24 @@ class NcclComm:
 
     def _start_to_abort(self) -> None:
         # No daemon: one that an exiting interpreter stops within NCCL ends the process.
-        threading.Thread(target=self._end, name="nccl-abort").start()
+        threading.Thread(target=self._end, name="nccl-abort", daemon=False).start()
 
     def _end(self) -> None:
         """Abort the group; when it was closed, not before the GPU is done with it."""
-        marks = list(self._marks) if self._closing else []
-        while marks and not marks[-1][2].done and time.monotonic() < marks[-1][0]:
-            time.sleep(_LOOK)
+        if self._closing:
+            self._marks.wait(self.timeout)
         self._group.abort()
         with cupy.cuda.Device(self._device.index):
             self._mappings.close()
 
     def _start(self, name: str, start: Callable[[], Any], kept: Any) -> Work:
         self._lifetime.check()
-        # the first message between two ranks connects them, for which it blocks
-        self._call = (time.monotonic() + self.timeout, name)
         try:
-            with current_stream(self._device):
+            with self._marks.calling(name), current_stream(self._device):
                 work = start()
         except RuntimeError as error:
             self._lifetime.check()
             raise CommError(f"{name} on rank {self.rank} failed: {error}") from error
-        finally:
-            self._call = None
         return NcclWork(self, name, work, kept)
 
     def _order(self, work: Any, name: str) -> None:
@@ -295,9 +295,7 @@ class NcclComm:
             self._lifetime.check()
             raise CommError(f"{name} on rank {self.rank} failed: {error}") from error
         with cupy.cuda.Device(self._device.index):
-            event = self._spare.pop() if self._spare else _new_event()
-            event.record()
-        self._marks.append((time.monotonic() + self.timeout, name, event))
+            self._marks.record(name)
 
     def _tensor(self, buffer: Buffer) -> torch.Tensor:
         """View a flat array as a tensor."""
@@ -309,18 +307,3 @@ class NcclComm:
                 f"A buffer is on CUDA device {buffer.device.id} instead of {self._device.index}."
             )
         return torch.as_tensor(buffer, device=self._device)
-
-    def _watch(self) -> None:
-        while self._lifetime.reason is None:
-            while self._marks and self._marks[0][2].done:
-                self._spare.append(self._marks.popleft()[2])
-            under_way = [mark[:2] for mark in list(self._marks)[:1]]
-            under_way += [self._call] if self._call else []
-            for deadline, name in under_way:
-                if time.monotonic() > deadline:
-                    self.abort(f"{name} did not finish within {self.timeout:g} s")
-            time.sleep(_LOOK)
-
-
-def _new_event() -> Any:
-    return cupy.cuda.Event(disable_timing=True)

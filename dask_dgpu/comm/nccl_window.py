@@ -95,7 +95,7 @@ class Mappings:
             json.dumps(said),
             rank=comm.rank,
             size=comm.size,
-            timeout=comm.timeout,
+            limit=comm.limit,
             lifetime=comm._lifetime,
         )
         if self._told > 1:  # whoever came this far has heard what was said before

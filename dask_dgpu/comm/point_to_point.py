@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -51,8 +50,11 @@ _GRACE = 1.0
 class Message(Protocol):
     """A send or a receive that was posted."""
 
-    def wait(self, seconds: float) -> None:
-        """Block until it is over; raise ``CommError`` if it failed or is late."""
+    def wait(self, seconds: float | None) -> None:
+        """Block until it is over; raise ``CommError`` if it failed or is late.
+
+        Without a limit an abort of the communicator must end it.
+        """
 
 
 Steps = Iterator[list[Message]]
@@ -61,10 +63,10 @@ Steps = Iterator[list[Message]]
 class _StepsWork:
     """A collective under way."""
 
-    def __init__(self, name: str, lifetime: Lifetime, timeout: float) -> None:
+    def __init__(self, name: str, lifetime: Lifetime, limit: float | None) -> None:
         self._name = name
         self._lifetime = lifetime
-        self._deadline = time.monotonic() + timeout
+        self._deadline = None if limit is None else time.monotonic() + limit
         self._over = False
         self._error: CommError | None = None
 
@@ -97,14 +99,20 @@ class _StepsWork:
 
     def _wait_all(self, messages: list[Message]) -> None:
         for message in messages:
-            message.wait(max(0.001, self._deadline - time.monotonic()))
+            message.wait(self._left(at_least=0.001))
             self._lifetime.check()
+
+    def _left(self, at_least: float) -> float | None:
+        if self._deadline is None:
+            return None
+        return max(at_least, self._deadline - time.monotonic())
 
     def done(self) -> bool:
         return self._over or self._lifetime.reason is not None
 
     def wait(self) -> None:
-        limit = max(0.0, self._deadline - time.monotonic()) + _GRACE
+        left = self._left(at_least=0.0)
+        limit = None if left is None else left + _GRACE
         self._lifetime.wait_for(lambda: self._over, limit, self._name)
         if self._error is not None:
             # What a peer's end did to a message matters less than our own.
@@ -120,7 +128,9 @@ class PointToPointComm(ABC):
     rank, size : int
         Which rank of how many this is.
     timeout : float
-        Seconds after which a wait raises.
+        Seconds to connect.
+    limit : float or None
+        Seconds after which a wait raises; ``None`` waits until aborted.
     on_abort : callable, optional
         Ends the waits of the transport; must not block.
     """
@@ -130,13 +140,14 @@ class PointToPointComm(ABC):
         rank: int,
         size: int,
         timeout: float,
+        limit: float | None,
         on_abort: Callable[[], None] | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self.timeout = timeout
+        self.limit = limit
         self._lifetime = Lifetime(on_abort)
-        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._calls = 0
 
     @abstractmethod
@@ -215,10 +226,11 @@ class PointToPointComm(ABC):
     def _start(self, name: str, steps: Steps) -> Work:
         self._lifetime.check()
         phase = f"{name} on rank {self.rank} of {self.size}"
-        work = _StepsWork(phase, self._lifetime, self.timeout)
+        work = _StepsWork(phase, self._lifetime, self.limit)
         thread = work.start(steps)
         if thread is not None:
-            self._threads.add(thread)
+            with self._lifetime.changed:
+                self._lifetime.threads.add(thread)
         return work
 
     def _next_tag(self) -> int:

@@ -28,12 +28,13 @@ class Work(Protocol):
         """Return when the buffers may be used again.
 
         On a CPU the data is there. On a GPU the caller's current stream is made
-        to wait; the host is not. It never blocks for ever.
+        to wait; the host is not. It lasts until the other ranks come, unless the
+        communicator was made with a time limit.
 
         Raises
         ------
         CommError
-            When a peer is lost or the time limit passes; on a GPU a later call may
+            When a peer is lost or a time limit passes; on a GPU a later call may
             be the first to raise.
         CommAbortedError
             When the communicator was aborted, from any thread.
@@ -211,7 +212,7 @@ class Comm(Protocol):
         Raises
         ------
         CommError
-            When a peer is lost or the time limit passes.
+            When a peer is lost or a time limit passes.
         """
 
     def window(self, buffers: Sequence[Buffer]) -> Window | None:
@@ -258,7 +259,7 @@ class Comm(Protocol):
         """Make every pending and later call of this rank raise, children too.
 
         May be called from any thread; never blocks. The other ranks may learn
-        of it by an error, or by their time limit.
+        of it by an error; over NCCL they do not, and must be aborted too.
 
         Parameters
         ----------

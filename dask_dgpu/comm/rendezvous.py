@@ -40,27 +40,27 @@ def meet(
     *,
     rank: int,
     size: int,
-    timeout: float,
+    limit: float | None,
     lifetime: Lifetime,
 ) -> list[str]:
     """Say something under a name used once, and return what each rank said.
 
     Raises :class:`~dask_dgpu.errors.CommError` that lists the ranks which had
-    not come when the time was over.
+    not come when the time was over; without a limit, waits until aborted.
     """
     keys = [f"{name}/{peer}" for peer in range(size)]
-    deadline = time.monotonic() + timeout
+    deadline = None if limit is None else time.monotonic() + limit
     pause = _PAUSE
     try:
         store.set(keys[rank], said)
         while not store.check(keys):
             lifetime.check()
-            if time.monotonic() > deadline:
+            if deadline is not None and time.monotonic() > deadline:
                 missing = [p for p in range(size) if not store.check([keys[p]])]
                 if not missing:
                     break
                 raise CommError(
-                    f"Ranks {missing} of {size} did not come to {name!r} within {timeout:g} s"
+                    f"Ranks {missing} of {size} did not come to {name!r} within {limit:g} s"
                 )
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -77,7 +77,7 @@ def meet_to_split(
     *,
     rank: int,
     size: int,
-    timeout: float,
+    limit: float | None,
     lifetime: Lifetime,
 ) -> list[int]:
     """Return the ranks of this rank's ``color`` in their new order, or none."""
@@ -87,7 +87,7 @@ def meet_to_split(
         "" if color is None else f"{color} {key}",
         rank=rank,
         size=size,
-        timeout=timeout,
+        limit=limit,
         lifetime=lifetime,
     )
     if color is None:

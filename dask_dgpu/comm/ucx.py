@@ -39,7 +39,9 @@ class UcxComm(PointToPointComm):
     rank : int
         Which of them this is.
     timeout : float
-        Seconds after which a wait raises.
+        Seconds to connect.
+    limit : float or None
+        Seconds after which a wait raises; ``None`` waits until aborted.
     number : int, optional
         Of this communicator among those of the channel; 0 is the one that owns it.
     """
@@ -50,9 +52,10 @@ class UcxComm(PointToPointComm):
         ranks: list[int],
         rank: int,
         timeout: float,
+        limit: float | None,
         number: int = 0,
     ) -> None:
-        super().__init__(rank, len(ranks), timeout, self._cut)
+        super().__init__(rank, len(ranks), timeout, limit, self._cut)
         self._channel = channel
         self._ranks = ranks
         self._number = number
@@ -75,6 +78,7 @@ class UcxComm(PointToPointComm):
             [self._ranks[peer] for peer in members],
             members.index(self.rank),
             self.timeout,
+            self.limit,
             number,
         )
         self._lifetime.adopt(child._lifetime)
@@ -126,6 +130,7 @@ def join(
     rank: int,
     size: int,
     timeout: float,
+    limit: float | None,
     device: int | None,
     lifetime: Lifetime,
 ) -> UcxComm:
@@ -138,7 +143,9 @@ def join(
     rank, size : int
         Which rank of how many this is.
     timeout : float
-        Seconds to wait for the others, and after which a later wait raises.
+        Seconds to connect with the others.
+    limit : float or None
+        Seconds after which a later wait raises; ``None`` waits until aborted.
     device : int or None
         The CUDA device of this rank, as this process numbers them; ``None`` if its
         arrays are NumPy's.
@@ -148,12 +155,12 @@ def join(
     channel = UcxChannel(rank, size, timeout, device)
     try:
         mine = channel.address.hex()
-        addresses = meet(
-            store, "ucx", mine, rank=rank, size=size, timeout=timeout, lifetime=lifetime
-        )
+        addresses = meet(store, "ucx", mine, rank=rank, size=size, limit=timeout, lifetime=lifetime)
         channel.connect([bytes.fromhex(address) for address in addresses])
-        comm = UcxComm(channel, list(range(size)), rank, timeout)
+        comm = UcxComm(channel, list(range(size)), rank, timeout, limit=timeout)
+        lifetime.adopt(comm._lifetime)
         comm.barrier()  # UCX connects by the first message, and then notices a lost peer
+        comm.limit = limit
     except BaseException:
         channel.fail("it did not connect")
         raise

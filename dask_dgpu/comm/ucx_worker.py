@@ -43,7 +43,7 @@ class UcxMessage:
         self._over: Future[None] = Future()
         self._fail = fail
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float | None) -> None:
         """Block until it is over; raise ``CommError`` if it failed or is late."""
         try:
             self._over.result(seconds)

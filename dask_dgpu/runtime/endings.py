@@ -91,14 +91,21 @@ class Endings:
         """
         if run.epoch is None:
             return
-        self.epochs.discard(run.members, run.epoch)
         for member in run.members:
             if member in self.scheduler.workers:
                 self.scheduler.worker_send(member, run.give_up_message(reason))
+        self._void(run.epoch, reason, f"dgpu-abandoned-{run.run_id}")
+
+    def broken(self, epoch: str, reason: str, worker: str) -> None:
+        """Never use a communicator that a worker could not make ahead of its first run."""
+        self._void(epoch, f"{worker} could not join: {reason}", f"dgpu-broken-{epoch}")
+
+    def _void(self, epoch: str, reason: str, stimulus_id: str) -> None:
+        self.epochs.discard(epoch, reason)
         loop = asyncio.get_running_loop()
-        for other in self.runs.values():
-            if other.epoch == run.epoch and not other.outcome.done():
-                loop.call_soon(self._start_over_if_void, other, f"dgpu-abandoned-{run.run_id}")
+        for run in self.runs.values():
+            if run.epoch == epoch and not run.outcome.done():
+                loop.call_soon(self._start_over_if_void, run, stimulus_id)
 
     def _start_over_if_void(self, run: Run, stimulus_id: str) -> None:
         if self.runs.get(run.key) is run and not run.outcome.done():

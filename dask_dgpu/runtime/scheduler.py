@@ -44,6 +44,8 @@ from graph_opt.emit import is_gang, is_stage
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, WorkerState
 
+    from dask_dgpu.comm.bootstrap import Transport
+
 Key = Any
 
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -68,7 +70,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         """Listen to workers, and give every worker, now and later, its plugin."""
         self.scheduler = scheduler
         self.runs: dict[Key, Run] = {}
-        self.epochs = Epochs(scheduler)
+        self.epochs = Epochs(scheduler, self.runs)
         self.staging = Staging(scheduler)
         self.losses = Losses(scheduler)
         self.records = Records(scheduler)
@@ -83,6 +85,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         scheduler.stream_handlers.update(
             {"dgpu-finished": self.finished, "dgpu-failed": self.failed, "dgpu-stale": self.stale}
         )
+        scheduler.stream_handlers["dgpu-broken"] = self.endings.broken
         await scheduler.register_worker_plugin(
             None, pickle.dumps(GangWorkerPlugin(self.device)), name=PLUGIN, idempotent=True
         )
@@ -134,7 +137,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             ts is not None and ts.processing_on is not None and (ts.processing_on.address == worker)
         )
 
-    async def warm_up(self, device: str, transport: str, timeout: float) -> str:
+    async def warm_up(self, device: str, transport: Transport, timeout: float) -> str:
         """Connect all workers ahead of the first gang, if it uses the device that this returns."""
         workers = tuple(self.scheduler.workers)
         if workers and device == self.device:
@@ -160,9 +163,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
     async def _launch(self, run: Run) -> None:
         try:
             await asyncio.to_thread(run.plan)
-            epoch = await self.epochs.get(run.members)
-            while not self.epochs.holds(epoch):
-                epoch = await self.epochs.get(run.members)
+            program = run.program
+            epoch = await self.epochs.get(run.members, program.transport, program.limits.timeout)
             if run.outcome.done():
                 return
             restrict(self.scheduler, run)
@@ -172,7 +174,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             for rank, member in enumerate(run.members):
                 self.scheduler.worker_send(member, run.launch_message(rank, ticket, epoch))
             self.staging.taken(run.stage_keys())
-            await watch(self.scheduler, run, self.endings.fail)
+            await watch(self.scheduler, run, self.runs, self.endings.fail)
         except Exception as error:
             failure = GangError(f"{type(error).__name__}: {error}", phase="launch")
             if isinstance(error, OSError):  # a member that was called may be lost

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import pickle
 import queue
@@ -18,7 +17,8 @@ from distributed.exceptions import Reschedule
 from distributed.protocol.serialize import to_serialize
 from distributed.utils import sync
 
-from dask_dgpu.errors import CommError
+from dask_dgpu.errors import CommAbortedError, CommError
+from dask_dgpu.runtime.background import ended, in_background
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.failure import IN_PROGRAM, failure_of, opened
 from dask_dgpu.runtime.job import Job, WarmUp
@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 Array = Any
 Key = Any
+
+CLOSING_SECONDS = 2.0
+"""How long a worker that closes waits for threads that may be within C++."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +98,13 @@ class GangWorkerPlugin(WorkerPlugin):
         self.thread = threading.Thread(target=self._run_jobs, name="dask-dgpu", daemon=True)
         self.thread.start()
 
-    def teardown(self, worker: Worker) -> None:
-        """Give up what runs and let the thread end."""
-        for job in self.jobs.values():
+    async def teardown(self, worker: Worker) -> None:
+        """Give up what runs, and give the threads a moment to end."""
+        for job in self.jobs.copy().values():
             job.given_up.set()
-        self.member.leave_all("the worker closes")
+        self.member.close("the worker closes")
         self.queue.put(None)
+        await ended([self.thread, *self.member.connecting], CLOSING_SECONDS)
 
     # tasks, in threads of the worker's pool
 
@@ -193,22 +197,22 @@ class GangWorkerPlugin(WorkerPlugin):
             if self.staged.pop(key, None) is not None:
                 self.unwanted.discard(key)
 
-    def _leave(self, epoch: str) -> None:
-        self.member.leave(epoch, "a member is lost")
+    def _leave(self, epoch: str, reason: str) -> None:
+        self.member.leave(epoch, reason)
 
     def _warm_up(self, **fields: Any) -> None:
         self.queue.put(WarmUp(**fields))
 
-    async def _serve_store(self) -> tuple[str, int]:
-        return await asyncio.to_thread(self.member.serve_store)  # it imports torch
+    async def _serve_store(self, epoch: str) -> tuple[str, int]:
+        return await in_background(partial(self.member.serve_store, epoch))  # it imports torch
 
     def _report(self) -> dict[str, Any]:
         return {
             "device": self.member.describe(),
-            "running": [job.report for job in self.jobs.values()],
+            "running": [job.report for job in self.jobs.copy().values()],
             "staged": len(self.staged),
             "last_seconds": self.last_seconds,
-            "results": sum(map(len, self.results.values())),
+            "results": sum(map(len, self.results.copy().values())),
         }
 
     def _take(self, key: Key, run_id: int, block: Key) -> dict[str, Any]:
@@ -217,7 +221,7 @@ class GangWorkerPlugin(WorkerPlugin):
         return {"block": to_serialize(blocks[block])} if block in blocks else {}
 
     async def _examine(self) -> str:
-        return await asyncio.to_thread(self.member.examine)
+        return await in_background(self.member.examine)
 
     def _send(self, op: str, key: Key, run_id: int, **facts: Any) -> None:
         message = {"op": op, "key": key, "run_id": run_id, **facts}
@@ -229,12 +233,23 @@ class GangWorkerPlugin(WorkerPlugin):
         while (job := self.queue.get()) is not None:
             try:
                 if isinstance(job, WarmUp):
-                    self.member.join(**asdict(job))
+                    self._join_early(job)
                 elif not job.given_up.is_set():
                     self._run(job)
             except Exception:  # the thread must live: the next gang has a rank here too
                 logger.warning("a rank could not be made ready for gangs", exc_info=True)
             del job
+
+    def _join_early(self, warm_up: WarmUp) -> None:
+        try:
+            self.member.join(**asdict(warm_up))
+        except CommAbortedError:
+            pass  # nobody needs it any more
+        except Exception as error:
+            epoch = warm_up.epoch
+            logger.info("rank %s could not join epoch %s: %s", warm_up.rank, epoch, error)
+            message = {"op": "dgpu-broken", "epoch": epoch, "reason": str(error)}
+            self.worker.loop.add_callback(self.worker.batched_stream.send, message)
 
     def _run(self, job: Job) -> None:
         name = (job.key, job.run_id)
@@ -248,6 +263,7 @@ class GangWorkerPlugin(WorkerPlugin):
                 size=job.size,
                 transport=program.transport,
                 timeout=program.limits.timeout,
+                patient=True,
             )
             job.phase = IN_PROGRAM
             fixed = plans(program, job.owners, job.size)

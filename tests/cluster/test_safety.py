@@ -286,7 +286,7 @@ def test_others_in_flight_are_not_harmed(client, cluster, x, y, how):
         def give_up(dask_scheduler: Any) -> None:
             plugin = dask_scheduler.plugins[PLUGIN]
             run = next(run for run in plugin.runs.values() if run.epoch)
-            plugin._fail(run, GangError("it had to end", 0, run.members[0], "program"))
+            plugin.endings.fail(run, GangError("it had to end", 0, run.members[0], "program"))
 
         client.run_on_scheduler(give_up)
         with pytest.raises(GangError, match="it had to end"):

@@ -56,7 +56,8 @@ def _rank_main(rank, size, kind, module, address, name, timeout, case):
         rank=rank,
         size=size,
         name=name,
-        timeout=timeout,
+        timeout=20.0,
+        limit=timeout,
         device=rank if module == "cupy" else None,
     )
     try:
@@ -94,7 +95,7 @@ def launch(request):
         def launch(case, timeout=20.0):
             args = (xp,) if kind == "local" else (xp, case)
             fn = case if kind == "local" else _recorded
-            run_local(int(size), fn, *args, timeout=timeout)
+            run_local(int(size), fn, *args, limit=timeout)
 
     else:
         pool = request.getfixturevalue("gpu_pool" if module == "cupy" else "cpu_pool")

@@ -93,3 +93,36 @@ def test_import_without_torch(module):
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "set()"
+
+
+WAITS_AT_EXIT = """
+import contextlib, sys, threading
+import numpy as np
+from dask_dgpu.comm.bootstrap import connect
+from dask_dgpu.errors import CommError
+rank, port = map(int, sys.argv[1:])
+there = threading.Event()
+
+def program():
+    comm = connect("gloo", host="127.0.0.1", store_address=("127.0.0.1", port), rank=rank, size=2,
+                   name="exit", timeout=60)
+    work = comm.exchange([], [(1, np.zeros(4))] if rank == 0 else [])
+    there.set()
+    with contextlib.suppress(CommError):
+        work.wait()
+
+threading.Thread(target=program, daemon=True).start()
+there.wait()
+"""
+
+
+def test_interpreter_exits_while_a_rank_waits(store):
+    """No thread is stopped within gloo, which would end the process by std::terminate."""
+    command = [sys.executable, "-c", WAITS_AT_EXIT]
+    processes = [
+        subprocess.Popen([*command, str(rank), str(store.port)], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors) == (0, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -31,10 +32,25 @@ def pool():
     pool.stop()
 
 
-def _connect(kind, rank, address, name, timeout):
+def _connect(kind, rank, address, name, timeout=30.0, limit=None):
     return connect(
-        kind, host=HOST, store_address=address, rank=rank, size=3, name=name, timeout=timeout
+        kind,
+        host=HOST,
+        store_address=address,
+        rank=rank,
+        size=3,
+        name=name,
+        timeout=timeout,
+        limit=limit,
     )
+
+
+def _threads_end(seconds: float = 3.0) -> None:
+    late = time.monotonic() + seconds
+    names = ("gloo", "ucx", "all_reduce")
+    while waiting := [t for t in threading.enumerate() if t.name.startswith(names)]:
+        assert time.monotonic() < late, waiting
+        time.sleep(0.01)
 
 
 def _call(comm: Comm, how: str) -> None:
@@ -46,32 +62,36 @@ def _call(comm: Comm, how: str) -> None:
         comm.exchange([(1, np.ones(4))], [(1, np.ones(4))]).wait()
 
 
-def _await_victim(rank, kind, address, how, sent, timeout):
+def _await_victim(rank, kind, address, how, sent, limit=None, abort=None):
     """Rank 1 gets a signal; return how long the others took to raise and to close."""
-    comm = _connect(kind, rank, address, f"{kind}-{how}-{sent}", timeout)
+    comm = _connect(kind, rank, address, f"{kind}-{how}-{sent}-{abort}", limit=limit)
     used = comm.split(0, -rank) if how == "child" else comm
     comm.barrier()
     if rank == 1:
         time.sleep(0.2)
         os.kill(os.getpid(), sent)
     start = time.monotonic()
-    with pytest.raises(CommError):
+    if abort is not None:
+        threading.Timer(abort, comm.abort, ["enough"]).start()
+    with pytest.raises(CommError, match=None if abort is None else "enough"):
         _call(used, how)
     raised = time.monotonic()
     comm.close()
+    if abort is not None:
+        _threads_end()
     return raised - start, time.monotonic() - raised
 
 
 @pytest.mark.parametrize("how", ["collective", "exchange", "child"])
 def test_killed_peer(pool, store, kind, how):
-    pool.start(_await_victim, kind, store.address, how, signal.SIGKILL, 30.0)
+    pool.start(_await_victim, kind, store.address, how, signal.SIGKILL)
     for raised, closed in pool.results([0, 2]):
         assert raised < 2
         assert closed < 1
 
 
 def _await_abort(rank, kind, address):
-    comm = _connect(kind, rank, address, f"{kind}-abort", 30.0)
+    comm = _connect(kind, rank, address, f"{kind}-abort")
     comm.barrier()
     start = time.monotonic()
     if rank == 1:
@@ -88,10 +108,34 @@ def test_abort_of_a_peer_is_noticed(pool, store, kind):
 
 
 def test_stopped_peer(pool, store, kind):
-    pool.start(_await_victim, kind, store.address, "collective", signal.SIGSTOP, 1.0)
+    pool.start(_await_victim, kind, store.address, "collective", signal.SIGSTOP, 2.0)
     for raised, closed in pool.results([0, 2]):
-        assert 0.5 < raised < 4
+        assert 1.5 < raised < 5
         assert closed < 1
+
+
+def test_stopped_peer_holds_up_nobody_after_an_abort(pool, store, kind):
+    """Without a limit the abort alone ends the wait, and the threads that wait for the peer."""
+    pool.start(_await_victim, kind, store.address, "collective", signal.SIGSTOP, None, 0.3)
+    for raised, closed in pool.results([0, 2]):
+        assert 0.2 < raised < 2
+        assert closed < 1
+
+
+def _come_late(rank, kind, address):
+    """Rank 1 takes longer than it takes to connect; nobody else is held to that."""
+    comm = _connect(kind, rank, address, f"{kind}-late", timeout=0.5)
+    if rank == 1:
+        time.sleep(1.0)
+    child = comm.split(0, 0)
+    x = np.ones(1)
+    child.all_reduce(x).wait()
+    assert x[0] == 3
+    comm.close()
+
+
+def test_a_slow_rank_is_waited_for(pool, store, kind):
+    pool.run(_come_late, kind, store.address)
 
 
 def test_missing_rank_is_named(store, kind):

@@ -30,9 +30,16 @@ def pool():
     pool.stop()
 
 
-def _connect(rank, address, name, timeout=20.0, size=3):
+def _connect(rank, address, name, limit=None):
     return connect(
-        "ucx", host=HOST, store_address=address, rank=rank, size=size, name=name, timeout=timeout
+        "ucx",
+        host=HOST,
+        store_address=address,
+        rank=rank,
+        size=3,
+        name=name,
+        timeout=20.0,
+        limit=limit,
     )
 
 
@@ -84,7 +91,7 @@ def test_aborted_child(pool, store):
 
 def _give_up(rank, address, how):
     """What is received late, or after an abort, is not written into the buffer."""
-    comm = _connect(rank, address, how, timeout=0.5)
+    comm = _connect(rank, address, how, limit=0.5)
     buffer = np.zeros(LARGE)
     if rank == 0:
         work = comm.exchange([], [(1, buffer)])
@@ -160,7 +167,7 @@ def test_interpreter_exits_without_close(store):
         for rank in range(2)
     ]
     for process in processes:
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
 

@@ -1,0 +1,75 @@
+"""Whether a GPU has passed the waits of a communicator: by then the host is far ahead."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import cupy
+
+from dask_dgpu.comm.lifetime import Lifetime
+
+_LOOK = 0.2
+
+
+class Marks:
+    """Events that are recorded after waits; a thread takes back those that are over.
+
+    Parameters
+    ----------
+    lifetime : Lifetime
+        Of the communicator; its end is that of the thread.
+    limit : float or None
+        Seconds after which a wait that is not over aborts the communicator.
+    """
+
+    def __init__(self, lifetime: Lifetime, limit: float | None) -> None:
+        self._lifetime = lifetime
+        self._limit = limit
+        # When, by which call, and the event.
+        self._marks: deque[tuple[float, str, Any]] = deque()
+        self._spare: list[Any] = []
+        self._call: tuple[float, str] | None = None
+        threading.Thread(target=self._watch, name="nccl-watch", daemon=True).start()
+
+    @contextmanager
+    def calling(self, name: str) -> Iterator[None]:
+        """Surround a call: the first message between two ranks connects them and blocks."""
+        self._call = (time.monotonic(), name)
+        try:
+            yield
+        finally:
+            self._call = None
+
+    def record(self, name: str) -> None:
+        """Mark a wait on the current stream."""
+        event = self._spare.pop() if self._spare else cupy.cuda.Event(disable_timing=True)
+        event.record()
+        self._marks.append((time.monotonic(), name, event))
+
+    def wait(self, seconds: float) -> None:
+        """Return when the GPU has passed all marks; after so many seconds at the latest."""
+        late = time.monotonic() + seconds
+        marks = list(self._marks)
+        while marks and not marks[-1][2].done and time.monotonic() < late:
+            time.sleep(_LOOK)
+
+    def _watch(self) -> None:
+        while self._lifetime.reason is None:
+            while self._marks and self._marks[0][2].done:
+                self._spare.append(self._marks.popleft()[2])
+            if self._limit is not None:
+                self._abort_if_late(self._limit)
+            time.sleep(_LOOK)
+
+    def _abort_if_late(self, limit: float) -> None:
+        under_way = [mark[:2] for mark in list(self._marks)[:1]]
+        call = self._call
+        under_way += [call] if call else []
+        for begin, name in under_way:
+            if time.monotonic() > begin + limit:
+                self._lifetime.abort(f"{name} did not finish within {limit:g} s")

@@ -1,0 +1,98 @@
+"""Ranks as threads: how long they wait for each other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dask_dgpu.comm.lifetime import Lifetime
+from dask_dgpu.comm.local import run_local
+from dask_dgpu.errors import CommError
+
+
+@pytest.mark.parametrize("how", ["collective", "receive", "send", "child"])
+def test_a_rank_that_has_ended_is_not_waited_for(how: str) -> None:
+    """The programs of the ranks disagree; nothing but the end of one of them shows it."""
+
+    def program(comm: Any) -> None:
+        used = comm.split(0, -comm.rank) if how == "child" else comm
+        if comm.rank == 1:
+            return
+        one = np.ones(1)
+        if how in ("collective", "child"):
+            used.all_reduce(one).wait()
+        elif comm.rank == 0 and how == "receive":
+            used.exchange([], [(1, one)]).wait()
+        elif comm.rank == 0:
+            used.exchange([(1, one)], []).wait()
+
+    begin = time.monotonic()
+    place = 1 if how == "child" else "0|2"
+    with pytest.raises(CommError, match=rf"on rank ({place}|0|2) waits for rank 1"):
+        run_local(3, program)
+    assert time.monotonic() - begin < 5
+
+
+def test_what_a_rank_sent_before_it_ended_arrives() -> None:
+    def program(comm: Any) -> float:
+        x = np.full(1, 7.0)
+        if comm.rank == 1:
+            comm.exchange([(0, x)], [])
+            return 0.0
+        time.sleep(0.1)
+        got = np.zeros(1)
+        comm.exchange([], [(1, got)]).wait()
+        return float(got[0])
+
+    assert run_local(2, program) == [7.0, 0.0]
+
+
+def test_a_slow_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as it is at work: no wait has a limit."""
+    limits: list[float | None] = []
+    wait_for = Lifetime.wait_for
+
+    def noted(lifetime: Any, ready: Any, limit: float | None, phase: str) -> None:
+        limits.append(limit)
+        wait_for(lifetime, ready, limit, phase)
+
+    monkeypatch.setattr(Lifetime, "wait_for", noted)
+
+    def program(comm: Any) -> float:
+        if comm.rank:
+            time.sleep(0.1)
+        x = np.ones(1)
+        comm.split(0, 0).all_reduce(x).wait()
+        return float(x[0])
+
+    assert run_local(2, program) == [2.0, 2.0]
+    assert set(limits) == {None}
+
+
+def test_an_interrupt_of_the_caller_ends_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    def program(comm: Any) -> None:
+        if comm.rank:
+            ended.wait(10)
+            return
+        try:
+            comm.barrier()
+        finally:
+            ended.set()
+
+    join = threading.Thread.join
+
+    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name == "rank-0":
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_local(2, program)
+    assert ended.wait(5)

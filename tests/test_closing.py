@@ -1,0 +1,119 @@
+"""Closing: a cluster that is slow, or whose workers still connect, closes without an error."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from distributed import Client, LocalCluster
+
+import dask_dgpu as dgpu
+from dask_dgpu.comm import bootstrap
+
+
+@pytest.fixture(autouse=True)
+def disabled_in_the_end() -> Iterator[None]:
+    yield
+    dgpu.disable()
+
+
+def test_a_cluster_closes_while_a_store_is_being_made(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes a worker an import of torch, which can last as long as it likes."""
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def serve_store(host: str) -> Any:
+        asked.set()
+        goes_on.wait(30)
+        raise OSError("too late")
+
+    monkeypatch.setattr(bootstrap, "serve_store", serve_store)
+    client = Client(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0")
+    with caplog.at_level(logging.WARNING), dgpu.enable(client):
+        assert asked.wait(10)
+        begin = time.monotonic()
+        client.close()
+        assert time.monotonic() - begin < 8
+    goes_on.set()
+    assert not [record for record in caplog.records if record.exc_info], caplog.text
+
+
+def test_a_cluster_closes_while_its_workers_connect(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    connecting = threading.Event()
+
+    def connect(*args: Any, lifetime: Any, **kwargs: Any) -> Any:
+        connecting.set()
+        lifetime.wait_for(lambda: False, None, "connecting")
+
+    monkeypatch.setattr(bootstrap, "connect", connect)
+    client = Client(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0")
+    with caplog.at_level(logging.WARNING), dgpu.enable(client):
+        assert connecting.wait(10)
+        client.close()
+    names = {thread.name for thread in threading.enumerate()}
+    assert "dask-dgpu" not in names
+    assert "rank" not in caplog.text
+
+
+@pytest.mark.parametrize("slow", ["client", "cluster"])
+def test_a_slow_end_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, slow: str
+) -> None:
+    kind: Any = Client if slow == "client" else LocalCluster
+    close = kind._close
+
+    async def close_slowly(self: Any, *args: Any, **kwargs: Any) -> None:
+        await asyncio.sleep(60)
+
+    client = dgpu.start(1, device="cpu", processes=False)
+    cluster: Any = client.cluster
+    assert dask.config.get("array_optimize", None) is not None
+    monkeypatch.setattr(kind, "_close", close_slowly)
+    client.close(timeout=0.2)
+    assert f"the {slow} is not closed after 0.2" in caplog.text
+    assert dask.config.get("array_optimize", None) is None
+    monkeypatch.setattr(kind, "_close", close)
+    client.close()
+    assert client.status == cluster.status.name == "closed"
+
+
+def test_an_early_end_is_one_too() -> None:
+    """What was enabled since is left alone by a second end."""
+    client = dgpu.start(1, device="cpu", processes=False)
+    client.shutdown()
+    assert dask.config.get("array_optimize", None) is None
+    with dgpu.enable() as enabled:
+        client.close()
+        assert dask.config.get("array_optimize") == enabled.optimizer
+
+
+SCRIPT = """
+import dask_dgpu as dgpu
+if __name__ == "__main__":
+    with dgpu.start(2, device="cpu") as client:
+        pass
+    print("the last line")
+"""
+
+
+@pytest.mark.cluster
+def test_a_script_that_ends_at_once_ends_quietly(tmp_path: Path) -> None:
+    script = tmp_path / "short.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "the last line\n"
+    assert "Traceback" not in done.stderr
+    assert "terminate called" not in done.stderr
