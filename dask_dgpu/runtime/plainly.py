@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 from dask._task_spec import Task
 
+from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.program import Key, Program
 from graph_opt.plain import Plain
 
@@ -35,7 +37,7 @@ async def answer_of(run: Run, scheduler: Scheduler) -> dict[str, Any]:
         return answer
     task = scheduler.tasks.get(run.key)
     workers = sorted(task.worker_restrictions or ()) if task is not None else []
-    plain = await asyncio.to_thread(cloudpickle.dumps, answer["plain"])
+    plain = await in_background(partial(cloudpickle.dumps, answer["plain"]))
     return answer | {"plain": plain, "workers": workers}
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from functools import partial
 from itertools import count
 from math import inf
 from time import time
@@ -26,6 +27,7 @@ from distributed.utils import log_errors
 from tornado.ioloop import PeriodicCallback
 
 from dask_dgpu.errors import GangError
+from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.delivery import free_stuck, restrict
 from dask_dgpu.runtime.endings import Endings
 from dask_dgpu.runtime.epoch import Epochs
@@ -99,7 +101,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self, key: Key, program: bytes, staged: list[list[tuple[Key, str]]], worker: str
     ) -> dict[str, Any]:
         """Run a gang to its end; called by its ``gang`` task, again after a loss."""
-        opened = await asyncio.to_thread(pickle.loads, program)
+        opened = await in_background(partial(pickle.loads, program))
         if not self._runs_on(key, worker):  # cancelled while the call was on its way
             return {"outcome": "restarted"}
         run = self.runs.get(key)
@@ -162,7 +164,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
     @log_errors
     async def _launch(self, run: Run) -> None:
         try:
-            await asyncio.to_thread(run.plan)
+            await in_background(run.plan)
             program = run.program
             epoch = await self.epochs.get(run.members, program.transport, program.limits.timeout)
             if run.outcome.done():

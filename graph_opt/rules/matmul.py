@@ -53,6 +53,8 @@ def match(graph: ArrayGraph, name: str) -> Product | Declined | None:
         return Declined(name, "the partial products are used by something else than their sum")
     if not output.known:
         return Declined(output.name, "chunk sizes are unknown")
+    if (len(left.chunks[0]), len(right.chunks[1])) != tuple(map(len, output.chunks)):
+        return Declined(output.name, "Dask makes other blocks than those of the operands")
     left, right = _up_to_date(left, right, output)
     reason = _refusal(left, right, output)
     if reason is not None:

@@ -16,7 +16,6 @@ alone is a piece without a boundary.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -198,11 +197,14 @@ def _constant(graph: ArrayGraph, end: ArrayNode, source: ArrayNode) -> Boundary:
         return None
     if graph.dependencies[end.name] or "fill_value" not in function.keywords:
         return None
+    fill = function.keywords["fill_value"]
+    if np.iscomplexobj(fill) and not np.iscomplexobj(np.empty(0, end.dtype)):
+        return None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            value: Boundary = np.full((), function.keywords["fill_value"], end.dtype).item()
-    except (TypeError, ValueError, OverflowError, Warning):
+        # not by warnings, whose filters all threads share
+        with np.errstate(invalid="raise", over="raise"):
+            value: Boundary = np.full((), fill, end.dtype).item()
+    except (TypeError, ValueError, OverflowError, FloatingPointError):
         return None  # it is for Dask to complain
     return value
 

@@ -11,7 +11,6 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, Event, Status, futures_of, wait
-from distributed.diagnostics.plugin import SchedulerPlugin
 
 import dask_dgpu as dgpu
 from dask_dgpu.errors import GangError
@@ -30,8 +29,8 @@ def x(on_device: Callable[..., da.Array]) -> da.Array:
 
 
 @contextmanager
-def one_block_waits(client: Client, z: da.Array) -> Iterator[list[Any]]:
-    """Yield the futures of a product, of which one waits on a busy worker.
+def one_worker_is_busy(client: Client, z: da.Array) -> Iterator[list[Any]]:
+    """Yield the futures of a product, of which those on a busy worker wait.
 
     So its gang's task stays in memory, with the blocks on the workers that made them.
     """
@@ -43,7 +42,8 @@ def one_block_waits(client: Client, z: da.Array) -> Iterator[list[Any]]:
     assert Event("blocked", client=client).wait(timeout=60)
     try:
         client.run(_open_gate)
-        eventually(lambda: sum(future.done() for future in futures) == len(futures) - 1)
+        waiting = eventually(lambda: client.run_on_scheduler(_waiting, worker=busy))
+        eventually(lambda: sum(future.done() for future in futures) == len(futures) - waiting)
         yield futures
     finally:
         Event("go on", client=client).set()
@@ -55,6 +55,15 @@ def one_block_waits(client: Client, z: da.Array) -> Iterator[list[Any]]:
 def _block() -> None:
     Event("blocked").set()
     Event("go on").wait(timeout=60)
+
+
+def _waiting(worker: str, dask_scheduler: Any) -> int:
+    """Number of blocks that a worker is to take."""
+    runs = dask_scheduler.plugins[PLUGIN].runs.values()
+    outs = [out for run in runs for out in dask_scheduler.tasks[run.key].dependents]
+    return sum(
+        out.processing_on is not None and out.processing_on.address == worker for out in outs
+    )
 
 
 def _close_gate(dask_worker: Any) -> None:
@@ -83,67 +92,64 @@ def _gang_worker(dask_scheduler: Any) -> str | None:
     return None
 
 
-class Misplace(SchedulerPlugin):
-    """Sends blocks that are asked for again to a worker that does not have them."""
-
-    name = "misplace"
-
-    def __init__(self, but: str) -> None:
-        self.but = but
-
-    def update_graph(self, scheduler: Any, *, tasks: list[Any], **kwargs: Any) -> None:
-        for key in tasks:
-            ts = scheduler.tasks[key]
-            if ts.worker_restrictions and ts.state == "released":
-                others = set(scheduler.workers) - ts.worker_restrictions - {self.but}
-                scheduler.set_restrictions({key: {min(others)}})
+def keep_waiting(client: Client, futures: list[Any]) -> tuple[list[Any], int]:
+    """Drop the futures that are done; return the others, and how many were dropped."""
+    late = [future for future in futures if not future.done()]
+    dropped = len(futures) - len(late)
+    assert late
+    assert dropped
+    del futures[:]
+    eventually(lambda: client.run_on_scheduler(_known, key=late[0].key) == len(late))
+    return late, dropped
 
 
 def test_dropped_blocks_are_asked_for_again(client, x):
     z = x @ x
     before = launched_runs(client)
-    with one_block_waits(client, z) as futures:
-        late = [future for future in futures if not future.done()]
-        del futures[:]  # all but the one that waits
-        eventually(lambda: client.run_on_scheduler(_known, keys=[f.key for f in late]) == 1)
+    with one_worker_is_busy(client, z) as futures:
+        late, asked = keep_waiting(client, futures)
         again = client.persist(z)
-        eventually(lambda: sum(future.done() for future in futures_of(again)) == 3)
+        eventually(lambda: sum(future.done() for future in futures_of(again)) == asked)
         assert launched_runs(client) == before + 1
     np.testing.assert_array_equal(host(again.compute()), A @ A)
-    again = late = None
+    late.clear()
+    again = None
     eventually(lambda: left_over(client) == 0)
 
 
-def _known(keys: list[Any], dask_scheduler: Any) -> int:
-    """Number of blocks there are of the array that the keys belong to."""
-    return sum(key[0] == keys[0][0] for key in dask_scheduler.tasks if type(key) is tuple)
-
-
-def _place(key: Any, dask_scheduler: Any) -> str:
-    return str(dask_scheduler.tasks[key].processing_on.address)
+def _known(key: Any, dask_scheduler: Any) -> int:
+    """Number of blocks there are of the array that a key belongs to."""
+    return sum(each[0] == key[0] for each in dask_scheduler.tasks if type(each) is tuple)
 
 
 def test_block_is_fetched_from_the_worker_that_made_it(client, x):
     z = x @ x
-    with one_block_waits(client, z) as futures:
-        late = [future for future in futures if not future.done()]
-        del futures[:]
-        eventually(lambda: client.run_on_scheduler(_known, keys=[f.key for f in late]) == 1)
-        client.register_plugin(Misplace(client.run_on_scheduler(_place, key=late[0].key)))
-        try:
-            before = launched_runs(client)
-            again = client.persist(z)
-            eventually(lambda: sum(future.done() for future in futures_of(again)) == 3)
-            assert launched_runs(client) == before
-        finally:
-            client.unregister_scheduler_plugin(Misplace.name)
-    np.testing.assert_array_equal(host(again.compute()), A @ A)
+    before = launched_runs(client)
+    with one_worker_is_busy(client, z) as futures:
+        moved = client.run_on_scheduler(_move, keys=[f.key for f in futures if not f.done()])
+        assert moved
+        eventually(lambda: all(future.done() for future in futures))
+        found = client.gather(futures)
+    assert launched_runs(client) == before + 1
+    blocks = {future.key[1:]: host(block) for future, block in zip(futures, found, strict=True)}
+    for (i, j), block in blocks.items():
+        rows, columns = (slice(k * CHUNK, (k + 1) * CHUNK) for k in (i, j))
+        np.testing.assert_array_equal(block, (A @ A)[rows, columns])
+
+
+def _move(keys: list[Any], dask_scheduler: Any) -> int:
+    """Send tasks to another worker than the one that has their blocks."""
+    for key in keys:
+        here = dask_scheduler.tasks[key].processing_on.address
+        dask_scheduler.set_restrictions({key: {min(set(dask_scheduler.workers) - {here})}})
+    dask_scheduler.transitions(dict.fromkeys(keys, "released"), stimulus_id="test")
+    return len(keys)
 
 
 def test_lost_blocks_are_made_again(client, x):
     z = x @ x
     before = launched_runs(client)
-    with one_block_waits(client, z) as futures:
+    with one_worker_is_busy(client, z) as futures:
         client.run(_lose)
     np.testing.assert_array_equal(host(client.gather(futures[0])), (A @ A)[:CHUNK, :CHUNK])
     wait(futures)

@@ -189,6 +189,10 @@ DECLINED: dict[str, tuple[Callable[[], da.Array], str]] = {
     "wrong sides": (lambda: da.tensordot(B, A, axes=((0,), (1,))), "the contraction is not"),
     "everything": (lambda: da.tensordot(A, A, axes=2), "the contraction is not"),
     "outer": (lambda: da.tensordot(A, B, axes=0), "the contraction is not"),
+    "an empty chunk that Dask broadcasts": (
+        lambda: array(1, 7, chunks=3).rechunk(((0, 1), (7,))) @ array(1, 7, chunks=7).T,
+        "Dask makes other blocks than those of the operands",
+    ),
     "mixed containers": (
         lambda: mixed(A) @ B,
         "one operand has NumPy blocks and the other CuPy blocks",

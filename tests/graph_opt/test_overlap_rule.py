@@ -122,9 +122,14 @@ def test_a_constant_is_of_the_dtype(dtype: str) -> None:
     assert piece.boundary == (1,)
 
 
-def test_a_constant_that_the_dtype_has_not_is_for_dask() -> None:
-    x = array(6, chunks=3, dtype="int16")
-    piece = one(da.overlap.overlap(x, 1, np.nan))
+@pytest.mark.parametrize(
+    ("dtype", "fill"), [("int16", np.nan), ("int16", np.inf), ("float32", 1e300), ("float64", 1j)]
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::numpy.exceptions.ComplexWarning")
+def test_a_constant_that_the_dtype_has_not_is_for_dask(dtype: str, fill: complex) -> None:
+    """Another thread may have switched warnings off."""
+    x = array(6, chunks=3, dtype=dtype)
+    piece = one(da.overlap.overlap(x, 1, fill))
     assert (piece.boundary, piece.output.chunks) == ((None,), ((2, 5, 5, 2),))
     assert piece.inner == (piece.output.name,)
 
