@@ -21,6 +21,7 @@ from dask_dgpu.facts import current_client, gather
 from dask_dgpu.fft import install as fft_functions
 from dask_dgpu.main_guard import require_main_guard
 from dask_dgpu.optimizer import GraphOptimizer
+from dask_dgpu.predict import usable
 from dask_dgpu.reductions import install as sum_functions
 from dask_dgpu.settings import fft_output_layout, read
 
@@ -310,7 +311,10 @@ def _note_missing(client: Client | None, workers: int) -> None:
 
 
 def _warm_up(client: Client, optimizer: GraphOptimizer) -> None:
-    """Ask for the communicator of all workers; the scheduler does not wait for it."""
+    """Ask for the communicator of all workers; the scheduler does not wait for it.
+
+    Workers without memory to spare are left alone: connecting loads torch.
+    """
     scheduler: Any = client.scheduler
     device, settings = optimizer.facts.device, optimizer.settings
     there: str = client.sync(
@@ -318,6 +322,7 @@ def _warm_up(client: Client, optimizer: GraphOptimizer) -> None:
         device=device,
         transport=optimizer.transport,
         timeout=settings.limits.timeout,
+        connect=usable(optimizer.facts, settings) != 0,
     )
     if there != device:
         raise DgpuError(

@@ -18,11 +18,14 @@ from dask_dgpu.settings import Settings
 from graph_opt.cost import Machine, machine_of
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, Worker
 
 PATIENCE = 30
 """Seconds for the first worker to come: without one, nobody knows what there is."""
 
+
+RUNTIME_BYTES = 180 * 2**20
+"""What a worker's process takes on CPUs for torch and kernels, once it is a rank."""
 
 NEEDED = {"ucx": "ucxx (pip install 'dask-dgpu[ucx]')", "nccl": "torch with CUDA"}
 """What a transport needs."""
@@ -40,8 +43,8 @@ class ClusterFacts:
         ``"cpu"`` or ``"cuda"``: where gangs compute.
     device_memory : int or None
         Bytes of the device of which a worker can get least, other processes' left out; on
-        CPUs of the worker with the lowest limit: what Dask would spill to disk, a gang
-        cannot. ``None`` without any limit.
+        CPUs of the worker whose memory limit leaves least beside its process: what Dask would
+        spill to disk, a gang cannot. ``None`` without any limit.
     one_sided : bool
         Whether ranks can read each other's memory: GPUs of one host with memory in
         RMM pools, or threads.
@@ -170,7 +173,7 @@ def _gather(
                 "expected setting dgpu.comm to be auto, gloo or ucx for workers on CPUs, got 'nccl'"
             )
         transport = _choose_transport(client, settings, "gloo")
-        return ClusterFacts(len(probes), "cpu", _lowest_limit(client), transport=transport)
+        return ClusterFacts(len(probes), "cpu", _least_memory(client), transport=transport)
     if len(found) < len(probes):
         raise ValueError(
             f"setting dgpu.device is {settings.device!r}, but only {len(found)} of "
@@ -183,11 +186,22 @@ def _gather(
     return ClusterFacts(len(probes), "cuda", memory, one_sided, transport)
 
 
-def _lowest_limit(client: Client) -> int | None:
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    return min(
-        (worker["memory_limit"] for worker in workers if worker["memory_limit"]), default=None
-    )
+def _least_memory(client: Client) -> int | None:
+    """Return what the workers' memory limits leave for blocks, on the worker with least."""
+    found: dict[str, int | None] = client.run(_memory_for_blocks)
+    return min((memory for memory in found.values() if memory is not None), default=None)
+
+
+def _memory_for_blocks(dask_worker: Worker) -> int | None:
+    """Return the memory limit of a worker less what its process takes besides blocks."""
+    limit = dask_worker.memory_manager.memory_limit
+    if not limit:
+        return None
+    tasks = list(dask_worker.state.tasks.values())
+    blocks = sum(ts.nbytes or 0 for ts in tasks if ts.state == "memory")
+    own = max(0, dask_worker.monitor.get_process_memory() - blocks)
+    to_come = 0 if "torch" in sys.modules else RUNTIME_BYTES
+    return max(0, limit - own - to_come)
 
 
 def _choose_transport(client: Client, settings: Settings, usual: Transport) -> Transport:

@@ -51,7 +51,7 @@ class Prediction:
 
 def usable(facts: ClusterFacts, settings: Settings) -> float | None:
     """Return the bytes of a device that a gang may use, ``None`` for no limit."""
-    memory = settings.memory_limit or facts.device_memory
+    memory = facts.device_memory if settings.memory_limit is None else settings.memory_limit
     return None if memory is None else memory * (1 - settings.safety_margin)
 
 

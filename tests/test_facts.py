@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,12 +25,12 @@ class Workers:
             raise TimeoutError
 
     def run(self, function: Any, *args: Any) -> dict[str, Any]:
-        found = self.transports if function is facts._transports else [self.gpu] * 2
+        answers = {facts._transports: self.transports, facts._memory_for_blocks: [None, 2**30]}
+        found = answers.get(function, [self.gpu] * 2)
         return dict(zip(("tcp://a", "tcp://b"), found, strict=True))
 
     def scheduler_info(self, n_workers: int) -> dict[str, Any]:
-        workers = {"tcp://a": {"memory_limit": 2**31}, "tcp://b": {"memory_limit": 2**30}}
-        return {"id": "Scheduler-1", "workers": workers if n_workers == -1 else {}}
+        return {"id": "Scheduler-1", "workers": {}}
 
 
 def gathered(asked: str, transports: list[set[str]], gpu: bool) -> facts.ClusterFacts:
@@ -75,3 +77,27 @@ def test_no_worker_comes() -> None:
 
 def test_packages_of_this_process() -> None:
     assert facts._transports() >= {"gloo", "ucx"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "own", "blocks", "wanted"),
+    [(1000, 300, 100, 800), (1000, 100, 300, 1000), (200, 300, 0, 0), (None, 300, 0, None)],
+)
+def test_memory_that_a_limit_leaves_for_blocks(
+    limit: int | None, own: int, blocks: int, wanted: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = [("memory", blocks), ("released", 77), ("executing", None)]
+    tasks = {
+        number: SimpleNamespace(state=state, nbytes=nbytes)
+        for number, (state, nbytes) in enumerate(states)
+    }
+    worker: Any = SimpleNamespace(
+        memory_manager=SimpleNamespace(memory_limit=limit),
+        monitor=SimpleNamespace(get_process_memory=lambda: own),
+        state=SimpleNamespace(tasks=tasks),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    assert facts._memory_for_blocks(worker) == wanted
+    monkeypatch.delitem(sys.modules, "torch")
+    later = None if wanted is None else max(0, wanted - facts.RUNTIME_BYTES)
+    assert facts._memory_for_blocks(worker) == later

@@ -139,10 +139,12 @@ class GangSchedulerPlugin(SchedulerPlugin):
             ts is not None and ts.processing_on is not None and (ts.processing_on.address == worker)
         )
 
-    async def warm_up(self, device: str, transport: Transport, timeout: float) -> str:
+    async def warm_up(
+        self, device: str, transport: Transport, timeout: float, connect: bool
+    ) -> str:
         """Connect all workers ahead of the first gang, if it uses the device that this returns."""
         workers = tuple(self.scheduler.workers)
-        if workers and device == self.device:
+        if connect and workers and device == self.device:
             self.warming = asyncio.ensure_future(self.epochs.warm_up(workers, transport, timeout))
         return self.device
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,10 +11,11 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, Event, Status, futures_of, wait
+from distributed import Client, Event, LocalCluster, Status, futures_of, wait
 
 import dask_dgpu as dgpu
 from dask_dgpu.errors import GangError
+from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import PLUGIN, eventually, host, launched_runs, left_over, running
 from tests.cluster.test_safety import slow_blocks
 
@@ -233,3 +235,23 @@ def _resume(dask_worker: Any) -> None:
 
 def _status(worker: str, dask_scheduler: Any) -> str:
     return str(dask_scheduler.workers[worker].status.name)
+
+
+@pytest.mark.slow
+def test_workers_that_torch_alone_would_fill_are_left_to_dask() -> None:
+    """Loading it would have Dask pause or kill them."""
+    options = {"threads_per_worker": 1, "dashboard_address": ":0", "memory_limit": "270MiB"}
+    with (
+        LocalCluster(n_workers=2, **options) as cluster,
+        Client(cluster) as client,
+        dgpu.enable(client, device="cpu", **SETTINGS) as enabled,
+    ):
+        assert enabled.optimizer.facts.device_memory == 0
+        y = da.fft.fft2(da.from_array(A, chunks=(CHUNK, N)))
+        np.testing.assert_allclose(y.compute(), np.fft.fft2(A), atol=1e-9)
+        assert "0 B may be used" in dgpu.explain(y).declined[0].reason
+        assert not any(client.run(_has_torch).values())
+
+
+def _has_torch() -> bool:
+    return "torch" in sys.modules

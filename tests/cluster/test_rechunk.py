@@ -171,7 +171,7 @@ def test_what_does_not_fit_the_workers_is_left_to_dask(client, device):
         memory = state.optimizer.facts.device_memory
         if device == "cpu":
             workers = client.scheduler_info(n_workers=-1)["workers"].values()
-            assert memory == min(worker["memory_limit"] for worker in workers)
+            assert 0 < memory < min(worker["memory_limit"] for worker in workers)
         side = int((memory / 8) ** 0.5) // 64 * 64 * 2  # as much as four workers have
         x = da.ones((side, side), chunks=(side, side // 8)).rechunk((side // 8, side))
         (declined,) = dgpu.explain(x).declined
