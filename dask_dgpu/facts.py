@@ -193,15 +193,19 @@ def _least_memory(client: Client) -> int | None:
 
 
 def _memory_for_blocks(dask_worker: Worker) -> int | None:
-    """Return the memory limit of a worker less what its process takes besides blocks."""
-    limit = dask_worker.memory_manager.memory_limit
+    """Return the memory limit of a worker less what its process takes besides blocks.
+
+    Nothing is left if Dask would pause the worker for the process alone.
+    """
+    manager = dask_worker.memory_manager
+    limit = manager.memory_limit
     if not limit:
         return None
     tasks = list(dask_worker.state.tasks.values())
     blocks = sum(ts.nbytes or 0 for ts in tasks if ts.state == "memory")
     own = max(0, dask_worker.monitor.get_process_memory() - blocks)
-    to_come = 0 if "torch" in sys.modules else RUNTIME_BYTES
-    return max(0, limit - own - to_come)
+    own += 0 if "torch" in sys.modules else RUNTIME_BYTES
+    return limit - own if own < limit * (manager.memory_pause_fraction or 1) else 0
 
 
 def _choose_transport(client: Client, settings: Settings, usual: Transport) -> Transport:

@@ -11,6 +11,7 @@ from dask_dgpu.errors import DgpuError
 
 GLOO, NCCL, UCX = {"gloo"}, {"gloo", "nccl"}, {"gloo", "ucx"}
 ALL = NCCL | UCX
+GB = 10**9
 
 
 class Workers:
@@ -81,7 +82,14 @@ def test_packages_of_this_process() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "own", "blocks", "wanted"),
-    [(1000, 300, 100, 800), (1000, 100, 300, 1000), (200, 300, 0, 0), (None, 300, 0, None)],
+    [
+        (GB, 300, 100, GB - 200),
+        (GB, 100, 300, GB),
+        (1000, 799, 0, 201),
+        (1000, 800, 0, 0),  # Dask would pause it
+        (200, 300, 0, 0),
+        (None, 300, 0, None),
+    ],
 )
 def test_memory_that_a_limit_leaves_for_blocks(
     limit: int | None, own: int, blocks: int, wanted: int | None, monkeypatch: pytest.MonkeyPatch
@@ -92,7 +100,7 @@ def test_memory_that_a_limit_leaves_for_blocks(
         for number, (state, nbytes) in enumerate(states)
     }
     worker: Any = SimpleNamespace(
-        memory_manager=SimpleNamespace(memory_limit=limit),
+        memory_manager=SimpleNamespace(memory_limit=limit, memory_pause_fraction=0.8),
         monitor=SimpleNamespace(get_process_memory=lambda: own),
         state=SimpleNamespace(tasks=tasks),
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -240,8 +241,9 @@ def _status(worker: str, dask_scheduler: Any) -> str:
 @pytest.mark.slow
 def test_workers_that_torch_alone_would_fill_are_left_to_dask() -> None:
     """Loading it would have Dask pause or kill them."""
-    options = {"threads_per_worker": 1, "dashboard_address": ":0", "memory_limit": "270MiB"}
+    options = {"threads_per_worker": 1, "dashboard_address": ":0", "memory_limit": "330MiB"}
     with (
+        dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}),
         LocalCluster(n_workers=2, **options) as cluster,
         Client(cluster) as client,
         dgpu.enable(client, device="cpu", **SETTINGS) as enabled,
