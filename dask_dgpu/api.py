@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import dask
 from dask.array.backends import array_creation_dispatch
 from dask.array.core import Array
-from dask.typing import no_default
 
 from dask_dgpu.arguments import check_choice, check_client, expected, integer
 from dask_dgpu.backend import array_backend
@@ -34,8 +34,6 @@ OPTIMIZE = "array_optimize"
 BACKEND = "array.backend"
 TO_DELAYED = "to_delayed"
 FFT_LAYOUT = "dgpu.fft.output-layout"
-CLOSING = "60s"
-"""How long the client of :func:`start` waits for itself to close, and then for its cluster."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +202,13 @@ def start(
     from distributed import Nanny, Worker
 
     from dask_dgpu.gpus import visible_gpus
-    from dask_dgpu.startup import check_options, cuda_options, explained, require_workers
+    from dask_dgpu.startup import (
+        check_options,
+        cuda_options,
+        explained,
+        owning_client_class,
+        require_workers,
+    )
 
     check_choice("device", device, ("auto", "cpu", "cuda"))
     if n_workers is not None:
@@ -230,58 +234,24 @@ def start(
     check_options(options, ClusterType, Nanny, Worker)
     with explained(gpus) as errors:
         cluster = ClusterType(n_workers=n_workers, **options)
-        client = _owning_client_class()(cluster)
+        client = owning_client_class()(cluster)
         try:
             require_workers(client, cluster.plan, gpus, errors)
             enable(client, device="cuda" if gpus else "cpu")
-            client.enabled = True
+            client.undo = partial(_end, dask.config.get(BACKEND, None) if gpus else None)
         except BaseException:
             client.close()
             raise
     if gpus:
-        client.backend_before = dask.config.get(BACKEND)
         dask.config.set({BACKEND: "dgpu"})
     return client
 
 
-def _owning_client_class() -> Any:
-    from distributed import Client
-
-    class OwningClient(Client):
-        """A client whose end is that of its cluster, and of what ``start`` set.
-
-        A slow end is no error: it may follow results that nobody wants to lose.
-        """
-
-        backend_before: str | None = None
-        enabled = False
-
-        def close(self, timeout: Any = no_default) -> None:
-            limit = CLOSING if timeout is no_default else timeout
-            cluster: Any = self.cluster
-            try:
-                for what, end in (("client", super().close), ("cluster", cluster.close)):
-                    try:
-                        end(timeout=limit)
-                    except TimeoutError:
-                        logger.warning("the %s is not closed after %s", what, limit)
-            finally:
-                self._disable()
-
-        async def _close(self, fast: bool = False) -> None:
-            try:
-                await super()._close(fast=fast)
-            finally:
-                self._disable()
-
-        def _disable(self) -> None:
-            if self.enabled:
-                self.enabled = False
-                disable()
-                if self.backend_before is not None:
-                    dask.config.set({BACKEND: self.backend_before})
-
-    return OwningClient
+def _end(backend_before: str | None) -> None:
+    """Undo what :func:`start` has set."""
+    disable()
+    if backend_before is not None:
+        dask.config.set({BACKEND: backend_before})
 
 
 def _restore(before: Mapping[str, Any]) -> None:

@@ -1,13 +1,15 @@
-"""Starting the workers of this machine, and saying which of them did not start, and why."""
+"""Starting and ending the workers of this machine, and saying which did not start, and why."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
+
+from dask.typing import no_default
 
 from dask_dgpu.arguments import suggestion
 from dask_dgpu.errors import DgpuError
@@ -16,8 +18,13 @@ from dask_dgpu.gpus import GpuMemory, pool_bytes, read_memory
 if TYPE_CHECKING:
     from distributed import Client
 
+logger = logging.getLogger(__name__)
+
 LATE_SECONDS = 30.0
 """How long workers may be missing once the cluster says that it has started."""
+
+CLOSING = "60s"
+"""How long a client waits for itself to close, and then for its cluster."""
 
 VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
@@ -121,6 +128,44 @@ def require_workers(
         if time.monotonic() > deadline:
             raise DgpuError(missing_text(missing, len(wanted), gpus, errors))
         time.sleep(INTERVAL)
+
+
+def owning_client_class() -> Any:
+    """Return the class of client that :func:`dask_dgpu.start` makes."""
+    from distributed import Client
+
+    class OwningClient(Client):
+        """A client whose end is that of its cluster, and undoes what was set with it.
+
+        A slow end is no error: it may follow results that nobody wants to lose.
+        """
+
+        undo: Callable[[], None] | None = None
+
+        def close(self, timeout: Any = no_default) -> None:
+            limit = CLOSING if timeout is no_default else timeout
+            cluster: Any = self.cluster
+            try:
+                for what, end in (("client", super().close), ("cluster", cluster.close)):
+                    try:
+                        end(timeout=limit)
+                    except TimeoutError:
+                        logger.warning("the %s is not closed after %s", what, limit)
+            finally:
+                self._undo()
+
+        async def _close(self, fast: bool = False) -> None:
+            try:
+                await super()._close(fast=fast)
+            finally:
+                self._undo()
+
+        def _undo(self) -> None:
+            undo, self.undo = self.undo, None
+            if undo is not None:
+                undo()
+
+    return OwningClient
 
 
 def missing_text(
