@@ -42,3 +42,12 @@ def test_what_nobody_needs_is_left_out() -> None:
     assert culled.needs[x.name] == {(x.name, at): set() for at in (0, 3)}
     assert culled.reads[y.name] == {(x.name, 0), (x.name, 3)}
     assert y.name not in cull(z.__dask_graph__(), {(z.name, 4)}).graph.layers
+
+
+def test_blocks_that_a_layer_makes_and_does_not_list() -> None:
+    """Of an axis of chunks (0, 1), which Dask takes for one to broadcast."""
+    x = da.ones((1, 2), chunks=((0, 1), (1, 1)))
+    y = x + da.ones((1, 1), chunks=1)
+    graph, wanted = y.__dask_graph__(), {(y.name, 1, 0)}
+    assert wanted.isdisjoint(graph.layers[y.name].get_output_keys())
+    assert set(cull(graph, wanted).graph.layers[y.name]) == wanted

@@ -134,7 +134,7 @@ def norm(d: Draw) -> Step:
         how = f"axis={d.axis(a)}, ord={d.choice(('None', '1', '2', 'np.inf'))}"
     else:
         how = d.choice(("keepdims=True", "axis=None"))
-    return both(f"xp.linalg.norm({a.name}, {how})", n * a.error, n * a.largest)
+    return in_plain_chunks(a, f"xp.linalg.norm({{a}}, {how})", n * a.error, n * a.largest)
 
 
 @kind()
