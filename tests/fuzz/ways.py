@@ -13,10 +13,13 @@ import numpy as np
 from distributed import Client
 
 import dask_dgpu as dgpu
+from dask_dgpu.errors import UndeclaredError
 from tests.fuzz.compare import difference
 from tests.fuzz.tree import Tree
 
 SETTINGS = {"when": "always", "on_error": "raise"}
+FALLBACK = SETTINGS | {"on_error": "fallback"}
+"""For trees of which Dask declares blocks as other than they are."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,13 @@ Way = Callable[[Tree], Outcome]
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Overflow and the like is expected; that a graph was left to Dask is not."""
+    """Overflow and the like is expected; that a graph was left to Dask is not.
+
+    A gang is left to Dask if its blocks are not as declared.
+    """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        warnings.filterwarnings("error", message="dask_dgpu")
+        warnings.filterwarnings("error", message="dask_dgpu left a graph")
         yield
 
 
@@ -51,10 +57,10 @@ def plain_way(tree: Tree) -> Outcome:
 
 
 def local_way(tree: Tree) -> Outcome:
-    with dgpu.enable(**SETTINGS, **tree.settings):
-        return _outcome(
-            lambda: tree.build("ours"), lambda x: dask.compute(*x, scheduler=tree.scheduler)
-        )
+    def compute(lazy: list[Any]) -> Any:
+        return dask.compute(*lazy, scheduler=tree.scheduler)
+
+    return _ours(tree, compute, tree.settings)
 
 
 def cluster_way(client: Client) -> Way:
@@ -62,10 +68,23 @@ def cluster_way(client: Client) -> Way:
 
     def way(tree: Tree) -> Outcome:
         settings = {k: v for k, v in tree.settings.items() if k != "local_ranks"}
-        with dgpu.enable(client, **SETTINGS, **settings):
-            return _outcome(lambda: tree.build("ours"), lambda x: client.compute(x, sync=True))
+        return _ours(tree, lambda x: client.compute(x, sync=True), settings, client)
 
     return way
+
+
+def _ours(
+    tree: Tree,
+    compute: Callable[[list[Any]], Any],
+    settings: dict[str, Any],
+    client: Client | None = None,
+) -> Outcome:
+    with dgpu.enable(client, **SETTINGS, **settings):
+        outcome = _outcome(lambda: tree.build("ours"), compute)
+    if isinstance(outcome.error, UndeclaredError):
+        with dgpu.enable(client, **FALLBACK, **settings):
+            outcome = _outcome(lambda: tree.build("ours"), compute)
+    return outcome
 
 
 def _outcome(build: Callable[[], list[Any]], compute: Callable[[list[Any]], Any]) -> Outcome:
