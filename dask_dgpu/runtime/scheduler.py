@@ -135,9 +135,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
 
     def _runs_on(self, key: Key, worker: str) -> bool:
         ts = self.scheduler.tasks.get(key)
-        return (
-            ts is not None and ts.processing_on is not None and (ts.processing_on.address == worker)
-        )
+        return ts is not None and getattr(ts.processing_on, "address", None) == worker
 
     async def warm_up(
         self, device: str, transport: Transport, timeout: float, connect: bool

@@ -90,7 +90,7 @@ def scheduler_tables(dask_scheduler: Any) -> dict[str, int]:
         "runs": len(plugin.runs),
         "ended": len(plugin.ended[1]),
         "staging": len(plugin.staging.workers),
-        "epochs": len(plugin.epochs._forming),
+        "epochs": len(plugin.epochs._kept),
         "losses": len(plugin.losses._counts) + len(plugin.losses._last),
         "tasks": len(dask_scheduler.tasks),
     }
