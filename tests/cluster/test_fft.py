@@ -109,6 +109,23 @@ def test_not_enabled_is_plain_dask(client, x):
     assert launched_runs(client) == before
 
 
+@pytest.mark.multigpu
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+def test_small_transforms_over_tcp_are_worth_a_gang(client):
+    """Dask moves CuPy blocks over TCP through the host."""
+    slabs = {"chunks": (2048, 8192), "dtype": "complex64"}
+    with (
+        dask.config.set({"array.backend": "cupy"}),
+        dgpu.enable(client, when="cheaper", on_error="raise") as enabled,
+    ):
+        assert enabled.optimizer.facts.protocol == "tcp"
+        before = launched_runs(client)
+        y = da.fft.fft2(da.ones((8192, 8192), **slabs)).persist()
+        wait(y)
+        assert launched_runs(client) == before + 1
+        assert abs(complex(y[0, 0].compute()) - 8192**2) <= 1
+
+
 def test_explained(client, x):
     assert len(dgpu.explain(da.fft.fft2(x)).rewritten) == 1
 
