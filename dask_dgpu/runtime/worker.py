@@ -156,7 +156,10 @@ class GangWorkerPlugin(WorkerPlugin):
         where = partial(self.worker.scheduler.dgpu_where, **what, out=out, worker=here)
         place = await where(missing=here)
         if place is not None:
-            answer = await self.worker.rpc(place).dgpu_take(**what)
+            try:
+                answer = await self.worker.rpc(place).dgpu_take(**what)
+            except OSError:  # it is lost, perhaps before the scheduler knows
+                answer = {}
             if "block" in answer:
                 return answer["block"]
             await where(missing=place)

@@ -140,6 +140,43 @@ def test_block_is_fetched_from_the_worker_that_made_it(client, x):
         np.testing.assert_array_equal(block, (A @ A)[rows, columns])
 
 
+def test_block_that_cannot_be_fetched_is_made_again(client, x):
+    z = x @ x
+    before = launched_runs(client)
+    client.run(_refuse)
+    try:
+        with one_worker_is_busy(client, z) as futures:
+            client.run_on_scheduler(_move, keys=[f.key for f in futures if not f.done()])
+            eventually(lambda: any(client.run(_asked).values()))
+        wait(futures, timeout=60)
+    finally:
+        client.run(_give)
+    assert all(future.status == "finished" for future in futures)
+    assert launched_runs(client) == before + 2
+
+
+def _refuse(dask_worker: Any) -> None:
+    """Have a worker answer as if its connection were lost."""
+    plugin = dask_worker.plugins[PLUGIN]
+    plugin.asked = 0
+
+    def refuse(**what: Any) -> None:
+        plugin.asked += 1
+        raise OSError("the connection is lost")
+
+    dask_worker.handlers["dgpu_take"] = refuse
+
+
+def _asked(dask_worker: Any) -> int:
+    return int(dask_worker.plugins[PLUGIN].asked)
+
+
+def _give(dask_worker: Any) -> None:
+    plugin = dask_worker.plugins[PLUGIN]
+    dask_worker.handlers["dgpu_take"] = plugin._take
+    del plugin.asked
+
+
 def _move(keys: list[Any], dask_scheduler: Any) -> int:
     """Send tasks to another worker than the one that has their blocks."""
     for key in keys:
