@@ -8,7 +8,7 @@ block, and fetches it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -28,20 +28,21 @@ def restrict(scheduler: Scheduler, run: Run) -> None:
         scheduler.set_restrictions({out.key: {worker}})
 
 
-def free_stuck(scheduler: Scheduler, runs: Iterable[Run]) -> None:
+def free_stuck(scheduler: Scheduler, runs: Mapping[Key, Run]) -> None:
     """Have other workers take the blocks that a paused worker has made.
 
     Blocks in a paused worker's memory are among the reasons for which it is paused.
     """
-    for run in runs:
+    for run in list(runs.values()):  # transitions end runs
         gang = scheduler.tasks.get(run.key)
         if not run.finished or gang is None or gang.state != "memory":
             continue
         stuck = [out for out in gang.dependents if _is_stuck(scheduler, out)]
         for out in stuck:
             out.loose_restrictions = True
-        released: dict[Key, Any] = {out.key: "released" for out in stuck}
-        scheduler.transitions(released, stimulus_id=f"dgpu-paused-{run.run_id}")
+        if stuck:
+            released: dict[Key, Any] = {out.key: "released" for out in stuck}
+            scheduler.transitions(released, stimulus_id=f"dgpu-paused-{run.run_id}")
 
 
 def _is_stuck(scheduler: Scheduler, out: TaskState) -> bool:

@@ -55,11 +55,10 @@ class Endings:
             logger.warning(message)
             names = [name for name, _ in run.program.outputs]
             announce(self.scheduler, names, error.reason, message)
-            self.abandon(run, str(error))
         else:
             run.fail(error)
-            self.abandon(run, str(error))
             asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._insist, run, error)
+        self.abandon(run, str(error))
 
     def fail_unless_lost(self, run: Run, error: GangError) -> None:
         """Give a run up unless a member is lost: a broken connection is noticed before that."""

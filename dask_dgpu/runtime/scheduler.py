@@ -91,7 +91,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
         await scheduler.register_worker_plugin(
             None, pickle.dumps(GangWorkerPlugin(self.device)), name=PLUGIN, idempotent=True
         )
-        looking = PeriodicCallback(self._free_stuck, SECONDS_BETWEEN_LOOKS * 1e3)
+        look = partial(free_stuck, scheduler, self.runs)
+        looking = PeriodicCallback(look, SECONDS_BETWEEN_LOOKS * 1e3)
         scheduler.periodic_callbacks["dgpu-free-stuck"] = looking
         looking.start()
 
@@ -217,9 +218,6 @@ class GangSchedulerPlugin(SchedulerPlugin):
         run = self.runs.get(key)
         return run if run and run.run_id == run_id and not run.outcome.done() else None
 
-    def _free_stuck(self) -> None:
-        free_stuck(self.scheduler, self.runs.values())
-
     # what Dask tells its plugins
 
     def remove_worker(
@@ -271,6 +269,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             loop.call_soon(self.endings.start_over, key, f"dgpu-outdated-{stimulus_id}")
         elif finish in ("released", "forgotten", "erred"):
             run = self.runs.pop(key, None)
+            taken = run is not None and run.finished and not run.starts_over
             if run is not None and not run.outcome.done():
                 run.restart()
                 self.endings.abandon(run, "it was cancelled")
@@ -278,9 +277,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
                 self.ended = (stimulus_id, [*before, run])
             elif run is not None and run.finished:
                 self._free(run)
-                if not run.starts_over:
-                    self.losses.forget(key)
-            if finish == "forgotten":
+            if taken or finish == "forgotten":
                 self.losses.forget(key)
 
     def _has_finished(self, key: Key) -> bool:
