@@ -14,6 +14,29 @@ from tests.cluster.conftest import start_cluster
 from tests.cluster.observe import PLUGIN, eventually, host, left_over, send_signal, settled
 
 
+def killed_at_random(
+    client: Client,
+    cluster: Any,
+    submit: Callable[[], Future],
+    *,
+    kills: int,
+    seed: int,
+    seconds: float,
+) -> Iterator[Any]:
+    """Submit again and again and kill a worker within so many seconds; yield the results."""
+    chance = random.Random(seed)
+    for _ in range(kills):
+        eventually(lambda: settled(cluster), seconds=60)
+        future = submit()
+        time.sleep(chance.uniform(0, seconds))
+        victim = chance.choice(sorted(cluster.scheduler.workers))
+        send_signal(client, victim)
+        yield host(future.result(timeout=100))
+        future.release()
+        eventually(lambda victim=victim: victim not in cluster.scheduler.workers)
+    eventually(lambda: left_over(client) == 0)
+
+
 class Losses:
     """Tests on a cluster of their own, which they may damage."""
 
@@ -44,19 +67,9 @@ class Losses:
         device: str,
         submit: Callable[[], Future],
         *,
-        kills: int = 10,
         seed: int,
         seconds: float,
     ) -> Iterator[Any]:
-        """Submit again and again and kill a worker within so many seconds; yield the results."""
-        chance = random.Random(seed)
         self.slow(client, 0.1)
-        for _ in range(kills if device == "cpu" else 3):
-            eventually(lambda: settled(cluster), seconds=60)
-            victim = chance.choice(sorted(cluster.scheduler.workers))
-            future = submit()
-            time.sleep(chance.uniform(0, seconds))
-            send_signal(client, victim)
-            yield host(future.result(timeout=60))
-            future.release()
-        eventually(lambda: left_over(client) == 0)
+        kills = 10 if device == "cpu" else 3
+        return killed_at_random(client, cluster, submit, kills=kills, seed=seed, seconds=seconds)

@@ -17,6 +17,7 @@ from distributed import CancelledError, Client, wait
 import dask_dgpu as dgpu
 from dask_dgpu.errors import GangError
 from tests.cluster.conftest import SETTINGS, start_cluster
+from tests.cluster.losses import killed_at_random
 from tests.cluster.observe import (
     PLUGIN,
     eventually,
@@ -25,7 +26,6 @@ from tests.cluster.observe import (
     reports,
     running,
     send_signal,
-    settled,
 )
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -334,13 +334,8 @@ def _interrupt(number: int, frame: object) -> None:
 @pytest.mark.timeout(600)
 def test_kills_at_random_moments(client, cluster, device, x, y):
     kills = 30 if device == "cpu" else 6  # a worker with a GPU takes long to come back
-    chance = random.Random(11)
     slow_blocks(client, 0.05)
-    for _ in range(kills):
-        eventually(lambda: settled(cluster), seconds=60)
-        future = client.compute((x @ y) * 1)
-        time.sleep(chance.uniform(0, 0.8))
-        send_signal(client, chance.choice(sorted(client.scheduler_info()["workers"])))
-        np.testing.assert_array_equal(host(future.result(timeout=60)), A @ B)
-        future.release()
-    eventually(lambda: left_over(client) == 0)
+    for result in killed_at_random(
+        client, cluster, lambda: client.compute((x @ y) * 1), kills=kills, seed=11, seconds=0.8
+    ):
+        np.testing.assert_array_equal(result, A @ B)

@@ -10,12 +10,12 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, wait
+from distributed import Client, Future, wait
 from ml_dtypes import finfo
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS
-from tests.cluster.losses import Losses
+from tests.cluster.losses import Losses, killed_at_random
 from tests.cluster.observe import (
     counted,
     eventually,
@@ -24,7 +24,6 @@ from tests.cluster.observe import (
     left_over,
     running,
     send_signal,
-    settled,
 )
 from tests.kernels.exact import exact, family, to_nearest, within_bound
 
@@ -183,17 +182,16 @@ class TestLosses(Losses):
         plain = abs(da.fft.fft2(x)) ** 2
         wanted = summed(client, dgpu.sum(plain, method="reproducible"))
         chance = random.Random(5)
-        for _ in range(6 if device == "cpu" else 3):
-            eventually(lambda: settled(cluster), seconds=60)
+
+        def submit() -> Future:
             late_blocks = x.map_blocks(late, chance.uniform(0, 0.05), dtype=x.dtype, meta=x._meta)
             spectrum = abs(da.fft.fft2(late_blocks)) ** 2
-            future = client.compute(dgpu.sum(spectrum, method="reproducible"))
-            time.sleep(chance.uniform(0, 1.0))
-            send_signal(client, chance.choice(sorted(client.scheduler_info(-1)["workers"])))
-            found = host(future.result(timeout=100))
+            return client.compute(dgpu.sum(spectrum, method="reproducible"))
+
+        kills = 6 if device == "cpu" else 3
+        for found in killed_at_random(client, cluster, submit, kills=kills, seed=5, seconds=1.0):
             np.testing.assert_allclose(found, wanted, rtol=1e-12)
-            future.release()
-        eventually(lambda: not running(client) and left_over(client) == 0)
+        eventually(lambda: not running(client))
 
 
 def late(block: Any, seconds: float) -> Any:
