@@ -52,7 +52,7 @@ lint: .venv  ## every check of .pre-commit-config.yaml
 	.venv/bin/pre-commit run --all-files
 
 compat: .venv  ## Dask's own array tests with the plugin enabled
-	.venv/bin/python -m tests.compat
+	.venv/bin/python -m tests.support.compat
 
 docs: .venv  ## the documentation, in build/docs
 	.venv/bin/python -m sphinx -W --keep-going -q docs build/docs

@@ -21,7 +21,7 @@ from harness import Report, blas_threads, processes
 from dask_dgpu.comm import bootstrap
 from dask_dgpu.comm.buffers import even_counts
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.gpus import count_gpus
+from dask_dgpu.environment.gpus import count_gpus
 
 HOST = "127.0.0.1"
 RESULTS = Path(__file__).parent / "results"

@@ -26,8 +26,8 @@ from dask_dgpu.algorithms.stencil.plan import even_tiles
 from dask_dgpu.comm import bootstrap
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device import HostDevice
-from graph_opt.cost import HOST
+from dask_dgpu.kernels.device.host import HostDevice
+from graph_opt.model.cost import HOST
 
 RANKS = 4
 THREADS = 2

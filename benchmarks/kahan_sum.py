@@ -18,7 +18,7 @@ from distributed import Client, LocalCluster
 from harness import PLAIN, Report, finished, processes
 
 import dask_dgpu as dgpu
-from dask_dgpu.kernels import binned, compensated
+from dask_dgpu.kernels.sums import binned, compensated
 
 RANKS = 4
 OUT = Path(__file__).parent / "results" / "kahan_sum-cpu.jsonl"

@@ -31,7 +31,7 @@ def sum_blocks(blocks: list[Any], axis: int, way: str, repetitions: int) -> list
     """
     import torch
 
-    from dask_dgpu.kernels import binned, compensated
+    from dask_dgpu.kernels.sums import binned, compensated
 
     tensors = [torch.as_tensor(block) for block in blocks]
     cuda = tensors[0].is_cuda

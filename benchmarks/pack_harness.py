@@ -76,8 +76,8 @@ class Ladder:
     def __init__(self, pieces: Pieces, source: Array, target: Array) -> None:
         import cupy
 
-        from dask_dgpu.kernels.cuda import CudaDevice
-        from dask_dgpu.kernels.descriptors import describe
+        from dask_dgpu.kernels.device.cuda import CudaDevice
+        from dask_dgpu.kernels.pack.descriptors import describe
 
         self.pieces, self.source, self.target = pieces, source, target
         self.device = CudaDevice()
@@ -175,8 +175,8 @@ class Ladder:
         """Launch the kernel for one piece, on the current stream."""
         import cupy
 
-        from dask_dgpu.kernels.descriptors import COLUMNS
-        from dask_dgpu.kernels.pack_cuda import KERNEL, THREADS
+        from dask_dgpu.kernels.pack.cuda import KERNEL, THREADS
+        from dask_dgpu.kernels.pack.descriptors import COLUMNS
 
         table = cupy.empty(self.words, np.int64)
         table.data.copy_from_host_async(self.tables[piece].ctypes.data, table.nbytes)

@@ -34,9 +34,9 @@ from dask_dgpu.algorithms.pencil_fft import (
     plan_pencil_fft,
 )
 from dask_dgpu.comm import bootstrap
-from dask_dgpu.kernels.device import HostDevice
-from graph_opt.cost import HOST
-from graph_opt.layout import Layout, cuts_of, dealt
+from dask_dgpu.kernels.device.host import HostDevice
+from graph_opt.model.cost import HOST
+from graph_opt.model.layout import Layout, cuts_of, dealt
 
 RANKS = 4
 THREADS = 2

@@ -22,7 +22,7 @@ from gpu_harness import GpuBench, options, run
 from harness import fresh_complex
 
 from dask_dgpu.algorithms.redistribute import plan_redistribute, traffic
-from graph_opt.layout import Layout, cuts_of
+from graph_opt.model.layout import Layout, cuts_of
 
 SLABS_A_RANK = 2
 

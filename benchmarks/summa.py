@@ -18,14 +18,14 @@ from distributed import Client, LocalCluster
 from harness import PLAIN, Report, blas_threads, fresh, no_wait, processes, timed
 
 import dask_dgpu as dgpu
-from dask_dgpu import settings
 from dask_dgpu.algorithms.summa import Operand, plan_summa, summa_rank
 from dask_dgpu.comm import bootstrap
-from dask_dgpu.facts import ClusterFacts
-from dask_dgpu.kernels.device import HostDevice
-from dask_dgpu.optimizer import GraphOptimizer
-from graph_opt.cost import HOST
-from graph_opt.layout import block_spans, cuts_of
+from dask_dgpu.environment import settings
+from dask_dgpu.environment.facts import ClusterFacts
+from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.planner.optimizer import GraphOptimizer
+from graph_opt.model.cost import HOST
+from graph_opt.model.layout import block_spans, cuts_of
 
 RANKS = 4
 HOST_NAME = "127.0.0.1"

@@ -8,15 +8,16 @@ Examples
 >>> da.matmul(x, x.T).sum().compute()  # doctest: +SKIP
 """
 
-from dask_dgpu import errors, fft
-from dask_dgpu.api import Enabled, disable, enable, start
-from dask_dgpu.explain import Explanation, explain
-from dask_dgpu.health import Health, check_health
-from dask_dgpu.jacobi import JacobiInfo, jacobi
-from dask_dgpu.poisson import poisson
-from dask_dgpu.progress import progress
-from dask_dgpu.reductions import dot, max, mean, min, norm, std, sum, var
-from dask_dgpu.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, stencil
+from dask_dgpu import errors
+from dask_dgpu.array import fft
+from dask_dgpu.array.jacobi import JacobiInfo, jacobi
+from dask_dgpu.array.poisson import poisson
+from dask_dgpu.array.reductions import dot, max, mean, min, norm, std, sum, var
+from dask_dgpu.array.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, stencil
+from dask_dgpu.observe.explain import Explanation, explain
+from dask_dgpu.observe.health import Health, check_health
+from dask_dgpu.observe.progress import progress
+from dask_dgpu.session.enable import Enabled, disable, enable, start
 
 __version__ = "0.1.0"
 

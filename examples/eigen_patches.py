@@ -28,7 +28,7 @@ from rich.table import Table
 from skimage import data
 
 import dask_dgpu as dgpu
-from dask_dgpu.gpus import count_gpus
+from dask_dgpu.environment.gpus import count_gpus
 
 PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket")
 SIDE = 12  # pixels along a patch

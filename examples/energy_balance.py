@@ -24,12 +24,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 import dask_dgpu as dgpu
+from dask_dgpu.array.reductions import Method
 
 PLANETS = 1024
 STEPS = 1 << 14
 STEP = 2 * np.pi / 500  # 500 steps a revolution
 LENGTHS = [1 << bits for bits in range(14, 25)]
-METHODS: tuple[dgpu.reductions.Method, ...] = ("dask", "compensated", "reproducible")
+METHODS: tuple[Method, ...] = ("dask", "compensated", "reproducible")
 PICTURE = Path("build/energy_balance.png")
 
 

@@ -29,7 +29,7 @@ from rich.console import Console
 from scipy.ndimage import gaussian_filter
 
 import dask_dgpu as dgpu
-from dask_dgpu.gpus import count_gpus
+from dask_dgpu.environment.gpus import count_gpus
 
 DIFFUSIVITY = 0.0032  # square metres a year
 CRITICAL = 1.25  # the slope, in metres a metre, that holds no soil

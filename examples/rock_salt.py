@@ -23,7 +23,7 @@ from scipy.constants import angstrom, elementary_charge, epsilon_0, pi
 from scipy.special import gamma
 
 import dask_dgpu as dgpu
-from dask_dgpu.gpus import count_gpus
+from dask_dgpu.environment.gpus import count_gpus
 
 DISTANCE = 2.820 * angstrom  # of neighbouring ions
 POINTS = (8, 16, 32)  # of the grid from one ion to the next

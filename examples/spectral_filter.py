@@ -21,7 +21,7 @@ from scipy.ndimage import gaussian_filter
 from skimage import data
 
 import dask_dgpu as dgpu
-from dask_dgpu.gpus import count_gpus
+from dask_dgpu.environment.gpus import count_gpus
 
 BAND = 109  # rows of a chunk
 WIDTH = 3.0  # of the Gaussian, in pixels

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.profiles import register_profiles
+from tests.support.profiles import register_profiles
 
 HINTS = {
     "tests deselected that need a GPU": "run them with -m 'gpu or multigpu'",

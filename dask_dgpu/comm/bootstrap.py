@@ -138,7 +138,7 @@ def connect(
             return _ucx().join(
                 store, **ranks, timeout=timeout, limit=limit, device=device, lifetime=attempt
             )
-        from dask_dgpu.comm.nccl import NcclComm
+        from dask_dgpu.comm.nccl.communicator import NcclComm
 
         nccl: Comm = NcclComm(store, **ranks, device=device or 0, timeout=timeout, limit=limit)
         return nccl
@@ -191,7 +191,7 @@ def _abandonable(
 
 def _ucx() -> Any:
     try:
-        from dask_dgpu.comm import ucx
+        from dask_dgpu.comm.ucx import communicator as ucx
     except ImportError as error:
         raise CommError(
             f"The transport is 'ucx', which needs ucxx: pip install 'dask-dgpu[ucx]' ({error})"

@@ -14,8 +14,8 @@ from dask import _task_spec as dask_task
 from dask.blockwise import Blockwise, BlockwiseDep, blockwise_token
 from dask.highlevelgraph import Layer
 
-from graph_opt.layout import Index
-from graph_opt.node import label
+from graph_opt.model.layout import Index
+from graph_opt.model.node import label
 
 Array = Any
 Task = Callable[[Mapping[Any, Array]], Array]

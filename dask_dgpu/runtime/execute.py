@@ -8,14 +8,15 @@ from typing import Any
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.runtime.collectives import ALGORITHMS
+from dask_dgpu.operations import ALGORITHMS
+from dask_dgpu.operations.step import Collective, Local
+from dask_dgpu.operations.value import Blocks, Value, conforming
 from dask_dgpu.runtime.observer import Nobody, Observer
 from dask_dgpu.runtime.placement import Block
-from dask_dgpu.runtime.program import Collective, Key, Local, Plans, Program
+from dask_dgpu.runtime.program import Key, Plans, Program
 from dask_dgpu.runtime.ship import ship
-from dask_dgpu.runtime.value import Blocks, Value, conforming
-from graph_opt.layout import Index
-from graph_opt.node import label
+from graph_opt.model.layout import Index
+from graph_opt.model.node import label
 
 Array = Any
 

@@ -9,12 +9,13 @@ from typing import Any
 
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device import Device, HostDevice
+from dask_dgpu.kernels.device import Device
+from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.operations.value import Blocks
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.observer import Nobody, Span
 from dask_dgpu.runtime.program import Key, Program, plans
-from dask_dgpu.runtime.value import Blocks
-from graph_opt.layout import dealt
+from graph_opt.model.layout import dealt
 
 Array = Any
 
@@ -85,7 +86,7 @@ def run_here(program: Program, staged: Sequence[list[Array]]) -> dict[Key, Array
 def _device(program: Program) -> Device:
     values = [value for _, value in program.inputs] + [step.result for step in program.steps]
     if any(value.container == "cupy.ndarray" for value in values):
-        from dask_dgpu.kernels.cuda import CudaDevice
+        from dask_dgpu.kernels.device.cuda import CudaDevice
 
         return CudaDevice()
     return HostDevice()

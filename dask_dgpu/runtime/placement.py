@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dask_dgpu.runtime.value import Placed, Value
-from graph_opt.layout import Index, Layout, dealt
+from dask_dgpu.operations.step import Need
+from dask_dgpu.operations.value import Placed, Value
+from graph_opt.model.layout import Index, Layout, dealt
 
 Block = tuple[str, Index]
-Need = tuple[int, Index]
 """A block that another is made from: the place of its array among those read, and its own."""
 
 Ranks = tuple[int, ...]

@@ -11,12 +11,12 @@ from dask._task_spec import Task
 
 from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.program import Key, Program
-from graph_opt.plain import Plain
+from graph_opt.dask_graph.plain import Plain
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
 
-    from dask_dgpu.runtime.run import Run
+    from dask_dgpu.runtime.scheduler.run import Run
 
 
 def plain_of(task: TaskState | None) -> Plain | None:

@@ -8,79 +8,25 @@ the plans where the blocks of every value are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from dask_dgpu.comm.bootstrap import Transport
+from dask_dgpu.operations import ALGORITHMS
+from dask_dgpu.operations.step import Collective, Local
+from dask_dgpu.operations.value import Placed, Value
 from dask_dgpu.runtime.blockwork import Blockworks
-from dask_dgpu.runtime.collectives import ALGORITHMS
-from dask_dgpu.runtime.placement import Making, Need, Placement
-from dask_dgpu.runtime.value import Placed, Value
-from graph_opt.cost import Machine
-from graph_opt.layout import Index
-from graph_opt.plain import Plain
+from dask_dgpu.runtime.placement import Making, Placement
+from graph_opt.dask_graph.plain import Plain
+from graph_opt.model.cost import Machine
+from graph_opt.model.layout import Index
 
 Key = tuple[Any, ...]
 
 KEPT_PLANS = 32
 """Plans are pure and quick to look up; this many are remembered, with what ranks made of them."""
-
-
-@dataclass(frozen=True)
-class Local:
-    """Make each block of a value from whole blocks of others, by a function of Dask's own.
-
-    Parameters
-    ----------
-    inputs : tuple of str
-        The values it reads.
-    output : str
-        The value it makes.
-    result : Value
-        What that is, as the graph declares it.
-    needs : tuple of tuple of (int, tuple of int)
-        For each block of the result those that it is made from: which of the inputs, and
-        place. Steps of a loop differ by names, and not in this.
-    once : bool, optional
-        Whether each block is to be made on one rank only, whoever reads it.
-    """
-
-    inputs: tuple[str, ...]
-    output: str
-    result: Value
-    needs: tuple[tuple[Need, ...], ...]
-    once: bool = False
-
-    def blocks(self) -> dict[Index, tuple[Need, ...]]:
-        """Return what each block of the result is made from."""
-        return dict(zip(self.result.indices(), self.needs, strict=True))
-
-
-@dataclass(frozen=True)
-class Collective:
-    """Run a distributed algorithm: ``output = algorithm(inputs)``.
-
-    Parameters
-    ----------
-    algorithm : str
-        A key of :data:`dask_dgpu.runtime.collectives.ALGORITHMS`.
-    inputs : tuple of str
-        The values it reads.
-    output : str
-        The value it makes.
-    result : Value
-        What that is; the plan chooses where its blocks are.
-    task : object, optional
-        What else the algorithm must know of what it does.
-    """
-
-    algorithm: str
-    inputs: tuple[str, ...]
-    output: str
-    result: Value
-    task: Any = None
 
 
 @dataclass(frozen=True)
@@ -180,18 +126,6 @@ class Program:
         """
         name = max((name for name, _ in self.outputs if key[0].startswith(name)), key=len)
         return (name, *key[1:])
-
-
-def shared(steps: Iterable[Local | Collective]) -> tuple[Local | Collective, ...]:
-    """Have what is equal in steps be one object, which is described and sent once."""
-    known: dict[Any, Any] = {}
-    found: list[Local | Collective] = []
-    for step in steps:
-        parts = {"result": known.setdefault(step.result, step.result)}
-        if isinstance(step, Local):
-            parts["needs"] = known.setdefault(step.needs, step.needs)
-        found.append(replace(step, **parts))
-    return tuple(found)
 
 
 Owners = Mapping[str, Sequence[int]]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dask_dgpu.operations.step import Collective, Local
+from dask_dgpu.operations.value import Value
 from dask_dgpu.runtime.placement import Ranks
-from dask_dgpu.runtime.program import Collective, Local, Plans, Program
-from dask_dgpu.runtime.value import Value
-from graph_opt.layout import Index
+from dask_dgpu.runtime.program import Plans, Program
+from graph_opt.model.layout import Index
 
 
 class Shares:

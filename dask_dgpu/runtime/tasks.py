@@ -12,12 +12,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from dask_dgpu.errors import DgpuError, UndeclaredError
+from dask_dgpu.operations.value import conforming
 from dask_dgpu.runtime.program import Program
-from dask_dgpu.runtime.value import conforming
-from graph_opt.emit import GANG, STAGE, Key
+from graph_opt.dask_graph.emit import GANG, STAGE, Key
 
 if TYPE_CHECKING:
-    from dask_dgpu.runtime.worker import GangWorkerPlugin
+    from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
 
 Array = Any
 

@@ -1,6 +1,7 @@
 """Rules: a pattern and a pure function each, listed in the order they are tried."""
 
-from graph_opt.rules import fft, matmul, overlap, rechunk, stencil, sums
+from graph_opt.rules import fft, matmul, overlap, rechunk, stencil
+from graph_opt.rules import sum as sums
 
 RULES = (
     matmul.match,

@@ -6,11 +6,11 @@ expands to plain tasks if it is left to Dask.
 
 from __future__ import annotations
 
-from graph_opt.deferred import DeferredLayer
-from graph_opt.fourier import Fourier
-from graph_opt.node import ArrayNode, Declined
-from graph_opt.parse import ArrayGraph
-from graph_opt.pattern import unsupported
+from graph_opt.dask_graph.deferred import DeferredLayer
+from graph_opt.dask_graph.parse import ArrayGraph
+from graph_opt.dask_graph.pattern import unsupported
+from graph_opt.model.node import ArrayNode, Declined
+from graph_opt.pieces.fft import Fourier
 
 
 def match(graph: ArrayGraph, name: str) -> Fourier | Declined | None:

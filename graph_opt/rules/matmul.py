@@ -20,10 +20,10 @@ from typing import cast
 from dask.array.routines import _matmul, _tensordot
 from dask.blockwise import Blockwise
 
-from graph_opt.node import ArrayNode, Declined
-from graph_opt.parse import ArrayGraph
-from graph_opt.pattern import array_operands, block_function, follow, unsupported
-from graph_opt.product import Product
+from graph_opt.dask_graph.parse import ArrayGraph
+from graph_opt.dask_graph.pattern import array_operands, block_function, follow, unsupported
+from graph_opt.model.node import ArrayNode, Declined
+from graph_opt.pieces.matmul import Product
 
 REDUCTIONS = (
     (_matmul, ("chunk_sum-", "_chunk_sum-partial-", "_chunk_sum-aggregate-", "getitem-")),

@@ -31,11 +31,11 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 from dask.layers import ArrayOverlapLayer
 
-from graph_opt.halo import Boundary, Depth, Halo, extended
-from graph_opt.layout import cuts_of
-from graph_opt.node import ArrayNode, Declined
-from graph_opt.parse import ArrayGraph
-from graph_opt.pattern import array_operands, block_function, only_reader, unsupported
+from graph_opt.dask_graph.parse import ArrayGraph
+from graph_opt.dask_graph.pattern import array_operands, block_function, only_reader, unsupported
+from graph_opt.model.layout import cuts_of
+from graph_opt.model.node import ArrayNode, Declined
+from graph_opt.pieces.overlap import Boundary, Depth, Halo, extended
 
 FILL = _broadcast_trick_inner.func
 """What ``full_like`` calls for each block."""

@@ -21,10 +21,10 @@ from dask.array.core import concatenate_shaped
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 
-from graph_opt.node import ArrayNode, Declined
-from graph_opt.parse import ArrayGraph
-from graph_opt.pattern import array_operands, block_function, only_reader, unsupported
-from graph_opt.redistribution import Redistribution, Stage
+from graph_opt.dask_graph.parse import ArrayGraph
+from graph_opt.dask_graph.pattern import array_operands, block_function, only_reader, unsupported
+from graph_opt.model.node import ArrayNode, Declined
+from graph_opt.pieces.rechunk import Redistribution, Stage
 
 TASKS = "rechunk-merge-"
 P2P = "rechunk-p2p-"

@@ -6,11 +6,11 @@ say what is done and expand to plain tasks if they are left to Dask.
 
 from __future__ import annotations
 
-from graph_opt.deferred import DeferredLayer
-from graph_opt.node import ArrayNode, Declined
-from graph_opt.parse import ArrayGraph
-from graph_opt.pattern import unsupported
-from graph_opt.sweeping import Sweeping
+from graph_opt.dask_graph.deferred import DeferredLayer
+from graph_opt.dask_graph.parse import ArrayGraph
+from graph_opt.dask_graph.pattern import unsupported
+from graph_opt.model.node import ArrayNode, Declined
+from graph_opt.pieces.stencil import Sweeping
 
 
 def match(graph: ArrayGraph, name: str) -> Sweeping | Declined | None:

@@ -24,13 +24,13 @@ from dask_dgpu.algorithms.halo import (
 )
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.comm.recording import Ledger, RecordingComm
-from dask_dgpu.kernels.device import HostDevice
+from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.kernels.pack import Pieces
-from graph_opt.cost import HOST
-from graph_opt.layout import Index, Layout, dealt
+from graph_opt.model.cost import HOST
+from graph_opt.model.layout import Index, Layout, dealt
 from tests.algorithms.test_redistribute import DTYPES, array, even, layouts
-from tests.profiles import examples
+from tests.support.profiles import examples
+from tests.support.recording import Ledger, RecordingComm
 
 Array = Any
 Blocks = dict[Index, Array]

@@ -27,14 +27,14 @@ from dask_dgpu.algorithms.jacobi import (
 from dask_dgpu.algorithms.stencil.plan import even_tiles
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.comm.recording import Ledger, RecordingComm
-from dask_dgpu.kernels.device import HostDevice
-from graph_opt.cost import CUDA, HOST
-from graph_opt.layout import Layout
+from dask_dgpu.kernels.device.host import HostDevice
+from graph_opt.model.cost import CUDA, HOST
+from graph_opt.model.layout import Layout
 from tests.algorithms.test_halo import Blocks, blocks_of
 from tests.algorithms.test_redistribute import layouts
 from tests.algorithms.test_stencil import random
-from tests.profiles import examples
+from tests.support.profiles import examples
+from tests.support.recording import Ledger, RecordingComm
 
 Array = Any
 

@@ -23,12 +23,12 @@ from dask_dgpu.algorithms.kahan_sum import (
 )
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.comm.recording import Ledger, RecordingComm
-from dask_dgpu.kernels.device import HostDevice
-from graph_opt.cost import HOST
-from graph_opt.layout import Index, Layout, cuts_of, dealt
-from tests.kernels.exact import FAMILIES, exact, family, to_nearest, within_bound
-from tests.profiles import examples
+from dask_dgpu.kernels.device.host import HostDevice
+from graph_opt.model.cost import HOST
+from graph_opt.model.layout import Index, Layout, cuts_of, dealt
+from tests.support.exact import FAMILIES, exact, family, to_nearest, within_bound
+from tests.support.profiles import examples
+from tests.support.recording import Ledger, RecordingComm
 
 Array = Any
 

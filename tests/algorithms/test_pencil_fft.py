@@ -19,7 +19,7 @@ from dask_dgpu.algorithms.pencil_fft import (
     plan_pencil_fft,
 )
 from dask_dgpu.algorithms.pencil_fft.plan import TO_HALF_COMPLEX, TO_REAL, Chunks
-from graph_opt.layout import even_spans
+from graph_opt.model.layout import even_spans
 
 DTYPES = ["bool", "int32", "float16", "float32", "float64", "complex64", "complex128"]
 

@@ -27,12 +27,12 @@ from dask_dgpu.algorithms.pencil_fft import (
 from dask_dgpu.algorithms.redistribute import traffic
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.comm.recording import Ledger, RecordingComm
-from dask_dgpu.kernels.device import HostDevice
-from graph_opt.cost import CUDA, HOST
-from graph_opt.layout import Layout, cuts_of, dealt
+from dask_dgpu.kernels.device.host import HostDevice
+from graph_opt.model.cost import CUDA, HOST
+from graph_opt.model.layout import Layout, cuts_of, dealt
 from tests.algorithms.test_pencil_fft import Chunks, blocks, even, problems, reference
-from tests.profiles import examples
+from tests.support.profiles import examples
+from tests.support.recording import Ledger, RecordingComm
 
 Array = Any
 MIB = 1 << 20

@@ -28,11 +28,11 @@ from dask_dgpu.algorithms.redistribute import (
 from dask_dgpu.algorithms.redistribute.cost import ROUND_SECONDS
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.comm.recording import Ledger, RecordingComm
-from dask_dgpu.kernels.device import HostDevice
-from graph_opt.cost import HOST, Machine
-from graph_opt.layout import Index, Layout, dealt
-from tests.profiles import examples
+from dask_dgpu.kernels.device.host import HostDevice
+from graph_opt.model.cost import HOST, Machine
+from graph_opt.model.layout import Index, Layout, dealt
+from tests.support.profiles import examples
+from tests.support.recording import Ledger, RecordingComm
 
 Array = Any
 Blocks = dict[Index, Array]
@@ -601,7 +601,7 @@ def test_cost_grows_with_bytes_and_rounds() -> None:
 def test_on_a_gpu(dtype: str, limit: int, read: bool) -> None:
     import cupy
 
-    from dask_dgpu.kernels.cuda import CudaDevice
+    from dask_dgpu.kernels.device.cuda import CudaDevice
 
     shape, size = (67, 59, 8), 3
     source, target = grid(shape, (5, 1, 2), size), grid(shape, (1, 4, 2), size)

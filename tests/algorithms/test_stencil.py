@@ -26,14 +26,14 @@ from dask_dgpu.algorithms.stencil.passes import passes_of
 from dask_dgpu.algorithms.stencil.plan import even_tiles
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.comm.recording import Ledger, RecordingComm
-from dask_dgpu.kernels.device import HostDevice
+from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.kernels.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, Taps
-from graph_opt.cost import CUDA, HOST
-from graph_opt.layout import Layout, dealt
+from graph_opt.model.cost import CUDA, HOST
+from graph_opt.model.layout import Layout, dealt
 from tests.algorithms.test_halo import Blocks, blocks_of
 from tests.algorithms.test_redistribute import layouts
-from tests.profiles import examples
+from tests.support.profiles import examples
+from tests.support.recording import Ledger, RecordingComm
 
 Array = Any
 

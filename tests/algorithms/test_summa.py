@@ -24,12 +24,12 @@ from dask_dgpu.algorithms.summa.choose import cost
 from dask_dgpu.algorithms.summa.schedule import Needs, schedule, traffic, workspace
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.comm.recording import Ledger, RecordingComm
-from dask_dgpu.kernels.device import HostDevice
-from graph_opt.cost import HOST, Machine
-from graph_opt.layout import block_spans, cuts_of
-from tests.calls import calls_of
-from tests.profiles import examples
+from dask_dgpu.kernels.device.host import HostDevice
+from graph_opt.model.cost import HOST, Machine
+from graph_opt.model.layout import block_spans, cuts_of
+from tests.support.calls import calls_of
+from tests.support.profiles import examples
+from tests.support.recording import Ledger, RecordingComm
 
 Array = Any
 Blocks = dict[tuple[int, int], Array]

@@ -18,7 +18,7 @@ from tests.cluster.observe import quiet_workers
 
 SETTINGS = {"when": "always", "on_error": "raise", "gang_timeout": "20s", "gang_grace": "5s"}
 CUDA = pytest.param("cuda", marks=pytest.mark.multigpu)
-IMPORTED = ["dask_dgpu.runtime.worker", "dask_dgpu.comm.gloo", "numba"]
+IMPORTED = ["dask_dgpu.runtime.worker.plugin", "dask_dgpu.comm.gloo", "numba"]
 """What every worker imports sooner or later."""
 METHOD = "distributed.worker.multiprocessing-method"
 

@@ -11,7 +11,7 @@ import pytest
 from distributed import Client, wait
 
 import dask_dgpu as dgpu
-from dask_dgpu.fft import long_axis
+from dask_dgpu.array.fft import long_axis
 from tests.cluster.losses import Losses
 from tests.cluster.observe import (
     counted,

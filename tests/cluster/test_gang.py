@@ -221,7 +221,7 @@ def test_enabled_before_the_first_worker_is_there():
 def test_enabled_with_another_device(client, device, monkeypatch):
     facts, other = dask.config.get("array_optimize").facts, {"cpu": "cuda", "cuda": "cpu"}[device]
     monkeypatch.setattr(
-        "dask_dgpu.api.gather", lambda client, settings: replace(facts, device=other)
+        "dask_dgpu.session.enable.gather", lambda client, settings: replace(facts, device=other)
     )
     with pytest.raises(dgpu.errors.DgpuError, match=f"is {other!r} here.*enabled with {device!r}"):
         dgpu.enable(client)

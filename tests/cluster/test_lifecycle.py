@@ -12,7 +12,7 @@ import pytest
 from distributed import Client
 
 import dask_dgpu as dgpu
-from dask_dgpu.runtime.epoch import KEPT_EPOCHS
+from dask_dgpu.runtime.scheduler.epoch import KEPT_EPOCHS
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import PLUGIN, eventually, host, left_over, reports
 

@@ -12,7 +12,8 @@ import scipy.fft
 from distributed import Client
 
 import dask_dgpu as dgpu
-from dask_dgpu.fft import long_axis
+from dask_dgpu.array.fft import long_axis
+from tests.array.poisson.test_poisson import BOUNDARIES, laplacian
 from tests.cluster.losses import Losses
 from tests.cluster.observe import (
     counted,
@@ -23,7 +24,6 @@ from tests.cluster.observe import (
     running,
     send_signal,
 )
-from tests.test_poisson import BOUNDARIES, laplacian
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

@@ -11,7 +11,7 @@ import pytest
 from distributed import Client, Event, LocalCluster, get_client, wait
 
 import dask_dgpu as dgpu
-from dask_dgpu.progress import _gangs, _under_way
+from dask_dgpu.observe.progress import _gangs, _under_way
 from tests.cluster.observe import eventually, host
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]

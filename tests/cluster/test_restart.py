@@ -11,7 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dask_dgpu as dgpu
-from dask_dgpu.optimizer import GraphOptimizer
+from dask_dgpu.planner.optimizer import GraphOptimizer
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import eventually
 

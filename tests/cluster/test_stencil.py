@@ -13,6 +13,7 @@ from distributed import Client, wait
 
 import dask_dgpu as dgpu
 from tests.algorithms.test_jacobi import direct
+from tests.array.stencil.test_stencil import reference
 from tests.cluster.losses import Losses
 from tests.cluster.observe import (
     counted,
@@ -23,7 +24,6 @@ from tests.cluster.observe import (
     running,
     send_signal,
 )
-from tests.test_stencil import reference
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

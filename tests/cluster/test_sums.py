@@ -25,7 +25,7 @@ from tests.cluster.observe import (
     running,
     send_signal,
 )
-from tests.kernels.exact import exact, family, to_nearest, within_bound
+from tests.support.exact import exact, family, to_nearest, within_bound
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

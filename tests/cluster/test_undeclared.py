@@ -14,7 +14,7 @@ from distributed import wait
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import eventually, host, left_over
-from tests.test_undeclared import CASES, A, keeps_ghosts
+from tests.planner.test_undeclared import CASES, A, keeps_ghosts
 
 LEFT = "dask_dgpu left a gang to Dask: "
 

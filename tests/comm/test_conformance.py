@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from dask_dgpu.comm.bootstrap import connect, serve_store
 from dask_dgpu.comm.local import run_local
-from dask_dgpu.comm.recording import RecordingComm
 from tests.comm import cases
 from tests.comm.processes import RankPool
-from tests.profiles import examples
+from tests.support.profiles import examples
+from tests.support.recording import RecordingComm
 
 HOST = "127.0.0.1"
 

@@ -9,15 +9,15 @@ import numpy as np
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
-from graph_opt.culling import Culled, cull
-from graph_opt.emit import GangLayer, TaskFunctions, emit
-from graph_opt.members import fuse, members
-from graph_opt.parse import parse
-from graph_opt.partition import partition
-from graph_opt.product import Product
-from graph_opt.redistribution import Redistribution
-from graph_opt.region import Blockwork, Member, Region
-from graph_opt.rewrite import Matches, find, replace
+from graph_opt.dask_graph.culling import Culled, cull
+from graph_opt.dask_graph.emit import GangLayer, TaskFunctions, emit
+from graph_opt.dask_graph.members import fuse, members
+from graph_opt.dask_graph.parse import parse
+from graph_opt.passes.partition import partition
+from graph_opt.passes.rewrite import Matches, find, replace
+from graph_opt.pieces.matmul import Product
+from graph_opt.pieces.rechunk import Redistribution
+from graph_opt.pieces.region import Blockwork, Member, Region
 
 
 def stage(block: Any, declared: Any) -> Any:

@@ -12,7 +12,7 @@ import pytest
 from distributed import Reschedule
 
 from dask_dgpu.errors import CommError, GangError
-from dask_dgpu.kernels.device import HostDevice
+from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.runtime.failure import RankError, failure_of, opened, pickled
 
 WHERE = (2, "tcp://here:1")

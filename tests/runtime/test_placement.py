@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from ml_dtypes import bfloat16
 
 from dask_dgpu.comm.local import run_local
-from dask_dgpu.kernels.device import HostDevice
+from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.operations.value import Value
 from dask_dgpu.runtime.placement import Placement, Shipment
 from dask_dgpu.runtime.ship import HEADER, ship
-from dask_dgpu.runtime.value import Value
-from graph_opt.layout import Layout
+from graph_opt.model.layout import Layout
 
 GRID = Value(((0, 4, 8), (0, 4, 8)), "float64")
 LINE = Value(((0, 4, 8),), "float64")

@@ -10,13 +10,14 @@ import pytest
 from dask_dgpu.algorithms.kahan_sum import Summing
 from dask_dgpu.algorithms.pencil_fft import plan_pencil_fft
 from dask_dgpu.comm.local import run_local
-from dask_dgpu.kernels.device import HostDevice
-from dask_dgpu.runtime.collectives import ALGORITHMS
+from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.operations import ALGORITHMS
+from dask_dgpu.operations.step import Collective
+from dask_dgpu.operations.value import Value
 from dask_dgpu.runtime.execute import execute
-from dask_dgpu.runtime.program import Collective, Limits, Program, plans
-from dask_dgpu.runtime.value import Value
-from graph_opt.cost import HOST
-from graph_opt.layout import Layout, cuts_of
+from dask_dgpu.runtime.program import Limits, Program, plans
+from graph_opt.model.cost import HOST
+from graph_opt.model.layout import Layout, cuts_of
 
 ROWS, COLUMNS, WHOLE = cuts_of((2, 3)), cuts_of((3, 4)), (0, 7)
 A = np.arange(35.0).reshape(5, 7)

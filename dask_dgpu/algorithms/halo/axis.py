@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dask_dgpu.algorithms.redistribute.cells import Ints
-from graph_opt.layout import Cuts, Span
+from graph_opt.model.layout import Cuts, Span
 
 Boundary = str | complex | None
 Depth = tuple[int, int]

@@ -6,7 +6,7 @@ import numpy as np
 
 from dask_dgpu.algorithms.halo.plan import HaloPlan
 from dask_dgpu.algorithms.redistribute.cells import Ints
-from graph_opt.cost import Machine
+from graph_opt.model.cost import Machine
 
 
 def traffic(plan: HaloPlan) -> tuple[tuple[int, ...], ...]:

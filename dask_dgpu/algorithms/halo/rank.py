@@ -15,7 +15,7 @@ from dask_dgpu.algorithms.halo.storage import storage_around
 from dask_dgpu.comm.protocol import Buffer, Comm, Work
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.pack import Arrays, Described, InArrays, InMessage, Pieces
-from graph_opt.layout import Index
+from graph_opt.model.layout import Index
 
 Array = Any
 Blocks = Mapping[Index, Array]

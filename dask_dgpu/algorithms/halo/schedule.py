@@ -9,7 +9,7 @@ import numpy as np
 from dask_dgpu.algorithms.halo.plan import HaloPlan
 from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, unravel
 from dask_dgpu.kernels.pack import Described
-from graph_opt.layout import Index
+from graph_opt.model.layout import Index
 
 
 class View(NamedTuple):

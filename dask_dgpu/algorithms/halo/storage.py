@@ -16,7 +16,7 @@ import numpy as np
 
 from dask_dgpu.algorithms.halo.plan import HaloPlan
 from dask_dgpu.kernels.device import Device
-from graph_opt.layout import Index
+from graph_opt.model.layout import Index
 
 Array = Any
 Blocks = Mapping[Index, Array]

@@ -15,7 +15,7 @@ from dask_dgpu.algorithms.stencil import Tiles, load, one_sweep, unload
 from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.stencil import neighbours_mean
-from graph_opt.layout import Index
+from graph_opt.model.layout import Index
 
 Array = Any
 Blocks = Mapping[Index, Array]

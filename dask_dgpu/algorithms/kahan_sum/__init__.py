@@ -9,8 +9,8 @@
     |  1  |  2  |  ->   | s c | s c |  ->  1: s c + s c + s c  ->  |_____|_____|
     |_____|_____|       |_____|_____|
 
-Each rank sums its blocks, every number once (:mod:`dask_dgpu.kernels.compensated`,
-:mod:`dask_dgpu.kernels.binned`), and adds what it has for the same block of the result, in
+Each rank sums its blocks, every number once (:mod:`dask_dgpu.kernels.sums.compensated`,
+:mod:`dask_dgpu.kernels.sums.binned`), and adds what it has for the same block of the result, in
 the order of the blocks. What it has for another rank's blocks goes there as one message. The
 owner adds what came by a tree in the order of ranks, and rounds.
 

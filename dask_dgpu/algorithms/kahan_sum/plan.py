@@ -9,10 +9,10 @@ from math import prod
 
 import numpy as np
 
-from dask_dgpu.kernels.partial_sum import Exact, Kind
-from graph_opt.cost import Machine
-from graph_opt.dtype import dtype_named, real_of
-from graph_opt.layout import Cuts, Index, Layout
+from dask_dgpu.kernels.sums.partial import Exact, Kind
+from graph_opt.model.cost import Machine
+from graph_opt.model.dtype import dtype_named, real_of
+from graph_opt.model.layout import Cuts, Index, Layout
 
 WORD = 8
 """Bytes of a double, and of a limb."""

@@ -11,12 +11,12 @@ import numpy as np
 
 from dask_dgpu.algorithms.kahan_sum.plan import SumPlan
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.binned import Binned
-from dask_dgpu.kernels.compensated import Pair
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.limbs import LIMBS
-from dask_dgpu.kernels.partial_sum import Partial, added, finished, partial_sum
-from graph_opt.layout import Index
+from dask_dgpu.kernels.sums.binned import Binned
+from dask_dgpu.kernels.sums.compensated import Pair
+from dask_dgpu.kernels.sums.limbs import LIMBS
+from dask_dgpu.kernels.sums.partial import Partial, added, finished, partial_sum
+from graph_opt.model.layout import Index
 
 Array = Any
 Blocks = Mapping[Index, Array]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_opt.dtype import real_of
-from graph_opt.layout import even_spans
+from graph_opt.model.dtype import real_of
+from graph_opt.model.layout import even_spans
 
 Chunks = tuple[tuple[int, ...], ...]
 

@@ -11,7 +11,7 @@ from dask_dgpu.algorithms.redistribute import redistribute_rank, redistribute_re
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.fft import transform
-from graph_opt.layout import Index, Layout
+from graph_opt.model.layout import Index, Layout
 
 Array = Any
 Blocks = Mapping[Index, Array]

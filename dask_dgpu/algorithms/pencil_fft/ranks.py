@@ -19,8 +19,8 @@ from dask_dgpu.algorithms.redistribute import (
     workspace,
 )
 from dask_dgpu.algorithms.redistribute import cost as exchange_cost
-from graph_opt.cost import TRANSFORM_SHARE, Machine
-from graph_opt.layout import Layout, cuts_of
+from graph_opt.model.cost import TRANSFORM_SHARE, Machine
+from graph_opt.model.layout import Layout, cuts_of
 
 Place = Callable[[Layout, Chunks], Layout]
 """Gives the blocks of an array in new chunks their ranks, given where it is."""

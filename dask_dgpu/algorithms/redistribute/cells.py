@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from graph_opt.layout import Cuts
+from graph_opt.model.layout import Cuts
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]

@@ -7,7 +7,7 @@ from math import sqrt
 import numpy as np
 
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
-from graph_opt.cost import Machine, pipelined
+from graph_opt.model.cost import Machine, pipelined
 
 LEAST = 64 << 20
 """Bytes that the buffers of a redistribution may take, whatever else there is."""

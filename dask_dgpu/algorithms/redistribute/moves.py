@@ -15,7 +15,7 @@ from dask_dgpu.algorithms.redistribute.cells import (
     volumes,
 )
 from dask_dgpu.algorithms.redistribute.deal import deal
-from graph_opt.layout import Layout
+from graph_opt.model.layout import Layout
 
 if TYPE_CHECKING:
     from dask_dgpu.algorithms.redistribute.plan import RedistributePlan

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.algorithms.redistribute.moves import Moves, Overlap, overlap
-from graph_opt.bare import Bare
-from graph_opt.layout import Cuts, Layout, even_spans
+from graph_opt.model.bare import Bare
+from graph_opt.model.layout import Cuts, Layout, even_spans
 
 UNITS_A_ROUND = 4
 """A rank's units are so small that about this many fill its buffers in a round."""

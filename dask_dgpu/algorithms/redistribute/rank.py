@@ -14,7 +14,7 @@ from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
 from dask_dgpu.algorithms.redistribute.schedule import Slices, Unit, schedule, whole_block
 from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels.device import Device
-from graph_opt.layout import Index, Layout
+from graph_opt.model.layout import Index, Layout
 
 Array = Any
 Blocks = Mapping[Index, Array]

@@ -10,7 +10,7 @@ import numpy as np
 from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, chunk_at, unravel
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
 from dask_dgpu.kernels.pack import Described
-from graph_opt.layout import Cuts, Index
+from graph_opt.model.layout import Cuts, Index
 
 T = TypeVar("T", bound=tuple[Ints, ...])
 Slices = tuple[slice, ...]

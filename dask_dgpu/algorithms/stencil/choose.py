@@ -12,8 +12,8 @@ from dask_dgpu.algorithms.redistribute import cost as move_cost
 from dask_dgpu.algorithms.redistribute import workspace as move_bytes
 from dask_dgpu.algorithms.stencil.plan import SweepPlan, even_tiles, meshes
 from dask_dgpu.kernels.stencil import Taps
-from graph_opt.cost import Machine
-from graph_opt.layout import Layout
+from graph_opt.model.cost import Machine
+from graph_opt.model.layout import Layout
 
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Sweeps an exchange that are tried."""

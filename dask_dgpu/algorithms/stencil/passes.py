@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from dask_dgpu.algorithms.stencil.plan import Tile, around, widened
 from dask_dgpu.kernels.stencil import Region
-from graph_opt.layout import Index
+from graph_opt.model.layout import Index
 
 Regions = list[Region]
 """What each sweep of a pass makes."""

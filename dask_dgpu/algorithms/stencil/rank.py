@@ -12,7 +12,7 @@ from dask_dgpu.algorithms.stencil.tiles import Tiles
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.stencil import Taps, padded, weighted
-from graph_opt.layout import Index
+from graph_opt.model.layout import Index
 
 Array = Any
 Blocks = Mapping[Index, Array]

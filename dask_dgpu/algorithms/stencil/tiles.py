@@ -22,7 +22,7 @@ from dask_dgpu.algorithms.stencil.passes import Passes, Regions, passes_of
 from dask_dgpu.algorithms.stencil.plan import SweepPlan, Tile
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from graph_opt.layout import Index, Layout
+from graph_opt.model.layout import Index, Layout
 
 Array = Any
 Blocks = Mapping[Index, Array]

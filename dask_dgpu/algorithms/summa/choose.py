@@ -11,8 +11,8 @@ from scipy.optimize import linear_sum_assignment
 
 from dask_dgpu.algorithms.summa.plan import Mesh, Operand, SummaPlan
 from dask_dgpu.algorithms.summa.schedule import Needs, bounded
-from graph_opt.cost import Machine, pipelined
-from graph_opt.layout import Cuts, Span
+from graph_opt.model.cost import Machine, pipelined
+from graph_opt.model.layout import Cuts, Span
 
 MAX_STEPS = 16
 """More panels than this never paid: each costs a collective."""

@@ -17,7 +17,7 @@ from typing import Any
 from dask_dgpu.algorithms.summa.plan import SummaPlan
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from graph_opt.layout import Cuts, Span
+from graph_opt.model.layout import Cuts, Span
 
 Array = Any
 Block = tuple[int, int]

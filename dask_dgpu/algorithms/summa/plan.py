@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from graph_opt.layout import Cuts, Span, block_spans, even_spans
+from graph_opt.model.layout import Cuts, Span, block_spans, even_spans
 
 Mesh = tuple[int, int, int]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
-from graph_opt.layout import Cuts, Span, overlaps
+from graph_opt.model.layout import Cuts, Span, overlaps
 
 ALIGN = 16
 """Bytes: pieces within a message start at multiples of this, so that any dtype can be viewed."""

@@ -1,0 +1,1 @@
+"""Operations on arrays for users: one module or folder each."""

@@ -1,0 +1,242 @@
+"""Fourier, cosine and sine transforms of Dask arrays along axes of any chunking.
+
+The functions of ``numpy.fft``, with the same parameters, and of ``scipy.fft`` the cosine and
+sine transforms ``dct``, ``dst``, ``dctn``, ``dstn`` and their inverses. Where every transformed
+axis is a single chunk the functions of ``numpy.fft`` are Dask's own. Else blocks move as a plan
+of slabs or pencils says (see ``dask_dgpu.algorithms.pencil_fft``), and no axis that is not
+transformed is gathered. An axis that is too long for a block is transformed without being
+gathered either, by the four-step algorithm or Bluestein's ([1]_, [2]_). Works with any
+scheduler, with dask_dgpu enabled or not; :func:`dask_dgpu.enable` makes ``dask.array.fft``, and
+with it ``numpy.fft`` of a Dask array, the same.
+
+The chunks of a result are those of the last step unless the setting
+``dgpu.fft.output-layout`` is ``"input"``.
+
+References
+----------
+.. [1] D. H. Bailey, "FFTs in external or hierarchical memory", The Journal of
+   Supercomputing 4 (1990).
+.. [2] L. I. Bluestein, "A linear filtering approach to the computation of discrete Fourier
+   transform", IEEE Transactions on Audio and Electroacoustics 18 (1970).
+
+Examples
+--------
+>>> import dask.array as da, dask_dgpu as dgpu
+>>> x = da.ones((6, 8), chunks=(2, 4))
+>>> y = dgpu.fft.fft2(x)
+>>> y[0, 0].real.compute().item()
+48.0
+>>> dgpu.fft.ifft2(y).shape
+(6, 8)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from dask.array.core import Array
+from dask.array.fft import fftfreq, fftshift, ifftshift, rfftfreq
+
+from dask_dgpu.arguments import as_array
+from dask_dgpu.array.fft.arguments import along_axes, along_axis
+from dask_dgpu.array.fft.call import transformed
+from dask_dgpu.array.fft.trigonometric import dct, dctn, dst, dstn, idct, idctn, idst, idstn
+
+__all__ = [
+    "dct",
+    "dctn",
+    "dst",
+    "dstn",
+    "fft",
+    "fft2",
+    "fftfreq",
+    "fftn",
+    "fftshift",
+    "hfft",
+    "idct",
+    "idctn",
+    "idst",
+    "idstn",
+    "ifft",
+    "ifft2",
+    "ifftn",
+    "ifftshift",
+    "ihfft",
+    "irfft",
+    "irfft2",
+    "irfftn",
+    "rfft",
+    "rfft2",
+    "rfftfreq",
+    "rfftn",
+]
+
+Axes = Sequence[int] | None
+Lengths = Sequence[int | None] | None
+Function = TypeVar("Function", bound=Callable[..., Array])
+
+LAST_TWO = (-2, -1)
+
+ARRAY = """
+
+    Parameters
+    ----------
+    a : array_like
+        A Dask array in any chunks, or what ``dask.array.asarray`` takes. Blocks are NumPy
+        or CuPy arrays{real}.
+"""
+
+ONE_AXIS = """\
+    n : int, optional
+        Length along the axis, of {which} after cropping or padding with zeros; by default
+        {default}.
+    axis : int, optional
+        The axis, the last one by default.
+"""
+
+SEVERAL_AXES = """\
+    s : sequence of int, optional
+        Length along each of ``axes``, of {which} after cropping or padding with zeros; -1
+        is that of ``a``. By default {default}.
+    axes : sequence of int, optional
+        The axes, all different; by default {axes}. {real_axis}
+"""
+
+REST = """\
+    norm : {{"backward", "ortho", "forward"}}, optional
+        Which direction is scaled, as in ``numpy.fft``.
+
+    Returns
+    -------
+    dask.array.Array
+        Of the dtype that NumPy gives it, with blocks of the type that ``a`` has.
+
+    Raises
+    ------
+    ValueError
+        When a length is less than 1, an axis does not exist (``AxisError``) or is given
+        twice, chunk sizes are unknown where blocks must move, or ``norm`` is not allowed.
+    TypeError
+        When the dtype is not one of numbers{real}, or a length is no integer.
+
+    See Also
+    --------
+    numpy.fft.{name} : The definition.
+"""
+
+
+def _documented(function: Function) -> Function:
+    """Append the sections that the functions have in common."""
+    name = function.__name__
+    to_real = name.startswith(("irfft", "hfft"))
+    from_real = name.startswith(("rfft", "ihfft"))
+    values = {
+        "name": name,
+        "real": ", of real numbers" if from_real else "",
+        "which": "the output" if to_real else "the input",
+        "default": "2 (m - 1) for a last axis of m" if to_real else "that of ``a``",
+        "axes": "the last two" if name.endswith("2") else "all",
+        "real_axis": "The last is the one of real numbers." if to_real or from_real else "",
+    }
+    axes = ONE_AXIS if name.endswith("fft") else SEVERAL_AXES
+    text = "".join(part.format(**values) for part in (ARRAY, axes, REST))
+    function.__doc__ = (function.__doc__ or "") + text
+    return function
+
+
+def _line(name: str, a: Any, n: int | None, axis: int | None, norm: str | None) -> Array:
+    x = as_array("a", a)
+    transforms = along_axis(name, x, n, axis, norm)
+    return transformed(name, x, transforms, {"n": n, "axis": axis, "norm": norm})
+
+
+def _grid(name: str, a: Any, s: Lengths, axes: Axes, norm: str | None) -> Array:
+    x = as_array("a", a)
+    default = LAST_TWO if name.endswith("2") else None
+    transforms = along_axes(name.rstrip("2n"), x, s, axes, norm, default=default)
+    return transformed(name, x, transforms, {"s": s, "axes": axes, "norm": norm})
+
+
+@_documented
+def fft(a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None) -> Array:
+    """Compute the discrete Fourier transform along one axis."""
+    return _line("fft", a, n, axis, norm)
+
+
+@_documented
+def ifft(a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None) -> Array:
+    """Compute the inverse discrete Fourier transform along one axis."""
+    return _line("ifft", a, n, axis, norm)
+
+
+@_documented
+def rfft(a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None) -> Array:
+    """Compute the discrete Fourier transform of real numbers along one axis."""
+    return _line("rfft", a, n, axis, norm)
+
+
+@_documented
+def irfft(a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None) -> Array:
+    """Compute the inverse of ``rfft``."""
+    return _line("irfft", a, n, axis, norm)
+
+
+@_documented
+def hfft(a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None) -> Array:
+    """Compute the real spectrum of a signal with Hermitian symmetry along one axis."""
+    return _line("hfft", a, n, axis, norm)
+
+
+@_documented
+def ihfft(a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None) -> Array:
+    """Compute the inverse of ``hfft``."""
+    return _line("ihfft", a, n, axis, norm)
+
+
+@_documented
+def fft2(a: Any, s: Lengths = None, axes: Axes = LAST_TWO, norm: str | None = None) -> Array:
+    """Compute the discrete Fourier transform along two axes."""
+    return _grid("fft2", a, s, axes, norm)
+
+
+@_documented
+def ifft2(a: Any, s: Lengths = None, axes: Axes = LAST_TWO, norm: str | None = None) -> Array:
+    """Compute the inverse discrete Fourier transform along two axes."""
+    return _grid("ifft2", a, s, axes, norm)
+
+
+@_documented
+def rfft2(a: Any, s: Lengths = None, axes: Axes = LAST_TWO, norm: str | None = None) -> Array:
+    """Compute the discrete Fourier transform of real numbers along two axes."""
+    return _grid("rfft2", a, s, axes, norm)
+
+
+@_documented
+def irfft2(a: Any, s: Lengths = None, axes: Axes = LAST_TWO, norm: str | None = None) -> Array:
+    """Compute the inverse of ``rfft2``."""
+    return _grid("irfft2", a, s, axes, norm)
+
+
+@_documented
+def fftn(a: Any, s: Lengths = None, axes: Axes = None, norm: str | None = None) -> Array:
+    """Compute the discrete Fourier transform along several axes."""
+    return _grid("fftn", a, s, axes, norm)
+
+
+@_documented
+def ifftn(a: Any, s: Lengths = None, axes: Axes = None, norm: str | None = None) -> Array:
+    """Compute the inverse discrete Fourier transform along several axes."""
+    return _grid("ifftn", a, s, axes, norm)
+
+
+@_documented
+def rfftn(a: Any, s: Lengths = None, axes: Axes = None, norm: str | None = None) -> Array:
+    """Compute the discrete Fourier transform of real numbers along several axes."""
+    return _grid("rfftn", a, s, axes, norm)
+
+
+@_documented
+def irfftn(a: Any, s: Lengths = None, axes: Axes = None, norm: str | None = None) -> Array:
+    """Compute the inverse of ``rfftn``."""
+    return _grid("irfftn", a, s, axes, norm)

@@ -1,0 +1,87 @@
+"""A transform as plain Dask tasks: rechunk, transform, rechunk, as the plan says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask._task_spec import GraphNode, convert_legacy_graph
+from dask.array.core import Array
+from dask.highlevelgraph import HighLevelGraph
+from dask.tokenize import tokenize
+from dask.utils import typename
+
+from dask_dgpu.algorithms.pencil_fft import PencilPlan
+from dask_dgpu.kernels import fft as kernel
+from graph_opt.dask_graph.deferred import DeferredLayer
+from graph_opt.model.node import ArrayNode
+
+
+def apply(x: Array, plan: PencilPlan, name: str) -> Array:
+    """Return the transform of an array, as one layer where blocks must move.
+
+    Parameters
+    ----------
+    x : dask.array.Array
+        The input, with the chunks and the dtype that the plan says.
+    plan : PencilPlan
+        What is done.
+    name : str
+        What the keys of the output begin with.
+    """
+    meta = np.empty_like(x._meta, dtype=plan.output_dtype)
+    if math.prod(x.shape) == 0:  # there is nothing to move, and pads are of zeros
+        shape = tuple(map(sum, plan.output_chunks))
+        return da.zeros_like(meta, shape=shape, chunks=plan.output_chunks, dtype=plan.output_dtype)
+    if all(exchange.local for exchange in plan.exchanges):
+        return x if not plan.stages else _stages(x, plan, meta)
+    key = f"{name}-{tokenize(x.name, plan)}"
+    container = typename(type(x._meta))
+    source = ArrayNode(x.name, x.chunks, x.dtype.name, container)
+    output = ArrayNode(key, plan.output_chunks, plan.output_dtype, container)
+    layer = DeferredLayer(source, output, plan, expand)
+    graph = HighLevelGraph(
+        {**x.dask.layers, key: layer}, {**x.dask.dependencies, key: set(x.__dask_layers__())}
+    )
+    return Array(graph, key, plan.output_chunks, dtype=plan.output_dtype, meta=meta)
+
+
+def expand(source: ArrayNode, plan: PencilPlan) -> tuple[str, Mapping[Any, GraphNode]]:
+    """Return the name of the output and all tasks that make it from a source.
+
+    Blocks may be of any type: no task depends on it, so none need be at hand here.
+    """
+    x = Array({}, source.name, source.chunks, dtype=source.dtype)
+    y = _stages(x, plan, np.empty((0,) * source.ndim))
+    return y.name, convert_legacy_graph(dict(y.dask))
+
+
+def _stages(x: Any, plan: PencilPlan, meta: Any) -> Any:
+    """Rechunk and transform; ``meta`` is of the type of the blocks."""
+    for stage in plan.stages:
+        x = _rechunked(x, stage.chunks)
+        dtype = x.dtype.name
+        for transform in stage.transforms:
+            dtype = transform.output_dtype(dtype)
+        x = x.map_blocks(
+            kernel.transform,
+            transforms=stage.transforms,
+            chunks=stage.output_chunks,
+            dtype=dtype,
+            meta=np.empty_like(meta, dtype=dtype),
+            token="-".join(transform.kind for transform in stage.transforms),
+        )
+    return _rechunked(x, plan.output_chunks)
+
+
+def _rechunked(x: Array, chunks: tuple[tuple[int, ...], ...]) -> Array:
+    """Drop what is beyond the new chunks, and rechunk.
+
+    By tasks: P2P would want the client and a worker's plugin, neither of which is to be
+    had where a layer is expanded, and it knows no CuPy blocks.
+    """
+    kept = tuple(slice(0, sum(sizes)) for sizes in chunks)
+    return x[kept].rechunk(chunks, method="tasks")

@@ -1,0 +1,202 @@
+"""Jacobi's iteration for the discrete Poisson equation of Dask arrays.
+
+Examples
+--------
+>>> import dask.array as da, dask_dgpu as dgpu
+>>> rhs = da.ones((8, 9), chunks=4)
+>>> u, info = dgpu.jacobi(da.zeros_like(rhs), rhs, tol=1e-8)
+>>> info.converged, info.reason
+(True, 'converged')
+>>> float(abs(dgpu.stencil(u) - rhs).max()) < 1e-7
+True
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+import numpy as np
+from dask.array.core import Array
+from dask.base import persist
+from dask.highlevelgraph import HighLevelGraph
+
+from dask_dgpu.algorithms.jacobi import CONVERGED, JacobiTask, Outcome, report
+from dask_dgpu.arguments import as_array, integer, positive
+from dask_dgpu.array.jacobi.fallback import expand, in_rounds
+from dask_dgpu.array.stencil.arguments import boundaries, check_array, working_dtype
+from dask_dgpu.array.stencil.fallback import layer_of
+from dask_dgpu.planner.optimizer import GraphOptimizer
+
+Block = Any
+
+
+@dataclass(frozen=True)
+class JacobiInfo:
+    """How an iteration has ended.
+
+    Parameters
+    ----------
+    iterations : int
+        Sweeps done.
+    converged : bool
+        Whether the residual of what was returned, computed anew at the end, is at most
+        ``tol``.
+    reason : {"converged", "max_iterations", "not finite", "diverged"}
+        Why it has ended.
+    residuals : tuple of float
+        Residuals on the way, relative to that of u = 0. The last one is that of what was
+        returned.
+    checked : tuple of int
+        The number of sweeps after which each of them was.
+    """
+
+    iterations: int
+    converged: bool
+    reason: str
+    residuals: tuple[float, ...]
+    checked: tuple[int, ...]
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> JacobiInfo:
+        """Return what there is to say of an outcome."""
+        checked, residuals = zip(*outcome.history, strict=True)
+        return cls(checked[-1], outcome.reason == CONVERGED, outcome.reason, residuals, checked)
+
+
+def jacobi(
+    u0: Any,
+    rhs: Any,
+    *,
+    dx: float = 1.0,
+    boundary: str | complex | Sequence[str | complex] = "zero",
+    max_iterations: int = 1000,
+    tol: float = 1e-6,
+) -> tuple[Array, JacobiInfo]:
+    """Solve ``laplacian(u) = rhs`` by Jacobi's iteration; computed at once.
+
+    Parameters
+    ----------
+    u0 : array_like
+        The first iterate: a Dask array of one axis or more, or what
+        ``dask.array.asarray`` takes.
+    rhs : array_like
+        The right-hand side, of the same shape.
+    dx : float, optional
+        Distance of two grid points, along all axes.
+    boundary : str, number or sequence of these, optional
+        What lies one grid point beyond the array, for all axes or for each of them:
+        ``"zero"`` or another number, ``"periodic"``, ``"reflect"`` or ``"nearest"`` (both
+        the value at the edge), or ``"mirror"``.
+    max_iterations : int, optional
+        Sweeps at most.
+    tol : float, optional
+        It is over when the residual is at most this: the 2-norm of ``laplacian(u) - rhs``
+        over that of u = 0, or alone if that is 0.
+
+    Returns
+    -------
+    u : dask.array.Array
+        The last iterate, persisted: of the shape and the chunks of ``u0``, but those without
+        elements; float32, float64, complex64 or complex128 as both arguments ask for.
+    info : JacobiInfo
+        Iterations, residuals, and whether it has converged.
+
+    Raises
+    ------
+    ValueError
+        When shapes differ, ``dx`` or ``tol`` are not positive, the square of ``dx`` is
+        beyond what the dtype can hold, ``max_iterations`` is negative, a boundary is unknown or
+        complex for real arrays, there are no elements, or chunk sizes are unknown.
+    TypeError
+        When an array is not of numbers, or ``max_iterations`` is no integer.
+
+    See Also
+    --------
+    stencil : Apply a stencil a fixed number of times.
+
+    Notes
+    -----
+    Every sweep makes ``u[i]`` the mean of its neighbours, less ``dx**2 / (2 d) * rhs[i]``
+    ([1]_), where the Laplacian of d axes has 2 d + 1 points. Workers exchange ghost cells
+    once for several sweeps. Residuals are summed up by every so many sweeps as they go, and
+    looked at two checks later, so a few more sweeps are done than are needed. Arrays that
+    are not finite, and residuals that grow a thousandfold, end it at once. A grid that is
+    periodic or mirrored all around has a solution only if the sum of ``rhs`` is 0, and
+    then many.
+
+    References
+    ----------
+    .. [1] Y. Saad, "Iterative Methods for Sparse Linear Systems", 2nd edition, SIAM
+       (2003).
+
+    Examples
+    --------
+    >>> import dask.array as da, dask_dgpu as dgpu
+    >>> rhs = da.zeros(5, chunks=2)
+    >>> u, info = dgpu.jacobi(rhs, rhs, boundary=3, tol=1e-9)
+    >>> u.compute().round(6).tolist()
+    [3.0, 3.0, 3.0, 3.0, 3.0]
+    """
+    first, right = as_array("u0", u0), as_array("rhs", rhs)
+    check_array("u0", first)
+    check_array("rhs", right)
+    if first.shape != right.shape:
+        raise ValueError(f"u0 has the shape {first.shape} and rhs {right.shape}, must be equal")
+    if not math.prod(first.shape):
+        raise ValueError(f"u0 has the shape {first.shape}, it must have elements")
+    dtype = working_dtype(np.result_type(first.dtype, right.dtype), ())
+    task = JacobiTask(
+        dtype.name,
+        _distance(dx, first.ndim, dtype),
+        boundaries(boundary, first.ndim, dtype),
+        integer("max_iterations", max_iterations, 0),
+        positive("tol", tol),
+    )
+    some = tuple(tuple(size for size in sizes if size) for sizes in first.chunks)
+    first = first.astype(dtype).rechunk(some)
+    right = right.astype(dtype).rechunk(first.chunks)
+    both = layer_of("jacobi", (first, right), report.beside(first.chunks, task.dtype), task, expand)
+    u = both[: first.shape[0]]
+    told = _report_of(both, first)
+    if not _in_a_gang(both.name, u, told):
+        u, outcome = in_rounds(first, right, task)
+        return u, JacobiInfo.of(outcome)
+    u, told = persist(u, told)
+    return u, JacobiInfo.of(report.read(told.compute()))
+
+
+def _distance(dx: Any, ndim: int, dtype: np.dtype[Any]) -> float:
+    """Return a distance with which right-hand sides of a dtype can be scaled."""
+    distance, limits = positive("dx", dx), np.finfo(dtype)
+    if not limits.tiny <= distance * distance / (2 * ndim) <= limits.max:
+        raise ValueError(
+            f"dx is {dx!r}, its square over {2 * ndim} must be a normal number of {dtype}"
+        )
+    return distance
+
+
+def _report_of(both: Array, first: Array) -> Array:
+    """Return the block with the report, on the host."""
+    tail = both[first.shape[0] :]
+    corner = tuple(slice(0, sizes[0]) for sizes in tail.chunks)
+    return tail[corner].map_blocks(
+        _on_host, dtype=both.dtype, meta=np.empty((0,) * both.ndim, both.dtype)
+    )
+
+
+def _on_host(block: Block) -> Block:
+    return block.get() if hasattr(block, "get") else block
+
+
+def _in_a_gang(name: str, *arrays: Array) -> bool:
+    """Whether the optimizer makes a gang of the layer of this name."""
+    optimizer = dask.config.get("array_optimize", None)
+    if not isinstance(optimizer, GraphOptimizer):
+        return False
+    graph = HighLevelGraph.merge(*(array.dask for array in arrays))
+    keys = [array.__dask_keys__() for array in arrays]
+    return any(piece.output.name == name for piece in optimizer.pieces(graph, keys))

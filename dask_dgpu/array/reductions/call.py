@@ -1,0 +1,182 @@
+"""A call whose arguments are checked: a Dask reduction of few tasks, or Dask's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import ceil, isnan, prod
+from typing import Any, Literal, cast, get_args
+
+import dask.array as da
+import numpy as np
+from dask.array.core import Array
+from dask.utils import typename
+from numpy.lib.array_utils import normalize_axis_tuple
+
+from dask_dgpu.arguments import (
+    as_array,
+    check_choice,
+    check_flag,
+    expected,
+    integer,
+    integers,
+    suggestion,
+)
+from dask_dgpu.array.reductions.partial import add_partials, finish, sum_block
+from dask_dgpu.kernels.sums.narrowed import narrowed
+from dask_dgpu.kernels.sums.partial import Kind
+from graph_opt.dask_graph.pattern import CARRIED
+from graph_opt.model.dtype import dtype_named, is_bfloat16, is_inexact
+
+Method = Literal["compensated", "reproducible", "dask"]
+
+METHODS: tuple[Method, ...] = get_args(Method)
+CONTAINERS = ("numpy.ndarray", "cupy.ndarray")
+DTYPES = "?bBhHiIlLqQefdFD"
+ALLOWED = "bool, integer, real or complex, of double precision at most"
+PARTIAL_BYTES = 48
+"""About the bytes of a partial sum."""
+
+TASK_BYTES = 64 << 20
+"""Most bytes of partial sums that one task adds, unless there are but a few."""
+
+FEWEST, MOST = 4, 4096
+"""Partial sums that one task adds."""
+
+
+def reduced(
+    kind: Kind,
+    x: Any,
+    axis: int | Sequence[int] | None,
+    keepdims: bool,
+    dtype: Any,
+    method: Method,
+    split_every: Any = None,
+) -> Array:
+    """Return a sum or a mean by one of the methods; raise on what is not allowed."""
+    x = checked("x", x, method)
+    check_flag("keepdims", keepdims)
+    axes = summed_axes(axis, x.ndim)
+    result = result_dtype(kind, x.dtype, dtype)
+    own = da.sum if kind == "sum" else da.mean
+    own = getattr(own, "__wrapped__", own)
+    if method == "dask" or not is_inexact(result):  # integers are exact in any order
+        done: Array = own(x, axis=axes, dtype=result, keepdims=keepdims, split_every=split_every)
+        return done
+    if not np.can_cast(x.dtype, result, "safe"):
+        x = converted(x, result)
+    ndim = x.ndim if keepdims else x.ndim - len(axes)
+    meta = np.empty((0,) * ndim, result, like=x._meta)  # CuPy's empty_like ignores a shape of ()
+    return cast(
+        Array,
+        da.reduction(
+            x,
+            chunk=partial(sum_block, method=method, result=result.name),
+            combine=add_partials,
+            aggregate=partial(finish, kind=kind, result=result.name),
+            axis=axes,
+            keepdims=bool(keepdims),
+            dtype=result,
+            split_every=split_every or _fan_in(x, axes),
+            name=f"{method}_{kind}",
+            concatenate=False,
+            meta=meta,
+        ),
+    )
+
+
+def extreme(
+    function: Callable[..., Any], x: Any, axis: int | Sequence[int] | None, keepdims: bool
+) -> Array:
+    """Return the largest or smallest elements, by Dask; raise where there is none.
+
+    Those of bfloat16 are found in float32, which is quicker, and no NaN makes it warn.
+    """
+    x = checked("x", x)
+    check_flag("keepdims", keepdims)
+    axes = summed_axes(axis, x.ndim)
+    for each in axes:
+        if x.shape[each] == 0:  # Dask returns an array of another shape than it has said
+            raise ValueError(f"x has no elements along axis {each}, it must have one or more")
+    if 0 in x.shape:  # the result is empty
+        one = slice(0, 1) if keepdims else 0
+        none: Array = x[tuple(one if k in axes else slice(None) for k in range(x.ndim))]
+        return none
+    x = _with_elements(x)
+    wide = x.astype("float32") if is_bfloat16(x.dtype) else x
+    found: Array = function(wide, axis=axes, keepdims=keepdims)
+    return found if wide is x else found.astype(x.dtype)
+
+
+def _with_elements(x: Array) -> Array:
+    """Leave out blocks without elements, of which Dask makes some in a wrong shape."""
+    for axis, sizes in enumerate(x.chunks):
+        kept = [at for at, size in enumerate(sizes) if size != 0]
+        if 0 < len(kept) < len(sizes):
+            x = x.blocks[(slice(None),) * axis + (kept,)]
+    return x
+
+
+def checked(name: str, x: Any, method: Method = "compensated") -> Array:
+    """Return what is reduced as a Dask array; raise if it or the method is not allowed."""
+    check_choice("method", method, METHODS)
+    array: Array = as_array(name, x)
+    if not is_number(array.dtype):
+        raise TypeError(f"{name} has the dtype {array.dtype}, it must be {ALLOWED}")
+    blocks = typename(type(array._meta))
+    if method != "dask" and blocks not in CONTAINERS:
+        raise TypeError(f"{name} has blocks of type {blocks}, which must be one of NumPy or CuPy")
+    return array
+
+
+def is_number(dtype: np.dtype[Any]) -> bool:
+    """Whether there are sums of a dtype."""
+    return dtype.char in DTYPES or is_bfloat16(dtype)
+
+
+def converted(x: Array, dtype: np.dtype[Any]) -> Array:
+    """Return an array in another dtype, its numbers rounded once, also subnormal ones."""
+    singles = {x.dtype.name, dtype.name} == {"float32", "float64"}
+    on_device = typename(type(x._meta)).startswith("cupy")
+    if not (is_bfloat16(dtype) or (singles and on_device)):
+        return x.astype(dtype)
+    meta = x._meta.astype(dtype)
+    return cast(Array, da.map_blocks(narrowed, x, dtype.name, dtype=dtype, meta=meta))
+
+
+def summed_axes(axis: Any, ndim: int) -> tuple[int, ...]:
+    """Return the axes that are meant, in rising order."""
+    if axis is None:
+        return tuple(range(ndim))
+    axes = integers("axis", axis) if isinstance(axis, tuple | list) else (integer("axis", axis),)
+    return tuple(sorted(normalize_axis_tuple(axes, ndim, "axis")))
+
+
+def result_dtype(kind: Kind, dtype: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
+    """Return the dtype that NumPy gives a sum or a mean."""
+    if wanted is None:
+        one = np.zeros(1, dtype)
+        return (one.sum() if kind == "sum" else one.mean()).dtype
+    try:
+        result = dtype_named(wanted) if isinstance(wanted, str) else np.dtype(wanted)
+    except (TypeError, ValueError):
+        if isinstance(wanted, str):
+            raise TypeError(f"unknown dtype {wanted!r}{suggestion(wanted, CARRIED)}") from None
+        expected("dtype", "a dtype", wanted, TypeError)
+    if not is_number(result):
+        raise TypeError(f"dtype is {result}, it must be {ALLOWED}")
+    return result
+
+
+def _fan_in(x: Array, axes: tuple[int, ...]) -> dict[int, int]:
+    """Return how many blocks along each axis one task adds: all, if they are small."""
+    if not axes:
+        return {}
+    kept = prod(max(sizes) for axis, sizes in enumerate(x.chunks) if axis not in axes)
+    most = MOST if isnan(kept) else int(TASK_BYTES // (PARTIAL_BYTES * max(kept, 1)))
+    blocks = prod(x.numblocks[axis] for axis in axes)
+    most = min(max(most, FEWEST), MOST)
+    levels = 1
+    while most**levels < blocks:
+        levels += 1
+    return {axis: max(2, ceil(x.numblocks[axis] ** (1 / levels))) for axis in axes}

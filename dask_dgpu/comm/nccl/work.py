@@ -1,0 +1,50 @@
+"""What a call of :class:`~dask_dgpu.comm.nccl.communicator.NcclComm` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dask_dgpu.comm.protocol import Work
+
+if TYPE_CHECKING:
+    from dask_dgpu.comm.nccl.communicator import NcclComm
+
+
+class NcclWork:
+    """A transfer on NCCL's stream."""
+
+    def __init__(self, comm: NcclComm, name: str, work: Any, kept: Any) -> None:
+        self._comm = comm
+        self._name = name
+        self._work = work
+        self._kept = kept  # NCCL may use the buffers until the wait
+
+    def wait(self) -> None:
+        """Put the caller's stream, and not the host, behind the transfer."""
+        self._comm._order(self._work, self._name)
+        self._work = self._kept = None
+
+    def done(self) -> bool:
+        """Whether the transfer is over, or the caller's stream is behind it already."""
+        ended = self._comm._lifetime.reason is not None
+        return ended or self._work is None or bool(self._work.is_completed())
+
+
+class DeferredWork:
+    """A work with a step of our own after it, on the stream of the waiter."""
+
+    def __init__(self, work: Work, then: Callable[[], None]) -> None:
+        self._work = work
+        self._then: Callable[[], None] | None = then
+
+    def wait(self) -> None:
+        """Wait, then take the step, once."""
+        self._work.wait()
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+
+    def done(self) -> bool:
+        """Whether ``wait`` would return (or raise) without blocking."""
+        return self._work.done()

@@ -1,0 +1,1 @@
+"""The transport over UCX, for NumPy and CuPy arrays."""

@@ -1,0 +1,1 @@
+"""Settings, and facts about the cluster and its GPUs."""

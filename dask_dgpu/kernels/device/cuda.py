@@ -1,0 +1,224 @@
+"""A CUDA device: CuPy arrays on two kept streams."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Any, TypeVar
+
+import cupy
+
+from dask_dgpu.kernels import gemm
+from dask_dgpu.kernels.device.guarded import bare, each_array, guarded
+from dask_dgpu.kernels.device.replay import Replay
+from dask_dgpu.kernels.fft.plans import wait_for_plans
+from dask_dgpu.kernels.pack import Pieces
+from dask_dgpu.kernels.pack.cuda import PieceCopier
+from dask_dgpu.kernels.stencil import Region, Taps
+from dask_dgpu.kernels.stencil.cuda import sweeps_at_once, sweeps_cuda
+
+Array = Any
+T = TypeVar("T")
+
+MOST_CONSTANTS = 64
+"""That are kept at a time."""
+
+
+class CudaDevice:
+    """The current CUDA device of this process.
+
+    Streams are made here, once; every array comes from CuPy's current allocator,
+    which dask-cuda points at RMM's pool where there is one.
+    """
+
+    kind = "cuda"
+
+    def __init__(self) -> None:
+        self.index = cupy.cuda.runtime.getDevice()
+        self._compute = cupy.cuda.Stream(non_blocking=True)
+        self._transfer = _urgent_stream()
+        self._copier = PieceCopier()
+        self._constants: dict[Hashable, Array] = {}
+        self._leaving: deque[tuple[list[Any], Any]] = deque()
+        wait_for_plans()
+
+    def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
+        return cupy.empty(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
+        return cupy.zeros(shape, dtype)
+
+    def workspace(self, name: str, size: int, dtype: str) -> Array:
+        return cupy.empty(size, dtype)  # the allocator keeps memory itself
+
+    def constant(self, value: Array) -> Array:
+        key = value.dtype, value.tobytes()
+        found = self._constants.get(key)
+        if found is None:
+            found = cupy.asarray(value)
+            cupy.cuda.get_current_stream().synchronize()
+            if len(self._constants) < MOST_CONSTANTS:
+                self._constants[key] = found
+        return found
+
+    def owns(self, array: Array) -> bool:
+        if type(array) is not cupy.ndarray or array.base is not None:
+            return False
+        memory = array.data.mem
+        owner = getattr(memory, "_owner", None)  # RMM's memory is not CuPy's own either
+        foreign = isinstance(memory, cupy.cuda.UnownedMemory)
+        return not foreign or type(owner).__module__.startswith("rmm")
+
+    def panel_dtype(self, dtype: str) -> str:
+        return dtype
+
+    def accumulate(self, out: Array, a: Array, b: Array) -> None:
+        gemm.accumulate_cuda(out, a, b)
+
+    def copy_pieces(self, *batches: Pieces) -> None:
+        self._copier.copy(*batches)
+
+    def sweeps(
+        self,
+        source: Array,
+        target: Array,
+        taps: Taps,
+        regions: Sequence[Region],
+        added: Array | None = None,
+        change: Array | None = None,
+    ) -> bool:
+        return sweeps_cuda(source, target, taps, regions, added, change)
+
+    def sweeps_at_once(self, taps: Taps) -> int:
+        return sweeps_at_once(taps)
+
+    def again(self, known: dict[Hashable, Any], key: Hashable, work: Callable[[], T]) -> T:
+        if key not in known:
+            known[key] = Replay()
+        done: T = known[key](work)
+        return done
+
+    def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        with self._compute:
+            made = [function(item) for item in items]  # map would end at a StopIteration
+            # users' functions may launch kernels by a library whose streams CuPy does not set
+            self.after(_legacy_mark())
+            return made
+
+    def join(self) -> None:
+        with self._compute:
+            computed = self.mark()
+        with self._transfer:
+            self.after(computed)
+            moved = self.mark()
+        with self._compute:
+            self.after(moved)
+        self._give_back()
+
+    def computing(self) -> AbstractContextManager[Any]:
+        return self._compute
+
+    def transferring(self) -> AbstractContextManager[Any]:
+        return self._transfer
+
+    def named(self, name: str) -> AbstractContextManager[Any]:
+        from cupyx.profiler import time_range
+
+        return time_range(name)
+
+    def begin(self) -> None:
+        # Dask's tasks use the legacy stream, which does not wait for ours, nor ours for it
+        made = _legacy_mark()
+        self._compute.wait_event(made)
+        self._transfer.wait_event(made)
+
+    def mark(self) -> Any:
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record(cupy.cuda.get_current_stream())
+        return event
+
+    def after(self, mark: Any) -> None:
+        if mark is not None:
+            cupy.cuda.get_current_stream().wait_event(mark)
+
+    def borrow(self, block: Array) -> Array:
+        return each_array(block, lambda array: guarded(array, self._leave))
+
+    def hand_over(self, block: Array) -> Array:
+        return each_array(block, _handed_over)
+
+    def synchronize(self) -> None:
+        self._transfer.synchronize()
+        self._compute.synchronize()
+        self._give_back()
+
+    def _leave(self, memory: Any) -> None:
+        """Keep borrowed memory until both lanes are past what they were given so far."""
+        lanes = self._compute, self._transfer
+        if not all(lane.done for lane in lanes):
+            marks = [lane.record(cupy.cuda.Event(disable_timing=True)) for lane in lanes]
+            self._leaving.append((marks, memory))
+
+    def _give_back(self) -> None:
+        """Let go of borrowed memory that both lanes are past."""
+        with suppress(IndexError):  # when there is no more
+            while True:
+                marks, memory = first = self._leaving.popleft()
+                if not all(mark.done for mark in marks):
+                    self._leaving.appendleft(first)
+                    return
+                del memory, first
+
+    def recover(self) -> None:
+        self.synchronize()
+
+    def to_device(self, block: Array) -> Array:
+        return cupy.asarray(block)
+
+    def to_host(self, block: Array) -> Array:
+        return cupy.asnumpy(block)
+
+
+def _legacy_mark() -> Any:
+    """Mark the end of what Dask's tasks, and others, gave the device so far."""
+    return cupy.cuda.Stream.null.record(cupy.cuda.Event(disable_timing=True))
+
+
+def _handed_over(array: Array) -> Array:
+    own = bare(array)  # what was borrowed goes back to whoever lent it
+    return guarded(array, _tasks_are_past) if own is array else own
+
+
+def _tasks_are_past(memory: Any) -> None:
+    """Wait for the legacy stream; ``memory`` goes back to its lane when this returns."""
+    cupy.cuda.Stream.null.synchronize()
+
+
+def _urgent_stream() -> Any:
+    """Make a stream whose kernels come before others that wait for a multiprocessor.
+
+    Packing is short, and the other ranks wait for it; behind a long transform it would
+    start when that is over. CuPy makes no streams with a priority.
+    """
+    from cuda.bindings import runtime
+
+    status, _least, greatest = runtime.cudaDeviceGetStreamPriorityRange()
+    if status == runtime.cudaError_t.cudaSuccess:
+        status, stream = runtime.cudaStreamCreateWithPriority(
+            runtime.cudaStreamNonBlocking, greatest
+        )
+    if status != runtime.cudaError_t.cudaSuccess:
+        return cupy.cuda.Stream(non_blocking=True)
+    return cupy.cuda.Stream.from_external(_Made(int(stream)))
+
+
+class _Made:
+    """A stream as other libraries of CUDA's protocol for streams take it."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Version of the protocol, and the stream."""
+        return 0, self.handle

@@ -1,0 +1,136 @@
+"""A host: NumPy arrays; both lanes are the calling thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dask_dgpu.kernels import gemm
+from dask_dgpu.kernels.device import Mark
+from dask_dgpu.kernels.pack import Pieces, copy_host
+from dask_dgpu.kernels.stencil import Region, Taps, sweeps_host
+
+Array = Any
+T = TypeVar("T")
+
+KEPT_BYTES = 64 << 20
+"""Larger workspaces are given back to the system after each program."""
+
+
+class HostDevice:
+    """NumPy in the calling thread.
+
+    Parameters
+    ----------
+    threads : int, optional
+        How many blocks of independent work may be under way at a time.
+    """
+
+    kind = "cpu"
+
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = threads
+        self._kept: dict[str, Array] = {}
+
+    def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
+        return np.empty(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
+        return np.zeros(shape, dtype)
+
+    def workspace(self, name: str, size: int, dtype: str) -> Array:
+        nbytes = size * np.dtype(dtype).itemsize
+        kept = self._kept.get(name)
+        if kept is None or len(kept) < nbytes:
+            # fresh memory costs a page fault every 4 KiB, as long as its copy takes
+            kept = np.empty(nbytes, np.uint8)
+            if nbytes <= KEPT_BYTES:
+                self._kept[name] = kept
+        return kept[:nbytes].view(dtype)
+
+    def constant(self, value: Array) -> Array:
+        return value
+
+    def owns(self, array: Array) -> bool:
+        return type(array) is np.ndarray and array.flags.owndata and array.flags.writeable
+
+    def panel_dtype(self, dtype: str) -> str:
+        return "float32" if dtype == "float16" else dtype  # no BLAS has half precision
+
+    def accumulate(self, out: Array, a: Array, b: Array) -> None:
+        gemm.accumulate_host(out, a, b)
+
+    def copy_pieces(self, *batches: Pieces) -> None:
+        copy_host(*batches)
+
+    def sweeps(
+        self,
+        source: Array,
+        target: Array,
+        taps: Taps,
+        regions: Sequence[Region],
+        added: Array | None = None,
+        change: Array | None = None,
+    ) -> bool:
+        return sweeps_host(source, target, taps, regions, added, change)
+
+    def sweeps_at_once(self, taps: Taps) -> int:
+        return 1
+
+    def again(self, known: dict[Hashable, Any], key: Hashable, work: Callable[[], T]) -> T:
+        return work()
+
+    def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        work = list(items)
+        if self._threads == 1 or len(work) < 2:
+            return [function(item) for item in work]  # map would end at a StopIteration
+        with ThreadPoolExecutor(min(self._threads, len(work))) as pool:
+            under_way = [pool.submit(function, item) for item in work]
+            try:
+                return [each.result() for each in under_way]
+            finally:
+                for each in under_way:
+                    each.cancel()  # of those that have not begun, if one fails
+
+    def join(self) -> None:
+        pass
+
+    def computing(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def transferring(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def named(self, name: str) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def begin(self) -> None:
+        pass
+
+    def mark(self) -> Mark:
+        return None
+
+    def after(self, mark: Mark) -> None:
+        pass
+
+    def borrow(self, block: Array) -> Array:
+        return block
+
+    def hand_over(self, block: Array) -> Array:
+        return block
+
+    def synchronize(self) -> None:
+        pass
+
+    def recover(self) -> None:
+        self._kept.clear()
+
+    def to_device(self, block: Array) -> Array:
+        return np.asarray(block)
+
+    def to_host(self, block: Array) -> Array:
+        return np.asarray(block)

@@ -1,0 +1,151 @@
+"""Discrete Fourier, cosine and sine transforms of one block, for NumPy and CuPy alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any, Protocol
+
+import numpy as np
+import scipy.fft
+
+from dask_dgpu.kernels.fft import trigonometric
+
+Array = Any
+Arguments = dict[str, Any]
+
+COMPLEX = ("fft", "ifft")
+
+
+class OneTransform(Protocol):
+    """One transform along one axis, by NumPy's and SciPy's definitions."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the function in ``numpy.fft``, or that in ``scipy.fft`` and the type."""
+
+    @property
+    def axis(self) -> int:
+        """The axis."""
+
+    @property
+    def n(self) -> int:
+        """Length as in ``numpy.fft``."""
+
+    @property
+    def norm(self) -> str:
+        """As in ``numpy.fft``."""
+
+    @property
+    def output_length(self) -> int:
+        """Length of the result along the axis."""
+
+    def output_dtype(self, dtype: str) -> str:
+        """Return the dtype that NumPy gives the result."""
+
+
+def transform(
+    block: Array, transforms: Iterable[OneTransform], *, overwrite: bool = False
+) -> Array:
+    """Transform a block along some of its axes, one after the other.
+
+    Parameters
+    ----------
+    block : numpy.ndarray or cupy.ndarray
+        Of any real or complex dtype; a CuPy array is transformed on its device, on
+        CuPy's current stream.
+    transforms : iterable of Transform
+        What to do, in order.
+    overwrite : bool, optional
+        Whether the memory of ``block`` may be used for the result.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        Of the dtype that NumPy gives it; single precision stays single.
+    """
+    if block.size == 0:  # no library promises that it takes this
+        return _zeros(block, list(transforms))
+    call = _on_host if isinstance(block, np.ndarray) else _on_device
+    result, dtype = block, block.dtype.name
+    for name, arguments, group in _calls(transforms):
+        mine = overwrite or result is not block
+        result = call(result, name, arguments, group, overwrite=mine)
+        for each in group:
+            dtype = each.output_dtype(dtype)
+    return result.astype(dtype, copy=False)
+
+
+def _on_host(
+    block: Array, name: str, arguments: Arguments, _: list[OneTransform], *, overwrite: bool
+) -> Array:
+    return getattr(scipy.fft, name)(block, **arguments, overwrite_x=overwrite, workers=1)
+
+
+def _on_device(
+    block: Array, name: str, arguments: Arguments, group: list[OneTransform], *, overwrite: bool
+) -> Array:
+    """Call CuPy, but where it lacks the transform, or lines up what can be read where it lies."""
+    import cupyx.scipy.fft
+
+    if "type" in arguments:
+        (one,) = group
+        dtype = one.output_dtype(block.dtype.name)
+        return trigonometric.transform(
+            block, one.kind, one.n, one.axis, one.norm, dtype, cupyx.scipy.fft
+        )
+    in_lines = _in_lines(block, group, overwrite=overwrite)
+    if in_lines is not None:
+        return in_lines
+    return getattr(cupyx.scipy.fft, name)(block, **arguments, overwrite_x=overwrite)
+
+
+def _zeros(block: Array, transforms: list[OneTransform]) -> Array:
+    shape, dtype = list(block.shape), block.dtype.name
+    for each in transforms:
+        shape[each.axis] = each.output_length
+        dtype = each.output_dtype(dtype)
+    return np.zeros_like(block, shape=tuple(shape), dtype=dtype)
+
+
+def _calls(
+    transforms: Iterable[OneTransform],
+) -> Iterator[tuple[str, Arguments, list[OneTransform]]]:
+    """Yield function, arguments and transforms of each call.
+
+    Complex transforms in a row are one call, which goes through the axes from the
+    last to the first.
+    """
+
+    def together(each: OneTransform) -> tuple[str, str, int | None]:
+        return each.kind, each.norm, None if each.kind in COMPLEX else each.axis
+
+    for (kind, norm, axis), members in groupby(transforms, together):
+        group = list(members)
+        if axis is None:
+            backwards = group[::-1]
+            lengths, axes = [each.n for each in backwards], [each.axis for each in backwards]
+            yield f"{kind}n", {"s": lengths, "axes": axes, "norm": norm}, group
+        else:
+            arguments = {"n": group[0].n, "axis": axis, "norm": norm}
+            if kind[-1].isdigit():
+                kind, arguments["type"] = kind[:-1], int(kind[-1])
+            yield kind, arguments, group
+
+
+def _in_lines(block: Array, group: list[OneTransform], *, overwrite: bool) -> Array | None:
+    """Transform a CuPy array without lining it up first, if that can be done."""
+    each = group[0]
+    if len(group) > 1 or each.kind not in COMPLEX or block.shape[each.axis] != each.n:
+        return None
+    from dask_dgpu.kernels.fft.cuda import transformed
+
+    inverse, factor = each.kind == "ifft", _factor(each)
+    return transformed(block, each.axis, inverse=inverse, factor=factor, overwrite=overwrite)
+
+
+def _factor(each: OneTransform) -> float:
+    """Return what a bare sum is multiplied with."""
+    if each.norm == "ortho":
+        return each.n**-0.5
+    return 1 / each.n if (each.norm == "forward") is (each.kind == "fft") else 1

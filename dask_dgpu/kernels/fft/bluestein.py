@@ -1,0 +1,123 @@
+"""What Bluestein's algorithm does to each block, for NumPy and CuPy alike."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.kernels.fft.four_step import GROUP, roots_of_unity, spans
+
+Array = Any
+
+
+def chirped(
+    block: Array, axis: int, start: int, n: int, sign: int, dtype: str, scale: float = 1.0
+) -> Array:
+    """Multiply the element at ``m`` along an axis by ``scale exp(sign pi i m m / n)``.
+
+    Parameters
+    ----------
+    block : numpy.ndarray or cupy.ndarray
+        Of any real or complex dtype.
+    axis : int
+        The axis.
+    start : int
+        Where the block begins along it.
+    n : int
+        More than every ``m``.
+    sign : {-1, 1}
+        -1 for a forward transform.
+    dtype : str
+        Complex dtype of the result.
+    scale : float, optional
+        A factor for all elements.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        A new array.
+    """
+    result = np.empty_like(block, dtype=dtype)
+    trailing = (1,) * (block.ndim - axis - 1)
+    for low, high in spans(block.shape[axis], GROUP):
+        part = (slice(None),) * axis + (slice(low, high),)
+        m = np.arange(start + low, start + high, dtype=np.int64, like=block)
+        factors = (scale * _chirp(m, n, sign, dtype)).astype(dtype, copy=False)
+        np.multiply(block[part], factors.reshape((-1, *trailing)), out=result[part])
+    return result
+
+
+def chirp_filter(
+    start: int, shape: tuple[int, int], length: int, n: int, sign: int, dtype: str, module: str
+) -> Array:
+    """Make some rows of the sequence that is convolved with a chirped signal.
+
+    Element ``m`` of the cyclic sequence is ``exp(-sign pi i d d / n)``, where ``d`` is the
+    distance of ``m`` to 0, and 0 where ``d`` is ``n`` or more.
+
+    Parameters
+    ----------
+    start : int
+        The first row.
+    shape : tuple of int
+        Number of rows, and length of each.
+    length : int
+        Period of the sequence, at least ``2 n - 1``.
+    n : int
+        Length of the signal.
+    sign : {-1, 1}
+        -1 for a forward transform.
+    dtype : str
+        Complex dtype of the result.
+    module : {"numpy", "cupy"}
+        Whose array it will be.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        Of shape ``shape``.
+    """
+    size = shape[0] * shape[1]
+    result = import_module(module).zeros(size, dtype)
+    for low, high in spans(size, GROUP):
+        first = start * shape[1]
+        m = np.arange(first + low, first + high, dtype=np.int64, like=result)
+        distance = np.minimum(m, length - m)
+        values = _chirp(np.minimum(distance, n - 1), n, -sign, dtype)
+        result[low:high] = np.where(distance < n, values, 0)
+    return result.reshape(shape)
+
+
+def _chirp(m: Array, n: int, sign: int, dtype: str) -> Array:
+    return roots_of_unity(squares(m, 2 * n), 2 * n, sign, dtype)
+
+
+def squares(m: Array, modulus: int) -> Array:
+    """Return ``m * m`` modulo a number, exactly.
+
+    Parameters
+    ----------
+    m : numpy.ndarray or cupy.ndarray of int64
+        From 0 to less than ``modulus``.
+    modulus : int
+        Less than 2**61.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray of int64
+        Of the shape of ``m``.
+
+    Notes
+    -----
+    One factor is taken digit by digit, from the highest on, of as many bits as are left
+    in an int64 beside the modulus.
+    """
+    bits = modulus.bit_length()
+    digit = 62 - bits
+    result = np.zeros_like(m)
+    for shift in reversed(range(0, bits, digit)):
+        factor = (m >> shift) & (2**digit - 1)
+        result = ((result << digit) + m * factor) % modulus
+    return result

@@ -1,0 +1,173 @@
+"""Copying many pieces in one launch of one kernel, on the current CuPy stream.
+
+The host describes the pieces (``descriptors.py``), writes the table into pinned
+memory that is kept, and sends it ahead of the kernel on the same stream. Nothing
+is allocated once the tables have reached their size, and the host waits for the
+GPU only if it is a whole ring of tables ahead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy
+import numpy as np
+
+from dask_dgpu.kernels.pack import Pieces, copy_host
+from dask_dgpu.kernels.pack.descriptors import (
+    COLUMNS,
+    LENGTHS,
+    NDIM,
+    SOURCE,
+    SOURCE_STRIDES,
+    TARGET,
+    TARGET_STRIDES,
+    TILE,
+    WIDTH,
+    WORDS,
+    Table,
+    describe,
+)
+
+THREADS = 256
+"""Of a block; each copies TILE / THREADS words."""
+
+RING = 8
+"""Tables that may be under way at a time: a round of an exchange takes two."""
+
+KERNEL = cupy.RawKernel(
+    r"""
+typedef long long Long;
+
+// Count is 32 bits wide where a piece allows it: 64-bit divisions are slow.
+template <typename Word, typename Count>
+__device__ void copy_tile(const Long* piece, Long first) {
+    char* __restrict__ target = (char*) piece[TARGET];
+    const char* __restrict__ source = (const char*) piece[SOURCE];
+    const int outermost = (int) piece[NDIM] - 1;
+    const Count stop = (Count) min(first + TILE, piece[WORDS]);
+    #pragma unroll 4
+    for (Count word = (Count) first + threadIdx.x; word < stop; word += THREADS) {
+        Count rest = word;
+        Long to = 0, from = 0;
+        for (int axis = 0; axis < outermost; ++axis) {
+            const Count length = (Count) piece[LENGTHS + axis];
+            const Count next = rest / length;
+            const Long along = rest - next * length;
+            to += along * piece[TARGET_STRIDES + axis];
+            from += along * piece[SOURCE_STRIDES + axis];
+            rest = next;
+        }
+        to += (Long) rest * piece[TARGET_STRIDES + outermost];
+        from += (Long) rest * piece[SOURCE_STRIDES + outermost];
+        *(Word*) (target + to) = *(const Word*) (source + from);
+    }
+}
+
+template <typename Word>
+__device__ void copy_words(const Long* piece, Long first) {
+    if (piece[WORDS] < (1LL << 31)) copy_tile<Word, unsigned int>(piece, first);
+    else copy_tile<Word, unsigned long long>(piece, first);
+}
+
+// tiles[k] is the first tile of piece k, tiles[pieces] the number of all.
+extern "C" __global__ void __launch_bounds__(THREADS)
+copy_pieces(const Long* table, const Long* tiles, int pieces) {
+    __shared__ Long piece[COLUMNS];
+    const Long tile = blockIdx.x;
+    int low = 0, high = pieces;
+    int middle = (int) (tile * pieces / tiles[pieces]);  // of pieces of one size, the right one
+    while (high - low > 1) {
+        if (tiles[middle] > tile) high = middle;
+        else if (tiles[middle + 1] > tile) { low = middle; high = middle + 1; }
+        else low = middle + 1;
+        middle = (low + high) / 2;
+    }
+    for (int column = threadIdx.x; column < COLUMNS; column += THREADS)
+        piece[column] = table[(Long) low * COLUMNS + column];
+    __syncthreads();
+    const Long first = (tile - tiles[low]) * TILE;
+    switch (piece[WIDTH]) {
+        case 16: copy_words<uint4>(piece, first); break;
+        case 8: copy_words<unsigned long long>(piece, first); break;
+        case 4: copy_words<unsigned int>(piece, first); break;
+        case 2: copy_words<unsigned short>(piece, first); break;
+        default: copy_words<unsigned char>(piece, first);
+    }
+}
+""",
+    "copy_pieces",
+    options=tuple(
+        f"-D{name}={value}"
+        for name, value in {
+            "TARGET": TARGET,
+            "SOURCE": SOURCE,
+            "WIDTH": WIDTH,
+            "NDIM": NDIM,
+            "WORDS": WORDS,
+            "LENGTHS": LENGTHS,
+            "TARGET_STRIDES": TARGET_STRIDES,
+            "SOURCE_STRIDES": SOURCE_STRIDES,
+            "COLUMNS": COLUMNS,
+            "TILE": TILE,
+            "THREADS": THREADS,
+        }.items()
+    ),
+)
+
+
+class PieceCopier:
+    """The kernel and the memory of its tables; one for each device."""
+
+    def __init__(self) -> None:
+        self._ring = [_Upload() for _ in range(RING)]
+        self._at = 0
+
+    def copy(self, *batches: Pieces) -> None:
+        """Copy pieces in CUDA memory, on the current stream.
+
+        Parameters
+        ----------
+        *batches : Pieces
+            What is copied: arrays of one dtype.
+        """
+        table = describe(batches)
+        if table is None:
+            copy_host(*batches)  # more axes than the kernel knows: one launch a piece
+            return
+        if not len(table.rows):
+            return
+        upload, self._at = self._ring[self._at], (self._at + 1) % RING
+        rows, tiles = upload.send(table)
+        KERNEL((int(table.tiles[-1]),), (THREADS,), (rows, tiles, np.int32(len(table.rows))))
+        upload.used.record()
+
+
+class _Upload:
+    """A table in pinned memory and on the device."""
+
+    def __init__(self) -> None:
+        self.used = cupy.cuda.Event(disable_timing=True)
+        self._pinned = np.empty(0, np.int64)
+        self._there = cupy.empty(0, np.int64)
+
+    def send(self, table: Table) -> tuple[Any, Any]:
+        """Return the table's rows and tiles on the device, for work on the current stream."""
+        self.used.synchronize()  # the launch that last read it is long over, as a rule
+        split = table.rows.size
+        words = split + table.tiles.size
+        if words > len(self._pinned):
+            self._pinned = np.frombuffer(
+                cupy.cuda.alloc_pinned_memory(2 * words * 8), np.int64, 2 * words
+            )
+            self._there = cupy.empty(2 * words, np.int64)
+        self._pinned[:split] = table.rows.reshape(-1)
+        self._pinned[split:words] = table.tiles
+        cupy.cuda.runtime.memcpyAsync(
+            self._there.data.ptr,
+            self._pinned.ctypes.data,
+            words * 8,
+            cupy.cuda.runtime.memcpyHostToDevice,
+            cupy.cuda.get_current_stream().ptr,
+        )
+        return self._there[:split], self._there[split:words]

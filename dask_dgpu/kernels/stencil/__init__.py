@@ -1,0 +1,211 @@
+"""Stencils: weighted sums of what lies around each position, for NumPy and CuPy alike.
+
+::
+
+        .  4  .                   taps: where each weight applies, relative to the position;
+        4 -20 4      ---->        weights that are zero make none
+        .  4  .
+
+A *sweep* makes a region of one array from another of the same shape. Positions that the
+taps reach around the region must be there: the arrays have ghost cells. The same sweep
+makes a step of Jacobi's iteration, with what is ``added`` to each sum, and sums up how
+much the values have changed, for the residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.kernels.pack import Ints
+
+Array = Any
+Region = tuple[slice, ...]
+
+LAPLACIAN_5PT = np.array([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]])
+LAPLACIAN_9PT = np.array([[1.0, 4.0, 1.0], [4.0, -20.0, 4.0], [1.0, 4.0, 1.0]]) / 6
+for _weights in (LAPLACIAN_5PT, LAPLACIAN_9PT):
+    _weights.setflags(write=False)
+
+PAD_MODES = {"periodic": "wrap", "reflect": "symmetric", "mirror": "reflect", "nearest": "edge"}
+"""What NumPy calls the boundaries."""
+
+CACHE_BYTES = 1 << 19
+"""What of three arrays is swept again and again before the next part; a core has more."""
+
+MIN_BAND = 8
+"""Rows of such a part at least."""
+
+
+@dataclass(frozen=True)
+class Taps:
+    """The weights of a stencil that are not zero, and where they apply.
+
+    Parameters
+    ----------
+    offsets : tuple of tuple of int
+        Relative to the position whose value is made.
+    weights : tuple of float or complex
+        One for each.
+    radius : tuple of int
+        How far the stencil reaches along each axis.
+    """
+
+    offsets: tuple[tuple[int, ...], ...]
+    weights: tuple[complex, ...]
+    radius: tuple[int, ...]
+
+    @classmethod
+    def of(cls, weights: Array) -> Taps:
+        """Return the taps of an array of weights, of odd lengths, that is correlated with."""
+        array = np.asarray(weights)
+        radius = tuple(length // 2 for length in array.shape)
+        places = np.argwhere(array)
+        offsets = tuple(map(tuple, (places - radius).tolist()))
+        return cls(offsets, tuple(array[tuple(places.T)].tolist()), radius)
+
+    @property
+    def star(self) -> bool:
+        """Whether no tap is off along several axes."""
+        return all(np.count_nonzero(offset) <= 1 for offset in self.offsets)
+
+
+def neighbours_mean(ndim: int) -> Taps:
+    """Return the taps of the mean of the 2 ``ndim`` neighbours."""
+    offsets = np.concatenate([-np.eye(ndim, dtype=int), np.eye(ndim, dtype=int)])
+    return Taps(tuple(map(tuple, offsets.tolist())), (0.5 / ndim,) * (2 * ndim), (1,) * ndim)
+
+
+def weighted(padded: Array, taps: Taps) -> Array:
+    """Return the sums at all positions of an array that lie at least the radius inside.
+
+    Parameters
+    ----------
+    padded : numpy.ndarray or cupy.ndarray
+        Of any dtype that the weights can be rounded to.
+    taps : Taps
+        What is summed up.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        Smaller by twice the radius along each axis.
+    """
+    shape = tuple(n - 2 * reach for n, reach in zip(padded.shape, taps.radius, strict=True))
+    result = np.zeros_like(padded, shape=shape)
+    for offset, weight in zip(taps.offsets, taps.weights, strict=True):
+        part = tuple(
+            slice(reach + by, reach + by + length)
+            for reach, by, length in zip(taps.radius, offset, shape, strict=True)
+        )
+        result += padded.dtype.type(weight) * padded[part]
+    return result
+
+
+def padded(array: Array, axis: int, width: tuple[int, int], boundary: complex | str) -> Array:
+    """Return an array with what is beyond it along one axis.
+
+    Parameters
+    ----------
+    array : numpy.ndarray or cupy.ndarray
+        What is padded.
+    axis : int
+        Along which axis.
+    width : tuple of (int, int)
+        By how much before and after.
+    boundary : {"periodic", "reflect", "mirror", "nearest"} or number
+        What is there.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        A new array, or the same if there is nothing to add.
+    """
+    if not any(width):
+        return array
+    widths = [(0, 0)] * array.ndim
+    widths[axis] = width
+    if isinstance(boundary, str):
+        mode: Any = PAD_MODES[boundary]
+        return np.pad(array, widths, mode)
+    return np.pad(array, widths, constant_values=array.dtype.type(boundary))
+
+
+def sweeps_host(
+    source: Array,
+    target: Array,
+    taps: Taps,
+    regions: Sequence[Region],
+    added: Array | None = None,
+    change: Array | None = None,
+) -> bool:
+    """Make regions of two arrays from each other in turn, ``target`` first.
+
+    Parameters
+    ----------
+    source, target : array
+        C-contiguous, of the same shape and dtype: float32, float64, complex64 or
+        complex128.
+    taps : Taps
+        What is summed up.
+    regions : sequence of tuple of slice
+        What each sweep makes, with start and stop, at least the radius away from the ends
+        of the arrays. What a sweep reads is what the one before has made, or what is the
+        same in both arrays.
+    added : array, optional
+        Of the same shape and dtype, added to the sums.
+    change : array, optional
+        Of one float64, to which the last sweep adds the sum of the squares of what it
+        has changed.
+
+    Returns
+    -------
+    bool
+        Whether the last sweep has made ``target``.
+
+    Notes
+    -----
+    Every row is made in parts that stay in the first-level cache, by Numba, without the
+    global interpreter lock. Several sweeps go over the arrays in bands of rows that stay
+    in the second-level cache ([1]_)::
+
+        sweep 1    |___band 0___|___band 1___|___ ...     each sweep lags behind the one
+        sweep 2    |__band 0__|___band 1___|___ ...       before by the radius
+        sweep 3    |_band 0_|___band 1___|___ ...
+
+    References
+    ----------
+    .. [1] D. Wonnacott, "Using time skewing to eliminate idle time due to memory
+       bandwidth and network limitations", IPDPS (2000).
+    """
+    from dask_dgpu.kernels.stencil.host import sweep_bands
+
+    offsets, weights = _flat_taps(taps, source)
+    edges = np.array([[(along.start, along.stop) for along in region] for region in regions])
+    row_bytes = 3 * source.nbytes // max(1, len(source))
+    total = sweep_bands(
+        source.reshape(-1),
+        target.reshape(-1),
+        (source if added is None else added).reshape(-1),
+        np.array(source.shape),
+        edges,
+        max(MIN_BAND, CACHE_BYTES // max(1, row_bytes)),
+        taps.radius[0],
+        offsets,
+        weights,
+        added is not None,
+        change is not None,
+    )
+    if change is not None:
+        change += total
+    return len(regions) % 2 == 1
+
+
+def _flat_taps(taps: Taps, u: Array) -> tuple[Ints, Array]:
+    """Return the offsets of the taps in flat memory, and the weights."""
+    steps = np.array(u.strides, np.int64) // u.itemsize
+    offsets = np.array(taps.offsets, np.int64).reshape(len(taps.weights), u.ndim) @ steps
+    return offsets, np.array(taps.weights).astype(u.dtype)

@@ -1,0 +1,192 @@
+"""Sweeps on the current CuPy stream: kernels written for the taps, the dtype and the axes.
+
+Offsets and weights stand in the source, so that a sweep of few taps does nothing but read
+what it needs, once from memory and else from the caches, and write what it makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import cupy
+import numpy as np
+
+from dask_dgpu.kernels.stencil import Region, Taps
+from dask_dgpu.kernels.stencil.march import MOST_BLOCKS, MOST_SWEEPS, march, marches
+
+Array = Any
+
+WIDTH, HEIGHT = 64, 4
+"""Threads of a block along rows and across them."""
+
+ROWS = 4
+"""Rows that each thread makes, if there are many."""
+
+TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "complex64": "complex<float>",
+    "complex128": "complex<double>",
+}
+
+SOURCE = r"""
+#include <cupy/complex.cuh>
+typedef long long Long;
+typedef %(value)s Value;
+
+__device__ double square(float x) { return (double) x * x; }
+__device__ double square(double x) { return x * x; }
+template <typename Real> __device__ double square(complex<Real> x) {
+    return square(x.real()) + square(x.imag());
+}
+
+extern "C" __global__ void __launch_bounds__(%(threads)d)
+sweep(const Value* __restrict__ u, Value* __restrict__ out, const Value* __restrict__ added,
+      double* change, Long rows, Long first, Long length, %(parameters)s) {
+    %(begin)s
+    const Long along = (Long) blockIdx.x * blockDim.x + threadIdx.x;
+    for (Long row = (Long) blockIdx.y * blockDim.y + threadIdx.y; row < rows;
+         row += (Long) gridDim.y * blockDim.y) {
+        if (along >= length) break;
+        Long at = first + along;
+        %(rest)s
+        %(walk)s
+        const Value value = %(sum)s;
+        out[at] = value;
+        %(measure)s
+    }
+    %(reduce)s
+}
+"""
+
+REDUCE = r"""
+    for (int lane = 16; lane; lane /= 2) changed += __shfl_down_sync(0xffffffffu, changed, lane);
+    if ((threadIdx.y * blockDim.x + threadIdx.x) % 32 == 0 && changed != 0)
+        atomicAdd(change, changed);
+"""
+
+
+def sweeps_cuda(
+    source: Array,
+    target: Array,
+    taps: Taps,
+    regions: Sequence[Region],
+    added: Array | None = None,
+    change: Array | None = None,
+) -> bool:
+    """Make regions of two arrays from each other in turn; as ``stencil.sweeps_host`` does.
+
+    Parameters
+    ----------
+    source, target : cupy.ndarray
+        C-contiguous, of the same shape and dtype.
+    taps : Taps
+        What is summed up.
+    regions : sequence of tuple of slice
+        What each sweep makes.
+    added : cupy.ndarray, optional
+        Added to the sums.
+    change : cupy.ndarray, optional
+        Of one float64, to which the last sweep adds the sum of the squares of what it
+        has changed.
+
+    Returns
+    -------
+    bool
+        Whether the last sweep has made ``target``.
+    """
+    together = sweeps_at_once(taps)
+    u, out, turned = source, target, False
+    for at in range(0, len(regions), together):
+        several = regions[at : at + together]
+        measured = change if at + together >= len(regions) else None
+        if len(several) > 1:
+            march(out, u, taps, several, added, measured)
+        else:
+            _sweep(out, u, taps, several[0], added, measured)
+        u, out, turned = out, u, not turned
+    return turned
+
+
+def sweeps_at_once(taps: Taps) -> int:
+    """Return how many sweeps one launch makes."""
+    return MOST_SWEEPS if marches(taps) else 1
+
+
+def _sweep(
+    out: Array, u: Array, taps: Taps, region: Region, added: Array | None, change: Array | None
+) -> None:
+    """Make one region, by one launch."""
+    counts = [along.stop - along.start for along in region]
+    if min(counts) <= 0:
+        return
+    strides = [step // u.itemsize for step in u.strides]
+    first = sum(along.start * step for along, step in zip(region, strides, strict=True))
+    rows, length = prod(counts[:-1]), counts[-1]
+    deep = -(-rows // HEIGHT)
+    grid = -(-length // WIDTH), min(MOST_BLOCKS, -(-deep // ROWS) if deep > ROWS else deep)
+    kernel = _kernel(taps, u.dtype.name, added is not None, change is not None)
+    kernel(
+        grid,
+        (WIDTH, HEIGHT),
+        (
+            u,
+            out,
+            u if added is None else added,
+            np.uint64(0) if change is None else change,
+            np.int64(rows),
+            np.int64(first),
+            np.int64(length),
+            *map(np.int64, strides),
+            *map(np.int64, counts),
+        ),
+    )
+
+
+@lru_cache(maxsize=256)
+def _kernel(taps: Taps, dtype: str, adds: bool, measures: bool) -> Any:
+    """Compile the kernel for some taps; CuPy keeps it on disk."""
+    ndim = len(taps.radius)
+    value = TYPES[dtype]
+    terms = [
+        f"{literal(weight, value)} * u[at{_offset(offset)}]"
+        for offset, weight in zip(taps.offsets, taps.weights, strict=True)
+    ]
+    if adds:
+        terms.insert(0, "added[at]")
+    walk = [
+        f"at += (rest % count{axis}) * stride{axis}; rest /= count{axis};"
+        for axis in range(ndim - 2, 0, -1)
+    ]
+    if ndim > 1:
+        walk.append("at += rest * stride0;")
+    code = SOURCE % {
+        "value": value,
+        "threads": WIDTH * HEIGHT,
+        "parameters": ", ".join(
+            f"Long {name}{axis}" for name in ("stride", "count") for axis in range(ndim)
+        ),
+        "rest": "Long rest = row;" if ndim > 1 else "",
+        "walk": "\n        ".join(walk),
+        "sum": " + ".join(terms) or "Value(0)",
+        "begin": "double changed = 0;" if measures else "",
+        "measure": "changed += square(value - u[at]);" if measures else "",
+        "reduce": REDUCE if measures else "",
+    }
+    return cupy.RawKernel(code, "sweep")
+
+
+def _offset(offset: tuple[int, ...]) -> str:
+    return "".join(f" + ({step}) * stride{axis}" for axis, step in enumerate(offset) if step)
+
+
+def literal(weight: complex, value: str) -> str:
+    """Write a weight, which is rounded to the dtype by the compiler."""
+    real = value.removeprefix("complex<").removesuffix(">")
+    number = complex(weight)
+    if number.imag:
+        return f"{value}(({real}) ({number.real!r}), ({real}) ({number.imag!r}))"
+    return f"({real}) ({number.real!r})"

@@ -1,0 +1,1 @@
+"""Sums with few or no rounding errors."""

@@ -1,0 +1,185 @@
+"""Reproducible sums of a block: exact, so that the order does not matter.
+
+Numbers are cut at levels, as in Demmel and Nguyen, "Parallel reproducible summation" (IEEE
+Trans. Comput. 64, 2015), where no cut loses anything; cuts are summed exactly, into an
+integer of thousands of bits (Kulisch). Only :meth:`Binned.value` rounds, once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.kernels.sums.lanes import forwards, steps_of
+from dask_dgpu.kernels.sums.limbs import LIMBS, normalised, rounded, trimmed
+from dask_dgpu.kernels.sums.parts import as_real, in_parts
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Binned:
+    """Exact sums, in NumPy memory.
+
+    Parameters
+    ----------
+    low : int
+        Number of the first limb; all below are zero.
+    limbs : numpy.ndarray
+        Of int64, (limbs, ...): integers of ``2**(32 * (low + i) - 1074)``.
+    special : numpy.ndarray
+        Of uint8, one a sum: marks of infinities and NaN that were met.
+    """
+
+    low: int
+    limbs: Array
+    special: Array
+
+    def __sizeof__(self) -> int:
+        """Return the bytes of both arrays, which Dask asks for."""
+        return sys.getsizeof(self.limbs) + sys.getsizeof(self.special)
+
+    @classmethod
+    def of(cls, low: int, limbs: Array, special: Array) -> Binned:
+        """Return sums whose limbs need not be normalised, nor all used."""
+        first, used = trimmed(normalised(limbs))
+        return cls(low + first, used, special)
+
+    def reshaped(self, shape: tuple[int, ...]) -> Binned:
+        """Return the same sums in another shape."""
+        limbs = self.limbs.reshape(len(self.limbs), *shape)
+        return Binned(self.low, limbs, self.special.reshape(shape))
+
+    def value(self, dtype: str = "float64") -> Array:
+        """Return the sums, rounded once to nearest, ties to even; a zero is positive."""
+        return rounded(self.low, self.limbs, self.special, dtype)
+
+
+class Coming(Binned):
+    """Exact sums that a device may still be making: whoever looks at them waits.
+
+    Parameters
+    ----------
+    fetch : callable
+        Returns them.
+    nbytes : int
+        What they take until then.
+    """
+
+    _fetch: Callable[[], Binned]
+    _nbytes: int
+
+    def __init__(self, fetch: Callable[[], Binned], nbytes: int) -> None:
+        self.__dict__.update(_fetch=fetch, _nbytes=nbytes)
+
+    @cached_property
+    def _came(self) -> Binned:
+        return self._fetch()  # by two threads at a time twice
+
+    @property
+    def low(self) -> int:
+        """Number of the first limb."""
+        return self._came.low
+
+    @property
+    def limbs(self) -> Array:
+        """The limbs of each sum."""
+        return self._came.limbs
+
+    @property
+    def special(self) -> Array:
+        """The marks of each sum."""
+        return self._came.special
+
+    def reshaped(self, shape: tuple[int, ...]) -> Binned:
+        """Return the same sums in another shape."""
+        return Coming(lambda: self._came.reshaped(shape), self._nbytes)
+
+    def __sizeof__(self) -> int:
+        """Return the bytes that they take, which Dask asks for at once."""
+        return self._nbytes
+
+    def __reduce__(self) -> Any:
+        return Binned, (self.low, self.limbs, self.special)
+
+
+def block_sum(block: Array, axes: Sequence[int]) -> Binned:
+    """Sum a block exactly along some of its axes, in one pass over its memory.
+
+    Parameters
+    ----------
+    block : numpy.ndarray or cupy.ndarray
+        Of any real or complex dtype and any strides. Integers count as float64.
+    axes : sequence of int
+        The axes to sum along, none of them negative.
+
+    Returns
+    -------
+    Binned
+        Of the shape of the other axes; complex numbers have another at the end, for real and
+        imaginary part. It depends on the values alone.
+    """
+    block = as_real(block)
+    if block.size == 0:
+        special = np.zeros([n for k, n in enumerate(block.shape) if k not in axes], np.uint8)
+        return Binned(0, np.zeros((0, *special.shape), np.int64), special)
+    return in_parts(block, axes, ("float32", "float64"), _sum_of, merged)
+
+
+def _sum_of(block: Array, axes: Sequence[int]) -> Binned:
+    block, turned = forwards(block, axes)
+    if isinstance(block, np.ndarray):
+        sums = _on_host(block, axes)
+    else:
+        from dask_dgpu.kernels.sums.binned.cuda import block_sum_cuda
+
+        sums = block_sum_cuda(block, axes)
+    if all(part.step is None for part in turned):
+        return sums
+    return Binned(sums.low, sums.limbs[(slice(None), *turned)], sums.special[turned])
+
+
+def _on_host(block: Array, axes: Sequence[int]) -> Binned:
+    from dask_dgpu.kernels.sums.binned.host import ADD
+
+    flat, form, shape, steps = steps_of(block, axes)
+    special = np.zeros(shape, np.uint8)
+    most = max(special[target].size for target, _ in steps)
+    scratch = np.zeros(most * LIMBS, np.int64)
+    found = []
+    for target, walks in steps:
+        marks, used = special[target], np.array([LIMBS, 0])
+        limbs = scratch[: marks.size * LIMBS].reshape(*marks.shape, LIMBS)
+        for walk in walks:
+            ADD(flat, limbs, used, marks, *walk)
+        first, end = used.tolist()
+        touched = limbs[..., first:end]
+        found.append(Binned.of(first, np.moveaxis(touched, -1, 0), marks))
+        touched[...] = 0
+    low, high = _range(found)
+    limbs = np.zeros((high - low, *shape), np.int64)
+    for (target, _), part in zip(steps, found, strict=True):
+        limbs[(slice(part.low - low, part.low - low + len(part.limbs)), *target)] = part.limbs
+    return Binned(low, form.restored(limbs, 1), form.restored(special))
+
+
+def _range(parts: Sequence[Binned]) -> tuple[int, int]:
+    """Return the first limb and the one behind the last of some sums."""
+    used = [part for part in parts if len(part.limbs)]
+    low = min((part.low for part in used), default=0)
+    return low, max((part.low + len(part.limbs) for part in used), default=low)
+
+
+def merged(parts: Sequence[Binned]) -> Binned:
+    """Return the sum of sums of one shape; their order does not matter."""
+    low, high = _range(parts)
+    limbs = np.zeros((high - low, *parts[0].special.shape), np.int64)
+    for part in parts:
+        limbs[part.low - low : part.low - low + len(part.limbs)] += part.limbs
+    special = reduce(np.bitwise_or, (part.special for part in parts))
+    return Binned.of(low, limbs, special)

@@ -1,0 +1,154 @@
+"""How a kernel sums one run of CUDA memory that holds a few columns, sixteen bytes at a time.
+
+A thread reads vectors that are a whole number of columns apart, so that each number of its
+vectors stays in one column, and has an accumulator for each::
+
+    thread    0 0 0 0 1 1 1 1 2 2 2 2 ...       vectors of four numbers
+    column    a b c a b c a b c a b c ...       three columns, each read by several accumulators
+              -----------------------
+              a b c                             accumulators of a column are added by a tree
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.kernels.sums.lanes import Form, form_of, in_elements
+from dask_dgpu.kernels.sums.strides import THREADS
+
+Array = Any
+
+COLUMNS = 32
+"""Most columns; more keep threads busy by themselves."""
+
+VECTOR_BYTES = 16
+
+BLOCKS = 1056
+"""Blocks of threads, eight for each multiprocessor of an H100 or H200: a few whole waves."""
+
+ROWS = 16
+"""Numbers that an accumulator adds at the least, where there are so many."""
+
+BLOCK_NUMBERS = 1 << 20
+"""Most numbers that a block of threads adds, for exact sums to have room in 64 bits."""
+
+READING = r"""
+template <typename Value> struct Vector;
+template <> struct Vector<float> {
+    static constexpr int LANES = 4;
+    float lane[4];
+    __device__ __forceinline__ void read(const float* values, Long which) {
+        const float4 four = __ldcs(reinterpret_cast<const float4*>(values) + which);
+        lane[0] = four.x; lane[1] = four.y; lane[2] = four.z; lane[3] = four.w;
+    }
+};
+template <> struct Vector<double> {
+    static constexpr int LANES = 2;
+    double lane[2];
+    __device__ __forceinline__ void read(const double* values, Long which) {
+        const double2 two = __ldcs(reinterpret_cast<const double2*>(values) + which);
+        lane[0] = two.x; lane[1] = two.y;
+    }
+};
+
+// Has lanes.take(vectors) for several vectors of this thread at a time, the rest as zeros.
+template <typename Value, int SEVERAL, typename Lanes>
+__device__ __forceinline__ void read_all(const Value* values, Long length, Lanes& lanes) {
+    constexpr int LANES = Vector<Value>::LANES;
+    const Long vectors = length / LANES, step = (Long) gridDim.x * THREADS;
+    Long at = (Long) blockIdx.x * THREADS + threadIdx.x;
+    Vector<Value> read[SEVERAL], next[SEVERAL];
+    if (at + (SEVERAL - 1) * step < vectors) {
+        #pragma unroll
+        for (int k = 0; k < SEVERAL; ++k) next[k].read(values, at + k * step);
+    }
+    for (; at + (SEVERAL - 1) * step < vectors; at += SEVERAL * step) {
+        const bool more = at + (2 * SEVERAL - 1) * step < vectors;
+        #pragma unroll
+        for (int k = 0; k < SEVERAL; ++k) {
+            read[k] = next[k];
+            if (more) next[k].read(values, at + (SEVERAL + k) * step);
+        }
+        lanes.take(read);
+    }
+    if (at <= vectors) {
+        #pragma unroll
+        for (int k = 0; k < SEVERAL; ++k, at += step)
+            #pragma unroll
+            for (int j = 0; j < LANES; ++j)
+                read[k].lane[j] = at * LANES + j < length ? values[at * LANES + j] : (Value) 0;
+        lanes.take(read);
+    }
+}
+
+// Adds the entries of each column in shared memory by a tree; add(into, other) adds two.
+template <int ENTRIES, typename Add>
+__device__ __forceinline__ void add_rows(int columns, Add add) {
+    for (int rows = (ENTRIES + columns - 1) / columns; rows > 1; rows = (rows + 1) / 2) {
+        const int half = (rows + 1) / 2 * columns, end = min(rows * columns, ENTRIES);
+        for (int other = half + (int) threadIdx.x; other < end; other += THREADS)
+            add(other - half, other);
+        __syncthreads();
+    }
+}
+"""
+"""Needs ``Long`` and ``THREADS``."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """One run of memory in columns.
+
+    Parameters
+    ----------
+    form : Form
+        The block as axes.
+    length : int
+        Numbers in all.
+    columns : int
+        Sums; number ``i`` belongs to the sum ``i % columns``.
+    blocks : int
+        Blocks of threads, a multiple of the columns.
+    """
+
+    form: Form
+    length: int
+    columns: int
+    blocks: int
+
+    @property
+    def launch(self) -> tuple[tuple[int], tuple[int]]:
+        """The grid and the block of a launch."""
+        return (self.blocks,), (THREADS,)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Length and columns as arguments of a kernel."""
+        return np.int64(self.length), np.int32(self.columns)
+
+
+def columns_of(x: Array, axes: Sequence[int]) -> Columns | None:
+    """Return the columns of a CuPy block, or None if it is not one run of few of them."""
+    if x.data.ptr % VECTOR_BYTES:
+        return None
+    return _columns(x.shape, in_elements(x), tuple(axes), x.itemsize)
+
+
+@lru_cache(maxsize=1024)
+def _columns(
+    shape: tuple[int, ...], strides: tuple[int, ...], axes: tuple[int, ...], itemsize: int
+) -> Columns | None:
+    form = form_of(shape, strides, axes)
+    columns = form.kept[0].length if form.kept else 1
+    near = not form.kept or (len(form.kept) == 1 and form.kept[0].stride == 1)
+    if not near or columns > COLUMNS or len(form.summed) != 1 or form.summed[0].stride != columns:
+        return None
+    length = form.summed[0].length * columns
+    lanes = THREADS * VECTOR_BYTES // itemsize
+    blocks = max(min(BLOCKS, length // (lanes * ROWS)), -(-length // BLOCK_NUMBERS), 1)
+    return Columns(form, length, columns, -(-blocks // columns) * columns)

@@ -1,0 +1,100 @@
+"""Products of numbers as terms that add up to them exactly, for NumPy and CuPy alike.
+
+A product of two single-precision numbers is exact in double precision. One of two
+double-precision numbers is the sum of two, found by cutting the factors in halves ([1]_).
+
+References
+----------
+.. [1] T. J. Dekker, "A floating-point technique for extending the available precision",
+   Numerische Mathematik 18 (1971).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.kernels.sums.narrowed import widened
+from graph_opt.model.dtype import real_of
+
+Array = Any
+
+SPLIT = 2.0**27 + 1
+LARGE = 2.0**970
+"""Factors beyond this are made smaller while they are cut, which would overflow."""
+
+
+def terms(x: Array, y: Array) -> Array:
+    """Return numbers whose sum is that of the products of two arrays.
+
+    Parameters
+    ----------
+    x, y : numpy.ndarray or cupy.ndarray
+        Of one shape, of real or complex numbers of at most double precision.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        float64 or complex128, with one axis more at the end, along which the terms of each
+        product are: as many as :func:`count` says.
+
+    Raises
+    ------
+    ValueError
+        When the shapes differ, as they can where chunk sizes are unknown.
+
+    Notes
+    -----
+    What is below the smallest normal number may be lost. Where a product is not finite, its
+    first term is that.
+    """
+    if x.shape != y.shape:
+        raise ValueError(f"x has a block of shape {x.shape} and y {y.shape}, they must be equal")
+    pairs = [(x.real, y.real, 1)]
+    if x.dtype.kind == "c" and y.dtype.kind == "c":
+        pairs.append((x.imag, y.imag, -1))
+    real = [sign * term for a, b, sign in pairs for term in _product(a, b)]
+    if x.dtype.kind != "c" and y.dtype.kind != "c":
+        return np.stack(real, axis=-1)
+    imaginary = []
+    if y.dtype.kind == "c":
+        imaginary += _product(x.real, y.imag)
+    if x.dtype.kind == "c":
+        imaginary += _product(x.imag, y.real)
+    stacked = [np.stack(each, axis=-1) for each in (real, imaginary)]
+    result = np.empty_like(stacked[0], dtype=np.complex128)
+    result.real, result.imag = stacked
+    return result
+
+
+def count(x: np.dtype[Any], y: np.dtype[Any]) -> int:
+    """Return the number of terms of a product of two dtypes."""
+    both = 2 if x.kind == "c" and y.kind == "c" else 1
+    return both * (1 if _exact(x) and _exact(y) else 2)
+
+
+def _exact(dtype: np.dtype[Any]) -> bool:
+    """Whether the parts of its numbers have no more than half the digits of a double."""
+    return bool(np.can_cast(real_of(dtype), np.float32, "safe"))
+
+
+def _product(a: Array, b: Array) -> list[Array]:
+    exact = _exact(a.dtype) and _exact(b.dtype)
+    a, b = widened(a), widened(b)
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        whole = a * b
+        if exact:
+            return [whole]
+        (a1, a2), (b1, b2) = _halves(a), _halves(b)
+        rest = ((a1 * b1 - whole) + a1 * b2 + a2 * b1) + a2 * b2
+    return [whole, np.where(np.isfinite(whole) & np.isfinite(rest), rest, 0.0)]
+
+
+def _halves(x: Array) -> tuple[Array, Array]:
+    """Cut numbers into two of 26 digits each."""
+    scale = np.where(np.abs(x) > LARGE, 2.0**-53, 1.0)
+    x = x * scale
+    wide = x * SPLIT
+    high = wide - (wide - x)
+    return high / scale, (x - high) / scale

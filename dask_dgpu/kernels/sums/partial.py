@@ -1,0 +1,127 @@
+"""Sums of a part of an array, by either method: made of a block, added, rounded at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+
+from dask_dgpu.kernels.sums import binned, compensated
+from dask_dgpu.kernels.sums.binned import Binned
+from dask_dgpu.kernels.sums.compensated import Pair
+from dask_dgpu.kernels.sums.narrowed import narrowed
+from graph_opt.model.dtype import dtype_named, is_bfloat16, real_of
+
+Array = Any
+Sums = Pair | Binned
+Exact = Literal["compensated", "reproducible"]
+Kind = Literal["sum", "mean"]
+
+FEW_BYTES = 1 << 16
+"""Sums of up to so many bytes are added on the host: a GPU would only wait for launches."""
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The sums of a part of an array, with summed axes of length one.
+
+    Parameters
+    ----------
+    sums : Pair or Binned
+        The sums; of complex numbers with a last axis for real and imaginary part.
+    count : int
+        Numbers in each sum.
+    container : str
+        The type of the blocks.
+    parts : int
+        Two for complex numbers, one for real ones.
+    """
+
+    sums: Sums
+    count: int
+    container: str
+    parts: int
+
+    def __sizeof__(self) -> int:
+        """Return the bytes of the arrays, which Dask asks for."""
+        return sys.getsizeof(self.sums)
+
+
+def partial_sum(block: Array, axes: tuple[int, ...], method: Exact, result: str) -> Partial:
+    """Sum a block along some of its axes.
+
+    Parameters
+    ----------
+    block : numpy.ndarray, numpy.generic or cupy.ndarray
+        Of any real or complex dtype and any strides.
+    axes : tuple of int
+        The axes to sum along, none of them negative.
+    method : {"compensated", "reproducible"}
+        How.
+    result : str
+        The dtype of the sums in the end, which says how good those that are compensated must be.
+
+    Raises
+    ------
+    TypeError
+        When the block is not one of numbers, or a masked array.
+    """
+    if isinstance(block, np.ma.MaskedArray):
+        raise TypeError("a block is a masked array, of which there is no sum of this kind")
+    if isinstance(block, np.generic):  # as arithmetic makes of arrays without axes
+        block = np.asarray(block)
+    if block.dtype.kind not in "biufc" and not is_bfloat16(block.dtype):
+        raise TypeError(f"a block has the dtype {block.dtype}, which has no sum of this kind")
+    parts = 2 if block.dtype.kind == "c" else 1
+    shape = [1 if k in axes else length for k, length in enumerate(block.shape)]
+    if parts == 2:
+        shape.append(2)
+    sums: Sums
+    if method == "compensated":
+        sums = compensated.block_sum(block, axes, real_of(dtype_named(result)).name)
+    else:
+        sums = binned.block_sum(block, axes)
+    sums = sums.reshaped(tuple(shape))
+    if isinstance(sums, Pair) and sums.sums.nbytes <= FEW_BYTES:
+        sums = sums.on_host()
+    count, kind = prod(block.shape[k] for k in axes), type(block)
+    return Partial(sums, count, f"{kind.__module__}.{kind.__name__}", parts)
+
+
+def added(partials: Sequence[Partial]) -> Partial:
+    """Add sums of parts, of one shape: pairs by a tree in their order."""
+    merged: Any = compensated.merged if isinstance(partials[0].sums, Pair) else binned.merged
+    sums = merged([partial.sums for partial in partials])
+    return replace(partials[0], sums=sums, count=sum(partial.count for partial in partials))
+
+
+def finished(
+    whole: Partial, kind: Kind, result: str, axes: tuple[int, ...], keepdims: bool
+) -> Array:
+    """Round sums, or means, to the dtype ``result``; blocks of the type that was summed."""
+    values = _rounded(whole, kind, dtype_named(result))
+    if not keepdims:
+        values = values.squeeze(axis=axes)
+    if whole.container.startswith("cupy"):
+        import cupy
+
+        return cupy.asarray(values)
+    return values
+
+
+def _rounded(whole: Partial, kind: str, result: np.dtype[Any]) -> Array:
+    real = real_of(result).name
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        if kind == "mean":
+            values = narrowed(whole.sums.value() / whole.count, real)
+        elif isinstance(whole.sums, Binned):
+            values = whole.sums.value(real)
+        else:
+            values = narrowed(whole.sums.value(), real)
+        if whole.parts == 2:
+            values = np.ascontiguousarray(values).view(np.dtype(f"c{2 * values.itemsize}"))[..., 0]
+        return values.astype(result)

@@ -1,0 +1,87 @@
+"""Blocks of other dtypes than a kernel knows, converted and summed part after part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dask_dgpu.kernels.sums.narrowed import widened
+
+Array = Any
+T = TypeVar("T")
+
+PART = 1 << 18
+"""Elements that are converted at a time, so that they are summed out of a cache."""
+
+DEVICE_PART = 1 << 26
+"""The same on a GPU, where a launch costs more than memory."""
+
+
+def as_real(block: Array) -> Array:
+    """Return a view of complex numbers with a last axis for both parts; others as they are."""
+    if block.dtype.kind != "c":
+        return block
+    real = block.real
+    shape, strides = (*real.shape, 2), (*real.strides, real.itemsize)
+    if isinstance(block, np.ndarray):
+        return np.lib.stride_tricks.as_strided(real, shape, strides)
+    import cupy
+
+    return cupy.lib.stride_tricks.as_strided(real, shape, strides)
+
+
+def zeros_for(block: Array, axes: Sequence[int], dtype: str) -> Array:
+    """Return zeros for the sums of a block along some axes, on its device."""
+    shape = tuple(length for axis, length in enumerate(block.shape) if axis not in axes)
+    # not zeros_like: CuPy ignores its shape if that is (), and takes that of the block
+    return np.zeros(shape, dtype, like=block)
+
+
+def in_parts(
+    block: Array,
+    axes: Sequence[int],
+    dtypes: Sequence[str],
+    function: Callable[[Array, Sequence[int]], T],
+    merged: Callable[[Sequence[T]], T],
+) -> T:
+    """Sum a block that has one of some dtypes, or can be converted to one without a copy.
+
+    Parameters
+    ----------
+    block : numpy.ndarray or cupy.ndarray
+        Of any real dtype.
+    axes : sequence of int
+        Axes to sum along.
+    dtypes : sequence of str
+        What ``function`` takes. Half precision, of either kind, becomes float32 if that is
+        there, all else float64.
+    function : callable
+        ``function(part, axes)`` sums a part.
+    merged : callable
+        Adds the sums of parts, in their order.
+    """
+    if block.dtype.name in dtypes:
+        return function(block, axes)
+    half = block.dtype.name in ("bfloat16", "float16")
+    dtype = "float32" if half and "float32" in dtypes else "float64"
+    return merged([function(_converted(part, dtype), axes) for part in parts_of(block, axes)])
+
+
+def parts_of(block: Array, axes: Sequence[int]) -> Iterator[Array]:
+    """Yield parts of a block along the longest of some axes, each small enough to be copied."""
+    most = PART if isinstance(block, np.ndarray) else DEVICE_PART
+    if block.size <= most or not axes:
+        yield block
+        return
+    longest = max(axes, key=lambda axis: block.shape[axis])
+    length = block.shape[longest]
+    step = max(1, most // (block.size // length))
+    before = (slice(None),) * longest
+    for lo in range(0, length, step):
+        yield block[(*before, slice(lo, lo + step))]
+
+
+def _converted(block: Array, dtype: str) -> Array:
+    return widened(block) if dtype == "float64" else block.astype(dtype)

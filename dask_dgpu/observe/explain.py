@@ -1,0 +1,265 @@
+"""What was rewritten, and why not the rest: text, HTML or a dict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from html import escape
+from itertools import groupby
+from typing import Any
+
+import dask
+from dask.base import is_dask_collection
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph
+from dask.utils import format_bytes
+
+from dask_dgpu.arguments import check_flag, expected
+from dask_dgpu.environment.facts import current_client
+from dask_dgpu.observe.measured import last_run
+from dask_dgpu.planner.fallbacks import arrays_of, fallbacks_of, reason_of
+from dask_dgpu.planner.held import held_by
+from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.planner.predict import Prediction
+from dask_dgpu.runtime.observer import Step
+from graph_opt.model.node import Declined, label
+from graph_opt.pieces.piece import Piece
+from graph_opt.pieces.region import Region
+
+MOST_SHOWN = 40
+"""Steps of a region that are named; of more, the first and the last."""
+
+MOST_ALIKE = 2
+"""Lines in a row with the same text, or turns of a loop, that are shown one by one."""
+
+LONGEST_BODY = 8
+"""Steps of a loop's body that is recognised as one."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What dask_dgpu does with an array.
+
+    Parameters
+    ----------
+    enabled : bool
+        Whether it does anything at all.
+    rewritten : tuple of (Piece, Prediction)
+        The pieces that run in a gang, each as if it were alone.
+    regions : tuple of (Region, Prediction)
+        The gangs, each with the pieces and the work of Dask's own that it runs as one
+        program.
+    runs : tuple of tuple of Step
+        For each gang the steps of its last run, if they were asked for.
+    declined : tuple of Declined
+        The pieces that were recognised and left to Dask, each with one reason.
+    failures : tuple of str
+        Why the whole graph is left to Dask: errors of dask_dgpu itself, here, or on the
+        scheduler when this array was computed.
+
+    Notes
+    -----
+    It prints as one line a piece, one for all steps of a loop that are alike, and is
+    displayed as a table in a notebook.
+    """
+
+    enabled: bool
+    rewritten: tuple[tuple[Piece, Prediction], ...] = ()
+    regions: tuple[tuple[Region, Prediction], ...] = ()
+    runs: tuple[tuple[Step, ...], ...] = ()
+    declined: tuple[Declined, ...] = ()
+    failures: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values.
+
+        Returns
+        -------
+        dict
+            ``"enabled"``; ``"rewritten"``, a list of dicts with name, shape, dtype, what
+            else the kind of piece has (``"inner"``, the length of a product's contraction),
+            and the prediction: tasks, bytes, seconds, and what its algorithm chose;
+            ``"regions"``, a list of dicts with the names of its ``"steps"``, the seconds
+            ``"predicted"`` for each, those ``"measured"`` if they were asked for, and the
+            prediction of the whole; ``"declined"``, a list of dicts with ``"name"`` and
+            ``"reason"``; ``"failures"``, a list of reasons.
+        """
+        return {
+            "enabled": self.enabled,
+            "rewritten": [piece.facts | _plain(prediction) for piece, prediction in self.rewritten],
+            "regions": [
+                _plain(prediction)
+                | {
+                    "steps": [name for name, _ in prediction.steps],
+                    "predicted": [seconds for _, seconds in prediction.steps],
+                    "measured": [step.seconds for step in run],
+                }
+                for (_, prediction), run in zip(self.regions, self._runs, strict=True)
+            ],
+            "declined": [asdict(piece) for piece in self.declined],
+            "failures": list(self.failures),
+        }
+
+    @property
+    def _runs(self) -> tuple[tuple[Step, ...], ...]:
+        return self.runs or ((),) * len(self.regions)
+
+    def _lines(self) -> list[tuple[str, str]]:
+        """Heading and text of each piece, and of those in a row that are alike."""
+        lines = [("the whole graph", f"left to Dask: {reason}") for reason in self.failures]
+        for piece, predicted in self.rewritten:
+            lines.append(
+                (
+                    piece.label,
+                    f"{piece.summary} runs as a gang: {predicted.text}, "
+                    f"{predicted.tasks} tasks instead of about {predicted.dask_tasks}, "
+                    f"about {format_bytes(predicted.moved_bytes)} received and "
+                    f"{format_bytes(predicted.peak_bytes)} held at most per rank, "
+                    f"about {predicted.seconds:.3g} s instead of {predicted.dask_seconds:.3g} s",
+                )
+            )
+        for region, predicted in self.regions:
+            if len(region.members) > 1:
+                lines.append((f"region of {len(region.members)} steps", _region(region, predicted)))
+        for (_, predicted), run in zip(self.regions, self._runs, strict=True):
+            for (name, seconds), step in zip(predicted.steps, run, strict=False):
+                nbytes = format_bytes(step.nbytes)
+                text = f"{step.seconds:.3g} s measured, {nbytes} made"
+                if step.name == name:  # else it stands for many
+                    text += f", {seconds:.3g} s predicted"
+                lines.append((step.name, text))
+        lines += [(label(piece.name), f"left to Dask: {piece.reason}") for piece in self.declined]
+        return list(_folded(lines))
+
+    def __str__(self) -> str:
+        """One line a piece, or for several that are alike."""
+        if not self.enabled:
+            return "dask_dgpu is not enabled: everything is left to Dask"
+        return "\n".join(f"{name}: {text}" for name, text in self._lines()) or (
+            "nothing here that dask_dgpu knows how to rewrite: everything is left to Dask"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td><code>{escape(name)}</code></td><td>{escape(text)}</td></tr>"
+            for name, text in self._lines()
+        )
+        return f"<table>{rows}</table>" if rows else f"<p>{escape(str(self))}</p>"
+
+
+def _folded(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield lines, those of one text that follow each other as one if they are many."""
+    for text, alike in groupby(lines, key=lambda line: line[1]):
+        names = [name for name, _ in alike]
+        if len(names) > MOST_ALIKE:
+            yield f"{names[0]} and {len(names) - 1} alike", text
+        else:
+            yield from ((name, text) for name in names)
+
+
+def _region(region: Region, predicted: Prediction) -> str:
+    names = _repeated([member.output.name.rpartition("-")[0] for member in region.members])
+    if len(names) > MOST_SHOWN:
+        names[MOST_SHOWN // 2 : -MOST_SHOWN // 2] = ["..."]
+    steps = " -> ".join(names)
+    return (
+        f"{steps} runs as one program: "
+        f"{predicted.tasks} tasks instead of about {predicted.dask_tasks}, "
+        f"{format_bytes(predicted.peak_bytes)} held at most per rank, "
+        f"about {predicted.seconds:.3g} s instead of {predicted.dask_seconds:.3g} s"
+    )
+
+
+def _repeated(names: list[str]) -> list[str]:
+    """Return names, those of a loop as one."""
+    found, at = [], 0
+    while at < len(names):
+        for length in range(1, LONGEST_BODY + 1):
+            body, times = names[at : at + length], 1
+            while body == names[at + times * length : at + (times + 1) * length]:
+                times += 1
+            if times > MOST_ALIKE:
+                found.append(f"{times} x ({' -> '.join(body)})")
+                at += times * length
+                break
+        else:
+            found.append(names[at])
+            at += 1
+    return found
+
+
+def _plain(prediction: Prediction) -> dict[str, Any]:
+    values = asdict(prediction)
+    del values["text"]
+    return dict(values.pop("details")) | values
+
+
+def explain(array: Any, *, measured: bool = False) -> Explanation:
+    """Say what dask_dgpu would do to compute an array.
+
+    Parameters
+    ----------
+    array : dask.array.Array
+        The array, or any collection with a high-level graph.
+    measured : bool, optional
+        Whether to show beside the predicted seconds of each step those that it took when
+        this array was last computed on the current client's cluster.
+
+    Returns
+    -------
+    Explanation
+        Prints as text, displays as HTML, and has :meth:`Explanation.to_dict`. When
+        dask_dgpu is not enabled, it says so.
+
+    Raises
+    ------
+    TypeError
+        When ``array`` is no Dask collection.
+    ValueError
+        When ``measured`` is true and there is no client.
+
+    Notes
+    -----
+    Nothing is computed. Bytes, memory and times are predictions for blocks that are
+    dealt out evenly, in their order, on as many workers as :func:`enable` found.
+
+    Examples
+    --------
+    >>> import dask.array as da, dask_dgpu as dgpu
+    >>> x = da.ones((4, 6), chunks=2)
+    >>> print(dgpu.explain(x @ x.T))
+    dask_dgpu is not enabled: everything is left to Dask
+    """
+    if not is_dask_collection(array):
+        expected("array", "a Dask collection", array, TypeError)
+    check_flag("measured", measured)
+    optimizer = dask.config.get("array_optimize", None)
+    if not isinstance(optimizer, GraphOptimizer):
+        return Explanation(enabled=False)
+    graph = array.__dask_graph__()
+    if not isinstance(graph, HighLevelGraph):
+        return Explanation(enabled=True)
+    client, keys = current_client(), array.__dask_keys__()
+    names = arrays_of(graph, set(flatten(keys)))
+    reported = fallbacks_of(client, names) if optimizer.facts.scheduler else ()
+    held = held_by(client, optimizer.facts.scheduler)
+    try:
+        rewriting = optimizer.rewrite(graph, keys, held)
+    except Exception as error:
+        if optimizer.settings.on_error == "raise":
+            raise
+        failures = dict.fromkeys([reason_of(error), *reported])
+        return Explanation(enabled=True, failures=tuple(failures))
+    alone = [(piece, Region.of(piece)) for piece in rewriting.pieces]
+    rewritten = tuple(
+        (piece, optimizer.predict(region, optimizer.room(region, held))) for piece, region in alone
+    )
+    runs = _last_runs(rewriting.regions) if measured else ()
+    return Explanation(True, rewritten, rewriting.regions, runs, rewriting.declined, reported)
+
+
+def _last_runs(regions: tuple[tuple[Region, Prediction], ...]) -> tuple[tuple[Step, ...], ...]:
+    client = current_client()
+    if client is None:
+        raise ValueError("expected measured to be False without a client, got True")
+    return tuple(last_run(client, region) for region, _ in regions)

@@ -1,0 +1,127 @@
+"""Matrix products by SUMMA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.algorithms.summa import Operand, SummaPlan, plan_summa, summa_rank
+from dask_dgpu.algorithms.summa.choose import cost
+from dask_dgpu.algorithms.summa.schedule import traffic, workspace
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels.device import Device
+from dask_dgpu.operations.operation import Algorithm, Cost, Report
+from dask_dgpu.operations.value import Blocks, Placed, Value
+from graph_opt.model.cost import Machine
+from graph_opt.model.layout import Cuts, Layout, cuts_of
+
+Matrix = dict[tuple[int, int], Any]
+
+
+@dataclass(frozen=True)
+class PartProduct:
+    """The block rows and columns of a product that are made, by a plan that knows no others."""
+
+    plan: SummaPlan
+    cuts: tuple[Cuts, Cuts]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+
+def _plan(
+    inputs: Sequence[Placed],
+    result: Value,
+    task: tuple[tuple[int, ...], tuple[int, ...]],
+    size: int,
+    machine: Machine,
+    room: float | None,
+) -> PartProduct:
+    a, b = (given.layout for given in inputs)
+    rows, columns = task
+    left = _operand(_taken(a, rows, range(a.grid[1])), inputs[0].dtype)
+    right = _operand(_taken(b, range(b.grid[0]), columns), inputs[1].dtype)
+    plan = plan_summa(left, right, result.dtype, size, machine, room=room)
+    height, width = result.cuts
+    return PartProduct(plan, (height, width), rows, columns)
+
+
+def _taken(layout: Layout, *kept: Sequence[int]) -> Layout:
+    """Leave some blocks of a matrix out, as if it were smaller."""
+    sizes = [
+        [cuts[at + 1] - cuts[at] for at in blocks]
+        for cuts, blocks in zip(layout.cuts, kept, strict=True)
+    ]
+    owners = np.array(layout.owners, np.int64).reshape(layout.grid)[np.ix_(*kept)]
+    return Layout(tuple(map(cuts_of, sizes)), tuple(owners.reshape(-1).tolist()))
+
+
+def _operand(layout: Layout, dtype: str) -> Operand:
+    rows, columns = layout.cuts
+    return Operand(rows, columns, dtype, layout.owners)
+
+
+def _layout(part: PartProduct) -> Layout:
+    owners = np.full([len(cuts) - 1 for cuts in part.cuts], -1, np.int64)
+    for (i, j), rank in part.plan.owners().items():
+        owners[part.rows[i], part.columns[j]] = rank
+    return Layout(part.cuts, tuple(owners.reshape(-1).tolist()))
+
+
+def _run(
+    plan: PartProduct, comm: Comm, device: Device, inputs: Sequence[Blocks], report: Report
+) -> Blocks:
+    rows = {row: i for i, row in enumerate(plan.rows)}
+    columns = {column: j for j, column in enumerate(plan.columns)}
+    left, right = inputs
+    a: Matrix = {(rows[i], k): block for (i, k), block in left.items() if i in rows}
+    b: Matrix = {(k, columns[j]): block for (k, j), block in right.items() if j in columns}
+    c = summa_rank(plan.plan, comm, device, a, b, report)
+    return {(plan.rows[i], plan.columns[j]): block for (i, j), block in c.items()}
+
+
+def _cost(part: PartProduct, machine: Machine) -> Cost:
+    plan = part.plan
+    steps = [traffic(plan, step)[1] for step in range(plan.steps)]
+    received = [sum(rank) for rank in zip(*steps, strict=True)]
+    strategy = strategy_of(plan)
+    panels = "panel" if plan.steps == 1 else "panels"
+    return Cost(
+        seconds=cost(plan, machine, max(received), max(steps[0])),
+        moved_bytes=max(received),
+        peak_bytes=_peak(plan),
+        text=f"{strategy}, mesh {plan.mesh}, {plan.steps} {panels}",
+        details=(("mesh", plan.mesh), ("strategy", strategy), ("steps", plan.steps)),
+    )
+
+
+def strategy_of(plan: SummaPlan) -> str:
+    """Name the corner of the family of meshes that a plan is."""
+    name = _mesh_name(plan)
+    return f"{name}, one-sided" if plan.one_sided and plan.size > 1 else name
+
+
+def _mesh_name(plan: SummaPlan) -> str:
+    rows, columns, depth = plan.mesh
+    if depth > 1:
+        return "inner" if rows == columns == 1 else "summa with layers"
+    if rows == columns == 1:
+        return "one rank"
+    if columns == 1:
+        return "ring over rows"
+    return "ring over columns" if rows == 1 else "summa"
+
+
+def _peak(plan: SummaPlan) -> int:
+    owned = [0] * plan.size
+    itemsize = np.dtype(plan.accumulator).itemsize
+    for (i, j), rank in plan.owners().items():
+        height = plan.a.rows[i + 1] - plan.a.rows[i]
+        owned[rank] += height * (plan.b.columns[j + 1] - plan.b.columns[j]) * itemsize
+    shares = (plan.a.share(rank) + plan.b.share(rank) + owned[rank] for rank in range(plan.size))
+    return max(shares) + workspace(plan)
+
+
+SUMMA = Algorithm(_plan, _layout, _run, _cost)

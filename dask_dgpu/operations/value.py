@@ -1,0 +1,153 @@
+"""The named values of a program: arrays in blocks, before and after they have a place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from itertools import product as cartesian
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.errors import UndeclaredShapeError, UndeclaredTypeError
+from graph_opt.model.bare import Bare
+from graph_opt.model.dtype import dtype_named
+from graph_opt.model.layout import Cuts, Index, Layout
+
+Array = Any
+Blocks = dict[Index, Array]
+
+
+@dataclass(frozen=True)
+class Value(Bare):
+    """An array in blocks, as the graph knows it.
+
+    Parameters
+    ----------
+    cuts : tuple of tuple of int
+        Where each axis is cut, from 0 to its length.
+    dtype : str
+        The dtype of the blocks.
+    blocks : tuple of tuple of int, optional
+        The blocks that there are, in row-major order; by default all.
+    container : str, optional
+        The type of the blocks as their user knows it; collectives compute on copies in
+        the device's memory if that is another.
+    """
+
+    cuts: tuple[Cuts, ...]
+    dtype: str
+    blocks: tuple[Index, ...] | None = None
+    container: str = "numpy.ndarray"
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Number of blocks along each axis."""
+        return tuple(len(cuts) - 1 for cuts in self.cuts)
+
+    def indices(self) -> Sequence[Index]:
+        """Return the blocks that there are, in row-major order."""
+        if self.blocks is not None:
+            return self.blocks
+        return list(cartesian(*map(range, self.grid)))
+
+    @cached_property
+    def _lengths(self) -> list[list[int]]:
+        return [[hi - lo for lo, hi in pairwise(cuts)] for cuts in self.cuts]
+
+    @cached_property
+    def _itemsize(self) -> int:
+        return dtype_named(self.dtype).itemsize
+
+    def nbytes(self, index: Index) -> int:
+        """Return the bytes of a block."""
+        if index not in self._sizes:
+            self._sizes[index] = prod(self.block_shape(index)) * self._itemsize
+        return self._sizes[index]
+
+    @cached_property
+    def _sizes(self) -> dict[Index, int]:
+        """Bytes of blocks that were asked for."""
+        return {}
+
+    def block_shape(self, index: Index) -> tuple[int, ...]:
+        """Return the lengths of a block."""
+        return tuple([along[at] for along, at in zip(self._lengths, index, strict=True)])
+
+    def placed(self, owners: Sequence[int]) -> Placed:
+        """Return the value with the rank that holds each block there is."""
+        if self.blocks is None:
+            return Placed(Layout(self.cuts, tuple(owners)), self.dtype)
+        holders = dict(zip(self.blocks, owners, strict=True))
+        everywhere = cartesian(*map(range, self.grid))
+        return Placed(
+            Layout(self.cuts, tuple(holders.get(index, -1) for index in everywhere)), self.dtype
+        )
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A value whose blocks have a place.
+
+    Parameters
+    ----------
+    layout : Layout
+        Which rank holds which block.
+    dtype : str
+        The dtype of the blocks.
+    spent : bool, optional
+        Whether the program itself has made it and nobody reads it after the step that is
+        planned, which may then let go of blocks before its end.
+    """
+
+    layout: Layout
+    dtype: str
+    spent: bool = False
+
+    def owners(self) -> Iterator[tuple[Index, int]]:
+        """Yield each block there is with the rank that holds it."""
+        for index, owner in zip(self.layout.indices(), self.layout.owners, strict=True):
+            if owner >= 0:
+                yield index, owner
+
+    def transposed(self, axes: tuple[int, ...]) -> Placed:
+        """Return the place of the transpose, whose blocks stay where they are."""
+        return Placed(self.layout.transposed(axes), self.dtype, self.spent)
+
+
+def conforming(
+    block: Array, name: str, dtype: str, shape: tuple[int, ...], container: str
+) -> Array:
+    """Return a block of array ``name`` as what the graph declares, or say what it is instead.
+
+    A block without elements says nothing but that it is one: Dask's ``min`` and ``max`` make such
+    blocks in other shapes than they declare.
+    """
+    kind = f"{type(block).__module__.split('.')[0]}.{type(block).__name__}"
+    if kind != container:
+        arraylike = hasattr(block, "__array__") or isinstance(block, list | tuple)
+        if container != "numpy.ndarray" or not arraylike:
+            raise UndeclaredTypeError(f"a block of {name} is declared as {container} but is {kind}")
+        if isinstance(block, np.ma.MaskedArray):
+            raise UndeclaredTypeError(
+                f"a block of {name} is declared as {container} but is a masked array"
+            )
+        block = np.asarray(block)
+    if block.size == 0 and 0 in shape:
+        alike = block.shape == shape and block.dtype == dtype
+        return block if alike else np.empty(shape, dtype_named(dtype), like=block)
+    if block.shape != shape:
+        raise UndeclaredShapeError(
+            f"a block of {name} is declared with shape {shape} but has {block.shape}"
+        )
+    if block.dtype != dtype:
+        try:
+            return block.astype(dtype_named(dtype), casting="same_kind")
+        except TypeError:
+            raise UndeclaredTypeError(
+                f"a block of {name} is declared as {dtype} but is {block.dtype}"
+            ) from None
+    return block

@@ -1,0 +1,1 @@
+"""Optimization of graphs on the scheduler: rewrite, predict, fall back to Dask."""

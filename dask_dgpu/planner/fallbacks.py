@@ -1,0 +1,82 @@
+"""What the user is told when a graph or a gang was left to Dask, wherever that happened."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from dask_dgpu.planner.held import scheduler_here
+from dask_dgpu.runtime.scheduler.announce import TOPIC, announce
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+JOINED = "finalize-"
+"""How the name of a task begins by which Dask joins the blocks of a result."""
+
+MOST_CHARACTERS = 500
+"""Length of a reason: an error may quote a whole array."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return an error as a reason of limited length."""
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + " ..."
+
+
+def arrays_of(graph: Any, keys: Collection[Any]) -> list[str]:
+    """Return the names of the arrays that are asked for.
+
+    ``compute`` asks for one task that joins the blocks of an array.
+    """
+    asked = {str(key[0] if isinstance(key, tuple) else key) for key in keys}
+    before = getattr(graph, "dependencies", {})
+    joined = [before.get(name, ()) for name in asked if name.startswith(JOINED)]
+    return sorted(asked.union(*joined))
+
+
+def report(error: Exception, arrays: Collection[str], scheduler_id: str | None) -> None:
+    """Say that a graph was left to Dask.
+
+    In the scheduler's process no user sees a warning. There the reason is logged, kept as an
+    event for :func:`fallbacks_of`, and sent to the clients, which warn. In any other process
+    this warns.
+
+    Parameters
+    ----------
+    error : Exception
+        What went wrong.
+    arrays : collection of str
+        Names of the arrays that were asked for.
+    scheduler_id : str or None
+        ``Scheduler.id``; ``None`` without a cluster.
+    """
+    reason = reason_of(error)
+    message = f"dask_dgpu left a graph to Dask: {reason}"
+    scheduler = scheduler_here(scheduler_id)
+    if scheduler is None:
+        warnings.warn(message, stacklevel=3)
+        return
+    logger.warning(message, exc_info=error)
+    # graphs are optimized in a thread beside the scheduler's own
+    scheduler.loop.add_callback(announce, scheduler, arrays, reason, message)
+
+
+def fallbacks_of(client: Client | None, names: Collection[str]) -> tuple[str, ...]:
+    """Return why a cluster has left graphs of some arrays to Dask, each reason once."""
+    if client is None or client.asynchronous:
+        return ()
+    found: list[str] = client.run_on_scheduler(_reasons, names=sorted(names))
+    return tuple(found)
+
+
+def _reasons(names: Collection[str], dask_scheduler: Scheduler) -> list[str]:
+    events = [event for _, event in dask_scheduler.get_events(TOPIC)]
+    return list(
+        dict.fromkeys(event["reason"] for event in events if set(names) & set(event["names"]))
+    )

@@ -1,0 +1,289 @@
+"""The hook: Dask calls it on every array graph, and it puts gangs where they pay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from dataclasses import replace as replace_field
+from typing import Any
+
+import dask.array.optimization
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph
+from dask.utils import format_bytes
+
+from dask_dgpu.comm.bootstrap import Transport
+from dask_dgpu.environment.facts import ClusterFacts
+from dask_dgpu.environment.settings import Settings
+from dask_dgpu.operations.step import shared
+from dask_dgpu.planner.fallbacks import arrays_of, report
+from dask_dgpu.planner.held import Held, held_here, nothing
+from dask_dgpu.planner.lower import lower, value_of
+from dask_dgpu.planner.predict import Prediction, predict, usable
+from dask_dgpu.runtime import tasks
+from dask_dgpu.runtime.blockwork import Blockworks
+from dask_dgpu.runtime.program import Program
+from graph_opt.dask_graph.culling import Culled, cull
+from graph_opt.dask_graph.emit import GangLayer, TaskFunctions, emit, guarded
+from graph_opt.dask_graph.finish import finish
+from graph_opt.dask_graph.members import fuse, members
+from graph_opt.dask_graph.parse import ArrayGraph, parse
+from graph_opt.dask_graph.piece_layer import PieceLayer
+from graph_opt.dask_graph.plain import Plain
+from graph_opt.dask_graph.spec import check
+from graph_opt.model.node import Declined
+from graph_opt.passes.partition import partition
+from graph_opt.passes.rewrite import find, replace
+from graph_opt.pieces.overlap import Halo
+from graph_opt.pieces.piece import Piece
+from graph_opt.pieces.rechunk import Redistribution
+from graph_opt.pieces.region import Region
+
+MOST_WASTE = 0.5
+"""A piece of whose computed blocks more than this share is not read is left to Dask."""
+
+FUNCTIONS = TaskFunctions(tasks.stage, tasks.gang, tasks.out)
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """A graph with gangs in it, and why it is as it is."""
+
+    graph: HighLevelGraph
+    regions: tuple[tuple[Region, Prediction], ...]
+    declined: tuple[Declined, ...]
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The collectives of all gangs."""
+        return tuple(piece for region, _ in self.regions for piece in region.pieces)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A region that is worth a gang: what it takes, and what is run, in the memory there is."""
+
+    region: Region
+    prediction: Prediction
+    program: Program
+
+
+@dataclass(frozen=True)
+class GraphOptimizer:
+    """The ``array_optimize`` callable.
+
+    Dask calls it in the scheduler's process, without the client's configuration,
+    or in the client's for other schedulers; so it is frozen, picklable, and
+    carries all it needs.
+    """
+
+    settings: Settings
+    facts: ClusterFacts
+
+    def __call__(self, dsk: Any, keys: Any, **kwargs: Any) -> Any:
+        """Optimize a graph; whatever goes wrong leaves it to Dask, and is reported."""
+        graph = dsk
+        try:
+            if not isinstance(graph, HighLevelGraph):
+                graph = HighLevelGraph.from_collections(str(id(dsk)), dsk, dependencies=())
+            graph = guarded(graph)
+            held = held_here(self.facts.scheduler) or nothing
+            rewriting = self.rewrite(graph, keys, held)
+            if not rewriting.regions:
+                return dask.array.optimization.optimize(graph, keys, **kwargs)
+            optimized = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
+            if isinstance(optimized, HighLevelGraph):  # fusion is switched off
+                return optimized
+            return finish(optimized, _flat(keys), _gangs(rewriting.graph))
+        except Exception as error:
+            if self.settings.on_error == "raise":
+                raise
+            report(error, arrays_of(graph, _flat(keys)), self.facts.scheduler)
+            return dask.array.optimization.optimize(graph, keys, **kwargs)
+
+    def pieces(self, graph: HighLevelGraph, keys: Any) -> tuple[Piece, ...]:
+        """Return the collectives that gangs would run; none if anything goes wrong."""
+        try:
+            return self.rewrite(graph, keys).pieces
+        except Exception:
+            if self.settings.on_error == "raise":
+                raise
+            return ()
+
+    def rewrite(self, graph: HighLevelGraph, keys: Any, held: Held = nothing) -> Rewriting:
+        """Put gangs into a graph, where rules match and the cost model agrees.
+
+        ``held`` says what workers keep that a gang cannot have.
+        """
+        wanted = _flat(keys)
+        arrays = parse(graph, wanted)
+        matches = find(arrays)
+        pieces, declined = list(matches.pieces), list(matches.declined)
+        while pieces:
+            culled, local = self._culled(graph, arrays, pieces, wanted)
+            layers = [each for each in culled.graph.layers.values() if isinstance(each, PieceLayer)]
+            accepted, refused = self._decided(culled, arrays, local, layers, wanted, held)
+            declined += [Declined(name, reason) for name, reason in refused.items()]
+            needed = {layer.piece.output.name for layer in layers} - refused.keys()
+            kept = [piece for piece in pieces if piece.output.name in needed]
+            if len(kept) == len(pieces):
+                gangs = [(each.region, self._with_plain(graph, each)) for each in accepted]
+                put = emit(culled.graph, gangs, FUNCTIONS)
+                predicted = tuple((each.region, each.prediction) for each in accepted)
+                return Rewriting(put, predicted, tuple(declined))
+            pieces = kept  # without the others, more or less of these may be needed
+        return Rewriting(graph, (), tuple(declined))
+
+    def _with_plain(self, graph: HighLevelGraph, accepted: Accepted) -> Program:
+        """Return the program, with what Dask does if its blocks are not what is declared."""
+        if self.settings.on_error == "raise":
+            return accepted.program
+        return replace_field(accepted.program, plain=Plain.of(graph, accepted.region))
+
+    def _culled(
+        self, graph: HighLevelGraph, arrays: ArrayGraph, pieces: list[Piece], wanted: set[Any]
+    ) -> tuple[Culled, set[str]]:
+        """Put pieces in place, fuse what a gang can do between them, and leave out the rest.
+
+        Returns the names of the layers that a gang can do too.
+        """
+        replaced = check(replace(graph, pieces))
+        local: set[str] = set()
+        if self.settings.regions:
+            local = members(arrays, replaced)
+            replaced = fuse(replaced, local, wanted)
+        return cull(replaced, wanted), local
+
+    def _decided(
+        self,
+        culled: Culled,
+        arrays: ArrayGraph,
+        local: set[str],
+        layers: list[PieceLayer],
+        wanted: set[Any],
+        held: Held,
+    ) -> tuple[list[Accepted], dict[str, str]]:
+        """Return the regions that are worth a gang, and why other pieces are not."""
+        refused = {
+            layer.piece.output.name: reason
+            for layer in layers
+            if (reason := self._hindrance(layer)) is not None
+        }
+        if refused:
+            return [], refused
+        named = {layer.piece.output.name: layer for layer in layers}
+        accepted: list[Accepted] = []
+        if self.settings.regions:
+            found = partition(culled, arrays, local, wanted)
+        else:
+            found = [_alone(layer) for layer in layers]
+        for region in found:
+            parts, reasons = self._parts(region, named, held)
+            accepted += parts
+            refused |= reasons
+        return accepted, refused
+
+    def _parts(
+        self, region: Region, layers: Mapping[str, PieceLayer], held: Held
+    ) -> tuple[list[Accepted], dict[str, str]]:
+        """Accept a region, or what of it fits, or is quicker without Dask's own layers."""
+        room = self.room(region, held)
+        program = self.program(region, room)
+        prediction = predict(region, program, self.facts)
+        reason = self._refusal(prediction, room)
+        if reason is None:
+            return [Accepted(region, prediction, program)], {}
+        if len(region.members) == 1:
+            return [], {region.members[0].output.name: reason}
+        if _fits(prediction, room):
+            smaller: Iterable[Region] = (_alone(layers[p.output.name]) for p in region.pieces)
+        else:
+            smaller = region.split()
+        accepted: list[Accepted] = []
+        refused: dict[str, str] = {}
+        for part in smaller:
+            if part.pieces:
+                parts, reasons = self._parts(part, layers, held)
+                accepted += parts
+                refused |= reasons
+        return accepted, refused
+
+    def _hindrance(self, layer: PieceLayer) -> str | None:
+        """Return why a piece cannot run as it is, whatever it costs."""
+        piece = layer.piece
+        on_host = self.facts.workers > 0 and self.facts.device == "cpu"
+        if on_host and any(node.container == "cupy.ndarray" for node in piece.inputs):
+            return "blocks are CuPy arrays and the workers compute on the CPU"
+        if (
+            self.facts.device == "cuda"
+            and isinstance(piece, Redistribution | Halo)
+            and piece.source.container == "numpy.ndarray"
+        ):
+            return "blocks are on the host and no computation follows"
+        if layer.waste > MOST_WASTE:
+            return "most of the blocks that it makes are not wanted"
+        return None
+
+    def _refusal(self, prediction: Prediction, room: float | None) -> str | None:
+        """Return why a region is not worth a gang, by its cost."""
+        if room is not None and not _fits(prediction, room):
+            return (
+                f"it needs {format_bytes(prediction.peak_bytes)} on a rank "
+                f"and {format_bytes(int(room))} may be used"
+            )
+        if self.settings.when == "cheaper" and prediction.seconds >= prediction.dask_seconds:
+            return (
+                f"plain Dask is predicted to be quicker ({prediction.dask_seconds:.3g} s "
+                f"against {prediction.seconds:.3g} s)"
+            )
+        return None
+
+    def predict(self, region: Region, room: float | None = None) -> Prediction:
+        """Predict what a region takes on this cluster, and what plain Dask would."""
+        return predict(region, self.program(region, room), self.facts)
+
+    @property
+    def transport(self) -> Transport:
+        """What carries blocks between ranks."""
+        return self.facts.transport if self.settings.comm == "auto" else self.settings.comm
+
+    def room(self, region: Region, held: Held) -> float | None:
+        """Return the bytes of a device that a gang may use, ``None`` for no limit."""
+        most = usable(self.facts, self.settings)
+        if most is None:
+            return None
+        read = [(node.name, *index) for node, blocks in region.inputs for index in blocks]
+        return max(0.0, most - held(read))
+
+    def program(self, region: Region, room: float | None = None) -> Program:
+        """Make the program of a region, which may use so many bytes of a device."""
+        return Program(
+            name=region.label,
+            inputs=tuple((node.name, value_of(node, blocks)) for node, blocks in region.inputs),
+            steps=shared(map(lower, region.members)),
+            outputs=region.wanted,
+            machine=self.facts.machine,
+            transport=self.transport,
+            limits=self.settings.limits,
+            local_ranks=self.settings.local_ranks,
+            room=room,
+            blockworks=Blockworks({work.output.name: work.layer for work in region.blockworks}),
+        )
+
+
+def _fits(prediction: Prediction, room: float | None) -> bool:
+    return room is None or prediction.peak_bytes <= room
+
+
+def _alone(layer: PieceLayer) -> Region:
+    """Return the region of one piece, of which only what is read is wanted."""
+    wanted = ((layer.piece.output.name, tuple(sorted(layer.wanted))),)
+    return Region((layer.piece,), wanted, layer.annotations)
+
+
+def _gangs(graph: HighLevelGraph) -> list[GangLayer]:
+    return [layer for layer in graph.layers.values() if isinstance(layer, GangLayer)]
+
+
+def _flat(keys: Any) -> set[Any]:
+    return set(flatten(keys if isinstance(keys, list) else [keys]))

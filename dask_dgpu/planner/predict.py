@@ -1,0 +1,102 @@
+"""What a piece will cost, before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dask_dgpu.environment.facts import ClusterFacts
+from dask_dgpu.environment.settings import Settings
+from dask_dgpu.operations import ALGORITHMS, Cost
+from dask_dgpu.operations.step import Collective, Local
+from dask_dgpu.runtime.program import Plans, Program, plans
+from dask_dgpu.runtime.shares import Shares
+from graph_opt.model.cost import GANG_SECONDS, STEP_SECONDS, TASK_SECONDS
+from graph_opt.model.layout import dealt
+from graph_opt.model.node import label
+from graph_opt.pieces.region import Region
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The cost of a region, or of one piece.
+
+    Parameters
+    ----------
+    text : str
+        How it is computed, in a few words.
+    details : tuple of (str, value)
+        How it is computed, as plain values; which ones depends on the algorithm.
+    tasks, dask_tasks : int
+        Tasks that the scheduler sees, with a gang and without.
+    moved_bytes : int
+        Bytes that the busiest rank receives, if the blocks are dealt out evenly.
+    peak_bytes : int
+        Most bytes on one rank: its share of inputs and output, and the workspace.
+    seconds, dask_seconds : float
+        Time with a gang and without.
+    steps : tuple of (str, float)
+        The layers that the steps stand for, and the seconds of each.
+    """
+
+    text: str
+    details: tuple[tuple[str, Any], ...]
+    tasks: int
+    dask_tasks: int
+    moved_bytes: int
+    peak_bytes: int
+    seconds: float
+    dask_seconds: float
+    steps: tuple[tuple[str, float], ...]
+
+
+def usable(facts: ClusterFacts, settings: Settings) -> float | None:
+    """Return the bytes of a device that a gang may use, ``None`` for no limit."""
+    memory = facts.device_memory if settings.memory_limit is None else settings.memory_limit
+    return None if memory is None else memory * (1 - settings.safety_margin)
+
+
+def predict(region: Region, program: Program, facts: ClusterFacts) -> Prediction:
+    """Predict a region on this cluster, its inputs dealt out evenly in their order."""
+    ranks = facts.workers or program.local_ranks
+    staged = {name: len(value.indices()) for name, value in program.inputs}
+    owners = {name: dealt(count, ranks) for name, count in staged.items()}
+    fixed = plans(program, owners, ranks)
+    costs = _costs(program, fixed, facts)
+    shares = Shares(program, fixed, ranks)
+    work = {
+        step.output: shares.worked(step) / facts.machine.memory_bandwidth
+        for step in program.steps
+        if isinstance(step, Local)
+    }
+    each = work | {name: cost.seconds for name, cost in costs.items()}
+    seconds = sum(each.values())
+    seconds += STEP_SECONDS * len(program.steps) + TASK_SECONDS * region.tasks
+    seconds += GANG_SECONDS if facts.workers else 0.0
+    plain = [piece.dask_cost(ranks, facts.machine) for piece in region.pieces]
+    blockwork = sum(len(work.computed) for work in region.blockworks)
+    dask_work = sum(work.values()) * ranks / max(ranks, facts.cores)
+    return Prediction(
+        text=", then ".join(dict.fromkeys(cost.text for cost in costs.values())),
+        details=tuple(detail for cost in costs.values() for detail in cost.details),
+        tasks=region.tasks,
+        dask_tasks=sum(tasks for tasks, _ in plain) + blockwork,
+        moved_bytes=sum(cost.moved_bytes for cost in costs.values()) + shares.shipped(),
+        peak_bytes=shares.peak({name: cost.peak_bytes for name, cost in costs.items()}),
+        seconds=seconds,
+        dask_seconds=sum(s for _, s in plain) + dask_work + blockwork * TASK_SECONDS,
+        steps=tuple((label(s.output), each[s.output] + STEP_SECONDS) for s in program.steps),
+    )
+
+
+def _costs(program: Program, fixed: Plans, facts: ClusterFacts) -> dict[str, Cost]:
+    """Return the cost of each collective; the steps of a loop have one plan."""
+    known: dict[int, Cost] = {}
+    found: dict[str, Cost] = {}
+    for step in program.steps:
+        if isinstance(step, Collective):
+            plan = fixed.collectives[step.output]
+            if id(plan) not in known:
+                known[id(plan)] = ALGORITHMS[step.algorithm].cost(plan, facts.machine)
+            found[step.output] = known[id(plan)]
+    return found

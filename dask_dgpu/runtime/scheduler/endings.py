@@ -1,0 +1,131 @@
+"""How runs end on the scheduler: failed, abandoned, or started over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from dask_dgpu.errors import GangError
+from dask_dgpu.runtime.failure import RankError, pickled
+from dask_dgpu.runtime.plainly import plain_of
+from dask_dgpu.runtime.scheduler.announce import announce
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+    from dask_dgpu.runtime.scheduler.epoch import Epochs
+    from dask_dgpu.runtime.scheduler.run import Run
+
+logger = logging.getLogger(__name__)
+
+Key = Any
+
+ANSWER_SECONDS = 2.0
+"""How long the worker of a failed gang's task has to report the failure itself."""
+
+
+class Endings:
+    """Ends runs, on all their members.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        Where the gangs' tasks are.
+    runs : dict of key to Run
+        The current run of each gang.
+    epochs : Epochs
+        Whose communicators runs use.
+    """
+
+    def __init__(self, scheduler: Scheduler, runs: dict[Key, Run], epochs: Epochs) -> None:
+        self.scheduler = scheduler
+        self.runs = runs
+        self.epochs = epochs
+
+    def fail(self, run: Run, error: GangError) -> None:
+        """Give a run up, and have its ``gang`` task raise, or do without a gang."""
+        if run.outcome.done():
+            return
+        undeclared = isinstance(error, RankError) and error.undeclared
+        plain = plain_of(self.scheduler.tasks.get(run.key)) if undeclared else None
+        if plain is not None:
+            run.leave(plain)
+            message = f"dask_dgpu left a gang to Dask: {error.reason}"
+            logger.warning(message)
+            names = [name for name, _ in run.program.outputs]
+            announce(self.scheduler, names, error.reason, message)
+        else:
+            run.fail(error)
+            asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._insist, run, error)
+        self.abandon(run, str(error))
+
+    def fail_unless_lost(self, run: Run, error: GangError) -> None:
+        """Give a run up unless a member is lost: a broken connection is noticed before that."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(run.program.limits.grace, self.fail, run, error)
+
+    def _insist(self, run: Run, error: GangError) -> None:
+        """Fail the gang's task here if its worker does not take the answer."""
+        ts = self.scheduler.tasks.get(run.key)
+        if self.runs.get(run.key) is not run or ts is None or ts.processing_on is None:
+            return
+        stimulus_id = f"dgpu-failed-{run.run_id}"
+        recommendations = self.scheduler.transition(
+            run.key,
+            "erred",
+            stimulus_id,
+            worker=ts.processing_on.address,
+            cause=run.key,
+            exception=pickled(error),
+            exception_text=repr(error),
+        )
+        self.scheduler.transitions(recommendations, stimulus_id=stimulus_id)
+
+    def abandon(self, run: Run, reason: str) -> None:
+        """Have every member that is left give up, and never use the communicator again.
+
+        Other runs under way on that communicator are void with it, and start over
+        without fault of theirs. They do so after this: Dask may be amid transitions.
+        """
+        if run.epoch is None:
+            return
+        for member in run.members:
+            if member in self.scheduler.workers:
+                self.scheduler.worker_send(member, run.give_up_message(reason))
+        self._void(run.epoch, reason, f"dgpu-abandoned-{run.run_id}")
+
+    def broken(self, epoch: str, reason: str, worker: str) -> None:
+        """Never use a communicator that a worker could not make ahead of its first run."""
+        self._void(epoch, f"{worker} could not join: {reason}", f"dgpu-broken-{epoch}")
+
+    def _void(self, epoch: str, reason: str, stimulus_id: str) -> None:
+        self.epochs.discard(epoch, reason)
+        loop = asyncio.get_running_loop()
+        for run in self.runs.values():
+            if run.epoch == epoch and not run.outcome.done():
+                loop.call_soon(self._start_over_if_void, run, stimulus_id)
+
+    def _start_over_if_void(self, run: Run, stimulus_id: str) -> None:
+        if self.runs.get(run.key) is run and not run.outcome.done():
+            self.start_over(run.key, stimulus_id)
+
+    def start_over(self, key: Key, stimulus_id: str) -> None:
+        """Have Dask run a gang again, from the staging of its blocks on."""
+        run = self.runs.get(key)
+        if run is not None:
+            run.starts_over = True
+            if not run.outcome.done():
+                run.restart()
+                self.abandon(run, "it starts over")
+        ts = self.scheduler.tasks.get(key)
+        if ts is None:
+            return
+        if any(out.state == "erred" for out in ts.dependents):
+            return
+        released = [out.key for out in ts.dependents if out.state not in ("memory", "released")]
+        released += [ts.key, *(stage.key for stage in ts.dependencies)]
+        recommendations: dict[Key, Any] = dict.fromkeys(released, "released")
+        logger.info("gang %s starts over: %s", key, stimulus_id)
+        self.scheduler.transitions(recommendations, stimulus_id=stimulus_id)
+        self.scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)

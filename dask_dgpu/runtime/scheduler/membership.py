@@ -1,0 +1,29 @@
+"""The workers that are the ranks of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState
+
+    from dask_dgpu.runtime.scheduler.run import Run
+
+
+def members(scheduler: Scheduler, run: Run) -> tuple[str, ...]:
+    """Return all workers that the gang's task may use, and those that hold its blocks.
+
+    A worker that is paused, as a rule for want of memory, gets no more to hold.
+    """
+    allowed = _allowed(scheduler, scheduler.tasks[run.key])
+    running = {ws.address for ws in scheduler.running}
+    chosen = run.holders | ((allowed & running) or allowed)
+    found = [address for address in scheduler.workers if address in chosen]
+    return (*found, *(run.holders - set(found)))
+
+
+def _allowed(scheduler: Scheduler, gang: TaskState) -> set[str]:
+    allowed = scheduler.valid_workers(gang)
+    if allowed is None or (gang.loose_restrictions and not allowed):
+        return set(scheduler.workers)
+    return {ws.address for ws in allowed}

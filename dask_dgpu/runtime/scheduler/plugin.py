@@ -1,0 +1,320 @@
+"""The scheduler's side of gangs: who takes part, in which order, and what if one is lost.
+
+The life of a run::
+
+    gang task calls   -> open: members, epoch, ticket -> launch on every member
+    members report    -> finished | failed | stale
+    out tasks         -> take blocks where they were made, or ask where that is
+    a member is lost  -> archived; the others give up; Dask reruns stage, gang, out
+    gang key released -> results that nobody took are freed
+
+A gang is known by the key of its ``gang`` task; each attempt at it is a run, with
+an id of its own, and messages of earlier runs are ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from functools import partial
+from itertools import count
+from math import inf
+from time import time
+from typing import TYPE_CHECKING, Any
+
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.utils import log_errors
+from tornado.ioloop import PeriodicCallback
+
+from dask_dgpu.errors import GangError
+from dask_dgpu.runtime.background import in_background
+from dask_dgpu.runtime.observer import Span
+from dask_dgpu.runtime.plainly import answer_of
+from dask_dgpu.runtime.scheduler.delivery import free_stuck, restrict
+from dask_dgpu.runtime.scheduler.endings import Endings
+from dask_dgpu.runtime.scheduler.epoch import Epochs
+from dask_dgpu.runtime.scheduler.losses import Losses
+from dask_dgpu.runtime.scheduler.membership import members
+from dask_dgpu.runtime.scheduler.records import Records
+from dask_dgpu.runtime.scheduler.run import Run
+from dask_dgpu.runtime.scheduler.staging import Staging
+from dask_dgpu.runtime.scheduler.watch import watch
+from dask_dgpu.runtime.tasks import PLUGIN
+from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
+from graph_opt.dask_graph.emit import is_gang, is_stage
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, WorkerState
+
+    from dask_dgpu.comm.bootstrap import Transport
+
+Key = Any
+
+SECONDS_BETWEEN_LOOKS = 1.0
+
+
+class GangSchedulerPlugin(SchedulerPlugin):
+    """Forms gangs, launches them, and starts them over.
+
+    Parameters
+    ----------
+    device : str
+        The kind of device that the workers use, ``"cpu"`` or ``"cuda"``.
+    """
+
+    name = PLUGIN
+    idempotent = True
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Listen to workers, and give every worker, now and later, its plugin."""
+        self.scheduler = scheduler
+        self.runs: dict[Key, Run] = {}
+        self.epochs = Epochs(scheduler, self.runs)
+        self.staging = Staging(scheduler)
+        self.losses = Losses(scheduler)
+        self.records = Records(scheduler)
+        self.endings = Endings(scheduler, self.runs, self.epochs)
+        self.ended: tuple[str, list[Run]] = ("", [])
+        self.restarted = 0.0
+        self.tickets = count()
+        self.run_ids = count()
+        scheduler.handlers.update(
+            {"dgpu_gang": self.gang, "dgpu_where": self.where, "dgpu_warm_up": self.warm_up}
+        )
+        scheduler.stream_handlers.update(
+            {"dgpu-finished": self.finished, "dgpu-failed": self.failed, "dgpu-stale": self.stale}
+        )
+        scheduler.stream_handlers["dgpu-broken"] = self.endings.broken
+        await scheduler.register_worker_plugin(
+            None, pickle.dumps(GangWorkerPlugin(self.device)), name=PLUGIN, idempotent=True
+        )
+        look = partial(free_stuck, scheduler, self.runs)
+        looking = PeriodicCallback(look, SECONDS_BETWEEN_LOOKS * 1e3)
+        scheduler.periodic_callbacks["dgpu-free-stuck"] = looking
+        looking.start()
+
+    # calls of workers and clients
+
+    async def gang(
+        self, key: Key, program: bytes, staged: list[list[tuple[Key, str]]], worker: str
+    ) -> dict[str, Any]:
+        """Run a gang to its end; called by its ``gang`` task, again after a loss."""
+        opened = await in_background(partial(pickle.loads, program))
+        if not self._runs_on(key, worker):  # cancelled while the call was on its way
+            return {"outcome": "restarted"}
+        run = self.runs.get(key)
+        if run is None or run.outcome.done():
+            run = Run(key, next(self.run_ids), opened, program, staged)
+            self.runs[key] = run
+            self._open(run)
+        return await answer_of(run, self.scheduler)
+
+    async def where(
+        self, key: Key, run_id: int, block: Key, out: Key, worker: str, missing: str
+    ) -> str | None:
+        """Return the worker that has a block of a run, for an ``out`` that lacks it.
+
+        ``missing`` is a worker that does not have it. If it should, the gang starts over.
+        """
+        run = self.runs.get(key)
+        gang = self.scheduler.tasks.get(key)
+        if gang is None or gang.state != "memory" or not self._runs_on(out, worker):
+            return None  # all of this is void already
+        if run is not None and run.run_id == run_id and run.finished:
+            place = run.worker_of(tuple(block))
+            if place != missing:
+                return place
+            if not run.starts_over:  # several miss theirs at a time
+                run.starts_over = True
+                self.losses.add(run, place, "out", "a block")
+        stimulus_id = f"dgpu-missing-{run_id}"
+        asyncio.get_running_loop().call_soon(self.endings.start_over, key, stimulus_id)
+        return None
+
+    def _runs_on(self, key: Key, worker: str) -> bool:
+        ts = self.scheduler.tasks.get(key)
+        return ts is not None and getattr(ts.processing_on, "address", None) == worker
+
+    async def warm_up(
+        self, device: str, transport: Transport, timeout: float, connect: bool
+    ) -> str:
+        """Connect all workers ahead of the first gang, if it uses the device that this returns."""
+        workers = tuple(self.scheduler.workers)
+        if connect and workers and device == self.device:
+            self.warming = asyncio.ensure_future(self.epochs.warm_up(workers, transport, timeout))
+        return self.device
+
+    # opening a run
+
+    def _open(self, run: Run) -> None:
+        failure = self.losses.too_many(run)
+        if failure is not None:
+            run.fail(failure)
+            return
+        run.members = members(self.scheduler, run)
+        lost = [member for member in run.members if member not in self.scheduler.workers]
+        if lost:
+            self.losses.add(run, lost[0], "stage")
+            self.endings.start_over(run.key, f"dgpu-stale-{run.run_id}")
+            return
+        run.task = asyncio.ensure_future(self._launch(run))
+
+    @log_errors
+    async def _launch(self, run: Run) -> None:
+        try:
+            await in_background(run.plan)
+            program = run.program
+            epoch = await self.epochs.get(run.members, program.transport, program.limits.timeout)
+            if run.outcome.done():
+                return
+            restrict(self.scheduler, run)
+            # nothing is awaited below: the order of the streams is that of the tickets
+            run.epoch = epoch.name
+            ticket = next(self.tickets)
+            for rank, member in enumerate(run.members):
+                self.scheduler.worker_send(member, run.launch_message(rank, ticket, epoch))
+            self.staging.taken(run.stage_keys())
+            await watch(self.scheduler, run, self.runs, self.endings.fail)
+        except Exception as error:
+            failure = GangError(f"{type(error).__name__}: {error}", phase="launch")
+            if isinstance(error, OSError):  # a member that was called may be lost
+                self.endings.fail_unless_lost(run, failure)
+            else:
+                self.endings.fail(run, failure)
+
+    # reports of ranks
+
+    def finished(self, key: Key, run_id: int, spans: list[Any], worker: str) -> None:
+        """Note that a rank is done; with the last one the run is."""
+        run = self._current(key, run_id)
+        if run is not None:
+            self.records.add(run, worker, [Span(*span) for span in spans])
+            run.awaited.discard(worker)
+            if not run.awaited:
+                run.finish()
+
+    def failed(self, key: Key, run_id: int, lost: bool, error: bytes, worker: str) -> None:
+        """Give a run up for the error of a rank, unless a lost worker explains it."""
+        run = self._current(key, run_id)
+        if run is None:
+            return
+        failure: GangError = pickle.loads(error)
+        if lost:
+            self.endings.fail_unless_lost(run, failure)
+        else:
+            self.endings.fail(run, failure)
+
+    def stale(self, key: Key, run_id: int, missing: str, worker: str) -> None:
+        """Start over when a member does not have a block that it should hold."""
+        run = self._current(key, run_id)
+        if run is not None:
+            self.losses.add(run, worker, "stage", "a block")
+            self.endings.start_over(key, f"dgpu-stale-{run_id}")
+
+    def _current(self, key: Key, run_id: int) -> Run | None:
+        run = self.runs.get(key)
+        return run if run and run.run_id == run_id and not run.outcome.done() else None
+
+    # what Dask tells its plugins
+
+    def remove_worker(
+        self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
+    ) -> None:
+        """Start over every gang that a lost worker was a member of."""
+        self.epochs.remove_worker(worker)
+        self.staging.remove_worker(worker)
+        # the gang task may have been on the lost worker itself, and its run be ended already
+        ended = self.ended[1] if self.ended[0] == stimulus_id else []
+        for run in [*self.runs.values(), *ended]:
+            if worker in run.members:
+                self.losses.add(run, worker, "stage" if run.epoch is None else "program")
+                self.endings.start_over(run.key, stimulus_id)
+
+    def update_graph(
+        self,
+        scheduler: Scheduler,
+        *,
+        client: str,
+        keys: set[Key],
+        tasks: list[Key],
+        stimulus_id: str,
+        **kwargs: Any,
+    ) -> None:
+        """Place the ``out`` tasks that come anew to a gang under way.
+
+        A graph that was read while the cluster was restarted has no client any more.
+        """
+        if _began(stimulus_id) < self.restarted:
+            scheduler.client_releases_keys(keys, client, stimulus_id)
+            return
+        for key in filter(is_gang, tasks):
+            run = self.runs.get(key)
+            if run is not None and run.placed:
+                restrict(scheduler, run)
+
+    def transition(
+        self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
+    ) -> None:
+        """Follow staged blocks, and end a run whose task is gone."""
+        if is_stage(key):
+            self.staging.moved(key, finish, kwargs.get("worker"))
+        elif not is_gang(key):
+            return
+        elif finish == "memory" and not self._has_finished(key):
+            # the answer to an earlier call, whose blocks are gone
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self.endings.start_over, key, f"dgpu-outdated-{stimulus_id}")
+        elif finish in ("released", "forgotten", "erred"):
+            run = self.runs.pop(key, None)
+            taken = run is not None and run.finished and not run.starts_over
+            if run is not None and not run.outcome.done():
+                run.restart()
+                self.endings.abandon(run, "it was cancelled")
+                before = self.ended[1] if self.ended[0] == stimulus_id else []
+                self.ended = (stimulus_id, [*before, run])
+            elif run is not None and run.finished:
+                self._free(run)
+            if taken or finish == "forgotten":
+                self.losses.forget(key)
+
+    def _has_finished(self, key: Key) -> bool:
+        run = self.runs.get(key)
+        return run is not None and run.finished
+
+    def _free(self, run: Run) -> None:
+        for member in run.members:
+            if member in self.scheduler.workers:
+                message = {"op": "dgpu-free", "key": run.key, "run_id": run.run_id}
+                self.scheduler.worker_send(member, message)
+
+    def valid_workers_downscaling(
+        self, scheduler: Scheduler, workers: list[WorkerState]
+    ) -> list[WorkerState]:
+        """Keep adaptive scaling away from the members of running gangs."""
+        busy = {
+            member for run in self.runs.values() if not run.outcome.done() for member in run.members
+        }
+        return [ws for ws in workers if ws.address not in busy]
+
+    def restart(self, scheduler: Scheduler) -> None:
+        """Forget everything: the cluster starts afresh."""
+        self.restarted = time()
+        for run in self.runs.values():
+            if not run.outcome.done():
+                run.restart()
+        self.runs.clear()
+        self.staging = Staging(scheduler)
+        self.losses = Losses(scheduler)
+        self.ended = ("", [])
+        self.epochs.clear()
+
+
+def _began(stimulus_id: str) -> float:
+    """Return when Dask began to read a graph, infinity where its stimulus does not say so."""
+    try:
+        return float(stimulus_id.removeprefix("update-graph-"))
+    except ValueError:
+        return inf

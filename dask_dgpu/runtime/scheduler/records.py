@@ -1,0 +1,95 @@
+"""What ranks did, shown where Dask shows tasks, and kept for the last runs of gangs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from distributed.diagnostics.task_stream import TaskStreamPlugin
+
+from dask_dgpu.runtime.observer import TOPIC, Span, Step
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+    from dask_dgpu.runtime.scheduler.run import Run
+
+Key = Any
+
+KEPT_RUNS = 64
+
+
+@dataclass
+class _Record:
+    run_id: int
+    ranks: int = 0
+    steps: list[Step] = field(default_factory=list)
+
+    def add(self, spans: Sequence[Span]) -> None:
+        self.ranks += 1
+        mine = [Step(span.name, span.stop - span.start, span.nbytes) for span in spans]
+        if not self.steps:
+            self.steps = mine
+            return
+        self.steps = [
+            Step(a.name, max(a.seconds, b.seconds), a.nbytes + b.nbytes)
+            for a, b in zip(self.steps, mine, strict=True)
+        ]
+
+
+class Records:
+    """The steps of the last runs of gangs.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        Whose task stream and events show them too.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._records: dict[Key, _Record] = {}
+
+    def add(self, run: Run, worker: str, spans: Sequence[Span]) -> None:
+        """Note the steps of a rank that has finished."""
+        _show(self.scheduler, run.run_id, worker, spans)
+        record = self._records.pop(run.key, None)
+        if record is None or record.run_id != run.run_id:
+            record = _Record(run.run_id)
+        record.add(spans)
+        self._records[run.key] = record
+        while len(self._records) > KEPT_RUNS:
+            del self._records[next(iter(self._records))]
+        if record.ranks == len(run.members):
+            event = {
+                "gang": run.key[0],
+                "run_id": run.run_id,
+                "ranks": record.ranks,
+                "steps": len(record.steps),
+                "seconds": sum(step.seconds for step in record.steps),
+                "nbytes": sum(step.nbytes for step in record.steps),
+            }
+            self.scheduler.log_event(TOPIC, event)
+
+    def last(self, gang: str) -> tuple[Step, ...]:
+        """Return the steps of the last run of a gang; none if it is not among those kept."""
+        found = [record for key, record in self._records.items() if key[0].startswith(gang)]
+        return tuple(found[-1].steps) if found else ()
+
+
+def _show(scheduler: Scheduler, run_id: int, worker: str, spans: Sequence[Span]) -> None:
+    """Show the steps of a rank as if each were a task of its worker."""
+    for plugin in scheduler.plugins.values():
+        if isinstance(plugin, TaskStreamPlugin):
+            for span in spans:
+                plugin.transition(
+                    (span.name, run_id),
+                    "processing",
+                    "memory",
+                    worker=worker,
+                    thread=TOPIC,
+                    type="",
+                    nbytes=span.nbytes,
+                    startstops=[{"action": span.action, "start": span.start, "stop": span.stop}],
+                )

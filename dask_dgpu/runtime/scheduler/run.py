@@ -1,0 +1,149 @@
+"""One attempt at a gang, as the scheduler sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from dask_dgpu.errors import GangError
+from dask_dgpu.runtime.program import Program, plans
+from graph_opt.dask_graph.plain import Plain
+
+if TYPE_CHECKING:
+    from dask_dgpu.runtime.scheduler.epoch import Epoch
+
+Key = Any
+
+
+@dataclass
+class Run:
+    """An attempt at a gang.
+
+    Parameters
+    ----------
+    key : key
+        That of the ``gang`` task.
+    run_id : int
+        Tells attempts apart.
+    program : Program
+        What is run.
+    payload : bytes
+        The program, pickled, as the members get it.
+    staged : list of list of (key, str)
+        For each input its blocks in row-major order: the ``stage`` task's key and
+        the worker that holds the block.
+    placed : dict of key to int, optional
+        The rank of each block of the result, once the run is planned.
+    """
+
+    key: Key
+    run_id: int
+    program: Program
+    payload: bytes
+    staged: list[list[tuple[Key, str]]]
+    members: tuple[str, ...] = ()
+    epoch: str | None = None
+    task: asyncio.Future[None] | None = None
+    placed: dict[Key, int] = field(default_factory=dict)
+    finished: bool = False
+    starts_over: bool = False
+    outcome: asyncio.Future[dict[str, Any]] = field(default_factory=asyncio.Future)
+
+    @cached_property
+    def holders(self) -> set[str]:
+        """The workers that hold blocks."""
+        return {worker for tokens in self.staged for _, worker in tokens}
+
+    @cached_property
+    def awaited(self) -> set[str]:
+        """The members that have not finished."""
+        return set(self.members)
+
+    @cached_property
+    def ranks(self) -> dict[str, int]:
+        """The rank of each member."""
+        return {member: rank for rank, member in enumerate(self.members)}
+
+    def rank(self, worker: str) -> int | None:
+        """Return the rank of a worker, if it is a member."""
+        return self.ranks.get(worker)
+
+    def worker_of(self, block: Key) -> str:
+        """Return the worker that makes a block of the result."""
+        return self.members[self.placed[block]]
+
+    def stage_keys(self) -> list[Key]:
+        """Return the keys of all staged blocks."""
+        return [key for tokens in self.staged for key, _ in tokens]
+
+    def plan(self) -> None:
+        """Find the rank of each block of the result; takes its time."""
+        fixed = plans(self.program, self.owners, len(self.members))
+        self.placed = fixed.placed(self.program)
+
+    @cached_property
+    def owners(self) -> dict[str, tuple[int, ...]]:
+        """For each input the rank that holds each block."""
+        return {
+            name: tuple(self.ranks[worker] for _, worker in tokens)
+            for (name, _), tokens in zip(self.program.inputs, self.staged, strict=True)
+        }
+
+    def launch_message(self, rank: int, ticket: int, epoch: Epoch) -> dict[str, Any]:
+        """Return what a member is told to begin."""
+        member = self.members[rank]
+        blocks = {}
+        for (name, value), tokens in zip(self.program.inputs, self.staged, strict=True):
+            blocks[name] = [
+                (index, key)
+                for index, (key, worker) in zip(value.indices(), tokens, strict=True)
+                if worker == member
+            ]
+        return {
+            "op": "dgpu-launch",
+            "key": self.key,
+            "run_id": self.run_id,
+            "ticket": ticket,
+            "rank": rank,
+            "size": len(self.members),
+            "epoch": epoch.name,
+            "store": epoch.store,
+            "program": self.payload,
+            "owners": self.owners,
+            "blocks": blocks,
+        }
+
+    def give_up_message(self, reason: str) -> dict[str, Any]:
+        """Return what a member is told to stop."""
+        return {
+            "op": "dgpu-give-up",
+            "key": self.key,
+            "run_id": self.run_id,
+            "epoch": self.epoch,
+            "reason": reason,
+        }
+
+    def finish(self) -> None:
+        """All ranks are done: the ``gang`` task returns."""
+        self.finished = True
+        self._end({"outcome": "finished", "run_id": self.run_id})
+
+    def restart(self) -> None:
+        """The attempt is void: the ``gang`` task asks to be run again."""
+        self._end({"outcome": "restarted"})
+
+    def fail(self, error: GangError) -> None:
+        """The ``gang`` task raises."""
+        self._end({"outcome": "failed", "error": pickle.dumps(error)})
+
+    def leave(self, plain: Plain) -> None:
+        """The ``gang`` task has Dask run Dask's own tasks; no rank has more to do."""
+        self.finished = True
+        self._end({"outcome": "plain", "plain": plain, "run_id": self.run_id})
+
+    def _end(self, answer: dict[str, Any]) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result(answer)

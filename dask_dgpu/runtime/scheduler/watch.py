@@ -1,0 +1,120 @@
+"""Watching a run: no progress within the time limit ends it, with the rank to blame."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dask_dgpu.errors import GangError
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+    from dask_dgpu.runtime.scheduler.run import Run
+
+MOST_SECONDS_BETWEEN_LOOKS = 5.0
+
+Report = dict[str, Any]
+
+
+async def watch(
+    scheduler: Scheduler,
+    run: Run,
+    runs: Mapping[Any, Run],
+    fail: Callable[[Run, GangError], None],
+) -> None:
+    """Look at the members of a run until it ends; call ``fail`` when it stands still.
+
+    Progress is what the ranks report of their steps, not the time a program
+    takes: a long product is no hang. Nor is a function of the user's that goes on and on;
+    Dask would wait for it too. But that of one rank does not excuse another that is silent:
+    a device that waits for that one may keep the function from returning. Nor does a run stand
+    still while a worker of it is at an earlier one of ``runs``, which is watched itself.
+
+    Transports wait for other ranks without a limit of their own, so this is what ends a hang:
+    ``fail`` has the members abort their communicators.
+    """
+    timeout = run.program.limits.timeout
+    interval = min(timeout / 4, MOST_SECONDS_BETWEEN_LOOKS)
+    clock = asyncio.get_running_loop().time
+    seen: dict[str, Report] = {}
+    moved = clock()
+    heard = dict.fromkeys(run.members, moved)
+    while True:
+        await asyncio.wait([run.outcome], timeout=interval)
+        if run.outcome.done():
+            return
+        awaited = sorted(run.awaited)
+        reports = await asyncio.gather(*(look(scheduler, run, w, interval) for w in awaited))
+        now = {worker: r for worker, r in zip(awaited, reports, strict=True) if r}
+        watched = {(each.key, each.run_id) for each in runs.values() if not each.outcome.done()}
+        if any(r["behind"] in watched or _moved(seen.get(w), r) for w, r in now.items()):
+            moved = clock()
+        seen = {**seen, **now}
+        heard.update(dict.fromkeys(now, clock()))
+        since = min([moved, *(heard[worker] for worker in awaited)])
+        if clock() - since >= timeout:
+            if not run.outcome.done():
+                fail(run, _blame(run, awaited, now, timeout))
+            return
+
+
+async def look(scheduler: Scheduler, run: Run, worker: str, limit: float) -> Report | None:
+    """Ask a member how far it is.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        Where this runs.
+    run : Run
+        Of the gang.
+    worker : str
+        A member.
+    limit : float
+        Seconds it has to answer.
+
+    Returns
+    -------
+    dict or None
+        As :attr:`Job.report` has it; ``None`` when there is no answer. ``calling`` and
+        ``at_work`` are those of the job that the worker is at, and ``behind`` names that one
+        if it is another.
+    """
+    if worker not in scheduler.workers:
+        return None
+    try:
+        answer = await asyncio.wait_for(scheduler.rpc(worker).dgpu_report(), limit)
+    except Exception:  # whatever keeps a worker from answering
+        return None
+    running = answer["running"]
+    for report in running:
+        if (report["key"], report["run_id"]) == (run.key, run.run_id):
+            # a worker runs its jobs in the order in which they were launched
+            first = running[0] if report["phase"] == "queued" else report
+            at_work = (first["run_id"], first["done"], first["phase"])
+            behind = (first["key"], first["run_id"]) if first is not report else None
+            return {**report, "calling": first["calling"], "at_work": at_work, "behind": behind}
+    return {
+        "phase": "finished",
+        "done": -1,
+        "calling": False,
+        "at_work": (run.run_id, -1, "finished"),
+        "behind": None,
+        "steps": len(run.program.steps),
+    }
+
+
+def _moved(before: Report | None, now: Report) -> bool:
+    return now["calling"] or before is None or before["at_work"] != now["at_work"]
+
+
+def _blame(run: Run, awaited: list[str], now: dict[str, Report], timeout: float) -> GangError:
+    """Name the member that does not answer, else the one that is furthest behind."""
+    silent = [worker for worker in awaited if worker not in now]
+    if silent:
+        reason = f"{run.program.name}: a rank has not answered for {timeout:g} s"
+        return GangError(reason, run.rank(silent[0]), silent[0], "program")
+    worker = min(awaited, key=lambda worker: int(now[worker]["done"]))
+    reason = f"{run.program.name}: no rank has made progress for {timeout:g} s"
+    return GangError(reason, run.rank(worker), worker, now[worker]["phase"])

@@ -1,0 +1,110 @@
+"""What a worker's program thread is given to do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import time
+from typing import TYPE_CHECKING, Any
+
+from distributed.utils import set_thread_state
+from distributed.worker import _worker_cvar
+
+from dask_dgpu.comm.bootstrap import Transport
+from dask_dgpu.errors import DgpuError
+from dask_dgpu.operations.value import Blocks
+from dask_dgpu.runtime.observer import Span, record
+
+if TYPE_CHECKING:
+    from distributed.worker import Worker
+
+Key = Any
+
+
+class GaveUpError(DgpuError):
+    """The scheduler gave a run up while this rank was at it."""
+
+
+@dataclass
+class Job:
+    """One program to run as one rank, and the observer of its run."""
+
+    worker: Worker
+    key: Key
+    run_id: int
+    ticket: int
+    rank: int
+    size: int
+    epoch: str
+    store: tuple[str, int]
+    program: bytes
+    owners: dict[str, tuple[int, ...]]
+    blocks: dict[str, Blocks]
+    given_up: threading.Event = field(default_factory=threading.Event)
+    phase: str = "queued"
+    done: int = 0
+    calls: set[int] = field(default_factory=set)
+    spans: list[Span] = field(default_factory=list)
+    steps: int = 0
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """How far it is, and whether it is in a function of the user's."""
+        return {
+            "key": self.key,
+            "run_id": self.run_id,
+            "phase": self.phase,
+            "done": self.done,
+            "calling": bool(self.calls),
+            "steps": self.steps,
+        }
+
+    def progress(self, step: str, done: int, steps: int) -> None:
+        """Note how far the program is; raise if nobody waits for it any more."""
+        self.done += 1
+        self.phase = f"program ({step}, {done} of {steps})"
+        if self.given_up.is_set():
+            raise GaveUpError("the run was given up")
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Let a block function find its worker as in a task, and take its time."""
+        thread = threading.get_ident()
+        state = {"worker": self.worker, "stimulus_id": f"dgpu-run-{self.run_id}"}
+        token = _worker_cvar.set(self.worker)
+        self.calls.add(thread)
+        try:
+            with set_thread_state(execution_state=state):
+                yield
+        finally:
+            self.calls.discard(thread)
+            _worker_cvar.reset(token)
+
+    @contextmanager
+    def step(self, name: str, action: str) -> Iterator[Span]:
+        """Time a step, by the scheduler's clock.
+
+        Yields
+        ------
+        Span
+            The step's.
+        """
+        span = Span(name, action, time() + self.worker.scheduler_delay)
+        yield span
+        span.stop = time() + self.worker.scheduler_delay
+        record(self.spans, span)
+        self.steps += 1
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """A communicator to make before it is needed."""
+
+    epoch: str
+    store: tuple[str, int]
+    rank: int
+    size: int
+    transport: Transport
+    timeout: float

@@ -1,0 +1,1 @@
+"""Start, enable and disable the plugin; patches of Dask's functions."""

@@ -1,0 +1,1 @@
+"""Reading and writing Dask's graphs; only this package knows Dask's internals."""

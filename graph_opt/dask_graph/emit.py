@@ -1,0 +1,175 @@
+"""Lowering: from a region to the Dask tasks of its gang.
+
+::
+
+    stage (one a block of an input)  ->  gang (one)  ->  out (one a block that is wanted)
+
+A ``stage`` runs where its block already is and hands it over without a copy; the
+``gang`` task has the scheduler run one program on all ranks; an ``out`` runs on
+the worker that made its block and returns it. Tasks grow with the number of
+blocks, never with the product of block counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dask._task_spec import GraphNode, List, Task, TaskRef
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+
+from graph_opt.model.layout import Index
+from graph_opt.model.node import ArrayNode, label
+from graph_opt.pieces.region import Region
+
+Key = tuple[Any, ...]
+
+STAGE = "dgpu-stage"
+GANG = "dgpu-gang"
+
+
+class UnfusedTask(Task):
+    """A task that Dask's linear fusion leaves alone: its key has a meaning."""
+
+    __slots__ = ()
+
+    @property
+    def block_fusion(self) -> bool:
+        """Always true."""
+        return True
+
+
+@dataclass(frozen=True)
+class TaskFunctions:
+    """The three functions that the tasks call.
+
+    ``stage(block, declared)``, where ``declared`` is ``None`` for what only Dask's own
+    functions read; ``gang(program, *staged)`` with a list for each input;
+    ``out(handle, block)`` with the name of the array and the place of the block in it.
+    """
+
+    stage: Callable[..., Any]
+    gang: Callable[..., Any]
+    out: Callable[..., Any]
+
+
+class GangLayer(MaterializedLayer):
+    """The tasks of a region that only it knows: one to stage each block, and the gang's.
+
+    Parameters
+    ----------
+    region : Region
+        What is computed.
+    functions : TaskFunctions
+        What the tasks call.
+    program : object
+        The program's payload.
+    """
+
+    def __init__(self, region: Region, functions: TaskFunctions, program: Any) -> None:
+        self.region = region
+        super().__init__(dict(_gang(region, functions, program)), region.annotations)
+
+    @property
+    def gang(self) -> Key:
+        """The key of the ``gang`` task."""
+        return gang_key(self.region)
+
+
+def guarded(graph: HighLevelGraph) -> HighLevelGraph:
+    """Keep Dask's fusion from the gangs of a graph that was optimized before.
+
+    Where an array becomes part of a Delayed, Dask optimizes its graph and wraps each task in
+    another, which may be fused.
+    """
+    layers = dict(graph.layers)
+    for name, layer in graph.layers.items():
+        if not isinstance(layer, MaterializedLayer):
+            continue
+        gangs = {key for key in layer if is_gang(key)}
+        if not gangs:
+            continue
+        own = {
+            key: UnfusedTask(key, task.func, *task.args, **task.kwargs)
+            for key, task in layer.mapping.items()
+            if type(task) is Task and (key in gangs or is_stage(key) or task.dependencies & gangs)
+        }
+        layers[name] = MaterializedLayer(
+            {**layer.mapping, **own}, layer.annotations, layer.collection_annotations
+        )
+    return HighLevelGraph(layers, graph.dependencies)
+
+
+def is_gang(key: Any) -> bool:
+    """Whether a key is that of a ``gang`` task."""
+    return _begins(key, GANG)
+
+
+def is_stage(key: Any) -> bool:
+    """Whether a key is that of a ``stage`` task."""
+    return _begins(key, STAGE)
+
+
+def _begins(key: Any, prefix: str) -> bool:
+    return type(key) is tuple and type(key[0]) is str and key[0].startswith(prefix)
+
+
+def gang_key(region: Region) -> Key:
+    """Return the key of a region's ``gang`` task."""
+    return f"{GANG}-{region.token}", 0
+
+
+def emit(
+    graph: HighLevelGraph,
+    gangs: Iterable[tuple[Region, Any]],
+    functions: TaskFunctions,
+) -> HighLevelGraph:
+    """Replace the members of each region by its gang, and a layer for each array wanted.
+
+    ``gangs`` are regions, each with its program's payload.
+    """
+    layers: dict[str, Layer] = dict(graph.layers)
+    dependencies = {name: set(needed) for name, needed in graph.dependencies.items()}
+    for region, program in gangs:
+        for name in region.nodes:
+            del layers[name], dependencies[name]
+        layer = GangLayer(region, functions, program)
+        own = layer.gang[0]
+        layers[own] = layer
+        dependencies[own] = {node.name for node, blocks in region.inputs if blocks}
+        for name, blocks in region.wanted:
+            outs = dict(_outs(name, blocks, layer.gang, functions))
+            layers[name] = MaterializedLayer(outs, region.annotations)
+            dependencies[name] = {own}
+    return HighLevelGraph(layers, dependencies)
+
+
+def _gang(
+    region: Region, functions: TaskFunctions, program: Any
+) -> Iterator[tuple[Key, GraphNode]]:
+    staged: list[List] = []
+    for at, (node, indices) in enumerate(region.inputs):
+        references = []
+        checked = node.name in region.operands
+        for index in indices:
+            key: Key = (f"{STAGE}-{at}-{region.token}", *index)
+            declared = _declared(node, index) if checked else None
+            yield key, UnfusedTask(key, functions.stage, TaskRef((node.name, *index)), declared)
+            references.append(TaskRef(key))
+        staged.append(List(*references))
+    gang = gang_key(region)
+    yield gang, UnfusedTask(gang, functions.gang, program, *staged)
+
+
+def _declared(node: ArrayNode, index: Index) -> tuple[str, str, tuple[int, ...], str]:
+    shape = tuple(sizes[at] for sizes, at in zip(node.chunks, index, strict=True))
+    return label(node.name), node.dtype, shape, node.container
+
+
+def _outs(
+    name: str, blocks: Iterable[Index], gang: Key, functions: TaskFunctions
+) -> Iterator[tuple[Key, GraphNode]]:
+    for index in blocks:
+        key: Key = (name, *index)
+        yield key, UnfusedTask(key, functions.out, TaskRef(gang), key)

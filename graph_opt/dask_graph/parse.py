@@ -1,0 +1,101 @@
+"""From Dask's layers to array nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from dask.array.slicing import getitem_variadic
+from dask.blockwise import Blockwise
+from dask.core import flatten, reverse_dict
+from dask.highlevelgraph import HighLevelGraph, Layer
+
+from graph_opt.model.node import ArrayNode, Chunks
+
+
+@dataclass(frozen=True)
+class ArrayGraph:
+    """A high-level graph read as arrays.
+
+    Parameters
+    ----------
+    layers : mapping of str to Layer
+        Dask's own layers.
+    dependencies : mapping of str to set of str
+        Which layers a layer reads.
+    requested : frozenset of str
+        Names of the arrays (or single keys) that somebody wants.
+    """
+
+    layers: Mapping[str, Layer]
+    dependencies: Mapping[str, set[str]]
+    requested: frozenset[str]
+
+    @cached_property
+    def dependents(self) -> Mapping[str, set[str]]:
+        """Which layers read a layer."""
+        readers: Mapping[str, set[str]] = reverse_dict(self.dependencies)
+        return readers
+
+    def node(self, name: str) -> ArrayNode | None:
+        """Return what is known of the array of this name, ``None`` if it is none."""
+        if name not in self._nodes:
+            self._nodes[name] = self._node(name)
+        return self._nodes[name]
+
+    @cached_property
+    def _nodes(self) -> dict[str, ArrayNode | None]:
+        """What was asked for: every rule asks for the arrays around a layer."""
+        return {}
+
+    def _node(self, name: str) -> ArrayNode | None:
+        layer = self.layers.get(name)
+        facts = getattr(layer, "collection_annotations", None) or {}
+        if facts.get("type") != "dask.array.core.Array" or _repeats(layer, facts["chunks"]):
+            return None
+        return ArrayNode(
+            name=name,
+            chunks=_chunks(layer, facts["chunks"]),
+            dtype=_spelled(facts["dtype"]),
+            container=str(facts["chunk_type"]),
+        )
+
+
+def _repeats(layer: Layer | None, declared: Chunks) -> bool:
+    """Return whether an array has more blocks than its layer makes.
+
+    Dask takes an axis of chunks (1, 0) for one to broadcast, and gives its one block twice.
+    """
+    return isinstance(layer, Blockwise) and any(
+        len(sizes) != layer.dims[axis]
+        for sizes, axis in zip(declared, layer.output_indices, strict=True)
+    )
+
+
+@lru_cache(maxsize=64)
+def _spelled(dtype: Any) -> str:
+    """Return the name of a dtype, for which NumPy takes as long as for a small sum."""
+    return str(dtype)
+
+
+def _chunks(layer: Layer | None, declared: Chunks) -> Chunks:
+    """Return the chunk sizes, NaN where those of the layer are out of date.
+
+    Dask notes them when it makes an array, and learns only after that a mask
+    leaves their sizes unknown.
+    """
+    if isinstance(layer, Blockwise) and getattr(layer.task, "func", None) is getitem_variadic:
+        unknown: Any = math.nan
+        return tuple((unknown,) * len(sizes) for sizes in declared)
+    return tuple(map(tuple, declared))
+
+
+def parse(graph: HighLevelGraph, keys: Iterable[object]) -> ArrayGraph:
+    """Read a high-level graph; nothing is materialised."""
+    requested = frozenset(
+        str(key[0] if isinstance(key, tuple) else key) for key in flatten(list(keys))
+    )
+    return ArrayGraph(graph.layers, graph.dependencies, requested)

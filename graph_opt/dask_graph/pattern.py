@@ -1,0 +1,95 @@
+"""What rules are made of: small questions to ask of an array graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from dask.blockwise import Blockwise
+
+from graph_opt.dask_graph.parse import ArrayGraph
+from graph_opt.model.dtype import BFLOAT16
+from graph_opt.model.node import ArrayNode
+
+DTYPES = frozenset(
+    [
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ]
+)
+CARRIED = DTYPES | {BFLOAT16}
+"""What blocks of a region may be, and what sums take; other collectives do not know bfloat16."""
+
+CONTAINERS = frozenset({"numpy.ndarray", "cupy.ndarray"})
+
+
+def unsupported(
+    inputs: Sequence[ArrayNode], output: ArrayNode, dtypes: Collection[str] = DTYPES
+) -> str | None:
+    """Return why gangs cannot compute with such arrays, ``None`` if they can."""
+    if not all(node.known for node in inputs):
+        return "chunk sizes are unknown"
+    for node in (*inputs, output):
+        if node.dtype not in dtypes:
+            return f"dtype {node.dtype} has no kernel"
+    for node in inputs:
+        if node.container not in CONTAINERS:
+            return f"blocks of type {node.container} are neither NumPy nor CuPy arrays"
+    return None
+
+
+def block_function(graph: ArrayGraph, name: str) -> Callable[..., Any] | None:
+    """Return the function a blockwise layer applies to each block."""
+    layer = graph.layers[name]
+    return getattr(layer.task, "func", None) if isinstance(layer, Blockwise) else None
+
+
+def array_operands(graph: ArrayGraph, name: str) -> list[tuple[str, tuple[Any, ...]]]:
+    """Return name and index of each array that a blockwise layer reads."""
+    layer = graph.layers[name]
+    if not isinstance(layer, Blockwise):
+        return []
+    return [
+        (str(operand), tuple(index))
+        for operand, index in layer.indices
+        if index is not None and isinstance(operand, str)
+    ]
+
+
+def only_reader(graph: ArrayGraph, name: str) -> str | None:
+    """Return the one layer that reads ``name``, if nobody else wants it."""
+    readers = graph.dependents[name]
+    if len(readers) != 1 or name in graph.requested:
+        return None
+    return next(iter(readers))
+
+
+def follow(graph: ArrayGraph, name: str, prefixes: Sequence[str], ndim: int) -> list[str]:
+    """Walk along only readers named by ``prefixes`` until an array of ``ndim`` axes.
+
+    Returns the layers passed, the last one included, or nothing when the walk
+    leaves the pattern.
+    """
+    passed: list[str] = []
+    reader = only_reader(graph, name)
+    while reader is not None and reader.startswith(tuple(prefixes)):
+        node = graph.node(reader)
+        if node is None:
+            return []
+        passed.append(reader)
+        if node.ndim == ndim:
+            return passed
+        reader = only_reader(graph, reader)
+    return []

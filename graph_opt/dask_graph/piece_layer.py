@@ -1,0 +1,84 @@
+"""The place of a piece in a graph, until it is known which regions there are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from dask._task_spec import GraphNode
+from dask.highlevelgraph import Layer
+
+from graph_opt.model.layout import Index
+from graph_opt.pieces.piece import Piece
+
+Key = tuple[Any, ...]
+
+
+class PieceLayer(Layer):
+    """A piece, restricted to the blocks wanted. It has no tasks of its own.
+
+    Parameters
+    ----------
+    piece : Piece
+        What is computed.
+    wanted : frozenset of tuple of int, optional
+        Blocks of the output that somebody reads; by default all that are computed.
+    annotations : mapping of str to value, optional
+        Those of Dask.
+    """
+
+    def __init__(
+        self,
+        piece: Piece,
+        wanted: frozenset[Index] | None = None,
+        annotations: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(annotations=annotations)
+        self.piece = piece
+        self.wanted = frozenset(piece.computed) if wanted is None else wanted
+
+    @property
+    def waste(self) -> float:
+        """Share of the computed blocks that nobody reads."""
+        computed = len(self.piece.computed)
+        return 1 - len(self.wanted) / computed if computed else 0.0
+
+    def get_output_keys(self) -> set[Any]:
+        """Keys that other layers may read."""
+        return {(self.piece.output.name, *index) for index in self.wanted}
+
+    def is_materialized(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def has_legacy_tasks(self) -> bool:
+        """Never."""
+        return False
+
+    def cull(
+        self, keys: Collection[Any], all_hlg_keys: Collection[Any]
+    ) -> tuple[Layer, Mapping[Any, set[Any]]]:
+        """Keep what the wanted blocks need."""
+        name = self.piece.output.name
+        wanted = frozenset(index for index in self.wanted if (name, *index) in keys)
+        if not wanted:
+            return self, {}
+        layer = self
+        if wanted != self.wanted:
+            layer = PieceLayer(self.piece.restrict(wanted), wanted, self.annotations)
+        read = {
+            (node.name, *index)
+            for node, indices in zip(layer.piece.inputs, layer.piece.staged, strict=True)
+            for index in indices
+        }
+        return layer, dict.fromkeys(layer.get_output_keys(), read)
+
+    def __getitem__(self, key: Any) -> GraphNode:
+        raise KeyError(f"{self.piece.label} has no tasks before its region is known")
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.get_output_keys())
+
+    def __len__(self) -> int:
+        return len(self.wanted)

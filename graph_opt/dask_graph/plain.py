@@ -1,0 +1,82 @@
+"""The tasks that Dask itself would run for a region, if its gang turns out not to be able to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dask._task_spec import DataNode, GraphNode, convert_legacy_graph
+from dask.highlevelgraph import HighLevelGraph, Layer
+from dask.local import get_sync
+from dask.optimization import cull
+
+from graph_opt.pieces.region import Region
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Dask's own layers between the inputs of a region and what is wanted of it.
+
+    Their tasks depend on what blocks are, not on what they are declared to be.
+
+    Parameters
+    ----------
+    layers : mapping of str to Layer
+        As Dask made them.
+    given : tuple of key
+        The blocks that they read of others.
+    wanted : tuple of key
+        The blocks that somebody outside reads.
+    """
+
+    layers: Mapping[str, Layer]
+    given: tuple[Key, ...]
+    wanted: tuple[Key, ...]
+
+    @classmethod
+    def of(cls, graph: HighLevelGraph, region: Region) -> Plain | None:
+        """Return the layers of a graph that a region stands for.
+
+        ``None`` if a rechunk is among them whose tasks find each other by their names.
+        """
+        found = {node.name: None for node, _ in region.inputs}
+        layers: dict[str, Layer] = {}
+        waiting = [name for name, _ in region.wanted]
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found[name] = None
+                layers[name] = graph.layers[name]
+                waiting += graph.dependencies[name]
+        if any(type(layer).__name__.startswith("P2P") for layer in layers.values()):
+            return None
+        given = [(node.name, *index) for node, blocks in region.inputs for index in blocks]
+        wanted = [(name, *index) for name, blocks in region.wanted for index in blocks]
+        return cls(layers, tuple(given), tuple(wanted))
+
+    def __dask_tokenize__(self) -> Any:
+        return type(self).__name__, self.wanted
+
+    def tasks(self, prefix: str) -> tuple[dict[Key, GraphNode], list[Key]]:
+        """Return the tasks, under names of their own, and those of what is wanted."""
+        every: dict[Any, Any] = {}
+        for layer in self.layers.values():
+            every.update(layer)
+        known = {*every, *self.given}
+        tasks, _ = cull(convert_legacy_graph(every, known), list(self.wanted))
+        names = {key: _named(prefix, key) for key in tasks}
+        renamed = {names[key]: task.substitute(names, names[key]) for key, task in tasks.items()}
+        return renamed, [names[key] for key in self.wanted]
+
+    def blocks(self, given: Mapping[Key, Any]) -> dict[Key, Any]:
+        """Make the blocks that are wanted of those that are given, in this thread."""
+        tasks, keys = self.tasks("plain-")
+        inputs = {key: DataNode(key, block) for key, block in given.items()}
+        return dict(zip(self.wanted, get_sync(inputs | tasks, keys), strict=True))
+
+
+def _named(prefix: str, key: Any) -> Any:
+    return (prefix + key[0], *key[1:]) if isinstance(key, tuple) else f"{prefix}{key}"

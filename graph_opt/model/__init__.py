@@ -1,0 +1,1 @@
+"""Arrays, layouts, dtypes and costs, independent of Dask."""

@@ -1,0 +1,90 @@
+"""Array-level nodes: what the optimizer knows of an array before it exists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product as cartesian
+
+from graph_opt.model.dtype import dtype_named
+from graph_opt.model.layout import Index
+
+Chunks = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class ArrayNode:
+    """One array of a graph.
+
+    Parameters
+    ----------
+    name : str
+        The first element of its blocks' keys.
+    chunks : tuple of tuple of int
+        Chunk sizes per axis; a size may be NaN when it is unknown.
+    dtype : str
+        The declared dtype, as NumPy spells it (``"float64"``).
+    container : str
+        The type of its blocks, ``"numpy.ndarray"`` for example.
+    """
+
+    name: str
+    chunks: Chunks
+    dtype: str
+    container: str
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.chunks)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each axis."""
+        return tuple(sum(sizes) for sizes in self.chunks)
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return math.prod(len(sizes) for sizes in self.chunks)
+
+    @property
+    def indices(self) -> Iterator[Index]:
+        """The place of each block, in row-major order."""
+        return cartesian(*(range(len(sizes)) for sizes in self.chunks))
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return self.size * self.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return dtype_named(self.dtype).itemsize
+
+    @cached_property
+    def known(self) -> bool:
+        """Whether every chunk size is known."""
+        return not any(math.isnan(size) for sizes in self.chunks for size in sizes)
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A piece left to Dask, with the one reason that a user is shown."""
+
+    name: str
+    reason: str
+
+
+def label(name: str) -> str:
+    """Return a layer's name with no more than the start of its token."""
+    operation, _, token = name.rpartition("-")
+    return f"{operation}-{token[:8]}"

@@ -1,0 +1,1 @@
+"""Passes over a whole graph: find pieces, form regions."""

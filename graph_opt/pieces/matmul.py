@@ -1,0 +1,120 @@
+"""The piece that is a matrix product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product as cartesian
+from typing import Any
+
+from graph_opt.model.cost import Machine, dask_product_seconds
+from graph_opt.model.layout import Index
+from graph_opt.model.node import ArrayNode, label
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product ``output = left @ right``.
+
+    ``rows`` and ``columns`` are the block rows and columns of the output that are
+    made, ``None`` for all.
+    """
+
+    output: ArrayNode
+    left: ArrayNode
+    right: ArrayNode
+    inner: tuple[str, ...]
+    rows: tuple[int, ...] | None = None
+    columns: tuple[int, ...] | None = None
+
+    @property
+    def inputs(self) -> tuple[ArrayNode, ...]:
+        """The two operands."""
+        return self.left, self.right
+
+    @property
+    def label(self) -> str:
+        """The name that a user is told."""
+        return label(self.inner[0])
+
+    @cached_property
+    def kept(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The block rows and the block columns that are made."""
+        rows, columns = self.output.chunks
+        return (
+            tuple(range(len(rows))) if self.rows is None else self.rows,
+            tuple(range(len(columns))) if self.columns is None else self.columns,
+        )
+
+    @cached_property
+    def part(self) -> Product:
+        """The product as far as it is made, as a whole product of smaller matrices."""
+        rows = tuple(self.output.chunks[0][i] for i in self.kept[0])
+        columns = tuple(self.output.chunks[1][j] for j in self.kept[1])
+        return Product(
+            output=replace(self.output, chunks=(rows, columns)),
+            left=replace(self.left, chunks=(rows, self.left.chunks[1])),
+            right=replace(self.right, chunks=(self.right.chunks[0], columns)),
+            inner=self.inner,
+        )
+
+    @property
+    def summary(self) -> str:
+        """Shapes and dtype."""
+        (m, n), k = self.part.output.shape, self.left.shape[1]
+        return f"({m}, {k}) @ ({k}, {n}) {self.output.dtype}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Name, shape, dtype and length of the contraction."""
+        return {
+            "name": self.output.name,
+            "shape": self.part.output.shape,
+            "dtype": self.output.dtype,
+            "inner": self.left.shape[1],
+        }
+
+    @cached_property
+    def computed(self) -> tuple[Index, ...]:
+        """The blocks at the crossings of block rows and columns."""
+        return tuple(cartesian(*self.kept))
+
+    @property
+    def staged(self) -> tuple[tuple[Index, ...], ...]:
+        """Whole block rows of the left and block columns of the right operand."""
+        rows, columns = self.kept
+        inner, inner_right = range(len(self.left.chunks[1])), range(len(self.right.chunks[0]))
+        return tuple(cartesian(rows, inner)), tuple(cartesian(inner_right, columns))
+
+    def restrict(self, wanted: frozenset[Index]) -> Product:
+        """Keep the block rows and columns that hold a wanted block."""
+        rows, columns = (tuple(sorted({index[axis] for index in wanted})) for axis in (0, 1))
+        return replace(self, rows=rows, columns=columns)
+
+    def fault(self) -> str | None:
+        """Return why it cannot be right, ``None`` if it can."""
+        left, right, output = self.left, self.right, self.output
+        if left.shape[1] != right.shape[0]:
+            return f"{left.shape} and {right.shape} do not conform"
+        if output.chunks != (left.chunks[0], right.chunks[1]):
+            return "its chunks are not those of its operands"
+        rows, columns = self.kept
+        if not set(rows) <= set(range(len(output.chunks[0]))):
+            return f"block rows {rows} do not exist"
+        if not set(columns) <= set(range(len(output.chunks[1]))):
+            return f"block columns {columns} do not exist"
+        return None
+
+    def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
+        """Return tasks and seconds of plain Dask: a product and a sum for each triple of blocks."""
+        part = self.part
+        (m, n), k = part.output.shape, part.left.shape[1]
+        rows, inner, columns = (
+            len(part.left.chunks[0]),
+            len(part.left.chunks[1]),
+            len(part.output.chunks[1]),
+        )
+        seconds = dask_product_seconds(
+            (m, k, n), (rows, inner, columns), part.output.itemsize, ranks, machine
+        )
+        return 2 * rows * inner * columns, seconds

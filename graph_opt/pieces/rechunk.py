@@ -1,0 +1,152 @@
+"""The piece that is a rechunk, of an array or of its transpose."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from graph_opt.model.cost import Machine, dask_rechunk_seconds
+from graph_opt.model.layout import Cuts, Index, cuts_of
+from graph_opt.model.node import ArrayNode, Chunks, label
+from graph_opt.model.overlap import common_lengths, spread
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pass of the rechunk as Dask would do it, from chunks to chunks in so many tasks."""
+
+    before: Chunks
+    after: Chunks
+    tasks: int
+
+    @property
+    def merged(self) -> float:
+        """Share of the array that ends up in blocks put together from several."""
+        alone = 1.0
+        for before, after in zip(self.before, self.after, strict=True):
+            lengths = common_lengths(cuts_of(before), cuts_of(after))
+            single = (lengths > 0).sum(axis=1) == 1
+            alone *= float(lengths[single].sum()) / max(1, sum(after))
+        return 1 - alone
+
+
+@dataclass(frozen=True)
+class Redistribution:
+    """A rechunk of ``source``, or of its transpose: ``output = source.transpose(axes)``.
+
+    ``stages`` are Dask's own passes; ``wanted`` are the blocks of the output that are
+    made, in row-major order, ``None`` for all.
+    """
+
+    output: ArrayNode
+    source: ArrayNode
+    axes: tuple[int, ...]
+    inner: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    wanted: tuple[Index, ...] | None = None
+
+    @property
+    def inputs(self) -> tuple[ArrayNode, ...]:
+        """The array before."""
+        return (self.source,)
+
+    @property
+    def label(self) -> str:
+        """The name that a user is told."""
+        return label(self.output.name)
+
+    @property
+    def transposes(self) -> bool:
+        """Whether axes change their order."""
+        return self.axes != tuple(range(len(self.axes)))
+
+    @property
+    def cuts(self) -> tuple[tuple[Cuts, ...], tuple[Cuts, ...]]:
+        """Where the source, in the order of its own axes, and the output are cut."""
+        before, after = (
+            tuple(cuts_of(sizes) for sizes in node.chunks) for node in (self.source, self.output)
+        )
+        return before, after
+
+    @property
+    def summary(self) -> str:
+        """Shape, dtype, and the grids of blocks."""
+        before, after = (
+            " x ".join(str(len(sizes)) for sizes in node.chunks)
+            for node in (self.source, self.output)
+        )
+        order = f", transposed to axes {self.axes}," if self.transposes else ""
+        part = "" if self.wanted is None else f"{len(self.wanted)} of "
+        shape, dtype = self.output.shape, self.output.dtype
+        return f"{shape} {dtype}{order} from {before} to {part}{after} blocks"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Name, shape, dtype, order of the axes, chunks before and after."""
+        return {
+            "name": self.output.name,
+            "shape": self.output.shape,
+            "dtype": self.output.dtype,
+            "axes": self.axes,
+            "chunks_before": self.source.chunks,
+            "chunks": self.output.chunks,
+        }
+
+    @cached_property
+    def computed(self) -> tuple[Index, ...]:
+        """The blocks that are wanted, no others."""
+        return tuple(self.output.indices) if self.wanted is None else self.wanted
+
+    @cached_property
+    def staged(self) -> tuple[tuple[Index, ...], ...]:
+        """The blocks of the source that have something of a wanted block."""
+        before, after = self.cuts
+        made = np.zeros(tuple(len(cuts) - 1 for cuts in after))
+        for index in self.computed:
+            made[index] = 1
+        common = [
+            common_lengths(before[axis], cuts) > 0
+            for axis, cuts in zip(self.axes, after, strict=True)
+        ]
+        read = spread(made, [matrix.astype(float) for matrix in common])
+        read = read.transpose([self.axes.index(axis) for axis in range(len(self.axes))])
+        return (tuple(tuple(index) for index in np.argwhere(read).tolist()),)
+
+    def restrict(self, wanted: frozenset[Index]) -> Redistribution:
+        """Make the wanted blocks alone."""
+        return replace(self, wanted=tuple(sorted(wanted)))
+
+    def fault(self) -> str | None:
+        """Return why it cannot be right, ``None`` if it can."""
+        ndim, output = self.source.ndim, self.output
+        if sorted(self.axes) != list(range(ndim)) or output.ndim != ndim:
+            return f"axes {self.axes} are no order of {ndim} axes"
+        shape = tuple(self.source.shape[axis] for axis in self.axes)
+        if shape != output.shape:
+            return f"a rechunk of {shape} cannot have shape {output.shape}"
+        if self.source.dtype != output.dtype:
+            return f"a rechunk of {self.source.dtype} cannot be {output.dtype}"
+        grid = [len(sizes) for sizes in output.chunks]
+        for index in self.wanted or ():
+            if len(index) != ndim or not all(
+                0 <= at < n for at, n in zip(index, grid, strict=True)
+            ):
+                return f"block {index} does not exist"
+        return None
+
+    def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
+        """Return tasks and seconds of plain Dask, as far as the wanted blocks need them."""
+        share = 1.0
+        if self.wanted is not None:
+            share = sum(map(self._size, self.wanted)) / max(1, self.output.size)
+        tasks = round(share * sum(stage.tasks for stage in self.stages))
+        written = share * self.output.nbytes * sum(stage.merged for stage in self.stages)
+        return tasks, dask_rechunk_seconds(tasks, written, written, ranks, machine)
+
+    def _size(self, index: Index) -> int:
+        chunks = zip(self.output.chunks, index, strict=True)
+        return math.prod(sizes[at] for sizes, at in chunks)

@@ -1,0 +1,124 @@
+"""The piece that sweeps a stencil over an array, once or again and again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from graph_opt.model.cost import Machine, dask_rechunk_seconds
+from graph_opt.model.layout import Index
+from graph_opt.model.node import ArrayNode, label
+
+REPORT_SWEEPS = 3
+"""Sweeps for a report: of zeros, of the array before, and of that at the end."""
+
+
+class SweepTask(Hashable, Protocol):
+    """What the piece must know of the task that its layer carries."""
+
+    @property
+    def algorithm(self) -> str:
+        """The name of what computes it."""
+
+    @property
+    def iterations(self) -> int:
+        """Sweeps at most."""
+
+    @property
+    def operations(self) -> int:
+        """Operations a sweep does for each element."""
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """How far a sweep reads beyond each element, along each axis."""
+
+
+@dataclass(frozen=True)
+class Sweeping:
+    """Sweeps over the first of ``sources``, as ``task`` says; all of it is made.
+
+    The output has the blocks of the sources. There may be a tail of more blocks along the
+    first axis, of which the first one is made: a report.
+    """
+
+    output: ArrayNode
+    sources: tuple[ArrayNode, ...]
+    task: SweepTask
+
+    @property
+    def inputs(self) -> tuple[ArrayNode, ...]:
+        """The arrays that are read."""
+        return self.sources
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """The one layer."""
+        return (self.output.name,)
+
+    @property
+    def label(self) -> str:
+        """The name that a user is told."""
+        return label(self.output.name)
+
+    @property
+    def summary(self) -> str:
+        """Shape, dtype and sweeps."""
+        source, count = self.sources[0], self.task.iterations
+        sweeps = "sweep" if count == 1 else "sweeps"
+        return f"{source.shape} {source.dtype} in {source.blocks} blocks, {count} {sweeps}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Name, shape, dtype, chunks and sweeps."""
+        source = self.sources[0]
+        return {
+            "name": self.output.name,
+            "shape": source.shape,
+            "dtype": source.dtype,
+            "chunks": source.chunks,
+            "sweeps": self.task.iterations,
+        }
+
+    @cached_property
+    def computed(self) -> tuple[Index, ...]:
+        """All blocks, and the first one of a tail."""
+        rows = len(self.sources[0].chunks[0])
+        return tuple(i for i in self.output.indices if i[0] < rows or not any(i[1:]))
+
+    @cached_property
+    def staged(self) -> tuple[tuple[Index, ...], ...]:
+        """All blocks of the inputs."""
+        return tuple(tuple(source.indices) for source in self.sources)
+
+    def restrict(self, wanted: frozenset[Index]) -> Sweeping:
+        """Return the whole: what is wanted may need all of it."""
+        return self
+
+    def fault(self) -> str | None:
+        """Return why it cannot be right, ``None`` if it can."""
+        chunks = self.sources[0].chunks
+        if any(source.chunks != chunks for source in self.sources):
+            return "the arrays that are swept have different chunks"
+        rows = self.output.chunks[0][: len(chunks[0])]
+        if (rows, *self.output.chunks[1:]) != chunks:
+            return f"a sweep of {chunks} cannot make {self.output.chunks}"
+        return None
+
+    def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
+        """Return tasks and seconds of plain Dask: overlapped blocks, and a function of each."""
+        source, sweeps = self.sources[0], self.task.iterations
+        if len(self.output.chunks[0]) > len(source.chunks[0]):
+            sweeps += REPORT_SWEEPS
+        pieces = math.prod(3 * blocks - 2 for blocks in map(len, source.chunks))
+        tasks = pieces + 2 * source.blocks
+        ghosts = sum(
+            2 * reach * (len(sizes) - 1) * source.nbytes / max(1, sum(sizes))
+            for sizes, reach in zip(source.chunks, self.task.reach, strict=True)
+        )
+        seconds = dask_rechunk_seconds(tasks, ghosts, source.nbytes, ranks, machine)
+        # NumPy goes through memory for each operation
+        work = self.task.operations * 2 * source.nbytes / (machine.memory_bandwidth * ranks)
+        return tasks * sweeps, (seconds + work) * sweeps

@@ -1,0 +1,118 @@
+"""The piece that is a compensated or reproducible sum, or a mean, along some axes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from graph_opt.model.cost import TASK_SECONDS, Machine
+from graph_opt.model.layout import Index
+from graph_opt.model.node import ArrayNode, label
+
+PARTIAL_BYTES = 16
+"""Bytes of a partial sum, compensated; an exact one has about twice as many."""
+
+
+@dataclass(frozen=True)
+class Summation:
+    """The sums of ``source`` along ``axes``.
+
+    ``kind`` is ``"sum"`` or ``"mean"``, and ``method`` is how they are added; ``wanted`` are
+    the blocks of the output that are made, in row-major order, ``None`` for all.
+    """
+
+    output: ArrayNode
+    source: ArrayNode
+    axes: tuple[int, ...]
+    keepdims: bool
+    method: str
+    kind: str
+    inner: tuple[str, ...]
+    wanted: tuple[Index, ...] | None = None
+
+    @property
+    def inputs(self) -> tuple[ArrayNode, ...]:
+        """The array that is summed."""
+        return (self.source,)
+
+    @property
+    def label(self) -> str:
+        """The name that a user is told."""
+        return label(self.output.name)
+
+    @property
+    def summary(self) -> str:
+        """Shape, dtype, method, and the number of blocks before and after."""
+        made, shape = len(self.computed), self.source.shape
+        axes = f"axis {self.axes[0]}" if len(self.axes) == 1 else f"axes {self.axes}"
+        blocks = f"from {self.source.blocks} to {made} {'block' if made == 1 else 'blocks'}"
+        return f"{shape} {self.source.dtype} along {axes}, {self.method}, {blocks}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Name, shape, dtype, axes and method."""
+        return {
+            "name": self.output.name,
+            "shape": self.output.shape,
+            "dtype": self.output.dtype,
+            "axes": self.axes,
+            "method": self.method,
+        }
+
+    @cached_property
+    def computed(self) -> tuple[Index, ...]:
+        """The blocks that are wanted, no others."""
+        return tuple(self.output.indices) if self.wanted is None else self.wanted
+
+    @cached_property
+    def staged(self) -> tuple[tuple[Index, ...], ...]:
+        """The blocks that add to a wanted block."""
+        some = set(self.computed)
+        return (tuple(index for index in self.source.indices if self.target(index) in some),)
+
+    def target(self, index: Index) -> Index:
+        """Return the block of the output to which a block of the source adds."""
+        if self.keepdims:
+            return tuple(0 if k in self.axes else at for k, at in enumerate(index))
+        return tuple(at for k, at in enumerate(index) if k not in self.axes)
+
+    def restrict(self, wanted: frozenset[Index]) -> Summation:
+        """Make the wanted blocks alone."""
+        return replace(self, wanted=tuple(sorted(wanted)))
+
+    def fault(self) -> str | None:
+        """Return why it cannot be right, ``None`` if it can."""
+        if any(not 0 <= axis < self.source.ndim for axis in self.axes):
+            return f"axes {self.axes} are not all among {self.source.ndim}"
+        kept = [
+            (1,) if k in self.axes else sizes
+            for k, sizes in enumerate(self.source.chunks)
+            if self.keepdims or k not in self.axes
+        ]
+        if tuple(kept) != self.output.chunks:
+            return f"sums in chunks {tuple(kept)} cannot be in {self.output.chunks}"
+        grid = [len(sizes) for sizes in self.output.chunks]
+        for index in self.wanted or ():
+            if len(index) != len(grid) or not all(
+                0 <= at < n for at, n in zip(index, grid, strict=True)
+            ):
+                return f"block {index} does not exist"
+        return None
+
+    def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
+        """Return tasks and seconds of plain Dask, which sends all partial sums to few tasks."""
+        (read,) = self.staged
+        share = len(read) / max(1, self.source.blocks)
+        tasks = len(read) + len(self.computed)
+        sums = [math.prod(self._lengths(index)) for index in self.computed]
+        each = len(read) / max(1, len(self.computed))
+        moved = each * PARTIAL_BYTES * sum(sums) * (ranks - 1) / ranks
+        adders = min(ranks, max(1, len(self.computed)))
+        seconds = share * self.source.nbytes / (machine.memory_bandwidth * ranks)
+        seconds += moved / ((machine.dask_bandwidth or machine.bandwidth) * adders)
+        return tasks, seconds + tasks * TASK_SECONDS
+
+    def _lengths(self, index: Index) -> list[int]:
+        return [sizes[at] for sizes, at in zip(self.output.chunks, index, strict=True)]

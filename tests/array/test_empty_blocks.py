@@ -1,0 +1,185 @@
+"""Arrays with blocks of no elements: every public function, as plain Dask and as a gang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+import scipy.fft
+
+import dask_dgpu as dgpu
+from dask_dgpu.kernels.fft import four_step, laplacian
+from dask_dgpu.kernels.sums.partial import partial_sum
+from dask_dgpu.operations.value import conforming
+from graph_opt.model.dtype import dtype_named
+
+A = np.random.default_rng(12).random((6, 8))
+CHUNKS: list[Any] = [
+    ((0, 6), (2, 0, 6, 0)),
+    pytest.param(((3, 0, 3), (8,)), marks=pytest.mark.slow),
+]
+REDUCTIONS = ["sum", "mean", "var", "std"]
+LAPLACIAN = dgpu.LAPLACIAN_5PT
+
+
+@pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
+def make(request: pytest.FixtureRequest) -> Callable[..., da.Array]:
+    """What makes Dask arrays, with blocks of NumPy or CuPy."""
+    on_device = request.param == "cupy"
+
+    def array(values: Any, chunks: Any) -> da.Array:
+        if on_device:
+            import cupy
+
+            values = cupy.asarray(values)
+        return da.from_array(values, chunks=chunks, asarray=False)
+
+    return array
+
+
+@pytest.fixture(params=["dask", "gang"])
+def enabled(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Plain Dask, or a gang of three ranks for all that can be one."""
+    gang = request.param == "gang"
+    with dgpu.enable(local_ranks=3, on_error="raise", when="always") if gang else nullcontext():
+        yield
+
+
+def close(z: da.Array, wanted: Any) -> None:
+    value = z.compute(scheduler="sync")
+    assert type(value) is type(z._meta) or z.ndim == 0
+    value = value.get() if hasattr(value, "get") else value
+    assert value.shape == z.shape == np.shape(wanted)
+    np.testing.assert_allclose(value, wanted, rtol=1e-12, atol=1e-12)
+
+
+class LikeCuPy(np.ndarray[Any, Any]):
+    """Blocks whose ``zeros_like`` takes a shape of ``()`` for none, as CuPy's does."""
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Call NumPy's function, without a shape of ``()``."""
+        if kwargs.get("shape") == ():
+            del kwargs["shape"]
+        return super().__array_function__(function, types, args, kwargs)
+
+
+@pytest.mark.parametrize("method", ["compensated", "reproducible"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64", "int16", "complex64"])
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)], ids=str)
+def test_partial_sums(shape: tuple[int, ...], dtype: str, method: Any) -> None:
+    block = np.zeros(shape, dtype_named(dtype)).view(LikeCuPy)
+    for axes in [(0,), (len(shape) - 1,), tuple(range(len(shape)))]:
+        found = partial_sum(block, axes, method, "complex128" if dtype[0] == "c" else "float64")
+        wanted = np.zeros(shape).sum(axis=axes, keepdims=True)
+        value = found.sums.value()
+        assert value.shape == (*wanted.shape, *(2,) * (found.parts - 1))
+        assert not value.any()
+
+
+@pytest.mark.parametrize("method", ["compensated", "reproducible", "dask"])
+@pytest.mark.parametrize("chunks", CHUNKS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_reductions(make: Callable[..., da.Array], chunks: Any, dtype: str, method: Any) -> None:
+    a = np.round(A * 16).astype(dtype)
+    x = make(a, chunks)
+    for axis in (None, 0, 1):
+        close(dgpu.sum(x, axis, method=method), a.sum(axis))
+        double = np.result_type(dtype, np.float64)
+        for name in REDUCTIONS:
+            if name in ("var", "std") and method == "dask":
+                continue  # Dask's own warns of blocks without elements
+            wanted = getattr(a.astype(double), name)(axis)
+            close(getattr(dgpu, name)(x, axis, dtype=double, method=method), wanted)
+        wanted = np.sqrt((abs(a.astype(double)) ** 2).sum(axis))
+        norm = dgpu.norm(x.astype(double), axis, method=method)
+        close(norm, wanted)
+    close(dgpu.dot(x[:, 1], x[:, 2], method=method), a[:, 1] @ a[:, 2])
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+@pytest.mark.parametrize("chunks", CHUNKS, ids=str)
+def test_extremes(make: Callable[..., da.Array], chunks: Any, name: str) -> None:
+    for axis in (None, 0, 1):
+        for keepdims in (False, True):
+            wanted = getattr(np, name)(A, axis=axis, keepdims=keepdims)
+            close(getattr(dgpu, name)(make(A, chunks), axis, keepdims), wanted)
+    nothing = make(np.zeros((0, 4)), ((0, 0), (2, 2)))
+    close(getattr(dgpu, name)(nothing, 1), np.zeros(0))
+    close(getattr(dgpu, name)(nothing, 1, keepdims=True), np.zeros((0, 1)))
+
+
+@pytest.mark.parametrize("chunks", CHUNKS, ids=str)
+@pytest.mark.usefixtures("enabled")
+def test_transforms(make: Callable[..., da.Array], chunks: Any) -> None:
+    x = make(A, chunks)
+    for name in ("fft2", "rfft2"):
+        close(getattr(dgpu.fft, name)(x), getattr(np.fft, name)(A))
+    for name in ("fft", "rfft", "dct", "dst", "idct"):
+        for axis in (0, 1):
+            close(getattr(dgpu.fft, name)(x, axis=axis), getattr(scipy.fft, name)(A, axis=axis))
+
+
+@pytest.mark.parametrize("chunks", CHUNKS, ids=str)
+@pytest.mark.usefixtures("enabled")
+def test_grids(make: Callable[..., da.Array], chunks: Any) -> None:
+    x, whole = make(A, chunks), da.from_array(A, chunks=-1)
+    for boundary in ("periodic", "zero", "reflect"):
+        wanted = dgpu.poisson(whole, boundary=boundary).compute(scheduler="sync")
+        close(dgpu.poisson(x, boundary=boundary), wanted)
+    for edge in ("periodic", "reflect", "mirror", "nearest", 0.0):
+        wanted = dgpu.stencil(whole, LAPLACIAN, boundary=edge).compute(scheduler="sync")
+        close(dgpu.stencil(x, LAPLACIAN, boundary=edge), wanted)
+    iterate, _ = dgpu.jacobi(x * 0, x, max_iterations=7)
+    wanted, _ = dgpu.jacobi(whole * 0, whole, max_iterations=7)
+    close(iterate, wanted.compute(scheduler="sync"))
+
+
+@pytest.mark.parametrize("chunks", CHUNKS, ids=str)
+@pytest.mark.usefixtures("enabled")
+def test_what_dask_has_too(make: Callable[..., da.Array], chunks: Any) -> None:
+    x = make(A, chunks)
+    close(x.rechunk((2, 3)) + 0, A)
+    close(x @ x.T, A @ A.T)
+    close(x.map_overlap(lambda block: block * 2, depth=1, boundary="none"), A * 2)
+    close(dgpu.sum(x @ x.T, 0), (A @ A.T).sum(0))
+
+
+def test_kernels_of_long_axes_and_of_the_laplacian() -> None:
+    for shape in ((0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 4)):
+        for axis in (0, 1):
+            block = np.zeros(shape, complex)
+            line = four_step.line_of(block, axis, by_columns=True)
+            wanted = [n for k, n in enumerate(shape) if k not in (axis, axis + 1)]
+            wanted.insert(axis, shape[axis] * shape[axis + 1])
+            assert line.shape == tuple(wanted)
+            assert four_step.twiddled(block, axis, (0, 0), 12, 1).shape == shape
+        axes = tuple(laplacian.Axis(max(n, 1), 1.0, "periodic") for n in shape)
+        assert laplacian.inverted(np.zeros(shape), (0, 0, 0), axes).shape == shape
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+@pytest.mark.parametrize("persisted", [False, True])
+def test_in_another_shape_than_dask_declares(name: str, persisted: bool) -> None:
+    a, b = A[:4, None, :4] + np.ones((1, 2, 1)), A[:4]
+    x = da.from_array(a, chunks=((4,), (2,), (3, 1, 0)))
+    least = getattr(x, name)(axis=1)
+    assert least.blocks[0, 2].compute(scheduler="sync").shape != (4, 0)
+    if persisted:
+        least = least.persist(scheduler="sync")
+    with dgpu.enable(local_ranks=3, on_error="raise", when="always"):
+        close(least @ da.from_array(b, chunks=((3, 1, 0), (5, 3))), getattr(a, name)(1) @ b)
+
+
+def test_conforming() -> None:
+    declared = ("x", "int64", (4, 0), "numpy.ndarray")
+    for block in (np.zeros((1, 0), np.int64), np.zeros((4, 0)), np.zeros(0), []):
+        found = conforming(block, *declared)
+        assert (found.shape, found.dtype) == ((4, 0), np.int64)
+    with pytest.raises(ValueError, match=r"is declared with shape \(4, 0\) but has \(4, 1\)"):
+        conforming(np.zeros((4, 1), np.int64), *declared)
+    with pytest.raises(ValueError, match=r"is declared with shape \(4, 1\) but has \(4, 0\)"):
+        conforming(np.zeros((4, 0)), "x", "float64", (4, 1), "numpy.ndarray")

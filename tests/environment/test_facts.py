@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dask_dgpu.environment import facts, settings
+from dask_dgpu.errors import DgpuError
+
+GLOO, NCCL, UCX = {"gloo"}, {"gloo", "nccl"}, {"gloo", "ucx"}
+ALL = NCCL | UCX
+GB = 10**9
+
+
+class Workers:
+    """A client whose workers have these transports, and perhaps a GPU each."""
+
+    def __init__(self, transports: list[set[str]], gpu: bool) -> None:
+        self.transports = transports
+        self.gpu = facts.WorkerFacts(memory=2**30, host="here", pooled=True) if gpu else None
+
+    def wait_for_workers(self, n_workers: int, timeout: float) -> None:
+        if not self.transports:
+            raise TimeoutError
+
+    def run(self, function: Any, *args: Any) -> dict[str, Any]:
+        answers = {facts._transports: self.transports, facts._memory_for_blocks: [None, 2**30]}
+        found = answers.get(function, [self.gpu] * 2)
+        return dict(zip(("tcp://a", "tcp://b"), found, strict=True))
+
+    def scheduler_info(self, n_workers: int) -> dict[str, Any]:
+        return {"id": "Scheduler-1", "workers": {}}
+
+
+def gathered(asked: str, transports: list[set[str]], gpu: bool) -> facts.ClusterFacts:
+    workers: Any = Workers(transports, gpu)
+    return facts.gather(workers, settings.read({"comm": asked}))
+
+
+@pytest.mark.parametrize(
+    ("asked", "transports", "gpu", "wanted"),
+    [
+        ("auto", [GLOO, GLOO], False, "gloo"),
+        ("auto", [ALL, ALL], False, "gloo"),
+        ("auto", [ALL, ALL], True, "nccl"),
+        ("auto", [NCCL, UCX], True, "nccl"),
+        ("auto", [ALL, UCX], True, "ucx"),
+        ("auto", [UCX, UCX], True, "ucx"),
+        ("auto", [GLOO, GLOO], True, "nccl"),
+        ("ucx", [ALL, UCX], True, "ucx"),
+        ("ucx", [ALL, UCX], False, "ucx"),
+        ("nccl", [NCCL, ALL], True, "nccl"),
+        ("gloo", [NCCL, ALL], False, "gloo"),
+    ],
+)
+def test_transport(asked: str, transports: list[set[str]], gpu: bool, wanted: str) -> None:
+    found = gathered(asked, transports, gpu)
+    assert found.transport == wanted
+    assert found.one_sided == (wanted == "nccl")
+    assert found.device_memory == 2**30
+    assert found.scheduler == "Scheduler-1"
+
+
+@pytest.mark.parametrize(
+    ("asked", "lacked"), [("ucx", r"ucxx \(pip install"), ("nccl", "torch with CUDA")]
+)
+def test_transport_that_a_worker_lacks(asked: str, lacked: str) -> None:
+    with pytest.raises(ValueError, match=rf"dgpu.comm is '{asked}'.*tcp://b lacks {lacked}"):
+        gathered(asked, [ALL, GLOO], gpu=True)
+
+
+def test_no_worker_comes() -> None:
+    with pytest.raises(DgpuError, match=r"client is .* without a worker for 30 s"):
+        gathered("auto", [], gpu=False)
+
+
+def test_packages_of_this_process() -> None:
+    assert facts._transports() >= {"gloo", "ucx"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "own", "blocks", "wanted"),
+    [
+        (GB, 300, 100, GB - 200),
+        (GB, 100, 300, GB),
+        (1000, 799, 0, 201),
+        (1000, 800, 0, 0),  # Dask would pause it
+        (200, 300, 0, 0),
+        (None, 300, 0, None),
+    ],
+)
+def test_memory_that_a_limit_leaves_for_blocks(
+    limit: int | None, own: int, blocks: int, wanted: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = [("memory", blocks), ("released", 77), ("executing", None)]
+    tasks = {
+        number: SimpleNamespace(state=state, nbytes=nbytes)
+        for number, (state, nbytes) in enumerate(states)
+    }
+    worker: Any = SimpleNamespace(
+        memory_manager=SimpleNamespace(memory_limit=limit, memory_pause_fraction=0.8),
+        monitor=SimpleNamespace(get_process_memory=lambda: own),
+        state=SimpleNamespace(tasks=tasks),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    assert facts._memory_for_blocks(worker) == wanted
+    monkeypatch.delitem(sys.modules, "torch")
+    later = None if wanted is None else max(0, wanted - facts.RUNTIME_BYTES)
+    assert facts._memory_for_blocks(worker) == later

@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dask_dgpu.kernels.pack import copy_host
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+METHODS = ("compensated", "reproducible")
+FIELDS = {
+    "chunk", "date", "dtype", "machine", "median", "n", "ratio", "seconds", "versions", "what",
+}  # fmt: skip
+
+
+def lines_of(out: Path, script: str, *arguments: str) -> list[dict[str, Any]]:
+    command = [sys.executable, str(BENCHMARKS / script), "--out", str(out), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    for line in lines:
+        assert line.keys() >= FIELDS
+        assert line["versions"].keys() == {
+            "cupy", "dask", "distributed", "numpy", "python", "torch", "ucxx",
+        }  # fmt: skip
+        assert line["machine"].keys() == {"cores", "cpu", "gpus", "ranks"}
+    return lines
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_summa_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "new" / "figures.jsonl", "summa.py", "--quick")
+    assert [line["what"] for line in lines] == [
+        "lowering, dask_dgpu",
+        "lowering, dask",
+        "numpy, one process",
+        "rank program",
+        "end to end, dask",
+        "end to end, dask_dgpu",
+        "end to end, dask, its best chunks",
+    ]
+    for line in lines:
+        assert len(line["seconds"]) == 1
+        assert line["median"] == line["seconds"][0] > 0
+    gang, plain = lines[:2]
+    assert gang["tasks"] < plain["tasks"]
+    assert [line["ratio"] is None for line in lines] == [True] * 4 + [False] * 3
+
+
+@pytest.mark.slow
+def test_comm_compares_the_transports(tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", "--ranks", "3", "--mib", "1", "--repetitions", "2"]
+    lines = lines_of(tmp_path / "figures.jsonl", "comm.py", *arguments)
+    assert [(line["what"], line["transport"]) for line in lines] == [
+        (what, transport)
+        for transport in ("gloo", "ucx")
+        for what in ("all-reduce of 8 bytes", "all-to-all")
+    ]
+    for line in lines:
+        assert len(line["seconds"]) == 2
+        assert line["gigabytes_per_second"] > 0
+    assert {line["bytes_sent"] for line in lines if line["what"] == "all-to-all"} == {699_050}
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_the_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", "--n", "256", "--chunks", "64", "--repetitions", "1"]
+    lines = lines_of(tmp_path / "figures.jsonl", "summa_gpu.py", *arguments, "--dtypes", "float64")
+    assert [line["what"] for line in lines if "error" not in line] == [
+        "no-op on every worker",
+        "synchronize every worker",
+        "one device's product",
+        "first use, dask_dgpu",
+        "end to end, dask_dgpu",
+        "communicators made, first and later uses",
+        "rank program",
+        "correctness",
+        "end to end, dask",
+    ]
+    figures = {line["what"]: line for line in lines}
+    first, later = figures["communicators made, first and later uses"]["made"]
+    assert first == later
+    assert figures["correctness"]["error_relative"] < 1e-12
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_pencil_fft_writes_every_figure(tmp_path: Path) -> None:
+    out = tmp_path / "figures.jsonl"
+    nothing = tmp_path / "python"  # in a folder without mpiexec, and without mpi4py-fft
+    nothing.write_text("#!/bin/sh\nexit 1\n")
+    nothing.chmod(0o755)
+    lines = lines_of(out, "pencil_fft.py", "--quick", "--mpi-python", str(nothing))
+    assert [line["what"] for line in lines] == [
+        "fft2, scipy, one process",
+        "fft2, rank program",
+        "fft2, mpi4py-fft",
+        "fft2, end to end, dask_dgpu",
+        "fft2, end to end, dask, tasks",
+        "fft2, end to end, dask, p2p",
+        "fft2, end to end, dask, tasks, same workers",
+        "fft2, end to end, dask, p2p, same workers",
+        "rechunk, end to end, dask_dgpu",
+        "rechunk, end to end, dask, tasks",
+        "rechunk, end to end, dask, p2p",
+    ]
+    figures = {line["what"]: line for line in lines}
+    absent = figures.pop("fft2, mpi4py-fft")
+    assert absent["not_installed"] in ("mpiexec", "mpi4py-fft")
+    assert absent["seconds"] is None
+    for line in figures.values():
+        assert len(line["seconds"]) == 1
+        assert line["median"] == line["seconds"][0] > 0
+    for what in ("fft2", "rechunk"):
+        ratios = [figures[f"{what}, end to end, dask, {way}"]["ratio"] for way in ("tasks", "p2p")]
+        assert min(ratios) == 1
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_halo_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "halo.py", "--quick")
+    assert [line["what"] for line in lines] == [
+        "jacobi, numpy",
+        "jacobi, numba",
+        "jacobi, rank program, threads",
+        "jacobi, rank program",
+        "jacobi, end to end, dask_dgpu",
+    ]
+    for line in lines:
+        assert len(line["seconds"]) == 1
+        assert line["median"] == pytest.approx(line["step_seconds"] * line["steps"])
+    assert [line["ratio"] is None for line in lines] == [True] * 3 + [False] * 2
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_region_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "region.py", "--quick")
+    ways = ["dask_dgpu", "dask_dgpu, a gang for each collective", "dask"]
+    assert [line["what"] for line in lines] == [
+        "ten products, numpy",
+        *(f"spectral Poisson solve, {way}" for way in ways),
+        *(f"ten products, {way}" for way in ways),
+    ]
+    assert [line["ratio"] for line in lines][3::3] == [1, 1]
+    for line in lines:
+        assert len(line["seconds"]) == 1
+        assert line["median"] == line["seconds"][0] > 0
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_poisson_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "poisson.py", "--quick")
+    boundaries = ["zero", "reflect", "periodic"]
+    ways = ["dask_dgpu", "dask, tasks", "dask, p2p"]
+    assert [line["what"] for line in lines] == [
+        *(f"{boundary}, scipy, one process" for boundary in boundaries),
+        *(f"{boundary}, end to end, {way}" for boundary in boundaries for way in ways),
+    ]
+    for line in lines:
+        assert len(line["seconds"]) == 1
+        assert line["median"] == line["seconds"][0] > 0
+    ratios = {line["what"]: line["ratio"] for line in lines[3:]}
+    for boundary in boundaries:
+        assert min(ratios[f"{boundary}, end to end, {way}"] for way in ways[1:]) == 1
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_map_overlap_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "map_overlap.py", "--quick")
+    assert [line["what"] for line in lines] == [
+        "one step, numpy",
+        *["a step of 5, dask", "a step of 5, dask_dgpu"] * 3,
+        "a step of 10, dask_dgpu",
+    ]
+    assert [line["boundary"] for line in lines[1::2]] == [0, "periodic", "reflect", 0]
+    assert [line["ratio"] for line in lines[1:7:2]] == [1, 1, 1]
+    for line in lines:
+        assert len(line["seconds"]) == 1
+        assert line["median"] == line["seconds"][0] > 0
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_kahan_sum_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "kahan_sum.py", "--quick")
+    kernels = ["numpy", "compensated", "reproducible"]
+    ways = ["dask", "dask, dtype float64", "compensated", "reproducible"]
+    assert [line["what"] for line in lines] == [
+        *(f"one block, {way}" for _ in range(2) for way in kernels),
+        *(f"sum, {way}" for _ in range(2) for way in ways),
+    ]
+    assert [line["ratio"] for line in lines if line["what"].endswith(("numpy", "dask"))] == [1] * 4
+    for line in lines:
+        assert len(line["seconds"]) == 1
+        assert line["median"] == line["seconds"][0] > 0
+    errors = {(line["what"], line["axis"]): line["relative_error"] for line in lines[6:]}
+    for way in ways[1:]:
+        assert max(errors[f"sum, {way}", axis] for axis in (None, 0)) <= np.finfo("float32").eps
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_the_pencil_fft_benchmark_for_gpus_runs_on_a_cpu(tmp_path: Path) -> None:
+    sizes = ["--n", "64", "--cubes", "16", "--repetitions", "1", "--dtype", "complex128"]
+    lines = lines_of(tmp_path / "figures.jsonl", "pencil_fft_gpu.py", "--device", "cpu", *sizes)
+    first = ["no-op on every worker", "synchronize every worker"]
+    kinds = [
+        "first use, dask_dgpu",
+        "end to end, dask_dgpu",
+        "communicators made, first and later uses",
+        "rank program",
+        "correctness",
+    ]
+    cases = ["fft2", "rechunk", "fftn"]
+    gangs = [f"{case}, {kind}" for case in cases for kind in kinds]
+    plain = [f"{case}, end to end, dask" for case in cases]
+    assert [line["what"] for line in lines if "error" not in line] == [*first, *gangs, *plain]
+    figures = {line["what"]: line for line in lines}
+    for case in cases:
+        before, after = figures[f"{case}, communicators made, first and later uses"]["made"]
+        assert before == after
+        assert figures[f"{case}, correctness"]["error_relative"] < 1e-14
+    assert figures["rechunk, correctness"]["error_relative"] == 0
+    assert figures["fft2, correctness"]["error_inverse"] < 1e-14
+    program = figures["rechunk, rank program"]
+    assert program["sent_bytes"] >= 64 * 64 * 16 // 4 * 3 // 4
+    assert program["gbytes_a_second"] > 0
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_the_kahan_sum_benchmark_for_gpus_runs_on_a_cpu(tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", "--values", "4096", "--repetitions", "1"]
+    lines = lines_of(tmp_path / "figures.jsonl", "kahan_sum_gpu.py", *arguments)
+    kernels = [f"blocks where they are, {w}" for w in ("torch", "dask", *METHODS)]
+    ways = [f"end to end, {way}" for way in ("dask", *METHODS)]
+    first = ["no-op on every worker", "synchronize every worker"]
+    assert [line["what"] for line in lines if "error" not in line] == [
+        *first,
+        *[*kernels, *ways] * 2,
+    ]
+    for line in lines[2:]:
+        assert line["median"] > 0
+        assert line["ratio"] > 0
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_the_halo_benchmark_for_gpus_runs_on_a_cpu(tmp_path: Path) -> None:
+    sizes = ["--n", "64", "--iterations", "20", "--steps", "6", "--plain-steps", "2"]
+    arguments = ["--device", "cpu", *sizes, "--repetitions", "1"]
+    lines = lines_of(tmp_path / "figures.jsonl", "halo_gpu.py", *arguments)
+    first = ["no-op on every worker", "synchronize every worker"]
+    uses = [
+        "first use, dask_dgpu",
+        "end to end, dask_dgpu",
+        "communicators made, first and later uses",
+        "rank program",
+    ]
+    subsets = [f"jacobi on {ranks} of 4, {kind}" for ranks in (1, 2) for kind in uses]
+    cases = ["jacobi", "map_overlap, expression", "map_overlap, fused kernel"]
+    gangs = [f"{case}, {kind}" for case in cases for kind in [*uses, "correctness"]]
+    plain = [f"{case}, end to end, dask" for case in cases[1:]]
+    assert [line["what"] for line in lines if "error" not in line] == [
+        *first,
+        *subsets,
+        *gangs,
+        *plain,
+    ]
+    figures = {line["what"]: line for line in lines}
+    for case in cases:
+        assert figures[f"{case}, correctness"]["error_relative"] < 20 * np.finfo("float32").eps
+    for kind in ("end to end, dask_dgpu", "rank program"):
+        one, two = (figures[f"jacobi on {ranks} of 4, {kind}"] for ranks in (1, 2))
+        every = figures[f"jacobi, {kind}"]
+        assert [line["rows"] for line in (one, two, every)] == [16, 32, 64]
+        for line in (one, two, every):
+            assert line["iteration_us"] == pytest.approx(line["median"] / 20 * 1e6)
+            ratio = one["iteration_us"] / line["iteration_us"]
+            assert line["efficiency"] == pytest.approx(ratio)
+    for case, steps in zip(cases[1:] * 2, [6, 6, 2, 2], strict=True):
+        line = figures[f"{case}, end to end, dask{'_dgpu' if steps == 6 else ''}"]
+        assert line["step_ms"] == pytest.approx(line["median"] / steps * 1e3)
+
+
+@pytest.mark.slow
+def test_jacobis_iteration_by_torch_runs_on_a_cpu(tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", "--n", "64", "--iterations", "20", "--repetitions", "1"]
+    (line,) = lines_of(tmp_path / "figures.jsonl", "peers/halo_torch.py", *arguments)
+    assert line["what"] == "jacobi, torch"
+    assert line["iteration_us"] == pytest.approx(line["median"] / 20 * 1e6)
+    assert line["error_relative"] < 20 * np.finfo("float32").eps
+
+
+@pytest.fixture
+def pack_harness(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return import_module("pack_harness")
+
+
+def test_pieces_of_the_ladder_are_all_elements_once(pack_harness: ModuleType) -> None:
+    shape = (3, 5)
+    message = np.arange(2 * 256 * 15, dtype="float32")
+    blocks = [np.zeros((16 * 3, 16 * 5), "float32") for _ in range(2)]
+    unpack, pack = pack_harness.pieces_of(message, blocks, shape)
+    copy_host(unpack)
+    assert pack_harness.differing(message, blocks, shape) == 0
+    np.testing.assert_array_equal(blocks[1][3:6, 10:15].ravel(), message[(256 + 18) * 15 :][:15])
+    before = message.copy()
+    message[...] = -1
+    assert pack_harness.differing(message, blocks, shape) == message.size
+    copy_host(pack)
+    np.testing.assert_array_equal(message, before)
+    assert pack_harness.shape_of(512) == (128, 1024)
+
+
+@pytest.mark.gpu
+def test_the_ladder_writes_every_figure(tmp_path: Path) -> None:
+    arguments = ["--kib", "64", "8", "--blocks", "1", "--repetitions", "1"]
+    lines = lines_of(tmp_path / "figures.jsonl", "pack_gpu.py", *arguments)
+    ends = ["one launch", "one launch, host ahead", "plain copy", "plain copy, host ahead"]
+    rungs = [
+        "a stream, an allocation, a launch and a wait each",
+        "an allocation, a launch and a wait each",
+        "an allocation and a launch each",
+        "a launch each, pooled memory",
+        "one launch, described anew",
+        *ends,
+    ]
+    assert [line["what"] for line in lines] == [
+        f"{what}, {way}" for ways in (rungs, ends) for what in ("unpack", "pack") for way in ways
+    ]
+    for line in lines:
+        assert line["median"] > 0
+        assert line["gbytes_a_second"] > 0
+        assert line.get("elements_differing", 0) == 0
+
+
+def test_a_trace_is_summed_up_by_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from worker_harness import summary_of
+
+    def copy(name: str, nbytes: int) -> dict[str, Any]:
+        return {"cat": "gpu_memcpy", "name": name, "args": {"bytes": nbytes}}
+
+    events = [
+        {"cat": "kernel", "name": "gemm"},
+        {"ph": "M", "name": "process_name", "args": {"name": "python"}},
+        copy("Memcpy DtoH (Device -> Pinned)", 8),
+        copy("Memcpy DtoH (Device -> Pageable)", 4096),
+        copy("Memcpy HtoD (Pageable -> Device)", 16),
+        copy("Memcpy DtoD (Device -> Device)", 32),
+        copy("Memcpy PtoP (Device -> Device)", 64),
+    ]
+    assert summary_of(events) == {
+        "kernels": 1,
+        "to_host_copies": 2,
+        "to_host_bytes": 4104,
+        "to_host_largest": 4096,
+        "to_device_bytes": 16,
+        "within_bytes": 96,
+    }

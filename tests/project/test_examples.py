@@ -1,0 +1,75 @@
+"""The examples run, and draw what they say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def drawn(name: str, folder: Path) -> str:
+    """Run an example, which draws a picture; return what it prints."""
+    command = [sys.executable, str(EXAMPLES / f"{name}.py")]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "build" / f"{name}.png").stat().st_size > 10_000
+    return done.stdout
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_spectral_filter(tmp_path: Path) -> None:
+    told = drawn("spectral_filter", tmp_path)
+    assert told.count("runs as a gang") == 2
+    (line,) = (line for line in told.splitlines() if line.startswith("largest difference"))
+    assert float(line.rpartition(" ")[2]) < 1e-5
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_rock_salt(tmp_path: Path) -> None:
+    told = drawn("rock_salt", tmp_path)
+    assert "runs as one program" in told
+    rows = [line.split("│") for line in told.splitlines() if line.startswith("│")]
+    assert [row[1].strip() for row in rows] == ["in the crystal", "at its surface"]
+    for row in rows:
+        coarse, middle, fine, limit, known = (float(cell) for cell in row[2:7])
+        assert abs(limit - known) < 5e-6 < abs(fine - known) / 100
+        assert abs(fine - known) < abs(middle - known) / 3.5 < abs(coarse - known) / 3.5**2
+    assert "-8.924 eV" in told
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_hillslopes(tmp_path: Path) -> None:
+    told = drawn("hillslopes", tmp_path)
+    assert "runs as one program" in told
+    assert "100 sweeps runs as a gang" in told
+    assert "same bits: True" in told
+    years = re.findall(r"steps of ([\d,]+) years; the bound for stability is ([\d,]+)", told)[0]
+    step, bound = (int(number.replace(",", "")) for number in years)
+    assert step < bound
+    rows = re.findall(r"mean height (\S+) m, steepest slope (\S+)", told)
+    today, linear, steep = ((float(mean), float(slope)) for mean, slope in rows)
+    assert today[0] == linear[0] == steep[0]  # to all digits: no soil is lost
+    assert today[1] > linear[1] > steep[1]
+    assert float(re.findall(r"Gaussian of 160 m: within (\S+) m", told)[0]) < 2
+
+
+@pytest.mark.slow
+def test_energy_balance(tmp_path: Path) -> None:
+    told = drawn("energy_balance", tmp_path)
+    *sums, chunkings, _ = told.splitlines()
+    errors = [
+        dict(part.split(" ") for part in line.split("error ")[1].split(", ")) for line in sums
+    ]
+    eps = 2.0**-23
+    assert max(float(error["compensated"]) for error in errors) < eps
+    assert max(float(error["reproducible"]) for error in errors) < eps
+    assert max(float(error["dask"]) for error in errors) > 10 * eps
+    assert chunkings.endswith("reproducible 1")

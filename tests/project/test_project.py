@@ -1,0 +1,152 @@
+"""The project around the code: packaging, contracts and what the README promises."""
+
+from __future__ import annotations
+
+import doctest
+import logging.config
+import re
+import tomllib
+from importlib import import_module, metadata
+from pathlib import Path
+
+import pytest
+import yaml
+from importlinter.cli import lint_imports
+from numpydoc.validate import validate
+
+import dask_dgpu as dgpu
+from dask_dgpu.array.fft.call import DASKS_OWN
+from dask_dgpu.environment.settings import defaults, schema
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("dask_dgpu", "graph_opt")
+LONGEST_FILE = 330
+DOCUMENTS = [
+    ".ci/run",
+    "CONTRIBUTING.md",
+    "README.md",
+    *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")),
+]
+
+MODULES = ("errors", "fft")
+CONSTANTS = tuple(name for name in dgpu.__all__ if name.isupper())
+TRIGONOMETRIC = [
+    f"{way}{kind}{n}" for way in ("", "i") for kind in ("dct", "dst") for n in ("", "n")
+]
+PUBLIC = [
+    *(f"dask_dgpu.{name}" for name in dgpu.__all__ if name not in (*MODULES, *CONSTANTS)),
+    *(f"dask_dgpu.fft.{name}" for name in DASKS_OWN),
+    *(f"dask_dgpu.fft.{name}" for name in TRIGONOMETRIC),
+]
+DOCSTRING_CHECKS = {"GL08", "PR01", "PR02", "PR03", "PR04", "PR07", "RT01", "RT03", "SS01"}
+
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def project() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_import_contracts_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(logging.config, "dictConfig", lambda config: None)  # it disables loggers
+    assert lint_imports(config_filename="pyproject.toml", no_cache=True) == 0
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_file_is_short(source: Path) -> None:
+    assert len(source.read_text().splitlines()) < LONGEST_FILE
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_is_typed(package: str) -> None:
+    assert (ROOT / package / "py.typed").exists()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_are_targets_of_the_makefile(document: str) -> None:
+    makefile, text = (ROOT / "Makefile").read_text(), (ROOT / document).read_text()
+    targets = set(re.findall(r"^([\w.-]+):", makefile, re.MULTILINE))
+    commands = set(re.findall(r"(?:^|`)make ([\w.-]+)", text, re.MULTILINE))
+    assert commands <= targets
+
+
+def test_version_is_the_same_everywhere() -> None:
+    version = project()["version"]
+    assert metadata.version("dask-dgpu") == version
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] in ("Unreleased", version)
+
+
+def test_backend_is_an_entry_point() -> None:
+    (entry_point,) = metadata.entry_points(group="dask.array.backends", name="dgpu")
+    assert entry_point.value == "dask_dgpu.session.backend:array_backend"
+
+
+def test_environment_has_the_oldest_dask_that_is_allowed() -> None:
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "ci/constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
+    for requirement in ("dask[array]", "distributed"):
+        name = requirement.partition("[")[0]
+        assert f"{requirement}>={pins[name]}" in project()["dependencies"]
+
+
+def test_files_in_the_table_of_algorithms_exist() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    paths = re.findall(r"`([\w/]+(?:\.py|/))`", text)
+    assert "dask_dgpu/algorithms/summa/" in paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("name", [*PUBLIC, "dask_dgpu.errors.GangError"])
+def test_docstring_is_complete(name: str) -> None:
+    errors = [error for error in validate(name)["errors"] if error[0] in DOCSTRING_CHECKS]
+    assert errors == []
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_name_is_on_the_page_of_the_api(name: str) -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    assert re.search(rf"^\.\. auto(?:function|class):: {re.escape(name)}$", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constant_is_on_the_page_of_the_api(name: str) -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    assert re.search(rf"^\.\. data:: dask_dgpu\.{name}$", page, re.MULTILINE)
+
+
+def test_page_of_the_api_has_every_setting_and_its_default() -> None:
+    def leaves(tree: dict[str, object], prefix: str) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for name, value in tree.items():
+            path = f"{prefix}.{name}"
+            found |= leaves(value, path) if isinstance(value, dict) else {path: value}
+        return found
+
+    page = (ROOT / "docs/api.md").read_text()
+    rows = dict(re.findall(r"^\| `(dgpu\.[\w.-]+)` \| `([^`]+)` \|", page, re.MULTILINE))
+    found = {name: yaml.safe_load(default) for name, default in rows.items()}
+    assert found == leaves(defaults()["dgpu"], "dgpu")
+    assert schema()["properties"]["dgpu"]["properties"].keys() == defaults()["dgpu"].keys()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "dask_dgpu.session.enable",
+        "dask_dgpu.observe.explain",
+        "dask_dgpu.array.fft",
+        "dask_dgpu.array.jacobi",
+        "dask_dgpu.array.poisson",
+        "dask_dgpu.array.reductions",
+        "dask_dgpu.array.stencil",
+    ],
+)
+def test_examples_in_docstrings_run(module: str) -> None:
+    results = doctest.testmod(import_module(module))
+    assert results.attempted
+    assert not results.failed

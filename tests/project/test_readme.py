@@ -1,0 +1,84 @@
+"""The README says what runs as a gang: its examples are tried."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import dask.array as da
+import pytest
+from dask.array.core import Array
+
+import dask_dgpu as dgpu
+from dask_dgpu.environment.facts import ClusterFacts
+from dask_dgpu.environment.settings import read
+from dask_dgpu.planner.optimizer import GraphOptimizer
+from graph_opt.dask_graph.parse import parse
+from graph_opt.model.node import Declined
+from graph_opt.rules import RULES
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+ROW = re.compile(
+    r"^\| (?P<operation>[^|]+) \| (?P<examples>`[^|]+`) \| (?P<who>gang|Dask) \|$", re.M
+)
+ROWS = [
+    (m["operation"], re.findall(r"`([^`]+)`", m["examples"]), m["who"])
+    for m in ROW.finditer(README)
+]
+EXAMPLES = [(example, who) for _, examples, who in ROWS for example in examples]
+
+X = da.ones((8, 8), chunks=4)
+ROWS_OF_W = [da.ones((1, 100_000)) for _ in range(4)]
+NAMES = {
+    "da": da,
+    "dgpu": dgpu,
+    "x": X,
+    "y": X + 1,
+    "z": da.ones((4, 8, 8), chunks=4),
+    "t": da.ones((8, 8), chunks=(4, 8)),
+    "w": da.concatenate(ROWS_OF_W),
+}
+
+
+@pytest.fixture(autouse=True)
+def enabled() -> Iterator[None]:
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        yield
+
+
+@pytest.mark.parametrize(("example", "who"), EXAMPLES, ids=[example for example, _ in EXAMPLES])
+def test_example(example: str, who: str) -> None:
+    explanation = dgpu.explain(eval(example, NAMES))
+    assert bool(explanation.rewritten) == (who == "gang"), str(explanation)
+
+
+def test_every_rule_has_an_example() -> None:
+    used = set()
+    for example, who in EXAMPLES:
+        array: Array = eval(example, NAMES)
+        graph = parse(array.dask, array.__dask_keys__())
+        for rule in RULES:
+            found = [rule(graph, name) for name in graph.layers]
+            if any(match is not None and not isinstance(match, Declined) for match in found):
+                used.add((rule, who))
+    assert {(rule, "gang") for rule in RULES} == used
+
+
+def test_no_bullet_names_an_operation_that_the_table_does_not() -> None:
+    """What is said beside the table cannot contradict it unnoticed."""
+    (section,) = re.findall(r"^Not good for:\n(.*?)^What runs", README, re.M | re.S)
+    assert not re.search(r"\bda\.|@", section)
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [X.rechunk((8, 2)), da.map_overlap(abs, X, depth=1, boundary=0)],
+    ids=["rechunk", "overlap"],
+)
+def test_numpy_blocks_on_a_cluster_of_gpus(moved: Array) -> None:
+    settings = read({"when": "always", "on_error": "raise"})
+    optimizer = GraphOptimizer(settings, ClusterFacts(4, "cuda", 80 << 30, transport="nccl"))
+    rewriting = optimizer.rewrite(moved.dask, moved.__dask_keys__())
+    assert rewriting.pieces == ()
+    assert "blocks are on the host" in rewriting.declined[0].reason

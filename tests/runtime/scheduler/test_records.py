@@ -1,0 +1,68 @@
+"""What the scheduler keeps of the steps of gangs is bounded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from dask_dgpu.runtime.observer import MOST_SPANS, Span, Step, record
+from dask_dgpu.runtime.scheduler.records import KEPT_RUNS, Records
+
+
+class Scheduler:
+    """Keeps events, as Dask's does."""
+
+    def __init__(self) -> None:
+        self.plugins: dict[str, Any] = {}
+        self.events: list[Any] = []
+
+    def log_event(self, topic: str, event: Any) -> None:
+        self.events.append((topic, event))
+
+
+def run(name: str, run_id: int = 0, ranks: int = 2) -> Any:
+    members = tuple(f"tcp://{rank}" for rank in range(ranks))
+    return SimpleNamespace(key=(name, 0), run_id=run_id, members=members)
+
+
+def test_further_steps_of_a_long_loop_are_one_span():
+    spans: list[Span] = []
+    for step in range(3 * MOST_SPANS):
+        record(spans, Span(f"step {step}", "compute", start=step, stop=step + 1, nbytes=2))
+    assert len(spans) == MOST_SPANS
+    assert spans[0] == Span("step 0", "compute", 0, 1, 2)
+    last = spans[-1]
+    assert last.name == "all further steps"
+    assert (last.start, last.stop) == (MOST_SPANS - 1, 3 * MOST_SPANS)
+    assert last.nbytes == 2 * (2 * MOST_SPANS + 1)
+
+
+def test_slowest_rank_and_all_bytes_count():
+    scheduler = Scheduler()
+    records = Records(scheduler)
+    gang = run("gang-a")
+    records.add(gang, "tcp://0", [Span("mul", "compute", 1, 3, 5), Span("add", "compute", 3, 4, 7)])
+    assert scheduler.events == []
+    records.add(gang, "tcp://1", [Span("mul", "compute", 1, 2, 5), Span("add", "compute", 2, 5, 7)])
+    assert records.last("gang-a") == (Step("mul", 2, 10), Step("add", 3, 14))
+    ((topic, event),) = scheduler.events
+    assert topic == "dgpu"
+    assert event == {
+        "gang": "gang-a", "run_id": 0, "ranks": 2, "steps": 2, "seconds": 5, "nbytes": 24
+    }  # fmt: skip
+
+
+def test_a_later_run_replaces_an_earlier_one():
+    records = Records(Scheduler())
+    records.add(run("gang-a"), "tcp://0", [Span("mul", "compute", 0, 9)])
+    records.add(run("gang-a", run_id=1), "tcp://1", [Span("mul", "compute", 0, 1)])
+    assert records.last("gang-a") == (Step("mul", 1, 0),)
+
+
+def test_only_the_last_runs_are_kept():
+    records = Records(Scheduler())
+    for number in range(KEPT_RUNS + 3):
+        records.add(run(f"gang-{number:03}", number), "tcp://0", [Span("mul", "compute", 0, 1)])
+    assert len(records._records) == KEPT_RUNS
+    assert records.last("gang-002") == ()
+    assert records.last("gang-003") != ()

@@ -1,0 +1,158 @@
+"""A worker's device, which its program thread shares with whoever examines it; and its jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dask_dgpu.comm import bootstrap
+from dask_dgpu.errors import CommAbortedError, CommError
+from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.runtime.worker import member
+from dask_dgpu.runtime.worker.job import WarmUp
+from dask_dgpu.runtime.worker.member import Member
+from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
+
+WARM_UP = WarmUp("epoch", ("127.0.0.1", 1), 0, 2, "gloo", 60.0)
+
+
+def test_there_is_one_device_whoever_asks_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(HostDevice):
+        def __init__(self, threads: int) -> None:
+            super().__init__(threads)
+            time.sleep(0.1)
+
+    monkeypatch.setattr(member, "HostDevice", Slow)
+    one = Member("cpu", "127.0.0.1", 1)
+    with ThreadPoolExecutor(4) as pool:
+        devices = set(pool.map(lambda _: one.device, range(4)))
+    assert len(devices) == 1
+
+
+def test_examining_a_device_leaves_its_program_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busy(HostDevice):
+        def synchronize(self) -> None:
+            raise AssertionError("a program may be at work on the other lane")
+
+    monkeypatch.setattr(member, "HostDevice", Busy)
+    assert Member("cpu", "127.0.0.1", 1).examine() == "ok"
+
+
+@pytest.mark.parametrize(("phase", "left"), [("queued", 0), ("program (sum, 1 of 2)", 1)])
+def test_blocks_of_a_running_job_stay_when_it_is_given_up(phase: str, left: int) -> None:
+    """The program thread lets go of them, once the device is no longer at work there."""
+    plugin = GangWorkerPlugin("cpu")
+    blocks: dict[str, Any] = {"x": {}}
+    job: Any = SimpleNamespace(given_up=threading.Event(), phase=phase, blocks=blocks)
+    plugin.jobs, plugin.results = {("gang", 1): job}, {}
+    plugin.member = Member("cpu", "127.0.0.1", 1)
+    plugin._give_up("gang", 1, "epoch", "a member is lost")
+    assert job.given_up.is_set()
+    assert len(blocks) == left
+
+
+def plugin_of_worker() -> tuple[Any, list[dict[str, Any]]]:
+    """Return a plugin whose program thread runs, and the messages that it sends."""
+    plugin, sent = GangWorkerPlugin("cpu"), []
+    plugin.jobs, plugin.results, plugin.staged = {}, {}, {}
+    plugin.last_seconds = 0.0
+    plugin.member = Member("cpu", "127.0.0.1", 1)
+    plugin.queue = queue.SimpleQueue()
+    loop = SimpleNamespace(add_callback=lambda send, message: send(message))
+    plugin.worker = SimpleNamespace(loop=loop, batched_stream=SimpleNamespace(send=sent.append))
+    plugin.thread = threading.Thread(target=plugin._run_jobs)
+    plugin.thread.start()
+    return plugin, sent
+
+
+def test_a_report_while_jobs_and_results_come_and_go() -> None:
+    plugin, _ = plugin_of_worker()
+
+    class Leaving:
+        @property
+        def report(self) -> str:
+            plugin.jobs.popitem()
+            return "here"
+
+    class Blocks(dict[str, Any]):
+        def __len__(self) -> int:
+            plugin.results.clear()
+            return 1
+
+    plugin.jobs.update({i: Leaving() for i in range(3)})
+    plugin.results.update({i: Blocks() for i in range(3)})
+    report = plugin._report()
+    assert report["running"] == ["here"] * 3
+    assert report["results"] == 3
+    asyncio.run(plugin.teardown(plugin.worker))
+
+
+def connect_until_aborted(*args: Any, lifetime: Any, **kwargs: Any) -> Any:
+    lifetime.wait_for(lambda: False, None, "connecting")
+
+
+@pytest.mark.parametrize("how", ["closed", "left"])
+def test_a_warm_up_ends_quietly(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    monkeypatch.setattr(bootstrap, "connect", connect_until_aborted)
+    plugin, sent = plugin_of_worker()
+    plugin.queue.put(WARM_UP)
+    while not plugin.member._joining:
+        time.sleep(0.001)
+    begin = time.monotonic()
+    with caplog.at_level(logging.INFO):
+        if how == "left":
+            plugin._leave("epoch", "a member is lost")
+        asyncio.run(plugin.teardown(plugin.worker))
+    assert time.monotonic() - begin < 1
+    assert not plugin.thread.is_alive()
+    assert not caplog.records
+    assert not sent
+
+
+def test_a_closed_member_joins_nothing_more() -> None:
+    one = Member("cpu", "127.0.0.1", 1)
+    one.close("the worker closes")
+    with pytest.raises(CommAbortedError, match="is over"):
+        one.join("epoch", ("127.0.0.1", 1), 0, 1, "gloo", 1.0)
+    one.serve_store("epoch")
+    assert one.describe()["stores"] == []
+
+
+def test_the_scheduler_hears_of_a_warm_up_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its store knows the attempt, so nobody may try again under this name."""
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise CommError("ranks [1] did not come")
+
+    monkeypatch.setattr(bootstrap, "connect", fail)
+    plugin, sent = plugin_of_worker()
+    plugin.queue.put(WARM_UP)
+    while not sent:
+        time.sleep(0.001)
+    assert sent == [{"op": "dgpu-broken", "epoch": "epoch", "reason": "ranks [1] did not come"}]
+    with pytest.raises(CommAbortedError, match="is over"):
+        plugin.member.join("epoch", ("127.0.0.1", 1), 0, 2, "gloo", 1.0)
+    asyncio.run(plugin.teardown(plugin.worker))
+
+
+def test_a_store_lives_as_long_as_its_epoch() -> None:
+    one = Member("cpu", "127.0.0.1", 1)
+    ports = [one.serve_store(f"epoch-{i}")[1] for i in range(12)]
+    assert len(one.describe()["stores"]) == len(set(ports)) == 12
+    one.leave("epoch-0", "it is not used any more")
+    one.serve_store("epoch-0")  # asked for late
+    assert "epoch-0" not in one.describe()["stores"]
+    one.close("the worker closes")
+    assert one.describe()["stores"] == []

@@ -1,0 +1,53 @@
+"""Pytest plugin for ``tests.support.compat``: notes outcomes, with dask_dgpu enabled if asked."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+
+import dask_dgpu as dgpu
+from dask_dgpu.planner.optimizer import GraphOptimizer
+
+OUTCOMES = "DGPU_COMPAT_OUTCOMES"
+ENABLE = "DGPU_COMPAT_ENABLE"
+
+outcomes: dict[str, str] = {}
+counts: Counter[str] = Counter()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if ENABLE not in os.environ:
+        return
+    original = GraphOptimizer.rewrite
+
+    def counting(self: GraphOptimizer, graph: Any, keys: Any, *held: Any) -> Any:
+        result = original(self, graph, keys, *held)
+        counts["rewritten"] += len(result.pieces)
+        return result
+
+    GraphOptimizer.rewrite = counting  # type: ignore[method-assign]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Enable it for each test: some of Dask's tests refresh the configuration."""
+    if ENABLE in os.environ and "array_optimize" not in dask.config.config:
+        dgpu.enable(local_ranks=3, on_error="raise", when="always")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" or report.outcome != "passed":
+        outcome = report.outcome
+        if hasattr(report, "wasxfail"):
+            outcome = "xfailed" if report.outcome == "skipped" else "xpassed"  # type: ignore[assignment]
+        outcomes[report.nodeid] = outcome
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    result = {"outcomes": outcomes, "rewritten": counts["rewritten"]}
+    Path(os.environ[OUTCOMES]).write_text(json.dumps(result))
