@@ -1,21 +1,29 @@
-"""The distributed algorithms that a program can name: one entry each."""
+"""The operations that gangs compute, one file each.
 
-from dask_dgpu.operations import fft as pencil_fft
-from dask_dgpu.operations import jacobi, stencil
-from dask_dgpu.operations import matmul as summa
-from dask_dgpu.operations import overlap as halo
-from dask_dgpu.operations import rechunk as redistribute
-from dask_dgpu.operations import sum as kahan_sum
-from dask_dgpu.operations.operation import Algorithm, Cost
+All other modules read the table :data:`OPERATIONS`. Rules are tried in its order.
+"""
 
-ALGORITHMS: dict[str, Algorithm] = {
-    "halo": halo.HALO,
-    "jacobi": jacobi.JACOBI,
-    "kahan_sum": kahan_sum.KAHAN_SUM,
-    "pencil_fft": pencil_fft.PENCIL_FFT,
-    "redistribute": redistribute.REDISTRIBUTE,
+from dask_dgpu.operations import fft, jacobi, matmul, overlap, rechunk, stencil
+from dask_dgpu.operations import sum as sum_
+from dask_dgpu.operations.operation import Cost, Operation
+from graph_opt.passes.rewrite import Rule
+from graph_opt.rules import deferred
+
+OPERATIONS: dict[str, Operation] = {
+    "matmul": matmul.MATMUL,
+    "rechunk": rechunk.RECHUNK,
+    "fft": fft.FFT,
+    "overlap": overlap.OVERLAP,
     "stencil": stencil.STENCIL,
-    "summa": summa.SUMMA,
+    "jacobi": jacobi.JACOBI,
+    "sum": sum_.SUM,
 }
 
-__all__ = ["ALGORITHMS", "Algorithm", "Cost"]
+
+def rules() -> tuple[Rule, ...]:
+    """Return the rules of all operations; the first is that of operations of our own."""
+    found = (operation.match for operation in OPERATIONS.values())
+    return (deferred.match, *(rule for rule in found if rule is not None))
+
+
+__all__ = ["OPERATIONS", "Cost", "Operation", "rules"]

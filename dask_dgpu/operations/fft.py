@@ -19,7 +19,7 @@ from dask_dgpu.algorithms.pencil_fft import (
 )
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Algorithm, Cost, Report
+from dask_dgpu.operations.operation import Cost, Operation, Report
 from dask_dgpu.operations.place import place
 from dask_dgpu.operations.value import Blocks, Placed, Value
 from graph_opt.model.cost import Machine
@@ -104,4 +104,4 @@ def _cost(plan: RankedPencil, machine: Machine) -> Cost:
     )
 
 
-PENCIL_FFT = Algorithm(_plan, _layout, _run, _cost)
+FFT = Operation(_plan, _layout, _run, _cost)

@@ -18,7 +18,7 @@ from dask_dgpu.algorithms.jacobi import (
 from dask_dgpu.algorithms.jacobi.report import beside, written
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Algorithm, Cost, Report
+from dask_dgpu.operations.operation import Cost, Operation, Report
 from dask_dgpu.operations.stencil import describe, moved_bytes
 from dask_dgpu.operations.value import Blocks, Placed, Value
 from graph_opt.model.cost import Machine
@@ -71,4 +71,4 @@ def _cost(plan: JacobiPlan, machine: Machine) -> Cost:
     )
 
 
-JACOBI = Algorithm(_plan, _layout, _run, _cost)
+JACOBI = Operation(_plan, _layout, _run, _cost)

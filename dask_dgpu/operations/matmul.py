@@ -13,10 +13,11 @@ from dask_dgpu.algorithms.summa.choose import cost
 from dask_dgpu.algorithms.summa.schedule import traffic, workspace
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Algorithm, Cost, Report
+from dask_dgpu.operations.operation import Cost, Operation, Report
 from dask_dgpu.operations.value import Blocks, Placed, Value
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Cuts, Layout, cuts_of
+from graph_opt.rules.matmul import match
 
 Matrix = dict[tuple[int, int], Any]
 
@@ -124,4 +125,4 @@ def _peak(plan: SummaPlan) -> int:
     return max(shares) + workspace(plan)
 
 
-SUMMA = Algorithm(_plan, _layout, _run, _cost)
+MATMUL = Operation(_plan, _layout, _run, _cost, match)

@@ -1,4 +1,4 @@
-"""What a program must know of a distributed algorithm."""
+"""The description of an operation: rule, plan, rank program and cost."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.value import Blocks, Placed, Value
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Layout
+from graph_opt.passes.rewrite import Rule
 
 Plan = Any
 Report = Callable[[int, int], None]
@@ -74,10 +75,26 @@ class RunPlan(Protocol):
 
 
 @dataclass(frozen=True)
-class Algorithm:
-    """A distributed algorithm: how it is planned, where its result is, its run, its cost."""
+class Operation:
+    """All that gangs know of an operation.
+
+    Parameters
+    ----------
+    plan : callable
+        Returns the plan for placed inputs.
+    layout : callable
+        ``layout(plan)`` is the layout of the result.
+    run : callable
+        Runs a plan as one rank.
+    cost : callable
+        ``cost(plan, machine)`` predicts a :class:`Cost`.
+    match : callable, optional
+        The rule that finds the operation in Dask's layers; an operation with a layer of its
+        own needs none.
+    """
 
     plan: MakePlan
     layout: Callable[[Plan], Layout]
     run: RunPlan
     cost: Callable[[Plan, Machine], Cost]
+    match: Rule | None = None

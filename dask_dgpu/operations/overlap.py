@@ -16,10 +16,11 @@ from dask_dgpu.algorithms.halo import (
 )
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Algorithm, Cost, Report
+from dask_dgpu.operations.operation import Cost, Operation, Report
 from dask_dgpu.operations.value import Blocks, Placed, Value
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Layout
+from graph_opt.rules.overlap import match
 
 Task = tuple[tuple[Depth, ...], tuple[Boundary, ...]]
 
@@ -65,4 +66,4 @@ def _cost(plan: HaloPlan, machine: Machine) -> Cost:
     )
 
 
-HALO = Algorithm(_plan, _layout, _run, _cost)
+OVERLAP = Operation(_plan, _layout, _run, _cost, match)

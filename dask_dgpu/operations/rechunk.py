@@ -18,17 +18,18 @@ from dask_dgpu.algorithms.redistribute import (
 )
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Algorithm, Cost, Report
+from dask_dgpu.operations.operation import Cost, Operation, Report
 from dask_dgpu.operations.place import place
 from dask_dgpu.operations.value import Blocks, Placed, Value
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Layout
+from graph_opt.rules.rechunk import match
 
 Axes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Rechunk:
+class RechunkPlan:
     """A plan, and the order in which the axes of its input are taken, ``None`` for their own."""
 
     plan: RedistributePlan
@@ -42,7 +43,7 @@ def _plan(
     size: int,
     machine: Machine,
     room: float | None,
-) -> Rechunk:
+) -> RechunkPlan:
     (given,) = inputs
     source = given if task is None else given.transposed(task)
     target = place(source.layout, result, size)
@@ -50,15 +51,15 @@ def _plan(
     share = max(target.share(rank, itemsize) for rank in range(size))
     limit = buffer_bytes(share, share, machine)
     plan = plan_redistribute(source.layout, target, result.dtype, size, limit=limit)
-    return Rechunk(plan, task)
+    return RechunkPlan(plan, task)
 
 
-def _layout(rechunk: Rechunk) -> Layout:
+def _layout(rechunk: RechunkPlan) -> Layout:
     return rechunk.plan.target
 
 
 def _run(
-    plan: Rechunk, comm: Comm, device: Device, inputs: Sequence[Blocks], report: Report
+    plan: RechunkPlan, comm: Comm, device: Device, inputs: Sequence[Blocks], report: Report
 ) -> Blocks:
     (blocks,) = inputs
     axes = plan.axes
@@ -70,7 +71,7 @@ def _run(
     return redistribute_rank(plan.plan, comm, device, blocks, progress=report)
 
 
-def _cost(rechunk: Rechunk, machine: Machine) -> Cost:
+def _cost(rechunk: RechunkPlan, machine: Machine) -> Cost:
     plan = rechunk.plan
     received = [sum(column) for column in zip(*traffic(plan), strict=True)]
     shares = (
@@ -87,4 +88,4 @@ def _cost(rechunk: Rechunk, machine: Machine) -> Cost:
     )
 
 
-REDISTRIBUTE = Algorithm(_plan, _layout, _run, _cost)
+RECHUNK = Operation(_plan, _layout, _run, _cost, match)

@@ -16,7 +16,7 @@ from dask_dgpu.algorithms.stencil import (
 )
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Algorithm, Cost, Report
+from dask_dgpu.operations.operation import Cost, Operation, Report
 from dask_dgpu.operations.value import Blocks, Placed, Value
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Layout
@@ -87,4 +87,4 @@ def describe(plan: SweepPlan) -> str:
     return f"swept in {tiles}, {plan.steps} {sweeps} an exchange"
 
 
-STENCIL = Algorithm(_plan, _layout, _run, _cost)
+STENCIL = Operation(_plan, _layout, _run, _cost)

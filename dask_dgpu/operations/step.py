@@ -45,12 +45,12 @@ class Local:
 
 @dataclass(frozen=True)
 class Collective:
-    """Run a distributed algorithm: ``output = algorithm(inputs)``.
+    """Run an operation: ``output = operation(inputs)``.
 
     Parameters
     ----------
-    algorithm : str
-        A key of :data:`dask_dgpu.operations.ALGORITHMS`.
+    operation : str
+        A key of :data:`dask_dgpu.operations.OPERATIONS`.
     inputs : tuple of str
         The values it reads.
     output : str
@@ -58,10 +58,10 @@ class Collective:
     result : Value
         What that is; the plan chooses where its blocks are.
     task : object, optional
-        What else the algorithm must know of what it does.
+        What the operation must know beside its inputs and its result.
     """
 
-    algorithm: str
+    operation: str
     inputs: tuple[str, ...]
     output: str
     result: Value

@@ -15,23 +15,28 @@ from dask_dgpu.algorithms.kahan_sum import (
 )
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Algorithm, Cost, Report
+from dask_dgpu.kernels.sums.partial import Exact, Kind
+from dask_dgpu.operations.operation import Cost, Operation, Report
 from dask_dgpu.operations.value import Blocks, Placed, Value
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Layout
+from graph_opt.rules.sum import match
+
+Task = tuple[tuple[int, ...], bool, Exact, Kind]
+"""Axes, whether they are kept, method and kind."""
 
 
 def _plan(
     inputs: Sequence[Placed],
     result: Value,
-    task: Summing,
+    task: Task,
     size: int,
     machine: Machine,
     room: float | None,
 ) -> SumPlan:
     (source,) = inputs
-    dtypes = source.dtype, result.dtype
-    return plan_sum(source.layout, task, result.cuts, result.indices(), dtypes, size)
+    dtypes, summing = (source.dtype, result.dtype), Summing(*task)
+    return plan_sum(source.layout, summing, result.cuts, result.indices(), dtypes, size)
 
 
 def _layout(plan: SumPlan) -> Layout:
@@ -56,4 +61,4 @@ def _cost(plan: SumPlan, machine: Machine) -> Cost:
     )
 
 
-KAHAN_SUM = Algorithm(_plan, _layout, _run, _cost)
+SUM = Operation(_plan, _layout, _run, _cost, match)

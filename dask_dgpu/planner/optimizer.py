@@ -15,6 +15,7 @@ from dask.utils import format_bytes
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
+from dask_dgpu.operations import rules
 from dask_dgpu.operations.step import shared
 from dask_dgpu.planner.fallbacks import arrays_of, report
 from dask_dgpu.planner.held import Held, held_here, nothing
@@ -34,9 +35,7 @@ from graph_opt.dask_graph.spec import check
 from graph_opt.model.node import Declined
 from graph_opt.passes.partition import partition
 from graph_opt.passes.rewrite import find, replace
-from graph_opt.pieces.overlap import Halo
 from graph_opt.pieces.piece import Piece
-from graph_opt.pieces.rechunk import Redistribution
 from graph_opt.pieces.region import Region
 
 MOST_WASTE = 0.5
@@ -117,7 +116,7 @@ class GraphOptimizer:
         """
         wanted = _flat(keys)
         arrays = parse(graph, wanted)
-        matches = find(arrays)
+        matches = find(arrays, rules())
         pieces, declined = list(matches.pieces), list(matches.declined)
         while pieces:
             culled, local = self._culled(graph, arrays, pieces, wanted)
@@ -216,8 +215,8 @@ class GraphOptimizer:
             return "blocks are CuPy arrays and the workers compute on the CPU"
         if (
             self.facts.device == "cuda"
-            and isinstance(piece, Redistribution | Halo)
-            and piece.source.container == "numpy.ndarray"
+            and piece.only_moves
+            and piece.inputs[0].container == "numpy.ndarray"
         ):
             return "blocks are on the host and no computation follows"
         if layer.waste > MOST_WASTE:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
-from dask_dgpu.operations import ALGORITHMS, Cost
+from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.step import Collective, Local
 from dask_dgpu.runtime.program import Plans, Program, plans
 from dask_dgpu.runtime.shares import Shares
@@ -97,6 +97,6 @@ def _costs(program: Program, fixed: Plans, facts: ClusterFacts) -> dict[str, Cos
         if isinstance(step, Collective):
             plan = fixed.collectives[step.output]
             if id(plan) not in known:
-                known[id(plan)] = ALGORITHMS[step.algorithm].cost(plan, facts.machine)
+                known[id(plan)] = OPERATIONS[step.operation].cost(plan, facts.machine)
             found[step.output] = known[id(plan)]
     return found

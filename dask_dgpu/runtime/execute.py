@@ -8,7 +8,7 @@ from typing import Any
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations import ALGORITHMS
+from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.step import Collective, Local
 from dask_dgpu.operations.value import Blocks, Value, conforming
 from dask_dgpu.runtime.observer import Nobody, Observer
@@ -77,7 +77,7 @@ def _borrow(values: Mapping[str, Blocks], device: Device) -> None:
 
 
 def _action(step: Local | Collective) -> str:
-    moves = isinstance(step, Collective) and step.algorithm == "redistribute"
+    moves = isinstance(step, Collective) and step.operation == "redistribute"
     return "transfer" if moves else "compute"
 
 
@@ -106,7 +106,7 @@ def _computed(
     def report(done: int, steps: int) -> None:
         observer.progress(name, done, steps)
 
-    run = ALGORITHMS[step.algorithm].run
+    run = OPERATIONS[step.operation].run
     made = run(fixed.collectives[step.output], comm, device, inputs, report)
     device.join()  # before the inputs are let go of
     return made

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from dask_dgpu.comm.bootstrap import Transport
-from dask_dgpu.operations import ALGORITHMS
+from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.step import Collective, Local
 from dask_dgpu.operations.value import Placed, Value
 from dask_dgpu.runtime.blockwork import Blockworks
@@ -179,8 +179,8 @@ def plans(program: Program, owners: Owners, size: int) -> Plans:
             replace(placement.placed(name), spent=name in ends[at] and name not in given)
             for name in step.inputs
         )
-        plan = _planned(step.algorithm, inputs, step.result, step.task, size, *limits)
-        layout = ALGORITHMS[step.algorithm].layout(plan)
+        plan = _planned(step.operation, inputs, step.result, step.task, size, *limits)
+        layout = OPERATIONS[step.operation].layout(plan)
         found[step.output] = plan
         values.update(zip(step.inputs, inputs, strict=True))
         values[step.output] = Placed(layout, step.result.dtype)
@@ -191,6 +191,6 @@ def plans(program: Program, owners: Owners, size: int) -> Plans:
 
 
 @lru_cache(maxsize=KEPT_PLANS)
-def _planned(algorithm: str, inputs: tuple[Placed, ...], *arguments: Any) -> Any:
+def _planned(operation: str, inputs: tuple[Placed, ...], *arguments: Any) -> Any:
     """Return a plan; in a loop the same is asked for again and again."""
-    return ALGORITHMS[algorithm].plan(inputs, *arguments)
+    return OPERATIONS[operation].plan(inputs, *arguments)

@@ -10,30 +10,25 @@ from dask._task_spec import Alias, GraphNode, cull
 from dask.highlevelgraph import Layer
 
 from graph_opt.model.node import ArrayNode
+from graph_opt.pieces.piece import Piece
 
 Key = Any
-Source = ArrayNode | tuple[ArrayNode, ...]
-Expand = Callable[[Any, Any], tuple[str, Mapping[Any, GraphNode]]]
+Expand = Callable[[Any], tuple[str, Mapping[Any, GraphNode]]]
 
 
 class DeferredLayer(Layer):
-    """An operation from one array or several to another, described by a plan.
+    """An operation of our own: a piece, and plain Dask's tasks for it.
 
-    The optimizer finds it in one piece. Whoever runs the graph as it is gets the tasks
-    of the plain-Dask fallback, which are made when they are first asked for: as a rule
-    in the scheduler's process.
+    The optimizer takes the piece. Without it the layer expands to the tasks of the
+    plain-Dask fallback at first use, as a rule in the scheduler's process.
 
     Parameters
     ----------
-    source : ArrayNode or tuple of ArrayNode
-        The array or the arrays that are read.
-    output : ArrayNode
-        The one that is made.
-    plan : object
-        What is done; it can be pickled and has a stable ``dask.tokenize`` token.
+    piece : Piece
+        The operation; it can be pickled and has a stable ``dask.tokenize`` token.
     expand : callable
-        ``expand(source, plan)`` gives the tasks, and the name of the array among them
-        that has the chunks of ``output``. Tasks are the same for every type of blocks.
+        ``expand(piece)`` returns the name of an array with the chunks of the output, and
+        the tasks. They are the same for every type of blocks.
     wanted : frozenset of tuple of int, optional
         Blocks of the output that somebody reads, all by default.
     annotations : mapping of str to value, optional
@@ -42,20 +37,21 @@ class DeferredLayer(Layer):
 
     def __init__(
         self,
-        source: Source,
-        output: ArrayNode,
-        plan: Any,
+        piece: Piece,
         expand: Expand,
         wanted: frozenset[tuple[int, ...]] | None = None,
         annotations: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(annotations=annotations)
-        self.source = source
-        self.output = output
-        self.plan = plan
+        self.piece = piece
         self.expand = expand
         self.wanted = wanted
         self._tasks: dict[Key, GraphNode] | None = None
+
+    @property
+    def output(self) -> ArrayNode:
+        """The array that is computed."""
+        return self.piece.output
 
     def get_output_keys(self) -> set[Key]:
         """Keys that other layers may read."""
@@ -84,9 +80,7 @@ class DeferredLayer(Layer):
         layer = self
         if kept != outputs:
             wanted = frozenset(key[1:] for key in kept)
-            layer = DeferredLayer(
-                self.source, self.output, self.plan, self.expand, wanted, self.annotations
-            )
+            layer = DeferredLayer(self.piece, self.expand, wanted, self.annotations)
             layer.collection_annotations = self.collection_annotations
             layer._tasks = cull(self.tasks(), kept)
         return layer, {key: set(task.dependencies) for key, task in layer.items()}
@@ -94,7 +88,7 @@ class DeferredLayer(Layer):
     def tasks(self) -> dict[Key, GraphNode]:
         """Make the tasks, once."""
         if self._tasks is None:
-            name, tasks = self.expand(self.source, self.plan)
+            name, tasks = self.expand(self.piece)
             named = {}
             for key, task in tasks.items():
                 mine = (self.output.name, *key[1:]) if key[0] == name else key

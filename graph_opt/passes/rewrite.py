@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from dask.highlevelgraph import HighLevelGraph, Layer
@@ -11,7 +11,9 @@ from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.piece_layer import PieceLayer
 from graph_opt.model.node import Declined
 from graph_opt.pieces.piece import Piece
-from graph_opt.rules import RULES
+
+Rule = Callable[[ArrayGraph, str], Piece | Declined | None]
+"""Match the piece whose first layer has this name; ``None`` if there is none."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,13 @@ class Matches:
     declined: tuple[Declined, ...]
 
 
-def find(graph: ArrayGraph) -> Matches:
-    """Try every rule on every layer."""
+def find(graph: ArrayGraph, rules: Iterable[Rule]) -> Matches:
+    """Try every rule, in this order, on every layer."""
     pieces: list[Piece] = []
     declined: list[Declined] = []
+    tried = tuple(rules)
     for name in graph.layers:
-        for rule in RULES:
+        for rule in tried:
             found = rule(graph, name)
             if isinstance(found, Declined):
                 declined.append(found)
@@ -41,7 +44,7 @@ def replace(graph: HighLevelGraph, pieces: Iterable[Piece]) -> HighLevelGraph:
     layers: dict[str, Layer] = dict(graph.layers)
     dependencies: dict[str, set[str]] = {k: set(v) for k, v in graph.dependencies.items()}
     for piece in pieces:
-        for name in piece.inner:
+        for name in piece.layers:
             del layers[name], dependencies[name]
         annotations = _annotations(graph.layers, piece)
         layers[piece.output.name] = PieceLayer(piece, annotations=annotations)
@@ -51,6 +54,6 @@ def replace(graph: HighLevelGraph, pieces: Iterable[Piece]) -> HighLevelGraph:
 
 def _annotations(layers: Mapping[str, Layer], piece: Piece) -> dict[str, object] | None:
     merged: dict[str, object] = {}
-    for name in piece.inner:
+    for name in piece.layers:
         merged.update(layers[name].annotations or {})
     return merged or None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 from graph_opt.model.cost import TRANSFORM_SHARE, Machine, dask_rechunk_seconds
-from graph_opt.model.layout import Index, cuts_of
-from graph_opt.model.node import ArrayNode, Chunks, label
+from graph_opt.model.layout import cuts_of
+from graph_opt.model.node import ArrayNode, Chunks
 from graph_opt.model.overlap import common_lengths
+from graph_opt.pieces.piece import Piece
 
 
 class Move(Protocol):
@@ -47,27 +47,23 @@ class TransformPlan(Hashable, Protocol):
 
 
 @dataclass(frozen=True)
-class Fourier:
+class FftPiece(Piece):
     """Transforms of ``source`` along some axes, as ``plan`` says; all of it is made."""
 
-    output: ArrayNode
     source: ArrayNode
     plan: TransformPlan
+
+    operation = "fft"
+
+    @property
+    def task(self) -> TransformPlan:
+        """The plan."""
+        return self.plan
 
     @property
     def inputs(self) -> tuple[ArrayNode, ...]:
         """The array that is transformed."""
         return (self.source,)
-
-    @property
-    def inner(self) -> tuple[str, ...]:
-        """The one layer."""
-        return (self.output.name,)
-
-    @property
-    def label(self) -> str:
-        """The name that a user is told."""
-        return label(self.output.name)
 
     @property
     def summary(self) -> str:
@@ -81,27 +77,11 @@ class Fourier:
     def facts(self) -> dict[str, Any]:
         """Name, shape, dtype, chunks before and after, and between."""
         return {
-            "name": self.output.name,
-            "shape": self.output.shape,
-            "dtype": self.output.dtype,
+            **super().facts,
             "chunks_before": self.source.chunks,
             "chunks": self.output.chunks,
             "exchanges": [(each.source, each.target) for each in self.plan.exchanges],
         }
-
-    @cached_property
-    def computed(self) -> tuple[Index, ...]:
-        """All blocks: each needs all others."""
-        return tuple(self.output.indices)
-
-    @cached_property
-    def staged(self) -> tuple[tuple[Index, ...], ...]:
-        """All blocks of the input."""
-        return (tuple(self.source.indices),)
-
-    def restrict(self, wanted: frozenset[Index]) -> Fourier:
-        """Return the whole: a part costs as much."""
-        return self
 
     def fault(self) -> str | None:
         """Return why it cannot be right, ``None`` if it can."""

@@ -10,22 +10,23 @@ from typing import Any
 from graph_opt.model.cost import Machine, dask_product_seconds
 from graph_opt.model.layout import Index
 from graph_opt.model.node import ArrayNode, label
+from graph_opt.pieces.piece import Piece
 
 
 @dataclass(frozen=True)
-class Product:
+class MatmulPiece(Piece):
     """A matrix product ``output = left @ right``.
 
     ``rows`` and ``columns`` are the block rows and columns of the output that are
-    made, ``None`` for all.
+    computed, ``None`` for all.
     """
 
-    output: ArrayNode
     left: ArrayNode
     right: ArrayNode
-    inner: tuple[str, ...]
     rows: tuple[int, ...] | None = None
     columns: tuple[int, ...] | None = None
+
+    operation = "matmul"
 
     @property
     def inputs(self) -> tuple[ArrayNode, ...]:
@@ -35,11 +36,11 @@ class Product:
     @property
     def label(self) -> str:
         """The name that a user is told."""
-        return label(self.inner[0])
+        return label(self.layers[0])
 
     @cached_property
-    def kept(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The block rows and the block columns that are made."""
+    def task(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The block rows and the block columns that are computed."""
         rows, columns = self.output.chunks
         return (
             tuple(range(len(rows))) if self.rows is None else self.rows,
@@ -47,11 +48,11 @@ class Product:
         )
 
     @cached_property
-    def part(self) -> Product:
+    def part(self) -> MatmulPiece:
         """The product as far as it is made, as a whole product of smaller matrices."""
-        rows = tuple(self.output.chunks[0][i] for i in self.kept[0])
-        columns = tuple(self.output.chunks[1][j] for j in self.kept[1])
-        return Product(
+        rows = tuple(self.output.chunks[0][i] for i in self.task[0])
+        columns = tuple(self.output.chunks[1][j] for j in self.task[1])
+        return MatmulPiece(
             output=replace(self.output, chunks=(rows, columns)),
             left=replace(self.left, chunks=(rows, self.left.chunks[1])),
             right=replace(self.right, chunks=(self.right.chunks[0], columns)),
@@ -67,26 +68,21 @@ class Product:
     @property
     def facts(self) -> dict[str, Any]:
         """Name, shape, dtype and length of the contraction."""
-        return {
-            "name": self.output.name,
-            "shape": self.part.output.shape,
-            "dtype": self.output.dtype,
-            "inner": self.left.shape[1],
-        }
+        return {**super().facts, "shape": self.part.output.shape, "inner": self.left.shape[1]}
 
     @cached_property
     def computed(self) -> tuple[Index, ...]:
         """The blocks at the crossings of block rows and columns."""
-        return tuple(cartesian(*self.kept))
+        return tuple(cartesian(*self.task))
 
-    @property
+    @cached_property
     def staged(self) -> tuple[tuple[Index, ...], ...]:
         """Whole block rows of the left and block columns of the right operand."""
-        rows, columns = self.kept
+        rows, columns = self.task
         inner, inner_right = range(len(self.left.chunks[1])), range(len(self.right.chunks[0]))
         return tuple(cartesian(rows, inner)), tuple(cartesian(inner_right, columns))
 
-    def restrict(self, wanted: frozenset[Index]) -> Product:
+    def restrict(self, wanted: frozenset[Index]) -> MatmulPiece:
         """Keep the block rows and columns that hold a wanted block."""
         rows, columns = (tuple(sorted({index[axis] for index in wanted})) for axis in (0, 1))
         return replace(self, rows=rows, columns=columns)
@@ -98,7 +94,7 @@ class Product:
             return f"{left.shape} and {right.shape} do not conform"
         if output.chunks != (left.chunks[0], right.chunks[1]):
             return "its chunks are not those of its operands"
-        rows, columns = self.kept
+        rows, columns = self.task
         if not set(rows) <= set(range(len(output.chunks[0]))):
             return f"block rows {rows} do not exist"
         if not set(columns) <= set(range(len(output.chunks[1]))):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product as cartesian
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from graph_opt.model.cost import ROUND_TRIP_SECONDS, Machine, dask_rechunk_seconds
 from graph_opt.model.layout import Index
 from graph_opt.model.node import ArrayNode, Chunks, label
+from graph_opt.pieces.piece import SeparablePiece
 
 Depth = tuple[int, int]
 Boundary = str | complex | None
@@ -37,7 +38,7 @@ def extended(
 
 
 @dataclass(frozen=True)
-class Halo:
+class OverlapPiece(SeparablePiece):
     """Every block of ``source`` extended by ghost cells, ``depth`` of them before and after.
 
     Parameters
@@ -48,21 +49,17 @@ class Halo:
         For each axis the ghost cells before and after a block.
     boundary : tuple of str, number or None
         For each axis what lies beyond the edges of the array, ``None`` for nothing.
-    inner : tuple of str
-        The layers that Dask built for it, that of the overlap first.
     edges : int
         Tasks of Dask's that make what lies beyond the edges.
-    wanted : tuple of tuple of int, optional
-        The blocks that are made, in row-major order, all by default.
     """
 
-    output: ArrayNode
     source: ArrayNode
     depth: tuple[Depth, ...]
     boundary: tuple[Boundary, ...]
-    inner: tuple[str, ...]
     edges: int = 0
-    wanted: tuple[Index, ...] | None = None
+
+    operation = "overlap"
+    only_moves = True
 
     @property
     def inputs(self) -> tuple[ArrayNode, ...]:
@@ -70,9 +67,14 @@ class Halo:
         return (self.source,)
 
     @property
+    def task(self) -> tuple[tuple[Depth, ...], tuple[Boundary, ...]]:
+        """Depth and boundary."""
+        return self.depth, self.boundary
+
+    @property
     def label(self) -> str:
         """The name that a user is told."""
-        return label(self.inner[0])
+        return label(self.layers[0])
 
     @property
     def summary(self) -> str:
@@ -87,19 +89,12 @@ class Halo:
     def facts(self) -> dict[str, Any]:
         """Name, shape, dtype, chunks before and after, depth and boundary."""
         return {
-            "name": self.output.name,
-            "shape": self.output.shape,
-            "dtype": self.output.dtype,
+            **super().facts,
             "chunks_before": self.source.chunks,
             "chunks": self.output.chunks,
             "depth": self.depth,
             "boundary": self.boundary,
         }
-
-    @cached_property
-    def computed(self) -> tuple[Index, ...]:
-        """The blocks that are wanted, no others."""
-        return tuple(self.output.indices) if self.wanted is None else self.wanted
 
     @cached_property
     def staged(self) -> tuple[tuple[Index, ...], ...]:
@@ -136,10 +131,6 @@ class Halo:
     def __dask_tokenize__(self) -> Any:
         return "halo", self.output.name, self.wanted  # Dask's name tells all the rest
 
-    def restrict(self, wanted: frozenset[Index]) -> Halo:
-        """Make the wanted blocks alone."""
-        return replace(self, wanted=tuple(sorted(wanted)))
-
     def fault(self) -> str | None:
         """Return why it cannot be right, ``None`` if it can."""
         source, output = self.source, self.output
@@ -149,9 +140,7 @@ class Halo:
             return "its chunks are not those of its source and the halo"
         if source.dtype != output.dtype:
             return f"a halo of {source.dtype} cannot be {output.dtype}"
-        if not set(self.wanted or ()) <= set(source.indices):
-            return "blocks are wanted that do not exist"
-        return None
+        return super().fault()
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask: slices, and their concatenation, a block.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,8 +11,9 @@ import numpy as np
 
 from graph_opt.model.cost import Machine, dask_rechunk_seconds
 from graph_opt.model.layout import Cuts, Index, cuts_of
-from graph_opt.model.node import ArrayNode, Chunks, label
+from graph_opt.model.node import ArrayNode, Chunks
 from graph_opt.model.overlap import common_lengths, spread
+from graph_opt.pieces.piece import SeparablePiece
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,18 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Redistribution:
+class RechunkPiece(SeparablePiece):
     """A rechunk of ``source``, or of its transpose: ``output = source.transpose(axes)``.
 
-    ``stages`` are Dask's own passes; ``wanted`` are the blocks of the output that are
-    made, in row-major order, ``None`` for all.
+    ``stages`` are Dask's own passes.
     """
 
-    output: ArrayNode
     source: ArrayNode
     axes: tuple[int, ...]
-    inner: tuple[str, ...]
     stages: tuple[Stage, ...]
-    wanted: tuple[Index, ...] | None = None
+
+    operation = "rechunk"
+    only_moves = True
 
     @property
     def inputs(self) -> tuple[ArrayNode, ...]:
@@ -55,14 +55,9 @@ class Redistribution:
         return (self.source,)
 
     @property
-    def label(self) -> str:
-        """The name that a user is told."""
-        return label(self.output.name)
-
-    @property
-    def transposes(self) -> bool:
-        """Whether axes change their order."""
-        return self.axes != tuple(range(len(self.axes)))
+    def task(self) -> tuple[int, ...] | None:
+        """The order of the source's axes, ``None`` if it stays."""
+        return None if self.axes == tuple(range(len(self.axes))) else self.axes
 
     @property
     def cuts(self) -> tuple[tuple[Cuts, ...], tuple[Cuts, ...]]:
@@ -79,7 +74,7 @@ class Redistribution:
             " x ".join(str(len(sizes)) for sizes in node.chunks)
             for node in (self.source, self.output)
         )
-        order = f", transposed to axes {self.axes}," if self.transposes else ""
+        order = f", transposed to axes {self.axes}," if self.task is not None else ""
         part = "" if self.wanted is None else f"{len(self.wanted)} of "
         shape, dtype = self.output.shape, self.output.dtype
         return f"{shape} {dtype}{order} from {before} to {part}{after} blocks"
@@ -87,19 +82,8 @@ class Redistribution:
     @property
     def facts(self) -> dict[str, Any]:
         """Name, shape, dtype, order of the axes, chunks before and after."""
-        return {
-            "name": self.output.name,
-            "shape": self.output.shape,
-            "dtype": self.output.dtype,
-            "axes": self.axes,
-            "chunks_before": self.source.chunks,
-            "chunks": self.output.chunks,
-        }
-
-    @cached_property
-    def computed(self) -> tuple[Index, ...]:
-        """The blocks that are wanted, no others."""
-        return tuple(self.output.indices) if self.wanted is None else self.wanted
+        chunks = {"chunks_before": self.source.chunks, "chunks": self.output.chunks}
+        return {**super().facts, "axes": self.axes, **chunks}
 
     @cached_property
     def staged(self) -> tuple[tuple[Index, ...], ...]:
@@ -116,10 +100,6 @@ class Redistribution:
         read = read.transpose([self.axes.index(axis) for axis in range(len(self.axes))])
         return (tuple(tuple(index) for index in np.argwhere(read).tolist()),)
 
-    def restrict(self, wanted: frozenset[Index]) -> Redistribution:
-        """Make the wanted blocks alone."""
-        return replace(self, wanted=tuple(sorted(wanted)))
-
     def fault(self) -> str | None:
         """Return why it cannot be right, ``None`` if it can."""
         ndim, output = self.source.ndim, self.output
@@ -130,13 +110,7 @@ class Redistribution:
             return f"a rechunk of {shape} cannot have shape {output.shape}"
         if self.source.dtype != output.dtype:
             return f"a rechunk of {self.source.dtype} cannot be {output.dtype}"
-        grid = [len(sizes) for sizes in output.chunks]
-        for index in self.wanted or ():
-            if len(index) != ndim or not all(
-                0 <= at < n for at, n in zip(index, grid, strict=True)
-            ):
-                return f"block {index} does not exist"
-        return None
+        return super().fault()
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask, as far as the wanted blocks need them."""

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from graph_opt.model.cost import Machine, dask_rechunk_seconds
 from graph_opt.model.layout import Index
-from graph_opt.model.node import ArrayNode, label
+from graph_opt.model.node import ArrayNode
+from graph_opt.pieces.piece import Piece
 
 REPORT_SWEEPS = 3
 """Sweeps for a report: of zeros, of the array before, and of that at the end."""
@@ -20,8 +21,8 @@ class SweepTask(Hashable, Protocol):
     """What the piece must know of the task that its layer carries."""
 
     @property
-    def algorithm(self) -> str:
-        """The name of what computes it."""
+    def operation(self) -> str:
+        """``"stencil"`` or ``"jacobi"``."""
 
     @property
     def iterations(self) -> int:
@@ -37,16 +38,25 @@ class SweepTask(Hashable, Protocol):
 
 
 @dataclass(frozen=True)
-class Sweeping:
-    """Sweeps over the first of ``sources``, as ``task`` says; all of it is made.
+class StencilPiece(Piece):
+    """Sweeps over the first of ``sources``, as ``sweeps`` says; all of it is made.
 
     The output has the blocks of the sources. There may be a tail of more blocks along the
     first axis, of which the first one is made: a report.
     """
 
-    output: ArrayNode
     sources: tuple[ArrayNode, ...]
-    task: SweepTask
+    sweeps: SweepTask
+
+    @property
+    def operation(self) -> str:
+        """``"stencil"`` or ``"jacobi"``."""
+        return self.sweeps.operation
+
+    @property
+    def task(self) -> SweepTask:
+        """The sweeps."""
+        return self.sweeps
 
     @property
     def inputs(self) -> tuple[ArrayNode, ...]:
@@ -54,48 +64,23 @@ class Sweeping:
         return self.sources
 
     @property
-    def inner(self) -> tuple[str, ...]:
-        """The one layer."""
-        return (self.output.name,)
-
-    @property
-    def label(self) -> str:
-        """The name that a user is told."""
-        return label(self.output.name)
-
-    @property
     def summary(self) -> str:
         """Shape, dtype and sweeps."""
-        source, count = self.sources[0], self.task.iterations
+        source, count = self.sources[0], self.sweeps.iterations
         sweeps = "sweep" if count == 1 else "sweeps"
         return f"{source.shape} {source.dtype} in {source.blocks} blocks, {count} {sweeps}"
 
     @property
     def facts(self) -> dict[str, Any]:
         """Name, shape, dtype, chunks and sweeps."""
-        source = self.sources[0]
-        return {
-            "name": self.output.name,
-            "shape": source.shape,
-            "dtype": source.dtype,
-            "chunks": source.chunks,
-            "sweeps": self.task.iterations,
-        }
+        source, sweeps = self.sources[0], self.sweeps.iterations
+        return {**super().facts, "shape": source.shape, "chunks": source.chunks, "sweeps": sweeps}
 
     @cached_property
     def computed(self) -> tuple[Index, ...]:
         """All blocks, and the first one of a tail."""
         rows = len(self.sources[0].chunks[0])
         return tuple(i for i in self.output.indices if i[0] < rows or not any(i[1:]))
-
-    @cached_property
-    def staged(self) -> tuple[tuple[Index, ...], ...]:
-        """All blocks of the inputs."""
-        return tuple(tuple(source.indices) for source in self.sources)
-
-    def restrict(self, wanted: frozenset[Index]) -> Sweeping:
-        """Return the whole: what is wanted may need all of it."""
-        return self
 
     def fault(self) -> str | None:
         """Return why it cannot be right, ``None`` if it can."""
@@ -109,16 +94,16 @@ class Sweeping:
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask: overlapped blocks, and a function of each."""
-        source, sweeps = self.sources[0], self.task.iterations
+        source, sweeps = self.sources[0], self.sweeps.iterations
         if len(self.output.chunks[0]) > len(source.chunks[0]):
             sweeps += REPORT_SWEEPS
         pieces = math.prod(3 * blocks - 2 for blocks in map(len, source.chunks))
         tasks = pieces + 2 * source.blocks
         ghosts = sum(
             2 * reach * (len(sizes) - 1) * source.nbytes / max(1, sum(sizes))
-            for sizes, reach in zip(source.chunks, self.task.reach, strict=True)
+            for sizes, reach in zip(source.chunks, self.sweeps.reach, strict=True)
         )
         seconds = dask_rechunk_seconds(tasks, ghosts, source.nbytes, ranks, machine)
         # NumPy goes through memory for each operation
-        work = self.task.operations * 2 * source.nbytes / (machine.memory_bandwidth * ranks)
+        work = self.sweeps.operations * 2 * source.nbytes / (machine.memory_bandwidth * ranks)
         return tasks * sweeps, (seconds + work) * sweeps

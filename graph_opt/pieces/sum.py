@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from graph_opt.model.cost import TASK_SECONDS, Machine
 from graph_opt.model.layout import Index
-from graph_opt.model.node import ArrayNode, label
+from graph_opt.model.node import ArrayNode
+from graph_opt.pieces.piece import SeparablePiece
 
 PARTIAL_BYTES = 16
 """Bytes of a partial sum, compensated; an exact one has about twice as many."""
 
 
 @dataclass(frozen=True)
-class Summation:
+class SumPiece(SeparablePiece):
     """The sums of ``source`` along ``axes``.
 
-    ``kind`` is ``"sum"`` or ``"mean"``, and ``method`` is how they are added; ``wanted`` are
-    the blocks of the output that are made, in row-major order, ``None`` for all.
+    ``kind`` is ``"sum"`` or ``"mean"``, and ``method`` is ``"compensated"`` or
+    ``"reproducible"``.
     """
 
-    output: ArrayNode
     source: ArrayNode
     axes: tuple[int, ...]
     keepdims: bool
     method: str
     kind: str
-    inner: tuple[str, ...]
-    wanted: tuple[Index, ...] | None = None
+
+    operation = "sum"
 
     @property
     def inputs(self) -> tuple[ArrayNode, ...]:
@@ -38,9 +38,9 @@ class Summation:
         return (self.source,)
 
     @property
-    def label(self) -> str:
-        """The name that a user is told."""
-        return label(self.output.name)
+    def task(self) -> tuple[tuple[int, ...], bool, str, str]:
+        """Axes, whether they are kept, method and kind."""
+        return self.axes, self.keepdims, self.method, self.kind
 
     @property
     def summary(self) -> str:
@@ -53,18 +53,7 @@ class Summation:
     @property
     def facts(self) -> dict[str, Any]:
         """Name, shape, dtype, axes and method."""
-        return {
-            "name": self.output.name,
-            "shape": self.output.shape,
-            "dtype": self.output.dtype,
-            "axes": self.axes,
-            "method": self.method,
-        }
-
-    @cached_property
-    def computed(self) -> tuple[Index, ...]:
-        """The blocks that are wanted, no others."""
-        return tuple(self.output.indices) if self.wanted is None else self.wanted
+        return {**super().facts, "axes": self.axes, "method": self.method}
 
     @cached_property
     def staged(self) -> tuple[tuple[Index, ...], ...]:
@@ -78,10 +67,6 @@ class Summation:
             return tuple(0 if k in self.axes else at for k, at in enumerate(index))
         return tuple(at for k, at in enumerate(index) if k not in self.axes)
 
-    def restrict(self, wanted: frozenset[Index]) -> Summation:
-        """Make the wanted blocks alone."""
-        return replace(self, wanted=tuple(sorted(wanted)))
-
     def fault(self) -> str | None:
         """Return why it cannot be right, ``None`` if it can."""
         if any(not 0 <= axis < self.source.ndim for axis in self.axes):
@@ -93,13 +78,7 @@ class Summation:
         ]
         if tuple(kept) != self.output.chunks:
             return f"sums in chunks {tuple(kept)} cannot be in {self.output.chunks}"
-        grid = [len(sizes) for sizes in self.output.chunks]
-        for index in self.wanted or ():
-            if len(index) != len(grid) or not all(
-                0 <= at < n for at, n in zip(index, grid, strict=True)
-            ):
-                return f"block {index} does not exist"
-        return None
+        return super().fault()
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask, which sends all partial sums to few tasks."""

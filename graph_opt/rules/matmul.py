@@ -23,7 +23,7 @@ from dask.blockwise import Blockwise
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.pattern import array_operands, block_function, follow, unsupported
 from graph_opt.model.node import ArrayNode, Declined
-from graph_opt.pieces.matmul import Product
+from graph_opt.pieces.matmul import MatmulPiece
 
 REDUCTIONS = (
     (_matmul, ("chunk_sum-", "_chunk_sum-partial-", "_chunk_sum-aggregate-", "getitem-")),
@@ -31,7 +31,7 @@ REDUCTIONS = (
 )
 
 
-def match(graph: ArrayGraph, name: str) -> Product | Declined | None:
+def match(graph: ArrayGraph, name: str) -> MatmulPiece | Declined | None:
     """Match the product whose blockwise layer is ``name``; ``None`` is no product."""
     function = block_function(graph, name)
     reductions = [names for product, names in REDUCTIONS if product is function]
@@ -59,7 +59,7 @@ def match(graph: ArrayGraph, name: str) -> Product | Declined | None:
     reason = _refusal(left, right, output)
     if reason is not None:
         return Declined(output.name, reason)
-    return Product(output, left, right, (name, *passed))
+    return MatmulPiece(output, left, right, inner=(name, *passed))
 
 
 def _up_to_date(

@@ -35,7 +35,7 @@ from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.pattern import array_operands, block_function, only_reader, unsupported
 from graph_opt.model.layout import cuts_of
 from graph_opt.model.node import ArrayNode, Declined
-from graph_opt.pieces.overlap import Boundary, Depth, Halo, extended
+from graph_opt.pieces.overlap import Boundary, Depth, OverlapPiece, extended
 
 FILL = _broadcast_trick_inner.func
 """What ``full_like`` calls for each block."""
@@ -50,7 +50,7 @@ class Edge:
     layers: tuple[str, ...]
 
 
-def match(graph: ArrayGraph, name: str) -> Halo | Declined | None:
+def match(graph: ArrayGraph, name: str) -> OverlapPiece | Declined | None:
     """Match the overlap whose layer is ``name``; ``None`` is no overlap."""
     layer = graph.layers[name]
     if not isinstance(layer, ArrayOverlapLayer):
@@ -67,7 +67,7 @@ def match(graph: ArrayGraph, name: str) -> Halo | Declined | None:
     if any(_thin(sizes, each) for sizes, each in zip(source.chunks, depth, strict=True)):
         return Declined(name, "a chunk is thinner than the depth of the overlap")
     bounded = _bounded(graph, name, source, output, depth)
-    piece = bounded or Halo(output, source, depth, (None,) * source.ndim, (name,))
+    piece = bounded or OverlapPiece(output, source, depth, (None,) * source.ndim, inner=(name,))
     fault = piece.fault()
     return piece if fault is None else Declined(name, fault)
 
@@ -85,7 +85,7 @@ def _thin(sizes: tuple[int, ...], depth: Depth) -> bool:
 
 def _bounded(
     graph: ArrayGraph, name: str, source: ArrayNode, output: ArrayNode, depth: tuple[Depth, ...]
-) -> Halo | None:
+) -> OverlapPiece | None:
     """Return the piece that makes the boundary too, if all of it is as Dask builds it."""
     trimmed = only_reader(graph, name)
     last = None if trimmed is None else graph.node(trimmed)
@@ -105,7 +105,7 @@ def _bounded(
         return None
     inner = (name, *(layer for layer in _read_by_each_other(graph, passed) if layer != name))
     edges = sum(len(graph.layers[layer]) for layer in passed[2:] if _makes(layer))
-    return Halo(last, source, depth, tuple(boundary), inner, edges)
+    return OverlapPiece(last, source, depth, tuple(boundary), edges, inner=inner)
 
 
 def _makes(layer: str) -> bool:

@@ -24,7 +24,7 @@ from dask.highlevelgraph import MaterializedLayer
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.pattern import array_operands, block_function, only_reader, unsupported
 from graph_opt.model.node import ArrayNode, Declined
-from graph_opt.pieces.rechunk import Redistribution, Stage
+from graph_opt.pieces.rechunk import RechunkPiece, Stage
 
 TASKS = "rechunk-merge-"
 P2P = "rechunk-p2p-"
@@ -33,7 +33,7 @@ TRANSPOSES = (np.transpose, np.swapaxes)
 Axes = tuple[int, ...]
 
 
-def match(graph: ArrayGraph, name: str) -> Redistribution | Declined | None:
+def match(graph: ArrayGraph, name: str) -> RechunkPiece | Declined | None:
     """Match the rechunk whose last layer is ``name``; ``None`` is no rechunk, or not its end."""
     if not _is_rechunk(graph, name) or _goes_on(graph, name):
         return None
@@ -52,7 +52,7 @@ def match(graph: ArrayGraph, name: str) -> Redistribution | Declined | None:
     if reason is not None:
         return Declined(name, reason)
     axes, stages = _passes(graph, inner, [node for node in nodes if node is not None])
-    piece = Redistribution(output, source, axes, tuple(inner), stages)
+    piece = RechunkPiece(output, source, axes, stages, inner=tuple(inner))
     # Dask does not note the sizes of chunks that it corrects after it has made a layer
     return piece if piece.fault() is None else Declined(name, "chunk sizes are unknown")
 

@@ -27,14 +27,14 @@ from graph_opt.dask_graph.pattern import (
     unsupported,
 )
 from graph_opt.model.node import ArrayNode, Declined
-from graph_opt.pieces.sum import PARTIAL_BYTES, Summation
+from graph_opt.pieces.sum import PARTIAL_BYTES, SumPiece
 
 FUNCTIONS = "dask_dgpu.array.reductions.partial"
 WIDE = 1 << 20
 """Bytes of partial sums that a block passes on, from which a gang may pay."""
 
 
-def match(graph: ArrayGraph, name: str) -> Summation | Declined | None:
+def match(graph: ArrayGraph, name: str) -> SumPiece | Declined | None:
     """Match the sum whose blockwise layer is ``name``; ``None`` is no sum, or one for Dask."""
     function = block_function(graph, name)
     if not _is(function, "sum_block"):
@@ -53,14 +53,14 @@ def match(graph: ArrayGraph, name: str) -> Summation | Declined | None:
     if unsupported((source,), output, CARRIED) or not _wide(output) or _fused(graph, source):
         return None
     asked = last.keywords
-    piece = Summation(
+    piece = SumPiece(
         output,
         source,
         tuple(asked["axis"]),
         asked["keepdims"],
         getattr(function, "keywords", {})["method"],
         asked["kind"],
-        tuple(inner),
+        inner=tuple(inner),
     )
     fault = piece.fault()
     return piece if fault is None else Declined(output.name, fault)

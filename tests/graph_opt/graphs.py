@@ -9,14 +9,15 @@ import numpy as np
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
+from dask_dgpu.operations import rules
 from graph_opt.dask_graph.culling import Culled, cull
 from graph_opt.dask_graph.emit import GangLayer, TaskFunctions, emit
 from graph_opt.dask_graph.members import fuse, members
 from graph_opt.dask_graph.parse import parse
 from graph_opt.passes.partition import partition
 from graph_opt.passes.rewrite import Matches, find, replace
-from graph_opt.pieces.matmul import Product
-from graph_opt.pieces.rechunk import Redistribution
+from graph_opt.pieces.matmul import MatmulPiece
+from graph_opt.pieces.rechunk import RechunkPiece
 from graph_opt.pieces.region import Blockwork, Member, Region
 
 
@@ -42,7 +43,7 @@ def gang(region: Region, *staged: list[Any]) -> dict[Any, Any]:
 def _made(member: Member, blocks: dict[Any, Any]) -> dict[tuple[int, ...], Any]:
     if isinstance(member, Blockwork):
         return {key[1:]: task(blocks) for key, task in member.layer.items()}
-    assert isinstance(member, Product)
+    assert isinstance(member, MatmulPiece)
     left, right = member.left.name, member.right.name
     inner = range(len(member.left.chunks[1]))
     return {
@@ -73,7 +74,7 @@ def array(*shape: int, chunks: Any = 4, seed: int = 0, dtype: Any = float) -> da
 def matches(*arrays: da.Array) -> Matches:
     """Return what the rules find in the graph of some arrays."""
     merged = HighLevelGraph.merge(*(each.__dask_graph__() for each in arrays))
-    return find(parse(merged, [each.__dask_keys__() for each in arrays]))
+    return find(parse(merged, [each.__dask_keys__() for each in arrays]), rules())
 
 
 def keys_of(*arrays: da.Array) -> list[Any]:
@@ -110,17 +111,17 @@ def _partitioned(
     return culled, partition(culled, facts, members(facts, culled.graph) if local else (), wanted)
 
 
-def products(*arrays: da.Array) -> tuple[Product, ...]:
+def products(*arrays: da.Array) -> tuple[MatmulPiece, ...]:
     """Return the products in the graph of some arrays."""
-    return tuple(piece for piece in matches(*arrays).pieces if isinstance(piece, Product))
+    return tuple(piece for piece in matches(*arrays).pieces if isinstance(piece, MatmulPiece))
 
 
-def rechunks(*arrays: da.Array) -> tuple[Redistribution, ...]:
+def rechunks(*arrays: da.Array) -> tuple[RechunkPiece, ...]:
     """Return the rechunks in the graph of some arrays."""
-    return tuple(piece for piece in matches(*arrays).pieces if isinstance(piece, Redistribution))
+    return tuple(piece for piece in matches(*arrays).pieces if isinstance(piece, RechunkPiece))
 
 
-def one(x: da.Array) -> Product:
+def one(x: da.Array) -> MatmulPiece:
     """Return the one product in the graph of an array."""
     (product,) = products(x)
     return product

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dask_dgpu.algorithms.kahan_sum import Summing
 from dask_dgpu.algorithms.pencil_fft import plan_pencil_fft
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.kernels.device.host import HostDevice
-from dask_dgpu.operations import ALGORITHMS
+from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.step import Collective
 from dask_dgpu.operations.value import Value
 from dask_dgpu.runtime.execute import execute
@@ -72,8 +71,8 @@ def test_several_collectives_and_a_transpose() -> None:
     """``(a.T rechunked) @ b`` as one program: a plan's layout is the next one's input."""
     b = A[:, :3].copy()
     steps = (
-        Collective("redistribute", ("a",), "t", Value((COLUMNS, (0, 5)), "float64"), (1, 0)),
-        Collective("summa", ("t", "b"), "c", Value((COLUMNS, (0, 3)), "float64"), ((0, 1), (0,))),
+        Collective("rechunk", ("a",), "t", Value((COLUMNS, (0, 5)), "float64"), (1, 0)),
+        Collective("matmul", ("t", "b"), "c", Value((COLUMNS, (0, 3)), "float64"), ((0, 1), (0,))),
     )
     left, right = Value((ROWS, WHOLE), "float64"), Value(((0, 5), (0, 3)), "float64")
     made = program(*steps, inputs=(("a", left), ("b", right)), outputs=(("c", ((0, 0), (1, 0))),))
@@ -89,7 +88,7 @@ def test_a_part_of_a_product_keeps_the_numbers_of_its_blocks() -> None:
     left, right = Value((ROWS, (0, 7)), "float64"), Value(((0, 7), (0, 5)), "float64")
     part = Value(left.cuts, "float64", ((1, 0),))
     result = Value((ROWS, (0, 5)), "float64", ((1, 0),))
-    step = Collective("summa", ("a", "b"), "c", result, ((1,), (0,)))
+    step = Collective("matmul", ("a", "b"), "c", result, ((1,), (0,)))
     made = program(step, inputs=(("a", part), ("b", right)), outputs=(("c", ((1, 0),)),))
     given = {"a": {(1, 0): A[2:]}, "b": {(0, 0): A.T.copy()}}
     blocks = run(made, 2, {"a": (1,), "b": (0,)}, given)
@@ -105,23 +104,23 @@ def test_names_that_dask_and_the_optimizer_have_marked() -> None:
 
 
 TASKS = {
-    "halo": (((1, 1), (0, 2)), (None, None)),
-    "kahan_sum": Summing((0, 1), True, "compensated", "sum"),
-    "pencil_fft": plan_pencil_fft(((0,), (0,)), "float64", ()),
-    "summa": ((0,), (0,)),
+    "overlap": (((1, 1), (0, 2)), (None, None)),
+    "sum": ((0, 1), True, "compensated", "sum"),
+    "fft": plan_pencil_fft(((0,), (0,)), "float64", ()),
+    "matmul": ((0,), (0,)),
 }
 
 
 ITERATIONS = ("jacobi", "stencil")  # empty arrays never get so far
 
 
-@pytest.mark.parametrize("algorithm", [each for each in ALGORITHMS if each not in ITERATIONS])
-def test_costs_of_nothing_to_do(algorithm: str) -> None:
+@pytest.mark.parametrize("operation", [each for each in OPERATIONS if each not in ITERATIONS])
+def test_costs_of_nothing_to_do(operation: str) -> None:
     empty = Value(((0, 0), (0, 0)), "float64")
-    names = ("a", "b") if algorithm == "summa" else ("a",)
-    step = Collective(algorithm, names, "c", empty, TASKS.get(algorithm))
+    names = ("a", "b") if operation == "matmul" else ("a",)
+    step = Collective(operation, names, "c", empty, TASKS.get(operation))
     inputs = tuple((name, empty) for name in names)
     made = program(step, inputs=inputs, outputs=(("c", ((0, 0),)),))
     fixed = plans(made, dict.fromkeys(names, (0,)), 2)
-    cost = ALGORITHMS[algorithm].cost(fixed.collectives["c"], HOST)
+    cost = OPERATIONS[operation].cost(fixed.collectives["c"], HOST)
     assert (cost.moved_bytes, cost.peak_bytes) == (0, 0)

@@ -52,7 +52,7 @@ class JacobiTask:
     tol: float
 
     @property
-    def algorithm(self) -> str:
+    def operation(self) -> str:
         """Its name."""
         return "jacobi"
 

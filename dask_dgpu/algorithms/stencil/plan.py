@@ -39,7 +39,7 @@ class StencilTask:
     iterations: int
 
     @property
-    def algorithm(self) -> str:
+    def operation(self) -> str:
         """Its name."""
         return "stencil"
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import dask.array as da
 import numpy as np
 from dask._task_spec import GraphNode, convert_legacy_graph
 from dask.array.core import Array
-from dask.highlevelgraph import HighLevelGraph
-from dask.tokenize import tokenize
-from dask.utils import typename
 
 from dask_dgpu.algorithms.pencil_fft import PencilPlan
+from dask_dgpu.array.deferred import deferred
 from dask_dgpu.kernels import fft as kernel
-from graph_opt.dask_graph.deferred import DeferredLayer
 from graph_opt.model.node import ArrayNode
+from graph_opt.pieces.fft import FftPiece
 
 
 def apply(x: Array, plan: PencilPlan, name: str) -> Array:
@@ -38,24 +36,20 @@ def apply(x: Array, plan: PencilPlan, name: str) -> Array:
         return da.zeros_like(meta, shape=shape, chunks=plan.output_chunks, dtype=plan.output_dtype)
     if all(exchange.local for exchange in plan.exchanges):
         return x if not plan.stages else _stages(x, plan, meta)
-    key = f"{name}-{tokenize(x.name, plan)}"
-    container = typename(type(x._meta))
-    source = ArrayNode(x.name, x.chunks, x.dtype.name, container)
-    output = ArrayNode(key, plan.output_chunks, plan.output_dtype, container)
-    layer = DeferredLayer(source, output, plan, expand)
-    graph = HighLevelGraph(
-        {**x.dask.layers, key: layer}, {**x.dask.dependencies, key: set(x.__dask_layers__())}
-    )
-    return Array(graph, key, plan.output_chunks, dtype=plan.output_dtype, meta=meta)
+
+    def piece(output: ArrayNode, sources: tuple[ArrayNode, ...]) -> FftPiece:
+        (source,) = sources
+        return FftPiece(output, source, plan)
+
+    chunks, dtype = plan.output_chunks, plan.output_dtype
+    return deferred(name, (x,), chunks, dtype, plan, piece, expand)
 
 
-def expand(source: ArrayNode, plan: PencilPlan) -> tuple[str, Mapping[Any, GraphNode]]:
-    """Return the name of the output and all tasks that make it from a source.
-
-    Blocks may be of any type: no task depends on it, so none need be at hand here.
-    """
+def expand(piece: FftPiece) -> tuple[str, Mapping[Any, GraphNode]]:
+    """Return the name of the output and all its tasks, for blocks of any type."""
+    source = piece.source
     x = Array({}, source.name, source.chunks, dtype=source.dtype)
-    y = _stages(x, plan, np.empty((0,) * source.ndim))
+    y = _stages(x, cast(PencilPlan, piece.task), np.empty((0,) * source.ndim))
     return y.name, convert_legacy_graph(dict(y.dask))
 
 

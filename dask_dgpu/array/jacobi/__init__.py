@@ -28,7 +28,7 @@ from dask_dgpu.algorithms.jacobi import CONVERGED, JacobiTask, Outcome, report
 from dask_dgpu.arguments import as_array, integer, positive
 from dask_dgpu.array.jacobi.fallback import expand, in_rounds
 from dask_dgpu.array.stencil.arguments import boundaries, check_array, working_dtype
-from dask_dgpu.array.stencil.fallback import layer_of
+from dask_dgpu.array.stencil.fallback import sweeping
 from dask_dgpu.planner.optimizer import GraphOptimizer
 
 Block = Any
@@ -159,7 +159,7 @@ def jacobi(
     some = tuple(tuple(size for size in sizes if size) for sizes in first.chunks)
     first = first.astype(dtype).rechunk(some)
     right = right.astype(dtype).rechunk(first.chunks)
-    both = layer_of("jacobi", (first, right), report.beside(first.chunks, task.dtype), task, expand)
+    both = sweeping("jacobi", (first, right), report.beside(first.chunks, task.dtype), task, expand)
     u = both[: first.shape[0]]
     told = _report_of(both, first)
     if not _in_a_gang(both.name, u, told):

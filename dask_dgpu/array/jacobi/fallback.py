@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from dask._task_spec import GraphNode, List, Task, TaskRef
@@ -30,6 +30,7 @@ from dask_dgpu.kernels.stencil import neighbours_mean
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of
 from graph_opt.model.node import ArrayNode
+from graph_opt.pieces.stencil import StencilPiece
 
 Block = Any
 
@@ -85,18 +86,16 @@ def _squares(before: Block, after: Block) -> Block:
     return np.full((1,) * before.ndim, float((abs(wide) ** 2).sum()))
 
 
-def expand(
-    sources: tuple[ArrayNode, ArrayNode], task: JacobiTask
-) -> tuple[str, Mapping[Any, GraphNode]]:
+def expand(piece: StencilPiece) -> tuple[str, Mapping[Any, GraphNode]]:
     """Return the name of the output and the tasks that make it: one for all blocks.
 
     ``jacobi`` computes at once, and knows beforehand whether a gang will. This is for a
     layer that is left to Dask after all.
     """
-    u0, rhs = sources
+    (u0, rhs), task = piece.sources, cast(JacobiTask, piece.task)
     name = f"jacobi-whole-{tokenize(u0.name, rhs.name, task)}"
     solve = (f"solve-{name}", 0)
-    blocks = [List(*(TaskRef((node.name, *i)) for i in node.indices)) for node in sources]
+    blocks = [List(*(TaskRef((node.name, *i)) for i in node.indices)) for node in piece.sources]
     tasks: dict[Any, GraphNode] = {solve: Task(solve, solve_whole, task, u0.chunks, *blocks)}
     output = ArrayNode(name, report.beside(u0.chunks, task.dtype), task.dtype, u0.container)
     for index in output.indices:

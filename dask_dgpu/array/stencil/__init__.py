@@ -26,7 +26,7 @@ from dask.array.core import Array
 from dask_dgpu.algorithms.stencil import StencilTask
 from dask_dgpu.arguments import as_array, integer
 from dask_dgpu.array.stencil.arguments import boundaries, check_array, taps_of, working_dtype
-from dask_dgpu.array.stencil.fallback import expand, layer_of
+from dask_dgpu.array.stencil.fallback import expand, sweeping
 from dask_dgpu.kernels.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT
 
 __all__ = ["LAPLACIAN_5PT", "LAPLACIAN_9PT", "stencil"]
@@ -107,5 +107,5 @@ def stencil(
     result_dtype = array.dtype if array.dtype.name == "float16" and dtype.kind == "f" else dtype
     source = array.astype(dtype)
     if task.iterations and math.prod(array.shape):
-        source = layer_of("stencil", (source,), source.chunks, task, expand)
+        source = sweeping("stencil", (source,), source.chunks, task, expand)
     return source.astype(result_dtype)

@@ -2,58 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import numpy as np
 from dask._task_spec import GraphNode, convert_legacy_graph
 from dask.array.core import Array, map_blocks
 from dask.array.overlap import ensure_minimum_chunksize, overlap
-from dask.highlevelgraph import HighLevelGraph
-from dask.tokenize import tokenize
-from dask.utils import typename
 
 from dask_dgpu.algorithms.halo import Boundary
 from dask_dgpu.algorithms.stencil import StencilTask
+from dask_dgpu.array.deferred import deferred
 from dask_dgpu.kernels.stencil import Taps, padded, weighted
-from graph_opt.dask_graph.deferred import DeferredLayer, Expand
+from graph_opt.dask_graph.deferred import Expand
 from graph_opt.model.node import ArrayNode, Chunks
+from graph_opt.pieces.stencil import StencilPiece
 
 
-def layer_of(
-    name: str, sources: Sequence[Array], chunks: Chunks, task: Any, expand: Expand
+def sweeping(
+    name: str, sources: tuple[Array, ...], chunks: Chunks, task: Any, expand: Expand
 ) -> Array:
-    """Return what a task makes of arrays, as one layer.
+    """Return the result of a :class:`StencilTask` or a ``JacobiTask``, as one layer.
 
     Parameters
     ----------
     name : str
-        What the keys of the output begin with.
-    sources : sequence of dask.array.Array
-        Of the dtype of the task.
+        Prefix of the output's keys.
+    sources : tuple of dask.array.Array
+        Arrays of the task's dtype.
     chunks : tuple of tuple of int
-        Of the output.
+        Chunk sizes of the output.
     task : StencilTask or JacobiTask
-        What is done.
+        The sweeps.
     expand : callable
-        As in :class:`~graph_opt.dask_graph.deferred.DeferredLayer`.
+        See :class:`~graph_opt.dask_graph.deferred.DeferredLayer`.
     """
-    key = f"{name}-{tokenize(*(x.name for x in sources), task)}"
-    container = typename(type(sources[0]._meta))
-    nodes = tuple(ArrayNode(x.name, x.chunks, x.dtype.name, container) for x in sources)
-    output = ArrayNode(key, chunks, task.dtype, container)
-    layer = DeferredLayer(nodes if len(nodes) > 1 else nodes[0], output, task, expand)
-    graph = HighLevelGraph.merge(*(x.dask for x in sources))
-    names = {name for x in sources for name in x.__dask_layers__()}
-    graph = HighLevelGraph({**graph.layers, key: layer}, {**graph.dependencies, key: names})
-    return Array(graph, key, chunks, dtype=task.dtype, meta=sources[0]._meta)
+
+    def piece(output: ArrayNode, nodes: tuple[ArrayNode, ...]) -> StencilPiece:
+        return StencilPiece(output, nodes, task)
+
+    return deferred(name, sources, chunks, task.dtype, task, piece, expand)
 
 
-def expand(source: ArrayNode, task: StencilTask) -> tuple[str, Mapping[Any, GraphNode]]:
-    """Return the name of the output and all tasks that make it from a source.
-
-    Blocks may be of any type: no task depends on it, so none need be at hand here.
-    """
+def expand(piece: StencilPiece) -> tuple[str, Mapping[Any, GraphNode]]:
+    """Return the name of the output and all its tasks, for blocks of any type."""
+    (source,), task = piece.sources, cast(StencilTask, piece.task)
     x = Array({}, source.name, source.chunks, dtype=source.dtype)
     y = thick(x, task.taps)
     for _ in range(task.iterations):

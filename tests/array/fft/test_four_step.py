@@ -263,10 +263,10 @@ def test_programs_hold_three_shares_and_the_graph_is_small(name: str, n: int) ->
     share = n * 16 // size  # of complex numbers
     for layer in y.dask.layers.values():
         if isinstance(layer, DeferredLayer):
-            chunks = layer.source.chunks
+            chunks = layer.piece.source.chunks
             blocks = math.prod(map(len, chunks))
             source = Layout(tuple(map(cuts_of, chunks)), dealt(blocks, size))
-            ranked = plan_on_ranks(layer.plan, source, size, HOST, in_order(size))
+            ranked = plan_on_ranks(layer.piece.task, source, size, HOST, in_order(size))
             assert peak(ranked) <= 3.01 * share + 64 * MIB
             assert not layer.is_materialized()
         elif layer.is_materialized():

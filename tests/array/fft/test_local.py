@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import dask_dgpu as dgpu
 from dask_dgpu.runtime import local
 from graph_opt.model.cost import HOST, TASK_SECONDS
-from graph_opt.pieces.fft import Fourier
+from graph_opt.pieces.fft import FftPiece
 from tests.graph_opt.graphs import matches
 from tests.support.profiles import examples
 
@@ -151,7 +151,7 @@ def test_the_rule_knows_its_layer_and_no_other() -> None:
     x = da.ones((16, 12), chunks=(4, 12))
     y = da.fft.rfft2(x)
     (piece,) = matches(y + 1).pieces
-    assert isinstance(piece, Fourier)
+    assert isinstance(piece, FftPiece)
     assert (piece.source.name, piece.output.name) == (x.name, y.name)
     assert (piece.source.chunks, piece.output.chunks) == (x.chunks, y.chunks)
     assert piece.fault() is None

@@ -16,7 +16,7 @@ from dask_dgpu.array import jacobi as jacobi_module
 from dask_dgpu.array.jacobi import fallback
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.runtime import local
-from graph_opt.pieces.stencil import Sweeping
+from graph_opt.pieces.stencil import StencilPiece
 from tests.algorithms.test_jacobi import direct
 from tests.array.stencil.test_stencil import numbers
 from tests.graph_opt.graphs import matches
@@ -251,7 +251,7 @@ class TestLayer:
         assert told.history[-1] == (40, pytest.approx(info.residuals[-1]))
 
     def test_is_a_piece(self, layer: da.Array) -> None:
-        (piece,) = (p for p in matches(layer).pieces if isinstance(p, Sweeping))
+        (piece,) = (p for p in matches(layer).pieces if isinstance(p, StencilPiece))
         assert len(piece.inputs) == 2
         assert piece.computed == (*np.ndindex(3, 3), (3, 0))
         assert piece.fault() is None

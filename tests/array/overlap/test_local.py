@@ -20,7 +20,7 @@ from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.runtime import local
-from graph_opt.pieces.overlap import Halo
+from graph_opt.pieces.overlap import OverlapPiece
 from tests.support.calls import calls_of
 from tests.support.profiles import examples
 
@@ -134,7 +134,7 @@ def test_any_overlap(data: st.DataObject) -> None:
         )
     with dgpu.enable(local_ranks=data.draw(st.integers(1, 7)), **ALWAYS):
         explanation = dgpu.explain(z)
-        found = [piece for piece, _ in explanation.rewritten if isinstance(piece, Halo)]
+        found = [piece for piece, _ in explanation.rewritten if isinstance(piece, OverlapPiece)]
         assert len(found) == overlaps
         assert not explanation.declined
         same(z)
@@ -179,11 +179,11 @@ def test_different_depths(enabled: dgpu.Enabled, programs: list[Any]) -> None:
     )
     same(z)
     assert len(programs) == 1
-    assert [s.algorithm for s in collectives(programs[0])].count("halo") == 2
+    assert [s.operation for s in collectives(programs[0])].count("overlap") == 2
 
 
 def collectives(program: Any) -> list[Any]:
-    return [step for step in program.steps if hasattr(step, "algorithm")]
+    return [step for step in program.steps if hasattr(step, "operation")]
 
 
 @pytest.mark.parametrize("boundary", [*NAMES, -1.5])
@@ -197,7 +197,7 @@ def test_a_loop_is_one_gang(
     with dask.config.set(scheduler=scheduler):
         assert z.compute().tobytes() == plain(z).tobytes()
     (program,) = programs
-    assert [step.algorithm for step in collectives(program)] == ["halo"] * 6
+    assert [step.operation for step in collectives(program)] == ["overlap"] * 6
     assert len(program.steps) == 12
 
 
@@ -433,7 +433,7 @@ def test_many_steps_cost_as_much_each_as_few(boundary: Any) -> None:
         calls = calls_of(lambda z=z, keys=keys: optimizer(when="always")(z.dask, keys))
         rewriting = optimizer(when="always").rewrite(z.dask, keys)
         ((region, prediction),) = rewriting.regions
-        assert sum(isinstance(piece, Halo) for piece in region.pieces) == steps
+        assert sum(isinstance(piece, OverlapPiece) for piece in region.pieces) == steps
         assert prediction.tasks == 2 * X.npartitions + 1
         assert len(region.label) < 500
         payload = pickle.dumps(optimizer(when="always").program(region))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import dask_dgpu as dgpu
 from dask_dgpu.runtime import local
 from graph_opt.model.cost import HOST, TASK_SECONDS
-from graph_opt.pieces.stencil import Sweeping
+from graph_opt.pieces.stencil import StencilPiece
 from tests.graph_opt.graphs import matches
 from tests.support.profiles import examples
 
@@ -248,7 +248,7 @@ def test_the_rule_knows_its_layer_and_no_other() -> None:
     x = da.ones((16, 12), chunks=(4, 12))
     y = dgpu.stencil(x, iterations=3)
     (piece,) = matches(y + 1).pieces
-    assert isinstance(piece, Sweeping)
+    assert isinstance(piece, StencilPiece)
     assert [node.name for node in piece.inputs] == [x.name]
     assert piece.computed == tuple(np.ndindex(y.numblocks))
     assert piece.fault() is None

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from graph_opt.dask_graph.culling import cull
 from graph_opt.dask_graph.emit import GANG, STAGE
 from graph_opt.dask_graph.piece_layer import PieceLayer
-from graph_opt.pieces.matmul import Product
+from graph_opt.pieces.matmul import MatmulPiece
 from graph_opt.pieces.region import Region
 from tests.graph_opt.graphs import (
     array,
@@ -45,8 +45,8 @@ def culled(z: da.Array, name: str) -> PieceLayer:
 
 
 def kept(layer: PieceLayer) -> Any:
-    assert isinstance(layer.piece, Product)
-    return layer.piece.kept
+    assert isinstance(layer.piece, MatmulPiece)
+    return layer.piece.task
 
 
 @examples(30)
@@ -112,7 +112,7 @@ def test_culling_keeps_the_rows_and_columns_that_are_read(
     assert layer.waste == 0
     tasks = 3 * len(rows) + 3 * len(columns) + len(rows) * len(columns) + 1
     assert region_of(z[index]).tasks == tasks
-    assert isinstance(layer.piece, Product)
+    assert isinstance(layer.piece, MatmulPiece)
     part = layer.piece.part
     assert part.left.chunks == (tuple(A.chunks[0][i] for i in rows), A.chunks[1])
     assert part.right.chunks == (B.chunks[0], tuple(B.chunks[1][j] for j in columns))

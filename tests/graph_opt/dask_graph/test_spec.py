@@ -8,14 +8,14 @@ from dask.highlevelgraph import HighLevelGraph
 
 from graph_opt.dask_graph.piece_layer import PieceLayer
 from graph_opt.dask_graph.spec import IllegalGraphError, check
-from graph_opt.pieces.matmul import Product
+from graph_opt.pieces.matmul import MatmulPiece
 from tests.graph_opt.graphs import array, one, rewritten
 
 A, B = array(11, 13, chunks=(4, 5)), array(13, 7, chunks=(5, 3), seed=1)
 PRODUCT = one(A @ B)
 
 
-def graph(product: Product, **parts: Any) -> HighLevelGraph:
+def graph(product: MatmulPiece, **parts: Any) -> HighLevelGraph:
     layer = PieceLayer(replace(product, **parts))
     return HighLevelGraph({product.output.name: layer}, {product.output.name: set()})
 
@@ -38,7 +38,7 @@ def test_legal_graphs_are_returned() -> None:
         (PRODUCT, {"columns": (-1,)}, "block columns"),
     ],
 )
-def test_illegal_gangs(product: Product, parts: Any, message: str) -> None:
+def test_illegal_gangs(product: MatmulPiece, parts: Any, message: str) -> None:
     with pytest.raises(IllegalGraphError, match=message):
         check(graph(product, **parts))
 

@@ -19,7 +19,7 @@ from graph_opt.model.cost import CUDA, HOST, TASK_SECONDS, Machine, dask_rechunk
 from graph_opt.model.layout import Index, cuts_of
 from graph_opt.model.node import ArrayNode
 from graph_opt.model.overlap import common_lengths, spread
-from graph_opt.pieces.rechunk import Redistribution, Stage
+from graph_opt.pieces.rechunk import RechunkPiece, Stage
 from graph_opt.pieces.region import Region
 from tests.graph_opt.graphs import array, layer_of, rechunks
 
@@ -33,14 +33,14 @@ def chunks_of(draw: st.DrawFn, length: int) -> tuple[int, ...]:
 
 
 @st.composite
-def pieces(draw: st.DrawFn) -> Redistribution:
+def pieces(draw: st.DrawFn) -> RechunkPiece:
     shape = draw(st.lists(st.sampled_from([0, 1, 2, 5, 7]), min_size=1, max_size=3))
     axes = draw(st.sampled_from(list(permutations(range(len(shape))))))
     before = tuple(draw(chunks_of(length)) for length in shape)
     after = tuple(draw(chunks_of(shape[axis])) for axis in axes)
     source = ArrayNode("x", before, "float64", "numpy.ndarray")
     output = ArrayNode("y", after, "float64", "numpy.ndarray")
-    return Redistribution(output, source, axes, ("y",), ())
+    return RechunkPiece(output, source, axes, (), inner=("y",))
 
 
 def box(node: ArrayNode, index: Index) -> tuple[slice, ...]:
@@ -50,7 +50,7 @@ def box(node: ArrayNode, index: Index) -> tuple[slice, ...]:
 
 @given(pieces(), st.data())
 def test_what_is_read_is_what_the_wanted_blocks_overlap(
-    piece: Redistribution, data: st.DataObject
+    piece: RechunkPiece, data: st.DataObject
 ) -> None:
     blocks = list(piece.output.indices)
     wanted = frozenset(data.draw(st.sets(st.sampled_from(blocks))))
@@ -70,7 +70,7 @@ def test_what_is_read_is_what_the_wanted_blocks_overlap(
 
 
 @given(pieces())
-def test_all_that_is_not_empty_is_read_for_the_whole(piece: Redistribution) -> None:
+def test_all_that_is_not_empty_is_read_for_the_whole(piece: RechunkPiece) -> None:
     full = [
         i for i in piece.source.indices if np.empty(piece.source.shape)[box(piece.source, i)].size
     ]

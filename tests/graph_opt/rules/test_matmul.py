@@ -13,7 +13,7 @@ from dask.graph_manipulation import bind, clone
 from dask.highlevelgraph import HighLevelGraph
 
 from graph_opt.passes.rewrite import replace
-from graph_opt.pieces.matmul import Product
+from graph_opt.pieces.matmul import MatmulPiece
 from tests.graph_opt.graphs import array, matches, one, products, reason
 
 A, B = array(11, 13, chunks=(4, 5)), array(13, 7, chunks=(5, 3), seed=1)
@@ -263,4 +263,4 @@ def test_declined_pieces_stay_as_dask_made_them(case: str) -> None:
     after = replace(both, found.pieces)
     assert all(after.layers[name] is layer for name, layer in z.dask.layers.items())
     assert [product.output.name for product in found.pieces] == [(A @ B).name]
-    assert isinstance(found.pieces[0], Product)
+    assert isinstance(found.pieces[0], MatmulPiece)

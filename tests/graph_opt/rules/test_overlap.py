@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace as replace_fields
 from typing import Any
 
 import dask
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 
 from graph_opt.model.cost import HOST
 from graph_opt.passes.rewrite import replace
-from graph_opt.pieces.overlap import Halo, extended
-from graph_opt.pieces.rechunk import Redistribution
+from graph_opt.pieces.overlap import OverlapPiece, extended
+from graph_opt.pieces.rechunk import RechunkPiece
 from tests.graph_opt.graphs import array, matches
 
 A = array(12, 30, chunks=(4, 10))
@@ -32,13 +33,13 @@ def mapped(x: da.Array, **options: Any) -> da.Array:
     return da.map_overlap(twice, x, dtype=float, **options)
 
 
-def halos(*arrays: da.Array) -> tuple[Halo, ...]:
+def halos(*arrays: da.Array) -> tuple[OverlapPiece, ...]:
     found = matches(*arrays)
     assert not found.declined
-    return tuple(piece for piece in found.pieces if isinstance(piece, Halo))
+    return tuple(piece for piece in found.pieces if isinstance(piece, OverlapPiece))
 
 
-def one(*arrays: da.Array) -> Halo:
+def one(*arrays: da.Array) -> OverlapPiece:
     (piece,) = halos(*arrays)
     return piece
 
@@ -146,8 +147,8 @@ def test_several_arrays_of_different_depths() -> None:
 def test_thin_chunks_are_merged_by_a_rechunk_before() -> None:
     z = mapped(array(12, 30, chunks=(4, 3)), depth=4, boundary="reflect")
     found = matches(z).pieces
-    (rechunk,) = (piece for piece in found if isinstance(piece, Redistribution))
-    (halo,) = (piece for piece in found if isinstance(piece, Halo))
+    (rechunk,) = (piece for piece in found if isinstance(piece, RechunkPiece))
+    (halo,) = (piece for piece in found if isinstance(piece, OverlapPiece))
     assert halo.source.name == rechunk.output.name
     assert not {*halo.inner} & {*rechunk.inner}
 
@@ -330,14 +331,10 @@ class TestPiece:
             ({"depth": ((2, 2), (1, 1))}, "its chunks are not"),
             ({"boundary": (None, None)}, "its chunks are not"),
             ({"source": one(mapped(A.astype("f4"), depth=1, boundary=0)).source}, "cannot be"),
-            ({"wanted": ((5, 5),)}, "do not exist"),
+            ({"wanted": ((5, 5),)}, "does not exist"),
         ]
         for fields, expected in changed:
-            assert expected in str(Halo(**{**vars_of(piece), **fields}).fault())
-
-
-def vars_of(piece: Halo) -> dict[str, Any]:
-    return {name: getattr(piece, name) for name in Halo.__dataclass_fields__}
+            assert expected in str(replace_fields(piece, **fields).fault())
 
 
 @given(st.data())

@@ -13,7 +13,7 @@ from dask.graph_manipulation import bind, clone
 from dask.highlevelgraph import HighLevelGraph
 
 from graph_opt.passes.rewrite import replace
-from graph_opt.pieces.rechunk import Redistribution
+from graph_opt.pieces.rechunk import RechunkPiece
 from tests.graph_opt.graphs import array, matches, products, rechunks
 
 A, B = array(12, 30, chunks=(12, 5)), array(6, 7, 8, chunks=(3, 7, 2), seed=1)
@@ -26,7 +26,7 @@ def method(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-def one(*arrays: da.Array) -> Redistribution:
+def one(*arrays: da.Array) -> RechunkPiece:
     (piece,) = rechunks(*arrays)
     return piece
 
@@ -40,7 +40,7 @@ def test_either_method(method: str) -> None:
     piece = one(z)
     assert (piece.output.name, piece.source.name) == (z.name, A.name)
     assert (piece.output.chunks, piece.source.chunks) == (z.chunks, A.chunks)
-    assert (piece.axes, piece.transposes) == ((0, 1), False)
+    assert (piece.axes, piece.task) == ((0, 1), None)
     assert set(piece.inner) == layers_between(A, z)
     assert piece.label == z.name[: z.name.rindex("-") + 9]
     assert piece.fault() is None
@@ -94,7 +94,7 @@ def test_transposes_are_taken_along(
     z = make(B)
     piece = one(z)
     assert (piece.axes, piece.source.name) == (axes, B.name)
-    assert piece.transposes == (axes != (0, 1, 2))
+    assert (piece.task is None) == (axes == (0, 1, 2))
     assert set(piece.inner) == layers_between(B, z)
     assert piece.fault() is None
     assert piece.output.shape == np.empty(B.shape).transpose(axes).shape
