@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as replace_field
@@ -40,6 +41,9 @@ from graph_opt.pieces.region import Region
 
 MOST_WASTE = 0.5
 """A piece of whose computed blocks more than this share is not read is left to Dask."""
+
+ROOM_STEPS = 64
+"""Free memory counts in such fractions of the limit, so equal programs have equal plans."""
 
 FUNCTIONS = TaskFunctions(tasks.stage, tasks.gang, tasks.out)
 
@@ -252,7 +256,8 @@ class GraphOptimizer:
         if most is None:
             return None
         read = [(node.name, *index) for node, blocks in region.inputs for index in blocks]
-        return max(0.0, most - held(read))
+        step = max(1.0, most / ROOM_STEPS)
+        return max(0.0, most - math.ceil(held(read) / step) * step)
 
     def program(self, region: Region, room: float | None = None) -> Program:
         """Make the program of a region, which may use so many bytes of a device."""

@@ -9,7 +9,8 @@ from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.step import Collective, Local
-from dask_dgpu.runtime.program import Plans, Program, plans
+from dask_dgpu.runtime.plans import Plans, plans
+from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.shares import Shares
 from graph_opt.model.cost import GANG_SECONDS, STEP_SECONDS, TASK_SECONDS
 from graph_opt.model.layout import dealt

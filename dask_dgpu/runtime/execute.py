@@ -12,8 +12,8 @@ from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.step import Collective, Local
 from dask_dgpu.operations.value import Blocks, Value, conforming
 from dask_dgpu.runtime.observer import Nobody, Observer
-from dask_dgpu.runtime.placement import Block
-from dask_dgpu.runtime.program import Key, Plans, Program
+from dask_dgpu.runtime.plans import Plans
+from dask_dgpu.runtime.program import Key, Program
 from dask_dgpu.runtime.ship import ship
 from graph_opt.model.layout import Index
 from graph_opt.model.node import label
@@ -62,7 +62,7 @@ def execute(
                 del values[name]
         device.synchronize()
         comm.check()
-        mine = [key for key, rank in fixed.placed(program).items() if rank == comm.rank]
+        mine = [key for key, rank in fixed.placed().items() if rank == comm.rank]
         results = {
             key: _outside(values[key[0]][key[1:]], known[key[0]].container, device) for key in mine
         }
@@ -141,7 +141,9 @@ def _made(
     name = label(step.output)
     observer.progress(name, 0, len(step.needs))
     making = fixed.makings[step.output]
-    came = ship(making.shipments, comm, device, values)
+    numbers = [fixed.numbers[name] for name in step.inputs]
+    mapped = {number: values[name] for number, name in zip(numbers, step.inputs, strict=True)}
+    received = ship(making.shipments, comm, device, mapped)
     needs = step.blocks()
     container = step.result.container
     mine = [index for index, ranks in making.ranks.items() if comm.rank in ranks]
@@ -149,13 +151,13 @@ def _made(
 
     done: list[tuple[int, ...]] = []
 
-    def block(need: Block) -> Array:
-        held = came[need] if need in came else values[need[0]][need[1]]
-        return _outside(held, container, device)
+    def block(number: int, place: Index) -> Array:
+        sent = (number, place) in received
+        found = received[number, place] if sent else mapped[number][place]
+        return _outside(found, container, device)
 
     def arguments(index: Index) -> dict[Key, Array]:
-        read = ((step.inputs[at], place) for at, place in needs[index])
-        return {(name, *place): block((name, place)) for name, place in read}
+        return {(step.inputs[at], *place): block(numbers[at], place) for at, place in needs[index]}
 
     def make(index: tuple[int, ...]) -> Array:
         given = arguments(index)
@@ -169,7 +171,7 @@ def _made(
         return made
 
     made = dict(zip(mine, device.each(make, mine), strict=True))
-    device.join()  # before what came is let go of
+    device.join()  # before received blocks are freed
     return made
 
 

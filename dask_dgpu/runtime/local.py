@@ -14,7 +14,8 @@ from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations.value import Blocks
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.observer import Nobody, Span
-from dask_dgpu.runtime.program import Key, Program, plans
+from dask_dgpu.runtime.plans import plans
+from dask_dgpu.runtime.program import Key, Program
 from graph_opt.model.layout import dealt
 
 Array = Any

@@ -17,8 +17,8 @@ from dask_dgpu.operations.step import Need
 from dask_dgpu.operations.value import Placed, Value
 from graph_opt.model.layout import Index, Layout, dealt
 
-Block = tuple[str, Index]
-"""A block that another is made from: the place of its array among those read, and its own."""
+Block = tuple[int, Index]
+"""A block of a value: the number of the value, and the place of the block in it."""
 
 Ranks = tuple[int, ...]
 
@@ -30,7 +30,7 @@ LITTLE = 0.5
 class Shipment:
     """A block that one rank sends to another, whole."""
 
-    name: str
+    value: int
     index: Index
     source: int
     target: int
@@ -56,7 +56,7 @@ class Making:
 class _Made:
     value: Value
     ranks: dict[Index, Ranks]
-    inputs: Sequence[str] = ()
+    inputs: Sequence[int] = ()
     needs: Mapping[Index, Sequence[Need]] = field(default_factory=dict)
     once: bool = False
     shipments: dict[Shipment, None] = field(default_factory=dict)  # in their order
@@ -73,24 +73,24 @@ class Placement:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._made: dict[str, _Made] = {}
-        self._order: dict[str, int] = {}
+        self._made: dict[int, _Made] = {}
+        self._order: dict[int, int] = {}
 
-    def put(self, name: str, value: Value, layout: Layout) -> None:
+    def put(self, number: int, value: Value, layout: Layout) -> None:
         """Note a value that has a place: an input, or the result of a collective."""
         ranks: dict[Index, Ranks] = {
             index: (owner,)
             for index, owner in zip(layout.indices(), layout.owners, strict=True)
             if owner >= 0
         }
-        self._made[name] = _Made(value, ranks)
-        self._order[name] = len(self._order)
+        self._made[number] = _Made(value, ranks)
+        self._order[number] = len(self._order)
 
     def make(
         self,
-        name: str,
+        number: int,
         value: Value,
-        inputs: Sequence[str],
+        inputs: Sequence[int],
         needs: Mapping[Index, Sequence[Need]],
         once: bool = False,
     ) -> None:
@@ -99,8 +99,8 @@ class Placement:
         ``needs`` says for each block, in row-major order, of which blocks of ``inputs``;
         ``once``, that no two ranks may make the same.
         """
-        made = self._made[name] = _Made(value, dict.fromkeys(needs, ()), inputs, needs, once)
-        self._order[name] = len(self._order)
+        made = self._made[number] = _Made(value, dict.fromkeys(needs, ()), inputs, needs, once)
+        self._order[number] = len(self._order)
         sources = [self._made[each] for each in inputs]
         demands: dict[Block, set[int]] = {}
         for index, blocks in needs.items():
@@ -111,40 +111,40 @@ class Placement:
             for at, need in blocks:
                 if rank not in sources[at].ranks[need]:
                     demands.setdefault((inputs[at], need), set()).add(rank)
-        self._meet(name, demands)
+        self._meet(number, demands)
 
-    def placed(self, name: str) -> Placed:
+    def placed(self, number: int) -> Placed:
         """Return the place of a value; blocks without one are dealt out first."""
-        made = self._made[name]
+        made = self._made[number]
         free = [index for index, ranks in made.ranks.items() if not ranks]
         if free:
             at = dict(zip(made.ranks, dealt(len(made.ranks), self.size), strict=True))
-            self._meet(name, {(name, index): {at[index]} for index in free})
+            self._meet(number, {(number, index): {at[index]} for index in free})
         return made.value.placed([made.ranks[index][0] for index in made.value.indices()])
 
-    def making(self, name: str) -> Making:
+    def making(self, number: int) -> Making:
         """Return what was found for a value made by block functions, once all is."""
-        made = self._made[name]
+        made = self._made[number]
         return Making(made.ranks, tuple(made.shipments))
 
-    def holders(self, name: str) -> Mapping[Index, Ranks]:
+    def holders(self, number: int) -> Mapping[Index, Ranks]:
         """Return the ranks that hold each block of a value."""
-        return self._made[name].ranks
+        return self._made[number].ranks
 
-    def _meet(self, name: str, demands: Mapping[Block, set[int]]) -> None:
+    def _meet(self, number: int, demands: Mapping[Block, set[int]]) -> None:
         """Have the blocks that a value is made of where they are needed.
 
         What has no place is made there, on all ranks that want it, and so on with what it is
         made of: values are visited from the last to the first, so that all who want a block
         are known when its turn comes.
         """
-        wanted: dict[str, dict[Index, list[tuple[str, set[int]]]]] = {}
+        wanted: dict[int, dict[Index, list[tuple[int, set[int]]]]] = {}
 
-        def ask(reader: str, blocks: Mapping[Block, set[int]]) -> None:
+        def ask(reader: int, blocks: Mapping[Block, set[int]]) -> None:
             for (needed, index), ranks in blocks.items():
                 wanted.setdefault(needed, {}).setdefault(index, []).append((reader, ranks))
 
-        ask(name, demands)
+        ask(number, demands)
         while wanted:
             needed = max(wanted, key=self._order.__getitem__)
             made = self._made[needed]
@@ -160,12 +160,12 @@ class Placement:
                 makers = set(ranks)
                 ask(needed, {(made.inputs[at], need): makers for at, need in made.needs[index]})
 
-    def _send(self, name: str, index: Index, readers: Iterable[tuple[str, set[int]]]) -> None:
+    def _send(self, number: int, index: Index, readers: Iterable[tuple[int, set[int]]]) -> None:
         """Have a block travel to the ranks where it is read and not held."""
-        have = self._made[name].ranks[index]
+        have = self._made[number].ranks[index]
         for reader, ranks in readers:
             for rank in sorted(ranks - set(have)):
-                shipment = Shipment(name, index, have[0], rank)
+                shipment = Shipment(number, index, have[0], rank)
                 self._made[reader].shipments[shipment] = None
 
 

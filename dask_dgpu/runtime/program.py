@@ -1,24 +1,20 @@
 """What a gang runs: a list of steps on named values, the same on every rank.
 
-A program is made when the graph is optimized and knows shapes and chunks only.
-Where blocks are and how many ranks there are is known at the barrier; with that,
-:func:`plans` fixes one plan for each collective, the same on every rank, and with
-the plans where the blocks of every value are.
+A program is made when the graph is optimized and knows shapes and chunks only. The
+places of blocks and the number of ranks are known when it is launched; then
+:mod:`dask_dgpu.runtime.plans` plans it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from dask_dgpu.comm.bootstrap import Transport
-from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.step import Collective, Local
-from dask_dgpu.operations.value import Placed, Value
+from dask_dgpu.operations.value import Value
 from dask_dgpu.runtime.blockwork import Blockworks
-from dask_dgpu.runtime.placement import Making, Placement
 from graph_opt.dask_graph.plain import Plain
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Index
@@ -94,6 +90,11 @@ class Program:
         return self.__dict__ | {"plain": None}
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All values in order: inputs, then the outputs of steps. Plans know their numbers."""
+        return (*(name for name, _ in self.inputs), *(step.output for step in self.steps))
+
+    @property
     def given(self) -> set[str]:
         """Names of the values that others have made."""
         return {name for name, _ in self.inputs}
@@ -126,71 +127,3 @@ class Program:
         """
         name = max((name for name, _ in self.outputs if key[0].startswith(name)), key=len)
         return (name, *key[1:])
-
-
-Owners = Mapping[str, Sequence[int]]
-
-
-@dataclass(frozen=True)
-class Plans:
-    """What is fixed when a program is launched, the same on every rank.
-
-    Parameters
-    ----------
-    collectives : mapping of str to plan
-        The plan of each collective, by the name of its output.
-    values : mapping of str to Placed
-        Where inputs are, and outputs of collectives, and the results.
-    makings : mapping of str to Making
-        Where each value that a :class:`Local` makes is made.
-    """
-
-    collectives: Mapping[str, Any]
-    values: Mapping[str, Placed]
-    makings: Mapping[str, Making]
-
-    def placed(self, program: Program) -> dict[Key, int]:
-        """Return the rank that ends up with each block of the results."""
-        return {
-            (name, *index): self.values[name].layout.owner(index)
-            for name, blocks in program.outputs
-            for index in blocks
-        }
-
-
-def plans(program: Program, owners: Owners, size: int) -> Plans:
-    """Fix the plan of each collective, for inputs whose blocks are where ``owners`` says.
-
-    ``owners`` gives for each input the rank of each block there is, in row-major order.
-    """
-    placement = Placement(size)
-    values: dict[str, Placed] = {}
-    for name, value in program.inputs:
-        values[name] = value.placed(owners[name])
-        placement.put(name, value, values[name].layout)
-    found: dict[str, Any] = {}
-    limits = program.machine, program.room
-    given, ends = program.given, program.ends
-    for at, step in enumerate(program.steps):
-        if isinstance(step, Local):
-            placement.make(step.output, step.result, step.inputs, step.blocks(), step.once)
-            continue
-        inputs = tuple(
-            replace(placement.placed(name), spent=name in ends[at] and name not in given)
-            for name in step.inputs
-        )
-        plan = _planned(step.operation, inputs, step.result, step.task, size, *limits)
-        layout = OPERATIONS[step.operation].layout(plan)
-        found[step.output] = plan
-        values.update(zip(step.inputs, inputs, strict=True))
-        values[step.output] = Placed(layout, step.result.dtype)
-        placement.put(step.output, step.result, layout)
-    values |= {name: placement.placed(name) for name, _ in program.outputs}
-    made = [step.output for step in program.steps if isinstance(step, Local)]
-    return Plans(found, values, {name: placement.making(name) for name in made})
-
-
-@lru_cache(maxsize=KEPT_PLANS)
-def _planned(operation: str, inputs: tuple[Placed, ...], *arguments: Any) -> Any:
-    """Return a plan; in a loop the same is asked for again and again."""
-    return OPERATIONS[operation].plan(inputs, *arguments)

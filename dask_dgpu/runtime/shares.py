@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dask_dgpu.operations.step import Collective, Local
 from dask_dgpu.operations.value import Value
 from dask_dgpu.runtime.placement import Ranks
-from dask_dgpu.runtime.program import Plans, Program
+from dask_dgpu.runtime.plans import Plans
+from dask_dgpu.runtime.program import Program
 from graph_opt.model.layout import Index
 
 
@@ -65,10 +66,10 @@ class Shares:
 
     def shipped(self) -> int:
         """Return the bytes of whole blocks that the busiest rank receives."""
-        total = [0] * self.size
+        total, names = [0] * self.size, self.program.names
         for making in self.fixed.makings.values():
             for each in making.shipments:
-                total[each.target] += self.values[each.name].nbytes(each.index)
+                total[each.target] += self.values[names[each.value]].nbytes(each.index)
         return max(total)
 
     def _ranks(self, name: str) -> Mapping[Index, Ranks]:

@@ -26,9 +26,9 @@ LENGTH = 4
 
 
 def ship(
-    shipments: Sequence[Shipment], comm: Comm, device: Device, values: Mapping[str, Blocks]
+    shipments: Sequence[Shipment], comm: Comm, device: Device, values: Mapping[int, Blocks]
 ) -> dict[Block, Any]:
-    """Send what this rank has for others, and return what it gets, by array and place.
+    """Send what this rank has for others, and return what it gets, by value and place.
 
     Every rank calls this with the same shipments. The host waits for the device: it has
     to read headers.
@@ -38,7 +38,7 @@ def ship(
     if not out and not due:
         return {}
     device.synchronize()
-    packed = [_packed(values[each.name][each.index]) for each in out]
+    packed = [_packed(values[each.value][each.index]) for each in out]
     with device.transferring():
         headers = [device.to_device(header) for header, _ in packed]
         came = [device.empty(HEADER, "uint8") for _ in due]
@@ -57,7 +57,7 @@ def ship(
         ).wait()
     device.synchronize()
     return {
-        (each.name, each.index): _unpacked(kind, value, room, device)
+        (each.value, each.index): _unpacked(kind, value, room, device)
         for each, (kind, _, value), room in zip(due, found, rooms, strict=True)
     }
 

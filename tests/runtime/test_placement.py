@@ -102,7 +102,7 @@ def test_little_does_not_bind() -> None:
     make(placement, "grid", GRID, {(i, j): [("k", (i,))] for i, j in BLOCKS})
     assert set(placement.holders("grid").values()) == {()}
     assert placement.placed("grid").layout.owners == (0, 1, 1, 2)
-    assert {(each.name, each.target) for each in placement.making("grid").shipments} == {
+    assert {(each.value, each.target) for each in placement.making("grid").shipments} == {
         ("k", 0),
         ("k", 2),
     }
@@ -160,8 +160,8 @@ def test_every_block_is_there_when_it_is_read(data: st.DataObject) -> None:
         making = placement.making(name)
         came: dict[Any, set[int]] = {}
         for each in making.shipments:
-            assert each.source in there[each.name, each.index]
-            came.setdefault((each.name, each.index), set()).add(each.target)
+            assert each.source in there[each.value, each.index]
+            came.setdefault((each.value, each.index), set()).add(each.target)
         for index, makers in making.ranks.items():
             assert len(makers) <= 1 or name not in alone
             for need in needs[name][index]:

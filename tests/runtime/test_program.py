@@ -14,7 +14,8 @@ from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.step import Collective
 from dask_dgpu.operations.value import Value
 from dask_dgpu.runtime.execute import execute
-from dask_dgpu.runtime.program import Limits, Program, plans
+from dask_dgpu.runtime.plans import plans
+from dask_dgpu.runtime.program import Limits, Program
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of
 
@@ -42,7 +43,7 @@ def run(made: Program, size: int, owners: Any, blocks: Any) -> dict[Any, Any]:
         return execute(made, fixed, comm, HostDevice(), mine)
 
     parts = run_local(size, rank)
-    placed = fixed.placed(made)
+    placed = fixed.placed()
     assert sum(map(len, parts)) == len(placed)
     for rank_of_part, part in enumerate(parts):
         assert all(placed[key] == rank_of_part for key in part)

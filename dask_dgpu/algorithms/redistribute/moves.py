@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -107,7 +108,11 @@ class Moves:
         self.sender = np.array(source.owners, np.int64)[block[self.cell]]
         self.receiver = receivers[self.cell]
         self.length = cells.sizes[self.cell]
-        self.places, self.unit = np.unique(cells.source[self.cell], return_inverse=True)
+        place = cells.source[self.cell]
+        used = np.zeros(math.prod(len(cuts) - 1 for cuts in plan.unit_cuts), bool)
+        used[place] = True  # np.unique would sort millions of pieces
+        self.places = np.flatnonzero(used)
+        self.unit = (np.cumsum(used) - 1)[place]
         self.owner = np.zeros(len(self.places), np.int64)
         self.owner[self.unit] = self.sender
         wanted = np.bincount(

@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.errors import GangError
-from dask_dgpu.runtime.program import Program, plans
+from dask_dgpu.runtime.plans import plans
+from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.plain import Plain
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Run:
         the worker that holds the block.
     placed : dict of key to int, optional
         The rank of each block of the result, once the run is planned.
+    plans : bytes, optional
+        The plans as members get them, once the run is planned.
     """
 
     key: Key
@@ -48,6 +51,7 @@ class Run:
     epoch: str | None = None
     task: asyncio.Future[None] | None = None
     placed: dict[Key, int] = field(default_factory=dict)
+    plans: bytes = b""
     finished: bool = False
     starts_over: bool = False
     outcome: asyncio.Future[dict[str, Any]] = field(default_factory=asyncio.Future)
@@ -80,9 +84,10 @@ class Run:
         return [key for tokens in self.staged for key, _ in tokens]
 
     def plan(self) -> None:
-        """Find the rank of each block of the result; takes its time."""
-        fixed = plans(self.program, self.owners, len(self.members))
-        self.placed = fixed.placed(self.program)
+        """Plan the program and pickle the plans; may take seconds."""
+        found = plans(self.program, self.owners, len(self.members))
+        self.placed = found.placed()
+        self.plans = found.fixed.payload
 
     @cached_property
     def owners(self) -> dict[str, tuple[int, ...]]:
@@ -112,7 +117,7 @@ class Run:
             "epoch": epoch.name,
             "store": epoch.store,
             "program": self.payload,
-            "owners": self.owners,
+            "plans": self.plans,
             "blocks": blocks,
         }
 

@@ -40,7 +40,7 @@ class Job:
     epoch: str
     store: tuple[str, int]
     program: bytes
-    owners: dict[str, tuple[int, ...]]
+    plans: bytes
     blocks: dict[str, Blocks]
     given_up: threading.Event = field(default_factory=threading.Event)
     phase: str = "queued"

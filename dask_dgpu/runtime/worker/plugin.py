@@ -22,7 +22,8 @@ from dask_dgpu.runtime.background import ended, in_background
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.failure import IN_PROGRAM, failure_of, opened
 from dask_dgpu.runtime.plainly import compute_plainly
-from dask_dgpu.runtime.program import Program, plans
+from dask_dgpu.runtime.plans import Plans, received
+from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.job import Job, WarmUp
 from dask_dgpu.runtime.worker.member import Member
@@ -269,7 +270,7 @@ class GangWorkerPlugin(WorkerPlugin):
                 patient=True,
             )
             job.phase = IN_PROGRAM
-            fixed = plans(program, job.owners, job.size)
+            fixed = Plans(program, received(job.plans))
             begin = perf_counter()
             device = self.member.device
             blocks = execute(program, fixed, comm, device, job.blocks, job)
