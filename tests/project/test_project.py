@@ -17,6 +17,8 @@ from numpydoc.validate import validate
 import dask_dgpu as dgpu
 from dask_dgpu.array.fft.call import DASKS_OWN
 from dask_dgpu.environment.settings import defaults, schema
+from dask_dgpu.operations import OPERATIONS
+from graph_opt.rules import deferred
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("dask_dgpu", "graph_opt")
@@ -94,11 +96,34 @@ def test_environment_has_the_oldest_dask_that_is_allowed() -> None:
         assert f"{requirement}>={pins[name]}" in project()["dependencies"]
 
 
-def test_files_in_the_table_of_algorithms_exist() -> None:
-    text = (ROOT / "docs/architecture.md").read_text()
-    paths = re.findall(r"`([\w/]+(?:\.py|/))`", text)
-    assert "dask_dgpu/algorithms/summa/" in paths
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
+
+
+def test_page_of_the_architecture_is_short() -> None:
+    assert len(ARCHITECTURE.splitlines()) <= 150
+
+
+def test_files_of_the_architecture_exist() -> None:
+    paths = re.findall(r"`(\w+/[\w/]*(?:\.py|/)?)`", ARCHITECTURE)
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operation_is_in_the_table_of_the_architecture(name: str) -> None:
+    """Its rule and piece, its operation file, its algorithm and kernels, tests and benchmark."""
+    (row,) = re.findall(rf"^\| {name} \|.*$", ARCHITECTURE, re.MULTILINE)
+    rule, piece, operation, algorithm, kernels, tests, benchmark = row.split("|")[2:9]
+    match = OPERATIONS[name].match or deferred.match
+    assert match.__module__.replace(".", "/") in rule
+    assert "graph_opt/pieces/" in piece
+    assert f"dask_dgpu/operations/{name}.py" in operation
+    folder = re.findall(r"algorithms/(\w+)/", algorithm)[0]
+    assert (
+        f"dask_dgpu.algorithms.{folder} " in (ROOT / f"dask_dgpu/operations/{name}.py").read_text()
+    )
+    assert "dask_dgpu/kernels/" in kernels
+    assert f"tests/algorithms/test_{folder}.py" in tests
+    assert "benchmarks/" in benchmark
 
 
 @pytest.mark.parametrize("name", [*PUBLIC, "dask_dgpu.errors.GangError"])
