@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from dask._task_spec import GraphNode
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from graph_opt.dask_graph.emit import GangLayer
+from graph_opt.dask_graph.internals import GraphNode
 
 Graph = dict[Any, GraphNode]
 
