@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import dask
+import dask.array
 from dask.array.backends import array_creation_dispatch
 from dask.array.core import Array
 
@@ -122,9 +123,9 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
     """
     if MISSING:
         raise DgpuError(f"expected a dask with {' and '.join(MISSING)}, got dask {version('dask')}")
-    if dask.config.get("array.query-planning", False):
+    if dask.array.array_expr_enabled():
         raise DgpuError(
-            "array.query-planning is true, but dask_dgpu needs it to be false: "
+            "expected array.query-planning to be false, got true: "
             "that engine has neither matmul nor FFT"
         )
     read_settings = read(settings)
