@@ -11,7 +11,7 @@ from dask.blockwise import Blockwise
 from graph_opt.dask_graph.internals import curry
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.model.dtype import BFLOAT16
-from graph_opt.model.node import ArrayNode
+from graph_opt.model.node import CONTAINERS, ArrayNode
 
 DTYPES = frozenset(
     [
@@ -33,8 +33,6 @@ DTYPES = frozenset(
 )
 CARRIED = DTYPES | {BFLOAT16}
 """What blocks of a region may be, and what sums take; other collectives do not know bfloat16."""
-
-CONTAINERS = frozenset({"numpy.ndarray", "cupy.ndarray"})
 
 
 def unsupported(
