@@ -33,7 +33,7 @@ from graph_opt.dask_graph.parse import ArrayGraph, parse
 from graph_opt.dask_graph.piece_layer import PieceLayer
 from graph_opt.dask_graph.plain import Plain
 from graph_opt.dask_graph.spec import check
-from graph_opt.model.node import Declined
+from graph_opt.model.node import CUPY, NUMPY, Declined
 from graph_opt.passes.partition import partition
 from graph_opt.passes.rewrite import find, replace
 from graph_opt.pieces.piece import Piece
@@ -215,13 +215,10 @@ class GraphOptimizer:
         """Return why a piece cannot run as it is, whatever it costs."""
         piece = layer.piece
         on_host = self.facts.workers > 0 and self.facts.device == "cpu"
-        if on_host and any(node.container == "cupy.ndarray" for node in piece.inputs):
+        if on_host and any(node.container == CUPY for node in piece.inputs):
             return "blocks are CuPy arrays and the workers compute on the CPU"
-        if (
-            self.facts.device == "cuda"
-            and piece.only_moves
-            and piece.inputs[0].container == "numpy.ndarray"
-        ):
+        on_device = self.facts.device == "cuda"
+        if on_device and piece.only_moves and piece.inputs[0].container == NUMPY:
             return "blocks are on the host and no computation follows"
         if layer.waste > MOST_WASTE:
             return "most of the blocks that it makes are not wanted"

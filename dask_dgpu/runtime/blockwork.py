@@ -10,10 +10,11 @@ from functools import cached_property, partial
 from typing import Any, cast
 
 import cloudpickle
-from dask import _task_spec as dask_task
-from dask.blockwise import Blockwise, BlockwiseDep, blockwise_token
+from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
 
+from graph_opt.dask_graph import internals as dask_task
+from graph_opt.dask_graph.internals import BlockwiseDep, blockwise_token
 from graph_opt.model.layout import Index
 from graph_opt.model.node import label
 

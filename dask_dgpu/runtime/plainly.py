@@ -7,10 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
-from dask._task_spec import Task
 
 from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.program import Key, Program
+from graph_opt.dask_graph.internals import Task
 from graph_opt.dask_graph.plain import Plain
 
 if TYPE_CHECKING:

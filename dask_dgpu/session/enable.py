@@ -6,10 +6,12 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import dask
+import dask.array
 from dask.array.backends import array_creation_dispatch
 from dask.array.core import Array
 
@@ -24,6 +26,7 @@ from dask_dgpu.planner.predict import usable
 from dask_dgpu.session.backend import array_backend
 from dask_dgpu.session.delayed import plain_to_delayed
 from dask_dgpu.session.main_guard import require_main_guard
+from graph_opt.dask_graph.internals import MISSING
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -91,9 +94,9 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
     TypeError
         When ``client`` is no client, or an asynchronous one.
     DgpuError
-        When ``array.query-planning`` is on: that engine has no matmul and no FFT; or when the
-        cluster has no worker, nor gets one within half a minute; or was enabled with another
-        device before, which it keeps.
+        When Dask lacks an internal that the rules need; when ``array.query-planning`` is on:
+        that engine has no matmul and no FFT; when the cluster has no worker, nor gets one
+        within half a minute; or was enabled with another device before, which it keeps.
 
     See Also
     --------
@@ -118,9 +121,11 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
     ...     (x @ x.T).sum().compute(scheduler="threads").item()
     96.0
     """
-    if dask.config.get("array.query-planning", False):
+    if MISSING:
+        raise DgpuError(f"expected a dask with {' and '.join(MISSING)}, got dask {version('dask')}")
+    if dask.array.array_expr_enabled():
         raise DgpuError(
-            "array.query-planning is true, but dask_dgpu needs it to be false: "
+            "expected array.query-planning to be false, got true: "
             "that engine has neither matmul nor FFT"
         )
     read_settings = read(settings)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from dask._task_spec import Alias, GraphNode, cull
 from dask.highlevelgraph import Layer
 
+from graph_opt.dask_graph.internals import Alias, GraphNode, cull
 from graph_opt.model.node import ArrayNode
 from graph_opt.pieces.piece import Piece
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dask._task_spec import GraphNode, List, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
+from graph_opt.dask_graph.internals import GraphNode, List, Task, TaskRef
 from graph_opt.model.layout import Index
 from graph_opt.model.node import ArrayNode, label
 from graph_opt.pieces.region import Region

@@ -1,80 +1,70 @@
-"""After Dask's own passes: names and annotations that these can not keep."""
+"""After Dask's own passes: unique names for blocks of gangs, and annotations."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
-from dask._task_spec import GraphNode
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from graph_opt.dask_graph.emit import GangLayer
-
-Graph = dict[Any, GraphNode]
+from graph_opt.dask_graph.internals import GraphNode
 
 
 def finish(
     graph: Mapping[Any, GraphNode],
-    wanted: Collection[Any],
+    wanted: AbstractSet[Any],
     gangs: Iterable[GangLayer],
 ) -> Any:
-    """Rename blocks that another gang may make too, and annotate gangs again.
+    """Rename blocks that another gang may compute too, and annotate gangs again.
+
+    A part of an array has the same keys as the whole, and so has an array within a region. They
+    depend on different gangs, so a scheduler that knows both would report a collision.
 
     Parameters
     ----------
     graph : mapping of key to task
-        What Dask's fusion left; it drops all annotations.
-    wanted : collection of key
-        The keys somebody asked for, which must stay.
+        The result of Dask's fusion, which drops all annotations.
+    wanted : set of key
+        Requested keys, which must stay.
     gangs : iterable of GangLayer
-        The layers as they were before Dask's passes.
+        The layers before Dask's passes.
 
     Returns
     -------
     dict or HighLevelGraph
-        A graph with layers only if there are annotations to carry.
+        A graph with layers only if there are annotations.
     """
-    tasks = dict(graph)
-    layers: dict[str, MaterializedLayer] = {}
-    for layer in gangs:  # gangs of a graph that was optimized before are finished
-        key = layer.gang
-        if key not in tasks:
-            continue
-        outs: list[Any] = []
-        for name, mine in _by_array(tasks, key).items():
-            whole = len(layer.region.members) == 1 and len(mine) == layer.region.nodes[name].blocks
-            outs += _rename(tasks, mine, wanted, f"{name}-{key[0][-8:]}") if not whole else mine
+    # gangs of a graph that was optimized before are finished
+    layers = {layer.gang: layer for layer in gangs if layer.gang in graph}
+    outs: dict[Any, defaultdict[str, list[Any]]] = {gang: defaultdict(list) for gang in layers}
+    for key, task in graph.items():
+        for gang in task.dependencies & layers.keys():
+            outs[gang][key[0]].append(key)
+    names: dict[Any, Any] = {}
+    for gang, arrays in outs.items():
+        region = layers[gang].region
+        for name, keys in arrays.items():
+            whole = len(region.members) == 1 and len(keys) == region.nodes[name].blocks
+            if not whole and wanted.isdisjoint(keys):
+                names |= {key: (f"{name}-{gang[0][-8:]}", *key[1:]) for key in keys}
+    tasks = {names.get(key, key): _renamed(key, task, names) for key, task in graph.items()}
+    annotated: dict[str, MaterializedLayer] = {}
+    for gang, layer in layers.items():
         if layer.annotations:
-            members = (key, *tasks[key].dependencies, *outs)
-            own = {member: tasks.pop(member) for member in members}
-            layers[key[0]] = MaterializedLayer(own, annotations=layer.annotations)
-    if not layers:
+            keys = [names.get(key, key) for keys in outs[gang].values() for key in keys]
+            own = {key: tasks.pop(key) for key in (gang, *tasks[gang].dependencies, *keys)}
+            annotated[gang[0]] = MaterializedLayer(own, annotations=layer.annotations)
+    if not annotated:
         return tasks
-    layers["rest"] = MaterializedLayer(tasks)
-    names = set(layers)
-    return HighLevelGraph(layers, {name: names - {name} for name in names})
+    annotated["rest"] = MaterializedLayer(tasks)
+    every = set(annotated)
+    return HighLevelGraph(annotated, {name: every - {name} for name in every})
 
 
-def _by_array(tasks: Graph, gang: Any) -> dict[str, list[Any]]:
-    outs: dict[str, list[Any]] = {}
-    for key, task in tasks.items():
-        if gang in task.dependencies:
-            outs.setdefault(key[0], []).append(key)
-    return outs
-
-
-def _rename(tasks: Graph, outs: list[Any], wanted: Collection[Any], name: str) -> list[Any]:
-    """Keep blocks of a part of an array, or of one within a region, apart from the whole's.
-
-    Both have the same keys and another gang behind them, which the scheduler
-    would call a collision when it knows both.
-    """
-    if any(out in wanted for out in outs):
-        return outs
-    names: dict[Any, Any] = {out: (name, *out[1:]) for out in outs}
-    for key, task in list(tasks.items()):
-        if key in names:
-            tasks[names[key]] = tasks.pop(key).substitute({}, key=names[key])
-        elif not names.keys().isdisjoint(task.dependencies):
-            tasks[key] = task.substitute(names)
-    return list(names.values())
+def _renamed(key: Any, task: GraphNode, names: dict[Any, Any]) -> GraphNode:
+    if key in names or not names.keys().isdisjoint(task.dependencies):
+        return task.substitute(names, names.get(key))
+    return task

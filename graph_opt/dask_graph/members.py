@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from functools import partial
 from typing import Any
 
-import dask.array.random
-from dask._task_spec import Alias, DataNode, GraphNode, Task, convert_legacy_graph
-from dask.array.core import (
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+
+from graph_opt.dask_graph.internals import (
+    Alias,
+    DataNode,
+    GraphNode,
+    Task,
+    _apply_random,
+    _apply_random_func,
+    _broadcast_trick_inner,
+    _matmul,
+    _tensordot,
+    chunk_einsum,
+    convert_legacy_graph,
     getter,
     getter_inline,
     getter_nofancy,
     load_store_chunk,
+    optimize_blockwise,
 )
-from dask.array.einsumfuncs import chunk_einsum
-from dask.array.routines import _matmul, _tensordot
-from dask.array.wrap import _broadcast_trick_inner
-from dask.blockwise import Blockwise, optimize_blockwise
-from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
-from toolz import curry
-
 from graph_opt.dask_graph.parse import ArrayGraph
-from graph_opt.dask_graph.pattern import CARRIED, unsupported
+from graph_opt.dask_graph.pattern import CARRIED, unsupported, unwrapped
 from graph_opt.dask_graph.piece_layer import PieceLayer
 
 OUTSIDE = (getter, getter_nofancy, getter_inline, load_store_chunk)
@@ -45,9 +50,9 @@ MODULES = (
 """Where the functions are that Dask itself, or our sums, call in layers that are not blockwise."""
 
 CREATES = (
-    _broadcast_trick_inner.func,
-    dask.array.random._apply_random,
-    dask.array.random._apply_random_func,
+    unwrapped(_broadcast_trick_inner),
+    _apply_random,
+    _apply_random_func,
 )
 """Functions that make a block out of nothing, wherever they are called."""
 
@@ -109,7 +114,7 @@ def is_member(graph: ArrayGraph, name: str) -> bool:
     if not all(_is_array(graph, other) for other in needed):
         return False
     if isinstance(layer, Blockwise):
-        function = _plain(getattr(layer.task, "func", None))
+        function = unwrapped(getattr(layer.task, "func", None))
         kinds = {type(dependency).__name__ for dependency in layer.io_deps.values()}
         if function in (*OUTSIDE, *CONTRACTIONS) or not kinds <= set(DEPENDENCIES):
             return False
@@ -160,14 +165,14 @@ def _is_blockwork(graph: ArrayGraph, name: str) -> bool:
 
 
 def _joins(task: GraphNode) -> bool:
-    function = _plain(getattr(task, "func", None))
+    function = unwrapped(getattr(task, "func", None))
     return isinstance(task, Alias) or (_is_known(function) and function not in OUTSIDE)
 
 
 def _creates(task: GraphNode) -> bool:
     if isinstance(task, Alias) or not isinstance(task, Task):
         return False
-    function = _plain(task.func)
+    function = unwrapped(task.func)
     module = getattr(function, "__module__", None) or ""
     return function in CREATES or module in CREATING_MODULES
 
@@ -196,11 +201,5 @@ def _functions(task: Any) -> Iterator[Any]:
 
 
 def _is_known(function: Any) -> bool:
-    package = str(getattr(_plain(function), "__module__", None) or "").partition(".")[0]
+    package = str(getattr(unwrapped(function), "__module__", None) or "").partition(".")[0]
     return package in MODULES
-
-
-def _plain(function: Any) -> Any:
-    while isinstance(function, partial | curry):
-        function = function.func
-    return function

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from dask.array.slicing import getitem_variadic
 from dask.blockwise import Blockwise
 from dask.core import flatten, reverse_dict
 from dask.highlevelgraph import HighLevelGraph, Layer
 
+from graph_opt.dask_graph.internals import getitem_variadic
 from graph_opt.model.node import ArrayNode, Chunks
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 from dask.blockwise import Blockwise
 
+from graph_opt.dask_graph.internals import curry
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.model.dtype import BFLOAT16
-from graph_opt.model.node import ArrayNode
+from graph_opt.model.node import CONTAINERS, ArrayNode
 
 DTYPES = frozenset(
     [
@@ -32,8 +34,6 @@ DTYPES = frozenset(
 CARRIED = DTYPES | {BFLOAT16}
 """What blocks of a region may be, and what sums take; other collectives do not know bfloat16."""
 
-CONTAINERS = frozenset({"numpy.ndarray", "cupy.ndarray"})
-
 
 def unsupported(
     inputs: Sequence[ArrayNode], output: ArrayNode, dtypes: Collection[str] = DTYPES
@@ -54,6 +54,13 @@ def block_function(graph: ArrayGraph, name: str) -> Callable[..., Any] | None:
     """Return the function a blockwise layer applies to each block."""
     layer = graph.layers[name]
     return getattr(layer.task, "func", None) if isinstance(layer, Blockwise) else None
+
+
+def unwrapped(function: Any) -> Any:
+    """Return a function without the arguments that are bound to it."""
+    while isinstance(function, partial | curry):
+        function = function.func
+    return function
 
 
 def array_operands(graph: ArrayGraph, name: str) -> list[tuple[str, tuple[Any, ...]]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from dask._task_spec import GraphNode
 from dask.highlevelgraph import Layer
 
+from graph_opt.dask_graph.internals import GraphNode
 from graph_opt.model.layout import Index
 from graph_opt.pieces.piece import Piece
 

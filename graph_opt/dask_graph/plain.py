@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dask._task_spec import DataNode, GraphNode, convert_legacy_graph
 from dask.highlevelgraph import HighLevelGraph, Layer
-from dask.local import get_sync
-from dask.optimization import cull
 
+from graph_opt.dask_graph.internals import DataNode, GraphNode, convert_legacy_graph, cull, get_sync
 from graph_opt.pieces.region import Region
 
 Key = tuple[Any, ...]
@@ -66,7 +64,7 @@ class Plain:
         for layer in self.layers.values():
             every.update(layer)
         known = {*every, *self.given}
-        tasks, _ = cull(convert_legacy_graph(every, known), list(self.wanted))
+        tasks = cull(convert_legacy_graph(every, known), self.wanted)
         names = {key: _named(prefix, key) for key in tasks}
         renamed = {names[key]: task.substitute(names, names[key]) for key, task in tasks.items()}
         return renamed, [names[key] for key in self.wanted]

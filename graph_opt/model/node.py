@@ -13,6 +13,11 @@ from graph_opt.model.layout import Index
 
 Chunks = tuple[tuple[int, ...], ...]
 
+NUMPY = "numpy.ndarray"
+CUPY = "cupy.ndarray"
+CONTAINERS = (NUMPY, CUPY)
+"""Types of blocks with kernels."""
+
 
 @dataclass(frozen=True)
 class ArrayNode:

@@ -24,21 +24,31 @@ from operator import add
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Alias, Task, TaskRef
-from dask.array.chunk import getitem
-from dask.array.wrap import _broadcast_trick_inner
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
-from dask.layers import ArrayOverlapLayer
 
+from graph_opt.dask_graph.internals import (
+    Alias,
+    ArrayOverlapLayer,
+    Task,
+    TaskRef,
+    _broadcast_trick_inner,
+    getitem,
+)
 from graph_opt.dask_graph.parse import ArrayGraph
-from graph_opt.dask_graph.pattern import array_operands, block_function, only_reader, unsupported
+from graph_opt.dask_graph.pattern import (
+    array_operands,
+    block_function,
+    only_reader,
+    unsupported,
+    unwrapped,
+)
 from graph_opt.model.layout import cuts_of
 from graph_opt.model.node import ArrayNode, Declined
 from graph_opt.pieces.overlap import Boundary, Depth, OverlapPiece, extended
 
-FILL = _broadcast_trick_inner.func
-"""What ``full_like`` calls for each block."""
+FILL = unwrapped(_broadcast_trick_inner)
+"""The block function of ``full_like``."""
 
 
 @dataclass(frozen=True)
@@ -191,11 +201,11 @@ def _joins(layer: MaterializedLayer, joined: ArrayNode, axis: int, names: list[A
 def _constant(graph: ArrayGraph, end: ArrayNode, source: ArrayNode) -> Boundary:
     """Return the value that fills an array, if it is one of the dtype."""
     function = block_function(graph, end.name)
-    if not isinstance(function, partial) or end.dtype != source.dtype:
+    if not isinstance(function, partial) or unwrapped(function) is not FILL:
         return None
-    if getattr(function.func, "func", None) is not FILL:  # which is curried
+    if end.dtype != source.dtype or graph.dependencies[end.name]:
         return None
-    if graph.dependencies[end.name] or "fill_value" not in function.keywords:
+    if "fill_value" not in function.keywords:
         return None
     fill = function.keywords["fill_value"]
     if np.iscomplexobj(fill) and not np.iscomplexobj(np.empty(0, end.dtype)):

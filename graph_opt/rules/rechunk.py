@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from dask._task_spec import Alias
-from dask.array.core import concatenate_shaped
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 
+from graph_opt.dask_graph.internals import Alias, concatenate_shaped
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.pattern import array_operands, block_function, only_reader, unsupported
 from graph_opt.model.node import ArrayNode, Declined

@@ -13,7 +13,6 @@ gang is for large partial sums of blocks that are there anyway.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 from dask.blockwise import Blockwise
@@ -25,6 +24,7 @@ from graph_opt.dask_graph.pattern import (
     block_function,
     only_reader,
     unsupported,
+    unwrapped,
 )
 from graph_opt.model.node import ArrayNode, Declined
 from graph_opt.pieces.sum import PARTIAL_BYTES, SumPiece
@@ -77,8 +77,7 @@ def _fused(graph: ArrayGraph, source: ArrayNode) -> bool:
 
 
 def _is(function: Any, name: str) -> bool:
-    while isinstance(function, partial):
-        function = function.func
+    function = unwrapped(function)
     return getattr(function, "__module__", None) == FUNCTIONS and function.__name__ == name
 
 

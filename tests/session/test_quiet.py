@@ -92,6 +92,15 @@ def test_missing_main_guard_gives_one_clear_message(tmp_path: Path) -> None:
     assert "freeze_support" not in stderr
 
 
+def test_query_planning_that_came_too_late_is_ignored() -> None:
+    result = run(
+        "import dask, dask_dgpu\n"
+        "dask.config.set({'array.query-planning': True})\n"
+        "dask_dgpu.enable()"
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_query_planning_is_refused_in_one_sentence() -> None:
     result = run("import dask_dgpu\ndask_dgpu.enable()", DASK_ARRAY__QUERY_PLANNING="true")
     assert result.returncode != 0

@@ -13,6 +13,7 @@ from dask.utils import typename
 from dask_dgpu.algorithms.pencil_fft import Transform
 from dask_dgpu.array.fft.long_axis import transform_axes
 from dask_dgpu.environment.settings import fft_output_layout
+from graph_opt.model.node import CONTAINERS, CUPY
 
 NAMES = (
     *("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"),
@@ -21,8 +22,6 @@ NAMES = (
 # the name dask.array.fft is that of something else while array.query-planning is on
 DASK_FFT = import_module("dask.array.fft")
 DASKS_OWN = {name: getattr(DASK_FFT, name) for name in NAMES}
-CUPY = "cupy.ndarray"
-CONTAINERS = ("numpy.ndarray", CUPY)
 
 
 def transformed(

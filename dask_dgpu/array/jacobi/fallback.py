@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
-from dask._task_spec import GraphNode, List, Task, TaskRef
 from dask.array.core import Array, map_blocks
 from dask.base import persist
 from dask.tokenize import tokenize
@@ -27,6 +26,7 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.kernels.stencil import neighbours_mean
+from graph_opt.dask_graph.internals import GraphNode, List, Task, TaskRef
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of
 from graph_opt.model.node import ArrayNode

@@ -27,11 +27,11 @@ from dask_dgpu.kernels.sums.narrowed import narrowed
 from dask_dgpu.kernels.sums.partial import Kind
 from graph_opt.dask_graph.pattern import CARRIED
 from graph_opt.model.dtype import dtype_named, is_bfloat16, is_inexact
+from graph_opt.model.node import CONTAINERS
 
 Method = Literal["compensated", "reproducible", "dask"]
 
 METHODS: tuple[Method, ...] = get_args(Method)
-CONTAINERS = ("numpy.ndarray", "cupy.ndarray")
 DTYPES = "?bBhHiIlLqQefdFD"
 ALLOWED = "bool, integer, real or complex, of double precision at most"
 PARTIAL_BYTES = 48

@@ -12,9 +12,10 @@ import numpy as np
 from dask.array.core import Array
 from dask.utils import typename
 
-from dask_dgpu.array.reductions.call import CONTAINERS, Method, is_number, reduced
+from dask_dgpu.array.reductions.call import Method, is_number, reduced
 from dask_dgpu.kernels.sums.partial import Kind
 from graph_opt.model.dtype import BFLOAT16
+from graph_opt.model.node import CONTAINERS
 
 REDUCTIONS = import_module("dask.array.reductions")
 """Where the methods of arrays look for them."""

@@ -13,9 +13,9 @@ from dask.utils import typename
 from dask_dgpu.algorithms.halo import Boundary
 from dask_dgpu.arguments import expected, is_number, unknown
 from dask_dgpu.kernels.stencil import Taps
+from graph_opt.model.node import CONTAINERS
 
 NAMES = ("zero", "periodic", "reflect", "mirror", "nearest")
-CONTAINERS = ("numpy.ndarray", "cupy.ndarray")
 WIDEST = np.complex128
 
 

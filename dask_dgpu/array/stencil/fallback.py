@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
-from dask._task_spec import GraphNode, convert_legacy_graph
 from dask.array.core import Array, map_blocks
-from dask.array.overlap import ensure_minimum_chunksize, overlap
+from dask.array.overlap import overlap
 
 from dask_dgpu.algorithms.halo import Boundary
 from dask_dgpu.algorithms.stencil import StencilTask
 from dask_dgpu.array.deferred import deferred
 from dask_dgpu.kernels.stencil import Taps, padded, weighted
 from graph_opt.dask_graph.deferred import Expand
+from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph, ensure_minimum_chunksize
 from graph_opt.model.node import ArrayNode, Chunks
 from graph_opt.pieces.stencil import StencilPiece
 

@@ -17,8 +17,8 @@ A, B = array(11, 13, chunks=(4, 5)), array(13, 7, chunks=(5, 3), seed=1)
 
 
 def finished(z: da.Array) -> Any:
-    keys = list(flatten(z.__dask_keys__()))
-    graph = emitted(z, keys=keys)
+    keys = set(flatten(z.__dask_keys__()))
+    graph = emitted(z, keys=list(keys))
     gangs = [layer for layer in graph.layers.values() if isinstance(layer, GangLayer)]
     return finish(optimize(graph, keys), keys, gangs)
 
@@ -58,7 +58,7 @@ def test_blocks_that_are_asked_for_keep_their_names() -> None:
     keys = [(z.name, 0, 0)]
     graph = emitted(z, keys=keys)
     gangs = [layer for layer in graph.layers.values() if isinstance(layer, GangLayer)]
-    tasks = finish(optimize(graph, keys), keys, gangs)
+    tasks = finish(optimize(graph, keys), set(keys), gangs)
     assert (z.name, 0, 0) in tasks
     assert (z.name, 0, 1) not in tasks
 
@@ -90,6 +90,20 @@ def test_each_gang_has_its_own_annotations() -> None:
     )
     assert found == [3, 4]
     np.testing.assert_array_equal(values(z, graph), z.compute())
+
+
+def test_renamed_blocks_reach_annotated_gangs() -> None:
+    y = A @ A.T
+    with dask.annotate(priority=4):
+        z = y @ B[:11].rechunk((4, 3))
+    part = z[:8] + 1
+    keys = set(flatten(part.__dask_keys__()))
+    graph = emitted(part, keys=list(keys))
+    gangs = [layer for layer in graph.layers.values() if isinstance(layer, GangLayer)]
+    for order in (gangs, gangs[::-1]):
+        tasks = finish(optimize(graph, keys), keys, order)
+        assert y.name not in {key[0] for key in tasks if isinstance(key, tuple)}
+        np.testing.assert_array_equal(values(part, tasks), z.compute()[:8] + 1)
 
 
 def test_without_annotations_there_are_no_layers() -> None:

@@ -1,0 +1,100 @@
+"""Dask's internals, by name: no other module imports them.
+
+Dask may rename them in any release. A missing name becomes a placeholder: nothing is an instance
+of it or identical to it, so rules match nothing, and a call raises ImportError.
+"""
+
+# mypy: implicit-reexport
+# ruff: noqa: F401
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn
+
+NAMES = {
+    "dask._task_spec": (
+        "Alias",
+        "DataNode",
+        "GraphNode",
+        "List",
+        "Task",
+        "TaskRef",
+        "convert_legacy_graph",
+        "cull",
+    ),
+    "dask.array.chunk": ("getitem",),
+    "dask.array.core": (
+        "concatenate_shaped",
+        "getter",
+        "getter_inline",
+        "getter_nofancy",
+        "load_store_chunk",
+    ),
+    "dask.array.einsumfuncs": ("chunk_einsum",),
+    "dask.array.overlap": ("ensure_minimum_chunksize",),
+    "dask.array.random": ("_apply_random", "_apply_random_func"),
+    "dask.array.routines": ("_matmul", "_tensordot"),
+    "dask.array.slicing": ("getitem_variadic",),
+    "dask.array.wrap": ("_broadcast_trick_inner",),
+    "dask.blockwise": ("BlockwiseDep", "blockwise_token", "optimize_blockwise"),
+    "dask.layers": ("ArrayOverlapLayer",),
+    "dask.local": ("get_sync",),
+    "tlz": ("curry",),  # of cytoolz if that is installed, as in Dask
+}
+"""The internals in use, by module."""
+
+MISSING: list[str] = []
+"""Full names of the internals that this version of Dask does not have."""
+
+
+def _placeholder(name: str) -> type:
+    """Return a class that cannot be instantiated."""
+
+    def fail(*_: Any, **__: Any) -> NoReturn:
+        raise ImportError(f"expected a dask with {name}")
+
+    return type(name, (), {"__new__": fail})
+
+
+def _look_up(module: str, name: str) -> Any:
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError):
+        MISSING.append(f"{module}.{name}")
+        return _placeholder(MISSING[-1])
+
+
+if TYPE_CHECKING:
+    from dask._task_spec import (
+        Alias,
+        DataNode,
+        GraphNode,
+        List,
+        Task,
+        TaskRef,
+        convert_legacy_graph,
+        cull,
+    )
+    from dask.array.chunk import getitem
+    from dask.array.core import (
+        concatenate_shaped,
+        getter,
+        getter_inline,
+        getter_nofancy,
+        load_store_chunk,
+    )
+    from dask.array.einsumfuncs import chunk_einsum
+    from dask.array.overlap import ensure_minimum_chunksize
+    from dask.array.random import _apply_random, _apply_random_func
+    from dask.array.routines import _matmul, _tensordot
+    from dask.array.slicing import getitem_variadic
+    from dask.array.wrap import _broadcast_trick_inner
+    from dask.blockwise import BlockwiseDep, blockwise_token, optimize_blockwise
+    from dask.layers import ArrayOverlapLayer
+    from dask.local import get_sync
+    from tlz import curry
+else:
+    globals().update(
+        (name, _look_up(module, name)) for module, names in NAMES.items() for name in names
+    )
