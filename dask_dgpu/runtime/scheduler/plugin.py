@@ -28,6 +28,7 @@ from tornado.ioloop import PeriodicCallback
 
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.background import in_background
+from dask_dgpu.runtime.interpreter import guard_current_frames
 from dask_dgpu.runtime.observer import Span
 from dask_dgpu.runtime.plainly import answer_of
 from dask_dgpu.runtime.scheduler.delivery import free_stuck, restrict
@@ -70,6 +71,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
 
     async def start(self, scheduler: Scheduler) -> None:
         """Listen to workers, and give every worker, now and later, its plugin."""
+        guard_current_frames()
         self.scheduler = scheduler
         self.runs: dict[Key, Run] = {}
         self.epochs = Epochs(scheduler, self.runs)

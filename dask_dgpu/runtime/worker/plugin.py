@@ -21,6 +21,7 @@ from dask_dgpu.errors import CommAbortedError, CommError
 from dask_dgpu.runtime.background import ended, in_background
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.failure import IN_PROGRAM, failure_of, opened
+from dask_dgpu.runtime.interpreter import guard_current_frames
 from dask_dgpu.runtime.plainly import compute_plainly
 from dask_dgpu.runtime.plans import Plans, received
 from dask_dgpu.runtime.program import Program
@@ -70,6 +71,7 @@ class GangWorkerPlugin(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Start the program thread and listen to the scheduler."""
+        guard_current_frames()
         self.worker = worker
         self.last_seconds = 0.0
         self.staged: dict[Key, Array] = {}
