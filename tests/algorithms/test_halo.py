@@ -17,7 +17,6 @@ from dask_dgpu.algorithms.halo import (
     HaloPlan,
     cost,
     halo_rank,
-    halo_reference,
     plan_halo,
     traffic,
     workspace,
@@ -31,6 +30,7 @@ from graph_opt.model.layout import Index, Layout, dealt
 from tests.algorithms.test_redistribute import DTYPES, array, even, layouts
 from tests.support.profiles import examples
 from tests.support.recording import Ledger, RecordingComm
+from tests.support.reference.halo import halo_reference
 
 Array = Any
 Blocks = dict[Index, Array]

@@ -20,7 +20,6 @@ from dask_dgpu.algorithms.stencil import (
     peak,
     plan_sweeps,
     stencil_rank,
-    stencil_reference,
 )
 from dask_dgpu.algorithms.stencil.passes import passes_of
 from dask_dgpu.algorithms.stencil.plan import even_tiles
@@ -34,6 +33,7 @@ from tests.algorithms.test_halo import Blocks, blocks_of
 from tests.algorithms.test_redistribute import layouts
 from tests.support.profiles import examples
 from tests.support.recording import Ledger, RecordingComm
+from tests.support.reference.stencil import stencil_reference
 
 Array = Any
 

@@ -1,4 +1,4 @@
-"""What one rank does: the program, and the same blocking without any rank."""
+"""The rank program of SUMMA."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from dask_dgpu.algorithms.summa.depth import Strip, reduce_layers
 from dask_dgpu.algorithms.summa.message import Messages
 from dask_dgpu.algorithms.summa.plan import SummaPlan
 from dask_dgpu.algorithms.summa.pull import Pulls, open_pulls
-from dask_dgpu.algorithms.summa.schedule import Piece, Step, pieces, schedule
+from dask_dgpu.algorithms.summa.schedule import Piece, Step, schedule
 from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels.device import Device
 
@@ -202,31 +200,3 @@ def _blocks(plan: SummaPlan, strips: list[Strip]) -> dict[Block, Array]:
             alone = part.shape == strip.sums.shape
             blocks[block] = part.astype(plan.dtype, order="C", copy=not alone)
     return blocks
-
-
-def summa_reference(plan: SummaPlan, a: Blocks, b: Blocks) -> dict[Block, Array]:
-    """Multiply with the plan's blocking and order of sums, sequentially, in NumPy."""
-    partial: dict[Block, Array] = {}
-    dtype = plan.accumulator
-    for rank in sorted(plan.places, key=lambda rank: (plan.position(rank) or (0, 0, 0))[2]):
-        rows, columns = plan.rectangle(rank)
-        total = np.zeros((rows[1] - rows[0], columns[1] - columns[0]), dtype)
-        for step in range(plan.steps):
-            lo, hi = plan.panel(rank, step)
-            panels = (
-                np.zeros((len(total), hi - lo), dtype),
-                np.zeros((hi - lo, total.shape[1]), dtype),
-            )
-            for piece in pieces(plan, rank, step):
-                panels[piece.operand][piece.target] = (a, b)[piece.operand][piece.block][
-                    piece.source
-                ]
-            total += panels[0] @ panels[1]
-        place = plan.position(rank)
-        assert place is not None  # `rank` is one of `places`
-        for i, j in plan.final_layers(place[0], place[1]):
-            top, left = plan.a.rows[i] - rows[0], plan.b.columns[j] - columns[0]
-            bottom, right = plan.a.rows[i + 1] - rows[0], plan.b.columns[j + 1] - columns[0]
-            part = total[top:bottom, left:right]
-            partial[i, j] = partial[i, j] + part if (i, j) in partial else part
-    return {block: value.astype(plan.dtype) for block, value in partial.items()}
