@@ -12,6 +12,7 @@ from dask_dgpu.algorithms.halo.plan import HaloPlan
 from dask_dgpu.algorithms.halo.schedule import Stays, View, schedule
 from dask_dgpu.algorithms.halo.storage import storage_around
 from dask_dgpu.comm.protocol import Buffer, Comm, Work
+from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.pack import Arrays, Described, InArrays, InMessage, Pieces
 from graph_opt.model.layout import Index
@@ -146,7 +147,7 @@ class Exchange:
 
     def start(self) -> None:
         """Send what others need, and fill ghost cells from this rank's own blocks."""
-        self.device.copy_pieces(self._sends, self._stays)
+        pack.copy_pieces(self.device, self._sends, self._stays)
         sends = list(self._messages(self.out, self.work.send_counts, 1))
         receives = list(self._messages(self.inbox, self.work.receive_counts, -1))
         if sends or receives:
@@ -154,14 +155,14 @@ class Exchange:
 
     def copy_blocks(self) -> None:
         """Copy the blocks themselves, which are not the middles of the extended ones."""
-        self.device.copy_pieces(self._own)
+        pack.copy_pieces(self.device, self._own)
 
     def finish(self) -> None:
         """Fill ghost cells with what others have sent."""
         if self._under_way is not None:
             self._under_way.wait()
             self._under_way = None
-            self.device.copy_pieces(self._receives)
+            pack.copy_pieces(self.device, self._receives)
 
     def _messages(
         self, buffer: Array, counts: Sequence[int], way: int

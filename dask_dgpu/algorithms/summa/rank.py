@@ -13,6 +13,7 @@ from dask_dgpu.algorithms.summa.plan import SummaPlan
 from dask_dgpu.algorithms.summa.pull import Pulls, open_pulls
 from dask_dgpu.algorithms.summa.schedule import Piece, Step, schedule
 from dask_dgpu.comm.protocol import Comm, Work
+from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
 
 Array = Any
@@ -77,7 +78,7 @@ def summa_rank(
                 under_way = carrier.send(steps[at + 1], operands)
         with device.computing():
             device.after(filled.ready)
-            _multiply(device, strips, filled)
+            _multiply(strips, filled)
             panels.used(at, device.mark())
         progress(at + 1, len(steps))
     with device.transferring():
@@ -109,10 +110,10 @@ class _Filled:
         return self.b[group][rows, columns.start - start : columns.stop - start]
 
 
-def _multiply(device: Device, strips: list[Strip], panel: _Filled) -> None:
+def _multiply(strips: list[Strip], panel: _Filled) -> None:
     for strip in strips:
         rows = panel.a[strip.top : strip.top + len(strip.sums)]
-        device.accumulate(strip.sums, rows, panel.b[strip.group])
+        gemm.accumulate(strip.sums, rows, panel.b[strip.group])
 
 
 class _Panels:
@@ -123,7 +124,7 @@ class _Panels:
         rows, columns = plan.rectangle(rank)
         self.height, self.width = rows[1] - rows[0], columns[1] - columns[0]
         self.starts = [plan.b.columns[j] - columns[0] for j, _ in plan.groups(rank)]
-        self.dtype = device.panel_dtype(plan.dtype)
+        self.dtype = gemm.factor_dtype(device.kind, plan.dtype)
         deepest = max(hi - lo for lo, hi in plan.depth_spans)
         size = (self.height + self.width) * -(-deepest // plan.steps)
         with device.transferring():
