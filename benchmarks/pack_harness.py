@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.kernels.pack import Arrays, Described, InArrays, InMessage, Pieces
+from dask_dgpu.kernels.pack import Arrays, Described, InArrays, InMessage, Pieces, copy_pieces
 
 Array = Any
 
@@ -126,7 +126,7 @@ class Ladder:
     def one_launch_anew(self) -> None:
         """Describe all pieces and launch once; wait once."""
         with self.device.transferring():
-            self.device.copy_pieces(self.pieces._replace(described=None))
+            copy_pieces(self.device, self.pieces._replace(described=None))
             self._wait()
 
     def one_launch(self) -> None:
@@ -143,7 +143,7 @@ class Ladder:
 
     def issue_one_launch(self) -> None:
         """Issue the copy of all pieces on the current stream."""
-        self.device.copy_pieces(self.pieces)
+        copy_pieces(self.device, self.pieces)
 
     def issue_plain_copy(self) -> None:
         """Issue the plain copy on the current stream."""

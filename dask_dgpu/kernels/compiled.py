@@ -1,4 +1,4 @@
-"""Functions that Numba compiles when they are first called."""
+"""Numba compilation at the first call, with a cache on disk."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ import numba
 Function = Callable[..., Any]
 
 
-def compiled(function: Function) -> Any:
-    """Return a function that is compiled at its first call, and runs without the GIL.
+def compiled(function: Function, **options: Any) -> Any:
+    """Return a function that Numba compiles at its first call and that releases the GIL.
 
-    The code is kept on disk, where Python keeps its own or in the user's cache, so that
-    only the first of all processes compiles; where neither can be written, each does.
+    The code is cached on disk, beside Python's own cache or in the user's, so that only one
+    process compiles. If neither is writable, every process does. ``options`` are those of
+    ``numba.njit``.
     """
     try:
-        return numba.njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # Numba found no place
-        return numba.njit(nogil=True)(function)
+        return numba.njit(nogil=True, cache=True, **options)(function)
+    except RuntimeError:  # no writable cache
+        return numba.njit(nogil=True, **options)(function)
 
 
 def one_compiles(function: Any) -> Function:
-    """Return a compiled function whose first call waits for another process that compiles it.
+    """Return a compiled function whose first call waits if another process compiles it.
 
-    Workers of one host begin at the same time as a rule, and would all compile.
+    The workers of a host usually start at the same time, and all of them would compile.
     """
     called = False
 
@@ -35,7 +36,7 @@ def one_compiles(function: Any) -> Function:
         nonlocal called
         if called:
             return function(*arguments)
-        with _alone(function):
+        with _compile_lock(function):
             result = function(*arguments)
         called = True
         return result
@@ -44,18 +45,18 @@ def one_compiles(function: Any) -> Function:
 
 
 @contextmanager
-def _alone(function: Any) -> Iterator[None]:
-    """Keep others from compiling a function meanwhile, unless its code is on disk already."""
-    place = function.stats.cache_path
+def _compile_lock(function: Any) -> Iterator[None]:
+    """Lock a function against compilation by other processes, unless its code is cached."""
+    cache = function.stats.cache_path
     name = function.py_func.__qualname__
-    if place is None or any(Path(place).glob(f"*.{name}-*.nbi")):
+    if cache is None or any(Path(cache).glob(f"*.{name}-*.nbi")):
         yield
         return
     with ExitStack() as stack:
-        with suppress(ImportError, OSError):  # where there are no such locks, each compiles
+        with suppress(ImportError, OSError):  # without such locks every process compiles
             import fcntl
 
-            Path(place).mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context((Path(place) / f"{name}.lock").open("w"))
+            Path(cache).mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((Path(cache) / f"{name}.lock").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

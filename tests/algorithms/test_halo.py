@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -17,13 +18,13 @@ from dask_dgpu.algorithms.halo import (
     HaloPlan,
     cost,
     halo_rank,
-    halo_reference,
     plan_halo,
     traffic,
     workspace,
 )
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.kernels.pack import Pieces
 from graph_opt.model.cost import HOST
@@ -31,6 +32,7 @@ from graph_opt.model.layout import Index, Layout, dealt
 from tests.algorithms.test_redistribute import DTYPES, array, even, layouts
 from tests.support.profiles import examples
 from tests.support.recording import Ledger, RecordingComm
+from tests.support.reference.halo import halo_reference
 
 Array = Any
 Blocks = dict[Index, Array]
@@ -41,15 +43,22 @@ BOUNDARIES = [None, "none", "periodic", "reflect", "mirror", "nearest", 0, 3, -2
 
 
 class LaunchingDevice(HostDevice):
-    """Counts the launches of its copies."""
+    """Has the number of launches of its copies."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.launches = 0
+    launches = 0
 
-    def copy_pieces(self, *batches: Pieces) -> None:
-        self.launches += any(len(pieces.shapes) for pieces in batches)
-        super().copy_pieces(*batches)
+
+@pytest.fixture(autouse=True, scope="module")
+def count_launches() -> Iterator[None]:
+    def counting(device: Any, *batches: Pieces) -> None:
+        if isinstance(device, LaunchingDevice):
+            device.launches += any(len(pieces.shapes) for pieces in batches)
+        copy(device, *batches)
+
+    copy = pack.copy_pieces
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pack, "copy_pieces", counting)
+        yield
 
 
 def blocks_of(whole: Array, layout: Layout) -> Blocks:

@@ -20,7 +20,6 @@ from dask_dgpu.algorithms.jacobi import (
     Outcome,
     cost,
     jacobi_rank,
-    jacobi_reference,
     peak,
     plan_jacobi,
 )
@@ -35,6 +34,7 @@ from tests.algorithms.test_redistribute import layouts
 from tests.algorithms.test_stencil import random
 from tests.support.profiles import examples
 from tests.support.recording import Ledger, RecordingComm
+from tests.support.reference.jacobi import jacobi_reference
 
 Array = Any
 

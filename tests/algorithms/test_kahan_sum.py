@@ -16,7 +16,6 @@ from dask_dgpu.algorithms.kahan_sum import (
     SumPlan,
     cost,
     kahan_sum_rank,
-    kahan_sum_reference,
     peak,
     plan_sum,
     received,
@@ -29,6 +28,7 @@ from graph_opt.model.layout import Index, Layout, cuts_of, dealt
 from tests.support.exact import FAMILIES, exact, family, to_nearest, within_bound
 from tests.support.profiles import examples
 from tests.support.recording import Ledger, RecordingComm
+from tests.support.reference.kahan_sum import kahan_sum_reference
 
 Array = Any
 

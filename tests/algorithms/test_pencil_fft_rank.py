@@ -20,7 +20,6 @@ from dask_dgpu.algorithms.pencil_fft import (
     cost,
     peak,
     pencil_fft_rank,
-    pencil_fft_reference,
     plan_on_ranks,
     plan_pencil_fft,
 )
@@ -33,6 +32,7 @@ from graph_opt.model.layout import Layout, cuts_of, dealt
 from tests.algorithms.test_pencil_fft import Chunks, blocks, even, problems, reference
 from tests.support.profiles import examples
 from tests.support.recording import Ledger, RecordingComm
+from tests.support.reference.pencil_fft import pencil_fft_reference
 
 Array = Any
 MIB = 1 << 20

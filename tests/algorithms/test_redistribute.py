@@ -21,7 +21,6 @@ from dask_dgpu.algorithms.redistribute import (
     cost,
     plan_redistribute,
     redistribute_rank,
-    redistribute_reference,
     traffic,
     workspace,
 )
@@ -33,6 +32,7 @@ from graph_opt.model.cost import HOST, Machine
 from graph_opt.model.layout import Index, Layout, dealt
 from tests.support.profiles import examples
 from tests.support.recording import Ledger, RecordingComm
+from tests.support.reference.redistribute import redistribute_reference
 
 Array = Any
 Blocks = dict[Index, Array]

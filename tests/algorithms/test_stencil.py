@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,12 +23,13 @@ from dask_dgpu.algorithms.stencil import (
     peak,
     plan_sweeps,
     stencil_rank,
-    stencil_reference,
+    tiles,
 )
 from dask_dgpu.algorithms.stencil.passes import passes_of
 from dask_dgpu.algorithms.stencil.plan import even_tiles
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels import stencil
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.kernels.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, Taps
 from graph_opt.model.cost import CUDA, HOST
@@ -34,6 +38,7 @@ from tests.algorithms.test_halo import Blocks, blocks_of
 from tests.algorithms.test_redistribute import layouts
 from tests.support.profiles import examples
 from tests.support.recording import Ledger, RecordingComm
+from tests.support.reference.stencil import stencil_reference
 
 Array = Any
 
@@ -52,7 +57,7 @@ def run(
         recording, seen = RecordingComm(comm), []
         mine = {index: every[index] for index in plan.source.owned(comm.rank)}
         made = stencil_rank(
-            plan, iterations, recording, device(), mine, lambda *step: seen.append(step)
+            plan, iterations, recording, made_by(), mine, lambda *step: seen.append(step)
         )
         assert set(made) == set(mine)
         assert len(seen) == -(-iterations // plan.steps)
@@ -60,7 +65,8 @@ def run(
         return made, recording.ledger
 
     before = whole.copy()
-    results = run_local(plan.size, rank_program)
+    with kernels_of(device) as made_by:
+        results = run_local(plan.size, rank_program)
     np.testing.assert_array_equal(whole, before)
     result = np.empty_like(whole)
     for made, _ in results:
@@ -134,7 +140,7 @@ class SeveralAtOnce(HostDevice):
             several = regions[at : at + 3]
             last = change if at + 3 >= len(regions) else None
             pair = u.copy(), u.copy()
-            made = pair[super().sweeps(*pair, taps, several, added, last)]
+            made = pair[stencil.sweeps(*pair, taps, several, added, last)]
             out[several[-1]] = made[several[-1]]
             u, out, turned = out, u, not turned
         return turned
@@ -159,6 +165,27 @@ class Spoiled(SeveralAtOnce):
         if self.left > 0:
             return len(arguments[3]) % 6 in (1, 2, 3)
         return super().sweeps(*arguments)
+
+
+@contextmanager
+def kernels_of(device: type[HostDevice]) -> Iterator[Callable[[], HostDevice]]:
+    """Have ranks sweep by the methods of a class of devices; makes the device of a rank."""
+    if not issubclass(device, SeveralAtOnce):
+        yield device
+        return
+    rank = threading.local()
+
+    def made() -> HostDevice:
+        rank.device = device()
+        return cast("HostDevice", rank.device)
+
+    kernels = SimpleNamespace(
+        sweeps=lambda *arguments: rank.device.sweeps(*arguments),
+        sweeps_at_once=lambda kind, taps: rank.device.sweeps_at_once(taps),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiles, "stencil", kernels)
+        yield made
 
     def again(self, known: dict[Any, Any], key: Any, work: Any) -> Any:
         for launch in range(1, 6):

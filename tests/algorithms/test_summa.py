@@ -18,7 +18,6 @@ from dask_dgpu.algorithms.summa import (
     SummaPlan,
     plan_summa,
     summa_rank,
-    summa_reference,
 )
 from dask_dgpu.algorithms.summa.choose import cost
 from dask_dgpu.algorithms.summa.schedule import Needs, schedule, traffic, workspace
@@ -30,6 +29,7 @@ from graph_opt.model.layout import block_spans, cuts_of
 from tests.support.calls import calls_of
 from tests.support.profiles import examples
 from tests.support.recording import Ledger, RecordingComm
+from tests.support.reference.summa import summa_reference
 
 Array = Any
 Blocks = dict[tuple[int, int], Array]

@@ -26,9 +26,10 @@ SUM = """
 import numpy as np
 import pytest
 
-from dask_dgpu.kernels import compensated, compensated_host
+from dask_dgpu.kernels.sums import compensated
+from dask_dgpu.kernels.sums.compensated import host
 assert compensated.block_sum(np.ones(100), (0,)).value() == 100
-print(sum(compensated_host.add_compensated.stats.cache_misses.values()))
+print(sum(host.add_compensated.stats.cache_misses.values()))
 """
 
 

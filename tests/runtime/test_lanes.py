@@ -6,6 +6,7 @@ Here a device keeps the books of each lane, as a detector of races does for thre
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
+from dask_dgpu.kernels import gemm, pack
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.kernels.pack import InMessage, Pieces
 from dask_dgpu.runtime import local
@@ -127,22 +129,6 @@ class LaneDevice(HostDevice):
             clock.update({lane: max(at, done[lane]) for lane, at in clock.items()})
         return block
 
-    def accumulate(self, out: Array, a: Array, b: Array) -> None:
-        for array in (out, a, b):
-            self.reads(array)
-        super().accumulate(out, a, b)
-        self.wrote(out)
-
-    def copy_pieces(self, *batches: Pieces) -> None:
-        for pieces in batches:
-            for side in (pieces.source, pieces.target):
-                for array in arrays_of(side):
-                    self.reads(array)
-        super().copy_pieces(*batches)
-        for pieces in batches:
-            for array in arrays_of(pieces.target):
-                self.wrote(array)
-
 
 class LaneComm:
     """Looks at the buffers of each call."""
@@ -202,13 +188,33 @@ def arrays_of(side: Any) -> list[Array]:
 def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LaneDevice]]:
     """The devices of the programs that are run; at the end nothing was let go of too early."""
     devices: list[LaneDevice] = []
-    original = local.execute
+    rank = threading.local()
+    original, multiply, copy = local.execute, gemm.accumulate, pack.copy_pieces
 
     def execute(program: Any, fixed: Any, comm: Any, device: Any, *arguments: Any) -> Any:
-        devices.append(LaneDevice())
-        return original(program, fixed, LaneComm(comm, devices[-1]), devices[-1], *arguments)
+        rank.device = device = LaneDevice()
+        devices.append(device)
+        return original(program, fixed, LaneComm(comm, device), device, *arguments)
+
+    def accumulate(out: Array, a: Array, b: Array) -> None:
+        for array in (out, a, b):
+            rank.device.reads(array)
+        multiply(out, a, b)
+        rank.device.wrote(out)
+
+    def copy_pieces(device: LaneDevice, *batches: Pieces) -> None:
+        for pieces in batches:
+            for side in (pieces.source, pieces.target):
+                for array in arrays_of(side):
+                    device.reads(array)
+        copy(device, *batches)
+        for pieces in batches:
+            for array in arrays_of(pieces.target):
+                device.wrote(array)
 
     monkeypatch.setattr(local, "execute", execute)
+    monkeypatch.setattr(gemm, "accumulate", accumulate)
+    monkeypatch.setattr(pack, "copy_pieces", copy_pieces)
     yield devices
     assert not [early for device in devices for early in device.early]
 

@@ -39,7 +39,7 @@ References
 from dask_dgpu.algorithms.halo.axis import Boundary, Depth
 from dask_dgpu.algorithms.halo.cost import cost, traffic, workspace
 from dask_dgpu.algorithms.halo.plan import HaloPlan, plan_halo
-from dask_dgpu.algorithms.halo.rank import Exchange, halo_rank, halo_reference
+from dask_dgpu.algorithms.halo.rank import Exchange, halo_rank
 
 __all__ = [
     "Boundary",
@@ -48,7 +48,6 @@ __all__ = [
     "HaloPlan",
     "cost",
     "halo_rank",
-    "halo_reference",
     "plan_halo",
     "traffic",
     "workspace",

@@ -1,10 +1,9 @@
-"""What one rank does: the exchange into new or into kept storage, and the reference."""
+"""The rank program: a halo exchange into new or into existing storage."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from dask_dgpu.algorithms.halo.plan import HaloPlan
 from dask_dgpu.algorithms.halo.schedule import Stays, View, schedule
 from dask_dgpu.algorithms.halo.storage import storage_around
 from dask_dgpu.comm.protocol import Buffer, Comm, Work
+from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.pack import Arrays, Described, InArrays, InMessage, Pieces
 from graph_opt.model.layout import Index
@@ -147,7 +147,7 @@ class Exchange:
 
     def start(self) -> None:
         """Send what others need, and fill ghost cells from this rank's own blocks."""
-        self.device.copy_pieces(self._sends, self._stays)
+        pack.copy_pieces(self.device, self._sends, self._stays)
         sends = list(self._messages(self.out, self.work.send_counts, 1))
         receives = list(self._messages(self.inbox, self.work.receive_counts, -1))
         if sends or receives:
@@ -155,14 +155,14 @@ class Exchange:
 
     def copy_blocks(self) -> None:
         """Copy the blocks themselves, which are not the middles of the extended ones."""
-        self.device.copy_pieces(self._own)
+        pack.copy_pieces(self.device, self._own)
 
     def finish(self) -> None:
         """Fill ghost cells with what others have sent."""
         if self._under_way is not None:
             self._under_way.wait()
             self._under_way = None
-            self.device.copy_pieces(self._receives)
+            pack.copy_pieces(self.device, self._receives)
 
     def _messages(
         self, buffer: Array, counts: Sequence[int], way: int
@@ -221,28 +221,3 @@ def _constant(plan: HaloPlan, device: Device, axis: int) -> Array:
     value = np.asarray(plan.boundary[axis]).astype(plan.dtype)
     lengths = [max(each.lengths, default=0) for each in plan.axes]
     return np.broadcast_to(device.constant(value), lengths)
-
-
-def halo_reference(plan: HaloPlan, blocks: Blocks) -> dict[Index, Array]:
-    """Extend all blocks of all ranks, cell after cell, in NumPy."""
-    make = np.empty if plan.corners else np.zeros
-    result = {
-        index: make(plan.target.block_shape(index), plan.dtype)
-        for index, owner in zip(plan.target.indices(), plan.target.owners, strict=True)
-        if owner >= 0
-    }
-    cells, grid = plan.cells, plan.layout.grid
-    for cell in range(len(cells.length)):
-        which = np.array([cell])
-        names = ("at", "length", "start", "step")
-        at, length, start, step = (cells.column(name, which)[0].tolist() for name in names)
-        index = tuple(map(int, np.unravel_index(int(cells.target[cell]), grid))) if grid else ()
-        place = tuple(slice(lo, lo + n) for lo, n in zip(at, length, strict=True))
-        if cells.constant[cell] >= 0:
-            value = plan.boundary[int(cells.constant[cell])]
-            result[index][place] = np.asarray(value).astype(plan.dtype)
-            continue
-        found = tuple(map(int, np.unravel_index(int(cells.source[cell]), grid))) if grid else ()
-        rows = [lo + by * np.arange(n) for lo, by, n in zip(start, step, length, strict=True)]
-        result[index][place] = blocks[found][np.ix_(*rows)] if prod(length) else 0
-    return result

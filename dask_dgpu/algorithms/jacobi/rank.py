@@ -1,20 +1,17 @@
-"""What one rank does, and the same on the whole array."""
+"""The rank program of Jacobi's iteration."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import inf, isfinite, sqrt
+from math import isfinite, sqrt
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, JacobiTask
 from dask_dgpu.algorithms.redistribute import redistribute_rank
-from dask_dgpu.algorithms.stencil import Tiles, load, one_sweep, unload
+from dask_dgpu.algorithms.stencil import Tiles, load, unload
 from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.stencil import neighbours_mean
 from graph_opt.model.layout import Index
 
 Array = Any
@@ -200,26 +197,3 @@ def verdict(task: JacobiTask, done: int, residual: float, first: float) -> str |
     if residual > DIVERGED * first:
         return DIVERGING
     return MAX_ITERATIONS if done >= task.max_iterations else None
-
-
-def jacobi_reference(task: JacobiTask, u0: Array, rhs: Array) -> tuple[Array, Outcome]:
-    """Iterate on whole arrays in NumPy, with the residual after each sweep."""
-    taps = neighbours_mean(task.ndim)
-
-    def swept(u: Array) -> Array:
-        return one_sweep(u, taps, task.boundary) - task.damping * rhs
-
-    def change(before: Array, after: Array) -> float:
-        return float((np.abs((after - before).astype("complex128")) ** 2).sum())
-
-    zero = np.zeros_like(u0)
-    scale = Scale.of(task, change(zero, swept(zero)))
-    u, history = u0, []
-    reason, done = None, 0
-    while reason is None:
-        following = swept(u)
-        history.append((done, scale.residual(change(u, following))))
-        reason = verdict(task, done, history[-1][1], history[0][1] or inf)
-        if reason is None:
-            u, done = following, done + 1
-    return u, Outcome(reason, tuple(history))

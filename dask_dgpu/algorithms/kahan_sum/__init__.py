@@ -28,14 +28,13 @@ References
 """
 
 from dask_dgpu.algorithms.kahan_sum.plan import Summing, SumPlan, cost, peak, plan_sum, received
-from dask_dgpu.algorithms.kahan_sum.rank import kahan_sum_rank, kahan_sum_reference
+from dask_dgpu.algorithms.kahan_sum.rank import kahan_sum_rank
 
 __all__ = [
     "SumPlan",
     "Summing",
     "cost",
     "kahan_sum_rank",
-    "kahan_sum_reference",
     "peak",
     "plan_sum",
     "received",

@@ -1,4 +1,4 @@
-"""What one rank does, and the same without any rank."""
+"""The rank program of a sum."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def kahan_sum_rank(
     each rank that adds to its own.
     """
     with device.computing():
-        mine = _summed(plan, blocks, progress)
+        mine = sum_blocks(plan, blocks, progress)
     window = _window(plan, comm, device, mine)
     came = _exchanged(plan, comm, device, mine, window)
     with device.computing():
         made = {
-            index: _finished(plan, [came[rank, index] for rank in ranks])
+            index: finish_block(plan, [came[rank, index] for rank in ranks])
             for index, ranks in plan.adding.items()
             if plan.result.owner(index) == comm.rank
         }
@@ -73,17 +73,7 @@ def kahan_sum_rank(
     return made
 
 
-def kahan_sum_reference(plan: SumPlan, blocks: Blocks) -> dict[Index, Array]:
-    """Sum all blocks of all ranks, in the order in which the ranks would."""
-    ranks = range(plan.size)
-    each = [_summed(plan, {at: blocks[at] for at in plan.source.owned(r)}) for r in ranks]
-    return {
-        index: _finished(plan, [each[rank][index] for rank in adding])
-        for index, adding in plan.adding.items()
-    }
-
-
-def _summed(
+def sum_blocks(
     plan: SumPlan, blocks: Blocks, progress: Callable[[int, int], None] = lambda done, steps: None
 ) -> dict[Index, Partial]:
     """Sum blocks, and add what is for the same block of the result."""
@@ -98,15 +88,12 @@ def _summed(
     return found
 
 
-def _finished(plan: SumPlan, partials: list[Partial]) -> Array:
+def finish_block(plan: SumPlan, partials: list[Partial]) -> Array:
+    """Add the partial sums for a block of the result, and round to its dtype."""
     task = plan.task
-    whole = replace(added(partials), count=_count(plan))
+    count = prod(plan.source.shape[axis] for axis in task.axes)
+    whole = replace(added(partials), count=count)
     return finished(whole, task.kind, plan.result_dtype, task.axes, task.keepdims)
-
-
-def _count(plan: SumPlan) -> int:
-    """Return how many numbers are in each sum."""
-    return prod(plan.source.shape[axis] for axis in plan.task.axes)
 
 
 def _window(plan: SumPlan, comm: Comm, device: Device, mine: Mapping[Index, Partial]) -> Window:

@@ -44,7 +44,7 @@ from dask_dgpu.algorithms.pencil_fft.plan import (
     even_chunks,
     result_dtype,
 )
-from dask_dgpu.algorithms.pencil_fft.rank import pencil_fft_rank, pencil_fft_reference
+from dask_dgpu.algorithms.pencil_fft.rank import pencil_fft_rank
 from dask_dgpu.algorithms.pencil_fft.ranks import RankedPencil, cost, peak, plan_on_ranks, received
 
 __all__ = [
@@ -59,7 +59,6 @@ __all__ = [
     "even_chunks",
     "peak",
     "pencil_fft_rank",
-    "pencil_fft_reference",
     "plan_on_ranks",
     "plan_pencil_fft",
     "received",

@@ -1,4 +1,4 @@
-"""What one rank does: the program, and the same stages without any rank."""
+"""The rank program of a transform."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from dask_dgpu.algorithms.pencil_fft.plan import Stage
 from dask_dgpu.algorithms.pencil_fft.ranks import RankedPencil
-from dask_dgpu.algorithms.redistribute import redistribute_rank, redistribute_reference
+from dask_dgpu.algorithms.redistribute import redistribute_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.fft import transform
@@ -62,7 +62,7 @@ def pencil_fft_rank(
         progress(done, ranked.steps)
 
     ours = False  # whether the present blocks are no one else's
-    present = _cropped(blocks, ranked)
+    present = cropped(blocks, ranked)
     if ranked.spent:
         blocks.clear()
     stages: list[Stage | None] = [None, *ranked.plan.stages]
@@ -70,7 +70,7 @@ def pencil_fft_rank(
         fused = stage is not None and move is not None and move.transformed
         if stage is not None and not fused:
             with device.computing():
-                made = _transformed(stage, present, overwrite=ours)
+                made = transform_blocks(stage, present, overwrite=ours)
             device.join()  # before what was transformed is let go of
             present = made
             del made
@@ -103,8 +103,8 @@ def _reader(stage: Stage, blocks: Blocks, *, overwrite: bool) -> Read:
     return read
 
 
-def _transformed(stage: Stage, blocks: Blocks, *, overwrite: bool) -> dict[Index, Array]:
-    """Transform block after block, letting go of each."""
+def transform_blocks(stage: Stage, blocks: Blocks, *, overwrite: bool) -> dict[Index, Array]:
+    """Transform blocks one by one, freeing each input block in turn."""
     left = dict(blocks)
     made = {}
     while left:
@@ -113,8 +113,8 @@ def _transformed(stage: Stage, blocks: Blocks, *, overwrite: bool) -> dict[Index
     return made
 
 
-def _cropped(blocks: Blocks, ranked: RankedPencil) -> dict[Index, Array]:
-    """Return views without what no transform uses."""
+def cropped(blocks: Blocks, ranked: RankedPencil) -> dict[Index, Array]:
+    """Return views of the part of each block that the transforms use."""
     first = ranked.moves[0]
     layout = ranked.layouts[0] if first is None else first.source
     return {
@@ -126,15 +126,3 @@ def _cropped(blocks: Blocks, ranked: RankedPencil) -> dict[Index, Array]:
 
 def _exists(index: Index, layout: Layout) -> bool:
     return all(at < blocks for at, blocks in zip(index, layout.grid, strict=True))
-
-
-def pencil_fft_reference(ranked: RankedPencil, blocks: Blocks) -> dict[Index, Array]:
-    """Transform all blocks of all ranks, exchange after exchange, in NumPy."""
-    present = _cropped(blocks, ranked)
-    for at, move in enumerate(ranked.moves):
-        if at:
-            stage = ranked.plan.stages[at - 1]
-            present = _transformed(stage, present, overwrite=False)
-        if move is not None:
-            present = redistribute_reference(move, present)
-    return present

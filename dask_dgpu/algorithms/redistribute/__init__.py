@@ -34,7 +34,7 @@ References
 
 from dask_dgpu.algorithms.redistribute.cost import LEAST, buffer_bytes, cost, traffic, workspace
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan, plan_redistribute
-from dask_dgpu.algorithms.redistribute.rank import redistribute_rank, redistribute_reference
+from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 
 __all__ = [
     "LEAST",
@@ -43,7 +43,6 @@ __all__ = [
     "cost",
     "plan_redistribute",
     "redistribute_rank",
-    "redistribute_reference",
     "traffic",
     "workspace",
 ]

@@ -18,6 +18,7 @@ from typing import Any
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
 from dask_dgpu.algorithms.redistribute.schedule import Round
 from dask_dgpu.comm.protocol import Buffer, Comm, Work
+from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.pack import Arrays, InArrays, InMessage, Pieces
 
@@ -60,7 +61,8 @@ class Messages:
     def pack(self, at: int, units: list[Array]) -> None:
         """Copy the pieces of a round out of its units: into messages, or where they stay."""
         (_, sends, _, stays, *_, described), arrays = self.rounds[at], Arrays(units)
-        self.device.copy_pieces(
+        pack.copy_pieces(
+            self.device,
             Pieces(
                 sends.shapes,
                 InMessage(self._parts(at)[0], sends.at),
@@ -89,13 +91,14 @@ class Messages:
     def unpack(self, at: int) -> None:
         """Copy the pieces of a round that came into the target blocks."""
         receives = self.rounds[at].receives
-        self.device.copy_pieces(
+        pack.copy_pieces(
+            self.device,
             Pieces(
                 receives.shapes,
                 InArrays(self.targets, receives.block, receives.start),
                 InMessage(self._parts(at)[1], receives.at),
                 self.rounds[at].described[2],
-            )
+            ),
         )
 
     def _parts(self, at: int) -> tuple[Array, Array]:

@@ -27,11 +27,8 @@ References
 from dask_dgpu.algorithms.stencil.choose import cost, peak, plan_sweeps
 from dask_dgpu.algorithms.stencil.plan import StencilTask, SweepPlan
 from dask_dgpu.algorithms.stencil.rank import (
-    in_tiles,
     load,
-    one_sweep,
     stencil_rank,
-    stencil_reference,
     unload,
 )
 from dask_dgpu.algorithms.stencil.tiles import Tiles
@@ -41,12 +38,9 @@ __all__ = [
     "SweepPlan",
     "Tiles",
     "cost",
-    "in_tiles",
     "load",
-    "one_sweep",
     "peak",
     "plan_sweeps",
     "stencil_rank",
-    "stencil_reference",
     "unload",
 ]

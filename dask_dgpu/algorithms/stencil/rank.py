@@ -1,17 +1,15 @@
-"""What one rank does, and the same on the whole array."""
+"""The rank program of a stencil."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dask_dgpu.algorithms.halo import Boundary
 from dask_dgpu.algorithms.redistribute import redistribute_rank
 from dask_dgpu.algorithms.stencil.plan import SweepPlan
 from dask_dgpu.algorithms.stencil.tiles import Tiles
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.stencil import Taps, padded, weighted
 from graph_opt.model.layout import Index
 
 Array = Any
@@ -67,15 +65,10 @@ def stencil_rank(
 
 def load(plan: SweepPlan, comm: Comm, device: Device, tiles: Tiles, blocks: Blocks) -> None:
     """Put the values of blocks into the tiles of a rank; collective."""
-    moved = in_tiles(plan, comm, device, blocks)
+    moved = blocks if plan.into is None else redistribute_rank(plan.into, comm, device, blocks)
     with device.computing():
         tiles.load(moved)
     device.join()  # before what was moved is let go of
-
-
-def in_tiles(plan: SweepPlan, comm: Comm, device: Device, blocks: Blocks) -> Blocks:
-    """Return the tiles of a rank, made of blocks; collective."""
-    return blocks if plan.into is None else redistribute_rank(plan.into, comm, device, blocks)
 
 
 def unload(plan: SweepPlan, comm: Comm, device: Device, tiles: Tiles) -> dict[Index, Array]:
@@ -86,19 +79,3 @@ def unload(plan: SweepPlan, comm: Comm, device: Device, tiles: Tiles) -> dict[In
         return redistribute_rank(plan.back, comm, device, values)
     device.join()
     return values
-
-
-def stencil_reference(
-    array: Array, taps: Taps, boundary: tuple[Boundary, ...], iterations: int
-) -> Array:
-    """Apply a stencil to a whole array in NumPy, one tap after the other."""
-    for _ in range(iterations):
-        array = one_sweep(array, taps, boundary)
-    return array
-
-
-def one_sweep(array: Array, taps: Taps, boundary: tuple[Boundary, ...]) -> Array:
-    """Return the sums over an array that is padded along one axis after the other."""
-    for axis, (reach, each) in enumerate(zip(taps.radius, boundary, strict=True)):
-        array = padded(array, axis, (reach, reach), 0.0 if each is None else each)
-    return weighted(array, taps)

@@ -21,6 +21,7 @@ from dask_dgpu.algorithms.halo import Boundary, Exchange, HaloPlan, plan_halo
 from dask_dgpu.algorithms.stencil.passes import Passes, Regions, passes_of
 from dask_dgpu.algorithms.stencil.plan import SweepPlan, Tile
 from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels import stencil
 from dask_dgpu.kernels.device import Device
 from graph_opt.model.layout import Index, Layout
 
@@ -151,7 +152,7 @@ class Tiles:
         for at, made in enumerate(rest, 1):
             turned = False
             for index, regions in made.items():
-                turned = self.device.sweeps(
+                turned = stencil.sweeps(
                     self.now.storage[index],
                     self.then.storage[index],
                     self.plan.taps,
@@ -167,8 +168,10 @@ class Tiles:
     def _passes(self, sweeps: int) -> Passes:
         """Return what is made after an exchange that is good for so many sweeps."""
         if sweeps not in self._planned:
-            together = min(sweeps, self.device.sweeps_at_once(self.plan.taps)) if self.still else 1
-            first = together if self.now.exchange.travels else 0
+            first = 0
+            if self.now.exchange.travels:
+                at_once = stencil.sweeps_at_once(self.device.kind, self.plan.taps)
+                first = min(sweeps, at_once) if self.still else 1
             self._planned[sweeps] = passes_of(
                 self.tiles,
                 self.plan.taps.radius,
@@ -181,7 +184,7 @@ class Tiles:
     def _sweep(self, index: Index, regions: Regions, change: Array | None) -> None:
         """Sweep as often as goes at once, from one storage to the other."""
         if all(along.start < along.stop for along in regions[-1]):
-            self.device.sweeps(
+            stencil.sweeps(
                 self.now.storage[index],
                 self.then.storage[index],
                 self.plan.taps,

@@ -39,6 +39,6 @@ References
 
 from dask_dgpu.algorithms.summa.choose import plan_summa
 from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
-from dask_dgpu.algorithms.summa.rank import summa_rank, summa_reference
+from dask_dgpu.algorithms.summa.rank import summa_rank
 
-__all__ = ["Operand", "SummaPlan", "plan_summa", "summa_rank", "summa_reference"]
+__all__ = ["Operand", "SummaPlan", "plan_summa", "summa_rank"]

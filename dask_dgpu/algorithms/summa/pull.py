@@ -9,6 +9,7 @@ from dask_dgpu.algorithms.summa.plan import SummaPlan
 from dask_dgpu.algorithms.summa.schedule import Piece, Step
 from dask_dgpu.comm.protocol import Comm, Window, Work
 from dask_dgpu.kernels.device import Device
+from dask_dgpu.kernels.gemm import factor_dtype
 
 Array = Any
 Blocks = Mapping[tuple[int, int], Array]
@@ -62,7 +63,7 @@ def open_pulls(
 
     Copies do not convert, so both operands have the dtype of the panels.
     """
-    uniform = plan.a.dtype == plan.b.dtype == device.panel_dtype(plan.dtype)
+    uniform = plan.a.dtype == plan.b.dtype == factor_dtype(device.kind, plan.dtype)
     if not (plan.one_sided and uniform and any(step.moves for step in steps)):
         return None
     mine = (key for key in given(plan) if key[0] == comm.rank)

@@ -1,4 +1,4 @@
-"""What one rank does: the program, and the same blocking without any rank."""
+"""The rank program of SUMMA."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from dask_dgpu.algorithms.summa.depth import Strip, reduce_layers
 from dask_dgpu.algorithms.summa.message import Messages
 from dask_dgpu.algorithms.summa.plan import SummaPlan
 from dask_dgpu.algorithms.summa.pull import Pulls, open_pulls
-from dask_dgpu.algorithms.summa.schedule import Piece, Step, pieces, schedule
+from dask_dgpu.algorithms.summa.schedule import Piece, Step, schedule
 from dask_dgpu.comm.protocol import Comm, Work
+from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
 
 Array = Any
@@ -79,7 +78,7 @@ def summa_rank(
                 under_way = carrier.send(steps[at + 1], operands)
         with device.computing():
             device.after(filled.ready)
-            _multiply(device, strips, filled)
+            _multiply(strips, filled)
             panels.used(at, device.mark())
         progress(at + 1, len(steps))
     with device.transferring():
@@ -111,10 +110,10 @@ class _Filled:
         return self.b[group][rows, columns.start - start : columns.stop - start]
 
 
-def _multiply(device: Device, strips: list[Strip], panel: _Filled) -> None:
+def _multiply(strips: list[Strip], panel: _Filled) -> None:
     for strip in strips:
         rows = panel.a[strip.top : strip.top + len(strip.sums)]
-        device.accumulate(strip.sums, rows, panel.b[strip.group])
+        gemm.accumulate(strip.sums, rows, panel.b[strip.group])
 
 
 class _Panels:
@@ -125,7 +124,7 @@ class _Panels:
         rows, columns = plan.rectangle(rank)
         self.height, self.width = rows[1] - rows[0], columns[1] - columns[0]
         self.starts = [plan.b.columns[j] - columns[0] for j, _ in plan.groups(rank)]
-        self.dtype = device.panel_dtype(plan.dtype)
+        self.dtype = gemm.factor_dtype(device.kind, plan.dtype)
         deepest = max(hi - lo for lo, hi in plan.depth_spans)
         size = (self.height + self.width) * -(-deepest // plan.steps)
         with device.transferring():
@@ -202,31 +201,3 @@ def _blocks(plan: SummaPlan, strips: list[Strip]) -> dict[Block, Array]:
             alone = part.shape == strip.sums.shape
             blocks[block] = part.astype(plan.dtype, order="C", copy=not alone)
     return blocks
-
-
-def summa_reference(plan: SummaPlan, a: Blocks, b: Blocks) -> dict[Block, Array]:
-    """Multiply with the plan's blocking and order of sums, sequentially, in NumPy."""
-    partial: dict[Block, Array] = {}
-    dtype = plan.accumulator
-    for rank in sorted(plan.places, key=lambda rank: (plan.position(rank) or (0, 0, 0))[2]):
-        rows, columns = plan.rectangle(rank)
-        total = np.zeros((rows[1] - rows[0], columns[1] - columns[0]), dtype)
-        for step in range(plan.steps):
-            lo, hi = plan.panel(rank, step)
-            panels = (
-                np.zeros((len(total), hi - lo), dtype),
-                np.zeros((hi - lo, total.shape[1]), dtype),
-            )
-            for piece in pieces(plan, rank, step):
-                panels[piece.operand][piece.target] = (a, b)[piece.operand][piece.block][
-                    piece.source
-                ]
-            total += panels[0] @ panels[1]
-        place = plan.position(rank)
-        assert place is not None  # `rank` is one of `places`
-        for i, j in plan.final_layers(place[0], place[1]):
-            top, left = plan.a.rows[i] - rows[0], plan.b.columns[j] - columns[0]
-            bottom, right = plan.a.rows[i + 1] - rows[0], plan.b.columns[j + 1] - columns[0]
-            part = total[top:bottom, left:right]
-            partial[i, j] = partial[i, j] + part if (i, j) in partial else part
-    return {block: value.astype(plan.dtype) for block, value in partial.items()}

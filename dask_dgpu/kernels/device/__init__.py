@@ -1,146 +1,122 @@
-"""A device as rank programs see it: memory, two lanes of work, and products.
+"""A device as rank programs see it: memory, and two lanes of work.
 
-The *compute* lane is where products run, the *transfer* lane where pieces are
-packed, exchanged and unpacked. On a host both are the calling thread. On a GPU
-each is a stream, made once, and they are ordered by events, never by the host.
+Kernels run on the *compute* lane; the *transfer* lane packs, exchanges and unpacks messages.
+On a host both lanes are the calling thread. On a GPU each is a stream for the life of the
+device, and events order them, never the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
-
-from dask_dgpu.kernels.pack import Pieces
-from dask_dgpu.kernels.stencil import Region, Taps
+from typing import Any, Protocol, Self, TypeVar
 
 Array = Any
 Mark = Any
 T = TypeVar("T")
 
 
+class ArrayContainer(ABC):
+    """A block that is no array but contains arrays."""
+
+    @abstractmethod
+    def map_arrays(self, function: Callable[[Array], Array]) -> Self:
+        """Return the same block with the arrays that a function returns for each array."""
+
+
 class Device(Protocol):
-    """What a rank program needs of the device it runs on."""
+    """The device of a rank program. ``kind`` is ``"cpu"`` or ``"cuda"``."""
 
     kind: str
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
-        """Return uninitialised memory on the device."""
+        """Allocate uninitialised memory."""
 
     def zeros(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
-        """Return zeroed memory on the device."""
+        """Allocate zeroed memory."""
 
     def workspace(self, name: str, size: int, dtype: str) -> Array:
-        """Return uninitialised flat memory; that of the last program, if it is large enough.
+        """Return flat uninitialised memory, if possible that of the last program.
 
-        Programs run one after the other on a device, so each name is used by one
-        at a time.
+        A device runs one program at a time, so each name has one user at a time.
         """
 
     def constant(self, value: Array) -> Array:
-        """Return a NumPy array of no axes on the device, for either lane; nobody writes to it."""
+        """Return a NumPy array without axes on the device, read-only, for either lane."""
 
     def owns(self, array: Array) -> bool:
-        """Whether an array may be written to, and no other library can see its memory."""
-
-    def panel_dtype(self, dtype: str) -> str:
-        """Return the dtype in which factors of a product of ``dtype`` are kept."""
-
-    def accumulate(self, out: Array, a: Array, b: Array) -> None:
-        """Add the product ``a @ b`` to ``out``."""
-
-    def copy_pieces(self, *batches: Pieces) -> None:
-        """Copy pieces of arrays of one dtype, on a GPU all of them in one launch."""
-
-    def sweeps(
-        self,
-        source: Array,
-        target: Array,
-        taps: Taps,
-        regions: Sequence[Region],
-        added: Array | None = None,
-        change: Array | None = None,
-    ) -> bool:
-        """Make regions of two arrays from each other in turn; as in ``stencil.sweeps_host``.
-
-        Returns whether ``target`` is what was made last, which depends on the number of
-        regions, ``taps`` and the dtype only.
-        """
-
-    def sweeps_at_once(self, taps: Taps) -> int:
-        """Return how many sweeps are one pass, which leaves ``source`` as it is."""
+        """Whether an array is writable and its memory invisible to other libraries."""
 
     def again(self, known: dict[Hashable, Any], key: Hashable, work: Callable[[], T]) -> T:
-        """Do work on the current lane that may have been done before, in the same memory.
+        """Repeat work in the same memory on the current lane, if possible as a recording.
 
         Parameters
         ----------
         known : dict
-            Where the device remembers work; it lives as long as the memory.
+            Recordings of the device; lives as long as the memory.
         key : hashable
-            Work of the same key is the same launches, and returns the same.
+            Work with the same key has the same launches and result.
         work : callable
-            Issues kernels and nothing else; it need not be called if ``key`` is known.
+            Issues kernels and nothing else; may be skipped if ``key`` is known.
         """
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        """Return what a function of independent items returns for each, on the compute lane.
+        """Apply a function to independent items on the compute lane.
 
-        The lane goes on when kernels are over that the function has given the device elsewhere.
+        The lane then waits for kernels that the function launched on other streams.
         """
 
     def join(self) -> None:
-        """Let each lane wait for what the other was given so far; not the host."""
+        """Let each lane wait for the work of the other so far; the host does not wait."""
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Work issued inside runs on the compute lane."""
+        """Run the work inside on the compute lane."""
 
     def transferring(self) -> AbstractContextManager[Any]:
-        """Work issued inside runs on the transfer lane."""
+        """Run the work inside on the transfer lane."""
 
     def named(self, name: str) -> AbstractContextManager[Any]:
-        """Show what is issued inside under a name in a profiler of the device."""
+        """Name the work inside in a profiler of the device."""
 
     def begin(self) -> None:
-        """Hold both lanes back until what other code gave the device so far is done.
+        """Let both lanes wait for all other work on the device so far.
 
-        The blocks of a program come from there.
+        That work computed the blocks of the program.
         """
 
     def mark(self) -> Mark:
-        """Mark the end of what the current lane was given so far."""
+        """Mark the end of the current lane's work so far."""
 
     def after(self, mark: Mark) -> None:
-        """Hold the current lane back until a mark is reached; not the host."""
+        """Let the current lane wait for a mark; the host does not wait."""
 
     def borrow(self, block: Array) -> Array:
-        """Return a block of others in the same memory, for work on the lanes.
+        """Return a block of a Dask task, in the same memory, for work on the lanes.
 
-        It may be an array, or what holds arrays on the way to a reduction. When the last view
-        is gone, its memory goes back once both lanes are past what they were given so far:
-        whoever made it may give it to somebody whose work is not ordered after ours. The host
-        does not wait.
+        A block is an array or contains arrays. After its last view is gone, its memory is
+        kept until both lanes have finished their work so far: the owner may give it to work
+        that does not wait for the lanes. The host does not wait.
         """
 
     def hand_over(self, block: Array) -> Array:
-        """Return a block in the same memory, for others, when both lanes are done with it.
+        """Return a finished block, in the same memory, for Dask tasks.
 
-        They may still be reading it when they let go of the last view of it: its memory is not
-        given out again before what they have begun is over.
+        A task may free its last view while still reading it: the memory is reused only after
+        the work that tasks have begun.
         """
 
     def synchronize(self) -> None:
-        """Hold the host back until both lanes are empty."""
+        """Let the host wait for both lanes."""
 
     def recover(self) -> None:
-        """Make the device fit for the next program after one that failed.
+        """Prepare the device for the next program after a failure.
 
-        A transfer given up in its midst may still write where it was told to; call
-        this while the program's arrays are still referred to.
+        A cancelled transfer may still write: call this while the arrays of the program exist.
         """
 
     def to_device(self, block: Array) -> Array:
-        """Return a block in this device's memory, itself if it is there already."""
+        """Return a block in this device's memory; no copy if it is there already."""
 
     def to_host(self, block: Array) -> Array:
         """Return a block as a NumPy array."""

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 import cupy
 
-from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device.guarded import bare, each_array, guarded
 from dask_dgpu.kernels.device.replay import Replay
 from dask_dgpu.kernels.fft.plans import wait_for_plans
-from dask_dgpu.kernels.pack import Pieces
-from dask_dgpu.kernels.pack.cuda import PieceCopier
-from dask_dgpu.kernels.stencil import Region, Taps
-from dask_dgpu.kernels.stencil.cuda import sweeps_at_once, sweeps_cuda
 
 Array = Any
 T = TypeVar("T")
@@ -38,7 +33,6 @@ class CudaDevice:
         self.index = cupy.cuda.runtime.getDevice()
         self._compute = cupy.cuda.Stream(non_blocking=True)
         self._transfer = _urgent_stream()
-        self._copier = PieceCopier()
         self._constants: dict[Hashable, Array] = {}
         self._leaving: deque[tuple[list[Any], Any]] = deque()
         wait_for_plans()
@@ -69,29 +63,6 @@ class CudaDevice:
         owner = getattr(memory, "_owner", None)  # RMM's memory is not CuPy's own either
         foreign = isinstance(memory, cupy.cuda.UnownedMemory)
         return not foreign or type(owner).__module__.startswith("rmm")
-
-    def panel_dtype(self, dtype: str) -> str:
-        return dtype
-
-    def accumulate(self, out: Array, a: Array, b: Array) -> None:
-        gemm.accumulate_cuda(out, a, b)
-
-    def copy_pieces(self, *batches: Pieces) -> None:
-        self._copier.copy(*batches)
-
-    def sweeps(
-        self,
-        source: Array,
-        target: Array,
-        taps: Taps,
-        regions: Sequence[Region],
-        added: Array | None = None,
-        change: Array | None = None,
-    ) -> bool:
-        return sweeps_cuda(source, target, taps, regions, added, change)
-
-    def sweeps_at_once(self, taps: Taps) -> int:
-        return sweeps_at_once(taps)
 
     def again(self, known: dict[Hashable, Any], key: Hashable, work: Callable[[], T]) -> T:
         if key not in known:

@@ -1,41 +1,39 @@
-"""Device memory that somebody is told of when no array in it is left.
+"""Device memory with a callback when the last array in it is freed.
 
-CuPy gives memory back as soon as the last array in it is gone, and views outlive the array
-that they were taken of. So it is the memory that is watched, not an array.
+CuPy frees memory with the last array in it, and views outlive the array that they are views
+of. So the guard watches the memory, not an array.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import cupy
 
-from dask_dgpu.kernels.sums.compensated import Pair
-from dask_dgpu.kernels.sums.partial import Partial
+from dask_dgpu.kernels.device import ArrayContainer
 
 Array = Any
 
 
 class _Guard:
-    """Owns memory for the arrays that are made in it."""
+    """Owner of memory, referred to by all arrays in it."""
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
 
 
 def guarded(array: Array, leave: Callable[[Any], None]) -> Array:
-    """Return an array in the same place whose memory is watched.
+    """Return an array at the same addresses that calls back when it is freed.
 
     Parameters
     ----------
     array : cupy.ndarray
         The array.
     leave : callable
-        Called with the memory when the array that is returned is gone, with all its views;
-        it goes back when nobody refers to it any more. By any thread, but not at exit.
+        Called with the memory, by any thread but not at exit, when the returned array and
+        all its views are gone. The memory is freed with its last reference.
     """
     memory = array.data.mem
     guard = _Guard(memory)
@@ -45,20 +43,20 @@ def guarded(array: Array, leave: Callable[[Any], None]) -> Array:
 
 
 def bare(array: Array) -> Array:
-    """Return an array in the same place whose memory is not watched, or no longer."""
+    """Return an array at the same addresses without a guard."""
     guard = getattr(array.data.mem, "_owner", None)
     return _placed(array, guard.memory) if isinstance(guard, _Guard) else array
 
 
 def each_array(block: Any, function: Callable[[Array], Array]) -> Any:
-    """Return a block whose CuPy arrays are what a function makes of them.
+    """Apply a function to all CuPy arrays of a block that are not empty.
 
     Parameters
     ----------
     block : object
-        An array, or what Dask's functions or ours put some into on the way to a reduction.
+        An array, or an intermediate value of a reduction that contains arrays.
     function : callable
-        Takes an array that is not empty.
+        Returns the replacement of an array.
     """
     if isinstance(block, cupy.ndarray):
         return function(block) if block.size else block
@@ -66,8 +64,8 @@ def each_array(block: Any, function: Callable[[Array], Array]) -> Any:
         return {key: each_array(value, function) for key, value in block.items()}
     if type(block) in (list, tuple):
         return type(block)(each_array(value, function) for value in block)
-    if isinstance(block, Partial) and isinstance(block.sums, Pair):
-        return replace(block, sums=block.sums.each(lambda array: each_array(array, function)))
+    if isinstance(block, ArrayContainer):
+        return block.map_arrays(lambda array: each_array(array, function))
     return block
 
 

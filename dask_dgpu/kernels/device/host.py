@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
 
-from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Mark
-from dask_dgpu.kernels.pack import Pieces, copy_host
-from dask_dgpu.kernels.stencil import Region, Taps, sweeps_host
 
 Array = Any
 T = TypeVar("T")
@@ -57,29 +54,6 @@ class HostDevice:
 
     def owns(self, array: Array) -> bool:
         return type(array) is np.ndarray and array.flags.owndata and array.flags.writeable
-
-    def panel_dtype(self, dtype: str) -> str:
-        return "float32" if dtype == "float16" else dtype  # no BLAS has half precision
-
-    def accumulate(self, out: Array, a: Array, b: Array) -> None:
-        gemm.accumulate_host(out, a, b)
-
-    def copy_pieces(self, *batches: Pieces) -> None:
-        copy_host(*batches)
-
-    def sweeps(
-        self,
-        source: Array,
-        target: Array,
-        taps: Taps,
-        regions: Sequence[Region],
-        added: Array | None = None,
-        change: Array | None = None,
-    ) -> bool:
-        return sweeps_host(source, target, taps, regions, added, change)
-
-    def sweeps_at_once(self, taps: Taps) -> int:
-        return 1
 
     def again(self, known: dict[Hashable, Any], key: Hashable, work: Callable[[], T]) -> T:
         return work()

@@ -1,4 +1,4 @@
-"""``out += a @ b`` on one device, without a temporary of the size of ``out``."""
+"""Matrix multiplication ``out += a @ b`` on one device, without a temporary as large as ``out``."""
 
 from __future__ import annotations
 
@@ -12,62 +12,47 @@ Array = Any
 BLAS = {"float32": "sgemm", "float64": "dgemm", "complex64": "cgemm", "complex128": "zgemm"}
 
 SLAB_BYTES = 1 << 20
-"""Integer products are made in temporaries of about this size."""
+"""Approximate size of the temporaries of integer products."""
 
 
-def accumulate_host(out: Array, a: Array, b: Array) -> None:
-    """Add ``a @ b`` to ``out`` in NumPy memory.
+def factor_dtype(kind: str, dtype: str) -> str:
+    """Return the dtype of the factors of a product of ``dtype`` on a kind of device."""
+    return "float32" if kind == "cpu" and dtype == "float16" else dtype  # no BLAS has float16
+
+
+def accumulate(out: Array, a: Array, b: Array) -> None:
+    """Add ``a @ b`` to ``out``, on the current stream if the arrays are CuPy's.
 
     Parameters
     ----------
-    out : numpy.ndarray
-        C-contiguous, of shape (m, n).
-    a, b : numpy.ndarray
-        Of shapes (m, k) and (k, n) and the dtype of ``out``; C-contiguous.
+    out : numpy.ndarray or cupy.ndarray
+        C-contiguous, of shape (m, n). On a GPU float32 if the factors are float16, else of
+        their dtype.
+    a, b : numpy.ndarray or cupy.ndarray
+        C-contiguous, of shapes (m, k) and (k, n) and the dtype :func:`factor_dtype`.
 
     Notes
     -----
-    Floating-point products run in BLAS, which adds in place. NumPy's own loops
-    serve integers and booleans; they wrap around as NumPy does.
+    BLAS and cuBLAS add in place, cuBLAS in full precision: no TF32. NumPy's loops and CuPy's
+    own kernel multiply integers and booleans, which wrap around as in NumPy.
     """
     if 0 in (*out.shape, a.shape[1]):
         return
-    if out.dtype.name in BLAS:
+    if not isinstance(out, np.ndarray):
+        from dask_dgpu.kernels.gemm.cuda import accumulate_cuda
+
+        accumulate_cuda(out, a, b)
+    elif out.dtype.name in BLAS:
         gemm = getattr(blas, BLAS[out.dtype.name])
         # BLAS is column-major: out.T += b.T @ a.T, none of them copied
         gemm(1.0, b.T, a.T, beta=1.0, c=out.T, overwrite_c=True)
-        return
-    rows = max(1, SLAB_BYTES // (out.shape[1] * out.itemsize))
+    else:
+        accumulate_slabs(out, a, b, SLAB_BYTES)
+
+
+def accumulate_slabs(out: Array, a: Array, b: Array, nbytes: int) -> None:
+    """Add ``a @ b`` to ``out`` through temporaries of about this size, slabs of rows."""
+    rows = max(1, nbytes // (out.shape[1] * out.itemsize))
     for top in range(0, out.shape[0], rows):
         slab = out[top : top + rows]
-        np.add(slab, np.matmul(a[top : top + rows], b), out=slab)
-
-
-def accumulate_cuda(out: Array, a: Array, b: Array) -> None:
-    """Add ``a @ b`` to ``out`` in CUDA memory, on the current CuPy stream.
-
-    Parameters
-    ----------
-    out : cupy.ndarray
-        C-contiguous, of shape (m, n); float32 when the factors are float16.
-    a, b : cupy.ndarray
-        Of shapes (m, k) and (k, n), C-contiguous.
-
-    Notes
-    -----
-    cuBLAS adds in place, in full precision: no TF32. It has no integers; CuPy's
-    own kernel serves those.
-    """
-    if 0 in (*out.shape, a.shape[1]):
-        return
-    if a.dtype.name in (*BLAS, "float16"):
-        from dask_dgpu.kernels.gemm import cuda as cublas
-
-        cublas.gemm(out, a, b)
-        return
-    import cupy
-
-    rows = max(1, (SLAB_BYTES << 8) // (out.shape[1] * out.itemsize))
-    for top in range(0, out.shape[0], rows):
-        slab = out[top : top + rows]
-        cupy.add(slab, cupy.matmul(a[top : top + rows], b), out=slab)
+        slab += a[top : top + rows] @ b

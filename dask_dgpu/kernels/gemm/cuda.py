@@ -1,4 +1,4 @@
-"""``out += a @ b`` through cuBLAS, for the dtypes it has."""
+"""``out += a @ b`` in CUDA memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ import numpy as np
 from cupy.cuda import runtime
 from cupy_backends.cuda.libs import cublas
 
+from dask_dgpu.kernels.gemm import BLAS, SLAB_BYTES, accumulate_slabs
+
 Array = Any
 
 
-def gemm(out: Array, a: Array, b: Array) -> None:
-    """Add ``a @ b`` to ``out``; all C-contiguous, ``out`` float32 for float16 factors."""
-    if a.dtype != np.float16:
+def accumulate_cuda(out: Array, a: Array, b: Array) -> None:
+    """Add ``a @ b`` to ``out``, none of them empty; as ``gemm.accumulate`` does."""
+    if a.dtype == np.float16:
+        _accumulate_half(out, a, b)
+    elif a.dtype.name in BLAS:
         cupy.cublas.gemm("N", "N", a, b, out=out, alpha=1.0, beta=1.0)
-        return
+    else:  # cuBLAS has no integers
+        accumulate_slabs(out, a, b, SLAB_BYTES << 8)
+
+
+def _accumulate_half(out: Array, a: Array, b: Array) -> None:
+    """Add the product of float16 factors to float32."""
     (m, k), n = a.shape, b.shape[1]
     one = np.ones(1, np.float32)
     # column-major library: out.T += b.T @ a.T

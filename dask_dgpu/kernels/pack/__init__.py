@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dask_dgpu.kernels.device import Device
+
 Array = Any
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Cut = tuple[Any, Any]
@@ -197,14 +199,18 @@ class Pieces(NamedTuple):
         )
 
 
-def copy_host(*batches: Pieces) -> None:
-    """Copy pieces in NumPy memory.
+def copy_pieces(device: Device, *batches: Pieces) -> None:
+    """Copy pieces of arrays of one dtype, on a GPU by one launch on the current stream."""
+    if device.kind == "cpu":
+        copy_host(*batches)
+    else:
+        from dask_dgpu.kernels.pack.cuda import copier_of
 
-    Parameters
-    ----------
-    *batches : Pieces
-        What is copied.
-    """
+        copier_of(device).copy(*batches)
+
+
+def copy_host(*batches: Pieces) -> None:
+    """Copy pieces one by one."""
     for batch in batches:
         targets, sources = batch.cuts()
         pairs = zip(batch.target.views(targets), batch.source.views(sources), strict=True)

@@ -9,10 +9,12 @@ GPU only if it is a whole ring of tables ahead.
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import cupy
 import numpy as np
 
+from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.pack import Pieces, copy_host
 from dask_dgpu.kernels.pack.descriptors import (
     COLUMNS,
@@ -117,7 +119,7 @@ copy_pieces(const Long* table, const Long* tiles, int pieces) {
 
 
 class PieceCopier:
-    """The kernel and the memory of its tables; one for each device."""
+    """The kernel and the memory of its tables, for one device."""
 
     def __init__(self) -> None:
         self._ring = [_Upload() for _ in range(RING)]
@@ -141,6 +143,17 @@ class PieceCopier:
         rows, tiles = upload.send(table)
         KERNEL((int(table.tiles[-1]),), (THREADS,), (rows, tiles, np.int32(len(table.rows))))
         upload.used.record()
+
+
+_COPIERS: WeakKeyDictionary[Device, PieceCopier] = WeakKeyDictionary()
+
+
+def copier_of(device: Device) -> PieceCopier:
+    """Return the copier of a device."""
+    copier = _COPIERS.get(device)
+    if copier is None:
+        copier = _COPIERS[device] = PieceCopier()
+    return copier
 
 
 class _Upload:

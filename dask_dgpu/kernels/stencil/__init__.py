@@ -134,7 +134,16 @@ def padded(array: Array, axis: int, width: tuple[int, int], boundary: complex | 
     return np.pad(array, widths, constant_values=array.dtype.type(boundary))
 
 
-def sweeps_host(
+def sweeps_at_once(kind: str, taps: Taps) -> int:
+    """Return the number of sweeps of one pass on a kind of device; a pass keeps its source."""
+    if kind == "cpu":
+        return 1
+    from dask_dgpu.kernels.stencil.cuda import sweeps_at_once_cuda
+
+    return sweeps_at_once_cuda(taps)
+
+
+def sweeps(
     source: Array,
     target: Array,
     taps: Taps,
@@ -181,6 +190,10 @@ def sweeps_host(
     .. [1] D. Wonnacott, "Using time skewing to eliminate idle time due to memory
        bandwidth and network limitations", IPDPS (2000).
     """
+    if not isinstance(source, np.ndarray):
+        from dask_dgpu.kernels.stencil.cuda import sweeps_cuda
+
+        return sweeps_cuda(source, target, taps, regions, added, change)
     from dask_dgpu.kernels.stencil.host import sweep_bands
 
     offsets, weights = _flat_taps(taps, source)

@@ -77,28 +77,8 @@ def sweeps_cuda(
     added: Array | None = None,
     change: Array | None = None,
 ) -> bool:
-    """Make regions of two arrays from each other in turn; as ``stencil.sweeps_host`` does.
-
-    Parameters
-    ----------
-    source, target : cupy.ndarray
-        C-contiguous, of the same shape and dtype.
-    taps : Taps
-        What is summed up.
-    regions : sequence of tuple of slice
-        What each sweep makes.
-    added : cupy.ndarray, optional
-        Added to the sums.
-    change : cupy.ndarray, optional
-        Of one float64, to which the last sweep adds the sum of the squares of what it
-        has changed.
-
-    Returns
-    -------
-    bool
-        Whether the last sweep has made ``target``.
-    """
-    together = sweeps_at_once(taps)
+    """Sweep back and forth between two arrays; as ``stencil.sweeps`` does."""
+    together = sweeps_at_once_cuda(taps)
     u, out, turned = source, target, False
     for at in range(0, len(regions), together):
         several = regions[at : at + together]
@@ -111,7 +91,7 @@ def sweeps_cuda(
     return turned
 
 
-def sweeps_at_once(taps: Taps) -> int:
+def sweeps_at_once_cuda(taps: Taps) -> int:
     """Return how many sweeps one launch makes."""
     return MOST_SWEEPS if marches(taps) else 1
 

@@ -1,28 +1,23 @@
-"""The loops of a sweep on a host, compiled by Numba and kept on disk."""
+"""The loops of a sweep in NumPy memory, compiled by Numba."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from dask_dgpu.kernels.compiled import compiled
 
 Array = Any
 
 PART = 2048
-"""Elements of a row made at a time, about: a few arrays of them fit the first-level cache."""
+"""Approximate number of elements computed at a time; a few such arrays fit the L1 cache."""
 
 
-def _compiled(function: Any, **options: Any) -> Any:
-    """Compile when first called; keep the result if there is a place for it."""
-    try:
-        return njit(nogil=True, cache=True, **options)(function)
-    except RuntimeError:  # neither this folder nor the user's cache can be written to
-        return njit(nogil=True, **options)(function)
-
-
+@partial(compiled, fastmath={"reassoc"})  # makes sums of several elements independent
 def _change(now: Array, before: Array) -> float:
-    """Return the sum of the squares of differences, which float32 could not hold."""
+    """Return the sum of the squared differences, in double: they may overflow float32."""
     total = 0.0
     for j in range(len(now)):
         difference = now[j] - before[j]
@@ -31,14 +26,11 @@ def _change(now: Array, before: Array) -> float:
     return total
 
 
-# sums of several elements at a time are independent
-_change_of = _compiled(_change, fastmath={"reassoc"})
-
-
+@compiled
 def _sweep_part(
     made: Array, u: Array, given: Array, base: int, offsets: Array, weights: Array, adds: bool
 ) -> None:
-    """Make a part of a row, four taps at a time."""
+    """Compute a part of a row, four taps at a time."""
     taps, n = len(offsets), len(made)
     at = taps % 4
     if at == 0 and taps:
@@ -73,9 +65,7 @@ def _sweep_part(
         at += 4
 
 
-_part = _compiled(_sweep_part)
-
-
+@compiled
 def _sweep_rows(
     out: Array,
     u: Array,
@@ -87,7 +77,7 @@ def _sweep_rows(
     adds: bool,
     measures: bool,
 ) -> float:
-    """Make a region of ``out``, row after row; return by how much it differs from ``u``."""
+    """Compute a region of ``out`` row by row; return the squared difference from ``u``."""
     ndim = len(shape)
     rows = 1
     for axis in range(ndim - 1):
@@ -105,16 +95,14 @@ def _sweep_rows(
         for part in range(parts):
             first, last = base + length * part // parts, base + length * (part + 1) // parts
             made, given = out[first:last], added[first:last]
-            _part(made, u, given, first, offsets, weights, adds)
+            _sweep_part(made, u, given, first, offsets, weights, adds)
             if measures:
-                total += _change_of(made, u[first:last])
+                total += _change(made, u[first:last])
     return total
 
 
-_rows = _compiled(_sweep_rows)
-
-
-def _sweep_bands(
+@compiled
+def sweep_bands(
     source: Array,
     target: Array,
     added: Array,
@@ -127,7 +115,7 @@ def _sweep_bands(
     adds: bool,
     measures: bool,
 ) -> float:
-    """Make regions of two arrays from each other in turn, in bands along the first axis."""
+    """Sweep back and forth between two arrays, in bands along the first axis."""
     sweeps = len(regions)
     start, stop = regions[0, 0, 0], regions[0, 0, 1]
     if sweeps == 1:
@@ -144,8 +132,5 @@ def _sweep_bands(
                 edges[0, 1] = min(edges[0, 1], first + thickness)
             u, out = (source, target) if sweep % 2 == 0 else (target, source)
             last = measures and sweep == sweeps - 1
-            total += _rows(out, u, added, shape, edges, offsets, weights, adds, last)
+            total += _sweep_rows(out, u, added, shape, edges, offsets, weights, adds, last)
     return total
-
-
-sweep_bands = _compiled(_sweep_bands)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
 import numpy as np
 
+from dask_dgpu.kernels.device import ArrayContainer
 from dask_dgpu.kernels.sums import binned, compensated
 from dask_dgpu.kernels.sums.binned import Binned
 from dask_dgpu.kernels.sums.compensated import Pair
@@ -26,7 +27,7 @@ FEW_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Partial:
+class Partial(ArrayContainer):
     """The sums of a part of an array, with summed axes of length one.
 
     Parameters
@@ -49,6 +50,12 @@ class Partial:
     def __sizeof__(self) -> int:
         """Return the bytes of the arrays, which Dask asks for."""
         return sys.getsizeof(self.sums)
+
+    def map_arrays(self, function: Callable[[Array], Array]) -> Partial:
+        """Return the same sums in the arrays that a function returns; exact sums have none."""
+        if isinstance(self.sums, Pair):
+            return replace(self, sums=self.sums.each(function))
+        return self
 
 
 def partial_sum(block: Array, axes: tuple[int, ...], method: Exact, result: str) -> Partial:

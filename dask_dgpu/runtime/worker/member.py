@@ -14,6 +14,7 @@ from dask_dgpu.comm.local import LocalComm
 from dask_dgpu.comm.local_hub import LocalHub
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.errors import CommAbortedError
+from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.kernels.device.malloc import keep_small_memory
@@ -202,6 +203,6 @@ class Member:
             a = device.zeros((8, 8), "float64")
             a[...] = 1
             out = device.zeros((8, 8), "float64")
-            device.accumulate(out, a, a)
+            gemm.accumulate(out, a, a)
             good = bool((device.to_host(out) == 8).all())
         return "ok" if good else "multiplies wrongly"

@@ -13,7 +13,7 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.halo import halo_rank, plan_halo
-from dask_dgpu.algorithms.stencil import SweepPlan, stencil_rank, stencil_reference
+from dask_dgpu.algorithms.stencil import SweepPlan, stencil_rank
 from dask_dgpu.algorithms.stencil.plan import even_tiles
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
@@ -21,6 +21,7 @@ from dask_dgpu.kernels.stencil import LAPLACIAN_9PT, Taps
 from graph_opt.model.layout import Layout
 from tests.algorithms.test_halo import blocks_of, expected
 from tests.array.stencil.test_stencil import numbers, reference
+from tests.support.reference.stencil import stencil_reference
 
 pytestmark = pytest.mark.gpu
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -14,7 +15,15 @@ from hypothesis import strategies as st
 
 from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device.host import HostDevice
-from dask_dgpu.kernels.pack import Arrays, Described, InArrays, InMessage, Pieces, copy_host
+from dask_dgpu.kernels.pack import (
+    Arrays,
+    Described,
+    InArrays,
+    InMessage,
+    Pieces,
+    copy_host,
+    copy_pieces,
+)
 from dask_dgpu.kernels.pack.descriptors import (
     LENGTHS,
     MAX_NDIM,
@@ -61,7 +70,7 @@ def by_table(*batches: Pieces) -> None:
     interpret(table)
 
 
-ON_HOST = [HostDevice().copy_pieces, by_table]
+ON_HOST = [partial(copy_pieces, HostDevice()), by_table]
 
 
 def values(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
@@ -229,7 +238,7 @@ def device_copy(*batches: list[tuple[Array, Array]]) -> None:
             expected.append((memory, memory_of(target).flatten(order="K")))
     device.begin()
     with device.transferring():
-        device.copy_pieces(*map(Pieces.of, there))
+        copy_pieces(device, *map(Pieces.of, there))
     device.synchronize()
     for now, wanted in expected:
         np.testing.assert_array_equal(cupy.asnumpy(now), wanted)
@@ -265,7 +274,7 @@ def test_more_launches_than_the_ring_has_tables() -> None:
     device.begin()
     with device.transferring():
         for count, target in enumerate(made, start=1):
-            device.copy_pieces(Pieces.of([(target[k], source[k]) for k in range(count)]))
+            copy_pieces(device, Pieces.of([(target[k], source[k]) for k in range(count)]))
     device.synchronize()
     for count, target in enumerate(made, start=1):
         assert bool((target[:count] == source[:count]).all())

@@ -18,7 +18,6 @@ from dask_dgpu.kernels.stencil import (
     Taps,
     neighbours_mean,
     padded,
-    sweeps_host,
     weighted,
 )
 from tests.support.profiles import examples
@@ -57,7 +56,9 @@ def test_one_sweep(data: st.DataObject, dtype: str, ndim: int) -> None:
     part = tuple(region)
     adds, measures = data.draw(st.booleans()), data.draw(st.booleans())
     out, change = np.full_like(u, 7), np.full(1, 2.0)
-    assert sweeps_host(u, out, taps, [part], added if adds else None, change if measures else None)
+    assert stencil.sweeps(
+        u, out, taps, [part], added if adds else None, change if measures else None
+    )
     wanted = np.full_like(u, 7)
     wanted[part] = scipy.ndimage.correlate(u, weights, mode="constant")[part]
     if adds:
@@ -93,13 +94,13 @@ def test_bands_are_the_sweeps_one_after_the_other(
     target = source.copy()  # ghost cells are the same in both
     arrays = [source.copy(), target.copy()]
     for at, region in enumerate(regions):
-        sweeps_host(arrays[at % 2], arrays[1 - at % 2], taps, [region], added)
+        stencil.sweeps(arrays[at % 2], arrays[1 - at % 2], taps, [region], added)
     last = arrays[sweeps % 2]
     change = np.zeros(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stencil, "CACHE_BYTES", cache)
         patch.setattr(stencil, "MIN_BAND", 1)
-        in_target = sweeps_host(source, target, taps, regions, added, change)
+        in_target = stencil.sweeps(source, target, taps, regions, added, change)
     result = target if in_target else source
     region = regions[-1]
     np.testing.assert_array_equal(result[region], last[region])
@@ -172,12 +173,12 @@ def test_a_gpu_makes_the_same(dtype: str, ndim: int, sweeps: int, adds: bool) ->
     device = CudaDevice()
     device.begin()
     with device.computing():
-        in_target = device.sweeps(
+        in_target = stencil.sweeps(
             on_device[0], on_device[1], taps, regions, on_device[2] if adds else None, there
         )
     device.synchronize()
     result = cupy.asnumpy(on_device[in_target])
-    mine = sweeps_host(source, target, taps, regions, added if adds else None, change)
+    mine = stencil.sweeps(source, target, taps, regions, added if adds else None, change)
     wanted = target if mine else source
     region = regions[-1]
     np.testing.assert_allclose(result[region], wanted[region], **tolerance(wanted, taps, sweeps))

@@ -15,9 +15,11 @@ from dask_dgpu.kernels.sums import compensated
 from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.lanes import Walk, steps_of
 from dask_dgpu.kernels.sums.narrowed import narrowed
+from dask_dgpu.kernels.sums.partial import finished, partial_sum
 from tests.support.exact import FAMILIES, family, within_bound
 from tests.support.profiles import examples
 
+Array = Any
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
@@ -194,3 +196,21 @@ def test_large_blocks_of_other_dtypes_are_converted_in_parts(dtype: str) -> None
     block = np.ones((3, 1 << 18), dtype)
     np.testing.assert_array_equal(compensated.block_sum(block, (1,)).value(), [1 << 18] * 3)
     assert compensated.block_sum(block, (0, 1)).value() == 3 << 18
+
+
+def test_a_device_sees_the_arrays_of_a_partial_sum() -> None:
+    block = np.arange(6.0).reshape(2, 3)
+    seen: list[Array] = []
+
+    def copied(array: Array) -> Array:
+        seen.append(array)
+        return array.copy()
+
+    pair = partial_sum(block, (0,), "compensated", "float64")
+    same = pair.map_arrays(copied)
+    assert len(seen) == 4
+    assert isinstance(same.sums, Pair)
+    assert not any(map(np.shares_memory, seen, same.sums.arrays()))
+    np.testing.assert_array_equal(finished(same, "sum", "float64", (0,), False), block.sum(axis=0))
+    exact = partial_sum(block, (0,), "reproducible", "float64")
+    assert exact.map_arrays(copied) is exact

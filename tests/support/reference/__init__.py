@@ -1,0 +1,1 @@
+"""Sequential reference implementations of the distributed algorithms, in NumPy."""

@@ -1,0 +1,37 @@
+"""Jacobi's iteration on whole arrays."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.algorithms.jacobi import JacobiTask, Outcome, Scale, verdict
+from dask_dgpu.kernels.stencil import neighbours_mean
+from tests.support.reference.stencil import one_sweep
+
+Array = Any
+
+
+def jacobi_reference(task: JacobiTask, u0: Array, rhs: Array) -> tuple[Array, Outcome]:
+    """Iterate on whole arrays in NumPy, with the residual after each sweep."""
+    taps = neighbours_mean(task.ndim)
+
+    def swept(u: Array) -> Array:
+        return one_sweep(u, taps, task.boundary) - task.damping * rhs
+
+    def change(before: Array, after: Array) -> float:
+        return float((np.abs((after - before).astype("complex128")) ** 2).sum())
+
+    zero = np.zeros_like(u0)
+    scale = Scale.of(task, change(zero, swept(zero)))
+    u, history = u0, []
+    reason, done = None, 0
+    while reason is None:
+        following = swept(u)
+        history.append((done, scale.residual(change(u, following))))
+        reason = verdict(task, done, history[-1][1], history[0][1] or inf)
+        if reason is None:
+            u, done = following, done + 1
+    return u, Outcome(reason, tuple(history))

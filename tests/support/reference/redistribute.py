@@ -1,0 +1,46 @@
+"""Redistribution of blocks."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.algorithms.redistribute import RedistributePlan
+from dask_dgpu.algorithms.redistribute.schedule import Slices, schedule
+from graph_opt.model.layout import Index, Layout
+
+Array = Any
+Blocks = Mapping[Index, Array]
+
+
+def redistribute_reference(plan: RedistributePlan, blocks: Blocks) -> dict[Index, Array]:
+    """Redistribute all blocks of all ranks, round after round, in NumPy."""
+    moves = plan.moves
+    result = {
+        index: np.empty(plan.target.block_shape(index), plan.dtype)
+        for index, owner in zip(plan.target.indices(), plan.target.owners, strict=True)
+        if owner >= 0
+    }
+    for rank in range(plan.size):
+        for index, source in schedule(plan, rank).kept.items():
+            result[index] = blocks[source]
+    order = np.argsort(moves.round, kind="stable")
+    starts, shapes = moves.cells.corners(moves.cell[order])
+    for start, shape in zip(starts.tolist(), shapes.tolist(), strict=True):
+        source, there = _place(plan.source, start, shape)
+        target, here = _place(plan.target, start, shape)
+        result[target][here] = blocks[source][there]
+    return result
+
+
+def _place(layout: Layout, start: list[int], shape: list[int]) -> tuple[Index, Slices]:
+    """Return the block that holds a part of the array, and what of the block it is."""
+    found = [
+        (chunk, slice(at - cuts[chunk], at - cuts[chunk] + length))
+        for cuts, at, length in zip(layout.cuts, start, shape, strict=True)
+        for chunk in [bisect_right(cuts, at) - 1]
+    ]
+    return tuple(chunk for chunk, _ in found), tuple(part for _, part in found)

@@ -1,0 +1,43 @@
+"""Blocked matrix multiplication."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.algorithms.summa import SummaPlan
+from dask_dgpu.algorithms.summa.schedule import pieces
+
+Array = Any
+Block = tuple[int, int]
+Blocks = Mapping[Block, Array]
+
+
+def summa_reference(plan: SummaPlan, a: Blocks, b: Blocks) -> dict[Block, Array]:
+    """Multiply with the plan's blocking and order of sums, sequentially, in NumPy."""
+    partial: dict[Block, Array] = {}
+    dtype = plan.accumulator
+    for rank in sorted(plan.places, key=lambda rank: (plan.position(rank) or (0, 0, 0))[2]):
+        rows, columns = plan.rectangle(rank)
+        total = np.zeros((rows[1] - rows[0], columns[1] - columns[0]), dtype)
+        for step in range(plan.steps):
+            lo, hi = plan.panel(rank, step)
+            panels = (
+                np.zeros((len(total), hi - lo), dtype),
+                np.zeros((hi - lo, total.shape[1]), dtype),
+            )
+            for piece in pieces(plan, rank, step):
+                panels[piece.operand][piece.target] = (a, b)[piece.operand][piece.block][
+                    piece.source
+                ]
+            total += panels[0] @ panels[1]
+        place = plan.position(rank)
+        assert place is not None  # `rank` is one of `places`
+        for i, j in plan.final_layers(place[0], place[1]):
+            top, left = plan.a.rows[i] - rows[0], plan.b.columns[j] - columns[0]
+            bottom, right = plan.a.rows[i + 1] - rows[0], plan.b.columns[j + 1] - columns[0]
+            part = total[top:bottom, left:right]
+            partial[i, j] = partial[i, j] + part if (i, j) in partial else part
+    return {block: value.astype(plan.dtype) for block, value in partial.items()}
