@@ -17,7 +17,8 @@ from dask_dgpu.array.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, stencil
 from dask_dgpu.observe.explain import Explanation, explain
 from dask_dgpu.observe.health import Health, check_health
 from dask_dgpu.observe.progress import progress
-from dask_dgpu.session.enable import Enabled, disable, enable, start
+from dask_dgpu.session.enable import Enabled, disable, enable
+from dask_dgpu.session.startup import start
 
 __version__ = "0.1.0"
 

@@ -31,6 +31,7 @@ from graph_opt.model.dtype import dtype_named, is_bfloat16, is_inexact
 Method = Literal["compensated", "reproducible", "dask"]
 
 METHODS: tuple[Method, ...] = get_args(Method)
+DASKS_OWN: dict[Kind, Callable[..., Any]] = {"sum": da.sum, "mean": da.mean}
 CONTAINERS = ("numpy.ndarray", "cupy.ndarray")
 DTYPES = "?bBhHiIlLqQefdFD"
 ALLOWED = "bool, integer, real or complex, of double precision at most"
@@ -58,11 +59,11 @@ def reduced(
     check_flag("keepdims", keepdims)
     axes = summed_axes(axis, x.ndim)
     result = result_dtype(kind, x.dtype, dtype)
-    own = da.sum if kind == "sum" else da.mean
-    own = getattr(own, "__wrapped__", own)
     if method == "dask" or not is_inexact(result):  # integers are exact in any order
-        done: Array = own(x, axis=axes, dtype=result, keepdims=keepdims, split_every=split_every)
-        return done
+        own: Array = DASKS_OWN[kind](
+            x, axis=axes, dtype=result, keepdims=keepdims, split_every=split_every
+        )
+        return own
     if not np.can_cast(x.dtype, result, "safe"):
         x = converted(x, result)
     ndim = x.ndim if keepdims else x.ndim - len(axes)
