@@ -17,7 +17,8 @@ from dask.utils import typename
 
 from dask_dgpu.array import fft
 from dask_dgpu.array.fft.call import DASK_FFT, DASKS_OWN
-from dask_dgpu.array.reductions.call import CONTAINERS, Method, is_number, reduced
+from dask_dgpu.array.inputs import CONTAINERS
+from dask_dgpu.array.reductions.call import Method, is_number, reduced
 from dask_dgpu.kernels.sums.partial import Kind
 from graph_opt.model.dtype import BFLOAT16
 

@@ -22,6 +22,7 @@ from dask_dgpu.arguments import (
     integers,
     suggestion,
 )
+from dask_dgpu.array.inputs import check_container
 from dask_dgpu.array.reductions.partial import add_partials, finish, sum_block
 from dask_dgpu.kernels.sums.narrowed import narrowed
 from dask_dgpu.kernels.sums.partial import Kind
@@ -32,9 +33,8 @@ Method = Literal["compensated", "reproducible", "dask"]
 
 METHODS: tuple[Method, ...] = get_args(Method)
 DASKS_OWN: dict[Kind, Callable[..., Any]] = {"sum": da.sum, "mean": da.mean}
-CONTAINERS = ("numpy.ndarray", "cupy.ndarray")
 DTYPES = "?bBhHiIlLqQefdFD"
-ALLOWED = "bool, integer, real or complex, of double precision at most"
+ALLOWED = "bools or numbers of at most double precision"
 PARTIAL_BYTES = 48
 """About the bytes of a partial sum."""
 
@@ -98,7 +98,7 @@ def extreme(
     axes = summed_axes(axis, x.ndim)
     for each in axes:
         if x.shape[each] == 0:  # Dask returns an array of another shape than it has said
-            raise ValueError(f"x has no elements along axis {each}, it must have one or more")
+            raise ValueError(f"expected x with elements along axis {each}, got 0")
     if 0 in x.shape:  # the result is empty
         one = slice(0, 1) if keepdims else 0
         none: Array = x[tuple(one if k in axes else slice(None) for k in range(x.ndim))]
@@ -123,10 +123,9 @@ def checked(name: str, x: Any, method: Method = "compensated") -> Array:
     check_choice("method", method, METHODS)
     array: Array = as_array(name, x)
     if not is_number(array.dtype):
-        raise TypeError(f"{name} has the dtype {array.dtype}, it must be {ALLOWED}")
-    blocks = typename(type(array._meta))
-    if method != "dask" and blocks not in CONTAINERS:
-        raise TypeError(f"{name} has blocks of type {blocks}, which must be one of NumPy or CuPy")
+        raise TypeError(f"expected {name} to be of {ALLOWED}, got {array.dtype}")
+    if method != "dask":
+        check_container(name, array)
     return array
 
 
@@ -165,7 +164,7 @@ def result_dtype(kind: Kind, dtype: np.dtype[Any], wanted: Any) -> np.dtype[Any]
             raise TypeError(f"unknown dtype {wanted!r}{suggestion(wanted, CARRIED)}") from None
         expected("dtype", "a dtype", wanted, TypeError)
     if not is_number(result):
-        raise TypeError(f"dtype is {result}, it must be {ALLOWED}")
+        raise TypeError(f"expected dtype to be of {ALLOWED}, got {result}")
     return result
 
 
