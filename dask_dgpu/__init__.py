@@ -1,4 +1,4 @@
-"""Distributed GPU arrays that are used without leaving Dask.
+"""Distributed GPU arrays for Dask.
 
 Examples
 --------
@@ -12,15 +12,20 @@ from dask_dgpu import errors
 from dask_dgpu.array import fft
 from dask_dgpu.array.jacobi import JacobiInfo, jacobi
 from dask_dgpu.array.poisson import poisson
-from dask_dgpu.array.reductions import dot, max, mean, min, norm, std, sum, var
+from dask_dgpu.array.reductions import dot, mean, norm, std, var
+from dask_dgpu.array.reductions import max as max
+from dask_dgpu.array.reductions import min as min
+from dask_dgpu.array.reductions import sum as sum
 from dask_dgpu.array.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, stencil
 from dask_dgpu.observe.explain import Explanation, explain
 from dask_dgpu.observe.health import Health, check_health
 from dask_dgpu.observe.progress import progress
-from dask_dgpu.session.enable import Enabled, disable, enable, start
+from dask_dgpu.session.enable import Enabled, disable, enable
+from dask_dgpu.session.startup import start
 
 __version__ = "0.1.0"
 
+# `max`, `min` and `sum` are public too, but a wildcard import must not shadow builtins
 __all__ = [
     "LAPLACIAN_5PT",
     "LAPLACIAN_9PT",
@@ -36,15 +41,12 @@ __all__ = [
     "explain",
     "fft",
     "jacobi",
-    "max",
     "mean",
-    "min",
     "norm",
     "poisson",
     "progress",
     "start",
     "std",
     "stencil",
-    "sum",
     "var",
 ]

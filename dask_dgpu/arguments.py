@@ -136,7 +136,7 @@ def as_array(name: str, value: Any) -> Any:
     try:
         return da.asarray(value)
     except NotImplementedError:  # Dask cannot cut arrays of objects by their size
-        raise TypeError(f"{name} has the dtype object, it must be of numbers") from None
+        raise TypeError(f"expected {name} to be of numbers, got object") from None
     except (TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         message = f"expected {name} to be an array, got {shown(value)}: {reason}"

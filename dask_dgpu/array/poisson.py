@@ -28,13 +28,12 @@ from numbers import Number
 from typing import Any
 
 import dask.array as da
-import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.algorithms.pencil_fft import Transform
 from dask_dgpu.arguments import as_array, check_choice, positive, sequence
-from dask_dgpu.array.fft.call import check_blocks
 from dask_dgpu.array.fft.long_axis import transform_axes
+from dask_dgpu.array.inputs import check_chunk_sizes, check_container, check_dtype
 from dask_dgpu.environment.settings import fft_output_layout
 from dask_dgpu.kernels.fft.laplacian import Axis, inverted
 
@@ -100,13 +99,12 @@ def poisson(
     ``4 * sum(1 / dx**2)``, times ``eps`` and a small factor.
     """
     x = as_array("rhs", rhs)
-    kind = np.dtype(x.dtype).kind
-    if kind not in "biufc":
-        raise TypeError(f"rhs has the dtype {x.dtype}, it must be one of real or complex numbers")
+    check_dtype("rhs", x)
     if x.ndim == 0:
-        raise ValueError("rhs has 0 dimensions, it must have at least 1")
+        raise ValueError("expected rhs with at least 1 axis, got 0")
     distances, boundaries = _distances(dx, x.ndim), _boundaries(boundary, x.ndim)
-    check_blocks("rhs", x)
+    check_chunk_sizes("rhs", x)
+    check_container("rhs", x)
     if x.size == 0:
         return x.astype(Transform("dct2", 0, 1).output_dtype(x.dtype.name))
     axes = tuple(map(Axis, x.shape, distances, boundaries))
@@ -173,5 +171,7 @@ def _boundaries(boundary: Any, ndim: int) -> tuple[str, ...]:
 def _one_an_axis(name: str, value: Any, ndim: int) -> tuple[Any, ...]:
     each = sequence(name, value, "one value, or one for each axis")
     if len(each) != ndim:
-        raise ValueError(f"{name} has {len(each)} entries, rhs has {ndim} dimensions")
+        raise ValueError(
+            f"expected {name} to have one entry per axis of rhs, {ndim}, got {len(each)}"
+        )
     return each

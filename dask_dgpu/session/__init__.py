@@ -1,1 +1,1 @@
-"""Start, enable and disable the plugin; patches of Dask's functions."""
+"""Starting, enabling and disabling dask_dgpu, and its patches of Dask's functions."""

@@ -1,4 +1,4 @@
-"""The entry point ``dgpu`` of ``dask.array.backends``: where blocks are born."""
+"""The entry point ``dgpu`` of ``dask.array.backends``, which creates arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dask_dgpu.environment.gpus import count_gpus
 
 
 def array_backend() -> ArrayBackendEntrypoint:
-    """Return Dask's CuPy backend where there are GPUs, else its NumPy backend.
+    """Return Dask's CuPy backend if there are GPUs, else its NumPy backend.
 
     Dask calls this when ``array.backend`` is ``"dgpu"`` and an array is created.
     """

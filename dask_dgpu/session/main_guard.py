@@ -1,10 +1,9 @@
-"""Noticing a script without ``if __name__ == "__main__":`` before it starts processes."""
+"""A check of scripts for ``if __name__ == "__main__":`` before they start processes."""
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -12,32 +11,26 @@ from dask_dgpu.errors import DgpuError
 
 
 def require_main_guard(what: str) -> None:
-    """Raise if the running script calls ``what`` where its workers would call it too.
+    """Raise if the running script calls ``what`` outside of ``if __name__ == "__main__":``.
 
-    Workers are new processes that import the script. Outside of the guard each
-    would start a cluster of its own, which Python reports once a process, at length.
+    Workers are new processes that import the script. Outside of the guard each would start
+    a cluster of its own. Python reports that once per process, at length.
     """
-    for frame in _frames():
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
         if frame.f_globals.get("__name__") in ("__main__", "__mp_main__"):
             path = Path(frame.f_globals.get("__file__") or "")
             script = frame.f_code.co_name == "<module>" and path.suffix == ".py"
-            if script and path.is_file() and not _guarded(path.read_text(), frame.f_lineno):
+            if script and path.is_file() and not _is_guarded(path.read_text(), frame.f_lineno):
                 raise DgpuError(
-                    f"{what} is called at line {frame.f_lineno} of {path.name} outside of "
-                    '`if __name__ == "__main__":`, where every worker would call it again; '
-                    "move it there"
+                    f'expected {what} within `if __name__ == "__main__":`, got a call at line '
+                    f"{frame.f_lineno} of {path.name}: every worker would call it again"
                 )
-
-
-def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
         frame = frame.f_back
 
 
-def _guarded(source: str, line: int) -> bool:
-    """Whether a line of a script stands in an ``if`` that asks for ``__name__``."""
+def _is_guarded(source: str, line: int) -> bool:
+    """Whether a line of a script is within an ``if`` about ``__name__``."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.If) and node.lineno <= line <= (node.end_lineno or line):
             names = {name.id for name in ast.walk(node.test) if isinstance(name, ast.Name)}

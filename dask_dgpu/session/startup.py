@@ -1,54 +1,142 @@
-"""Starting and ending the workers of this machine, and saying which did not start, and why."""
+"""Starting a cluster on this machine; errors name the missing workers and the cause."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from dask.typing import no_default
+import dask
 
-from dask_dgpu.arguments import suggestion
-from dask_dgpu.environment.gpus import GpuMemory, pool_bytes, read_memory
+from dask_dgpu.arguments import check_choice, expected, integer, suggestion
+from dask_dgpu.environment.gpus import GpuMemory, pool_bytes, read_memory, visible_gpus
 from dask_dgpu.errors import DgpuError
+from dask_dgpu.session.enable import disable, enable
+from dask_dgpu.session.main_guard import require_main_guard
 
 if TYPE_CHECKING:
     from distributed import Client
 
-logger = logging.getLogger(__name__)
+BACKEND = "array.backend"
 
 LATE_SECONDS = 30.0
-"""How long workers may be missing once the cluster says that it has started."""
+"""How long workers may be missing after the cluster reports that it has started."""
 
-CLOSING = "60s"
-"""How long a client waits for itself to close, and then for its cluster."""
+INTERVAL = 0.1
+"""Seconds between two looks at the list of workers."""
 
 VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
-INTERVAL = 0.1
-"""Seconds between two looks."""
-
 DEFAULT_POOL = 0.5
-"""Share of all memory that a pool begins with if it is not known what is free."""
+"""Initial size of a pool, as a fraction of all memory, if the free memory is unknown."""
+
+
+def start(
+    n_workers: int | None = None,
+    *,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    **cluster_kwargs: Any,
+) -> Client:
+    """Start a cluster on this machine, connect to it and enable dask_dgpu.
+
+    Parameters
+    ----------
+    n_workers : int, optional
+        Workers, one rank each; by default one per GPU, or one per core. With GPUs at most
+        their number.
+    device : {"auto", "cpu", "cuda"}, optional
+        ``"cuda"`` starts a ``LocalCUDACluster`` and creates arrays on the GPUs; ``"cpu"``
+        starts a ``LocalCluster`` with NumPy blocks; ``"auto"`` selects ``"cuda"`` if there
+        are GPUs.
+    **cluster_kwargs
+        Passed on to the cluster. Without GPUs workers have one thread unless
+        ``threads_per_worker`` is given here. With GPUs CuPy uses an RMM pool. Its initial
+        size is half of the free memory of the fullest GPU, unless an ``rmm_*`` argument is
+        given. With pools, workers of one host read each other's blocks.
+
+    Returns
+    -------
+    distributed.Client
+        Closing it closes the cluster and disables dask_dgpu.
+
+    Raises
+    ------
+    ValueError
+        If ``device`` is unknown, or ``"cuda"`` on a machine without GPUs, or ``n_workers``
+        is larger than the number of GPUs.
+    DgpuError
+        If a script calls this outside of ``if __name__ == "__main__":``, a GPU has too
+        little free memory, a worker does not start, or ``array.query-planning`` is on.
+
+    See Also
+    --------
+    enable : Do the same on an existing cluster.
+    """
+    from distributed import Nanny, Worker
+
+    from dask_dgpu.session.client import OwningClient
+
+    check_choice("device", device, ("auto", "cpu", "cuda"))
+    if n_workers is not None:
+        n_workers = integer("n_workers", n_workers, 1)
+    if cluster_kwargs.get("asynchronous"):
+        raise TypeError("expected asynchronous to be False, got True: start() waits for workers")
+    if cluster_kwargs.get("processes", True):
+        require_main_guard("dask_dgpu.start()")
+    gpus = visible_gpus(cluster_kwargs.get("CUDA_VISIBLE_DEVICES")) if device != "cpu" else ()
+    if device == "cuda" and not gpus:
+        raise ValueError("expected device to be auto or cpu, got 'cuda': there is no CUDA device")
+    if gpus and n_workers is not None and n_workers > len(gpus):
+        expected("n_workers", f"at most {len(gpus)}, one per GPU", n_workers)
+    gpus = gpus[:n_workers]
+    if gpus:
+        from dask_cuda import LocalCUDACluster as ClusterType
+
+        options = cuda_options(gpus, cluster_kwargs)
+    else:
+        from distributed import LocalCluster as ClusterType
+
+        options = {"threads_per_worker": 1, "dashboard_address": ":0", **cluster_kwargs}
+    check_options(options, ClusterType, Nanny, Worker)
+    with explained(gpus) as errors:
+        cluster = ClusterType(n_workers=n_workers, **options)
+        client = OwningClient(cluster)
+        try:
+            require_workers(client, cluster.plan, gpus, errors)
+            enable(client, device="cuda" if gpus else "cpu")
+            client.undo = partial(_undo_start, dask.config.get(BACKEND, None) if gpus else None)
+        except BaseException:
+            client.close()
+            raise
+    if gpus:
+        dask.config.set({BACKEND: "dgpu"})
+    return client
+
+
+def _undo_start(backend_before: str | None) -> None:
+    disable()
+    if backend_before is not None:
+        dask.config.set({BACKEND: backend_before})
 
 
 def cuda_options(gpus: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a ``LocalCUDACluster`` of one worker a GPU.
+    """Return the options of a ``LocalCUDACluster`` of one worker per GPU.
 
     Parameters
     ----------
     gpus : sequence of str
         Numbers or UUIDs.
     options : mapping of str to value
-        The user's. Any ``rmm_*`` among them stays as it is.
+        The user's options. With an ``rmm_*`` option among them, no other is added.
 
     Raises
     ------
     DgpuError
-        When a GPU has too little free memory for a worker.
+        If a GPU has too little free memory for a worker.
     """
     if any(name.startswith("rmm_") for name in options):
         return dict(options)
@@ -61,9 +149,9 @@ def cuda_options(gpus: Sequence[str], options: Mapping[str, Any]) -> dict[str, A
 
 
 def check_options(options: Mapping[str, Any], *classes: type) -> None:
-    """Raise if an option of a cluster is known to none of some classes and their bases.
+    """Raise for an option of a cluster that no class and no base of one has as a parameter.
 
-    Clusters pass on what they do not know to their workers, each of which fails.
+    Clusters pass unknown options on to their workers, and every worker fails.
     """
     if "worker_class" in options:
         return
@@ -81,9 +169,9 @@ def check_options(options: Mapping[str, Any], *classes: type) -> None:
 
 @contextmanager
 def explained(gpus: Sequence[str]) -> Iterator[list[str]]:
-    """Collect what nannies say of workers that do not start.
+    """Collect the errors that nannies log about workers that fail to start.
 
-    An error that ends the start becomes a :class:`DgpuError` that says what each GPU has.
+    With GPUs, any error becomes a :class:`DgpuError` with the free memory of each GPU.
 
     Yields
     ------
@@ -115,12 +203,13 @@ def require_workers(
     errors: Sequence[str],
     patience: float = LATE_SECONDS,
 ) -> None:
-    """Raise if one of the workers of these names is missing.
+    """Wait for the workers of these names.
 
     Raises
     ------
     DgpuError
-        It says which worker, on which GPU, and why, as far as that is known.
+        If one is still missing after ``patience`` seconds. It names the worker, its GPU and
+        the known errors.
     """
     wanted = set(map(str, names))
     deadline = time.monotonic() + patience
@@ -130,69 +219,31 @@ def require_workers(
         time.sleep(INTERVAL)
 
 
-def owning_client_class() -> Any:
-    """Return the class of client that :func:`dask_dgpu.start` makes."""
-    from distributed import Client
-
-    class OwningClient(Client):
-        """A client whose end is that of its cluster, and undoes what was set with it.
-
-        A slow end is no error: it may follow results that nobody wants to lose.
-        """
-
-        undo: Callable[[], None] | None = None
-
-        def close(self, timeout: Any = no_default) -> None:
-            limit = CLOSING if timeout is no_default else timeout
-            cluster: Any = self.cluster
-            try:
-                for what, end in (("client", super().close), ("cluster", cluster.close)):
-                    try:
-                        end(timeout=limit)
-                    except TimeoutError:
-                        logger.warning("the %s is not closed after %s", what, limit)
-            finally:
-                self._undo()
-
-        async def _close(self, fast: bool = False) -> None:
-            try:
-                await super()._close(fast=fast)
-            finally:
-                self._undo()
-
-        def _undo(self) -> None:
-            undo, self.undo = self.undo, None
-            if undo is not None:
-                undo()
-
-    return OwningClient
-
-
 def missing_text(
     missing: Collection[str], wanted: int, gpus: Sequence[str], errors: Sequence[str]
 ) -> str:
-    """Say which workers did not start, and why.
+    """Return the message about workers that did not start.
 
     Parameters
     ----------
     missing : collection of str
-        Their names; dask-cuda calls a worker as its GPU.
+        Names of the workers; dask-cuda names a worker after its GPU.
     wanted : int
-        How many workers there should be.
+        Number of workers of the cluster.
     gpus : sequence of str
-        The GPUs of all workers, if they have any.
+        GPUs of all workers, if they use any.
     errors : sequence of str
-        What was logged meanwhile.
+        Errors that nannies logged.
     """
     names = sorted(missing)
     what = "on GPU " if gpus else ""
     text = f"{len(names)} of {wanted} workers did not start: {what}{', '.join(names)}"
     if errors:
         text += f" ({'; '.join(dict.fromkeys(errors))})"
-    lost: list[GpuMemory] = []
-    with suppress(Exception):  # the list of GPUs is more than the driver may tell
-        lost = read_memory([name for name in names if name in gpus])
-    return text + _free(lost)
+    memories: list[GpuMemory] = []
+    with suppress(Exception):  # the driver may fail too; the message is still useful
+        memories = read_memory([name for name in names if name in gpus])
+    return text + _free(memories)
 
 
 def _free(memories: Sequence[GpuMemory]) -> str:
@@ -205,14 +256,13 @@ def _names(client: Client) -> set[str]:
 
 
 class _Errors(logging.Handler):
-    """Keeps the errors of log records."""
+    """Collects the exceptions of log records."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.errors: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep an error."""
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             self.errors.append(f"{type(error).__name__}: {error}")

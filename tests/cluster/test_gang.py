@@ -224,7 +224,8 @@ def test_enabled_with_another_device(client, device, monkeypatch):
     monkeypatch.setattr(
         "dask_dgpu.session.enable.gather", lambda client, settings: replace(facts, device=other)
     )
-    with pytest.raises(dgpu.errors.DgpuError, match=f"is {other!r} here.*enabled with {device!r}"):
+    message = f"expected setting dgpu.device to be {device!r}, got .*, which is {other!r} here"
+    with pytest.raises(dgpu.errors.DgpuError, match=message):
         dgpu.enable(client)
     assert dask.config.get("array_optimize").facts == facts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import doctest
 import logging.config
 import re
@@ -31,12 +32,15 @@ DOCUMENTS = [
 ]
 
 MODULES = ("errors", "fft")
+BUILTINS = ("max", "min", "sum")
+"""Public too, but not in ``__all__``: a wildcard import must not shadow builtins."""
 CONSTANTS = tuple(name for name in dgpu.__all__ if name.isupper())
 TRIGONOMETRIC = [
     f"{way}{kind}{n}" for way in ("", "i") for kind in ("dct", "dst") for n in ("", "n")
 ]
 PUBLIC = [
     *(f"dask_dgpu.{name}" for name in dgpu.__all__ if name not in (*MODULES, *CONSTANTS)),
+    *(f"dask_dgpu.{name}" for name in BUILTINS),
     *(f"dask_dgpu.fft.{name}" for name in DASKS_OWN),
     *(f"dask_dgpu.fft.{name}" for name in TRIGONOMETRIC),
 ]
@@ -78,6 +82,14 @@ def test_version_is_the_same_everywhere() -> None:
     assert metadata.version("dask-dgpu") == version
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] in ("Unreleased", version)
+
+
+def test_wildcard_import_shadows_no_builtin() -> None:
+    names: dict[str, object] = {}
+    exec("from dask_dgpu import *", names)
+    assert {"enable", "mean", "start"} <= names.keys()
+    assert not names.keys() & set(dir(builtins))
+    assert all(callable(getattr(dgpu, name)) for name in BUILTINS)
 
 
 def test_backend_is_an_entry_point() -> None:

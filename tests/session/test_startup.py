@@ -165,7 +165,7 @@ def test_fewer_workers_than_asked_for(caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, logger="dask_dgpu"), dgpu.enable(client):
             pass
         (line,) = (each.getMessage() for each in caplog.records if each.name == enable.__name__)
-        assert line.startswith("2 of the 3 workers that the cluster asked for are there;")
+        assert line.startswith("2 of 3 requested workers are available;")
         del cluster.worker_spec["gone"]
 
 

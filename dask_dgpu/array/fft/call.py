@@ -12,8 +12,9 @@ from dask.utils import typename
 
 from dask_dgpu.algorithms.pencil_fft import Transform
 from dask_dgpu.array.fft.long_axis import transform_axes
+from dask_dgpu.array.inputs import check_chunk_sizes, check_container
 from dask_dgpu.environment.settings import fft_output_layout
-from graph_opt.model.node import CONTAINERS, CUPY
+from graph_opt.model.node import CUPY
 
 NAMES = (
     *("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"),
@@ -56,23 +57,9 @@ def planned(
     name: str, x: Array, transforms: tuple[Transform, ...], *, argument: str = "a"
 ) -> Array:
     """Return the result of a call by a plan; ``argument`` is what the caller calls ``x``."""
-    check_blocks(argument, x)
+    check_chunk_sizes(argument, x)
+    check_container(argument, x)
     return transform_axes(x, transforms, name, output_layout=fft_output_layout())
-
-
-def check_blocks(argument: str, x: Array) -> None:
-    """Raise if an array has blocks that cannot be moved."""
-    for axis, length in enumerate(x.shape):
-        if math.isnan(length):
-            raise ValueError(
-                f"{argument} has unknown chunk sizes along axis {axis}, which must be known where "
-                "blocks move; compute_chunk_sizes() finds them out"
-            )
-    container = typename(type(x._meta))
-    if container not in CONTAINERS:
-        raise TypeError(
-            f"{argument} has blocks of type {container}, which must be one of NumPy or CuPy"
-        )
 
 
 def _understood_by_dask(arguments: Mapping[str, Any]) -> bool:

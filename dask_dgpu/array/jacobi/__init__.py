@@ -145,9 +145,11 @@ def jacobi(
     check_array("u0", first)
     check_array("rhs", right)
     if first.shape != right.shape:
-        raise ValueError(f"u0 has the shape {first.shape} and rhs {right.shape}, must be equal")
+        raise ValueError(
+            f"expected u0 and rhs of the same shape, got {first.shape} and {right.shape}"
+        )
     if not math.prod(first.shape):
-        raise ValueError(f"u0 has the shape {first.shape}, it must have elements")
+        raise ValueError(f"expected u0 with elements, got the shape {first.shape}")
     dtype = working_dtype(np.result_type(first.dtype, right.dtype), ())
     task = JacobiTask(
         dtype.name,
@@ -174,7 +176,7 @@ def _distance(dx: Any, ndim: int, dtype: np.dtype[Any]) -> float:
     distance, limits = positive("dx", dx), np.finfo(dtype)
     if not limits.tiny <= distance * distance / (2 * ndim) <= limits.max:
         raise ValueError(
-            f"dx is {dx!r}, its square over {2 * ndim} must be a normal number of {dtype}"
+            f"expected dx**2 / {2 * ndim} to be a normal number of {dtype}, got dx = {dx!r}"
         )
     return distance
 

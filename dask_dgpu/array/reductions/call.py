@@ -22,18 +22,19 @@ from dask_dgpu.arguments import (
     integers,
     suggestion,
 )
+from dask_dgpu.array.inputs import check_container
 from dask_dgpu.array.reductions.partial import add_partials, finish, sum_block
 from dask_dgpu.kernels.sums.narrowed import narrowed
 from dask_dgpu.kernels.sums.partial import Kind
 from graph_opt.dask_graph.pattern import CARRIED
 from graph_opt.model.dtype import dtype_named, is_bfloat16, is_inexact
-from graph_opt.model.node import CONTAINERS
 
 Method = Literal["compensated", "reproducible", "dask"]
 
 METHODS: tuple[Method, ...] = get_args(Method)
+DASKS_OWN: dict[Kind, Callable[..., Any]] = {"sum": da.sum, "mean": da.mean}
 DTYPES = "?bBhHiIlLqQefdFD"
-ALLOWED = "bool, integer, real or complex, of double precision at most"
+ALLOWED = "bools or numbers of at most double precision"
 PARTIAL_BYTES = 48
 """About the bytes of a partial sum."""
 
@@ -58,11 +59,11 @@ def reduced(
     check_flag("keepdims", keepdims)
     axes = summed_axes(axis, x.ndim)
     result = result_dtype(kind, x.dtype, dtype)
-    own = da.sum if kind == "sum" else da.mean
-    own = getattr(own, "__wrapped__", own)
     if method == "dask" or not is_inexact(result):  # integers are exact in any order
-        done: Array = own(x, axis=axes, dtype=result, keepdims=keepdims, split_every=split_every)
-        return done
+        own: Array = DASKS_OWN[kind](
+            x, axis=axes, dtype=result, keepdims=keepdims, split_every=split_every
+        )
+        return own
     if not np.can_cast(x.dtype, result, "safe"):
         x = converted(x, result)
     ndim = x.ndim if keepdims else x.ndim - len(axes)
@@ -97,7 +98,7 @@ def extreme(
     axes = summed_axes(axis, x.ndim)
     for each in axes:
         if x.shape[each] == 0:  # Dask returns an array of another shape than it has said
-            raise ValueError(f"x has no elements along axis {each}, it must have one or more")
+            raise ValueError(f"expected x with elements along axis {each}, got 0")
     if 0 in x.shape:  # the result is empty
         one = slice(0, 1) if keepdims else 0
         none: Array = x[tuple(one if k in axes else slice(None) for k in range(x.ndim))]
@@ -122,10 +123,9 @@ def checked(name: str, x: Any, method: Method = "compensated") -> Array:
     check_choice("method", method, METHODS)
     array: Array = as_array(name, x)
     if not is_number(array.dtype):
-        raise TypeError(f"{name} has the dtype {array.dtype}, it must be {ALLOWED}")
-    blocks = typename(type(array._meta))
-    if method != "dask" and blocks not in CONTAINERS:
-        raise TypeError(f"{name} has blocks of type {blocks}, which must be one of NumPy or CuPy")
+        raise TypeError(f"expected {name} to be of {ALLOWED}, got {array.dtype}")
+    if method != "dask":
+        check_container(name, array)
     return array
 
 
@@ -164,7 +164,7 @@ def result_dtype(kind: Kind, dtype: np.dtype[Any], wanted: Any) -> np.dtype[Any]
             raise TypeError(f"unknown dtype {wanted!r}{suggestion(wanted, CARRIED)}") from None
         expected("dtype", "a dtype", wanted, TypeError)
     if not is_number(result):
-        raise TypeError(f"dtype is {result}, it must be {ALLOWED}")
+        raise TypeError(f"expected dtype to be of {ALLOWED}, got {result}")
     return result
 
 

@@ -65,14 +65,14 @@ def dot(x: Any, y: Any, *, method: Method = "compensated") -> Array:
     x, y = checked("x", x, method), checked("y", y, method)
     for name, vector in (("x", x), ("y", y)):
         if vector.ndim != 1:
-            raise ValueError(f"{name} has {vector.ndim} dimensions, it must have 1")
+            raise ValueError(f"expected {name} with 1 axis, got {vector.ndim}")
     if x.shape != y.shape and not np.isnan(x.shape + y.shape).any():
-        raise ValueError(f"x has {x.shape[0]} elements and y {y.shape[0]}, they must be equal")
+        raise ValueError(f"expected x and y of the same length, got {x.shape[0]} and {y.shape[0]}")
     try:
         result = np.result_type(x.dtype, y.dtype)
     except TypeError:
         raise TypeError(
-            f"x has the dtype {x.dtype} and y {y.dtype}, one dtype must hold both"
+            f"expected x and y of dtypes with a common one, got {x.dtype} and {y.dtype}"
         ) from None
     if method == "dask" or not is_inexact(result):
         own: Array = da.dot(x, y)

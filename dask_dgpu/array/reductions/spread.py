@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isnan, prod
+from math import prod
 from typing import Any
 
 import dask.array as da
@@ -11,6 +11,7 @@ import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.arguments import check_flag, real
+from dask_dgpu.array.inputs import check_chunk_sizes
 from dask_dgpu.array.reductions.call import (
     Method,
     checked,
@@ -35,15 +36,11 @@ def variance(
     ddof = real("ddof", ddof)
     check_flag("keepdims", keepdims)
     axes = summed_axes(axis, x.ndim)
-    unknown = [each for each in axes if isnan(x.shape[each])]
-    if unknown and method != "dask":
-        raise ValueError(
-            f"x has unknown chunk sizes along axis {unknown[0]}, which must be known; "
-            "compute_chunk_sizes() finds them out"
-        )
+    if method != "dask":
+        check_chunk_sizes("x", x, axes)
     result = real_of(result_dtype("mean", x.dtype, dtype))
     if result.kind != "f" and not is_bfloat16(result):
-        raise TypeError(f"dtype is {result}, it must be real or complex")
+        raise TypeError(f"expected dtype to be real or complex, got {result}")
     if method == "dask":
         single = is_bfloat16(result)  # in which Dask fails
         wide = "float32" if single else dtype

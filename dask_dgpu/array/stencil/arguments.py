@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from dask.array.core import Array
-from dask.utils import typename
 
 from dask_dgpu.algorithms.halo import Boundary
 from dask_dgpu.arguments import expected, is_number, unknown
+from dask_dgpu.array.inputs import check_chunk_sizes, check_container, check_dtype
 from dask_dgpu.kernels.stencil import Taps
-from graph_opt.model.node import CONTAINERS
 
 NAMES = ("zero", "periodic", "reflect", "mirror", "nearest")
 WIDEST = np.complex128
@@ -22,24 +20,13 @@ WIDEST = np.complex128
 def check_array(name: str, x: Array) -> None:
     """Raise if an array cannot be swept."""
     if not x.ndim:
-        raise ValueError(f"{name} has no axes, it must have one at least")
-    for axis, length in enumerate(x.shape):
-        if math.isnan(length):
-            raise ValueError(
-                f"{name} has unknown chunk sizes along axis {axis}, which must be known; "
-                "compute_chunk_sizes() finds them out"
-            )
-    dtype = np.dtype(x.dtype)
-    if dtype.kind not in "biufc" or np.result_type(dtype, WIDEST) != WIDEST:
-        raise TypeError(
-            f"{name} has the dtype {dtype}, it must be of real or complex numbers of double "
-            "precision at most"
-        )
-    container = typename(type(x._meta))
-    if container not in CONTAINERS:
-        raise TypeError(
-            f"{name} has blocks of type {container}, which must be one of NumPy or CuPy"
-        )
+        raise ValueError(f"expected {name} with at least 1 axis, got 0")
+    check_chunk_sizes(name, x)
+    what = "real or complex numbers of at most double precision"
+    check_dtype(name, x, what=what)
+    if np.result_type(x.dtype, WIDEST) != WIDEST:
+        raise TypeError(f"expected {name} to be of {what}, got {x.dtype}")
+    check_container(name, x)
 
 
 def taps_of(kernel: Any, shape: tuple[int, ...]) -> Taps:
@@ -48,20 +35,19 @@ def taps_of(kernel: Any, shape: tuple[int, ...]) -> Taps:
         weights = np.asarray(kernel)
     except ValueError:  # rows of several lengths
         expected("kernel", "an array", kernel)
-    if weights.dtype.kind not in "biufc":
-        raise TypeError(f"kernel has the dtype {weights.dtype}, it must be of numbers")
+    check_dtype("kernel", weights)
     if weights.ndim != len(shape):
-        raise ValueError(f"kernel has {weights.ndim} axes, it must have {len(shape)} as x has")
+        raise ValueError(f"expected kernel to have {len(shape)} axes as x, got {weights.ndim}")
     for axis, (length, n) in enumerate(zip(weights.shape, shape, strict=True)):
         if length % 2 == 0:
-            raise ValueError(f"kernel has the length {length} along axis {axis}, it must be odd")
+            raise ValueError(f"expected kernel of odd length along axis {axis}, got {length}")
         if length // 2 > n:
             raise ValueError(
-                f"kernel reaches {length // 2} elements along axis {axis}, it must be {n} at "
-                "most, the length of x"
+                f"expected kernel to reach at most {n} elements along axis {axis}, the length "
+                f"of x, got {length // 2}"
             )
     if not np.isfinite(weights).all():
-        raise ValueError("kernel has weights that are not finite, all must be")
+        raise ValueError("expected kernel with finite weights, got NaN or infinity")
     wide = weights.astype(complex if weights.dtype.kind == "c" else float)
     return Taps.of(wide)
 
@@ -78,11 +64,11 @@ def boundaries(boundary: Any, ndim: int, dtype: np.dtype[Any]) -> tuple[Boundary
     several = isinstance(boundary, Sequence) and not isinstance(boundary, str)
     each = tuple(boundary) if several else (boundary,) * ndim
     if len(each) != ndim:
-        raise ValueError(f"boundary has {len(each)} entries, the array has {ndim} axes")
+        raise ValueError(f"expected boundary to have one entry per axis, {ndim}, got {len(each)}")
     found = tuple(map(_boundary, each))
     for one, value in zip(each, found, strict=True):
         if isinstance(value, complex) and dtype.kind != "c":
-            raise ValueError(f"boundary is {one!r}, it must be real as the array of {dtype} is")
+            raise ValueError(f"expected boundary to be real for an array of {dtype}, got {one!r}")
     return found
 
 

@@ -187,7 +187,7 @@ def test_no_axes_do_nothing() -> None:
     a = numbers(4, 5)
     x = da.from_array(a, chunks=2)
     np.testing.assert_array_equal(dgpu.fft.fftn(x, axes=()).compute(), np.fft.fftn(a, axes=()))
-    with pytest.raises(IndexError, match="axes is empty"):
+    with pytest.raises(IndexError, match="expected axes to have at least one entry"):
         dgpu.fft.rfftn(x, axes=())
 
 
@@ -418,88 +418,17 @@ def test_layout_setting() -> None:
         dgpu.fft.fft2(X)
 
 
-# Bad input.
-
-MASKED = X.map_blocks(np.ma.array, meta=np.ma.array(np.empty((0, 0))))
+# Unknown chunk sizes.
 
 
 def unknown_chunks() -> da.Array:
     return X[X[:, 0] > 0]
 
 
-BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "unknown": (lambda: dgpu.fft.fft(unknown_chunks()), ValueError, "a has unknown chunk sizes"),
-    "duplicate": (lambda: dgpu.fft.fftn(X, axes=(0, 0)), ValueError, "Duplicate axes"),
-    "same axis": (lambda: dgpu.fft.fftn(X, axes=(0, -2)), ValueError, "Duplicate axes"),
-    "n": (
-        lambda: dgpu.fft.fft(X, n=0),
-        ValueError,
-        "an integer of at least ., got 0",
-    ),
-    "-1 for n": (
-        lambda: dgpu.fft.fft(X, n=-1),
-        ValueError,
-        "an integer of at least ., got -1",
-    ),
-    "s": (
-        lambda: dgpu.fft.fft2(X, s=(3, 0)),
-        ValueError,
-        "an integer of at least ., got 0",
-    ),
-    "no integer": (
-        lambda: dgpu.fft.fft(X, n=2.5),
-        TypeError,
-        "an integer of at least ., got 2",
-    ),
-    "lengths": (lambda: dgpu.fft.fft2(X, s=(3,)), ValueError, "s has 1 entries and axes has 2"),
-    "axis": (lambda: dgpu.fft.fft(X, axis=2), np.exceptions.AxisError, "axis: axis 2"),
-    "axis is no integer": (
-        lambda: dgpu.fft.fft(X, axis=0.5),
-        TypeError,
-        "expected axis to be an integer",
-    ),
-    "axes are no integers": (
-        lambda: dgpu.fft.fft2(X, axes=(0, 0.5)),
-        TypeError,
-        "axes to be an int",
-    ),
-    "axes": (lambda: dgpu.fft.fft2(X[0]), np.exceptions.AxisError, "axes: axis -2"),
-    "axes is no sequence": (
-        lambda: dgpu.fft.fft2(X, axes=1),
-        TypeError,
-        "axes to be a sequence",
-    ),
-    "s is no sequence": (
-        lambda: dgpu.fft.fft2(X, s=4),
-        TypeError,
-        "s to be a sequence",
-    ),
-    "norm": (
-        lambda: dgpu.fft.fft(X, norm="both"),
-        ValueError,
-        "unknown norm 'both', expected",
-    ),
-    "object": (lambda: dgpu.fft.fft(X.astype(object)), TypeError, "dtype object"),
-    "times": (lambda: dgpu.fft.fft(X.astype("M8[s]")), TypeError, "dtype datetime64"),
-    "complex": (lambda: dgpu.fft.rfft(X * 1j), TypeError, "rfft takes real numbers"),
-    "complex inverse": (lambda: dgpu.fft.ihfft(X * 1j), TypeError, "ihfft takes real numbers"),
-    "empty": (lambda: dgpu.fft.fft(X[:, :0]), ValueError, "0 elements along axis 1"),
-    "one element": (lambda: dgpu.fft.irfft(X[:, :1]), ValueError, "1 elements along axis 1"),
-    "container": (lambda: dgpu.fft.fft2(MASKED), TypeError, "blocks of type numpy.ma"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_raises_at_the_call(case: str) -> None:
-    call, kind, message = BAD[case]
-    with pytest.raises(kind, match=message):
-        call()
-
-
 def test_unknown_chunks_elsewhere_are_left_to_dask() -> None:
     x = unknown_chunks().rechunk({1: -1})
     np.testing.assert_allclose(dgpu.fft.fft(x).compute(), np.fft.fft(A), atol=1e-12)
-    with pytest.raises(ValueError, match="unknown chunk sizes along axis 0"):
+    with pytest.raises(ValueError, match="got unknown ones along axis 0"):
         dgpu.fft.fft2(x, s=(-1, -1), axes=(0, 1))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
 from typing import Any
 
 import dask
@@ -196,61 +195,3 @@ def test_empty() -> None:
 
 def test_takes_what_is_no_dask_array() -> None:
     np.testing.assert_allclose(dgpu.fft.dct([[1, 2], [3, 5]]), scipy.fft.dct([[1, 2], [3, 5]]))
-
-
-MASKED = X.map_blocks(np.ma.array, meta=np.ma.array(np.empty((0, 0))))
-
-BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "type": (
-        lambda: dgpu.fft.dct(X, 5),
-        ValueError,
-        "type to be one of 1, 2, 3, 4, got 5",
-    ),
-    "n": (
-        lambda: dgpu.fft.dst(X, n=0),
-        ValueError,
-        "an integer of at least ., got 0",
-    ),
-    "-1 for n": (
-        lambda: dgpu.fft.dst(X, n=-1),
-        ValueError,
-        "an integer of at least ., got -1",
-    ),
-    "n of 1": (lambda: dgpu.fft.dct(X, 1, n=1), ValueError, "integer of at least 2, got 1"),
-    "one element": (lambda: dgpu.fft.idct(X[:, :1], 1), ValueError, "x has 1 elements along axis"),
-    "s": (
-        lambda: dgpu.fft.dctn(X, s=(3, 0)),
-        ValueError,
-        "an integer of at least ., got 0",
-    ),
-    "no integer": (
-        lambda: dgpu.fft.dct(X, n=2.5),
-        TypeError,
-        "expected n to be an integer, got 2.5",
-    ),
-    "lengths": (lambda: dgpu.fft.dstn(X, s=(3,), axes=(0, 1)), ValueError, "s has 1 entries"),
-    "axis": (lambda: dgpu.fft.dct(X, axis=2), np.exceptions.AxisError, "axis: axis 2"),
-    "axes": (lambda: dgpu.fft.dctn(X, axes=(0, 2)), np.exceptions.AxisError, "axes: axis 2"),
-    "duplicate": (lambda: dgpu.fft.dctn(X, axes=(0, -2)), ValueError, "Duplicate axes"),
-    "no sequence": (
-        lambda: dgpu.fft.dctn(X, axes=1),
-        TypeError,
-        "axes to be a sequence",
-    ),
-    "norm": (
-        lambda: dgpu.fft.dct(X, norm="both"),
-        ValueError,
-        "unknown norm 'both', expected",
-    ),
-    "object": (lambda: dgpu.fft.dct(X.astype(object)), TypeError, "x has the dtype object"),
-    "empty": (lambda: dgpu.fft.dct(X[:, :0]), ValueError, "x has 0 elements along axis 1"),
-    "unknown": (lambda: dgpu.fft.dct(X[X[:, 0] > 0]), ValueError, "x has unknown chunk sizes"),
-    "container": (lambda: dgpu.fft.dct(MASKED), TypeError, "x has blocks of type numpy.ma"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_raises_at_the_call(case: str) -> None:
-    call, kind, message = BAD[case]
-    with pytest.raises(kind, match=message):
-        call()

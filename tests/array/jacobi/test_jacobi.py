@@ -182,13 +182,13 @@ def test_from_numpy() -> None:
     [
         ({"dx": 0}, ValueError, "expected dx to be a positive and finite number, got 0"),
         ({"dx": np.inf}, ValueError, "expected dx to be a positive and finite number, got inf"),
-        ({"dx": 1e-200}, ValueError, "dx is 1e-200, its square over 4 must be a normal number of"),
-        ({"dx": 1e200}, ValueError, r"dx is 1e\+200, its square over 4 must be a normal number of"),
+        ({"dx": 1e-200}, ValueError, r"expected dx\*\*2 / 4 to be a normal .* got dx = 1e-200"),
+        ({"dx": 1e200}, ValueError, r"expected dx\*\*2 / 4 to be a normal .* got dx = 1e\+200"),
         ({"dx": "a"}, TypeError, "expected dx to be a positive and finite number, got 'a'"),
         ({"tol": -1e-3}, ValueError, "expected tol to be a positive and finite number, got -0.001"),
         ({"tol": np.nan}, ValueError, "expected tol to be a positive and finite number, got nan"),
         ({"boundary": "wrap"}, ValueError, "unknown boundary 'wrap', expected one of zero, per"),
-        ({"boundary": 2j}, ValueError, "boundary is 2j, it must be real as the array of float64"),
+        ({"boundary": 2j}, ValueError, "boundary to be real for an array of float64, got 2j"),
         (
             {"max_iterations": -1},
             ValueError,
@@ -199,7 +199,7 @@ def test_from_numpy() -> None:
             TypeError,
             "an integer of at least ., got 1.5",
         ),
-        ({"rhs": np.ones((6, 8))}, ValueError, r"u0 has the shape \(6, 7\) and rhs \(6, 8\), must"),
+        ({"rhs": np.ones((6, 8))}, ValueError, r"u0 and rhs of the same shape, got \(6, 7\) and"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], error: Any, message: str) -> None:
@@ -210,15 +210,15 @@ def test_bad_arguments(arguments: dict[str, Any], error: Any, message: str) -> N
 
 def test_bad_arrays() -> None:
     x = da.ones(6, chunks=3)
-    with pytest.raises(ValueError, match="u0 has unknown chunk sizes along axis 0"):
+    with pytest.raises(ValueError, match="u0 with known chunk sizes, got unknown"):
         dgpu.jacobi(x[x > 0], x)
-    with pytest.raises(ValueError, match="rhs has no axes"):
+    with pytest.raises(ValueError, match="expected rhs with at least 1 axis, got 0"):
         dgpu.jacobi(x, x.sum())
-    with pytest.raises(ValueError, match=r"u0 has the shape \(0, 6\), it must have elements"):
+    with pytest.raises(ValueError, match=r"expected u0 with elements, got the shape \(0, 6\)"):
         dgpu.jacobi(da.ones((0, 6)), da.ones((0, 6)))
-    with pytest.raises(TypeError, match="rhs has the dtype object"):
+    with pytest.raises(TypeError, match=r"expected rhs to be of .*, got object"):
         dgpu.jacobi(x, x.astype(object))
-    with pytest.raises(ValueError, match=r"dx is 1e-20, its square over 2 must .* of float32"):
+    with pytest.raises(ValueError, match=r"dx\*\*2 / 2 to be a normal .* of float32"):
         dgpu.jacobi(x.astype("f4"), x.astype("f4"), dx=1e-20)
 
 

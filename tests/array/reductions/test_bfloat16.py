@@ -227,7 +227,7 @@ def test_inner_products_with_other_dtypes(other: str) -> None:
 @pytest.mark.parametrize("other", ["int64", "float16"])
 def test_no_dtype_holds_both(other: str) -> None:
     x = da.ones(4, chunks=2, dtype=DTYPE)
-    with pytest.raises(TypeError, match=f"x has the dtype bfloat16 and y {other}, one dtype must"):
+    with pytest.raises(TypeError, match=f"with a common one, got bfloat16 and {other}"):
         dgpu.dot(x, x.astype(other))
 
 
@@ -297,7 +297,7 @@ def test_other_collectives_are_left_to_dask() -> None:
         product = dgpu.explain(da.matmul(x, x.T))
         assert product.rewritten == ()
         assert "dtype bfloat16 has no kernel" in str(product)
-        with pytest.raises(TypeError, match="a has the dtype bfloat16, fft takes"):
+        with pytest.raises(TypeError, match="a to be of real or complex numbers, got bfloat16"):
             da.fft.fft(x)
 
 

@@ -180,16 +180,20 @@ def test_one_pass_of_few_tasks() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda x: dgpu.dot(x, x[:-1]), ValueError, "x has 6 elements and y 5"),
-        (lambda x: dgpu.dot(x[None], x), ValueError, "x has 2 dimensions, it must have 1"),
-        (lambda x: dgpu.dot(x, x[0]), ValueError, "y has 0 dimensions, it must have 1"),
+        (
+            lambda x: dgpu.dot(x, x[:-1]),
+            ValueError,
+            "x and y of the same length, got 6 and 5",
+        ),
+        (lambda x: dgpu.dot(x[None], x), ValueError, "expected x with 1 axis, got 2"),
+        (lambda x: dgpu.dot(x, x[0]), ValueError, "expected y with 1 axis, got 0"),
         (
             lambda x: dgpu.dot(x, x, method="fast"),
             ValueError,
             "unknown method 'fast', ",
         ),
-        (lambda x: dgpu.dot(x, x.astype(object)), TypeError, "y has the dtype object"),
-        (lambda x: dgpu.dot(x, [1, None]), TypeError, "y has the dtype object"),
+        (lambda x: dgpu.dot(x, x.astype(object)), TypeError, "expected y to be of .*, got object"),
+        (lambda x: dgpu.dot(x, [1, None]), TypeError, "expected y to be of .*, got object"),
         (lambda x: dgpu.norm(x, 1), ValueError, "axis"),
         (lambda x: dgpu.norm(x, method=None), TypeError, "expected method to be one of"),
     ],

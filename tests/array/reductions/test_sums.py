@@ -82,7 +82,7 @@ def test_largest_and_smallest(name: str) -> None:
     for axis in (None, 1, (0, -1)):
         check(getattr(dgpu, name)(x, axis, True), getattr(np, name)(a, axis, keepdims=True))
     for axis in (None, 0, (0, 1)):
-        with pytest.raises(ValueError, match="x has no elements along axis 0"):
+        with pytest.raises(ValueError, match="expected x with elements along axis 0, got 0"):
             getattr(dgpu, name)(da.zeros((0, 3)), axis)
 
 
@@ -222,7 +222,7 @@ def test_variance_beside_a_large_mean() -> None:
 def test_variance_of_too_few_is_nan() -> None:
     assert np.isnan(dgpu.var(da.ones(1), ddof=1).compute())
     assert np.isnan(dgpu.std(da.ones(0)).compute())
-    with pytest.raises(TypeError, match="dtype is int64, it must be real"):
+    with pytest.raises(TypeError, match="expected dtype to be real or complex, got int64"):
         dgpu.var(da.ones(3), dtype=int)
 
 
@@ -254,7 +254,7 @@ def test_large_partial_sums_are_added_a_few_at_a_time() -> None:
         ({"axis": 1.5}, TypeError, "expected axis to be an integer, got 1.5"),
         ({"axis": "rows"}, TypeError, "expected axis to be an integer, got 'rows'"),
         ({"method": "kahan"}, ValueError, "unknown method 'kahan', expected one of compensated,"),
-        ({"dtype": object}, TypeError, "dtype is object, it must be"),
+        ({"dtype": object}, TypeError, "expected dtype to be of bools or numbers.*, got object"),
     ],
 )
 @pytest.mark.parametrize("name", ["sum", "mean"])
@@ -267,18 +267,18 @@ def test_bad_arguments(name: str, arguments: Any, error: type[Exception], messag
 def test_bad_arrays() -> None:
     for values in (np.array([1, 2], object), np.array(["a"]), np.array(["2020"], "M8[Y]")):
         for function in (dgpu.sum, dgpu.mean, dgpu.var, dgpu.std, dgpu.norm):
-            with pytest.raises(TypeError, match="x has the dtype"):
+            with pytest.raises(TypeError, match=r"expected x to be of (bools or )?numbers"):
                 function(values)
-        with pytest.raises(TypeError, match="x has the dtype"):
+        with pytest.raises(TypeError, match=r"expected x to be of (bools or )?numbers"):
             dgpu.sum(da.from_array(values, chunks=1))
-        with pytest.raises(TypeError, match="x has the dtype"):
+        with pytest.raises(TypeError, match=r"expected x to be of (bools or )?numbers"):
             dgpu.var(da.from_array(values, chunks=1))
-    with pytest.raises(TypeError, match="of double precision at most"):
+    with pytest.raises(TypeError, match="of at most double precision"):
         dgpu.sum(da.ones(4, chunks=2, dtype="longdouble"))
     with pytest.raises(TypeError, match="expected ddof to be a finite number, got 'a'"):
         dgpu.var(da.ones(4, chunks=2), ddof="a")  # type: ignore[arg-type]
     masked = da.ma.masked_greater(da.ones(4, chunks=2), 2)
-    with pytest.raises(TypeError, match="x has blocks of type"):
+    with pytest.raises(TypeError, match="expected x with blocks of NumPy or CuPy, got "):
         dgpu.sum(masked)
     with pytest.raises(ValueError, match="axis 1 is out of bounds"):
         dgpu.max(da.ones(3), axis=1)
@@ -295,7 +295,7 @@ def test_masked_blocks_of_a_plain_array(method: Any) -> None:
 def test_variance_of_unknown_chunk_sizes(name: str) -> None:
     x = da.from_array(np.arange(12.0).reshape(4, 3), chunks=2)
     some = x[x[:, 0] > 2]
-    with pytest.raises(ValueError, match="x has unknown chunk sizes along axis 0"):
+    with pytest.raises(ValueError, match="x with known chunk sizes, got unknown ones along axis 0"):
         getattr(dgpu, name)(some)
     along = np.arange(3.0, 12).reshape(3, 3)
     rows = getattr(dgpu, name)(some, axis=1).compute()

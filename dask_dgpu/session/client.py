@@ -1,0 +1,48 @@
+"""The client of :func:`dask_dgpu.start`, which owns its cluster."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from dask.typing import no_default
+from distributed import Client
+
+logger = logging.getLogger(__name__)
+
+CLOSING = "60s"
+"""Time limit for closing the client, and then for its cluster."""
+
+
+class OwningClient(Client):
+    """A client that closes its cluster with itself, and then calls ``undo`` once.
+
+    A timeout while closing is only logged: an error could hide results of the user.
+    """
+
+    undo: Callable[[], None] | None = None
+
+    def close(self, timeout: Any = no_default) -> None:
+        """Close the client, then its cluster."""
+        limit = CLOSING if timeout is no_default else timeout
+        cluster: Any = self.cluster
+        try:
+            for what, close in (("client", super().close), ("cluster", cluster.close)):
+                try:
+                    close(timeout=limit)
+                except TimeoutError:
+                    logger.warning("the %s is not closed after %s", what, limit)
+        finally:
+            self._undo()
+
+    async def _close(self, fast: bool = False) -> None:
+        try:
+            await super()._close(fast=fast)
+        finally:
+            self._undo()
+
+    def _undo(self) -> None:
+        undo, self.undo = self.undo, None
+        if undo is not None:
+            undo()

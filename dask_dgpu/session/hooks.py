@@ -1,0 +1,114 @@
+"""Patches of Dask's functions while dask_dgpu is enabled."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from importlib import import_module
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+from dask.array.core import Array
+from dask.array.optimization import optimize
+from dask.utils import typename
+
+from dask_dgpu.array import fft
+from dask_dgpu.array.fft.call import DASK_FFT, DASKS_OWN
+from dask_dgpu.array.reductions.call import Method, is_number, reduced
+from dask_dgpu.kernels.sums.partial import Kind
+from graph_opt.model.dtype import BFLOAT16
+from graph_opt.model.node import CONTAINERS
+
+Function = Callable[..., Any]
+
+REDUCTIONS = import_module("dask.array.reductions")
+"""Methods of arrays look up their functions here."""
+
+CONTRACTION = "tensordot-"
+"""Prefix of partial products. Their sum belongs to a matrix multiplication, found by a rule."""
+
+_installed = ExitStack()
+
+
+def patches(sum_method: Method) -> list[tuple[Any, str, Function]]:
+    """Return owner, name and replacement of each patched function.
+
+    ``numpy.fft``, ``numpy.sum`` and ``numpy.mean`` of a Dask array call the same functions.
+    """
+    table: list[tuple[Any, str, Function]] = [
+        (Array, "to_delayed", _without_gangs(Array.to_delayed)),
+        *((DASK_FFT, name, getattr(fft, name)) for name in DASKS_OWN),
+    ]
+    if sum_method != "dask":
+        sums = _summing("sum", da.sum, sum_method)
+        means = _summing("mean", da.mean, sum_method)
+        for owner in (da, REDUCTIONS):
+            table += [(owner, "sum", sums), (owner, "mean", means)]
+    return table
+
+
+def install(sum_method: Method) -> None:
+    """Patch Dask's functions; patches of an earlier call are removed first."""
+    uninstall()
+    for owner, name, replacement in patches(sum_method):
+        _installed.callback(_restore, owner, name, getattr(owner, name), replacement)
+        setattr(owner, name, replacement)
+
+
+def uninstall() -> None:
+    """Restore the originals, except for functions that somebody else patched since."""
+    _installed.close()
+
+
+def _restore(owner: Any, name: str, original: Function, replacement: Function) -> None:
+    if getattr(owner, name) is replacement:
+        setattr(owner, name, original)
+
+
+@functools.cache
+def _without_gangs(original: Function) -> Function:
+    """Wrap ``Array.to_delayed`` so that only Dask's own passes optimize its graph.
+
+    Users compute its blocks one by one. With a gang behind them, each would run the whole
+    product.
+    """
+
+    @functools.wraps(original)
+    def to_delayed(self: Any, optimize_graph: bool = True) -> Any:
+        with dask.config.set(array_optimize=optimize):
+            return original(self, optimize_graph=optimize_graph)
+
+    return to_delayed
+
+
+@functools.cache
+def _summing(kind: Kind, original: Function, method: Method) -> Function:
+    """Wrap ``da.sum`` or ``da.mean`` so that it adds by a method, where this is possible."""
+
+    @functools.wraps(original)
+    def function(
+        a: Any,
+        axis: Any = None,
+        dtype: Any = None,
+        keepdims: bool = False,
+        split_every: Any = None,
+        out: Any = None,
+    ) -> Any:
+        if out is not None or not _is_summable(a, dtype):
+            return original(a, axis, dtype, keepdims, split_every, out)
+        return reduced(kind, a, axis, keepdims, dtype, method, split_every)
+
+    return function
+
+
+def _is_summable(a: Any, dtype: Any) -> bool:
+    chunked = isinstance(a, Array)
+    return (
+        typename(type(a._meta if chunked else a)) in CONTAINERS
+        and is_number(a.dtype)
+        and (dtype is None or dtype == BFLOAT16 or is_number(np.dtype(dtype)))
+        and not (chunked and a.name.startswith(CONTRACTION))
+    )

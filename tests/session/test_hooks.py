@@ -1,0 +1,56 @@
+"""Patches of Dask's functions: installed once, and restored except where others patched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import pytest
+
+import dask_dgpu as dgpu
+from dask_dgpu.session.hooks import patches
+
+OWNERS = [(owner, name) for owner, name, _ in patches("compensated")]
+ORIGINALS = [getattr(owner, name) for owner, name in OWNERS]
+
+
+def patched() -> list[str]:
+    """Return the names of all functions that are not Dask's own."""
+    pairs = zip(OWNERS, ORIGINALS, strict=True)
+    return [name for (owner, name), own in pairs if getattr(owner, name) is not own]
+
+
+def test_the_setting_selects_what_is_patched() -> None:
+    assert patched() == []
+    with dgpu.enable():
+        plain = patched()
+        assert "to_delayed" in plain
+        assert "rfft2" in plain
+        with dgpu.enable(sum_method="compensated"):
+            assert patched() == [name for _, name in OWNERS]
+        assert patched() == plain
+    assert patched() == []
+
+
+def test_disabled_twice_and_enabled_again() -> None:
+    with dgpu.enable(sum_method="compensated"):
+        every = patched()
+        with dgpu.enable():
+            dgpu.disable()
+            dgpu.disable()
+            assert patched() == []
+        assert patched() == every
+    assert patched() == []
+
+
+def test_a_patch_of_somebody_else_before_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(x: Any, **kwargs: Any) -> str:
+        return "other"
+
+    monkeypatch.setattr(da.fft, "hfft", other)
+    dgpu.enable()
+    with dgpu.enable():
+        assert da.fft.hfft is dgpu.fft.hfft
+    assert da.fft.hfft is dgpu.fft.hfft
+    dgpu.disable()
+    assert da.fft.hfft is other
