@@ -18,7 +18,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.errors import GangError
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import PLUGIN, eventually, host, launched_runs, left_over, running
-from tests.cluster.test_safety import slow_blocks
+from tests.cluster.test_safety import restore_blocks, slow_blocks
 
 pytestmark = pytest.mark.cluster
 
@@ -242,11 +242,7 @@ def test_worker_that_is_paused_while_a_gang_runs_gives_its_blocks_away(client, x
     worker = max(set(client.scheduler_info(n_workers=-1)["workers"]) - {gang})
     with paused(client, worker):
         np.testing.assert_array_equal(host(future.result(timeout=60)), A @ A)
-    client.run(_unslow)
-
-
-def _unslow(dask_worker: Any) -> None:
-    vars(dask_worker.plugins[PLUGIN].member.device).pop("accumulate", None)
+    client.run(restore_blocks)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from functools import wraps
 from typing import Any
 
 import dask
@@ -16,6 +17,7 @@ from distributed import CancelledError, Client, wait
 
 import dask_dgpu as dgpu
 from dask_dgpu.errors import GangError
+from dask_dgpu.kernels import gemm
 from tests.cluster.conftest import SETTINGS, start_cluster
 from tests.cluster.losses import killed_at_random
 from tests.cluster.observe import (
@@ -55,17 +57,22 @@ def y(on_device):
 def slow_blocks(client: Client, seconds: float) -> None:
     """Have every product of panels take this long."""
 
-    def slow_down(dask_worker: Any) -> None:
-        device = dask_worker.plugins[PLUGIN].member.device
-        multiply = type(device).accumulate
+    def slow_down() -> None:
+        multiply = gemm.accumulate
 
+        @wraps(multiply)
         def accumulate(out: Any, a: Any, b: Any) -> None:
             time.sleep(seconds)
-            multiply(device, out, a, b)
+            multiply(out, a, b)
 
-        device.accumulate = accumulate
+        gemm.accumulate = accumulate
 
     client.run(slow_down)
+
+
+def restore_blocks() -> None:
+    """Undo what a test did to the product of panels in this worker."""
+    gemm.accumulate = getattr(gemm.accumulate, "__wrapped__", gemm.accumulate)
 
 
 def error_once_stopped(client: Client, worker: str, future: Any, seconds: float) -> GangError:
@@ -221,20 +228,18 @@ def test_kernel_raises(client, cluster, x, y, error):
     check(client, x @ y)
     worker = any_worker(client)
 
-    def spoil(dask_worker: Any) -> None:
+    def spoil() -> None:
+        @wraps(gemm.accumulate)
         def accumulate(out: Any, a: Any, b: Any) -> None:
             raise error("no room for a panel")
 
-        dask_worker.plugins[PLUGIN].member.device.accumulate = accumulate
-
-    def mend(dask_worker: Any) -> None:
-        del dask_worker.plugins[PLUGIN].member.device.accumulate
+        gemm.accumulate = accumulate
 
     client.run(spoil, workers=[worker])
     with pytest.raises(error, match="no room for a panel") as raised:
         client.compute((x @ y) + 1).result(timeout=60)
     assert any(worker in note for note in raised.value.__notes__)
-    client.run(mend, workers=[worker])
+    client.run(restore_blocks, workers=[worker])
     eventually(lambda: left_over(client) == 0)
     # the failed one is remembered as long as its future is, as any failed task in Dask
     check(client, (x + 0) @ y)
@@ -256,7 +261,7 @@ def test_warm_up_fails(client, cluster, x, y):
     client.run(spoil)
     dgpu.enable(client, **SETTINGS)
     time.sleep(0.5)
-    client.run(mend)
+    client.run(restore_blocks)
     check(client, x @ y)
 
 

@@ -16,7 +16,7 @@ from dask_dgpu.runtime import interpreter
 def enabled_within(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Install the guard; return whether garbage collection was enabled in each guarded call."""
     seen: list[bool] = []
-    original = sys._current_frames
+    original = interpreter._current_frames
 
     def look() -> dict[int, Any]:
         seen.append(gc.isenabled())
