@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -17,34 +17,25 @@ from dask_dgpu.algorithms.pencil_fft import (
     plan_pencil_fft,
     received,
 )
-from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Cost, Operation, Report
+from dask_dgpu.operations.operation import Cost, Operation, Request
 from dask_dgpu.operations.place import place
-from dask_dgpu.operations.value import Blocks, Placed, Value
+from dask_dgpu.operations.value import Value
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Layout, cuts_of
 from graph_opt.model.node import Chunks
 
 
-def _plan(
-    inputs: Sequence[Placed],
-    result: Value,
-    task: PencilPlan,
-    size: int,
-    machine: Machine,
-    room: float | None,
-) -> RankedPencil:
-    (source,) = inputs
+def _plan(request: Request) -> RankedPencil:
+    (source,) = request.inputs
 
     def put(layout: Layout, chunks: Chunks) -> Layout:
-        return place(layout, Value(tuple(map(cuts_of, chunks)), task.dtype), size)
+        return place(layout, Value(tuple(map(cuts_of, chunks)), request.task.dtype), request.size)
 
     planned = (
-        plan_on_ranks(plan, source.layout, size, machine, put, spent=source.spent)
-        for plan in _candidates(task, source.layout, size)
+        plan_on_ranks(plan, source.layout, request.size, request.machine, put, spent=source.spent)
+        for plan in _candidates(request.task, source.layout, request.size)
     )
-    return min(planned, key=lambda ranked: cost(ranked, machine))
+    return min(planned, key=lambda ranked: cost(ranked, request.machine))
 
 
 def _candidates(plan: PencilPlan, source: Layout, size: int) -> list[PencilPlan]:
@@ -79,17 +70,6 @@ def _on_one_rank(layout: Layout, axis: int) -> bool:
     return bool((owners == owners.take([0], axis)).all())
 
 
-def _layout(plan: RankedPencil) -> Layout:
-    return plan.output
-
-
-def _run(
-    plan: RankedPencil, comm: Comm, device: Device, inputs: Sequence[Blocks], report: Report
-) -> Blocks:
-    (blocks,) = inputs
-    return pencil_fft_rank(plan, comm, device, blocks, report)
-
-
 def _cost(plan: RankedPencil, machine: Machine) -> Cost:
     came = received(plan)
     rounds = sum(move.rounds for move in plan.moves if move is not None)
@@ -104,4 +84,4 @@ def _cost(plan: RankedPencil, machine: Machine) -> Cost:
     )
 
 
-FFT = Operation(_plan, _layout, _run, _cost)
+FFT = Operation(plan=_plan, layout=attrgetter("output"), run=pencil_fft_rank, cost=_cost)

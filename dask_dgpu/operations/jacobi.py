@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 import numpy as np
 
 from dask_dgpu.algorithms.jacobi import (
     JacobiPlan,
-    JacobiTask,
     cost,
     jacobi_rank,
     peak,
@@ -18,23 +16,16 @@ from dask_dgpu.algorithms.jacobi import (
 from dask_dgpu.algorithms.jacobi.report import beside, written
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Cost, Operation, Report
+from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
 from dask_dgpu.operations.stencil import describe, moved_bytes
-from dask_dgpu.operations.value import Blocks, Placed, Value
+from dask_dgpu.operations.value import Blocks
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Layout, cuts_of
 
 
-def _plan(
-    inputs: Sequence[Placed],
-    result: Value,
-    task: JacobiTask,
-    size: int,
-    machine: Machine,
-    room: float | None,
-) -> JacobiPlan:
-    u0, rhs = inputs
-    return plan_jacobi(u0.layout, rhs.layout, task, size, machine, room=room)
+def _plan(request: Request) -> JacobiPlan:
+    (u0, rhs), limits = request.inputs, (request.size, request.machine)
+    return plan_jacobi(u0.layout, rhs.layout, request.task, *limits, room=request.room)
 
 
 def _layout(plan: JacobiPlan) -> Layout:
@@ -47,10 +38,15 @@ def _layout(plan: JacobiPlan) -> Layout:
 
 
 def _run(
-    plan: JacobiPlan, comm: Comm, device: Device, inputs: Sequence[Blocks], report: Report
+    plan: JacobiPlan,
+    comm: Comm,
+    device: Device,
+    u0: Blocks,
+    rhs: Blocks,
+    *,
+    progress: Progress,
 ) -> Blocks:
-    u0, rhs = inputs
-    made, outcome = jacobi_rank(plan, comm, device, u0, rhs, report)
+    made, outcome = jacobi_rank(plan, comm, device, u0, rhs, progress)
     if comm.rank == 0:
         index = (plan.sweeps.source.grid[0], *(0,) * (plan.task.ndim - 1))
         shape = _layout(plan).block_shape(index)
@@ -71,4 +67,4 @@ def _cost(plan: JacobiPlan, machine: Machine) -> Cost:
     )
 
 
-JACOBI = Operation(_plan, _layout, _run, _cost)
+JACOBI = Operation(plan=_plan, layout=_layout, run=_run, cost=_cost)

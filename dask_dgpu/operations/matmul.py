@@ -13,8 +13,8 @@ from dask_dgpu.algorithms.summa.choose import cost
 from dask_dgpu.algorithms.summa.schedule import traffic, workspace
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Cost, Operation, Report
-from dask_dgpu.operations.value import Blocks, Placed, Value
+from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
+from dask_dgpu.operations.value import Blocks
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Cuts, Layout, cuts_of
 from graph_opt.rules.matmul import match
@@ -32,19 +32,13 @@ class PartProduct:
     columns: tuple[int, ...]
 
 
-def _plan(
-    inputs: Sequence[Placed],
-    result: Value,
-    task: tuple[tuple[int, ...], tuple[int, ...]],
-    size: int,
-    machine: Machine,
-    room: float | None,
-) -> PartProduct:
-    a, b = (given.layout for given in inputs)
-    rows, columns = task
-    left = _operand(_taken(a, rows, range(a.grid[1])), inputs[0].dtype)
-    right = _operand(_taken(b, range(b.grid[0]), columns), inputs[1].dtype)
-    plan = plan_summa(left, right, result.dtype, size, machine, room=room)
+def _plan(request: Request) -> PartProduct:
+    (a, b), result = request.inputs, request.result
+    rows, columns = request.task
+    left = _operand(_taken(a.layout, rows, range(a.layout.grid[1])), a.dtype)
+    right = _operand(_taken(b.layout, range(b.layout.grid[0]), columns), b.dtype)
+    limits = request.size, request.machine
+    plan = plan_summa(left, right, result.dtype, *limits, room=request.room)
     height, width = result.cuts
     return PartProduct(plan, (height, width), rows, columns)
 
@@ -72,14 +66,19 @@ def _layout(part: PartProduct) -> Layout:
 
 
 def _run(
-    plan: PartProduct, comm: Comm, device: Device, inputs: Sequence[Blocks], report: Report
+    plan: PartProduct,
+    comm: Comm,
+    device: Device,
+    left: Blocks,
+    right: Blocks,
+    *,
+    progress: Progress,
 ) -> Blocks:
     rows = {row: i for i, row in enumerate(plan.rows)}
     columns = {column: j for j, column in enumerate(plan.columns)}
-    left, right = inputs
     a: Matrix = {(rows[i], k): block for (i, k), block in left.items() if i in rows}
     b: Matrix = {(k, columns[j]): block for (k, j), block in right.items() if j in columns}
-    c = summa_rank(plan.plan, comm, device, a, b, report)
+    c = summa_rank(plan.plan, comm, device, a, b, progress)
     return {(plan.rows[i], plan.columns[j]): block for (i, j), block in c.items()}
 
 
@@ -125,4 +124,4 @@ def _peak(plan: SummaPlan) -> int:
     return max(shares) + workspace(plan)
 
 
-MATMUL = Operation(_plan, _layout, _run, _cost, match)
+MATMUL = Operation(plan=_plan, layout=_layout, run=_run, cost=_cost, match=match)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.value import Blocks, Placed, Value
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Layout
 from graph_opt.passes.rewrite import Rule
 
 Plan = Any
-Report = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
+"""Called with the number of finished steps and of all."""
 
 
 @dataclass(frozen=True)
@@ -42,36 +41,32 @@ class Cost:
     details: tuple[tuple[str, Any], ...]
 
 
-class MakePlan(Protocol):
-    """Plans an algorithm: the same on every rank, for nothing but the arguments enters."""
+@dataclass(frozen=True)
+class Request:
+    """All that a plan depends on.
 
-    def __call__(
-        self,
-        inputs: Sequence[Placed],
-        result: Value,
-        task: Any,
-        size: int,
-        machine: Machine,
-        room: float | None,
-    ) -> Plan:
-        """Return the plan for these inputs on ``size`` ranks."""
-
-
-class RunPlan(Protocol):
-    """Runs an algorithm as one rank.
-
-    It may empty the mappings of inputs whose place it was told to be ``spent``.
+    Parameters
+    ----------
+    inputs : tuple of Placed
+        Layouts and dtypes of the inputs.
+    result : Value
+        The result as the graph declares it.
+    task : object
+        The task of the piece.
+    size : int
+        Number of ranks.
+    machine : Machine
+        Rates of a rank.
+    room : float or None
+        Free bytes on a rank's device, ``None`` for no limit.
     """
 
-    def __call__(
-        self,
-        plan: Plan,
-        comm: Comm,
-        device: Device,
-        inputs: Sequence[Blocks],
-        report: Report,
-    ) -> Blocks:
-        """Return the blocks of the result that this rank ends up with."""
+    inputs: tuple[Placed, ...]
+    result: Value
+    task: Any
+    size: int
+    machine: Machine
+    room: float | None
 
 
 @dataclass(frozen=True)
@@ -81,11 +76,13 @@ class Operation:
     Parameters
     ----------
     plan : callable
-        Returns the plan for placed inputs.
+        ``plan(request)`` is the plan.
     layout : callable
         ``layout(plan)`` is the layout of the result.
     run : callable
-        Runs a plan as one rank.
+        ``run(plan, comm, device, *inputs, progress)`` computes this rank's blocks of the result
+        from its blocks of the inputs. It may empty the mapping of an input whose place is
+        ``spent``.
     cost : callable
         ``cost(plan, machine)`` predicts a :class:`Cost`.
     match : callable, optional
@@ -93,8 +90,8 @@ class Operation:
         own needs none.
     """
 
-    plan: MakePlan
+    plan: Callable[[Request], Plan]
     layout: Callable[[Plan], Layout]
-    run: RunPlan
+    run: Callable[..., Blocks]
     cost: Callable[[Plan, Machine], Cost]
     match: Rule | None = None

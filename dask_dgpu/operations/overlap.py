@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from operator import attrgetter
 
 from dask_dgpu.algorithms.halo import (
-    Boundary,
-    Depth,
     HaloPlan,
     cost,
     halo_rank,
@@ -14,39 +12,17 @@ from dask_dgpu.algorithms.halo import (
     traffic,
     workspace,
 )
-from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Cost, Operation, Report
-from dask_dgpu.operations.value import Blocks, Placed, Value
+from dask_dgpu.operations.operation import Cost, Operation, Request
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Layout
 from graph_opt.rules.overlap import match
 
-Task = tuple[tuple[Depth, ...], tuple[Boundary, ...]]
 
-
-def _plan(
-    inputs: Sequence[Placed],
-    result: Value,
-    task: Task,
-    size: int,
-    machine: Machine,
-    room: float | None,
-) -> HaloPlan:
-    (source,) = inputs
-    depth, boundary = task
-    return plan_halo(source.layout, source.dtype, depth, boundary, size, wanted=result.blocks)
-
-
-def _layout(plan: HaloPlan) -> Layout:
-    return plan.target
-
-
-def _run(
-    plan: HaloPlan, comm: Comm, device: Device, inputs: Sequence[Blocks], report: Report
-) -> Blocks:
-    (blocks,) = inputs
-    return halo_rank(plan, comm, device, blocks, progress=report)
+def _plan(request: Request) -> HaloPlan:
+    (source,) = request.inputs
+    depth, boundary = request.task
+    return plan_halo(
+        source.layout, source.dtype, depth, boundary, request.size, wanted=request.result.blocks
+    )
 
 
 def _cost(plan: HaloPlan, machine: Machine) -> Cost:
@@ -66,4 +42,4 @@ def _cost(plan: HaloPlan, machine: Machine) -> Cost:
     )
 
 
-OVERLAP = Operation(_plan, _layout, _run, _cost, match)
+OVERLAP = Operation(plan=_plan, layout=attrgetter("target"), run=halo_rank, cost=_cost, match=match)

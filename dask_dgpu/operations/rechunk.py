@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
@@ -18,11 +18,10 @@ from dask_dgpu.algorithms.redistribute import (
 )
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Cost, Operation, Report
+from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
 from dask_dgpu.operations.place import place
-from dask_dgpu.operations.value import Blocks, Placed, Value
+from dask_dgpu.operations.value import Blocks
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Layout
 from graph_opt.rules.rechunk import match
 
 Axes = tuple[int, ...]
@@ -36,39 +35,27 @@ class RechunkPlan:
     axes: Axes | None
 
 
-def _plan(
-    inputs: Sequence[Placed],
-    result: Value,
-    task: Axes | None,
-    size: int,
-    machine: Machine,
-    room: float | None,
-) -> RechunkPlan:
-    (given,) = inputs
-    source = given if task is None else given.transposed(task)
-    target = place(source.layout, result, size)
-    itemsize = np.dtype(result.dtype).itemsize
-    share = max(target.share(rank, itemsize) for rank in range(size))
-    limit = buffer_bytes(share, share, machine)
-    plan = plan_redistribute(source.layout, target, result.dtype, size, limit=limit)
-    return RechunkPlan(plan, task)
-
-
-def _layout(rechunk: RechunkPlan) -> Layout:
-    return rechunk.plan.target
+def _plan(request: Request) -> RechunkPlan:
+    (given,) = request.inputs
+    source = given if request.task is None else given.transposed(request.task)
+    target = place(source.layout, request.result, request.size)
+    dtype = request.result.dtype
+    share = max(target.share(rank, np.dtype(dtype).itemsize) for rank in range(request.size))
+    limit = buffer_bytes(share, share, request.machine)
+    plan = plan_redistribute(source.layout, target, dtype, request.size, limit=limit)
+    return RechunkPlan(plan, request.task)
 
 
 def _run(
-    plan: RechunkPlan, comm: Comm, device: Device, inputs: Sequence[Blocks], report: Report
+    plan: RechunkPlan, comm: Comm, device: Device, blocks: Blocks, *, progress: Progress
 ) -> Blocks:
-    (blocks,) = inputs
     axes = plan.axes
     if axes is not None:
         blocks = {
             tuple(index[axis] for axis in axes): block.transpose(axes)
             for index, block in blocks.items()
         }
-    return redistribute_rank(plan.plan, comm, device, blocks, progress=report)
+    return redistribute_rank(plan.plan, comm, device, blocks, progress=progress)
 
 
 def _cost(rechunk: RechunkPlan, machine: Machine) -> Cost:
@@ -88,4 +75,4 @@ def _cost(rechunk: RechunkPlan, machine: Machine) -> Cost:
     )
 
 
-RECHUNK = Operation(_plan, _layout, _run, _cost, match)
+RECHUNK = Operation(plan=_plan, layout=attrgetter("plan.target"), run=_run, cost=_cost, match=match)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import cast
 
 from dask_dgpu.algorithms.halo import traffic
 from dask_dgpu.algorithms.stencil import (
@@ -16,10 +17,9 @@ from dask_dgpu.algorithms.stencil import (
 )
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Cost, Operation, Report
-from dask_dgpu.operations.value import Blocks, Placed, Value
+from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
+from dask_dgpu.operations.value import Blocks
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -30,37 +30,25 @@ class Sweeps:
     iterations: int
 
 
-def _plan(
-    inputs: Sequence[Placed],
-    result: Value,
-    task: StencilTask,
-    size: int,
-    machine: Machine,
-    room: float | None,
-) -> Sweeps:
-    (source,) = inputs
+def _plan(request: Request) -> Sweeps:
+    (source,), task = request.inputs, cast(StencilTask, request.task)
     plan = plan_sweeps(
         source.layout,
         task.dtype,
         task.taps,
         task.boundary,
         task.iterations,
-        size,
-        machine,
-        room=room,
+        request.size,
+        request.machine,
+        room=request.room,
     )
     return Sweeps(plan, task.iterations)
 
 
-def _layout(sweeps: Sweeps) -> Layout:
-    return sweeps.plan.source
-
-
 def _run(
-    plan: Sweeps, comm: Comm, device: Device, inputs: Sequence[Blocks], report: Report
+    sweeps: Sweeps, comm: Comm, device: Device, blocks: Blocks, *, progress: Progress
 ) -> Blocks:
-    (blocks,) = inputs
-    return stencil_rank(plan.plan, plan.iterations, comm, device, blocks, report)
+    return stencil_rank(sweeps.plan, sweeps.iterations, comm, device, blocks, progress)
 
 
 def _cost(sweeps: Sweeps, machine: Machine) -> Cost:
@@ -87,4 +75,4 @@ def describe(plan: SweepPlan) -> str:
     return f"swept in {tiles}, {plan.steps} {sweeps} an exchange"
 
 
-STENCIL = Operation(_plan, _layout, _run, _cost)
+STENCIL = Operation(plan=_plan, layout=attrgetter("plan.source"), run=_run, cost=_cost)

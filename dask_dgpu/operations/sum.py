@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from operator import attrgetter
 
 from dask_dgpu.algorithms.kahan_sum import (
     Summing,
@@ -13,41 +13,16 @@ from dask_dgpu.algorithms.kahan_sum import (
     plan_sum,
     received,
 )
-from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.sums.partial import Exact, Kind
-from dask_dgpu.operations.operation import Cost, Operation, Report
-from dask_dgpu.operations.value import Blocks, Placed, Value
+from dask_dgpu.operations.operation import Cost, Operation, Request
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Layout
 from graph_opt.rules.sum import match
 
-Task = tuple[tuple[int, ...], bool, Exact, Kind]
-"""Axes, whether they are kept, method and kind."""
 
-
-def _plan(
-    inputs: Sequence[Placed],
-    result: Value,
-    task: Task,
-    size: int,
-    machine: Machine,
-    room: float | None,
-) -> SumPlan:
-    (source,) = inputs
-    dtypes, summing = (source.dtype, result.dtype), Summing(*task)
-    return plan_sum(source.layout, summing, result.cuts, result.indices(), dtypes, size)
-
-
-def _layout(plan: SumPlan) -> Layout:
-    return plan.result
-
-
-def _run(
-    plan: SumPlan, comm: Comm, device: Device, inputs: Sequence[Blocks], report: Report
-) -> Blocks:
-    (blocks,) = inputs
-    return kahan_sum_rank(plan, comm, device, blocks, report)
+def _plan(request: Request) -> SumPlan:
+    (source,) = request.inputs
+    result, summing = request.result, Summing(*request.task)
+    dtypes = source.dtype, result.dtype
+    return plan_sum(source.layout, summing, result.cuts, result.indices(), dtypes, request.size)
 
 
 def _cost(plan: SumPlan, machine: Machine) -> Cost:
@@ -61,4 +36,6 @@ def _cost(plan: SumPlan, machine: Machine) -> Cost:
     )
 
 
-SUM = Operation(_plan, _layout, _run, _cost, match)
+SUM = Operation(
+    plan=_plan, layout=attrgetter("result"), run=kahan_sum_rank, cost=_cost, match=match
+)

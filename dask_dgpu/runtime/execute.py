@@ -103,11 +103,11 @@ def _computed(
     for read in spent:
         values[read].clear()  # so that the algorithm's references are the only ones
 
-    def report(done: int, steps: int) -> None:
+    def progress(done: int, steps: int) -> None:
         observer.progress(name, done, steps)
 
     run = OPERATIONS[step.operation].run
-    made = run(fixed.collectives[step.output], comm, device, inputs, report)
+    made = run(fixed.collectives[step.output], comm, device, *inputs, progress=progress)
     device.join()  # before the inputs are let go of
     return made
 

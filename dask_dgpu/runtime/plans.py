@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from dask_dgpu.operations import OPERATIONS
+from dask_dgpu.operations.operation import Request
 from dask_dgpu.operations.step import Local, Need
 from dask_dgpu.operations.value import Placed, Value
 from dask_dgpu.runtime.placement import Making, Placement
@@ -177,7 +178,6 @@ def _fixed(structure: Structure, owners: tuple[tuple[int, ...], ...], size: int)
     first = len(structure.inputs)
     last, results = structure.last_uses, {number for number, _ in structure.outputs}
     collectives: dict[int, Any] = {}
-    limits = structure.machine, structure.room
     for at, stage in enumerate(structure.stages):
         number, result = first + at, stage.result
         if stage.operation is None:
@@ -191,7 +191,8 @@ def _fixed(structure: Structure, owners: tuple[tuple[int, ...], ...], size: int)
             )
             for each in stage.inputs
         )
-        plan = _planned(stage.operation, inputs, result, stage.task, size, *limits)
+        request = Request(inputs, result, stage.task, size, structure.machine, structure.room)
+        plan = _planned(stage.operation, request)
         layout = OPERATIONS[stage.operation].layout(plan)
         collectives[number] = plan
         values.update(zip(stage.inputs, inputs, strict=True))
@@ -203,6 +204,6 @@ def _fixed(structure: Structure, owners: tuple[tuple[int, ...], ...], size: int)
 
 
 @lru_cache(maxsize=KEPT_PLANS)
-def _planned(operation: str, inputs: tuple[Placed, ...], *arguments: Any) -> Any:
+def _planned(operation: str, request: Request) -> Any:
     """Return the plan of a collective; the steps of a loop share one."""
-    return OPERATIONS[operation].plan(inputs, *arguments)
+    return OPERATIONS[operation].plan(request)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
-from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Cost, Operation, Report
-from dask_dgpu.operations.value import Blocks, Placed, Value
+from dask_dgpu.operations.operation import Cost, Operation, Request
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Layout
 from graph_opt.model.node import ArrayNode
 from graph_opt.pieces.piece import Piece
-from tests.operations.normalize.rank import normalize_rank
+from tests.operations.normalize.rank import NormalizePlan, normalize_rank
 
 
 @dataclass(frozen=True)
@@ -40,32 +36,9 @@ class NormalizePiece(Piece):
         return 3 * self.output.blocks, self.output.nbytes / machine.memory_bandwidth
 
 
-@dataclass(frozen=True)
-class NormalizePlan:
-    """Every block stays on its rank."""
-
-    layout: Layout
-    dtype: str
-    size: int
-
-
-def _plan(
-    inputs: Sequence[Placed],
-    result: Value,
-    task: None,
-    size: int,
-    machine: Machine,
-    room: float | None,
-) -> NormalizePlan:
-    (source,) = inputs
-    return NormalizePlan(source.layout, result.dtype, size)
-
-
-def _run(
-    plan: NormalizePlan, comm: Comm, device: Device, inputs: Sequence[Blocks], report: Report
-) -> Blocks:
-    (blocks,) = inputs
-    return normalize_rank(comm, device, blocks, plan.dtype, report)
+def _plan(request: Request) -> NormalizePlan:
+    (source,) = request.inputs
+    return NormalizePlan(source.layout, request.result.dtype, request.size)
 
 
 def _cost(plan: NormalizePlan, machine: Machine) -> Cost:
@@ -74,4 +47,4 @@ def _cost(plan: NormalizePlan, machine: Machine) -> Cost:
     return Cost(share / machine.memory_bandwidth, 8, 2 * share, "normalized", details)
 
 
-NORMALIZE = Operation(_plan, lambda plan: plan.layout, _run, _cost)
+NORMALIZE = Operation(plan=_plan, layout=attrgetter("layout"), run=normalize_rank, cost=_cost)
