@@ -1,4 +1,4 @@
-"""The steps of a program: local work on blocks, or a collective."""
+"""The steps of a program, local work on blocks or a collective, and how regions become steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dask_dgpu.operations.value import Value
-from graph_opt.model.layout import Index
+from graph_opt.model.layout import Index, cuts_of
+from graph_opt.model.node import ArrayNode
+from graph_opt.pieces.region import Blockwork, Member
 
 Need = tuple[int, Index]
 """Which input a block is made from, and the place of the block in it."""
@@ -78,3 +80,23 @@ def shared(steps: Iterable[Local | Collective]) -> tuple[Local | Collective, ...
             parts["needs"] = known.setdefault(step.needs, step.needs)
         found.append(replace(step, **parts))
     return tuple(found)
+
+
+def step_of(member: Member) -> Collective | Local:
+    """Return the step for a piece or a layer of Dask's; values have the arrays' names."""
+    output, result = member.output.name, value_of(member.output, member.computed)
+    names = tuple(node.name for node in member.inputs)
+    if not isinstance(member, Blockwork):
+        return Collective(member.operation, names, output, result, member.task)
+    at = {name: place for place, name in enumerate(names)}
+    needs = tuple(
+        tuple((at[name], need) for name, need in needs) for needs in member.needs.values()
+    )
+    return Local(names, output, result, needs, member.once)
+
+
+def value_of(node: ArrayNode, blocks: tuple[Index, ...]) -> Value:
+    """Return an array as a value of a program, with all of its blocks or some."""
+    some = None if len(blocks) == node.blocks else blocks
+    cuts = tuple(cuts_of(sizes) for sizes in node.chunks)
+    return Value(cuts, node.dtype, some, node.container)

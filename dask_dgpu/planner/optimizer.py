@@ -17,10 +17,9 @@ from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import rules
-from dask_dgpu.operations.step import shared
+from dask_dgpu.operations.step import shared, step_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, report
 from dask_dgpu.planner.held import Held, held_here, nothing
-from dask_dgpu.planner.lower import lower, value_of
 from dask_dgpu.planner.predict import Prediction, predict, usable
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.blockwork import Blockworks
@@ -261,7 +260,7 @@ class GraphOptimizer:
         return Program(
             name=region.label,
             inputs=tuple((node.name, value_of(node, blocks)) for node, blocks in region.inputs),
-            steps=shared(map(lower, region.members)),
+            steps=shared(map(step_of, region.members)),
             outputs=region.wanted,
             machine=self.facts.machine,
             transport=self.transport,
