@@ -1,4 +1,4 @@
-"""The settings under ``dgpu.*``: defaults, checks, and a frozen copy that travels."""
+"""The settings under ``dgpu.*``: defaults, checks, and a frozen copy for the optimizer."""
 
 from __future__ import annotations
 
@@ -19,15 +19,12 @@ from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.runtime.program import Limits
 
 LIMITS = {"minimum": "of at least", "maximum": "of at most", "exclusiveMaximum": "below"}
-"""Limits of numbers in the schema, as a message puts them."""
+"""Limits of numbers in the schema, and their words in messages."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the optimizer and the gangs go by.
-
-    See ``dgpu.yaml`` beside this file for what each means.
-    """
+    """Settings of the optimizer and of gangs; ``dask_dgpu/dgpu.yaml`` describes each."""
 
     device: Literal["auto", "cpu", "cuda"]
     comm: Literal["auto"] | Transport
@@ -42,7 +39,7 @@ class Settings:
 
 
 def defaults() -> dict[str, Any]:
-    """Return the defaults, as ``dgpu.yaml`` gives them."""
+    """Return the defaults from ``dgpu.yaml``."""
     text = files("dask_dgpu").joinpath("dgpu.yaml").read_text()
     return cast(dict[str, Any], yaml.safe_load(text))
 
@@ -65,7 +62,7 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
     Raises
     ------
     ValueError
-        When a name is unknown or a value is not allowed.
+        If a name is unknown or a value is not allowed.
     """
     values = _values()
     for name, value in (overrides or {}).items():
@@ -93,12 +90,12 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
 
 
 def fft_output_layout() -> Literal["any", "input"]:
-    """Return ``dgpu.fft.output-layout`` as it is now: it is read at each transform.
+    """Return the current ``dgpu.fft.output-layout``; each transform reads it.
 
     Raises
     ------
     ValueError
-        When a value under ``dgpu.*`` is not allowed.
+        If a value under ``dgpu.*`` is not allowed.
     """
     values = _values()
     _check(values)
@@ -106,13 +103,13 @@ def fft_output_layout() -> Literal["any", "input"]:
 
 
 def _values() -> dict[str, Any]:
-    """Return what is configured, and the defaults for what is not."""
+    """Return the configured values, and the defaults of the others."""
     configured = _flatten(dask.config.get("dgpu", {}) or {})
     return {**_flatten(defaults()["dgpu"]), **configured}
 
 
 def _margin(value: Any) -> float:
-    if math.isnan(value):  # which no comparison of the schema refuses
+    if math.isnan(value):  # the comparisons of the schema accept NaN
         expected("setting dgpu.memory.safety-margin", "a number of at least 0 below 1", value)
     return float(value)
 
@@ -135,7 +132,7 @@ def _bytes(values: Mapping[str, Any], name: str) -> int | None:
 
 
 def _parsed(values: Mapping[str, Any], name: str, parse: Callable[[Any], Any], what: str) -> float:
-    """Read a quantity with a unit."""
+    """Return a quantity with a unit as a number."""
     value = values[name]
     try:
         return float(value if isinstance(value, float) else parse(value))
@@ -169,7 +166,7 @@ def _check(values: Mapping[str, Any]) -> None:
 
 
 def _sentence(problem: ValidationError) -> str:
-    """Say what a value must be; the schema knows."""
+    """Return the message about a value that the schema does not allow."""
     where = ".".join(["dgpu", *map(str, problem.absolute_path)])
     rule, given = problem.validator, problem.instance
     part: Any = problem.schema
