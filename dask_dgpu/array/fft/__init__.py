@@ -1,16 +1,18 @@
 """Fourier, cosine and sine transforms of Dask arrays along axes of any chunking.
 
-The functions of ``numpy.fft``, with the same parameters, and of ``scipy.fft`` the cosine and
-sine transforms ``dct``, ``dst``, ``dctn``, ``dstn`` and their inverses. Where every transformed
-axis is a single chunk the functions of ``numpy.fft`` are Dask's own. Else blocks move as a plan
-of slabs or pencils says (see ``dask_dgpu.algorithms.pencil_fft``), and no axis that is not
-transformed is gathered. An axis that is too long for a block is transformed without being
-gathered either, by the four-step algorithm or Bluestein's ([1]_, [2]_). Works with any
-scheduler, with dask_dgpu enabled or not; :func:`dask_dgpu.enable` makes ``dask.array.fft``, and
-with it ``numpy.fft`` of a Dask array, the same.
+The functions of ``numpy.fft``, with the same parameters, and from ``scipy.fft`` the cosine and
+sine transforms ``dct``, ``dst``, ``dctn``, ``dstn`` and their inverses.
 
-The chunks of a result are those of the last step unless the setting
-``dgpu.fft.output-layout`` is ``"input"``.
+If every transformed axis is a single chunk, Dask computes the functions of ``numpy.fft``. Else
+blocks move by a plan of slabs or pencils (see ``dask_dgpu.algorithms.pencil_fft``), and other
+axes stay in chunks. An axis that is too long for a block stays in chunks too, with the four-step
+algorithm or Bluestein's ([1]_, [2]_).
+
+The functions work with any scheduler, with dask_dgpu enabled or not. :func:`dask_dgpu.enable`
+replaces the functions of ``dask.array.fft`` by these, and so ``numpy.fft`` of Dask arrays.
+
+A result has the chunks of the last step unless the setting ``dgpu.fft.output-layout`` is
+``"input"``.
 
 References
 ----------
@@ -83,8 +85,8 @@ ARRAY = """
     Parameters
     ----------
     a : array_like
-        A Dask array in any chunks, or what ``dask.array.asarray`` takes. Blocks are NumPy
-        or CuPy arrays{real}.
+        A Dask array in any chunks, or input of ``dask.array.asarray``. Blocks are NumPy or
+        CuPy arrays{real}.
 """
 
 ONE_AXIS = """\
@@ -98,27 +100,27 @@ ONE_AXIS = """\
 SEVERAL_AXES = """\
     s : sequence of int, optional
         Length along each of ``axes``, of {which} after cropping or padding with zeros; -1
-        is that of ``a``. By default {default}.
+        selects that of ``a``. By default {default}.
     axes : sequence of int, optional
         The axes, all different; by default {axes}. {real_axis}
 """
 
 REST = """\
     norm : {{"backward", "ortho", "forward"}}, optional
-        Which direction is scaled, as in ``numpy.fft``.
+        The scaled direction, as in ``numpy.fft``.
 
     Returns
     -------
     dask.array.Array
-        Of the dtype that NumPy gives it, with blocks of the type that ``a`` has.
+        Of NumPy's dtype, with blocks of the type of ``a``.
 
     Raises
     ------
     ValueError
-        When a length is less than 1, an axis does not exist (``AxisError``) or is given
-        twice, chunk sizes are unknown where blocks must move, or ``norm`` is not allowed.
+        If a length is less than 1, an axis does not exist (``AxisError``) or is given twice,
+        chunk sizes are unknown and blocks must move, or ``norm`` is not allowed.
     TypeError
-        When the dtype is not one of numbers{real}, or a length is no integer.
+        If the dtype is not of numbers{real}, or a length is no integer.
 
     See Also
     --------
@@ -127,7 +129,7 @@ REST = """\
 
 
 def _documented(function: Function) -> Function:
-    """Append the sections that the functions have in common."""
+    """Append the common sections of the docstrings."""
     name = function.__name__
     to_real = name.startswith(("irfft", "hfft"))
     from_real = name.startswith(("rfft", "ihfft"))

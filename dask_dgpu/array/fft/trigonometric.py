@@ -20,10 +20,10 @@ ARRAY = """
     Parameters
     ----------
     x : array_like
-        A Dask array in any chunks, or what ``dask.array.asarray`` takes. Blocks are NumPy
-        or CuPy arrays, of real or complex numbers.
+        A Dask array in any chunks, or input of ``dask.array.asarray``. Blocks are NumPy or
+        CuPy arrays of real or complex numbers.
     type : {{1, 2, 3, 4}}, optional
-        Which of the transforms, as in SciPy; the second by default.
+        The type of the transform, as in SciPy; 2 by default.
 """
 
 ONE_AXIS = """\
@@ -35,31 +35,29 @@ ONE_AXIS = """\
 
 SEVERAL_AXES = """\
     s : sequence of int, optional
-        Length along each of ``axes``, after cropping or padding with zeros; -1 is that of
-        ``x``, which is the default.
+        Length along each of ``axes``, after cropping or padding with zeros; -1 selects that of
+        ``x``, the default.
     axes : sequence of int, optional
-        The axes, all different; by default all, or as many from the end as ``s`` has entries.
+        The axes, all different; by default all, or the last ones if ``s`` has fewer entries.
 """
 
 REST = """\
     norm : {{"backward", "ortho", "forward"}}, optional
-        Which direction is scaled, as in ``scipy.fft``; ``"ortho"`` makes the transform
-        orthogonal.
+        The scaled direction, as in ``scipy.fft``; ``"ortho"`` makes the transform orthogonal.
 
     Returns
     -------
     dask.array.Array
-        Of the dtype that SciPy gives it, real if ``x`` is, with blocks of the type that
-        ``x`` has.
+        Of SciPy's dtype, real if ``x`` is real, with blocks of the type of ``x``.
 
     Raises
     ------
     ValueError
-        When the type or ``norm`` is not allowed, a length is less than 1, or than 2 for
-        cosines of type 1, an axis does not exist (``AxisError``) or is given twice, or
-        chunk sizes are unknown.
+        If the type or ``norm`` is not allowed, a length is less than 1, or than 2 for cosines
+        of type 1, an axis does not exist (``AxisError``) or is given twice, or chunk sizes
+        are unknown.
     TypeError
-        When the dtype is not one of numbers, or a length is no integer.
+        If the dtype is not of numbers, or a length is no integer.
 
     See Also
     --------
@@ -68,7 +66,7 @@ REST = """\
 
 
 def _documented(function: Function) -> Function:
-    """Append the sections that the functions have in common."""
+    """Append the common sections of the docstrings."""
     name = function.__name__
     axes = SEVERAL_AXES if name.endswith("n") else ONE_AXIS
     text = "".join(part.format(name=name) for part in (ARRAY, axes, REST))
