@@ -127,15 +127,11 @@ def _transforms(
     x: Array, boundaries: tuple[str, ...]
 ) -> tuple[tuple[Transform, ...], tuple[Transform, ...]]:
     """Return the forward and backward transforms, one per axis."""
-    forward = [
-        Transform(FORWARD[each], axis, x.shape[axis]) for axis, each in enumerate(boundaries)
-    ]
-    backward = [
-        Transform(
-            BACKWARD[each], axis, x.shape[axis], "backward" if each == "periodic" else "forward"
-        )
-        for axis, each in enumerate(boundaries)
-    ]
+    forward, backward = [], []
+    for axis, (each, n) in enumerate(zip(boundaries, x.shape, strict=True)):
+        forward.append(Transform(FORWARD[each], axis, n))
+        norm = "backward" if each == "periodic" else "forward"
+        backward.append(Transform(BACKWARD[each], axis, n, norm))
     periodic = [axis for axis, each in enumerate(boundaries) if each == "periodic"]
     if periodic and x.dtype.kind != "c":
         # the first transform, so preferably along an axis that is one chunk
