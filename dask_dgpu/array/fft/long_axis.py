@@ -23,6 +23,7 @@ from dask_dgpu.algorithms.pencil_fft import (
     Transform,
     plan_pencil_fft,
 )
+from dask_dgpu.array.fft.arguments import REAL_INPUT, REAL_OUTPUT
 from dask_dgpu.array.fft.blocks import map_with_start, meta_like
 from dask_dgpu.array.fft.bluestein import bluestein
 from dask_dgpu.array.fft.fallback import apply
@@ -37,9 +38,6 @@ TOO_LARGE = 2
 """A block is too large if it exceeds the average input block by this factor ..."""
 MUCH_MORE = 1.5
 """... and the largest input block by this factor."""
-
-FROM_REAL = ("rfft", "ihfft")
-TO_REAL = ("irfft", "hfft")
 
 
 def transform_axes(
@@ -84,8 +82,8 @@ def transform_axes(
     (separate,) = (each for each in transforms if each.axis == long)
     others = tuple(each for each in transforms if each.axis != long)
     # transforms from real numbers first, to real numbers last, cosines and sines between
-    before = TO_REAL if separate.kind in TRIGONOMETRIC else FROM_REAL
-    if separate.kind in TO_REAL or any(each.kind in before for each in others):
+    before = REAL_OUTPUT if separate.kind in TRIGONOMETRIC else REAL_INPUT
+    if separate.kind in REAL_OUTPUT or any(each.kind in before for each in others):
         y = along_long_axis(transform_axes(x, others, name), separate)
     else:
         y = transform_axes(along_long_axis(x, separate), others, name)
@@ -146,7 +144,7 @@ def along_long_axis(x: Array, transform: Transform, *, length: int | None = None
     length = length or transform.output_length
     kind = "fft" if transform.kind in ("fft", "rfft", "hfft") else "ifft"
     to_complex = replace(transform, kind=kind)
-    y = _one_sided(x, to_complex) if transform.kind in TO_REAL else x
+    y = _one_sided(x, to_complex) if transform.kind in REAL_OUTPUT else x
     cuts = tuple(np.cumsum(x.chunks[axis])[:-1].tolist())
     others = _largest((*x.chunks[:axis], *x.chunks[axis + 1 :]))
     itemsize = np.dtype(to_complex.output_dtype(x.dtype.name)).itemsize
@@ -155,7 +153,7 @@ def along_long_axis(x: Array, transform: Transform, *, length: int | None = None
         y = bluestein(y, to_complex, parts=parts, length=length)
     else:
         y = four_step(y, to_complex, matrix, parts=parts, length=length)
-    if transform.kind in TO_REAL:
+    if transform.kind in REAL_OUTPUT:
         dtype = transform.output_dtype(x.dtype.name)
         meta = meta_like(y, y.ndim, dtype)
         y = da.map_blocks(kernel.real_part, y, out=dtype, dtype=dtype, meta=meta)
