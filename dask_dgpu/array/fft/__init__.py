@@ -34,15 +34,15 @@ Examples
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from dask.array.core import Array
 from dask.array.fft import fftfreq, fftshift, ifftshift, rfftfreq
 
 from dask_dgpu.arguments import as_array
 from dask_dgpu.array.fft.arguments import along_axes, along_axis
-from dask_dgpu.array.fft.call import transformed
+from dask_dgpu.array.fft.call import public, transformed
 from dask_dgpu.array.fft.trigonometric import dct, dctn, dst, dstn, idct, idctn, idst, idstn
 
 __all__ = [
@@ -76,7 +76,6 @@ __all__ = [
 
 Axes = Sequence[int] | None
 Lengths = Sequence[int | None] | None
-Function = TypeVar("Function", bound=Callable[..., Array])
 
 LAST_TWO = (-2, -1)
 
@@ -128,9 +127,26 @@ REST = """\
 """
 
 
-def _documented(function: Function) -> Function:
-    """Append the common sections of the docstrings."""
-    name = function.__name__
+class OneAxis(Protocol):
+    """A transform along one axis."""
+
+    def __call__(
+        self, a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None
+    ) -> Array:
+        """Return the transform."""
+
+
+class SeveralAxes(Protocol):
+    """A transform along several axes."""
+
+    def __call__(
+        self, a: Any, s: Lengths = None, axes: Axes = None, norm: str | None = None
+    ) -> Array:
+        """Return the transform."""
+
+
+def _sections(name: str, axes: str) -> str:
+    """Return the sections of a docstring."""
     to_real = name.startswith(("irfft", "hfft"))
     from_real = name.startswith(("rfft", "ihfft"))
     values = {
@@ -141,104 +157,49 @@ def _documented(function: Function) -> Function:
         "axes": "the last two" if name.endswith("2") else "all",
         "real_axis": "The last is the one of real numbers." if to_real or from_real else "",
     }
-    axes = ONE_AXIS if name.endswith("fft") else SEVERAL_AXES
-    text = "".join(part.format(**values) for part in (ARRAY, axes, REST))
-    function.__doc__ = (function.__doc__ or "") + text
-    return function
+    return "".join(part.format(**values) for part in (ARRAY, axes, REST))
 
 
-def _line(name: str, a: Any, n: int | None, axis: int | None, norm: str | None) -> Array:
-    x = as_array("a", a)
-    transforms = along_axis(name, x, n, axis, norm)
-    return transformed(name, x, transforms, {"n": n, "axis": axis, "norm": norm})
+def _one_axis(name: str, summary: str) -> OneAxis:
+    def function(
+        a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None
+    ) -> Array:
+        x = as_array("a", a)
+        transforms = along_axis(name, x, n, axis, norm)
+        return transformed(name, x, transforms, {"n": n, "axis": axis, "norm": norm})
+
+    return public(function, __name__, name, summary + _sections(name, ONE_AXIS))
 
 
-def _grid(name: str, a: Any, s: Lengths, axes: Axes, norm: str | None) -> Array:
-    x = as_array("a", a)
+def _several_axes(name: str, summary: str) -> SeveralAxes:
     default = LAST_TWO if name.endswith("2") else None
-    transforms = along_axes(name.rstrip("2n"), x, s, axes, norm, default=default)
-    return transformed(name, x, transforms, {"s": s, "axes": axes, "norm": norm})
+
+    def function(a: Any, s: Lengths = None, axes: Axes = default, norm: str | None = None) -> Array:
+        x = as_array("a", a)
+        transforms = along_axes(name.rstrip("2n"), x, s, axes, norm, default=default)
+        return transformed(name, x, transforms, {"s": s, "axes": axes, "norm": norm})
+
+    return public(function, __name__, name, summary + _sections(name, SEVERAL_AXES))
 
 
-@_documented
-def fft(a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None) -> Array:
-    """Compute the discrete Fourier transform along one axis."""
-    return _line("fft", a, n, axis, norm)
+fft = _one_axis("fft", "Compute the discrete Fourier transform along one axis.")
+ifft = _one_axis("ifft", "Compute the inverse discrete Fourier transform along one axis.")
+rfft = _one_axis("rfft", "Compute the discrete Fourier transform of real numbers along one axis.")
+irfft = _one_axis("irfft", "Compute the inverse of ``rfft``.")
+hfft = _one_axis(
+    "hfft", "Compute the real spectrum of a signal with Hermitian symmetry along one axis."
+)
+ihfft = _one_axis("ihfft", "Compute the inverse of ``hfft``.")
 
-
-@_documented
-def ifft(a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None) -> Array:
-    """Compute the inverse discrete Fourier transform along one axis."""
-    return _line("ifft", a, n, axis, norm)
-
-
-@_documented
-def rfft(a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None) -> Array:
-    """Compute the discrete Fourier transform of real numbers along one axis."""
-    return _line("rfft", a, n, axis, norm)
-
-
-@_documented
-def irfft(a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None) -> Array:
-    """Compute the inverse of ``rfft``."""
-    return _line("irfft", a, n, axis, norm)
-
-
-@_documented
-def hfft(a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None) -> Array:
-    """Compute the real spectrum of a signal with Hermitian symmetry along one axis."""
-    return _line("hfft", a, n, axis, norm)
-
-
-@_documented
-def ihfft(a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None) -> Array:
-    """Compute the inverse of ``hfft``."""
-    return _line("ihfft", a, n, axis, norm)
-
-
-@_documented
-def fft2(a: Any, s: Lengths = None, axes: Axes = LAST_TWO, norm: str | None = None) -> Array:
-    """Compute the discrete Fourier transform along two axes."""
-    return _grid("fft2", a, s, axes, norm)
-
-
-@_documented
-def ifft2(a: Any, s: Lengths = None, axes: Axes = LAST_TWO, norm: str | None = None) -> Array:
-    """Compute the inverse discrete Fourier transform along two axes."""
-    return _grid("ifft2", a, s, axes, norm)
-
-
-@_documented
-def rfft2(a: Any, s: Lengths = None, axes: Axes = LAST_TWO, norm: str | None = None) -> Array:
-    """Compute the discrete Fourier transform of real numbers along two axes."""
-    return _grid("rfft2", a, s, axes, norm)
-
-
-@_documented
-def irfft2(a: Any, s: Lengths = None, axes: Axes = LAST_TWO, norm: str | None = None) -> Array:
-    """Compute the inverse of ``rfft2``."""
-    return _grid("irfft2", a, s, axes, norm)
-
-
-@_documented
-def fftn(a: Any, s: Lengths = None, axes: Axes = None, norm: str | None = None) -> Array:
-    """Compute the discrete Fourier transform along several axes."""
-    return _grid("fftn", a, s, axes, norm)
-
-
-@_documented
-def ifftn(a: Any, s: Lengths = None, axes: Axes = None, norm: str | None = None) -> Array:
-    """Compute the inverse discrete Fourier transform along several axes."""
-    return _grid("ifftn", a, s, axes, norm)
-
-
-@_documented
-def rfftn(a: Any, s: Lengths = None, axes: Axes = None, norm: str | None = None) -> Array:
-    """Compute the discrete Fourier transform of real numbers along several axes."""
-    return _grid("rfftn", a, s, axes, norm)
-
-
-@_documented
-def irfftn(a: Any, s: Lengths = None, axes: Axes = None, norm: str | None = None) -> Array:
-    """Compute the inverse of ``rfftn``."""
-    return _grid("irfftn", a, s, axes, norm)
+fft2 = _several_axes("fft2", "Compute the discrete Fourier transform along two axes.")
+ifft2 = _several_axes("ifft2", "Compute the inverse discrete Fourier transform along two axes.")
+rfft2 = _several_axes(
+    "rfft2", "Compute the discrete Fourier transform of real numbers along two axes."
+)
+irfft2 = _several_axes("irfft2", "Compute the inverse of ``rfft2``.")
+fftn = _several_axes("fftn", "Compute the discrete Fourier transform along several axes.")
+ifftn = _several_axes("ifftn", "Compute the inverse discrete Fourier transform along several axes.")
+rfftn = _several_axes(
+    "rfftn", "Compute the discrete Fourier transform of real numbers along several axes."
+)
+irfftn = _several_axes("irfftn", "Compute the inverse of ``rfftn``.")

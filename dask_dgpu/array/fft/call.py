@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from dask.array.core import Array
 from dask.utils import typename
@@ -22,6 +22,7 @@ NAMES = (
 # dask.array.fft is another object while array.query-planning is on
 DASK_FFT = import_module("dask.array.fft")
 DASKS_OWN = {name: getattr(DASK_FFT, name) for name in NAMES}
+Function = TypeVar("Function", bound=Callable[..., Array])
 CUPY = "cupy.ndarray"
 
 
@@ -51,6 +52,13 @@ def planned(
     check_chunk_sizes(argument, x)
     check_container(argument, x)
     return transform_axes(x, transforms, name, output_layout=fft_output_layout())
+
+
+def public(function: Function, module: str, name: str, doc: str) -> Function:
+    """Return a function with the attributes of a public one, also for pickle."""
+    function.__module__, function.__name__, function.__qualname__ = module, name, name
+    function.__doc__ = doc
+    return function
 
 
 def _same_in_dask(arguments: Mapping[str, Any]) -> bool:

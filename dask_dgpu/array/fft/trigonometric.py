@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from dask.array.core import Array
 
 from dask_dgpu.arguments import as_array, integer
 from dask_dgpu.array.fft.arguments import along_axes_trigonometric
-from dask_dgpu.array.fft.call import planned
+from dask_dgpu.array.fft.call import planned, public
 
 Lengths = Sequence[int] | None
 Axes = Sequence[int] | None
-Function = TypeVar("Function", bound=Callable[..., Array])
 
 ARRAY = """
 
@@ -65,89 +64,57 @@ REST = """\
 """
 
 
-def _documented(function: Function) -> Function:
-    """Append the common sections of the docstrings."""
-    name = function.__name__
-    axes = SEVERAL_AXES if name.endswith("n") else ONE_AXIS
-    text = "".join(part.format(name=name) for part in (ARRAY, axes, REST))
-    function.__doc__ = (function.__doc__ or "") + text
-    return function
+class OneAxis(Protocol):
+    """A transform along one axis."""
+
+    def __call__(
+        self, x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None
+    ) -> Array:
+        """Return the transform."""
 
 
-def _line(name: str, x: Any, type: int, n: int | None, axis: int, norm: str | None) -> Array:
-    x = as_array("x", x)
-    s = None if n is None else (integer("n", n),)
-    axes = (integer("axis", axis),)
-    transforms = along_axes_trigonometric(name, x, type, s, axes, norm, names=("n", "axis"))
-    return planned(name, x, transforms, argument="x")
+class SeveralAxes(Protocol):
+    """A transform along several axes."""
+
+    def __call__(
+        self, x: Any, type: int = 2, s: Lengths = None, axes: Axes = None, norm: str | None = None
+    ) -> Array:
+        """Return the transform."""
 
 
-def _grid(name: str, x: Any, type: int, s: Lengths, axes: Axes, norm: str | None) -> Array:
-    x = as_array("x", x)
+def _one_axis(name: str, summary: str) -> OneAxis:
+    def function(
+        x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None
+    ) -> Array:
+        x = as_array("x", x)
+        s = None if n is None else (integer("n", n),)
+        axes = (integer("axis", axis),)
+        transforms = along_axes_trigonometric(name, x, type, s, axes, norm, names=("n", "axis"))
+        return planned(name, x, transforms, argument="x")
+
+    sections = (ARRAY + ONE_AXIS + REST).format(name=name)
+    return public(function, __name__, name, summary + sections)
+
+
+def _several_axes(name: str, summary: str) -> SeveralAxes:
     kind = name.removesuffix("n")
-    transforms = along_axes_trigonometric(kind, x, type, s, axes, norm, names=("s", "axes"))
-    return planned(name, x, transforms, argument="x")
+
+    def function(
+        x: Any, type: int = 2, s: Lengths = None, axes: Axes = None, norm: str | None = None
+    ) -> Array:
+        x = as_array("x", x)
+        transforms = along_axes_trigonometric(kind, x, type, s, axes, norm, names=("s", "axes"))
+        return planned(name, x, transforms, argument="x")
+
+    sections = (ARRAY + SEVERAL_AXES + REST).format(name=name)
+    return public(function, __name__, name, summary + sections)
 
 
-@_documented
-def dct(
-    x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None
-) -> Array:
-    """Compute the discrete cosine transform along one axis."""
-    return _line("dct", x, type, n, axis, norm)
-
-
-@_documented
-def idct(
-    x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None
-) -> Array:
-    """Compute the inverse discrete cosine transform along one axis."""
-    return _line("idct", x, type, n, axis, norm)
-
-
-@_documented
-def dst(
-    x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None
-) -> Array:
-    """Compute the discrete sine transform along one axis."""
-    return _line("dst", x, type, n, axis, norm)
-
-
-@_documented
-def idst(
-    x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None
-) -> Array:
-    """Compute the inverse discrete sine transform along one axis."""
-    return _line("idst", x, type, n, axis, norm)
-
-
-@_documented
-def dctn(
-    x: Any, type: int = 2, s: Lengths = None, axes: Axes = None, norm: str | None = None
-) -> Array:
-    """Compute the discrete cosine transform along several axes."""
-    return _grid("dctn", x, type, s, axes, norm)
-
-
-@_documented
-def idctn(
-    x: Any, type: int = 2, s: Lengths = None, axes: Axes = None, norm: str | None = None
-) -> Array:
-    """Compute the inverse discrete cosine transform along several axes."""
-    return _grid("idctn", x, type, s, axes, norm)
-
-
-@_documented
-def dstn(
-    x: Any, type: int = 2, s: Lengths = None, axes: Axes = None, norm: str | None = None
-) -> Array:
-    """Compute the discrete sine transform along several axes."""
-    return _grid("dstn", x, type, s, axes, norm)
-
-
-@_documented
-def idstn(
-    x: Any, type: int = 2, s: Lengths = None, axes: Axes = None, norm: str | None = None
-) -> Array:
-    """Compute the inverse discrete sine transform along several axes."""
-    return _grid("idstn", x, type, s, axes, norm)
+dct = _one_axis("dct", "Compute the discrete cosine transform along one axis.")
+idct = _one_axis("idct", "Compute the inverse discrete cosine transform along one axis.")
+dst = _one_axis("dst", "Compute the discrete sine transform along one axis.")
+idst = _one_axis("idst", "Compute the inverse discrete sine transform along one axis.")
+dctn = _several_axes("dctn", "Compute the discrete cosine transform along several axes.")
+idctn = _several_axes("idctn", "Compute the inverse discrete cosine transform along several axes.")
+dstn = _several_axes("dstn", "Compute the discrete sine transform along several axes.")
+idstn = _several_axes("idstn", "Compute the inverse discrete sine transform along several axes.")

@@ -398,6 +398,7 @@ def test_enabling_twice_and_disabling_once() -> None:
 def test_what_somebody_else_put_there_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     def other() -> None: ...
 
+    monkeypatch.setattr(da.fft, "hfft", DASKS_OWN["hfft"])  # so that Dask's own is restored
     with dgpu.enable():
         monkeypatch.setattr(da.fft, "hfft", other)
     assert da.fft.hfft is other
