@@ -24,16 +24,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from numbers import Number
 from typing import Any
 
 import dask.array as da
 from dask.array.core import Array
 
 from dask_dgpu.algorithms.pencil_fft import Transform
-from dask_dgpu.arguments import as_array, check_choice, positive, sequence
+from dask_dgpu.arguments import as_array, check_choice, positive
 from dask_dgpu.array.fft.long_axis import transform_axes
-from dask_dgpu.array.inputs import check_chunk_sizes, check_container, check_dtype
+from dask_dgpu.array.inputs import check_chunk_sizes, check_container, check_dtype, per_axis
 from dask_dgpu.environment.settings import fft_output_layout
 from dask_dgpu.kernels.fft.laplacian import Axis, inverted
 
@@ -101,7 +100,10 @@ def poisson(
     check_dtype("rhs", x)
     if x.ndim == 0:
         raise ValueError("expected rhs with at least 1 axis, got 0")
-    distances, boundaries = _distances(dx, x.ndim), _boundaries(boundary, x.ndim)
+    distances = [positive("dx", each) for each in per_axis("dx", dx, x.ndim)]
+    boundaries = per_axis("boundary", boundary, x.ndim)
+    for each in boundaries:
+        check_choice("boundary", each, FORWARD)
     check_chunk_sizes("rhs", x)
     check_container("rhs", x)
     if x.size == 0:
@@ -149,26 +151,3 @@ def _inverted_block(
 ) -> Any:
     begin = tuple(along[at] for along, at in zip(starts, block_id, strict=True))
     return inverted(block, begin, axes)
-
-
-def _distances(dx: Any, ndim: int) -> tuple[float, ...]:
-    if isinstance(dx, Number | str | bytes | None):
-        return (positive("dx", dx),) * ndim
-    return tuple(positive("each of dx", one) for one in _one_an_axis("dx", dx, ndim))
-
-
-def _boundaries(boundary: Any, ndim: int) -> tuple[str, ...]:
-    several = not isinstance(boundary, str)
-    each = _one_an_axis("boundary", boundary, ndim) if several else (boundary,) * ndim
-    for one in each:
-        check_choice("boundary", one, FORWARD)
-    return each
-
-
-def _one_an_axis(name: str, value: Any, ndim: int) -> tuple[Any, ...]:
-    each = sequence(name, value, "one value, or one for each axis")
-    if len(each) != ndim:
-        raise ValueError(
-            f"expected {name} to have one entry per axis of rhs, {ndim}, got {len(each)}"
-        )
-    return each

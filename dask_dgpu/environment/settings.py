@@ -33,6 +33,7 @@ class Settings:
     regions: bool
     local_ranks: int
     sum_method: Literal["dask", "compensated", "reproducible"]
+    fft_output_layout: Literal["any", "input"]
     limits: Limits
     memory_limit: int | None
     safety_margin: float
@@ -79,13 +80,32 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
         regions=values["regions"],
         local_ranks=int(values["local-ranks"]),
         sum_method=values["sum.method"],
+        fft_output_layout=values["fft.output-layout"],
         limits=Limits(
-            timeout=_seconds(values, "gang.timeout", "a time above 0, as '30s'"),
-            grace=_seconds(values, "gang.grace", "a time of 0 or more, as '30s'", zero=True),
+            timeout=_number(
+                values,
+                "gang.timeout",
+                parse_timedelta,
+                "a time above 0, as '30s'",
+                lambda seconds: 0 < seconds < math.inf,
+            ),
+            grace=_number(
+                values,
+                "gang.grace",
+                parse_timedelta,
+                "a time of 0 or more, as '30s'",
+                lambda seconds: 0 <= seconds < math.inf,
+            ),
             restarts=int(values["gang.restarts"]),
         ),
-        memory_limit=_bytes(values, "memory.limit"),
-        safety_margin=_margin(values["memory.safety-margin"]),
+        memory_limit=_memory_limit(values),
+        safety_margin=_number(
+            values,
+            "memory.safety-margin",
+            float,
+            "a number of at least 0 below 1",
+            lambda share: 0 <= share < 1,
+        ),
     )
 
 
@@ -97,9 +117,7 @@ def fft_output_layout() -> Literal["any", "input"]:
     ValueError
         If a value under ``dgpu.*`` is not allowed.
     """
-    values = _values()
-    _check(values)
-    return cast(Literal["any", "input"], values["fft.output-layout"])
+    return read().fft_output_layout
 
 
 def _values() -> dict[str, Any]:
@@ -108,36 +126,29 @@ def _values() -> dict[str, Any]:
     return {**_flatten(defaults()["dgpu"]), **configured}
 
 
-def _margin(value: Any) -> float:
-    if math.isnan(value):  # the comparisons of the schema accept NaN
-        expected("setting dgpu.memory.safety-margin", "a number of at least 0 below 1", value)
-    return float(value)
-
-
-def _seconds(values: Mapping[str, Any], name: str, what: str, *, zero: bool = False) -> float:
-    seconds = _parsed(values, name, parse_timedelta, what)
-    if not (0 < seconds < math.inf or (zero and seconds == 0)):
-        expected(f"setting dgpu.{name}", what, values[name])
-    return seconds
-
-
-def _bytes(values: Mapping[str, Any], name: str) -> int | None:
+def _memory_limit(values: Mapping[str, Any]) -> int | None:
+    name, what = "memory.limit", "null or bytes above 0, as '4 GiB'"
     if values[name] is None:
         return None
-    what = "null or bytes above 0, as '4 GiB'"
-    nbytes = _parsed(values, name, parse_bytes, what)
-    if not 1 <= nbytes < math.inf:
-        expected(f"setting dgpu.{name}", what, values[name])
-    return int(nbytes)
+    return int(_number(values, name, parse_bytes, what, lambda nbytes: 1 <= nbytes < math.inf))
 
 
-def _parsed(values: Mapping[str, Any], name: str, parse: Callable[[Any], Any], what: str) -> float:
-    """Return a quantity with a unit as a number."""
+def _number(
+    values: Mapping[str, Any],
+    name: str,
+    parse: Callable[[Any], Any],
+    what: str,
+    allowed: Callable[[float], bool],
+) -> float:
+    """Return a setting, perhaps a text with a unit, as a number; NaN is never allowed."""
     value = values[name]
     try:
-        return float(value if isinstance(value, float) else parse(value))
+        number = float(value if isinstance(value, float) else parse(value))
     except (KeyError, ValueError, OverflowError):
+        number = math.nan
+    if not allowed(number):
         expected(f"setting dgpu.{name}", what, value)
+    return number
 
 
 def _plain(name: str) -> str:

@@ -10,7 +10,7 @@ from dask.array.core import Array
 
 from dask_dgpu.algorithms.halo import Boundary
 from dask_dgpu.arguments import expected, is_number, unknown
-from dask_dgpu.array.inputs import check_chunk_sizes, check_container, check_dtype
+from dask_dgpu.array.inputs import check_chunk_sizes, check_container, check_dtype, per_axis
 from dask_dgpu.kernels.stencil import Taps
 
 NAMES = ("zero", "periodic", "reflect", "mirror", "nearest")
@@ -61,10 +61,7 @@ def working_dtype(dtype: Any, weights: Sequence[complex]) -> np.dtype[Any]:
 
 def boundaries(boundary: Any, ndim: int, dtype: np.dtype[Any]) -> tuple[Boundary, ...]:
     """Return the boundary of each axis, with numbers that ``dtype`` can hold."""
-    several = isinstance(boundary, Sequence) and not isinstance(boundary, str)
-    each = tuple(boundary) if several else (boundary,) * ndim
-    if len(each) != ndim:
-        raise ValueError(f"expected boundary to have one entry per axis, {ndim}, got {len(each)}")
+    each = per_axis("boundary", boundary, ndim)
     found = tuple(map(_boundary, each))
     for one, value in zip(each, found, strict=True):
         if isinstance(value, complex) and dtype.kind != "c":

@@ -320,7 +320,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "no boundary": (
         lambda: dgpu.poisson(X, 1, None),
         TypeError,
-        "boundary to be one value, or",
+        "boundary to be one of zero, reflect, periodic, got None",
     ),
     "zero": (
         lambda: dgpu.poisson(X, 0.0),
@@ -330,7 +330,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "negative": (
         lambda: dgpu.poisson(X, (1, -2)),
         ValueError,
-        "each of dx to be a positive .*, got -2",
+        "dx to be a positive .*, got -2",
     ),
     "nan": (
         lambda: dgpu.poisson(X, math.nan),
