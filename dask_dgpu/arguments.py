@@ -1,4 +1,4 @@
-"""Arguments of public functions: what is expected, or an error of one sentence at the call."""
+"""Checks of arguments of public functions, with errors of one sentence."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any, NoReturn
 import numpy as np
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple, list, np.generic)
-"""Types whose values are shown in messages; of others the type is."""
+"""Messages show values of these types, and only the type of others."""
 
 LONGEST = 80
-"""Characters of a value that are shown."""
+"""Most characters of a value in a message."""
 
 
 def shown(value: Any) -> str:
-    """Return a value in one short line."""
+    """Return a value as one short line."""
     if not isinstance(value, PLAIN):
         shape = getattr(value, "shape", None)
         named = type(value).__name__
@@ -31,24 +31,24 @@ def shown(value: Any) -> str:
 
 
 def expected(name: str, what: str, value: Any, kind: type[Exception] = ValueError) -> NoReturn:
-    """Raise an error that says what was expected and what was given."""
+    """Raise an error with the expectation and the value."""
     raise kind(f"expected {name} to be {what}, got {shown(value)}")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return ``" (did you mean '...'?)"`` if a known name is close to one, else nothing."""
+    """Return ``" (did you mean '...'?)"`` if a known name is similar, else ``""``."""
     by_lower = {each.lower(): each for each in known}
     close = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)
     return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
 
 
 def unknown(what: str, name: str, known: Collection[str]) -> str:
-    """Return the sentence that a name is unknown, and which are known."""
+    """Return the message about an unknown name, with the known ones."""
     return f"unknown {what} {name!r}{suggestion(name, known)}, expected one of {', '.join(known)}"
 
 
 def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
-    """Raise unless a value is one of some names."""
+    """Raise unless a value is one of the allowed names."""
     if not isinstance(value, str):
         expected(name, f"one of {', '.join(allowed)}", value, TypeError)
     if value not in allowed:
@@ -56,13 +56,13 @@ def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Raise unless a value is true or false, as 0 and 1 are too."""
+    """Raise unless a value is a bool, 0 or 1."""
     if not isinstance(value, bool | np.bool_ | int) or value not in (0, 1):
         expected(name, "True or False", value, TypeError)
 
 
 def integer(name: str, value: Any, least: int | None = None) -> int:
-    """Return a value as an integer; a bool is none."""
+    """Return a value as an integer; raise for a bool."""
     what = "an integer" if least is None else f"an integer of at least {least}"
     if isinstance(value, bool | np.bool_):
         expected(name, what, value, TypeError)
@@ -76,7 +76,7 @@ def integer(name: str, value: Any, least: int | None = None) -> int:
 
 
 def sequence(name: str, value: Any, what: str) -> tuple[Any, ...]:
-    """Return what is in order, and is no text, as a tuple."""
+    """Return an ordered iterable as a tuple; raise for a text."""
     if isinstance(value, str | bytes | Mapping | Set) or not isinstance(value, Iterable):
         expected(name, what, value, TypeError)
     return tuple(value)
@@ -89,7 +89,7 @@ def integers(name: str, value: Any) -> tuple[int, ...]:
 
 
 def real(name: str, value: Any, what: str = "a finite number") -> float:
-    """Return a value as a finite number; a bool or a text is none."""
+    """Return a value as a finite real number; raise for a bool or a text."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
         expected(name, what, value, TypeError)
     number = float(value)
@@ -99,7 +99,7 @@ def real(name: str, value: Any, what: str = "a finite number") -> float:
 
 
 def positive(name: str, value: Any) -> float:
-    """Return a value as a positive and finite number."""
+    """Return a value as a positive, finite number."""
     what = "a positive and finite number"
     number = real(name, value, what)
     if number <= 0:
@@ -108,12 +108,12 @@ def positive(name: str, value: Any) -> float:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is one real or complex number; a bool is none."""
+    """Whether a value is a real or complex number, and no bool."""
     return not isinstance(value, bool | np.bool_) and isinstance(value, Number)
 
 
 def check_client(name: str, value: Any) -> None:
-    """Raise unless a value is a client that is connected, and not an asynchronous one."""
+    """Raise unless a value is a connected, synchronous client."""
     from distributed import Client
 
     what = "a distributed.Client"
@@ -135,7 +135,7 @@ def as_array(name: str, value: Any) -> Any:
         expected(name, "an array", value, TypeError)
     try:
         return da.asarray(value)
-    except NotImplementedError:  # Dask cannot cut arrays of objects by their size
+    except NotImplementedError:  # Dask cannot chunk arrays of objects by size
         raise TypeError(f"expected {name} to be of numbers, got object") from None
     except (TypeError, ValueError) as error:
         reason = " ".join(str(error).split())

@@ -1,30 +1,30 @@
-"""The errors a user may meet, all under :class:`DgpuError`."""
+"""The errors of dask_dgpu, subclasses of :class:`DgpuError`."""
 
 from __future__ import annotations
 
 
 class DgpuError(Exception):
-    """Base class of every error raised by dask_dgpu."""
+    """Base class of all errors of dask_dgpu."""
 
 
 class CommError(DgpuError):
-    """A transfer between ranks failed: a peer is lost, or a time limit passed."""
+    """A transfer between ranks failed because of a lost peer or a timeout."""
 
 
 class CommAbortedError(CommError):
-    """The communicator was aborted, so this and every later call on it fails."""
+    """The communicator was aborted; this and every later call on it fail."""
 
 
 class UndeclaredError(DgpuError):
-    """A block is not what the graph declares it to be."""
+    """A block differs from the declaration of its array."""
 
 
 class UndeclaredTypeError(UndeclaredError, TypeError):
-    """A block has another type or dtype than the graph declares."""
+    """A block has another type or dtype than its array declares."""
 
 
 class UndeclaredShapeError(UndeclaredError, ValueError):
-    """A block has another shape than the graph declares."""
+    """A block has another shape than its array declares."""
 
 
 class GangError(DgpuError):
@@ -33,18 +33,18 @@ class GangError(DgpuError):
     Parameters
     ----------
     reason : str
-        What happened.
+        The cause.
     rank : int or None, optional
-        The rank that failed or was awaited, if one is known.
+        The failed or missing rank, if known.
     worker : str or None, optional
         The address of the Dask worker of that rank.
     phase : str or None, optional
-        What the rank was doing: ``"launch"``, ``"stage"``, ``"queued"``, ``"connect"`` or
-        ``"program"``; in a program also the step, as in ``"program (c, 2 of 8)"``.
+        The phase of the rank: ``"launch"``, ``"stage"``, ``"queued"``, ``"connect"`` or
+        ``"program"``, in a program with the step, as in ``"program (c, 2 of 8)"``.
 
     Notes
     -----
-    The parameters are attributes too. The text of the error names all that are known.
+    The parameters are attributes too. The message contains the known ones.
     """
 
     def __init__(
@@ -61,14 +61,7 @@ class GangError(DgpuError):
         self.phase = phase
 
     def __str__(self) -> str:
-        """Reason, then rank, worker and phase as far as they are known."""
-        known = [
-            f"{name} {value}"
-            for name, value in (
-                ("rank", self.rank),
-                ("worker", self.worker),
-                ("phase", self.phase),
-            )
-            if value is not None
-        ]
+        """Reason, then rank, worker and phase if known."""
+        named = {"rank": self.rank, "worker": self.worker, "phase": self.phase}
+        known = [f"{name} {value}" for name, value in named.items() if value is not None]
         return f"{self.reason} ({', '.join(known)})" if known else self.reason

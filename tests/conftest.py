@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -43,6 +43,32 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return CLUSTERS if file.startswith(CLUSTERS) else file
 
     return Scheduling(config, log)
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The programs that gangs of this process have run."""
+    return _recorded(monkeypatch, lambda program: program)
+
+
+@pytest.fixture
+def gangs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the programs that gangs of this process have run."""
+    return _recorded(monkeypatch, lambda program: program.name)
+
+
+def _recorded(monkeypatch: pytest.MonkeyPatch, value: Callable[[Any], Any]) -> list[Any]:
+    from dask_dgpu.runtime import local
+
+    ran: list[Any] = []
+    original = local.run_here
+
+    def run_here(program: Any, staged: Any) -> Any:
+        ran.append(value(program))
+        return original(program, staged)
+
+    monkeypatch.setattr(local, "run_here", run_here)
+    return ran
 
 
 def _reason(item: pytest.Item) -> str:

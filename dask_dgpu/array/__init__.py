@@ -1,1 +1,1 @@
-"""Operations on arrays for users: one module or folder each."""
+"""Public operations on arrays, one module or folder each."""

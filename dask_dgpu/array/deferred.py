@@ -1,4 +1,4 @@
-"""Arrays from operations of our own, as one layer each."""
+"""Arrays from operations of dask_dgpu, as one layer each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def deferred(
     dtype : str
         Of the output.
     token : object
-        Whatever the output depends on beside its sources.
+        All that the output depends on besides its sources.
     piece : callable
         ``piece(output, sources)`` returns the operation on array nodes.
     expand : callable

@@ -1,15 +1,17 @@
-"""Checks of the arrays that users pass: dtype, chunk sizes and type of blocks."""
+"""Checks of the arrays that users pass, and of values for each of their axes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from numbers import Number
 from typing import Any
 
 import numpy as np
 from dask.array.core import Array
 from dask.utils import typename
 
+from dask_dgpu.arguments import sequence
 from graph_opt.model.node import CONTAINERS
 
 
@@ -29,6 +31,16 @@ def check_chunk_sizes(name: str, x: Array, axes: Iterable[int] | None = None) ->
                 f"expected {name} with known chunk sizes, got unknown ones along axis {axis}: "
                 "compute_chunk_sizes() determines them"
             )
+
+
+def per_axis(name: str, value: Any, ndim: int) -> tuple[Any, ...]:
+    """Return one value for each axis, from these values or from one for all axes."""
+    if isinstance(value, Number | str | bytes | None):
+        return (value,) * ndim
+    each = sequence(name, value, "one value, or one for each axis")
+    if len(each) != ndim:
+        raise ValueError(f"expected {name} to have one entry per axis, {ndim}, got {len(each)}")
+    return each
 
 
 def check_container(name: str, x: Array) -> None:

@@ -1,8 +1,8 @@
-"""Poisson's equation on a uniform grid, solved directly by fast transforms.
+"""Direct solution of Poisson's equation on a uniform grid, by fast transforms.
 
-Waves, sines or cosines are the eigenvectors of the discrete Laplacian, whichever its boundary
-asks for. So its inverse is a transform, a division by the eigenvalues, and a transform back;
-between the transforms blocks stay where they are ([1]_).
+The eigenvectors of the discrete Laplacian are waves, sines or cosines, depending on the boundary.
+So its inverse is a transform, a division by the eigenvalues, and a transform back. Blocks do not
+move between the transforms ([1]_).
 
 References
 ----------
@@ -24,16 +24,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from numbers import Number
 from typing import Any
 
 import dask.array as da
 from dask.array.core import Array
 
 from dask_dgpu.algorithms.pencil_fft import Transform
-from dask_dgpu.arguments import as_array, check_choice, positive, sequence
+from dask_dgpu.arguments import as_array, check_choice, positive
 from dask_dgpu.array.fft.long_axis import transform_axes
-from dask_dgpu.array.inputs import check_chunk_sizes, check_container, check_dtype
+from dask_dgpu.array.inputs import check_chunk_sizes, check_container, check_dtype, per_axis
 from dask_dgpu.environment.settings import fft_output_layout
 from dask_dgpu.kernels.fft.laplacian import Axis, inverted
 
@@ -47,19 +46,18 @@ def poisson(
     """Solve the discrete Poisson equation ``laplacian(u) = rhs``.
 
     The Laplacian is that of ``2 ndim + 1`` points: the sum over all axes of
-    ``(u[j-1] - 2 u[j] + u[j+1]) / dx**2``. Where ``rhs`` and ``u`` agree on it, they agree to
-    rounding, not to the order of a discretisation.
+    ``(u[j-1] - 2 u[j] + u[j+1]) / dx**2``. The only error is rounding; there is no error of
+    discretisation.
 
     Parameters
     ----------
     rhs : array_like
-        The right-hand side, a Dask array of one dimension or more in any chunks, or what
-        ``dask.array.asarray`` takes. Blocks are NumPy or CuPy arrays, of real or complex
-        numbers.
+        The right-hand side, a Dask array of one axis or more in any chunks, or input of
+        ``dask.array.asarray``. Blocks are NumPy or CuPy arrays of real or complex numbers.
     dx : float or sequence of float, optional
         Distance of neighbouring grid points, one for all axes or one for each.
     boundary : {"periodic", "zero", "reflect"} or sequence of these, optional
-        What ``u`` is just beyond the ends of an axis, one for all axes or one for each.
+        The value of ``u`` just beyond the ends of an axis, one for all axes or one for each.
         ``"periodic"``: the value at the other end. ``"zero"``: 0, a Dirichlet condition at the
         grid points -1 and n. ``"reflect"``: the value at the end once more, a Neumann
         condition half a step beyond it, as in ``scipy.ndimage``.
@@ -68,17 +66,17 @@ def poisson(
     -------
     dask.array.Array
         ``u``, of the shape of ``rhs``. Single precision stays single, float16 becomes
-        float32, integers and bools become float64. The chunks are those of ``rhs`` if that
-        costs no exchange more, as where only one axis is in chunks, or if
+        float32, integers and bools become float64. It has the chunks of ``rhs`` if that needs
+        no further exchange, for example with one axis in chunks, or if
         ``dgpu.fft.output-layout`` is ``"input"``; else those of the last transform.
 
     Raises
     ------
     ValueError
-        When ``dx`` is not positive and finite, a boundary is unknown, there are more or fewer
-        of them than axes, ``rhs`` has no axis, or its chunk sizes are unknown.
+        If ``dx`` is not positive and finite, a boundary is unknown, their number is not that
+        of the axes, ``rhs`` has no axis, or its chunk sizes are unknown.
     TypeError
-        When the dtype is not one of numbers, or ``dx`` is no number.
+        If the dtype is not of numbers, or ``dx`` is no number.
 
     See Also
     --------
@@ -86,14 +84,14 @@ def poisson(
 
     Notes
     -----
-    Without any boundary that is ``"zero"``, adding a constant to ``u`` changes nothing, and
-    there is a solution only if the mean of ``rhs`` is 0. Then the mean of ``rhs`` is taken off,
-    and the ``u`` whose mean is 0 is returned.
+    Without a ``"zero"`` boundary, ``u`` is unique only up to a constant, and there is a
+    solution only if the mean of ``rhs`` is 0. So the mean of ``rhs`` is subtracted, and the
+    ``u`` of mean 0 is returned.
 
     Each axis is transformed by an FFT (periodic), by sines of type I (zero) or by cosines of
-    type II (reflect), and back; blocks move as ``dask_dgpu.fft`` says, once each way for
-    slabs. While dask_dgpu is enabled all of it is one gang where that pays. Transforms are
-    quickest where the length of an axis, or one more with zeros, has small prime factors only.
+    type II (reflect), and back. Blocks move as in ``dask_dgpu.fft``, for slabs once each way.
+    With dask_dgpu enabled the whole solution can be one gang. Transforms are quickest if the
+    length of an axis, plus one for ``"zero"``, has only small prime factors.
 
     The norm of the residual is that of ``u`` times that of the Laplacian, at most
     ``4 * sum(1 / dx**2)``, times ``eps`` and a small factor.
@@ -102,7 +100,10 @@ def poisson(
     check_dtype("rhs", x)
     if x.ndim == 0:
         raise ValueError("expected rhs with at least 1 axis, got 0")
-    distances, boundaries = _distances(dx, x.ndim), _boundaries(boundary, x.ndim)
+    distances = [positive("dx", each) for each in per_axis("dx", dx, x.ndim)]
+    boundaries = per_axis("boundary", boundary, x.ndim)
+    for each in boundaries:
+        check_choice("boundary", each, FORWARD)
     check_chunk_sizes("rhs", x)
     check_container("rhs", x)
     if x.size == 0:
@@ -127,21 +128,19 @@ def poisson(
 def _transforms(
     x: Array, boundaries: tuple[str, ...]
 ) -> tuple[tuple[Transform, ...], tuple[Transform, ...]]:
-    """Return the transforms there and back, one an axis."""
-    there = [Transform(FORWARD[each], axis, x.shape[axis]) for axis, each in enumerate(boundaries)]
-    back = [
-        Transform(
-            BACKWARD[each], axis, x.shape[axis], "backward" if each == "periodic" else "forward"
-        )
-        for axis, each in enumerate(boundaries)
-    ]
+    """Return the forward and backward transforms, one per axis."""
+    forward, backward = [], []
+    for axis, (each, n) in enumerate(zip(boundaries, x.shape, strict=True)):
+        forward.append(Transform(FORWARD[each], axis, n))
+        norm = "backward" if each == "periodic" else "forward"
+        backward.append(Transform(BACKWARD[each], axis, n, norm))
     periodic = [axis for axis, each in enumerate(boundaries) if each == "periodic"]
     if periodic and x.dtype.kind != "c":
-        # the first of all, so one that is whole already, if there is any
+        # the first transform, so preferably along an axis that is one chunk
         first = max(periodic, key=lambda axis: (len(x.chunks[axis]) == 1, axis))
-        there[first] = Transform("rfft", first, x.shape[first])
-        back[first] = Transform("irfft", first, x.shape[first])
-    return tuple(there), tuple(back)
+        forward[first] = Transform("rfft", first, x.shape[first])
+        backward[first] = Transform("irfft", first, x.shape[first])
+    return tuple(forward), tuple(backward)
 
 
 def _inverted_block(
@@ -152,26 +151,3 @@ def _inverted_block(
 ) -> Any:
     begin = tuple(along[at] for along, at in zip(starts, block_id, strict=True))
     return inverted(block, begin, axes)
-
-
-def _distances(dx: Any, ndim: int) -> tuple[float, ...]:
-    if isinstance(dx, Number | str | bytes | None):
-        return (positive("dx", dx),) * ndim
-    return tuple(positive("each of dx", one) for one in _one_an_axis("dx", dx, ndim))
-
-
-def _boundaries(boundary: Any, ndim: int) -> tuple[str, ...]:
-    several = not isinstance(boundary, str)
-    each = _one_an_axis("boundary", boundary, ndim) if several else (boundary,) * ndim
-    for one in each:
-        check_choice("boundary", one, FORWARD)
-    return each
-
-
-def _one_an_axis(name: str, value: Any, ndim: int) -> tuple[Any, ...]:
-    each = sequence(name, value, "one value, or one for each axis")
-    if len(each) != ndim:
-        raise ValueError(
-            f"expected {name} to have one entry per axis of rhs, {ndim}, got {len(each)}"
-        )
-    return each

@@ -1,4 +1,4 @@
-"""What the optimizer must know of a cluster; gathered on the client, once."""
+"""Facts about a cluster for the optimizer, gathered by the client once."""
 
 from __future__ import annotations
 
@@ -21,42 +21,41 @@ if TYPE_CHECKING:
     from distributed import Client, Worker
 
 PATIENCE = 30
-"""Seconds for the first worker to come: without one, nobody knows what there is."""
-
+"""Seconds to wait for the first worker; without one, nothing is known of the cluster."""
 
 RUNTIME_BYTES = 180 * 2**20
-"""What a worker's process takes on CPUs for torch and kernels, once it is a rank."""
+"""Memory for torch and kernels in the process of a rank on CPUs."""
 
 NEEDED = {"ucx": "ucxx (pip install 'dask-dgpu[ucx]')", "nccl": "torch with CUDA"}
-"""What a transport needs."""
+"""Requirement of each transport."""
 
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """The workers of a cluster, or this process when there is none.
+    """The workers of a cluster, or this process without a cluster.
 
     Parameters
     ----------
     workers : int
-        How many there are; 0 without a cluster.
+        Number of workers; 0 without a cluster.
     device : str
         ``"cpu"`` or ``"cuda"``: where gangs compute.
     device_memory : int or None
-        Bytes of the device of which a worker can get least, other processes' left out; on
-        CPUs of the worker whose memory limit leaves least beside its process: what Dask would
-        spill to disk, a gang cannot. ``None`` without any limit.
+        Bytes for blocks on the worker with the least: of its device, without the memory of
+        other processes; on CPUs of its memory limit, without the memory of its process. A
+        gang cannot spill to disk. ``None`` without a limit.
     one_sided : bool
-        Whether ranks can read each other's memory: GPUs of one host with memory in
-        RMM pools, or threads.
+        Whether ranks can read each other's memory: GPUs of one host with RMM pools, or
+        threads.
     transport : {"gloo", "nccl", "ucx"}
-        What carries blocks unless a setting says otherwise.
+        Default transport of blocks.
     cores : int
-        Blocks that Dask works on at a time, beyond one a worker: those of this process's
-        processor when there is no cluster.
+        Blocks that Dask computes at a time, at least one per worker; without a cluster the
+        cores of this machine.
     scheduler : str, optional
         The id of the cluster's scheduler.
     protocol : str, optional
-        How Dask moves blocks between workers: ``"tcp"``, ``"tls"``, ``"ucx"``, ``"ucxx"``, or
+        Protocol of Dask's own transfers: ``"tcp"``, ``"tls"``, ``"ucx"``, ``"ucxx"``, or
         ``"inproc"`` within one process.
     """
 
@@ -92,11 +91,11 @@ class WorkerFacts:
     Parameters
     ----------
     memory : int
-        Its bytes, but for those that other processes hold.
+        Its bytes, without those of other processes.
     host : str
-        Where it is.
+        Name of its host.
     pooled : bool
-        Whether its memory can be read by other workers of that host.
+        Whether other workers of that host can read its memory.
     """
 
     memory: int
@@ -105,7 +104,7 @@ class WorkerFacts:
 
 
 def current_client() -> Client | None:
-    """Return the client that is current here, in a task that of its worker, if there is one."""
+    """Return the current client, within a task that of its worker; ``None`` without one."""
     try:
         from distributed import get_client
 
@@ -115,15 +114,15 @@ def current_client() -> Client | None:
 
 
 def gather(client: Client | None, settings: Settings) -> ClusterFacts:
-    """Ask the workers of a client what they have.
+    """Return the facts about the workers of a client, or about this process.
 
     Raises
     ------
     ValueError
-        When some workers have a CUDA device and some have none, or none has although
-        ``dgpu.device`` is ``"cuda"``; or when a worker lacks what ``dgpu.comm`` needs.
+        If only some workers have a CUDA device, or none has one and ``dgpu.device`` is
+        ``"cuda"``, or a worker lacks the transport of ``dgpu.comm``.
     DgpuError
-        When no worker comes in time.
+        If no worker starts in time.
     """
     if client is None:
         _check_here(settings)
@@ -132,8 +131,8 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
         client.wait_for_workers(1, timeout=PATIENCE)
     except TimeoutError as error:
         raise DgpuError(
-            f"client is {client!r} without a worker for {PATIENCE} s, it must have one by now: "
-            "client.wait_for_workers(1) waits for longer"
+            f"expected client to have a worker within {PATIENCE} s, got none from {client!r}: "
+            "client.wait_for_workers(1) waits longer"
         ) from error
     probes: dict[str, WorkerFacts | None] = client.run(_probe, settings.device == "cuda")
     return replace(
@@ -144,7 +143,7 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
 
 
 def _check_here(settings: Settings) -> None:
-    """Raise if gangs of this process cannot have what is asked for."""
+    """Raise if this process lacks the device or the transport of the settings."""
     if settings.device == "cuda" and (find_spec("cupy") is None or not count_gpus()):
         raise ValueError(
             "expected setting dgpu.device to be auto or cpu, got 'cuda': this process has no "
@@ -158,7 +157,7 @@ def _check_here(settings: Settings) -> None:
 
 
 def _protocol(workers: Iterable[str]) -> str:
-    """Return the protocol of the workers' addresses, TCP if they have several."""
+    """Return the protocol of the workers' addresses, TCP if it is not the same for all."""
     protocols = {address.partition("://")[0] for address in workers}
     return protocols.pop() if len(protocols) == 1 else "tcp"
 
@@ -176,8 +175,8 @@ def _gather(
         return ClusterFacts(len(probes), "cpu", _least_memory(client), transport=transport)
     if len(found) < len(probes):
         raise ValueError(
-            f"setting dgpu.device is {settings.device!r}, but only {len(found)} of "
-            f"{len(probes)} workers have a CUDA device; the others allow 'cpu' alone"
+            f"expected setting dgpu.device to be 'cpu', got {settings.device!r}: only "
+            f"{len(found)} of {len(probes)} workers have a CUDA device"
         )
     transport = _choose_transport(client, settings, "nccl")
     one_host = len({facts.host for facts in found}) == 1
@@ -187,15 +186,15 @@ def _gather(
 
 
 def _least_memory(client: Client) -> int | None:
-    """Return what the workers' memory limits leave for blocks, on the worker with least."""
+    """Return the bytes for blocks on the worker with the least, ``None`` without limits."""
     found: dict[str, int | None] = client.run(_memory_for_blocks)
     return min((memory for memory in found.values() if memory is not None), default=None)
 
 
 def _memory_for_blocks(dask_worker: Worker) -> int | None:
-    """Return the memory limit of a worker less what its process takes besides blocks.
+    """Return the memory limit of a worker minus the memory of its process without blocks.
 
-    Nothing is left if Dask would pause the worker for the process alone.
+    The result is 0 if that memory alone makes Dask pause the worker.
     """
     manager = dask_worker.memory_manager
     limit = manager.memory_limit
@@ -209,47 +208,48 @@ def _memory_for_blocks(dask_worker: Worker) -> int | None:
 
 
 def _choose_transport(client: Client, settings: Settings, usual: Transport) -> Transport:
-    """Return the transport that is asked for, or the usual one, or what can replace it."""
-    asked = usual if settings.comm == "auto" else settings.comm
-    if asked == "gloo":
-        return asked
+    """Return the transport of the settings; ``auto`` is the usual one, or UCX for NCCL."""
+    transport = usual if settings.comm == "auto" else settings.comm
+    if transport == "gloo":
+        return transport
     probes: dict[str, set[Transport]] = client.run(_transports)
     if settings.comm == "auto":
         have = set(TRANSPORTS).intersection(*probes.values())
         return "ucx" if "nccl" not in have and "ucx" in have else "nccl"
     for worker, transports in probes.items():
-        if asked not in transports:
+        if transport not in transports:
             raise ValueError(
-                f"setting dgpu.comm is {asked!r}, but the worker at {worker} lacks {NEEDED[asked]}"
+                f"expected setting dgpu.comm to be available on all workers, got {transport!r}: "
+                f"the worker at {worker} lacks {NEEDED[transport]}"
             )
-    return asked
+    return transport
 
 
 def _transports() -> set[Transport]:
-    """Return the transports whose packages this worker has; none is imported."""
+    """Return the transports with installed packages, without importing these."""
     found: set[Transport] = {"gloo"}
     if find_spec("ucxx") is not None:
         found.add("ucx")
     torch = find_spec("torch")
     if torch is not None and torch.origin is not None:
-        # torch takes seconds to load; this is its file of versions alone
+        # importing torch takes seconds; this file has only its versions
         version = runpy.run_path(str(Path(torch.origin).with_name("version.py")))
         if version["cuda"] is not None:
             found.add("nccl")
     return found
 
 
-def _probe(asked: bool) -> WorkerFacts | None:
-    """What the device of this worker is, ``None`` when it computes on the CPU.
+def _probe(forced: bool) -> WorkerFacts | None:
+    """Return the facts about the device of this worker, ``None`` if it computes on the CPU.
 
-    A dask-cuda worker has a device of its own. On any other worker CUDA is left
-    alone unless it is asked for, since several may share one device.
+    A dask-cuda worker has its own device. Other workers may share one, so they use CUDA
+    only if the settings say so.
     """
-    if not asked and "dask_cuda" not in sys.modules:
+    if not forced and "dask_cuda" not in sys.modules:
         return None
     try:
         from dask_dgpu.comm.nccl.window import host, obtainable, pooled
 
         return WorkerFacts(obtainable(), host(), pooled())
-    except Exception:  # no CuPy, no driver, no device: all mean that there is none
+    except Exception:  # without CuPy, driver or device there is none
         return None

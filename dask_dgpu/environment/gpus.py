@@ -1,4 +1,4 @@
-"""GPUs as the driver's library NVML sees them; this creates no CUDA context."""
+"""GPUs and their memory, read with NVML; this creates no CUDA context."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dask.utils import format_bytes
 from dask_dgpu.errors import DgpuError
 
 POOL_SHARE = 0.5
-"""Share of a device's free memory with which an RMM pool begins; it grows from there."""
+"""Initial size of an RMM pool, as a fraction of the device's free memory; it can grow."""
 
 LEAST_FREE = 2 << 30
-"""Bytes that a worker needs of a device: its CUDA context, its libraries and a small pool."""
+"""Bytes of a device that a worker needs: CUDA context, libraries and a small pool."""
 
 ALIGNMENT = 1 << 20
 
@@ -38,22 +38,22 @@ class GpuMemory:
     total: int
 
     def __str__(self) -> str:
-        """In a few words."""
+        """Name, free and total memory."""
         return f"GPU {self.name} has {format_bytes(self.free)} of {format_bytes(self.total)} free"
 
 
 def visible_gpus(visible: Any = None) -> tuple[str, ...]:
-    """Return numbers or UUIDs of the GPUs that may be used; none without a driver.
+    """Return numbers or UUIDs of the GPUs of this process; none without a driver.
 
     Parameters
     ----------
     visible : str or sequence of int or str, optional
-        As ``CUDA_VISIBLE_DEVICES``; by default the variable of the environment.
+        In the form of ``CUDA_VISIBLE_DEVICES``; by default that environment variable.
     """
     try:
         with _nvml() as nvml:
             present = int(nvml.nvmlDeviceGetCount())
-    except Exception:  # no library and no driver both mean that there is no GPU
+    except Exception:  # without library or driver there is no GPU
         return ()
     if visible is None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -65,12 +65,12 @@ def visible_gpus(visible: Any = None) -> tuple[str, ...]:
 
 
 def count_gpus() -> int:
-    """Return the number of GPUs that this process may use; 0 without a driver."""
+    """Return the number of GPUs of this process; 0 without a driver."""
     return len(visible_gpus())
 
 
 def read_memory(gpus: Sequence[str]) -> list[GpuMemory]:
-    """Return the memory of GPUs; those whose memory NVML does not know are left out."""
+    """Return the memory of GPUs, except those with memory unknown to NVML."""
     found = []
     with _nvml() as nvml:
         for name in gpus:
@@ -78,26 +78,21 @@ def read_memory(gpus: Sequence[str]) -> list[GpuMemory]:
             find = nvml.nvmlDeviceGetHandleByIndex if by_number else nvml.nvmlDeviceGetHandleByUUID
             try:
                 memory = nvml.nvmlDeviceGetMemoryInfo(find(int(name) if by_number else name))
-            except nvml.NVMLError:  # GPUs that share the host's memory, for one
+            except nvml.NVMLError:  # for example GPUs that share the host's memory
                 continue
             found.append(GpuMemory(name, int(memory.free), int(memory.total)))
     return found
 
 
 def pool_bytes(memories: Sequence[GpuMemory]) -> int | None:
-    """Return how many bytes the RMM pool of each worker begins with.
+    """Return the initial bytes of each worker's RMM pool, ``None`` without known memories.
 
-    All begin with as many, as dask-cuda has it, so the GPU with least free memory counts.
-
-    Parameters
-    ----------
-    memories : sequence of GpuMemory
-        One a worker; without any, nothing is known, and ``None`` is returned.
+    dask-cuda has one size for all workers, so the GPU with the least free memory decides.
 
     Raises
     ------
     DgpuError
-        When a GPU has too little free memory for a worker.
+        If a GPU has too little free memory for a worker.
     """
     full = [memory for memory in memories if memory.free < LEAST_FREE]
     if full:

@@ -1,4 +1,4 @@
-"""The settings under ``dgpu.*``: defaults, checks, and a frozen copy that travels."""
+"""The settings under ``dgpu.*``: defaults, checks, and a frozen copy for the optimizer."""
 
 from __future__ import annotations
 
@@ -19,15 +19,12 @@ from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.runtime.program import Limits
 
 LIMITS = {"minimum": "of at least", "maximum": "of at most", "exclusiveMaximum": "below"}
-"""Limits of numbers in the schema, as a message puts them."""
+"""Limits of numbers in the schema, and their words in messages."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the optimizer and the gangs go by.
-
-    See ``dgpu.yaml`` beside this file for what each means.
-    """
+    """Settings of the optimizer and of gangs; ``dask_dgpu/dgpu.yaml`` describes each."""
 
     device: Literal["auto", "cpu", "cuda"]
     comm: Literal["auto"] | Transport
@@ -36,13 +33,14 @@ class Settings:
     regions: bool
     local_ranks: int
     sum_method: Literal["dask", "compensated", "reproducible"]
+    fft_output_layout: Literal["any", "input"]
     limits: Limits
     memory_limit: int | None
     safety_margin: float
 
 
 def defaults() -> dict[str, Any]:
-    """Return the defaults, as ``dgpu.yaml`` gives them."""
+    """Return the defaults from ``dgpu.yaml``."""
     text = files("dask_dgpu").joinpath("dgpu.yaml").read_text()
     return cast(dict[str, Any], yaml.safe_load(text))
 
@@ -65,7 +63,7 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
     Raises
     ------
     ValueError
-        When a name is unknown or a value is not allowed.
+        If a name is unknown or a value is not allowed.
     """
     values = _values()
     for name, value in (overrides or {}).items():
@@ -82,65 +80,75 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
         regions=values["regions"],
         local_ranks=int(values["local-ranks"]),
         sum_method=values["sum.method"],
+        fft_output_layout=values["fft.output-layout"],
         limits=Limits(
-            timeout=_seconds(values, "gang.timeout", "a time above 0, as '30s'"),
-            grace=_seconds(values, "gang.grace", "a time of 0 or more, as '30s'", zero=True),
+            timeout=_number(
+                values,
+                "gang.timeout",
+                parse_timedelta,
+                "a time above 0, as '30s'",
+                lambda seconds: 0 < seconds < math.inf,
+            ),
+            grace=_number(
+                values,
+                "gang.grace",
+                parse_timedelta,
+                "a time of 0 or more, as '30s'",
+                lambda seconds: 0 <= seconds < math.inf,
+            ),
             restarts=int(values["gang.restarts"]),
         ),
-        memory_limit=_bytes(values, "memory.limit"),
-        safety_margin=_margin(values["memory.safety-margin"]),
+        memory_limit=_memory_limit(values),
+        safety_margin=_number(
+            values,
+            "memory.safety-margin",
+            float,
+            "a number of at least 0 below 1",
+            lambda share: 0 <= share < 1,
+        ),
     )
 
 
 def fft_output_layout() -> Literal["any", "input"]:
-    """Return ``dgpu.fft.output-layout`` as it is now: it is read at each transform.
+    """Return the current ``dgpu.fft.output-layout``; each transform reads it.
 
     Raises
     ------
     ValueError
-        When a value under ``dgpu.*`` is not allowed.
+        If a value under ``dgpu.*`` is not allowed.
     """
-    values = _values()
-    _check(values)
-    return cast(Literal["any", "input"], values["fft.output-layout"])
+    return read().fft_output_layout
 
 
 def _values() -> dict[str, Any]:
-    """Return what is configured, and the defaults for what is not."""
+    """Return the configured values, and the defaults of the others."""
     configured = _flatten(dask.config.get("dgpu", {}) or {})
     return {**_flatten(defaults()["dgpu"]), **configured}
 
 
-def _margin(value: Any) -> float:
-    if math.isnan(value):  # which no comparison of the schema refuses
-        expected("setting dgpu.memory.safety-margin", "a number of at least 0 below 1", value)
-    return float(value)
-
-
-def _seconds(values: Mapping[str, Any], name: str, what: str, *, zero: bool = False) -> float:
-    seconds = _parsed(values, name, parse_timedelta, what)
-    if not (0 < seconds < math.inf or (zero and seconds == 0)):
-        expected(f"setting dgpu.{name}", what, values[name])
-    return seconds
-
-
-def _bytes(values: Mapping[str, Any], name: str) -> int | None:
+def _memory_limit(values: Mapping[str, Any]) -> int | None:
+    name, what = "memory.limit", "null or bytes above 0, as '4 GiB'"
     if values[name] is None:
         return None
-    what = "null or bytes above 0, as '4 GiB'"
-    nbytes = _parsed(values, name, parse_bytes, what)
-    if not 1 <= nbytes < math.inf:
-        expected(f"setting dgpu.{name}", what, values[name])
-    return int(nbytes)
+    return int(_number(values, name, parse_bytes, what, lambda nbytes: 1 <= nbytes < math.inf))
 
 
-def _parsed(values: Mapping[str, Any], name: str, parse: Callable[[Any], Any], what: str) -> float:
-    """Read a quantity with a unit."""
+def _number(
+    values: Mapping[str, Any],
+    name: str,
+    parse: Callable[[Any], Any],
+    what: str,
+    allowed: Callable[[float], bool],
+) -> float:
+    """Return a setting, perhaps a text with a unit, as a number; NaN is never allowed."""
     value = values[name]
     try:
-        return float(value if isinstance(value, float) else parse(value))
+        number = float(value if isinstance(value, float) else parse(value))
     except (KeyError, ValueError, OverflowError):
+        number = math.nan
+    if not allowed(number):
         expected(f"setting dgpu.{name}", what, value)
+    return number
 
 
 def _plain(name: str) -> str:
@@ -169,7 +177,7 @@ def _check(values: Mapping[str, Any]) -> None:
 
 
 def _sentence(problem: ValidationError) -> str:
-    """Say what a value must be; the schema knows."""
+    """Return the message about a value that the schema does not allow."""
     where = ".".join(["dgpu", *map(str, problem.absolute_path)])
     rule, given = problem.validator, problem.instance
     part: Any = problem.schema

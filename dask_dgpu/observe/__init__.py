@@ -1,1 +1,1 @@
-"""What users see of gangs: explain, progress, health."""
+"""Reports for users: explain, progress, health."""

@@ -1,4 +1,4 @@
-"""What was rewritten, and why not the rest: text, HTML or a dict."""
+"""An explanation of what runs as gangs, and why the rest does not: text, HTML or a dict."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from html import escape
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
 from dask.base import is_dask_collection
@@ -16,24 +16,28 @@ from dask.utils import format_bytes
 
 from dask_dgpu.arguments import check_flag, expected
 from dask_dgpu.environment.facts import current_client
-from dask_dgpu.observe.measured import last_run
 from dask_dgpu.planner.fallbacks import arrays_of, fallbacks_of, reason_of
 from dask_dgpu.planner.held import held_by
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.predict import Prediction
 from dask_dgpu.runtime.observer import Step
+from dask_dgpu.runtime.tasks import PLUGIN
+from graph_opt.dask_graph.emit import gang_key
 from graph_opt.model.node import Declined, label
 from graph_opt.pieces.piece import Piece
 from graph_opt.pieces.region import Region
 
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
 MOST_SHOWN = 40
-"""Steps of a region that are named; of more, the first and the last."""
+"""Most steps of a region to name; of a longer one the first and the last are named."""
 
 MOST_ALIKE = 2
-"""Lines in a row with the same text, or turns of a loop, that are shown one by one."""
+"""Most lines with the same text, or iterations of a loop, to show one by one."""
 
 LONGEST_BODY = 8
-"""Steps of a loop's body that is recognised as one."""
+"""Most steps in the body of a loop that is recognised."""
 
 
 @dataclass(frozen=True)
@@ -43,24 +47,23 @@ class Explanation:
     Parameters
     ----------
     enabled : bool
-        Whether it does anything at all.
+        Whether dask_dgpu is enabled.
     rewritten : tuple of (Piece, Prediction)
-        The pieces that run in a gang, each as if it were alone.
+        The pieces that run in a gang, each predicted on its own.
     regions : tuple of (Region, Prediction)
-        The gangs, each with the pieces and the work of Dask's own that it runs as one
-        program.
+        The gangs. Each runs pieces, and Dask's work between them, as one program.
     runs : tuple of tuple of Step
-        For each gang the steps of its last run, if they were asked for.
+        For each gang the steps of its last run, with ``measured=True``.
     declined : tuple of Declined
-        The pieces that were recognised and left to Dask, each with one reason.
+        The recognised pieces that are left to Dask, each with one reason.
     failures : tuple of str
-        Why the whole graph is left to Dask: errors of dask_dgpu itself, here, or on the
-        scheduler when this array was computed.
+        Why the whole graph is left to Dask: errors of dask_dgpu here, or on the scheduler
+        when this array was computed.
 
     Notes
     -----
-    It prints as one line a piece, one for all steps of a loop that are alike, and is
-    displayed as a table in a notebook.
+    It prints one line per piece, or one for the same steps of a loop. Notebooks display it
+    as a table.
     """
 
     enabled: bool
@@ -76,13 +79,13 @@ class Explanation:
         Returns
         -------
         dict
-            ``"enabled"``; ``"rewritten"``, a list of dicts with name, shape, dtype, what
-            else the kind of piece has (``"inner"``, the length of a product's contraction),
-            and the prediction: tasks, bytes, seconds, and what its algorithm chose;
-            ``"regions"``, a list of dicts with the names of its ``"steps"``, the seconds
-            ``"predicted"`` for each, those ``"measured"`` if they were asked for, and the
-            prediction of the whole; ``"declined"``, a list of dicts with ``"name"`` and
-            ``"reason"``; ``"failures"``, a list of reasons.
+            ``"enabled"``; ``"rewritten"``, a list of dicts with name, shape, dtype, values of
+            the kind of piece (``"inner"``, the length of a product's contraction), and the
+            prediction: tasks, bytes, seconds, and the choices of the algorithm;
+            ``"regions"``, a list of dicts with the names of the ``"steps"``, the seconds
+            ``"predicted"`` and ``"measured"`` for each, and the prediction of the whole;
+            ``"declined"``, a list of dicts with ``"name"`` and ``"reason"``; ``"failures"``,
+            a list of reasons.
         """
         return {
             "enabled": self.enabled,
@@ -105,7 +108,7 @@ class Explanation:
         return self.runs or ((),) * len(self.regions)
 
     def _lines(self) -> list[tuple[str, str]]:
-        """Heading and text of each piece, and of those in a row that are alike."""
+        """Return heading and text of each line."""
         lines = [("the whole graph", f"left to Dask: {reason}") for reason in self.failures]
         for piece, predicted in self.rewritten:
             lines.append(
@@ -125,14 +128,14 @@ class Explanation:
             for (name, seconds), step in zip(predicted.steps, run, strict=False):
                 nbytes = format_bytes(step.nbytes)
                 text = f"{step.seconds:.3g} s measured, {nbytes} made"
-                if step.name == name:  # else it stands for many
+                if step.name == name:  # else it is the sum of many steps
                     text += f", {seconds:.3g} s predicted"
                 lines.append((step.name, text))
         lines += [(label(piece.name), f"left to Dask: {piece.reason}") for piece in self.declined]
         return list(_folded(lines))
 
     def __str__(self) -> str:
-        """One line a piece, or for several that are alike."""
+        """One line per piece, or for several of the same text."""
         if not self.enabled:
             return "dask_dgpu is not enabled: everything is left to Dask"
         return "\n".join(f"{name}: {text}" for name, text in self._lines()) or (
@@ -148,7 +151,7 @@ class Explanation:
 
 
 def _folded(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield lines, those of one text that follow each other as one if they are many."""
+    """Yield lines; more than ``MOST_ALIKE`` of the same text in a row become one."""
     for text, alike in groupby(lines, key=lambda line: line[1]):
         names = [name for name, _ in alike]
         if len(names) > MOST_ALIKE:
@@ -171,7 +174,7 @@ def _region(region: Region, predicted: Prediction) -> str:
 
 
 def _repeated(names: list[str]) -> list[str]:
-    """Return names, those of a loop as one."""
+    """Return names; those of a loop become one."""
     found, at = [], 0
     while at < len(names):
         for length in range(1, LONGEST_BODY + 1):
@@ -195,33 +198,33 @@ def _plain(prediction: Prediction) -> dict[str, Any]:
 
 
 def explain(array: Any, *, measured: bool = False) -> Explanation:
-    """Say what dask_dgpu would do to compute an array.
+    """Show how dask_dgpu would compute an array.
 
     Parameters
     ----------
     array : dask.array.Array
         The array, or any collection with a high-level graph.
     measured : bool, optional
-        Whether to show beside the predicted seconds of each step those that it took when
-        this array was last computed on the current client's cluster.
+        Whether to add the measured seconds of each step, from the last computation of this
+        array on the current client's cluster.
 
     Returns
     -------
     Explanation
-        Prints as text, displays as HTML, and has :meth:`Explanation.to_dict`. When
-        dask_dgpu is not enabled, it says so.
+        Prints as text, displays as HTML, and has :meth:`Explanation.to_dict`. It also says
+        whether dask_dgpu is enabled.
 
     Raises
     ------
     TypeError
-        When ``array`` is no Dask collection.
+        If ``array`` is no Dask collection.
     ValueError
-        When ``measured`` is true and there is no client.
+        If ``measured`` is true and there is no client.
 
     Notes
     -----
-    Nothing is computed. Bytes, memory and times are predictions for blocks that are
-    dealt out evenly, in their order, on as many workers as :func:`enable` found.
+    Nothing is computed. Bytes, memory and times are predictions for blocks in even shares,
+    in their order, on the workers that :func:`enable` found.
 
     Examples
     --------
@@ -254,12 +257,20 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
     rewritten = tuple(
         (piece, optimizer.predict(region, optimizer.room(region, held))) for piece, region in alone
     )
-    runs = _last_runs(rewriting.regions) if measured else ()
+    runs = _last_runs(region for region, _ in rewriting.regions) if measured else ()
     return Explanation(True, rewritten, rewriting.regions, runs, rewriting.declined, reported)
 
 
-def _last_runs(regions: tuple[tuple[Region, Prediction], ...]) -> tuple[tuple[Step, ...], ...]:
+def _last_runs(regions: Iterable[Region]) -> tuple[tuple[Step, ...], ...]:
+    """Return the steps of the last run of each region, none if there was no run lately."""
     client = current_client()
     if client is None:
         raise ValueError("expected measured to be False without a client, got True")
-    return tuple(last_run(client, region) for region, _ in regions)
+    gangs = [gang_key(region)[0] for region in regions]
+    runs: list[tuple[Step, ...]] = client.run_on_scheduler(_recorded, gangs=gangs)
+    return tuple(runs)
+
+
+def _recorded(gangs: list[str], dask_scheduler: Scheduler) -> list[tuple[Step, ...]]:
+    plugin: Any = dask_scheduler.plugins[PLUGIN]
+    return [plugin.records.last(gang) for gang in gangs]

@@ -1,4 +1,4 @@
-"""Whether every worker is fit to be a rank."""
+"""A check whether every worker can be a rank."""
 
 from __future__ import annotations
 
@@ -15,53 +15,53 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Health:
-    """What each worker answered.
+    """The state of each worker.
 
     Parameters
     ----------
     workers : dict of str to str
-        ``"ok"`` or what ails it, by address.
+        ``"ok"`` or the problem, by address.
     """
 
     workers: dict[str, str]
 
     @property
     def ok(self) -> bool:
-        """Whether all workers are fit."""
+        """Whether all workers are ok."""
         return all(state == "ok" for state in self.workers.values())
 
     def __str__(self) -> str:
-        """One line a worker."""
+        """One line per worker."""
         return "\n".join(f"{worker}: {state}" for worker, state in sorted(self.workers.items()))
 
 
 def check_health(client: Client, timeout: float = 10.0) -> Health:
-    """Ask every worker whether it can take part in gangs.
+    """Check whether every worker can take part in gangs.
 
     Parameters
     ----------
     client : distributed.Client
         The cluster.
     timeout : float, optional
-        Seconds after which a worker that does not answer is called sick.
+        Seconds to wait for the answer of a worker.
 
     Returns
     -------
     Health
-        By worker, ``"ok"`` or what is wrong: no answer, no plugin, an error of the
-        device, a wrong product. It prints as one line a worker.
+        ``"ok"`` or the problem of each worker: no answer, no plugin, an error of the device,
+        or a wrong result. It prints one line per worker.
 
     Raises
     ------
     TypeError
-        When ``client`` is no client, or an asynchronous one, or ``timeout`` no number.
+        If ``client`` is no client, or an asynchronous one, or ``timeout`` no number.
     ValueError
-        When ``timeout`` is not positive and finite, or ``client`` is closed.
+        If ``timeout`` is not positive and finite, or ``client`` is closed.
 
     Notes
     -----
-    Each worker multiplies something small on its device. The ranks' connections
-    with each other are not tried.
+    Each worker multiplies small matrices on its device. Connections between ranks are not
+    tested.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""How far computations are, with the steps that gangs go through within one task."""
+"""Progress of computations, including the steps of gangs within one task."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
 Key = Any
 
 INTERVAL = 0.2
-"""Seconds between two looks."""
+"""Seconds between two updates."""
 ANSWER_SECONDS = 2.0
-"""How long a worker has to say where it is."""
+"""Seconds that a worker has to report its step."""
 
 
 def progress(*futures: Any) -> None:
-    """Show how far computations are until they end.
+    """Show the progress of computations until they end.
 
-    One bar counts the blocks that are done. Each gang under way has one of its own, which
-    counts the steps of its program: what the scheduler sees as a single task.
+    One bar counts the finished blocks. Each running gang has its own bar, which counts the
+    steps of its program; to the scheduler a gang is one task.
 
     Parameters
     ----------
     *futures : distributed.Future or Dask collection
-        What is waited for: futures, or persisted collections.
+        Futures, or persisted collections.
 
     Raises
     ------
     ValueError
-        When ``futures`` hold no future, or those of several clients.
+        If ``futures`` contain no future, or futures of several clients.
     DgpuError
-        When dask_dgpu is not enabled on the cluster.
+        If dask_dgpu is not enabled on the cluster.
 
     Notes
     -----
-    It draws in the terminal, or below a notebook's cell, and returns at the end. To interrupt it
-    stops the drawing alone. A future that fails counts as done; its error is raised where
-    its result is asked for.
+    It draws in the terminal, or below a notebook's cell, and returns at the end.
+    Interrupting stops only the display; the computation continues. A failed future counts
+    as finished; its result raises the error.
 
     Examples
     --------
@@ -84,8 +84,8 @@ def _client_of(futures: Iterable[Any]) -> tuple[Client, list[Future[Any]]]:
     found = futures_of(list(futures))
     clients = {id(future.client): future.client for future in found}
     if len(clients) != 1:
-        what = "futures of several clients" if clients else "no future"
-        raise ValueError(f"futures hold {what}, they must hold those of one client")
+        got = "futures of several clients" if clients else "no future"
+        raise ValueError(f"expected futures of one client, got {got}")
     (client,) = clients.values()
     if not client.run_on_scheduler(_has_plugin, name=PLUGIN):
         raise DgpuError("dask_dgpu is not enabled on this cluster; call dask_dgpu.enable(client)")
@@ -93,7 +93,7 @@ def _client_of(futures: Iterable[Any]) -> tuple[Client, list[Future[Any]]]:
 
 
 def _draw(bars: Progress, known: dict[int, TaskID], gangs: Iterable[dict[str, Any]]) -> None:
-    """Move the bars of gangs; those that are not under way any more are complete."""
+    """Update the bars of gangs; the bars of finished gangs become complete."""
     seen = set()
     for gang in gangs:
         run = gang["run_id"]
@@ -115,7 +115,7 @@ def _has_plugin(dask_scheduler: Scheduler, name: str) -> bool:
 
 
 def _gangs(keys: Collection[Key], dask_scheduler: Scheduler) -> list[Key]:
-    """Return the gangs that some keys need: all tasks behind these are looked at, once."""
+    """Return the gangs that some keys depend on."""
     seen = set()
     stack = [dask_scheduler.tasks[key] for key in keys if key in dask_scheduler.tasks]
     while stack:
@@ -127,7 +127,7 @@ def _gangs(keys: Collection[Key], dask_scheduler: Scheduler) -> list[Key]:
 
 
 async def _under_way(gangs: Collection[Key], dask_scheduler: Scheduler) -> list[dict[str, Any]]:
-    """Return the gangs of these that run: name, steps, and steps done."""
+    """Return the running ones of these gangs: name, steps, and finished steps."""
     from dask_dgpu.runtime.tasks import PLUGIN
 
     plugin: Any = dask_scheduler.plugins[PLUGIN]
@@ -141,7 +141,7 @@ async def _under_way(gangs: Collection[Key], dask_scheduler: Scheduler) -> list[
 
 
 async def _steps_done(scheduler: Scheduler, run: Run) -> int:
-    """Return the steps that all ranks have done."""
+    """Return the number of steps that all ranks have finished."""
     from dask_dgpu.runtime.scheduler.watch import look
 
     if run.epoch is None:

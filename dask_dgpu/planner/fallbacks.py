@@ -1,4 +1,4 @@
-"""What the user is told when a graph or a gang was left to Dask, wherever that happened."""
+"""Reports to users about graphs that were left to Dask, in any process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 JOINED = "finalize-"
-"""How the name of a task begins by which Dask joins the blocks of a result."""
+"""Prefix of the tasks with which Dask joins the blocks of a result."""
 
 MOST_CHARACTERS = 500
-"""Length of a reason: an error may quote a whole array."""
+"""Longest reason: an error may quote a whole array."""
 
 
 def reason_of(error: Exception) -> str:
@@ -30,31 +30,22 @@ def reason_of(error: Exception) -> str:
 
 
 def arrays_of(graph: Any, keys: Collection[Any]) -> list[str]:
-    """Return the names of the arrays that are asked for.
+    """Return the names of the requested arrays.
 
-    ``compute`` asks for one task that joins the blocks of an array.
+    ``compute`` requests one task that joins the blocks of an array.
     """
-    asked = {str(key[0] if isinstance(key, tuple) else key) for key in keys}
+    requested = {str(key[0] if isinstance(key, tuple) else key) for key in keys}
     before = getattr(graph, "dependencies", {})
-    joined = [before.get(name, ()) for name in asked if name.startswith(JOINED)]
-    return sorted(asked.union(*joined))
+    joined = [before.get(name, ()) for name in requested if name.startswith(JOINED)]
+    return sorted(requested.union(*joined))
 
 
 def report(error: Exception, arrays: Collection[str], scheduler_id: str | None) -> None:
-    """Say that a graph was left to Dask.
+    """Report that a graph was left to Dask because of an error.
 
-    In the scheduler's process no user sees a warning. There the reason is logged, kept as an
-    event for :func:`fallbacks_of`, and sent to the clients, which warn. In any other process
-    this warns.
-
-    Parameters
-    ----------
-    error : Exception
-        What went wrong.
-    arrays : collection of str
-        Names of the arrays that were asked for.
-    scheduler_id : str or None
-        ``Scheduler.id``; ``None`` without a cluster.
+    This warns, except in the scheduler's process, where no user sees a warning. There the
+    reason is logged, kept as an event for :func:`fallbacks_of`, and sent to the clients,
+    which warn. ``arrays`` are the names of the requested arrays.
     """
     reason = reason_of(error)
     message = f"dask_dgpu left a graph to Dask: {reason}"
@@ -63,12 +54,12 @@ def report(error: Exception, arrays: Collection[str], scheduler_id: str | None) 
         warnings.warn(message, stacklevel=3)
         return
     logger.warning(message, exc_info=error)
-    # graphs are optimized in a thread beside the scheduler's own
+    # the scheduler optimizes graphs outside of its event loop's thread
     scheduler.loop.add_callback(announce, scheduler, arrays, reason, message)
 
 
 def fallbacks_of(client: Client | None, names: Collection[str]) -> tuple[str, ...]:
-    """Return why a cluster has left graphs of some arrays to Dask, each reason once."""
+    """Return why a cluster left graphs of some arrays to Dask, each reason once."""
     if client is None or client.asynchronous:
         return ()
     found: list[str] = client.run_on_scheduler(_reasons, names=sorted(names))

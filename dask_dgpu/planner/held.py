@@ -1,4 +1,4 @@
-"""What workers keep beside what a gang reads: memory that it cannot have."""
+"""Memory of workers that a gang cannot use: results other than its inputs."""
 
 from __future__ import annotations
 
@@ -13,22 +13,16 @@ if TYPE_CHECKING:
 
 Key = Any
 Held = Callable[[Collection[Key]], int]
-"""Returns the most bytes of results that a worker keeps in memory, some blocks not counted."""
+"""Returns the most bytes of results in memory on one worker, without those of some keys."""
 
 
 def nothing(keys: Collection[Key]) -> int:
-    """Return 0, where there are no workers."""
+    """Return 0, for no workers."""
     return 0
 
 
 def scheduler_here(scheduler_id: str | None) -> Scheduler | None:
-    """Return the scheduler of this id, if it is in this process.
-
-    Parameters
-    ----------
-    scheduler_id : str or None
-        ``Scheduler.id``; ``None`` without a cluster.
-    """
+    """Return the scheduler of this id if it is in this process."""
     if scheduler_id is None:
         return None
     from distributed.scheduler import Scheduler
@@ -37,36 +31,29 @@ def scheduler_here(scheduler_id: str | None) -> Scheduler | None:
 
 
 def held_here(scheduler_id: str | None) -> Held | None:
-    """Return what the workers of a scheduler keep, if it is in this process.
-
-    Parameters
-    ----------
-    scheduler_id : str or None
-        ``Scheduler.id``; ``None`` without a cluster.
-    """
+    """Return the :data:`Held` of a scheduler in this process; without a cluster nothing is."""
     if scheduler_id is None:
         return nothing
     scheduler = scheduler_here(scheduler_id)
-    return None if scheduler is None else partial(_beside, dask_scheduler=scheduler)
+    return None if scheduler is None else partial(_other_results, dask_scheduler=scheduler)
 
 
 def held_by(client: Client | None, scheduler_id: str | None) -> Held:
-    """Return the same from anywhere: a scheduler in another process is asked."""
+    """Return the same, from a scheduler in any process."""
     here = held_here(scheduler_id)
     if here is not None or client is None:
         return here or nothing
 
     def ask(keys: Collection[Key]) -> int:
-        return int(client.run_on_scheduler(_beside, keys=list(keys)))
+        return int(client.run_on_scheduler(_other_results, keys=list(keys)))
 
     return ask
 
 
-def _beside(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
-    """Return the bytes of the worker that keeps most; of what is spilled none count.
+def _other_results(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
+    """Return the bytes on the worker with the most, without spilled ones.
 
-    It runs in a thread beside the scheduler's own, so containers are copied before they are
-    gone through.
+    This runs outside of the event loop's thread, so it copies containers before iterating.
     """
     counted: Counter[str] = Counter()
     for key in keys:

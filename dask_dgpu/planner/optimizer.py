@@ -1,4 +1,4 @@
-"""The hook: Dask calls it on every array graph, and it puts gangs where they pay."""
+"""The optimizer that Dask calls on every array graph; it inserts gangs that are quicker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from graph_opt.pieces.piece import Piece
 from graph_opt.pieces.region import Region
 
 MOST_WASTE = 0.5
-"""A piece of whose computed blocks more than this share is not read is left to Dask."""
+"""Leave a piece to Dask if more than this fraction of its computed blocks is unused."""
 
 ROOM_STEPS = 64
 """Free memory counts in such fractions of the limit, so equal programs have equal plans."""
@@ -49,7 +49,7 @@ FUNCTIONS = TaskFunctions(tasks.stage, tasks.gang, tasks.out)
 
 @dataclass(frozen=True)
 class Rewriting:
-    """A graph with gangs in it, and why it is as it is."""
+    """A graph with gangs, and the decisions behind it."""
 
     graph: HighLevelGraph
     regions: tuple[tuple[Region, Prediction], ...]
@@ -63,7 +63,7 @@ class Rewriting:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A region that is worth a gang: what it takes, and what is run, in the memory there is."""
+    """A region that becomes a gang: its cost, and its program for the available memory."""
 
     region: Region
     prediction: Prediction
@@ -74,16 +74,15 @@ class Accepted:
 class GraphOptimizer:
     """The ``array_optimize`` callable.
 
-    Dask calls it in the scheduler's process, without the client's configuration,
-    or in the client's for other schedulers; so it is frozen, picklable, and
-    carries all it needs.
+    Dask calls it in the scheduler's process, without the client's configuration, or in the
+    client's process for other schedulers. So it is frozen, picklable and self-contained.
     """
 
     settings: Settings
     facts: ClusterFacts
 
     def __call__(self, dsk: Any, keys: Any, **kwargs: Any) -> Any:
-        """Optimize a graph; whatever goes wrong leaves it to Dask, and is reported."""
+        """Optimize a graph; after an error, leave it to Dask and report the error."""
         graph = dsk
         try:
             if not isinstance(graph, HighLevelGraph):
@@ -104,7 +103,7 @@ class GraphOptimizer:
             return dask.array.optimization.optimize(graph, keys, **kwargs)
 
     def pieces(self, graph: HighLevelGraph, keys: Any) -> tuple[Piece, ...]:
-        """Return the collectives that gangs would run; none if anything goes wrong."""
+        """Return the collectives that gangs would run; none after an error."""
         try:
             return self.rewrite(graph, keys).pieces
         except Exception:
@@ -113,9 +112,9 @@ class GraphOptimizer:
             return ()
 
     def rewrite(self, graph: HighLevelGraph, keys: Any, held: Held = nothing) -> Rewriting:
-        """Put gangs into a graph, where rules match and the cost model agrees.
+        """Insert gangs into a graph, where rules match and the cost model agrees.
 
-        ``held`` says what workers keep that a gang cannot have.
+        ``held`` returns the memory of workers that a gang cannot use.
         """
         wanted = _flat(keys)
         arrays = parse(graph, wanted)
@@ -133,11 +132,11 @@ class GraphOptimizer:
                 put = emit(culled.graph, gangs, FUNCTIONS)
                 predicted = tuple((each.region, each.prediction) for each in accepted)
                 return Rewriting(put, predicted, tuple(declined))
-            pieces = kept  # without the others, more or less of these may be needed
+            pieces = kept  # the others change which blocks of these are needed
         return Rewriting(graph, (), tuple(declined))
 
     def _with_plain(self, graph: HighLevelGraph, accepted: Accepted) -> Program:
-        """Return the program, with what Dask does if its blocks are not what is declared."""
+        """Return the program, with Dask's tasks for blocks that differ from their declaration."""
         if self.settings.on_error == "raise":
             return accepted.program
         return replace_field(accepted.program, plain=Plain.of(graph, accepted.region))
@@ -145,9 +144,9 @@ class GraphOptimizer:
     def _culled(
         self, graph: HighLevelGraph, arrays: ArrayGraph, pieces: list[Piece], wanted: set[Any]
     ) -> tuple[Culled, set[str]]:
-        """Put pieces in place, fuse what a gang can do between them, and leave out the rest.
+        """Replace layers by pieces, fuse Dask's work between them, and drop unused blocks.
 
-        Returns the names of the layers that a gang can do too.
+        Also return the names of Dask's layers that can run in a gang.
         """
         replaced = check(replace(graph, pieces))
         local: set[str] = set()
@@ -165,7 +164,7 @@ class GraphOptimizer:
         wanted: set[Any],
         held: Held,
     ) -> tuple[list[Accepted], dict[str, str]]:
-        """Return the regions that are worth a gang, and why other pieces are not."""
+        """Return the regions that become gangs, and the reasons against other pieces."""
         refused = {
             layer.piece.output.name: reason
             for layer in layers
@@ -188,7 +187,7 @@ class GraphOptimizer:
     def _parts(
         self, region: Region, layers: Mapping[str, PieceLayer], held: Held
     ) -> tuple[list[Accepted], dict[str, str]]:
-        """Accept a region, or what of it fits, or is quicker without Dask's own layers."""
+        """Accept a region, or the parts of it that fit, or its pieces without Dask's layers."""
         room = self.room(region, held)
         program = self.program(region, room)
         prediction = predict(region, program, self.facts)
@@ -211,7 +210,7 @@ class GraphOptimizer:
         return accepted, refused
 
     def _hindrance(self, layer: PieceLayer) -> str | None:
-        """Return why a piece cannot run as it is, whatever it costs."""
+        """Return why a piece cannot run in a gang, at any cost."""
         piece = layer.piece
         on_host = self.facts.workers > 0 and self.facts.device == "cpu"
         if on_host and any(node.container == CUPY for node in piece.inputs):
@@ -224,7 +223,7 @@ class GraphOptimizer:
         return None
 
     def _refusal(self, prediction: Prediction, room: float | None) -> str | None:
-        """Return why a region is not worth a gang, by its cost."""
+        """Return the reason against a gang by its cost, if there is one."""
         if room is not None and not _fits(prediction, room):
             return (
                 f"it needs {format_bytes(prediction.peak_bytes)} on a rank "
@@ -238,12 +237,12 @@ class GraphOptimizer:
         return None
 
     def predict(self, region: Region, room: float | None = None) -> Prediction:
-        """Predict what a region takes on this cluster, and what plain Dask would."""
+        """Predict the cost of a region on this cluster, by a gang and by plain Dask."""
         return predict(region, self.program(region, room), self.facts)
 
     @property
     def transport(self) -> Transport:
-        """What carries blocks between ranks."""
+        """The transport of blocks between ranks."""
         return self.facts.transport if self.settings.comm == "auto" else self.settings.comm
 
     def room(self, region: Region, held: Held) -> float | None:
@@ -256,7 +255,7 @@ class GraphOptimizer:
         return max(0.0, most - math.ceil(held(read) / step) * step)
 
     def program(self, region: Region, room: float | None = None) -> Program:
-        """Make the program of a region, which may use so many bytes of a device."""
+        """Return the program of a region that may use ``room`` bytes of a device."""
         return Program(
             name=region.label,
             inputs=tuple((node.name, value_of(node, blocks)) for node, blocks in region.inputs),
@@ -276,7 +275,7 @@ def _fits(prediction: Prediction, room: float | None) -> bool:
 
 
 def _alone(layer: PieceLayer) -> Region:
-    """Return the region of one piece, of which only what is read is wanted."""
+    """Return the region of one piece and its used blocks."""
     wanted = ((layer.piece.output.name, tuple(sorted(layer.wanted))),)
     return Region((layer.piece,), wanted, layer.annotations)
 

@@ -1,4 +1,4 @@
-"""What a piece will cost, before anything runs."""
+"""Predictions of the cost of a region."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class Prediction:
     Parameters
     ----------
     text : str
-        How it is computed, in a few words.
+        The algorithm in a few words.
     details : tuple of (str, value)
-        How it is computed, as plain values; which ones depends on the algorithm.
+        The algorithm as plain values; the names depend on it.
     tasks, dask_tasks : int
-        Tasks that the scheduler sees, with a gang and without.
+        Tasks on the scheduler, with a gang and without.
     moved_bytes : int
-        Bytes that the busiest rank receives, if the blocks are dealt out evenly.
+        Bytes that the busiest rank receives, with blocks in even shares.
     peak_bytes : int
         Most bytes on one rank: its share of inputs and output, and the workspace.
     seconds, dask_seconds : float
         Time with a gang and without.
     steps : tuple of (str, float)
-        The layers that the steps stand for, and the seconds of each.
+        The layer of each step, and its seconds.
     """
 
     text: str
@@ -60,7 +60,7 @@ def usable(facts: ClusterFacts, settings: Settings) -> float | None:
 
 
 def predict(region: Region, program: Program, facts: ClusterFacts) -> Prediction:
-    """Predict a region on this cluster, its inputs dealt out evenly in their order."""
+    """Predict a region on this cluster, with its inputs in even shares in their order."""
     ranks = facts.workers or program.local_ranks
     staged = {name: len(value.indices()) for name, value in program.inputs}
     owners = {name: dealt(count, ranks) for name, count in staged.items()}
@@ -93,7 +93,7 @@ def predict(region: Region, program: Program, facts: ClusterFacts) -> Prediction
 
 
 def _costs(program: Program, fixed: Plans, facts: ClusterFacts) -> dict[str, Cost]:
-    """Return the cost of each collective; the steps of a loop have one plan."""
+    """Return the cost of each collective; all iterations of a loop share one plan."""
     known: dict[int, Cost] = {}
     found: dict[str, Cost] = {}
     for step in program.steps:

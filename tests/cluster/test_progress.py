@@ -76,7 +76,7 @@ def test_a_failure_is_an_end(client, on_device, capsys):
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match="futures hold no future"):
+    with pytest.raises(ValueError, match="expected futures of one client, got no future"):
         dgpu.progress(da.ones(3))
     with (
         LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,

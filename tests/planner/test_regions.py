@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.runtime import local
 from graph_opt.dask_graph.emit import GangLayer
 from tests.support.profiles import examples
 
@@ -26,20 +25,6 @@ A2, A3, A4 = A @ A, A @ A @ A, A @ A @ A @ A
 
 Expression = tuple[Any, Any]
 """A Dask array, and the NumPy array that it stands for."""
-
-
-@pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The programs that were run."""
-    ran: list[Any] = []
-    original = local.run_here
-
-    def run_here(program: Any, staged: Any) -> Any:
-        ran.append(program)
-        return original(program, staged)
-
-    monkeypatch.setattr(local, "run_here", run_here)
-    return ran
 
 
 @pytest.fixture(autouse=True, params=[1, 3], ids="ranks={}".format)

@@ -1,16 +1,18 @@
 """Fourier, cosine and sine transforms of Dask arrays along axes of any chunking.
 
-The functions of ``numpy.fft``, with the same parameters, and of ``scipy.fft`` the cosine and
-sine transforms ``dct``, ``dst``, ``dctn``, ``dstn`` and their inverses. Where every transformed
-axis is a single chunk the functions of ``numpy.fft`` are Dask's own. Else blocks move as a plan
-of slabs or pencils says (see ``dask_dgpu.algorithms.pencil_fft``), and no axis that is not
-transformed is gathered. An axis that is too long for a block is transformed without being
-gathered either, by the four-step algorithm or Bluestein's ([1]_, [2]_). Works with any
-scheduler, with dask_dgpu enabled or not; :func:`dask_dgpu.enable` makes ``dask.array.fft``, and
-with it ``numpy.fft`` of a Dask array, the same.
+The functions of ``numpy.fft``, with the same parameters, and from ``scipy.fft`` the cosine and
+sine transforms ``dct``, ``dst``, ``dctn``, ``dstn`` and their inverses.
 
-The chunks of a result are those of the last step unless the setting
-``dgpu.fft.output-layout`` is ``"input"``.
+If every transformed axis is a single chunk, Dask computes the functions of ``numpy.fft``. Else
+blocks move by a plan of slabs or pencils (see ``dask_dgpu.algorithms.pencil_fft``), and other
+axes stay in chunks. An axis that is too long for a block stays in chunks too, with the four-step
+algorithm or Bluestein's ([1]_, [2]_).
+
+The functions work with any scheduler, with dask_dgpu enabled or not. :func:`dask_dgpu.enable`
+replaces the functions of ``dask.array.fft`` by these, and so ``numpy.fft`` of Dask arrays.
+
+A result has the chunks of the last step unless the setting ``dgpu.fft.output-layout`` is
+``"input"``.
 
 References
 ----------
@@ -32,15 +34,15 @@ Examples
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from dask.array.core import Array
 from dask.array.fft import fftfreq, fftshift, ifftshift, rfftfreq
 
 from dask_dgpu.arguments import as_array
 from dask_dgpu.array.fft.arguments import along_axes, along_axis
-from dask_dgpu.array.fft.call import transformed
+from dask_dgpu.array.fft.call import public, transformed
 from dask_dgpu.array.fft.trigonometric import dct, dctn, dst, dstn, idct, idctn, idst, idstn
 
 __all__ = [
@@ -74,7 +76,6 @@ __all__ = [
 
 Axes = Sequence[int] | None
 Lengths = Sequence[int | None] | None
-Function = TypeVar("Function", bound=Callable[..., Array])
 
 LAST_TWO = (-2, -1)
 
@@ -83,8 +84,8 @@ ARRAY = """
     Parameters
     ----------
     a : array_like
-        A Dask array in any chunks, or what ``dask.array.asarray`` takes. Blocks are NumPy
-        or CuPy arrays{real}.
+        A Dask array in any chunks, or input of ``dask.array.asarray``. Blocks are NumPy or
+        CuPy arrays{real}.
 """
 
 ONE_AXIS = """\
@@ -98,27 +99,27 @@ ONE_AXIS = """\
 SEVERAL_AXES = """\
     s : sequence of int, optional
         Length along each of ``axes``, of {which} after cropping or padding with zeros; -1
-        is that of ``a``. By default {default}.
+        selects that of ``a``. By default {default}.
     axes : sequence of int, optional
         The axes, all different; by default {axes}. {real_axis}
 """
 
 REST = """\
     norm : {{"backward", "ortho", "forward"}}, optional
-        Which direction is scaled, as in ``numpy.fft``.
+        The scaled direction, as in ``numpy.fft``.
 
     Returns
     -------
     dask.array.Array
-        Of the dtype that NumPy gives it, with blocks of the type that ``a`` has.
+        Of NumPy's dtype, with blocks of the type of ``a``.
 
     Raises
     ------
     ValueError
-        When a length is less than 1, an axis does not exist (``AxisError``) or is given
-        twice, chunk sizes are unknown where blocks must move, or ``norm`` is not allowed.
+        If a length is less than 1, an axis does not exist (``AxisError``) or is given twice,
+        chunk sizes are unknown and blocks must move, or ``norm`` is not allowed.
     TypeError
-        When the dtype is not one of numbers{real}, or a length is no integer.
+        If the dtype is not of numbers{real}, or a length is no integer.
 
     See Also
     --------
@@ -126,9 +127,26 @@ REST = """\
 """
 
 
-def _documented(function: Function) -> Function:
-    """Append the sections that the functions have in common."""
-    name = function.__name__
+class OneAxis(Protocol):
+    """A transform along one axis."""
+
+    def __call__(
+        self, a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None
+    ) -> Array:
+        """Return the transform."""
+
+
+class SeveralAxes(Protocol):
+    """A transform along several axes."""
+
+    def __call__(
+        self, a: Any, s: Lengths = None, axes: Axes = None, norm: str | None = None
+    ) -> Array:
+        """Return the transform."""
+
+
+def _sections(name: str, axes: str) -> str:
+    """Return the sections of a docstring."""
     to_real = name.startswith(("irfft", "hfft"))
     from_real = name.startswith(("rfft", "ihfft"))
     values = {
@@ -139,104 +157,49 @@ def _documented(function: Function) -> Function:
         "axes": "the last two" if name.endswith("2") else "all",
         "real_axis": "The last is the one of real numbers." if to_real or from_real else "",
     }
-    axes = ONE_AXIS if name.endswith("fft") else SEVERAL_AXES
-    text = "".join(part.format(**values) for part in (ARRAY, axes, REST))
-    function.__doc__ = (function.__doc__ or "") + text
-    return function
+    return "".join(part.format(**values) for part in (ARRAY, axes, REST))
 
 
-def _line(name: str, a: Any, n: int | None, axis: int | None, norm: str | None) -> Array:
-    x = as_array("a", a)
-    transforms = along_axis(name, x, n, axis, norm)
-    return transformed(name, x, transforms, {"n": n, "axis": axis, "norm": norm})
+def _one_axis(name: str, summary: str) -> OneAxis:
+    def function(
+        a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None
+    ) -> Array:
+        x = as_array("a", a)
+        transforms = along_axis(name, x, n, axis, norm)
+        return transformed(name, x, transforms, {"n": n, "axis": axis, "norm": norm})
+
+    return public(function, __name__, name, summary + _sections(name, ONE_AXIS))
 
 
-def _grid(name: str, a: Any, s: Lengths, axes: Axes, norm: str | None) -> Array:
-    x = as_array("a", a)
+def _several_axes(name: str, summary: str) -> SeveralAxes:
     default = LAST_TWO if name.endswith("2") else None
-    transforms = along_axes(name.rstrip("2n"), x, s, axes, norm, default=default)
-    return transformed(name, x, transforms, {"s": s, "axes": axes, "norm": norm})
+
+    def function(a: Any, s: Lengths = None, axes: Axes = default, norm: str | None = None) -> Array:
+        x = as_array("a", a)
+        transforms = along_axes(name.rstrip("2n"), x, s, axes, norm, default=default)
+        return transformed(name, x, transforms, {"s": s, "axes": axes, "norm": norm})
+
+    return public(function, __name__, name, summary + _sections(name, SEVERAL_AXES))
 
 
-@_documented
-def fft(a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None) -> Array:
-    """Compute the discrete Fourier transform along one axis."""
-    return _line("fft", a, n, axis, norm)
+fft = _one_axis("fft", "Compute the discrete Fourier transform along one axis.")
+ifft = _one_axis("ifft", "Compute the inverse discrete Fourier transform along one axis.")
+rfft = _one_axis("rfft", "Compute the discrete Fourier transform of real numbers along one axis.")
+irfft = _one_axis("irfft", "Compute the inverse of ``rfft``.")
+hfft = _one_axis(
+    "hfft", "Compute the real spectrum of a signal with Hermitian symmetry along one axis."
+)
+ihfft = _one_axis("ihfft", "Compute the inverse of ``hfft``.")
 
-
-@_documented
-def ifft(a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None) -> Array:
-    """Compute the inverse discrete Fourier transform along one axis."""
-    return _line("ifft", a, n, axis, norm)
-
-
-@_documented
-def rfft(a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None) -> Array:
-    """Compute the discrete Fourier transform of real numbers along one axis."""
-    return _line("rfft", a, n, axis, norm)
-
-
-@_documented
-def irfft(a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None) -> Array:
-    """Compute the inverse of ``rfft``."""
-    return _line("irfft", a, n, axis, norm)
-
-
-@_documented
-def hfft(a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None) -> Array:
-    """Compute the real spectrum of a signal with Hermitian symmetry along one axis."""
-    return _line("hfft", a, n, axis, norm)
-
-
-@_documented
-def ihfft(a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None) -> Array:
-    """Compute the inverse of ``hfft``."""
-    return _line("ihfft", a, n, axis, norm)
-
-
-@_documented
-def fft2(a: Any, s: Lengths = None, axes: Axes = LAST_TWO, norm: str | None = None) -> Array:
-    """Compute the discrete Fourier transform along two axes."""
-    return _grid("fft2", a, s, axes, norm)
-
-
-@_documented
-def ifft2(a: Any, s: Lengths = None, axes: Axes = LAST_TWO, norm: str | None = None) -> Array:
-    """Compute the inverse discrete Fourier transform along two axes."""
-    return _grid("ifft2", a, s, axes, norm)
-
-
-@_documented
-def rfft2(a: Any, s: Lengths = None, axes: Axes = LAST_TWO, norm: str | None = None) -> Array:
-    """Compute the discrete Fourier transform of real numbers along two axes."""
-    return _grid("rfft2", a, s, axes, norm)
-
-
-@_documented
-def irfft2(a: Any, s: Lengths = None, axes: Axes = LAST_TWO, norm: str | None = None) -> Array:
-    """Compute the inverse of ``rfft2``."""
-    return _grid("irfft2", a, s, axes, norm)
-
-
-@_documented
-def fftn(a: Any, s: Lengths = None, axes: Axes = None, norm: str | None = None) -> Array:
-    """Compute the discrete Fourier transform along several axes."""
-    return _grid("fftn", a, s, axes, norm)
-
-
-@_documented
-def ifftn(a: Any, s: Lengths = None, axes: Axes = None, norm: str | None = None) -> Array:
-    """Compute the inverse discrete Fourier transform along several axes."""
-    return _grid("ifftn", a, s, axes, norm)
-
-
-@_documented
-def rfftn(a: Any, s: Lengths = None, axes: Axes = None, norm: str | None = None) -> Array:
-    """Compute the discrete Fourier transform of real numbers along several axes."""
-    return _grid("rfftn", a, s, axes, norm)
-
-
-@_documented
-def irfftn(a: Any, s: Lengths = None, axes: Axes = None, norm: str | None = None) -> Array:
-    """Compute the inverse of ``rfftn``."""
-    return _grid("irfftn", a, s, axes, norm)
+fft2 = _several_axes("fft2", "Compute the discrete Fourier transform along two axes.")
+ifft2 = _several_axes("ifft2", "Compute the inverse discrete Fourier transform along two axes.")
+rfft2 = _several_axes(
+    "rfft2", "Compute the discrete Fourier transform of real numbers along two axes."
+)
+irfft2 = _several_axes("irfft2", "Compute the inverse of ``rfft2``.")
+fftn = _several_axes("fftn", "Compute the discrete Fourier transform along several axes.")
+ifftn = _several_axes("ifftn", "Compute the inverse discrete Fourier transform along several axes.")
+rfftn = _several_axes(
+    "rfftn", "Compute the discrete Fourier transform of real numbers along several axes."
+)
+irfftn = _several_axes("irfftn", "Compute the inverse of ``rfftn``.")

@@ -55,7 +55,7 @@ def along_axes(
             warnings.warn(
                 "`axes` should not be `None` if `s` is not `None` (Deprecated in NumPy 2.0)",
                 DeprecationWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
         count = x.ndim if lengths is None else len(lengths)
         axes = range(-count, 0) if default is None else default
@@ -66,7 +66,7 @@ def along_axes(
         warnings.warn(
             "`s` should not have an entry of `None` (Deprecated in NumPy 2.0)",
             DeprecationWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
     others = {"rfft": "fft", "irfft": "ifft"}.get(kind, kind)
     kinds = [*[others] * (len(at) - 1), kind][: len(at)]

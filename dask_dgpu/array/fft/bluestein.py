@@ -1,13 +1,13 @@
-"""A transform along a long axis whose length does not factor: Bluestein's algorithm.
+"""Bluestein's algorithm: a transform along a long axis of any length.
 
 With ``j k = (j^2 + k^2 - (k - j)^2) / 2`` and the chirp ``w[m] = exp(-pi i m^2 / n)`` a
 transform of any length is a convolution between two products::
 
     X[k] = w[k] sum_j  x[j] w[j]  conj(w)[k - j]
 
-The convolution is cyclic, of a length of at least ``2 n - 1`` that factors well: a four-step
-transform of each factor and one back. Their spectra need not be in order to be multiplied,
-so they stay scrambled, which saves two moves.
+The convolution is cyclic, of a length of at least ``2 n - 1`` with small prime factors: a
+four-step transform of each factor, a product, and one transform back. A product needs no
+ordered spectra, so they stay scrambled, which saves two moves.
 
 References
 ----------
@@ -26,13 +26,8 @@ from dask.array.core import Array
 from dask.utils import typename
 
 from dask_dgpu.algorithms.pencil_fft import Transform
-from dask_dgpu.array.fft.four_step import (
-    SIGN,
-    as_matrix,
-    meta_like,
-    scrambled,
-    unscrambled,
-)
+from dask_dgpu.array.fft.blocks import map_with_start, meta_like
+from dask_dgpu.array.fft.four_step import SIGN, as_matrix, scrambled, unscrambled
 from dask_dgpu.array.fft.matrix import Matrix, convolution_matrix
 from dask_dgpu.kernels.fft import bluestein as kernel
 
@@ -40,26 +35,10 @@ from dask_dgpu.kernels.fft import bluestein as kernel
 def bluestein(x: Array, transform: Transform, *, parts: int, length: int) -> Array:
     """Transform along a long axis, of any length.
 
-    Parameters
-    ----------
-    x : dask.array.Array
-        The input. What is missing to the length of the transform are zeros.
-    transform : Transform
-        Of kind ``"fft"`` or ``"ifft"``.
-    parts : int
-        Number of blocks that the axis should be in, before, between and after.
-    length : int
-        Elements of the result that are wanted, from the first on.
-
-    Returns
-    -------
-    dask.array.Array
-        Cut along the axis in up to ``parts`` chunks, which differ by one row of
-        :func:`convolution_matrix` at most.
-
-    Notes
-    -----
-    What is between is at least twice as long as the input.
+    ``transform`` is of kind ``"fft"`` or ``"ifft"``; the input is padded with zeros. The axis
+    has at most ``parts`` blocks at every step; their sizes differ by at most one row of
+    :func:`convolution_matrix`. Intermediate arrays are at least twice as long as the input.
+    Only the first ``length`` elements are computed.
     """
     axis, n = transform.axis, transform.n
     dtype = transform.output_dtype(x.dtype.name)
@@ -74,7 +53,7 @@ def bluestein(x: Array, transform: Transform, *, parts: int, length: int) -> Arr
 
 
 def _scale(transform: Transform) -> float:
-    """Return the factor that NumPy's ``norm`` means."""
+    """Return the factor of NumPy's ``norm``."""
     scaled = {"forward": "fft", "backward": "ifft"}
     if transform.norm == "ortho":
         return 1 / math.sqrt(transform.n)
@@ -82,39 +61,16 @@ def _scale(transform: Transform) -> float:
 
 
 def _chirped(x: Array, transform: Transform, dtype: str, scale: float = 1.0) -> Array:
-    return da.map_blocks(
-        _chirped_block,
-        x,
-        axis=transform.axis,
-        starts=tuple(accumulate(x.chunks[transform.axis], initial=0)),
-        n=transform.n,
-        sign=SIGN[transform.kind],
-        out=dtype,
-        scale=scale,
-        dtype=dtype,
-        meta=meta_like(x, x.ndim, dtype),
-    )
-
-
-def _chirped_block(
-    block: Any,
-    axis: int,
-    starts: tuple[int, ...],
-    n: int,
-    sign: int,
-    out: str,
-    scale: float,
-    block_id: tuple[int, ...],
-) -> Any:
-    return kernel.chirped(block, axis, starts[block_id[axis]], n, sign, out, scale)
+    n, sign = transform.n, SIGN[transform.kind]
+    return map_with_start(kernel.chirped, x, transform.axis, n, sign, dtype, scale, dtype=dtype)
 
 
 def _filter(x: Array, transform: Transform, matrix: Matrix, dtype: str) -> Array:
-    """Return what is convolved with, as a matrix that is cut as another one along its rows."""
+    """Return the filter of the convolution as a matrix, with the row chunks of ``x``."""
     axis = transform.axis
     rows = x.chunks[axis]
     ones = ((1,),)
-    # the type by its name: a CuPy array in the graph would have to be read by the scheduler
+    # the type by name: the scheduler may be unable to unpickle a CuPy array
     return da.map_blocks(
         _filter_block,
         axis=axis,

@@ -1,11 +1,11 @@
-"""A call whose arguments are understood: Dask's own function, or a plan."""
+"""Transforms with checked arguments: by Dask's own function, or by a plan."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from dask.array.core import Array
 from dask.utils import typename
@@ -20,34 +20,26 @@ NAMES = (
     *("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"),
     *("fft2", "ifft2", "rfft2", "irfft2", "fftn", "ifftn", "rfftn", "irfftn"),
 )
-# the name dask.array.fft is that of something else while array.query-planning is on
+# dask.array.fft is another object while array.query-planning is on
 DASK_FFT = import_module("dask.array.fft")
 DASKS_OWN = {name: getattr(DASK_FFT, name) for name in NAMES}
+Function = TypeVar("Function", bound=Callable[..., Array])
 
 
 def transformed(
     name: str, x: Array, transforms: tuple[Transform, ...], arguments: Mapping[str, Any]
 ) -> Array:
-    """Return the result of a call.
+    """Return the result of the function ``name``.
 
-    Parameters
-    ----------
-    name : str
-        Which function was called.
-    x : dask.array.Array
-        What it was called on.
-    transforms : tuple of Transform
-        What the other arguments mean.
-    arguments : mapping of str to value
-        The other arguments as they were given.
+    ``arguments`` are the user's arguments besides ``x``, ``transforms`` their meaning.
     """
     container = typename(type(x._meta))
     unknown = [axis for axis, length in enumerate(x.shape) if math.isnan(length)]
     whole = all(len(x.chunks[transform.axis]) == 1 for transform in transforms)
-    plain = _understood_by_dask(arguments)
-    # Dask calls its function on an empty CuPy array to see what comes out, which fails
-    if whole and (container != CUPY or unknown) and (plain or not unknown):
-        given = arguments if plain else _explicit(transforms, arguments)
+    same_in_dask = _same_in_dask(arguments)
+    # Dask's function fails on CuPy: it calls itself on an empty array to infer the result
+    if whole and (container != CUPY or unknown) and (same_in_dask or not unknown):
+        given = arguments if same_in_dask else _explicit(transforms, arguments)
         result: Array = DASKS_OWN[name](x, **given)
         return result
     return planned(name, x, transforms)
@@ -56,17 +48,24 @@ def transformed(
 def planned(
     name: str, x: Array, transforms: tuple[Transform, ...], *, argument: str = "a"
 ) -> Array:
-    """Return the result of a call by a plan; ``argument`` is what the caller calls ``x``."""
+    """Return the result by a plan; ``argument`` is the user's name of ``x``."""
     check_chunk_sizes(argument, x)
     check_container(argument, x)
     return transform_axes(x, transforms, name, output_layout=fft_output_layout())
 
 
-def _understood_by_dask(arguments: Mapping[str, Any]) -> bool:
-    """Whether Dask and NumPy agree on what the arguments mean.
+def public(function: Function, module: str, name: str, doc: str) -> Function:
+    """Return a function with the attributes of a public one, also for pickle."""
+    function.__module__, function.__name__, function.__qualname__ = module, name, name
+    function.__doc__ = doc
+    return function
 
-    Dask takes ``s`` literally in its chunks, entries of ``None`` and -1 too, and with
-    ``s`` but no ``axes`` it counts axes from the start.
+
+def _same_in_dask(arguments: Mapping[str, Any]) -> bool:
+    """Whether the arguments mean the same to Dask and to NumPy.
+
+    Dask's chunks take entries of ``None`` and -1 in ``s`` literally. With ``s`` but no
+    ``axes`` Dask counts axes from the start.
     """
     s = arguments.get("s")
     return s is None or (arguments["axes"] is not None and not {None, -1} & set(s))

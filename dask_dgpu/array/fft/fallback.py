@@ -1,4 +1,4 @@
-"""A transform as plain Dask tasks: rechunk, transform, rechunk, as the plan says."""
+"""A transform by plain Dask tasks: rechunk and transform in the order of a plan."""
 
 from __future__ import annotations
 
@@ -19,19 +19,12 @@ from graph_opt.pieces.fft import FftPiece
 
 
 def apply(x: Array, plan: PencilPlan, name: str) -> Array:
-    """Return the transform of an array, as one layer where blocks must move.
+    """Return the transform of an array, as one layer if blocks must move.
 
-    Parameters
-    ----------
-    x : dask.array.Array
-        The input, with the chunks and the dtype that the plan says.
-    plan : PencilPlan
-        What is done.
-    name : str
-        What the keys of the output begin with.
+    The input has the chunks and the dtype of the plan; ``name`` is the prefix of the keys.
     """
     meta = np.empty_like(x._meta, dtype=plan.output_dtype)
-    if math.prod(x.shape) == 0:  # there is nothing to move, and pads are of zeros
+    if math.prod(x.shape) == 0:  # nothing to move, and padding is zeros
         shape = tuple(map(sum, plan.output_chunks))
         return da.zeros_like(meta, shape=shape, chunks=plan.output_chunks, dtype=plan.output_dtype)
     if all(exchange.local for exchange in plan.exchanges):
@@ -54,7 +47,7 @@ def expand(piece: FftPiece) -> tuple[str, Mapping[Any, GraphNode]]:
 
 
 def _stages(x: Any, plan: PencilPlan, meta: Any) -> Any:
-    """Rechunk and transform; ``meta`` is of the type of the blocks."""
+    """Rechunk and transform; ``meta`` has the type of the blocks."""
     for stage in plan.stages:
         x = _rechunked(x, stage.chunks)
         dtype = x.dtype.name
@@ -72,10 +65,10 @@ def _stages(x: Any, plan: PencilPlan, meta: Any) -> Any:
 
 
 def _rechunked(x: Array, chunks: tuple[tuple[int, ...], ...]) -> Array:
-    """Drop what is beyond the new chunks, and rechunk.
+    """Drop elements beyond the new chunks, and rechunk.
 
-    By tasks: P2P would want the client and a worker's plugin, neither of which is to be
-    had where a layer is expanded, and it knows no CuPy blocks.
+    By tasks: P2P needs the client and a worker's plugin, and both are missing where a layer
+    is expanded. It does not support CuPy blocks either.
     """
     kept = tuple(slice(0, sum(sizes)) for sizes in chunks)
     return x[kept].rechunk(chunks, method="tasks")

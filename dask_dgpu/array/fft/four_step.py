@@ -1,8 +1,7 @@
-"""A transform along an axis of which no block holds all: the four-step algorithm.
+"""The four-step algorithm: a transform along a long axis that stays in chunks.
 
-An axis of ``n = rows columns`` elements is a matrix, written row after row, and its
-spectrum is one, written column after column. Between them are two transforms along axes
-that are short::
+An axis of ``n = rows columns`` elements is a matrix in row-major order. Its spectrum is a
+matrix in column-major order. Two transforms along short axes lead from one to the other::
 
     x[j]     j = columns j1 + j2          k = k1 + rows k2     X[k]
 
@@ -13,7 +12,7 @@ that are short::
   v +---------+  fft   |  |  |  | twiddle |  |  |  |   fft   +---------+        |  |  |  |
                 along j1          exp(-2 pi i k1 j2 / n) along j2
 
-The last move makes columns whole, which read one after the other are the spectrum in order.
+The last move makes columns whole; in sequence they are the ordered spectrum.
 
 References
 ----------
@@ -28,7 +27,6 @@ from itertools import accumulate
 from typing import Any
 
 import dask.array as da
-import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.algorithms.pencil_fft import (
@@ -39,6 +37,7 @@ from dask_dgpu.algorithms.pencil_fft import (
     even_chunks,
     result_dtype,
 )
+from dask_dgpu.array.fft.blocks import meta_like
 from dask_dgpu.array.fft.fallback import apply
 from dask_dgpu.array.fft.matrix import Matrix, row_cuts
 from dask_dgpu.kernels.fft import four_step as kernel
@@ -55,21 +54,20 @@ def four_step(x: Array, transform: Transform, matrix: Matrix, *, parts: int, len
     Parameters
     ----------
     x : dask.array.Array
-        The input. What is missing to the length of the transform are zeros.
+        The input, padded with zeros to the length of the transform.
     transform : Transform
         Of kind ``"fft"`` or ``"ifft"``.
     matrix : Matrix
         Of ``transform.n`` elements.
     parts : int
-        Number of blocks that the axis should be in, before, between and after.
+        Number of blocks along the axis, at every step.
     length : int
-        Elements of the result that are wanted, from the first on.
+        Number of elements to compute, from the first one.
 
     Returns
     -------
     dask.array.Array
-        Cut along the axis in up to ``parts`` chunks, which differ by one column of the
-        matrix at most.
+        At most ``parts`` chunks along the axis; they differ by at most one column.
     """
     axis = transform.axis
     y = as_matrix(x, axis, matrix)
@@ -81,26 +79,11 @@ def four_step(x: Array, transform: Transform, matrix: Matrix, *, parts: int, len
 def scrambled(
     x: Array, transform: Transform, matrix: Matrix, *, parts: int, output: Sizes | None = None
 ) -> Array:
-    """Transform a matrix, and leave the spectrum as the matrix that it is.
+    """Transform the rows from :func:`as_matrix`, and return the spectrum as a matrix.
 
-    Parameters
-    ----------
-    x : dask.array.Array
-        The rows, as :func:`as_matrix` makes them.
-    transform : Transform
-        Along the axis that became a matrix.
-    matrix : Matrix
-        How many rows and columns there are.
-    parts : int
-        Number of blocks.
-    output : pair of tuple of int, optional
-        Chunks along both axes at the end; what is beyond their ends is left out. By
-        default rows are whole.
-
-    Returns
-    -------
-    dask.array.Array
-        The element ``k1 + rows k2`` of the spectrum is in row ``k1`` and column ``k2``.
+    The element ``k1 + rows k2`` of the spectrum is in row ``k1`` and column ``k2``.
+    ``output`` are the chunks of both axes, and elements beyond their ends are dropped; by
+    default rows are whole.
     """
     first, second = _both(transform, matrix)
     y = _transformed(x, first, cut=second.axis, parts=parts)
@@ -111,25 +94,9 @@ def scrambled(
 def unscrambled(
     x: Array, transform: Transform, matrix: Matrix, *, parts: int, length: int
 ) -> Array:
-    """Transform a spectrum that is scrambled.
+    """Transform a spectrum from :func:`scrambled`, or a product of such.
 
-    Parameters
-    ----------
-    x : dask.array.Array
-        What :func:`scrambled` makes, or a product of such.
-    transform : Transform
-        Along the axis that the result has in place of the matrix.
-    matrix : Matrix
-        How many rows and columns there are.
-    parts : int
-        Number of blocks.
-    length : int
-        Elements that are wanted, from the first on.
-
-    Returns
-    -------
-    dask.array.Array
-        In order, cut along the axis.
+    The result has one axis in place of the matrix, in order, with ``length`` elements.
     """
     first, second = _both(transform, matrix)
     y = _transformed(x, second, cut=first.axis, parts=parts)
@@ -151,7 +118,7 @@ def _both(transform: Transform, matrix: Matrix) -> tuple[Transform, Transform]:
 def _transformed(
     x: Array, transform: Transform, *, cut: int, parts: int, output: Sizes | None = None
 ) -> Array:
-    """Transform along one axis of a matrix while the other one is cut."""
+    """Transform along one axis of a matrix; ``cut`` is the other axis, in chunks."""
     chunks = list(x.chunks)
     chunks[transform.axis] = (x.shape[transform.axis],)
     chunks[cut] = even_chunks(x.shape[cut], parts)
@@ -163,24 +130,14 @@ def _transformed(
     if output is None:
         return y
     first = min(transform.axis, cut)
-    # not in the plan, which would move what is left out as well
+    # not in the plan, which would move the dropped elements too
     return moved(y, (*y.chunks[:first], *output, *y.chunks[first + 2 :]))
 
 
 def moved(x: Array, chunks: Chunks) -> Array:
-    """Leave out what is beyond the end of some chunks, and change to these.
+    """Drop elements beyond the ends of some chunks, and rechunk to these.
 
-    Parameters
-    ----------
-    x : dask.array.Array
-        Any array.
-    chunks : tuple of tuple of int
-        The new chunks.
-
-    Returns
-    -------
-    dask.array.Array
-        One layer, where blocks must move: its tasks are made where they run.
+    This is at most one layer in the graph; the scheduler creates its tasks.
     """
     y = x[tuple(slice(0, sum(sizes)) for sizes in chunks)]
     plan = PencilPlan(y.chunks, y.dtype.name, (), chunks, y.dtype.name)
@@ -216,9 +173,9 @@ def _twiddled_block(
 
 
 def as_matrix(x: Array, axis: int, matrix: Matrix) -> Array:
-    """Write an axis as rows, as many as its elements fill, without what is beyond the last.
+    """Reshape an axis to rows; the last row may be partly filled.
 
-    Cuts move to the nearest row, so blocks change by less than a row at each end.
+    Chunks begin at the nearest row, so blocks change by less than a row at each end.
     """
     length, width = min(matrix.n, x.shape[axis]), matrix.columns
     sizes = row_cuts(x.chunks[axis], length, width)
@@ -237,11 +194,11 @@ def as_matrix(x: Array, axis: int, matrix: Matrix) -> Array:
 
 
 def as_line(x: Array, axis: int, length: int, *, by_columns: bool) -> Array:
-    """Read a matrix, whole along its rows or its columns, one after the other."""
+    """Reshape a matrix to one axis, by whole rows or by whole columns."""
     whole, cut = (axis, axis + 1) if by_columns else (axis + 1, axis)
     sizes = tuple(size * x.shape[whole] for size in x.chunks[cut])
     index = tuple(range(x.ndim))
-    # not map_blocks, which would copy a block to concatenate it with nothing
+    # map_blocks would copy each block to concatenate it with nothing
     y: Array = da.blockwise(
         _line_of_one,
         tuple(each for each in index if each != whole),
@@ -259,8 +216,3 @@ def as_line(x: Array, axis: int, length: int, *, by_columns: bool) -> Array:
 def _line_of_one(blocks: list[Any], axis: int, by_columns: bool) -> Any:
     (block,) = blocks
     return kernel.line_of(block, axis, by_columns=by_columns)
-
-
-def meta_like(x: Array, ndim: int, dtype: Any) -> Any:
-    """Return an empty array of the type of the blocks."""
-    return np.empty_like(x._meta, shape=(0,) * ndim, dtype=dtype)

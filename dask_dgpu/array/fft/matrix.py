@@ -1,4 +1,4 @@
-"""Which matrix a long axis is written as, and where it is cut."""
+"""The choice of a matrix for a long axis, and of its chunks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 import scipy.fft
 
 EVEN = 1.1
-"""A largest block of so many times the share is as good as one of the share."""
+"""A largest block of at most this multiple of the average counts as even."""
 UNEVEN = 2.0
-"""A largest block of so many times the share is too large."""
+"""A largest block of this multiple of the average is too large."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """How a long axis is written as a matrix, row after row."""
+    """The shape of a long axis as a row-major matrix."""
 
     rows: int
     columns: int
@@ -37,18 +37,17 @@ def matrix_for(n: int, parts: int, cuts: Sequence[int] = (), *, enough: int = 1)
     n : int
         Length of the transform.
     parts : int
-        Number of blocks that the axis should be in all the time.
+        Number of blocks along the axis at every step.
     cuts : sequence of int, optional
-        Where the axis is cut. Among matrices whose blocks are even enough, one with a cut
-        before a row in all these places is preferred, since it moves nothing at first;
-        then the one nearest to a square.
+        Where chunks begin. Among matrices with even blocks, those with rows that begin there
+        are preferred, since their first step moves nothing; then the most square one.
     enough : int, optional
-        Blocks of so many elements along the axis are small enough, however few.
+        Blocks of at most this number of elements are never too large.
 
     Returns
     -------
     Matrix or None
-        ``None`` if all have a block of twice the share or more.
+        ``None`` if every matrix has a block that is too large.
     """
     small = np.arange(1, math.isqrt(n) + 1, dtype=np.int64)
     divisors = small[n % small == 0].tolist()
@@ -67,22 +66,14 @@ def matrix_for(n: int, parts: int, cuts: Sequence[int] = (), *, enough: int = 1)
 
 
 def largest_block(length: int, parts: int) -> int:
-    """Return the longest of even chunks of an axis."""
+    """Return the size of the largest of even chunks of an axis."""
     return -(-length // min(parts, length))
 
 
 def convolution_matrix(n: int) -> Matrix:
-    """Return a matrix that is nearly square, of ``2 n - 1`` elements or a few more.
+    """Return a nearly square matrix of at least ``2 n - 1`` elements.
 
-    Parameters
-    ----------
-    n : int
-        Length of the transform.
-
-    Returns
-    -------
-    Matrix
-        Its sides have no large prime factors.
+    Its sides have no large prime factors.
     """
     least = 2 * n - 1
     rows = scipy.fft.next_fast_len(math.isqrt(least - 1) + 1)
@@ -90,16 +81,9 @@ def convolution_matrix(n: int) -> Matrix:
 
 
 def row_cuts(sizes: Sequence[int], length: int, width: int) -> tuple[int, ...]:
-    """Return the chunks of an axis when each cut moves to the nearest multiple of a width.
+    """Return the chunks of an axis, each moved to begin at the nearest row.
 
-    Parameters
-    ----------
-    sizes : sequence of int
-        The chunks.
-    length : int
-        Where the axis ends from now on.
-    width : int
-        Length of a row.
+    ``length`` is the new end of the axis, ``width`` the length of a row.
     """
     moved = {(cut + width // 2) // width * width for cut in accumulate(sizes)}
     inner = sorted(cut for cut in moved if 0 < cut < length)

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from dask.array.core import Array
 
 from dask_dgpu.arguments import as_array, integer
 from dask_dgpu.array.fft.arguments import along_axes_trigonometric
-from dask_dgpu.array.fft.call import planned
+from dask_dgpu.array.fft.call import planned, public
 
 Lengths = Sequence[int] | None
 Axes = Sequence[int] | None
-Function = TypeVar("Function", bound=Callable[..., Array])
 
 ARRAY = """
 
     Parameters
     ----------
     x : array_like
-        A Dask array in any chunks, or what ``dask.array.asarray`` takes. Blocks are NumPy
-        or CuPy arrays, of real or complex numbers.
+        A Dask array in any chunks, or input of ``dask.array.asarray``. Blocks are NumPy or
+        CuPy arrays of real or complex numbers.
     type : {{1, 2, 3, 4}}, optional
-        Which of the transforms, as in SciPy; the second by default.
+        The type of the transform, as in SciPy; 2 by default.
 """
 
 ONE_AXIS = """\
@@ -35,31 +34,29 @@ ONE_AXIS = """\
 
 SEVERAL_AXES = """\
     s : sequence of int, optional
-        Length along each of ``axes``, after cropping or padding with zeros; -1 is that of
-        ``x``, which is the default.
+        Length along each of ``axes``, after cropping or padding with zeros; -1 selects that of
+        ``x``, the default.
     axes : sequence of int, optional
-        The axes, all different; by default all, or as many from the end as ``s`` has entries.
+        The axes, all different; by default all, or the last ones if ``s`` has fewer entries.
 """
 
 REST = """\
     norm : {{"backward", "ortho", "forward"}}, optional
-        Which direction is scaled, as in ``scipy.fft``; ``"ortho"`` makes the transform
-        orthogonal.
+        The scaled direction, as in ``scipy.fft``; ``"ortho"`` makes the transform orthogonal.
 
     Returns
     -------
     dask.array.Array
-        Of the dtype that SciPy gives it, real if ``x`` is, with blocks of the type that
-        ``x`` has.
+        Of SciPy's dtype, real if ``x`` is real, with blocks of the type of ``x``.
 
     Raises
     ------
     ValueError
-        When the type or ``norm`` is not allowed, a length is less than 1, or than 2 for
-        cosines of type 1, an axis does not exist (``AxisError``) or is given twice, or
-        chunk sizes are unknown.
+        If the type or ``norm`` is not allowed, a length is less than 1, or than 2 for cosines
+        of type 1, an axis does not exist (``AxisError``) or is given twice, or chunk sizes
+        are unknown.
     TypeError
-        When the dtype is not one of numbers, or a length is no integer.
+        If the dtype is not of numbers, or a length is no integer.
 
     See Also
     --------
@@ -67,89 +64,57 @@ REST = """\
 """
 
 
-def _documented(function: Function) -> Function:
-    """Append the sections that the functions have in common."""
-    name = function.__name__
-    axes = SEVERAL_AXES if name.endswith("n") else ONE_AXIS
-    text = "".join(part.format(name=name) for part in (ARRAY, axes, REST))
-    function.__doc__ = (function.__doc__ or "") + text
-    return function
+class OneAxis(Protocol):
+    """A transform along one axis."""
+
+    def __call__(
+        self, x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None
+    ) -> Array:
+        """Return the transform."""
 
 
-def _line(name: str, x: Any, type: int, n: int | None, axis: int, norm: str | None) -> Array:
-    x = as_array("x", x)
-    s = None if n is None else (integer("n", n),)
-    axes = (integer("axis", axis),)
-    transforms = along_axes_trigonometric(name, x, type, s, axes, norm, names=("n", "axis"))
-    return planned(name, x, transforms, argument="x")
+class SeveralAxes(Protocol):
+    """A transform along several axes."""
+
+    def __call__(
+        self, x: Any, type: int = 2, s: Lengths = None, axes: Axes = None, norm: str | None = None
+    ) -> Array:
+        """Return the transform."""
 
 
-def _grid(name: str, x: Any, type: int, s: Lengths, axes: Axes, norm: str | None) -> Array:
-    x = as_array("x", x)
+def _one_axis(name: str, summary: str) -> OneAxis:
+    def function(
+        x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None
+    ) -> Array:
+        x = as_array("x", x)
+        s = None if n is None else (integer("n", n),)
+        axes = (integer("axis", axis),)
+        transforms = along_axes_trigonometric(name, x, type, s, axes, norm, names=("n", "axis"))
+        return planned(name, x, transforms, argument="x")
+
+    sections = (ARRAY + ONE_AXIS + REST).format(name=name)
+    return public(function, __name__, name, summary + sections)
+
+
+def _several_axes(name: str, summary: str) -> SeveralAxes:
     kind = name.removesuffix("n")
-    transforms = along_axes_trigonometric(kind, x, type, s, axes, norm, names=("s", "axes"))
-    return planned(name, x, transforms, argument="x")
+
+    def function(
+        x: Any, type: int = 2, s: Lengths = None, axes: Axes = None, norm: str | None = None
+    ) -> Array:
+        x = as_array("x", x)
+        transforms = along_axes_trigonometric(kind, x, type, s, axes, norm, names=("s", "axes"))
+        return planned(name, x, transforms, argument="x")
+
+    sections = (ARRAY + SEVERAL_AXES + REST).format(name=name)
+    return public(function, __name__, name, summary + sections)
 
 
-@_documented
-def dct(
-    x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None
-) -> Array:
-    """Compute the discrete cosine transform along one axis."""
-    return _line("dct", x, type, n, axis, norm)
-
-
-@_documented
-def idct(
-    x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None
-) -> Array:
-    """Compute the inverse discrete cosine transform along one axis."""
-    return _line("idct", x, type, n, axis, norm)
-
-
-@_documented
-def dst(
-    x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None
-) -> Array:
-    """Compute the discrete sine transform along one axis."""
-    return _line("dst", x, type, n, axis, norm)
-
-
-@_documented
-def idst(
-    x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None
-) -> Array:
-    """Compute the inverse discrete sine transform along one axis."""
-    return _line("idst", x, type, n, axis, norm)
-
-
-@_documented
-def dctn(
-    x: Any, type: int = 2, s: Lengths = None, axes: Axes = None, norm: str | None = None
-) -> Array:
-    """Compute the discrete cosine transform along several axes."""
-    return _grid("dctn", x, type, s, axes, norm)
-
-
-@_documented
-def idctn(
-    x: Any, type: int = 2, s: Lengths = None, axes: Axes = None, norm: str | None = None
-) -> Array:
-    """Compute the inverse discrete cosine transform along several axes."""
-    return _grid("idctn", x, type, s, axes, norm)
-
-
-@_documented
-def dstn(
-    x: Any, type: int = 2, s: Lengths = None, axes: Axes = None, norm: str | None = None
-) -> Array:
-    """Compute the discrete sine transform along several axes."""
-    return _grid("dstn", x, type, s, axes, norm)
-
-
-@_documented
-def idstn(
-    x: Any, type: int = 2, s: Lengths = None, axes: Axes = None, norm: str | None = None
-) -> Array:
-    """Compute the inverse discrete sine transform along several axes."""
-    return _grid("idstn", x, type, s, axes, norm)
+dct = _one_axis("dct", "Compute the discrete cosine transform along one axis.")
+idct = _one_axis("idct", "Compute the inverse discrete cosine transform along one axis.")
+dst = _one_axis("dst", "Compute the discrete sine transform along one axis.")
+idst = _one_axis("idst", "Compute the inverse discrete sine transform along one axis.")
+dctn = _several_axes("dctn", "Compute the discrete cosine transform along several axes.")
+idctn = _several_axes("idctn", "Compute the inverse discrete cosine transform along several axes.")
+dstn = _several_axes("dstn", "Compute the discrete sine transform along several axes.")
+idstn = _several_axes("idstn", "Compute the inverse discrete sine transform along several axes.")

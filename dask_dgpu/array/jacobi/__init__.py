@@ -36,22 +36,21 @@ Block = Any
 
 @dataclass(frozen=True)
 class JacobiInfo:
-    """How an iteration has ended.
+    """The end of an iteration and its residuals.
 
     Parameters
     ----------
     iterations : int
-        Sweeps done.
+        Number of sweeps.
     converged : bool
-        Whether the residual of what was returned, computed anew at the end, is at most
+        Whether the residual of the returned array, computed again at the end, is at most
         ``tol``.
     reason : {"converged", "max_iterations", "not finite", "diverged"}
-        Why it has ended.
+        Why it ended.
     residuals : tuple of float
-        Residuals on the way, relative to that of u = 0. The last one is that of what was
-        returned.
+        Residuals relative to that of u = 0. The last one is that of the returned array.
     checked : tuple of int
-        The number of sweeps after which each of them was.
+        The number of sweeps before each residual.
     """
 
     iterations: int
@@ -62,7 +61,7 @@ class JacobiInfo:
 
     @classmethod
     def of(cls, outcome: Outcome) -> JacobiInfo:
-        """Return what there is to say of an outcome."""
+        """Return the public form of an outcome."""
         checked, residuals = zip(*outcome.history, strict=True)
         return cls(checked[-1], outcome.reason == CONVERGED, outcome.reason, residuals, checked)
 
@@ -76,43 +75,43 @@ def jacobi(
     max_iterations: int = 1000,
     tol: float = 1e-6,
 ) -> tuple[Array, JacobiInfo]:
-    """Solve ``laplacian(u) = rhs`` by Jacobi's iteration; computed at once.
+    """Solve ``laplacian(u) = rhs`` by Jacobi's iteration; computed immediately.
 
     Parameters
     ----------
     u0 : array_like
-        The first iterate: a Dask array of one axis or more, or what
-        ``dask.array.asarray`` takes.
+        The first iterate: a Dask array of one axis or more, or input of
+        ``dask.array.asarray``.
     rhs : array_like
         The right-hand side, of the same shape.
     dx : float, optional
         Distance of two grid points, along all axes.
     boundary : str, number or sequence of these, optional
-        What lies one grid point beyond the array, for all axes or for each of them:
+        The value one grid point beyond the array, for all axes or for each of them:
         ``"zero"`` or another number, ``"periodic"``, ``"reflect"`` or ``"nearest"`` (both
         the value at the edge), or ``"mirror"``.
     max_iterations : int, optional
-        Sweeps at most.
+        Limit of the number of sweeps.
     tol : float, optional
-        It is over when the residual is at most this: the 2-norm of ``laplacian(u) - rhs``
-        over that of u = 0, or alone if that is 0.
+        Largest residual of a solution: the 2-norm of ``laplacian(u) - rhs``, divided by that
+        of u = 0 unless that is 0.
 
     Returns
     -------
     u : dask.array.Array
-        The last iterate, persisted: of the shape and the chunks of ``u0``, but those without
-        elements; float32, float64, complex64 or complex128 as both arguments ask for.
+        The last iterate, persisted, with the shape and the chunks of ``u0`` without empty
+        ones. Its dtype is float32, float64, complex64 or complex128, depending on both arrays.
     info : JacobiInfo
-        Iterations, residuals, and whether it has converged.
+        Iterations, residuals, and whether it converged.
 
     Raises
     ------
     ValueError
-        When shapes differ, ``dx`` or ``tol`` are not positive, the square of ``dx`` is
-        beyond what the dtype can hold, ``max_iterations`` is negative, a boundary is unknown or
-        complex for real arrays, there are no elements, or chunk sizes are unknown.
+        If shapes differ, ``dx`` or ``tol`` are not positive, the dtype cannot represent the
+        square of ``dx``, ``max_iterations`` is negative, a boundary is unknown or complex for
+        real arrays, there are no elements, or chunk sizes are unknown.
     TypeError
-        When an array is not of numbers, or ``max_iterations`` is no integer.
+        If an array is not of numbers, or ``max_iterations`` is no integer.
 
     See Also
     --------
@@ -120,13 +119,12 @@ def jacobi(
 
     Notes
     -----
-    Every sweep makes ``u[i]`` the mean of its neighbours, less ``dx**2 / (2 d) * rhs[i]``
-    ([1]_), where the Laplacian of d axes has 2 d + 1 points. Workers exchange ghost cells
-    once for several sweeps. Residuals are summed up by every so many sweeps as they go, and
-    looked at two checks later, so a few more sweeps are done than are needed. Arrays that
-    are not finite, and residuals that grow a thousandfold, end it at once. A grid that is
-    periodic or mirrored all around has a solution only if the sum of ``rhs`` is 0, and
-    then many.
+    Every sweep sets ``u[i]`` to the mean of its neighbours minus ``dx**2 / (2 d) * rhs[i]``
+    ([1]_); the Laplacian of d axes has 2 d + 1 points. Workers exchange ghost cells once for
+    several sweeps. The residual is evaluated every few sweeps and read two checks later, so no
+    sweep waits for it, and a few more sweeps run than needed. Values that are not finite, and
+    residuals that grow by a factor of 1000, end the iteration. A grid without a fixed boundary
+    value has solutions, up to a constant, only if the sum of ``rhs`` is 0.
 
     References
     ----------
@@ -163,16 +161,16 @@ def jacobi(
     right = right.astype(dtype).rechunk(first.chunks)
     both = sweeping("jacobi", (first, right), report.beside(first.chunks, task.dtype), task, expand)
     u = both[: first.shape[0]]
-    told = _report_of(both, first)
-    if not _in_a_gang(both.name, u, told):
+    last = _report_of(both, first)
+    if not _in_a_gang(both.name, u, last):
         u, outcome = in_rounds(first, right, task)
         return u, JacobiInfo.of(outcome)
-    u, told = persist(u, told)
-    return u, JacobiInfo.of(report.read(told.compute()))
+    u, last = persist(u, last)
+    return u, JacobiInfo.of(report.read(last.compute()))
 
 
 def _distance(dx: Any, ndim: int, dtype: np.dtype[Any]) -> float:
-    """Return a distance with which right-hand sides of a dtype can be scaled."""
+    """Return the distance; raise if the dtype cannot represent its square."""
     distance, limits = positive("dx", dx), np.finfo(dtype)
     if not limits.tiny <= distance * distance / (2 * ndim) <= limits.max:
         raise ValueError(
@@ -182,7 +180,7 @@ def _distance(dx: Any, ndim: int, dtype: np.dtype[Any]) -> float:
 
 
 def _report_of(both: Array, first: Array) -> Array:
-    """Return the block with the report, on the host."""
+    """Return the block with the report, in host memory."""
     tail = both[first.shape[0] :]
     corner = tuple(slice(0, sizes[0]) for sizes in tail.chunks)
     return tail[corner].map_blocks(
@@ -195,7 +193,7 @@ def _on_host(block: Block) -> Block:
 
 
 def _in_a_gang(name: str, *arrays: Array) -> bool:
-    """Whether the optimizer makes a gang of the layer of this name."""
+    """Whether the optimizer creates a gang for the layer of this name."""
     optimizer = dask.config.get("array_optimize", None)
     if not isinstance(optimizer, GraphOptimizer):
         return False

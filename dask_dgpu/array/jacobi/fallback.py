@@ -35,11 +35,11 @@ from graph_opt.pieces.stencil import StencilPiece
 Block = Any
 
 SWEEPS = 20
-"""Sweeps of plain Dask from one residual to the next."""
+"""Number of sweeps of plain Dask between two residuals."""
 
 
 def in_rounds(u0: Array, rhs: Array, task: JacobiTask) -> tuple[Array, Outcome]:
-    """Iterate by plain Dask: some sweeps and a residual, again and again."""
+    """Iterate by plain Dask: some sweeps, then a residual, and so on."""
     taps = neighbours_mean(task.ndim)
     u = thick(u0, taps)
     added = (rhs * np.dtype(task.dtype).type(-task.damping)).rechunk(u.chunks, method="tasks")
@@ -68,7 +68,7 @@ def in_rounds(u0: Array, rhs: Array, task: JacobiTask) -> tuple[Array, Outcome]:
 
 
 def _change(before: Array, after: Array) -> Array:
-    """Return the sum of the squares of differences."""
+    """Return the sum of the squared differences."""
     sums = map_blocks(
         _squares,
         before,
@@ -87,10 +87,10 @@ def _squares(before: Block, after: Block) -> Block:
 
 
 def expand(piece: StencilPiece) -> tuple[str, Mapping[Any, GraphNode]]:
-    """Return the name of the output and the tasks that make it: one for all blocks.
+    """Return the name of the output and its tasks: one iterates, the others select blocks.
 
-    ``jacobi`` computes at once, and knows beforehand whether a gang will. This is for a
-    layer that is left to Dask after all.
+    ``jacobi`` uses :func:`in_rounds` if it expects no gang. This is for a layer that falls
+    back to Dask later.
     """
     (u0, rhs), task = piece.sources, cast(JacobiTask, piece.task)
     name = f"jacobi-whole-{tokenize(u0.name, rhs.name, task)}"
@@ -107,7 +107,7 @@ def expand(piece: StencilPiece) -> tuple[str, Mapping[Any, GraphNode]]:
 def solve_whole(
     task: JacobiTask, chunks: tuple[tuple[int, ...], ...], u0: list[Block], rhs: list[Block]
 ) -> dict[tuple[int, ...], Block]:
-    """Iterate in one task; return all blocks, those of the report too."""
+    """Iterate in one task; return all blocks, including those of the report."""
     layout = Layout(tuple(map(cuts_of, chunks)), (0,) * len(u0))
     plan = plan_jacobi(layout, layout, task, 1, HOST)
     device = _device_of(u0[0])
@@ -116,16 +116,18 @@ def solve_whole(
     def rank_program(comm: Comm) -> tuple[dict[tuple[int, ...], Block], Outcome]:
         return jacobi_rank(plan, comm, device, first, right)
 
-    ((made, outcome),) = run_local(1, rank_program)
+    ((blocks, outcome),) = run_local(1, rank_program)
     device.synchronize()
     tail = report.beside(chunks, task.dtype)[0][-1]
     for index in layout.indices():
         if index[0] == 0:
             shape = (tail, *layout.block_shape(index)[1:])
-            told = report.written(outcome, shape, task.dtype) if not any(index) else None
-            block = np.zeros(shape, task.dtype) if told is None else told
-            made[layout.grid[0], *index[1:]] = device.to_device(block)
-    return made
+            if any(index):
+                block = np.zeros(shape, task.dtype)
+            else:
+                block = report.written(outcome, shape, task.dtype)
+            blocks[layout.grid[0], *index[1:]] = device.to_device(block)
+    return blocks
 
 
 def _device_of(block: Block) -> Device:

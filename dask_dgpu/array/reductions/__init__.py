@@ -1,10 +1,9 @@
-"""Sums and means of Dask arrays that can be trusted: compensated, or the same bits always.
+"""Accurate sums and means of Dask arrays: compensated, or reproducible to the last bit.
 
-Plain sums of floating-point numbers lose digits with their length, most along strided axes,
-and their last digits change with chunks and workers. A compensated sum keeps what rounding
-takes away; a reproducible one is exact until its only rounding. Both read the array once, at
-the speed of memory. They work with any scheduler, with dask_dgpu enabled or not, and with
-NumPy and CuPy blocks.
+Plain sums of floating-point numbers lose digits with their length, and their last digits
+change with chunks and workers. A compensated sum adds the rounding errors too; a reproducible
+one is exact and rounded once. Both read the array once, at the speed of memory. They work with
+any scheduler, with dask_dgpu enabled or not, and with NumPy and CuPy blocks.
 
 Examples
 --------
@@ -16,8 +15,8 @@ Examples
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import dask.array as da
 from dask.array.core import Array
@@ -29,6 +28,7 @@ from dask_dgpu.array.reductions.spread import variance
 __all__ = ["Method", "dot", "max", "mean", "min", "norm", "std", "sum", "var"]
 
 Axis = int | Sequence[int] | None
+Function = TypeVar("Function", bound=Callable[..., Array])
 
 
 def sum(
@@ -44,35 +44,35 @@ def sum(
     Parameters
     ----------
     x : array_like
-        A Dask array in any chunks, or what ``dask.array.asarray`` takes. Blocks are NumPy
-        or CuPy arrays of bool, integer, real or complex numbers; bfloat16 of the package
-        ml_dtypes is real.
+        A Dask array in any chunks, or input of ``dask.array.asarray``. Blocks are NumPy or
+        CuPy arrays of bools, integers, real or complex numbers, including bfloat16 of the
+        package ml_dtypes.
     axis : int or tuple of int, optional
-        The axes to sum along, all by default.
+        The axes to reduce, all by default.
     keepdims : bool, optional
-        Whether summed axes stay, with length one.
+        Whether these axes stay, with length one.
     dtype : dtype, optional
-        Of the result, as in NumPy, which also gives the default. Numbers that it cannot
-        hold are converted before they are summed. It may be ``"bfloat16"`` too.
+        Of the result, by default as in NumPy; it may be ``"bfloat16"``. Numbers of a wider
+        dtype are converted before the sum.
     method : {"compensated", "reproducible", "dask"}, optional
-        ``"compensated"`` has an error of at most ``2 * eps * abs(s) + n * eps**2 * t``, where
-        ``s`` is the exact sum of the ``n`` numbers and ``t`` that of their absolute values.
+        ``"compensated"`` has an error of at most ``2 * eps * abs(s) + n * eps**2 * t``, with
+        the exact sum ``s`` of the ``n`` numbers and the sum ``t`` of their absolute values.
         ``"reproducible"`` is the exact sum, rounded once: the same bits for any chunks,
-        order, workers and devices. ``"dask"`` is ``dask.array.sum``. Integers are summed by
-        the last always, which is exact modulo the range of ``dtype``.
+        order, workers and devices. ``"dask"`` uses ``dask.array.sum``. Integers always use
+        it; it is exact modulo the range of ``dtype``.
 
     Returns
     -------
     dask.array.Array
-        With blocks of the type that ``x`` has.
+        With blocks of the type of ``x``.
 
     Raises
     ------
     ValueError
-        When ``axis`` does not exist (``AxisError``) or is given twice, or ``method`` is not
+        If ``axis`` does not exist (``AxisError``) or is given twice, or ``method`` is not
         allowed.
     TypeError
-        When ``x`` or ``dtype`` is of another kind, as object, or ``axis`` no integer.
+        If ``x`` or ``dtype`` is not of numbers, or ``axis`` no integer.
 
     See Also
     --------
@@ -80,9 +80,9 @@ def sum(
 
     Notes
     -----
-    An infinity gives an infinity, and both infinities NaN, as in NumPy. Compensated and
-    reproducible sums are infinite otherwise only if their value is beyond the largest number,
-    whatever happens on the way. A reproducible zero is positive.
+    As in NumPy, +inf or -inf propagates; both together, or any NaN, give NaN. Partial sums of
+    compensated and reproducible sums cannot overflow: the result is infinite only if the exact
+    sum is too large. A reproducible zero is positive.
 
     Examples
     --------
@@ -109,33 +109,44 @@ def mean(
     x : array_like
         As in :func:`sum`.
     axis : int or tuple of int, optional
-        The axes to average along, all by default.
+        The axes to reduce, all by default.
     keepdims : bool, optional
         Whether these axes stay, with length one.
     dtype : dtype, optional
-        Of the result, as in NumPy, which also gives the default: float64 for integers.
+        Of the result, by default as in NumPy: float64 for integers.
     method : {"compensated", "reproducible", "dask"}, optional
-        How to sum, as in :func:`sum`. The sum is divided in double precision, and rounded to
-        ``dtype``; integers are converted to double precision first.
+        How to sum, as in :func:`sum`. The sum is divided in double precision and rounded to
+        ``dtype``. Integers are converted to double precision first.
 
     Returns
     -------
     dask.array.Array
-        With blocks of the type that ``x`` has; NaN where there are no elements.
+        With blocks of the type of ``x``; NaN without elements.
 
     Raises
     ------
     ValueError
-        When ``axis`` does not exist (``AxisError``) or is given twice, or ``method`` is not
+        If ``axis`` does not exist (``AxisError``) or is given twice, or ``method`` is not
         allowed.
     TypeError
-        When ``x`` or ``dtype`` is of another kind, as object, or ``axis`` no integer.
+        If ``x`` or ``dtype`` is not of numbers, or ``axis`` no integer.
 
     See Also
     --------
-    sum : What is guaranteed of sums.
+    sum : Accuracy of the methods.
     """
     return reduced("mean", x, axis, keepdims, dtype, method)
+
+
+def _sections_of(other: Function) -> Callable[[Function], Function]:
+    """Return a decorator that appends the sections of another function's docstring."""
+    sections = (other.__doc__ or "").partition("\n")[2]
+
+    def append(function: Function) -> Function:
+        function.__doc__ = f"{function.__doc__}\n{sections}"
+        return function
+
+    return append
 
 
 def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
@@ -146,49 +157,28 @@ def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
     x : array_like
         As in :func:`sum`.
     axis : int or tuple of int, optional
-        The axes to look along, all by default.
+        The axes to reduce, all by default.
     keepdims : bool, optional
         Whether these axes stay, with length one.
 
     Returns
     -------
     dask.array.Array
-        Of the dtype of ``x``; NaN where there is one, as in NumPy.
+        Of the dtype of ``x``. As in NumPy, any NaN gives NaN.
 
     Raises
     ------
     ValueError
-        When ``axis`` does not exist (``AxisError``) or is given twice, or has no elements.
+        If ``axis`` does not exist (``AxisError``) or is given twice, or has no elements.
     TypeError
-        When ``x`` is of another kind, as object, or ``axis`` no integer.
+        If ``x`` is not of numbers, or ``axis`` no integer.
     """
     return extreme(da.max, x, axis, keepdims)
 
 
+@_sections_of(max)
 def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
-    """Return the smallest elements along some axes; exact, by ``dask.array.min``.
-
-    Parameters
-    ----------
-    x : array_like
-        As in :func:`sum`.
-    axis : int or tuple of int, optional
-        The axes to look along, all by default.
-    keepdims : bool, optional
-        Whether these axes stay, with length one.
-
-    Returns
-    -------
-    dask.array.Array
-        Of the dtype of ``x``; NaN where there is one, as in NumPy.
-
-    Raises
-    ------
-    ValueError
-        When ``axis`` does not exist (``AxisError``) or is given twice, or has no elements.
-    TypeError
-        When ``x`` is of another kind, as object, or ``axis`` no integer.
-    """
+    """Return the smallest elements along some axes; exact, by ``dask.array.min``."""
     return extreme(da.min, x, axis, keepdims)
 
 
@@ -206,41 +196,39 @@ def var(
     Parameters
     ----------
     x : array_like
-        As in :func:`sum`, in chunks of known sizes along these axes.
+        As in :func:`sum`, with known chunk sizes along these axes.
     axis : int or tuple of int, optional
-        The axes to look along, all by default.
+        The axes to reduce, all by default.
     keepdims : bool, optional
         Whether these axes stay, with length one.
     ddof : float, optional
-        What is taken off the number of elements before it divides.
+        The sum of squares is divided by the number of elements minus ``ddof``.
     dtype : dtype, optional
         Of the result, by default that of the mean, or of its real part.
     method : {"compensated", "reproducible", "dask"}, optional
-        How to sum, as in :func:`sum`; ``"dask"`` is ``dask.array.var``.
+        How to sum, as in :func:`sum`; ``"dask"`` uses ``dask.array.var``.
 
     Returns
     -------
     dask.array.Array
-        With blocks of the type that ``x`` has; NaN where there are no more than ``ddof``
-        elements.
+        With blocks of the type of ``x``; NaN for ``ddof`` elements or fewer.
 
     Raises
     ------
     ValueError
-        When ``axis`` does not exist (``AxisError``) or is given twice, ``method`` is not
+        If ``axis`` does not exist (``AxisError``) or is given twice, ``method`` is not
         allowed, or chunk sizes are unknown and ``method`` is not ``"dask"``.
     TypeError
-        When ``x`` or ``dtype`` is of another kind, as object, ``axis`` no integer, or ``ddof``
-        no number.
+        If ``x`` or ``dtype`` is not of numbers, ``axis`` no integer, or ``ddof`` no number.
 
     See Also
     --------
-    std : Its square root.
+    mean : The average.
 
     Notes
     -----
-    First the mean is found, then the sums of deviations and of their squares; the former,
-    which the rounding of the mean leaves, corrects the latter [1]_.
+    The first pass computes the mean, the second one sums the deviations and their squares.
+    The sum of deviations corrects the rounding error of the mean [1]_.
 
     References
     ----------
@@ -250,6 +238,7 @@ def var(
     return variance(x, axis, keepdims, ddof, dtype, method)
 
 
+@_sections_of(var)
 def std(
     x: Any,
     axis: Axis = None,
@@ -259,35 +248,6 @@ def std(
     dtype: Any = None,
     method: Method = "compensated",
 ) -> Array:
-    """Return the standard deviation along some axes, the square root of :func:`var`.
-
-    Parameters
-    ----------
-    x : array_like
-        As in :func:`sum`, in chunks of known sizes along these axes.
-    axis : int or tuple of int, optional
-        The axes to look along, all by default.
-    keepdims : bool, optional
-        Whether these axes stay, with length one.
-    ddof : float, optional
-        What is taken off the number of elements before it divides.
-    dtype : dtype, optional
-        Of the result, by default that of the mean, or of its real part.
-    method : {"compensated", "reproducible", "dask"}, optional
-        How to sum, as in :func:`sum`.
-
-    Returns
-    -------
-    dask.array.Array
-        With blocks of the type that ``x`` has; NaN where there are no more than ``ddof``
-        elements.
-
-    Raises
-    ------
-    ValueError
-        As :func:`var`.
-    TypeError
-        As :func:`var`.
-    """
+    """Return the standard deviation along some axes, the square root of :func:`var`."""
     result: Array = da.sqrt(variance(x, axis, keepdims, ddof, dtype, method))
     return result

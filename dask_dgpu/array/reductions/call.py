@@ -1,4 +1,4 @@
-"""A call whose arguments are checked: a Dask reduction of few tasks, or Dask's own."""
+"""Sums, means and extremes with checked arguments, as Dask reductions of few tasks."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ DASKS_OWN: dict[Kind, Callable[..., Any]] = {"sum": da.sum, "mean": da.mean}
 DTYPES = "?bBhHiIlLqQefdFD"
 ALLOWED = "bools or numbers of at most double precision"
 PARTIAL_BYTES = 48
-"""About the bytes of a partial sum."""
+"""Approximate size of a partial sum."""
 
 TASK_BYTES = 64 << 20
-"""Most bytes of partial sums that one task adds, unless there are but a few."""
+"""Most bytes of partial sums that one task adds, if these are more than ``FEWEST``."""
 
 FEWEST, MOST = 4, 4096
-"""Partial sums that one task adds."""
+"""Limits of the number of partial sums that one task adds."""
 
 
 def reduced(
@@ -54,7 +54,7 @@ def reduced(
     method: Method,
     split_every: Any = None,
 ) -> Array:
-    """Return a sum or a mean by one of the methods; raise on what is not allowed."""
+    """Return a sum or a mean by one of the methods; raise for arguments that are not allowed."""
     x = checked("x", x, method)
     check_flag("keepdims", keepdims)
     axes = summed_axes(axis, x.ndim)
@@ -89,15 +89,15 @@ def reduced(
 def extreme(
     function: Callable[..., Any], x: Any, axis: int | Sequence[int] | None, keepdims: bool
 ) -> Array:
-    """Return the largest or smallest elements, by Dask; raise where there is none.
+    """Return the largest or smallest elements, by Dask; raise for axes without elements.
 
-    Those of bfloat16 are found in float32, which is quicker, and no NaN makes it warn.
+    bfloat16 is compared as float32, which is quicker and does not warn about NaN.
     """
     x = checked("x", x)
     check_flag("keepdims", keepdims)
     axes = summed_axes(axis, x.ndim)
     for each in axes:
-        if x.shape[each] == 0:  # Dask returns an array of another shape than it has said
+        if x.shape[each] == 0:  # Dask's result has another shape than it declares
             raise ValueError(f"expected x with elements along axis {each}, got 0")
     if 0 in x.shape:  # the result is empty
         one = slice(0, 1) if keepdims else 0
@@ -110,7 +110,7 @@ def extreme(
 
 
 def _with_elements(x: Array) -> Array:
-    """Leave out blocks without elements, of which Dask makes some in a wrong shape."""
+    """Drop blocks without elements; Dask gives some of their results a wrong shape."""
     for axis, sizes in enumerate(x.chunks):
         kept = [at for at, size in enumerate(sizes) if size != 0]
         if 0 < len(kept) < len(sizes):
@@ -119,7 +119,7 @@ def _with_elements(x: Array) -> Array:
 
 
 def checked(name: str, x: Any, method: Method = "compensated") -> Array:
-    """Return what is reduced as a Dask array; raise if it or the method is not allowed."""
+    """Return an argument as a Dask array; raise if it or the method is not allowed."""
     check_choice("method", method, METHODS)
     array: Array = as_array(name, x)
     if not is_number(array.dtype):
@@ -130,12 +130,12 @@ def checked(name: str, x: Any, method: Method = "compensated") -> Array:
 
 
 def is_number(dtype: np.dtype[Any]) -> bool:
-    """Whether there are sums of a dtype."""
+    """Whether arrays of a dtype can be summed."""
     return dtype.char in DTYPES or is_bfloat16(dtype)
 
 
 def converted(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Return an array in another dtype, its numbers rounded once, also subnormal ones."""
+    """Return an array in another dtype, with each number rounded once, even if subnormal."""
     singles = {x.dtype.name, dtype.name} == {"float32", "float64"}
     on_device = typename(type(x._meta)).startswith("cupy")
     if not (is_bfloat16(dtype) or (singles and on_device)):
@@ -145,7 +145,7 @@ def converted(x: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def summed_axes(axis: Any, ndim: int) -> tuple[int, ...]:
-    """Return the axes that are meant, in rising order."""
+    """Return the axes as non-negative numbers, in rising order."""
     if axis is None:
         return tuple(range(ndim))
     axes = integers("axis", axis) if isinstance(axis, tuple | list) else (integer("axis", axis),)
@@ -169,7 +169,7 @@ def result_dtype(kind: Kind, dtype: np.dtype[Any], wanted: Any) -> np.dtype[Any]
 
 
 def _fan_in(x: Array, axes: tuple[int, ...]) -> dict[int, int]:
-    """Return how many blocks along each axis one task adds: all, if they are small."""
+    """Return how many blocks along each axis one task adds; all if they are small."""
     if not axes:
         return {}
     kept = prod(max(sizes) for axis, sizes in enumerate(x.chunks) if axis not in axes)

@@ -1,4 +1,4 @@
-"""What the tasks of a sum do: sum a block, add such sums, and make numbers of them."""
+"""Functions of the tasks of a sum: sum a block, add partial sums, and round the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def sum_block(
     result: str,
     computing_meta: bool = False,
 ) -> Any:
-    """Sum a block for sums of the dtype ``result``; the chunk function of a Dask reduction."""
+    """Sum a block for a result of dtype ``result``; the chunk function of a Dask reduction."""
     return block if computing_meta else partial_sum(block, axis, method, result)
 
 
@@ -26,7 +26,7 @@ def add_partials(
     keepdims: bool,
     computing_meta: bool = False,
 ) -> Any:
-    """Add sums of parts, in nested lists as Dask gives them; the combine function."""
+    """Add partial sums, in Dask's nested lists; the combine function."""
     return partials if computing_meta else added(list(_flat(partials)))
 
 
@@ -38,11 +38,11 @@ def finish(
     result: str,
     computing_meta: bool = False,
 ) -> Any:
-    """Add sums of parts and round them to the dtype ``result``; the aggregate function."""
+    """Add partial sums and round them to the dtype ``result``; the aggregate function."""
     if computing_meta:
         return partials
     values = finished(added(list(_flat(partials))), kind, result, axis, keepdims)
-    return values[()]  # NumPy's own sums are scalars where no axis is left
+    return values[()]  # NumPy's own sums without remaining axes are scalars
 
 
 def _flat(partials: Any) -> Iterator[Partial]:

@@ -1,4 +1,4 @@
-"""Inner products and norms of vectors: sums of products that are exact before they are added."""
+"""Inner products and norms of vectors: sums of exact products."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ def dot(x: Any, y: Any, *, method: Method = "compensated") -> Array:
     Parameters
     ----------
     x, y : array_like
-        Dask arrays of one dimension and of one length, in any chunks, or what
-        ``dask.array.asarray`` takes; nothing is conjugated.
+        Dask arrays of one axis and the same length, in any chunks, or input of
+        ``dask.array.asarray``; nothing is conjugated.
     method : {"compensated", "reproducible", "dask"}, optional
-        How to sum, as in :func:`sum`; ``"dask"`` is ``dask.array.dot``. Integers and bools are
-        summed by it always, and the others convert its result to the dtype of NumPy's.
+        How to sum, as in :func:`sum`; ``"dask"`` uses ``dask.array.dot``. Integers and bools
+        always use it; the other methods convert the result to NumPy's dtype.
 
     Returns
     -------
     dask.array.Array
-        A scalar of the dtype that NumPy gives it.
+        A scalar of NumPy's dtype.
 
     Raises
     ------
     ValueError
-        When ``x`` or ``y`` has not one dimension, their lengths differ, or ``method`` is not
-        allowed. Lengths of unknown chunks are compared when they are multiplied.
+        If ``x`` or ``y`` does not have one axis, their lengths differ, or ``method`` is not
+        allowed. Lengths of unknown chunks are compared during the computation.
     TypeError
-        When a dtype is of another kind, as object, or NumPy has none that holds both.
+        If a dtype is not of numbers, or NumPy has no common dtype.
 
     See Also
     --------
-    sum : What is guaranteed of sums.
+    sum : Accuracy of the methods.
 
     Notes
     -----
-    Each product is the exact sum of one or two numbers [1]_, so what is guaranteed of
-    :func:`sum` holds for the products as if they were never rounded, unless one is
-    beyond the range of double precision. The result is rounded to double precision first.
+    Each product is the exact sum of one or two numbers [1]_. So the error bounds of
+    :func:`sum` hold for exact products within the range of double precision. The result is
+    rounded to double precision first.
 
     References
     ----------
@@ -94,9 +94,9 @@ def norm(
     Parameters
     ----------
     x : array_like
-        A Dask array in any chunks, or what ``dask.array.asarray`` takes.
+        A Dask array in any chunks, or input of ``dask.array.asarray``.
     axis : int or tuple of int, optional
-        The axes to sum along, all by default.
+        The axes to reduce, all by default.
     keepdims : bool, optional
         Whether these axes stay, with length one.
     method : {"compensated", "reproducible", "dask"}, optional
@@ -105,20 +105,20 @@ def norm(
     Returns
     -------
     dask.array.Array
-        Real, as in NumPy: of single precision for that, float16 for that, else of double
-        precision, for bfloat16 too.
+        Real, as in NumPy: float16 and single precision stay, others, including bfloat16,
+        become double precision.
 
     Raises
     ------
     ValueError
-        When ``axis`` does not exist (``AxisError``) or is given twice, or ``method`` is not
+        If ``axis`` does not exist (``AxisError``) or is given twice, or ``method`` is not
         allowed.
     TypeError
-        When the dtype is of another kind, as object, or ``axis`` no integer.
+        If the dtype is not of numbers, or ``axis`` no integer.
 
     See Also
     --------
-    dot : How products are summed.
+    dot : Accuracy of sums of products.
     """
     x = checked("x", x, method)
     check_flag("keepdims", keepdims)

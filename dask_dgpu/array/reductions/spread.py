@@ -1,4 +1,4 @@
-"""Variances: of deviations from the mean, with what the rounded mean leaves taken off."""
+"""Variances in two passes, corrected for the rounding error of the mean."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def variance(
     dtype: Any,
     method: Method,
 ) -> Array:
-    """Return the variance along some axes; raise on what is not allowed."""
+    """Return the variance along some axes; raise for arguments that are not allowed."""
     x = checked("x", x, method)
     ddof = real("ddof", ddof)
     check_flag("keepdims", keepdims)
@@ -50,17 +50,17 @@ def variance(
     mean = reduced("mean", x, axes, True, double, method)
     deviation = converted(x, double) - mean
     count = prod(x.shape[axis] for axis in axes)
-    rest = reduced("sum", deviation, axes, keepdims, None, method)
+    error = reduced("sum", deviation, axes, keepdims, None, method)
     squares = reduced("sum", _square(deviation), axes, keepdims, None, method)
-    var = _divided(squares - _square(rest) / max(count, 1), count - ddof)
+    var = _divided(squares - _square(error) / max(count, 1), count - ddof)
     return converted(var, result)
 
 
 def _square(x: Array) -> Array:
-    """Return the squares of absolute values, without a root."""
+    """Return the squares of absolute values, without a square root."""
     return x.real**2 + x.imag**2 if x.dtype.kind == "c" else x**2
 
 
 def _divided(x: Array, by: float) -> Array:
-    """Divide; by zero or less it is NaN, as of one number with ``ddof=1``."""
+    """Divide by a positive number; others give NaN, as for one element with ``ddof=1``."""
     return x / by if by > 0 else x * np.nan

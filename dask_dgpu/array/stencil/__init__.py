@@ -1,9 +1,8 @@
-"""Stencils of Dask arrays: weighted sums of what lies around each element.
+"""Stencils of Dask arrays: weighted sums of the neighbours of each element.
 
-Blocks exchange ghost cells, and nothing else moves. Many iterations are one program: several
-sweeps follow each exchange, messages travel while the inner parts of blocks are swept, and
-blocks that are small are joined to one tile a worker meanwhile. See
-``dask_dgpu/algorithms/stencil/``.
+Blocks exchange only ghost cells. Many iterations are one program: several sweeps follow each
+exchange, transfers overlap with the inner parts of blocks, and small blocks are joined to one
+tile per worker. See ``dask_dgpu/algorithms/stencil/``.
 
 Examples
 --------
@@ -39,41 +38,39 @@ def stencil(
     boundary: str | complex | Sequence[str | complex] = "zero",
     iterations: int = 1,
 ) -> Array:
-    """Apply a stencil to an array, again and again.
+    """Apply a stencil to an array, once or several times.
 
     Parameters
     ----------
     x : array_like
-        A Dask array of one axis or more, in any chunks, or what ``dask.array.asarray``
-        takes. Blocks are NumPy or CuPy arrays.
+        A Dask array of one axis or more, in any chunks, or input of ``dask.array.asarray``.
+        Blocks are NumPy or CuPy arrays.
     kernel : array_like, optional
-        Weights: of as many axes as ``x``, of odd lengths. The result is the correlation
-        with them, as in ``scipy.ndimage.correlate``: the weight in the middle applies to
+        Weights, with the number of axes of ``x`` and odd lengths. The result is the
+        correlation, as in ``scipy.ndimage.correlate``: the weight in the middle applies to
         the element itself. By default the Laplacian of 5 points, ``LAPLACIAN_5PT``;
         ``LAPLACIAN_9PT`` is that of 9.
     boundary : str, number or sequence of these, optional
-        What lies beyond the array, for all axes or for each of them: ``"zero"`` or another
+        Values beyond the array, for all axes or for each of them: ``"zero"`` or another
         number, ``"periodic"``, ``"reflect"`` (mirrored, with the edge, as in
         ``scipy.ndimage``), ``"mirror"`` (without the edge) or ``"nearest"``.
     iterations : int, optional
-        How often the stencil is applied, each time to the result of the time before.
+        Number of applications, each to the result of the previous one.
 
     Returns
     -------
     dask.array.Array
-        Of the shape and the chunks of ``x``. Its dtype is that of ``x``, float64 if ``x``
-        has integers or booleans; complex if the weights are. float16 is computed in
-        float32.
+        Of the shape and the chunks of ``x``. Its dtype is that of ``x``, float64 for
+        integers and bools, and complex for complex weights. float16 is computed in float32.
 
     Raises
     ------
     ValueError
-        When the kernel has another number of axes than ``x``, an even length, a weight
-        that is not finite, or reaches further than ``x`` is long; when a boundary is
-        unknown, or complex for real numbers, ``iterations`` is negative, or chunk sizes are
-        unknown.
+        If the kernel has another number of axes than ``x``, an even length, a weight that is
+        not finite, or a reach beyond the length of ``x``; if a boundary is unknown, or
+        complex for real numbers, ``iterations`` is negative, or chunk sizes are unknown.
     TypeError
-        When ``x`` or the kernel are not numbers, or ``iterations`` is no integer.
+        If ``x`` or the kernel is not of numbers, or ``iterations`` is no integer.
 
     See Also
     --------
@@ -82,9 +79,9 @@ def stencil(
 
     Notes
     -----
-    Weights that are zero are left out: they do not carry NaN or infinity on. A worker
-    holds its blocks and two copies of them with ghost cells; with s sweeps an exchange it
-    sends s times less messages, of s times as many ghost cells each ([1]_).
+    Zero weights are skipped: they do not propagate NaN or infinity. A worker needs memory for
+    its blocks and two copies of them with ghost cells. With s sweeps per exchange it sends
+    s times fewer messages, each with s times as many ghost cells ([1]_).
 
     References
     ----------

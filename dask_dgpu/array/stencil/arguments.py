@@ -1,4 +1,4 @@
-"""What the arguments of a call mean, or an error at once."""
+"""Arguments of stencils and iterations as taps, boundaries and dtypes, or an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dask.array.core import Array
 
 from dask_dgpu.algorithms.halo import Boundary
 from dask_dgpu.arguments import expected, is_number, unknown
-from dask_dgpu.array.inputs import check_chunk_sizes, check_container, check_dtype
+from dask_dgpu.array.inputs import check_chunk_sizes, check_container, check_dtype, per_axis
 from dask_dgpu.kernels.stencil import Taps
 
 NAMES = ("zero", "periodic", "reflect", "mirror", "nearest")
@@ -18,7 +18,7 @@ WIDEST = np.complex128
 
 
 def check_array(name: str, x: Array) -> None:
-    """Raise if an array cannot be swept."""
+    """Raise if a stencil cannot be applied to an array."""
     if not x.ndim:
         raise ValueError(f"expected {name} with at least 1 axis, got 0")
     check_chunk_sizes(name, x)
@@ -53,18 +53,15 @@ def taps_of(kernel: Any, shape: tuple[int, ...]) -> Taps:
 
 
 def working_dtype(dtype: Any, weights: Sequence[complex]) -> np.dtype[Any]:
-    """Return the dtype in which sweeps of such an array are computed."""
+    """Return the dtype in which sweeps are computed."""
     real = np.dtype(dtype) if np.dtype(dtype).kind in "fc" else np.dtype("float64")
     least = "complex64" if any(isinstance(weight, complex) for weight in weights) else "float32"
     return np.result_type(real, least)
 
 
 def boundaries(boundary: Any, ndim: int, dtype: np.dtype[Any]) -> tuple[Boundary, ...]:
-    """Return what is beyond the array along each axis, of numbers that ``dtype`` can hold."""
-    several = isinstance(boundary, Sequence) and not isinstance(boundary, str)
-    each = tuple(boundary) if several else (boundary,) * ndim
-    if len(each) != ndim:
-        raise ValueError(f"expected boundary to have one entry per axis, {ndim}, got {len(each)}")
+    """Return the boundary of each axis, with numbers that ``dtype`` can hold."""
+    each = per_axis("boundary", boundary, ndim)
     found = tuple(map(_boundary, each))
     for one, value in zip(each, found, strict=True):
         if isinstance(value, complex) and dtype.kind != "c":

@@ -1,4 +1,4 @@
-"""Sweeps as plain Dask tasks: overlapping blocks, and a function of each."""
+"""Sweeps as plain Dask tasks: overlapping blocks, and a function of each block."""
 
 from __future__ import annotations
 
@@ -24,18 +24,8 @@ def sweeping(
 ) -> Array:
     """Return the result of a :class:`StencilTask` or a ``JacobiTask``, as one layer.
 
-    Parameters
-    ----------
-    name : str
-        Prefix of the output's keys.
-    sources : tuple of dask.array.Array
-        Arrays of the task's dtype.
-    chunks : tuple of tuple of int
-        Chunk sizes of the output.
-    task : StencilTask or JacobiTask
-        The sweeps.
-    expand : callable
-        See :class:`~graph_opt.dask_graph.deferred.DeferredLayer`.
+    The sources have the task's dtype. See :func:`~dask_dgpu.array.deferred.deferred` for
+    the other parameters.
     """
 
     def piece(output: ArrayNode, nodes: tuple[ArrayNode, ...]) -> StencilPiece:
@@ -58,7 +48,7 @@ def expand(piece: StencilPiece) -> tuple[str, Mapping[Any, GraphNode]]:
 
 
 def thick(x: Array, taps: Taps) -> Array:
-    """Return an array in chunks that are at least as long as a stencil reaches."""
+    """Return an array with chunks at least as long as the reach of a stencil."""
     chunks = tuple(
         ensure_minimum_chunksize(max(1, reach), sizes)
         for reach, sizes in zip(taps.radius, x.chunks, strict=True)
@@ -69,9 +59,9 @@ def thick(x: Array, taps: Taps) -> Array:
 def swept(
     x: Array, taps: Taps, boundary: tuple[Boundary, ...], added: Array | None = None
 ) -> Array:
-    """Sweep once, and add another array of the same chunks."""
+    """Apply one sweep, and add another array of the same chunks."""
     depth = dict(enumerate(taps.radius))
-    # Dask makes other boundaries of the type that it believes blocks to have
+    # Dask creates other boundaries in the declared type of blocks, which may be wrong
     around = {axis: each if each == "periodic" else "none" for axis, each in enumerate(boundary)}
     blocks = overlap(x, depth, around, allow_rechunk=False)
     return map_blocks(
@@ -97,7 +87,7 @@ def sweep_block(
     grid: tuple[int, ...],
     block_id: tuple[int, ...] = (),
 ) -> Any:
-    """Sweep a block that has ghost cells, but none beyond an array that is not periodic."""
+    """Sweep a block with ghost cells, except beyond the ends of an axis that is not periodic."""
     for axis, (reach, each) in enumerate(zip(taps.radius, boundary, strict=True)):
         if each is not None and each != "periodic":
             first, last = block_id[axis] == 0, block_id[axis] == grid[axis] - 1

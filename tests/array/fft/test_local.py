@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.runtime import local
 from graph_opt.model.cost import HOST, TASK_SECONDS
 from graph_opt.pieces.fft import FftPiece
 from tests.graph_opt.graphs import matches
@@ -29,20 +28,6 @@ NAMES = [
 REAL = ("rfft", "ihfft", "rfft2", "rfftn")
 DTYPES = ["bool", "int16", "float16", "float32", "float64", "complex64", "complex128"]
 LENGTHS = [1, 2, 3, 5, 8, 13, 20]
-
-
-@pytest.fixture
-def gangs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the pieces that were run by a gang."""
-    ran: list[str] = []
-    original = local.run_here
-
-    def run_here(program: Any, staged: Any) -> Any:
-        ran.append(program.name)
-        return original(program, staged)
-
-    monkeypatch.setattr(local, "run_here", run_here)
-    return ran
 
 
 @pytest.fixture(autouse=True, params=[1, 3], ids="ranks={}".format)

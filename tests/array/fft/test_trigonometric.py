@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
 from dask_dgpu.array.fft import long_axis
-from dask_dgpu.runtime import local
 from tests.support.profiles import examples
 
 LINES = ["dct", "idct", "dst", "idst"]
@@ -134,21 +133,13 @@ def test_single_chunks_move_nothing_and_stay() -> None:
     check(y, A, "dct")
 
 
-def test_there_and_back_is_one_gang(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[str] = []
-    original = local.run_here
-
-    def run_here(program: Any, staged: Any) -> Any:
-        ran.append(program.name)
-        return original(program, staged)
-
-    monkeypatch.setattr(local, "run_here", run_here)
+def test_there_and_back_is_one_gang(gangs: list[str]) -> None:
     x = da.from_array(A, chunks=(4, 10))
     with dgpu.enable(local_ranks=3, on_error="raise", when="always"):
         z = dgpu.fft.idctn(dgpu.fft.dctn(x))
         np.testing.assert_allclose(z.compute(), A, rtol=1e-13)
     assert z.chunks == x.chunks
-    assert len(ran) == 1
+    assert len(gangs) == 1
 
 
 @pytest.mark.parametrize("name", LINES)

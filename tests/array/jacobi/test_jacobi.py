@@ -15,7 +15,6 @@ from dask_dgpu.algorithms.jacobi import Outcome, report
 from dask_dgpu.array import jacobi as jacobi_module
 from dask_dgpu.array.jacobi import fallback
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.runtime import local
 from graph_opt.pieces.stencil import StencilPiece
 from tests.algorithms.test_jacobi import direct
 from tests.array.stencil.test_stencil import numbers
@@ -23,20 +22,6 @@ from tests.graph_opt.graphs import matches
 
 Array = Any
 RHS = numbers((13, 11), "float64")
-
-
-@pytest.fixture
-def gangs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the pieces that were run by a gang."""
-    ran: list[str] = []
-    original = local.run_here
-
-    def run_here(program: Any, staged: Any) -> Any:
-        ran.append(program.name)
-        return original(program, staged)
-
-    monkeypatch.setattr(local, "run_here", run_here)
-    return ran
 
 
 @pytest.fixture(autouse=True, params=[None, 1, 3], ids="ranks={}".format)

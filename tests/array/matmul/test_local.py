@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 import dask_dgpu as dgpu
 from dask_dgpu.planner import optimizer as optimizer_module
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.runtime import local
 from graph_opt.dask_graph.emit import GANG
 from tests.support.profiles import examples
 
@@ -47,20 +46,6 @@ def enabled(request: pytest.FixtureRequest) -> Iterator[dgpu.Enabled]:
 def scheduler(request: pytest.FixtureRequest) -> Iterator[None]:
     with dask.config.set(scheduler=request.param):
         yield
-
-
-@pytest.fixture
-def gangs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the products that were run by a gang."""
-    ran: list[str] = []
-    original = local.run_here
-
-    def run_here(program: Any, staged: Any) -> Any:
-        ran.append(program.name)
-        return original(program, staged)
-
-    monkeypatch.setattr(local, "run_here", run_here)
-    return ran
 
 
 def numbers(*shape: int, dtype: str = "float64", seed: int = 0) -> Any:

@@ -19,7 +19,6 @@ from dask_dgpu.algorithms.halo import Exchange
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.runtime import local
 from graph_opt.pieces.overlap import OverlapPiece
 from tests.support.calls import calls_of
 from tests.support.profiles import examples
@@ -35,20 +34,6 @@ X = da.from_array(A, chunks=(6, 7))
 def enabled() -> Iterator[dgpu.Enabled]:
     with dgpu.enable(local_ranks=3, **ALWAYS) as state:
         yield state
-
-
-@pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The programs that were run."""
-    ran: list[Any] = []
-    original = local.run_here
-
-    def run_here(program: Any, staged: Any) -> Any:
-        ran.append(program)
-        return original(program, staged)
-
-    monkeypatch.setattr(local, "run_here", run_here)
-    return ran
 
 
 def plain(z: da.Array) -> Any:

@@ -19,7 +19,6 @@ from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
 from dask_dgpu.planner import optimizer as optimizer_module
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.runtime import local
 from tests.support.profiles import examples
 
 ALWAYS = {"on_error": "raise", "when": "always"}
@@ -34,20 +33,6 @@ DTYPES = [
 def enabled(request: pytest.FixtureRequest) -> Iterator[dgpu.Enabled]:
     with dgpu.enable(local_ranks=request.param, **ALWAYS) as state:
         yield state
-
-
-@pytest.fixture
-def gangs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the pieces that were run by a gang."""
-    ran: list[str] = []
-    original = local.run_here
-
-    def run_here(program: Any, staged: Any) -> Any:
-        ran.append(program.name)
-        return original(program, staged)
-
-    monkeypatch.setattr(local, "run_here", run_here)
-    return ran
 
 
 RNG = np.random.default_rng(3)
