@@ -11,15 +11,14 @@ block and returns it. The number of tasks is linear in the number of blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from graph_opt.dask_graph.internals import GraphNode, List, Task, TaskRef
-from graph_opt.model.layout import Index
-from graph_opt.model.node import ArrayNode, label
+from graph_opt.model.node import label
 from graph_opt.pieces.region import Region
 
 Key = tuple[Any, ...]
@@ -64,16 +63,17 @@ class GangLayer(MaterializedLayer):
         The functions of the tasks.
     program : object
         The program's payload.
+
+    Attributes
+    ----------
+    gang : key
+        The key of the ``gang`` task.
     """
 
     def __init__(self, region: Region, functions: TaskFunctions, program: Any) -> None:
         self.region = region
-        super().__init__(dict(_gang(region, functions, program)), region.annotations)
-
-    @property
-    def gang(self) -> Key:
-        """The key of the ``gang`` task."""
-        return gang_key(self.region)
+        self.gang = gang_key(region)
+        super().__init__(_gang_tasks(region, functions, program), region.annotations)
 
 
 def guarded(graph: HighLevelGraph) -> HighLevelGraph:
@@ -138,36 +138,26 @@ def emit(
         layers[own] = layer
         dependencies[own] = {node.name for node, blocks in region.inputs if blocks}
         for name, blocks in region.wanted:
-            outs = dict(_outs(name, blocks, layer.gang, functions))
+            keys = [(name, *index) for index in blocks]
+            outs = {k: UnfusedTask(k, functions.out, TaskRef(layer.gang), k) for k in keys}
             layers[name] = MaterializedLayer(outs, region.annotations)
             dependencies[name] = {own}
     return HighLevelGraph(layers, dependencies)
 
 
-def _gang(
-    region: Region, functions: TaskFunctions, program: Any
-) -> Iterator[tuple[Key, GraphNode]]:
+def _gang_tasks(region: Region, functions: TaskFunctions, program: Any) -> dict[Key, GraphNode]:
+    tasks: dict[Key, GraphNode] = {}
     staged: list[List] = []
+    operands = region.operands
     for at, (node, indices) in enumerate(region.inputs):
-        references = []
-        checked = node.name in region.operands
-        for index in indices:
-            key: Key = (f"{STAGE}-{at}-{region.token}", *index)
-            declared = _declared(node, index) if checked else None
-            yield key, UnfusedTask(key, functions.stage, TaskRef((node.name, *index)), declared)
-            references.append(TaskRef(key))
-        staged.append(List(*references))
+        keys: list[Key] = [(f"{STAGE}-{at}-{region.token}", *index) for index in indices]
+        for key, index in zip(keys, indices, strict=True):
+            declared = None
+            if node.name in operands:
+                declared = label(node.name), node.dtype, node.block_shape(index), node.container
+            block = TaskRef((node.name, *index))
+            tasks[key] = UnfusedTask(key, functions.stage, block, declared)
+        staged.append(List(*map(TaskRef, keys)))
     gang = gang_key(region)
-    yield gang, UnfusedTask(gang, functions.gang, program, *staged)
-
-
-def _declared(node: ArrayNode, index: Index) -> tuple[str, str, tuple[int, ...], str]:
-    return label(node.name), node.dtype, node.block_shape(index), node.container
-
-
-def _outs(
-    name: str, blocks: Iterable[Index], gang: Key, functions: TaskFunctions
-) -> Iterator[tuple[Key, GraphNode]]:
-    for index in blocks:
-        key: Key = (name, *index)
-        yield key, UnfusedTask(key, functions.out, TaskRef(gang), key)
+    tasks[gang] = UnfusedTask(gang, functions.gang, program, *staged)
+    return tasks
