@@ -17,16 +17,10 @@ Key = Any
 
 @dataclass(frozen=True)
 class Culled:
-    """A culled graph.
+    """A graph with only the needed layers and tasks.
 
-    Parameters
-    ----------
-    graph : HighLevelGraph
-        The needed layers, with only the needed tasks.
-    reads : dict of str to set of key
-        The keys of other layers that each layer reads.
-    needs : dict of str to mapping of key to set of key
-        For each layer, the keys that each of its tasks reads.
+    ``reads`` are the keys of other layers that each layer reads, and ``needs`` the keys that
+    each of its tasks reads.
     """
 
     graph: HighLevelGraph

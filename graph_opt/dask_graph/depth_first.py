@@ -11,11 +11,7 @@ def depth_first(dependencies: Mapping[str, AbstractSet[str]]) -> list[str]:
 
     Late results occupy memory for a shorter time. The order depends only on names, not on the
     iteration of mappings and sets, so every process derives the same program and gang name.
-
-    Parameters
-    ----------
-    dependencies : mapping of str to set of str
-        The layers that each layer reads, for all layers and without cycles.
+    ``dependencies`` are the layers that each layer reads, without cycles.
     """
     read = set().union(*dependencies.values())
     stack = sorted(dependencies.keys() - read, reverse=True)

@@ -53,21 +53,9 @@ class TaskFunctions:
 
 
 class GangLayer(MaterializedLayer):
-    """The ``stage`` tasks and the ``gang`` task of a region.
+    """The ``stage`` tasks and the ``gang`` task of a region, with its program's payload.
 
-    Parameters
-    ----------
-    region : Region
-        The region.
-    functions : TaskFunctions
-        The functions of the tasks.
-    program : object
-        The program's payload.
-
-    Attributes
-    ----------
-    gang : key
-        The key of the ``gang`` task.
+    The attribute ``gang`` is the key of the latter.
     """
 
     def __init__(self, region: Region, functions: TaskFunctions, program: Any) -> None:

@@ -72,16 +72,9 @@ def members(arrays: ArrayGraph, graph: HighLevelGraph) -> set[str]:
 
 
 def fuse(graph: HighLevelGraph, local: Collection[str], keys: Collection[Any]) -> HighLevelGraph:
-    """Fuse blockwise layers as Dask does, but no member of a gang with another layer.
+    """Fuse blockwise layers as Dask does, but none of the members ``local`` with another layer.
 
-    Parameters
-    ----------
-    graph : HighLevelGraph
-        Layers of any kind.
-    local : collection of str
-        The layers that a gang can compute.
-    keys : collection of key
-        The requested blocks.
+    ``keys`` are the requested blocks.
     """
     borders = {
         other

@@ -18,16 +18,10 @@ from graph_opt.model.node import ArrayNode, Chunks
 
 @dataclass(frozen=True)
 class ArrayGraph:
-    """A high-level graph read as arrays.
+    """Dask's own layers read as arrays.
 
-    Parameters
-    ----------
-    layers : mapping of str to Layer
-        Dask's own layers.
-    dependencies : mapping of str to set of str
-        The layers that each layer reads.
-    requested : frozenset of str
-        Names of the requested arrays (or single keys).
+    ``dependencies`` are the layers that each layer reads, and ``requested`` the names of the
+    requested arrays (or single keys).
     """
 
     layers: Mapping[str, Layer]

@@ -15,16 +15,9 @@ Key = tuple[Any, ...]
 
 
 class PieceLayer(Layer):
-    """A piece, restricted to the wanted blocks, without tasks.
+    """A piece, restricted to the blocks ``wanted`` by others, without tasks.
 
-    Parameters
-    ----------
-    piece : Piece
-        The piece.
-    wanted : frozenset of tuple of int, optional
-        Blocks of the output that others read; by default all computed blocks.
-    annotations : mapping of str to value, optional
-        Dask's annotations.
+    By default all computed blocks are wanted.
     """
 
     def __init__(

@@ -18,16 +18,8 @@ Key = tuple[Any, ...]
 class Plain:
     """Dask's own layers between the inputs and the wanted blocks of a region.
 
-    Their tasks accept blocks that differ from Dask's declaration.
-
-    Parameters
-    ----------
-    layers : mapping of str to Layer
-        The layers.
-    given : tuple of key
-        The input blocks.
-    wanted : tuple of key
-        The blocks that others read.
+    Their tasks accept blocks that differ from Dask's declaration. ``given`` are the keys of the
+    input blocks, and ``wanted`` those of the blocks that others read.
     """
 
     layers: Mapping[str, Layer]

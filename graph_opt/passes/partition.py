@@ -42,23 +42,10 @@ LITTLE = 0.5
 def partition(
     culled: Culled, arrays: ArrayGraph, local: Collection[str], keys: Collection[Any]
 ) -> list[Region]:
-    """Partition a graph into regions.
+    """Partition a graph with :class:`PieceLayer` into regions with at least one collective each.
 
-    Parameters
-    ----------
-    culled : Culled
-        A graph with a :class:`PieceLayer` for each piece.
-    arrays : ArrayGraph
-        Dask's declarations of the arrays.
-    local : collection of str
-        Names of the layers that a gang can compute without a collective.
-    keys : collection of key
-        The requested blocks.
-
-    Returns
-    -------
-    list of Region
-        Each with at least one collective.
+    ``arrays`` are Dask's declarations, ``local`` the layers that a gang can compute without a
+    collective, and ``keys`` the requested blocks.
     """
     graph = culled.graph
     pieces = {name for name, layer in graph.layers.items() if isinstance(layer, PieceLayer)}

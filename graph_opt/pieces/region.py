@@ -82,9 +82,9 @@ class Region:
     annotations: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, piece: Piece, annotations: Mapping[str, Any] | None = None) -> Region:
+    def of(cls, piece: Piece) -> Region:
         """Return the region of one piece that wants all computed blocks."""
-        return cls((piece,), ((piece.output.name, tuple(piece.computed)),), annotations)
+        return cls((piece,), ((piece.output.name, tuple(piece.computed)),))
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
