@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from dask.blockwise import Blockwise
+from dask.core import reverse_dict
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from graph_opt.dask_graph.depth_first import depth_first
@@ -26,6 +28,12 @@ class Culled:
     graph: HighLevelGraph
     reads: dict[str, set[Key]]
     needs: dict[str, Mapping[Key, set[Key]]]
+
+    @cached_property
+    def readers(self) -> Mapping[str, set[str]]:
+        """The layers that read each layer."""
+        readers: Mapping[str, set[str]] = reverse_dict(self.graph.dependencies)
+        return readers
 
 
 def cull(graph: HighLevelGraph, keys: Collection[Key]) -> Culled:

@@ -22,7 +22,6 @@ from dataclasses import replace
 from typing import Any
 
 from dask.blockwise import Blockwise
-from dask.core import reverse_dict
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from graph_opt.dask_graph.culling import Culled, by_name
@@ -31,11 +30,12 @@ from graph_opt.dask_graph.members import calls_others, tasks_of
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.piece_layer import PieceLayer
 from graph_opt.model.node import ArrayNode
+from graph_opt.pieces.piece import Piece
 from graph_opt.pieces.region import Blockwork, Member, Region
 
 Levels = dict[str, int]
 
-LITTLE = 0.5
+STREAM_FRACTION = 0.5
 """A stream writes less than this fraction of the bytes that it reads."""
 
 
@@ -51,41 +51,35 @@ def partition(
     pieces = {name for name, layer in graph.layers.items() if isinstance(layer, PieceLayer)}
     members = pieces | (graph.layers.keys() & set(local))
     order = depth_first(graph.dependencies)
-    readers = reverse_dict(graph.dependencies)
     requested = by_name(keys)
-    levels = _levels(graph, order, members)
-    _sink(order, readers, levels, members, requested)
+    levels = _levels(culled, order, members, requested)
     found = []
     for component in _connected(graph, order, levels, members):
-        names = _without_streams(component, graph, arrays, readers, pieces)
+        names = _without_streams(component, culled, arrays, pieces)
         if not pieces.isdisjoint(names):
-            found.append(_region(names, culled, arrays, readers, requested))
+            found.append(_region(names, culled, arrays, requested))
     return found
 
 
-def _levels(graph: HighLevelGraph, order: list[str], members: set[str]) -> Levels:
-    """Count, on the paths to each layer, how often a layer that is no member reads a member."""
+def _levels(
+    culled: Culled, order: list[str], members: set[str], requested: Collection[str]
+) -> Levels:
+    """Count, on the paths to each layer, how often a layer that is no member reads a member.
+
+    Members that only members read have the level of their readers.
+    """
+    graph, readers = culled.graph, culled.readers
     levels: Levels = {}
     for name in order:
         above = members if name not in members else set()
         levels[name] = max(
             (levels[other] + (other in above) for other in graph.dependencies[name]), default=0
         )
-    return levels
-
-
-def _sink(
-    order: list[str],
-    readers: Mapping[str, set[str]],
-    levels: Levels,
-    members: set[str],
-    requested: Collection[str],
-) -> None:
-    """Raise members to the level of their readers if only members read them."""
     for name in reversed(order):
-        mine = readers[name]
-        if name in members and name not in requested and mine and mine <= members:
-            levels[name] = max(levels[name], min(levels[reader] for reader in mine))
+        if name in members and name not in requested and readers[name] <= members:
+            lowest = min((levels[reader] for reader in readers[name]), default=0)
+            levels[name] = max(levels[name], lowest)
+    return levels
 
 
 def _connected(
@@ -115,31 +109,28 @@ def _connected(
 
 
 def _without_streams(
-    names: list[str],
-    graph: HighLevelGraph,
-    arrays: ArrayGraph,
-    readers: Mapping[str, set[str]],
-    pieces: set[str],
+    names: list[str], culled: Culled, arrays: ArrayGraph, pieces: set[str]
 ) -> list[str]:
     """Leave streams to Dask: members before any collective that reduce much to little.
 
     Dask reads, reduces and frees block after block, while a gang would hold all blocks. A layer
     with other readers is no stream: its blocks must exist anyway.
     """
-    left = set(names)
-    after: set[str] = set()
+    graph, readers = culled.graph, culled.readers
+    kept = set(names)
+    collective: set[str] = set()
     for name in names:
         needed = graph.dependencies[name]
-        if name in pieces or needed & after:
-            after.add(name)
+        if name in pieces or needed & collective:
+            collective.add(name)
             continue
-        cone = _cone(name, graph, left)
+        cone = _cone(name, graph, kept)
         sources = set().union(*(graph.dependencies[each] for each in cone)) - cone
-        shared = any(readers[each] & (left - cone) for each in (cone - {name}) | sources)
-        much = sum(_node(arrays, each).nbytes for each in needed)
-        if not shared and _node(arrays, name).nbytes < LITTLE * much:
-            left -= cone
-    return [name for name in names if name in left]
+        shared = any(readers[each] & (kept - cone) for each in (cone - {name}) | sources)
+        read_bytes = sum(_node(arrays, each).nbytes for each in needed)
+        if not shared and _node(arrays, name).nbytes < STREAM_FRACTION * read_bytes:
+            kept -= cone
+    return [name for name in names if name in kept]
 
 
 def _cone(name: str, graph: HighLevelGraph, inside: set[str]) -> set[str]:
@@ -153,11 +144,7 @@ def _cone(name: str, graph: HighLevelGraph, inside: set[str]) -> set[str]:
 
 
 def _region(
-    names: list[str],
-    culled: Culled,
-    arrays: ArrayGraph,
-    readers: Mapping[str, set[str]],
-    requested: Mapping[str, set[Any]],
+    names: list[str], culled: Culled, arrays: ArrayGraph, requested: Mapping[str, set[Any]]
 ) -> Region:
     """Return the region of some layers, which wants the requested blocks and those others read."""
     members = _corrected([_member(name, culled, arrays) for name in names])
@@ -165,7 +152,7 @@ def _region(
     wanted = {}
     for member in members:
         name = member.output.name
-        read = [culled.reads[other] for other in readers[name] - inside]
+        read = [culled.reads[other] for other in culled.readers[name] - inside]
         if name in requested:
             read.append(requested[name])
         blocks = tuple(
@@ -181,12 +168,8 @@ def _corrected(members: Sequence[Member]) -> tuple[Member, ...]:
 
     Dask declares one value for a reduction with several, such as ``topk``.
     """
-    read = {
-        node.name: node
-        for member in members
-        if not isinstance(member, Blockwork)
-        for node in member.inputs
-    }
+    pieces = [member for member in members if isinstance(member, Piece)]
+    read = {node.name: node for piece in pieces for node in piece.inputs}
     return tuple(
         replace(member, output=read.get(member.output.name, member.output))
         if isinstance(member, Blockwork)

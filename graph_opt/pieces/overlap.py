@@ -44,18 +44,10 @@ def extended(
 
 @dataclass(frozen=True)
 class OverlapPiece(SeparablePiece):
-    """Every block of ``source``, extended by ghost cells.
+    """Every block of ``source``, extended by ghost cells; ``output`` has the same grid.
 
-    Parameters
-    ----------
-    output, source : ArrayNode
-        The array with ghost cells and without, in the same grid of blocks.
-    depth : tuple of (int, int)
-        For each axis the ghost cells before and after a block.
-    boundary : tuple of str, number or None
-        For each axis the boundary, ``None`` for none.
-    edges : int
-        Dask's tasks for the boundary.
+    For each axis, ``depth`` are the ghost cells before and after a block, and ``boundary`` is
+    the boundary. ``edges`` counts Dask's tasks for boundaries.
     """
 
     depth: tuple[Depth, ...]

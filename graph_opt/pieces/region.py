@@ -25,19 +25,8 @@ MOST_NAMED = 8
 class Blockwork:
     """One of Dask's layers, whose tasks compute blocks from whole blocks.
 
-    Parameters
-    ----------
-    output : ArrayNode
-        The result.
-    inputs : tuple of ArrayNode
-        The input arrays.
-    needs : mapping of tuple of int to tuple of (str, tuple of int)
-        For each computed block, in row-major order, its input blocks: names of arrays, and
-        indices.
-    layer : Layer
-        The tasks.
-    once : bool, optional
-        Whether to compute each block only once, because of functions of users.
+    ``needs`` are the input blocks of each computed block, in row-major order: names of arrays,
+    and indices. With ``once`` each block is computed only once: its functions are a user's.
     """
 
     output: ArrayNode
@@ -89,7 +78,7 @@ class Region:
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """The collectives."""
-        return tuple(member for member in self.members if not isinstance(member, Blockwork))
+        return tuple(member for member in self.members if isinstance(member, Piece))
 
     @property
     def blockworks(self) -> tuple[Blockwork, ...]:
@@ -108,7 +97,7 @@ class Region:
         read: defaultdict[str, set[Index]] = defaultdict(set)
         for member in self.members:
             for node in member.inputs:
-                if node.name not in nodes or not isinstance(member, Blockwork):
+                if node.name not in nodes or isinstance(member, Piece):
                     nodes[node.name] = node  # collectives know more of it
             for name, index in _read(member):
                 read[name].add(index)
