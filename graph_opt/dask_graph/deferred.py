@@ -7,7 +7,7 @@ from typing import Any
 
 from dask.highlevelgraph import Layer
 
-from graph_opt.dask_graph.internals import Alias, GraphNode, cull
+from graph_opt.dask_graph.internals import GraphNode, cull
 from graph_opt.model.node import ArrayNode
 from graph_opt.pieces.piece import Piece
 
@@ -88,8 +88,9 @@ class DeferredLayer(Layer):
             name, tasks = self.expand(self.piece)
             named = {}
             for key, task in tasks.items():
-                mine = (self.output.name, *key[1:]) if key[0] == name else key
-                named[mine] = _renamed(task, mine)
+                new = (self.output.name, *key[1:]) if key[0] == name else key
+                # an Alias only changes its key if the mapping has it
+                named[new] = task if new == key else task.substitute({key: new}, new)
             self._tasks = named if self.wanted is None else cull(named, self.get_output_keys())
         return self._tasks
 
@@ -104,11 +105,3 @@ class DeferredLayer(Layer):
 
     def __len__(self) -> int:
         return len(self.tasks())
-
-
-def _renamed(task: GraphNode, key: Key) -> GraphNode:
-    if key == task.key:
-        return task
-    if isinstance(task, Alias):  # substitute() of no key does not rename it
-        return Alias(key, task.target)
-    return task.substitute({}, key=key)

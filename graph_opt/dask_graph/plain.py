@@ -32,13 +32,12 @@ class Plain:
 
         ``None`` if one is a P2P rechunk: its tasks cannot be renamed.
         """
-        found = {node.name: None for node, _ in region.inputs}
+        inputs = {node.name for node, _ in region.inputs}
         layers: dict[str, Layer] = {}
         waiting = [name for name, _ in region.wanted]
         while waiting:
             name = waiting.pop()
-            if name not in found:
-                found[name] = None
+            if name not in inputs and name not in layers:
                 layers[name] = graph.layers[name]
                 waiting += graph.dependencies[name]
         if any(type(layer).__name__.startswith("P2P") for layer in layers.values()):

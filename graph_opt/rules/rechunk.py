@@ -14,6 +14,7 @@ between them. So are the transposes before and between them::
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from dask.blockwise import Blockwise
@@ -44,13 +45,14 @@ def match(graph: ArrayGraph, name: str) -> RechunkPiece | Declined | None:
     source, output = graph.node(before) if before else None, graph.node(name)
     if source is None or output is None:
         return Declined(name, "its array is not a Dask array with known facts")
-    nodes = [source, *(graph.node(layer) for layer in inner)]
-    if not all(node is not None and node.known for node in nodes):
+    found = (source, *map(graph.node, inner))
+    nodes = [node for node in found if node is not None and node.known]
+    if len(nodes) < len(found):
         return Declined(name, "chunk sizes are unknown")
     reason = unsupported((source,), output)
     if reason is not None:
         return Declined(name, reason)
-    axes, stages = _passes(graph, inner, [node for node in nodes if node is not None])
+    axes, stages = _passes(graph, inner, nodes)
     piece = RechunkPiece(output, source, axes, stages, inner=tuple(inner))
     # Dask may correct chunk sizes after it has created the layer, whose facts stay as they were
     return piece if piece.fault() is None else Declined(name, "chunk sizes are unknown")
@@ -119,7 +121,7 @@ def _passes(
     """Return the order of axes after all steps, and Dask's own passes."""
     axes: Axes = tuple(range(nodes[0].ndim))
     stages: list[Stage] = []
-    for name, before, after in zip(inner, nodes, nodes[1:], strict=False):
+    for name, (before, after) in zip(inner, pairwise(nodes), strict=True):
         permutation = _permutation(graph, name)
         if permutation is not None:
             axes = tuple(axes[axis] for axis in permutation)
