@@ -37,15 +37,8 @@ CONTRACTIONS = (_matmul, _tensordot, chunk_einsum)
 """Functions that multiply blocks and leave the sum to later layers: for a rule, or for Dask."""
 
 PACKAGES = (
-    "numpy",
-    "cupy",
-    "dask",
-    "dask_dgpu",
-    "operator",
-    "_operator",
-    "builtins",
-    "toolz",
-    "cytoolz",
+    *("numpy", "cupy", "dask", "dask_dgpu"),
+    *("operator", "_operator", "builtins", "toolz", "cytoolz"),
 )
 """Packages of the functions that Dask and our sums call in layers that are not blockwise."""
 

@@ -14,22 +14,8 @@ from graph_opt.model.dtype import BFLOAT16
 from graph_opt.model.node import CONTAINERS, ArrayNode
 
 DTYPES = frozenset(
-    [
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-    ]
+    {"bool", "float16", "float32", "float64", "complex64", "complex128"}
+    | {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 )
 CARRIED = DTYPES | {BFLOAT16}
 """Dtypes of blocks in regions and of sums; other collectives lack bfloat16."""

@@ -6,6 +6,7 @@ An axis of chunks ``(3, 3, 2)`` has the cuts ``(0, 3, 6, 8)``.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -138,15 +139,15 @@ class Layout:
 
     def share(self, rank: int, itemsize: int) -> int:
         """Return the bytes of a rank's blocks."""
-        return self._elements.get(rank, 0) * itemsize
+        return self._elements[rank] * itemsize
 
     @cached_property
-    def _elements(self) -> dict[int, int]:
+    def _elements(self) -> Counter[int]:
         """The number of elements of each rank."""
         lengths = [[hi - lo for lo, hi in pairwise(cuts)] for cuts in self.cuts]
-        found: dict[int, int] = {}
+        found: Counter[int] = Counter()
         for shape, owner in zip(cartesian(*lengths), self.owners, strict=True):
-            found[owner] = found.get(owner, 0) + prod(shape)
+            found[owner] += prod(shape)
         return found
 
     def transposed(self, axes: Sequence[int]) -> Layout:
