@@ -146,7 +146,7 @@ def _cone(name: str, graph: HighLevelGraph, inside: set[str]) -> set[str]:
 def _region(
     names: list[str], culled: Culled, arrays: ArrayGraph, requested: Mapping[str, set[Any]]
 ) -> Region:
-    """Return the region of some layers, which wants the requested blocks and those others read."""
+    """Return the region of some layers; wanted blocks are requested, or others read them."""
     members = _corrected([_member(name, culled, arrays) for name in names])
     inside = set(names)
     wanted = {}

@@ -87,9 +87,9 @@ class FftPiece(Piece):
         """Return which chunks do not match the plan, ``None`` if all do."""
         exchanges = self.plan.exchanges
         if exchanges[0].source != self.source.chunks:
-            return f"a transform of {exchanges[0].source} cannot read {self.source.chunks}"
+            return f"expected source chunks {exchanges[0].source}, got {self.source.chunks}"
         if exchanges[-1].target != self.output.chunks:
-            return f"a transform to {exchanges[-1].target} cannot make {self.output.chunks}"
+            return f"expected chunks {exchanges[-1].target}, got {self.output.chunks}"
         return None
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:

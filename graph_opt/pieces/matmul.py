@@ -92,9 +92,10 @@ class MatmulPiece(Piece):
         """Return which shapes, chunks or blocks do not match, ``None`` if all do."""
         left, right, output = self.left, self.right, self.output
         if left.shape[1] != right.shape[0]:
-            return f"{left.shape} and {right.shape} do not conform"
-        if output.chunks != (left.chunks[0], right.chunks[1]):
-            return "its chunks are not those of its operands"
+            return f"expected equal inner lengths, got shapes {left.shape} and {right.shape}"
+        chunks = left.chunks[0], right.chunks[1]
+        if output.chunks != chunks:
+            return f"expected chunks {chunks}, got {output.chunks}"
         for name, blocks, count in zip(("rows", "columns"), self.task, output.grid, strict=True):
             if not set(blocks) <= set(range(count)):
                 return f"block {name} {blocks} do not exist"

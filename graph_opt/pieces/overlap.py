@@ -121,11 +121,12 @@ class OverlapPiece(SeparablePiece):
         """Return which chunks, dtypes or blocks do not match, ``None`` if all do."""
         source, output = self.source, self.output
         if len(self.depth) != source.ndim or len(self.boundary) != source.ndim:
-            return f"depth and boundary of {len(self.depth)} axes do not fit {source.ndim}"
-        if output.chunks != extended(source.chunks, self.depth, self.boundary):
-            return "its chunks are not those of its source and the halo"
+            return f"expected depth and boundary of {source.ndim} axes, got {len(self.depth)}"
+        chunks = extended(source.chunks, self.depth, self.boundary)
+        if output.chunks != chunks:
+            return f"expected chunks {chunks}, got {output.chunks}"
         if source.dtype != output.dtype:
-            return f"a halo of {source.dtype} cannot be {output.dtype}"
+            return f"expected dtype {source.dtype}, got {output.dtype}"
         return super().fault()
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:

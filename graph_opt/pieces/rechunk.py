@@ -77,14 +77,14 @@ class RechunkPiece(SeparablePiece):
     def staged(self) -> tuple[tuple[Index, ...], ...]:
         """The blocks of the source with elements of a wanted block."""
         before, after = self.cuts
-        made = np.zeros(self.output.grid)
+        wanted = np.zeros(self.output.grid)
         for index in self.computed:
-            made[index] = 1
+            wanted[index] = 1
         common = [
             common_lengths(before[axis], cuts) > 0
             for axis, cuts in zip(self.axes, after, strict=True)
         ]
-        read = spread(made, [matrix.astype(float) for matrix in common])
+        read = spread(wanted, [matrix.astype(float) for matrix in common])
         read = read.transpose([self.axes.index(axis) for axis in range(len(self.axes))])
         return (tuple(tuple(index) for index in np.argwhere(read).tolist()),)
 
@@ -92,12 +92,12 @@ class RechunkPiece(SeparablePiece):
         """Return which axes, shapes, dtypes or blocks do not match, ``None`` if all do."""
         ndim, output = self.source.ndim, self.output
         if sorted(self.axes) != list(range(ndim)) or output.ndim != ndim:
-            return f"axes {self.axes} are no order of {ndim} axes"
+            return f"expected an order of {ndim} axes, got {self.axes}"
         shape = tuple(self.source.shape[axis] for axis in self.axes)
         if shape != output.shape:
-            return f"a rechunk of {shape} cannot have shape {output.shape}"
+            return f"expected shape {shape}, got {output.shape}"
         if self.source.dtype != output.dtype:
-            return f"a rechunk of {self.source.dtype} cannot be {output.dtype}"
+            return f"expected dtype {self.source.dtype}, got {output.dtype}"
         return super().fault()
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:

@@ -72,7 +72,7 @@ class Region:
 
     @classmethod
     def of(cls, piece: Piece) -> Region:
-        """Return the region of one piece that wants all computed blocks."""
+        """Return the region of one piece; all computed blocks are wanted."""
         return cls((piece,), ((piece.output.name, tuple(piece.computed)),))
 
     @property

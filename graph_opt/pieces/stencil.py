@@ -86,10 +86,10 @@ class StencilPiece(Piece):
         """Return which chunks do not match, ``None`` if all do."""
         chunks = self.sources[0].chunks
         if any(source.chunks != chunks for source in self.sources):
-            return "the arrays that are swept have different chunks"
+            return "expected sources with the same chunks"
         rows = self.output.chunks[0][: len(chunks[0])]
         if (rows, *self.output.chunks[1:]) != chunks:
-            return f"a sweep of {chunks} cannot make {self.output.chunks}"
+            return f"expected chunks {chunks}, got {self.output.chunks}"
         return None
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:

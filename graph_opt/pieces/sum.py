@@ -38,9 +38,9 @@ class SumPiece(SeparablePiece):
     @property
     def summary(self) -> str:
         """Shape, dtype, method, and the number of blocks before and after."""
-        made, shape = len(self.computed), self.source.shape
+        count, shape = len(self.computed), self.source.shape
         axes = f"axis {self.axes[0]}" if len(self.axes) == 1 else f"axes {self.axes}"
-        blocks = f"from {self.source.blocks} to {made} {'block' if made == 1 else 'blocks'}"
+        blocks = f"from {self.source.blocks} to {count} {'block' if count == 1 else 'blocks'}"
         return f"{shape} {self.source.dtype} along {axes}, {self.method}, {blocks}"
 
     @property
@@ -63,14 +63,14 @@ class SumPiece(SeparablePiece):
     def fault(self) -> str | None:
         """Return which axes, chunks or blocks do not match, ``None`` if all do."""
         if any(not 0 <= axis < self.source.ndim for axis in self.axes):
-            return f"axes {self.axes} are not all among {self.source.ndim}"
+            return f"expected some of {self.source.ndim} axes, got {self.axes}"
         kept = [
             (1,) if k in self.axes else sizes
             for k, sizes in enumerate(self.source.chunks)
             if self.keepdims or k not in self.axes
         ]
         if tuple(kept) != self.output.chunks:
-            return f"sums in chunks {tuple(kept)} cannot be in {self.output.chunks}"
+            return f"expected chunks {tuple(kept)}, got {self.output.chunks}"
         return super().fault()
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:

@@ -35,7 +35,7 @@ Axes = tuple[int, ...]
 
 def match(graph: ArrayGraph, name: str) -> RechunkPiece | Declined | None:
     """Match the rechunk whose last layer is ``name``; ``None`` is no rechunk, or not its end."""
-    if not _is_rechunk(graph, name) or _goes_on(graph, name):
+    if not _is_rechunk(graph, name) or _continues(graph, name):
         return None
     inner = [name]
     while (before := _only_input(graph, inner[0])) is not None and _is_step(graph, before):
@@ -79,7 +79,7 @@ def _only_input(graph: ArrayGraph, name: str) -> str | None:
     return next(iter(inputs)) if len(inputs) == 1 else None
 
 
-def _goes_on(graph: ArrayGraph, name: str) -> bool:
+def _continues(graph: ArrayGraph, name: str) -> bool:
     """Whether another rechunk is the only reader, directly or after transposes."""
     reader = only_reader(graph, name)
     while reader is not None and _permutation(graph, reader) is not None:
