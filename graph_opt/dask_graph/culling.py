@@ -1,13 +1,15 @@
-"""Culling that keeps the names of layers, and says what each of them reads."""
+"""Culling that keeps the names of layers, and returns the keys that each of them reads."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from dask.blockwise import Blockwise
+from dask.core import reverse_dict
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from graph_opt.dask_graph.depth_first import depth_first
@@ -17,54 +19,53 @@ Key = Any
 
 @dataclass(frozen=True)
 class Culled:
-    """What is left of a graph.
+    """A graph with only the needed layers and tasks.
 
-    Parameters
-    ----------
-    graph : HighLevelGraph
-        The layers that are needed, each with no more than the tasks that are.
-    reads : dict of str to set of key
-        The keys of other layers that each layer reads.
-    needs : dict of str to mapping of key to set of key
-        For each layer, what each of its tasks reads.
+    ``reads`` are the keys of other layers that each layer reads, and ``needs`` the keys that
+    each of its tasks reads.
     """
 
     graph: HighLevelGraph
     reads: dict[str, set[Key]]
     needs: dict[str, Mapping[Key, set[Key]]]
 
+    @cached_property
+    def readers(self) -> Mapping[str, set[str]]:
+        """The layers that read each layer."""
+        readers: Mapping[str, set[str]] = reverse_dict(self.graph.dependencies)
+        return readers
+
 
 def cull(graph: HighLevelGraph, keys: Collection[Key]) -> Culled:
-    """Leave out what nobody needs who wants ``keys``.
+    """Leave out all tasks that ``keys`` do not need.
 
-    Dask's own does the same, but gives layers other names and forgets which of them
-    depend on each other.
+    Dask's own culling renames layers and drops the dependencies between them.
     """
     legacy = any(layer.has_legacy_tasks for layer in graph.layers.values())
     known: set[Key] = graph.get_all_external_keys() if legacy else set()
     needed = set(keys)
-    named = _by_name(needed)
+    named = by_name(needed)
     layers: dict[str, Layer] = {}
     reads: dict[str, set[Key]] = {}
     needs: dict[str, Mapping[Key, set[Key]]] = {}
     for name in reversed(depth_first(graph.dependencies)):
         layer = graph.layers[name]
-        wanted = needed.intersection(layer.get_output_keys())  # it goes through all it is given
+        wanted = needed.intersection(layer.get_output_keys())
         if isinstance(layer, Blockwise):
-            wanted |= named[name]  # of chunks (0, 1) it lists one block, and makes the other
+            wanted |= named[name]  # of chunks (0, 1) it lists one block, but makes both
         if wanted:
             layers[name], needs[name] = layer.cull(wanted, known)
-            alike = {id(read): read for read in needs[name].values()}  # a piece has one set for all
+            alike = {id(read): read for read in needs[name].values()}  # a piece's tasks share one
             reads[name] = set().union(*alike.values()) - needs[name].keys()
             needed |= reads[name]
-            for other, read in _by_name(reads[name]).items():
+            for other, read in by_name(reads[name]).items():
                 named[other] |= read
     between = {name: graph.dependencies[name] & layers.keys() for name in layers}
     return Culled(HighLevelGraph(layers, between), reads, needs)
 
 
-def _by_name(keys: Collection[Key]) -> defaultdict[Any, set[Key]]:
-    """Return keys by the name of their array."""
+def by_name(keys: Collection[Key]) -> defaultdict[Any, set[Key]]:
+    """Group keys by the name of their array."""
     found: defaultdict[Any, set[Key]] = defaultdict(set)
     for key in keys:
         found[key[0] if isinstance(key, tuple) else key].add(key)

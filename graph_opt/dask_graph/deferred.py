@@ -1,14 +1,13 @@
-"""One operation on arrays, kept whole until somebody needs its tasks."""
+"""Layer of an operation of our own, expanded to tasks on demand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import product
 from typing import Any
 
 from dask.highlevelgraph import Layer
 
-from graph_opt.dask_graph.internals import Alias, GraphNode, cull
+from graph_opt.dask_graph.internals import GraphNode, cull
 from graph_opt.model.node import ArrayNode
 from graph_opt.pieces.piece import Piece
 
@@ -17,22 +16,22 @@ Expand = Callable[[Any], tuple[str, Mapping[Any, GraphNode]]]
 
 
 class DeferredLayer(Layer):
-    """An operation of our own: a piece, and plain Dask's tasks for it.
+    """An operation of our own: a piece, and its fallback to tasks of plain Dask.
 
-    The optimizer takes the piece. Without it the layer expands to the tasks of the
-    plain-Dask fallback at first use, as a rule in the scheduler's process.
+    The optimizer replaces the layer by the piece. Otherwise the layer expands to tasks at first
+    use, usually in the scheduler's process.
 
     Parameters
     ----------
     piece : Piece
-        The operation; it can be pickled and has a stable ``dask.tokenize`` token.
+        The operation, with pickle support and a deterministic ``dask.tokenize`` token.
     expand : callable
         ``expand(piece)`` returns the name of an array with the chunks of the output, and
-        the tasks. They are the same for every type of blocks.
+        the tasks, the same for all types of blocks.
     wanted : frozenset of tuple of int, optional
-        Blocks of the output that somebody reads, all by default.
+        Blocks of the output that others read, all by default.
     annotations : mapping of str to value, optional
-        Those of Dask, for all tasks.
+        Dask's annotations for all tasks.
     """
 
     def __init__(
@@ -50,18 +49,16 @@ class DeferredLayer(Layer):
 
     @property
     def output(self) -> ArrayNode:
-        """The array that is computed."""
+        """The result."""
         return self.piece.output
 
     def get_output_keys(self) -> set[Key]:
-        """Keys that other layers may read."""
-        wanted: Collection[tuple[int, ...]] | None = self.wanted
-        if wanted is None:
-            wanted = set(product(*(range(len(sizes)) for sizes in self.output.chunks)))
+        """Return the keys of the wanted blocks."""
+        wanted = self.output.indices if self.wanted is None else self.wanted
         return {(self.output.name, *index) for index in wanted}
 
     def is_materialized(self) -> bool:
-        """Whether the tasks exist already."""
+        """Whether the tasks exist."""
         return self._tasks is not None
 
     @property
@@ -72,7 +69,7 @@ class DeferredLayer(Layer):
     def cull(
         self, keys: Collection[Any], all_hlg_keys: Collection[Any]
     ) -> tuple[Layer, Mapping[Any, set[Any]]]:
-        """Keep what the wanted blocks need."""
+        """Keep the tasks that the blocks in ``keys`` need."""
         outputs = self.get_output_keys()
         kept = outputs & set(keys)
         if not kept:
@@ -86,13 +83,14 @@ class DeferredLayer(Layer):
         return layer, {key: set(task.dependencies) for key, task in layer.items()}
 
     def tasks(self) -> dict[Key, GraphNode]:
-        """Make the tasks, once."""
+        """Return the tasks, created at the first call."""
         if self._tasks is None:
             name, tasks = self.expand(self.piece)
             named = {}
             for key, task in tasks.items():
-                mine = (self.output.name, *key[1:]) if key[0] == name else key
-                named[mine] = _renamed(task, mine)
+                new = (self.output.name, *key[1:]) if key[0] == name else key
+                # an Alias only changes its key if the mapping has it
+                named[new] = task if new == key else task.substitute({key: new}, new)
             self._tasks = named if self.wanted is None else cull(named, self.get_output_keys())
         return self._tasks
 
@@ -107,11 +105,3 @@ class DeferredLayer(Layer):
 
     def __len__(self) -> int:
         return len(self.tasks())
-
-
-def _renamed(task: GraphNode, key: Key) -> GraphNode:
-    if key == task.key:
-        return task
-    if isinstance(task, Alias):  # Dask leaves its key when it substitutes nothing
-        return Alias(key, task.target)
-    return task.substitute({}, key=key)

@@ -1,4 +1,4 @@
-"""An order of layers in which each comes after all that it reads."""
+"""Order layers by their dependencies."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ from collections.abc import Set as AbstractSet
 
 
 def depth_first(dependencies: Mapping[str, AbstractSet[str]]) -> list[str]:
-    """Order layers, each right before the first that reads it.
+    """Order layers, each after all that it reads and right before its first reader.
 
-    What is made late takes memory for less long. Only names decide, not the order in which
-    mappings and sets happen to be gone through: the same graph is the same program in every
-    process, and its gang has the same name.
-
-    Parameters
-    ----------
-    dependencies : mapping of str to set of str
-        What each layer reads; of all layers, without cycles.
+    Late results occupy memory for a shorter time. The order depends only on names, not on the
+    iteration of mappings and sets, so every process derives the same program and gang name.
+    ``dependencies`` are the layers that each layer reads, without cycles.
     """
     read = set().union(*dependencies.values())
     stack = sorted(dependencies.keys() - read, reverse=True)

@@ -1,26 +1,24 @@
-"""Lowering: from a region to the Dask tasks of its gang.
+"""Replace regions by the Dask tasks of their gangs.
 
 ::
 
-    stage (one a block of an input)  ->  gang (one)  ->  out (one a block that is wanted)
+    stage (one per input block)  ->  gang (one)  ->  out (one per wanted block)
 
-A ``stage`` runs where its block already is and hands it over without a copy; the
-``gang`` task has the scheduler run one program on all ranks; an ``out`` runs on
-the worker that made its block and returns it. Tasks grow with the number of
-blocks, never with the product of block counts.
+A ``stage`` runs on a worker with its block and passes it on without a copy. The ``gang`` task
+has the scheduler run one program on all ranks. An ``out`` runs on the worker that computed its
+block and returns it. The number of tasks is linear in the number of blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from graph_opt.dask_graph.internals import GraphNode, List, Task, TaskRef
-from graph_opt.model.layout import Index
-from graph_opt.model.node import ArrayNode, label
+from graph_opt.model.node import label
 from graph_opt.pieces.region import Region
 
 Key = tuple[Any, ...]
@@ -30,7 +28,7 @@ GANG = "dgpu-gang"
 
 
 class UnfusedTask(Task):
-    """A task that Dask's linear fusion leaves alone: its key has a meaning."""
+    """A task that Dask's linear fusion skips, because its key has a meaning."""
 
     __slots__ = ()
 
@@ -42,11 +40,11 @@ class UnfusedTask(Task):
 
 @dataclass(frozen=True)
 class TaskFunctions:
-    """The three functions that the tasks call.
+    """The functions of the tasks.
 
-    ``stage(block, declared)``, where ``declared`` is ``None`` for what only Dask's own
-    functions read; ``gang(program, *staged)`` with a list for each input;
-    ``out(handle, block)`` with the name of the array and the place of the block in it.
+    - ``stage(block, declared)``: ``declared`` is ``None`` if only Dask's own functions read it.
+    - ``gang(program, *staged)``: one list for each input.
+    - ``out(handle, block)``: the name of the array and the index of the block.
     """
 
     stage: Callable[..., Any]
@@ -55,39 +53,28 @@ class TaskFunctions:
 
 
 class GangLayer(MaterializedLayer):
-    """The tasks of a region that only it knows: one to stage each block, and the gang's.
+    """The ``stage`` tasks and the ``gang`` task of a region, with its program's payload.
 
-    Parameters
-    ----------
-    region : Region
-        What is computed.
-    functions : TaskFunctions
-        What the tasks call.
-    program : object
-        The program's payload.
+    The attribute ``gang`` is the key of the latter.
     """
 
     def __init__(self, region: Region, functions: TaskFunctions, program: Any) -> None:
         self.region = region
-        super().__init__(dict(_gang(region, functions, program)), region.annotations)
-
-    @property
-    def gang(self) -> Key:
-        """The key of the ``gang`` task."""
-        return gang_key(self.region)
+        self.gang = gang_key(region)
+        super().__init__(_gang_tasks(region, functions, program), region.annotations)
 
 
 def guarded(graph: HighLevelGraph) -> HighLevelGraph:
-    """Keep Dask's fusion from the gangs of a graph that was optimized before.
+    """Protect the gangs of a graph that was optimized before from Dask's fusion.
 
-    Where an array becomes part of a Delayed, Dask optimizes its graph and wraps each task in
+    If an array becomes part of a Delayed, Dask optimizes its graph and wraps each task in
     another, which may be fused.
     """
     layers = dict(graph.layers)
     for name, layer in graph.layers.items():
         if not isinstance(layer, MaterializedLayer):
             continue
-        gangs = {key for key in layer if is_gang(key)}
+        gangs = set(filter(is_gang, layer))
         if not gangs:
             continue
         own = {
@@ -102,12 +89,12 @@ def guarded(graph: HighLevelGraph) -> HighLevelGraph:
 
 
 def is_gang(key: Any) -> bool:
-    """Whether a key is that of a ``gang`` task."""
+    """Whether a key belongs to a ``gang`` task."""
     return _begins(key, GANG)
 
 
 def is_stage(key: Any) -> bool:
-    """Whether a key is that of a ``stage`` task."""
+    """Whether a key belongs to a ``stage`` task."""
     return _begins(key, STAGE)
 
 
@@ -125,9 +112,9 @@ def emit(
     gangs: Iterable[tuple[Region, Any]],
     functions: TaskFunctions,
 ) -> HighLevelGraph:
-    """Replace the members of each region by its gang, and a layer for each array wanted.
+    """Replace the members of each region by its gang and a layer for each wanted array.
 
-    ``gangs`` are regions, each with its program's payload.
+    ``gangs`` are regions with the payloads of their programs.
     """
     layers: dict[str, Layer] = dict(graph.layers)
     dependencies = {name: set(needed) for name, needed in graph.dependencies.items()}
@@ -139,37 +126,26 @@ def emit(
         layers[own] = layer
         dependencies[own] = {node.name for node, blocks in region.inputs if blocks}
         for name, blocks in region.wanted:
-            outs = dict(_outs(name, blocks, layer.gang, functions))
+            keys = [(name, *index) for index in blocks]
+            outs = {k: UnfusedTask(k, functions.out, TaskRef(layer.gang), k) for k in keys}
             layers[name] = MaterializedLayer(outs, region.annotations)
             dependencies[name] = {own}
     return HighLevelGraph(layers, dependencies)
 
 
-def _gang(
-    region: Region, functions: TaskFunctions, program: Any
-) -> Iterator[tuple[Key, GraphNode]]:
+def _gang_tasks(region: Region, functions: TaskFunctions, program: Any) -> dict[Key, GraphNode]:
+    tasks: dict[Key, GraphNode] = {}
     staged: list[List] = []
+    operands = region.operands
     for at, (node, indices) in enumerate(region.inputs):
-        references = []
-        checked = node.name in region.operands
-        for index in indices:
-            key: Key = (f"{STAGE}-{at}-{region.token}", *index)
-            declared = _declared(node, index) if checked else None
-            yield key, UnfusedTask(key, functions.stage, TaskRef((node.name, *index)), declared)
-            references.append(TaskRef(key))
-        staged.append(List(*references))
+        keys: list[Key] = [(f"{STAGE}-{at}-{region.token}", *index) for index in indices]
+        for key, index in zip(keys, indices, strict=True):
+            declared = None
+            if node.name in operands:
+                declared = label(node.name), node.dtype, node.block_shape(index), node.container
+            block = TaskRef((node.name, *index))
+            tasks[key] = UnfusedTask(key, functions.stage, block, declared)
+        staged.append(List(*map(TaskRef, keys)))
     gang = gang_key(region)
-    yield gang, UnfusedTask(gang, functions.gang, program, *staged)
-
-
-def _declared(node: ArrayNode, index: Index) -> tuple[str, str, tuple[int, ...], str]:
-    shape = tuple(sizes[at] for sizes, at in zip(node.chunks, index, strict=True))
-    return label(node.name), node.dtype, shape, node.container
-
-
-def _outs(
-    name: str, blocks: Iterable[Index], gang: Key, functions: TaskFunctions
-) -> Iterator[tuple[Key, GraphNode]]:
-    for index in blocks:
-        key: Key = (name, *index)
-        yield key, UnfusedTask(key, functions.out, TaskRef(gang), key)
+    tasks[gang] = UnfusedTask(gang, functions.gang, program, *staged)
+    return tasks

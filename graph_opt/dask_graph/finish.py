@@ -22,20 +22,10 @@ def finish(
 
     A part of an array has the same keys as the whole, and so has an array within a region. They
     depend on different gangs, so a scheduler that knows both would report a collision.
+    Requested keys, those in ``wanted``, stay.
 
-    Parameters
-    ----------
-    graph : mapping of key to task
-        The result of Dask's fusion, which drops all annotations.
-    wanted : set of key
-        Requested keys, which must stay.
-    gangs : iterable of GangLayer
-        The layers before Dask's passes.
-
-    Returns
-    -------
-    dict or HighLevelGraph
-        A graph with layers only if there are annotations.
+    Dask's fusion drops all annotations; ``gangs`` are the layers before it. Returns a dict, or
+    a graph with layers if there are annotations.
     """
     # gangs of a graph that was optimized before are finished
     layers = {layer.gang: layer for layer in gangs if layer.gang in graph}

@@ -13,36 +13,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 NAMES = {
-    "dask._task_spec": (
-        "Alias",
-        "DataNode",
-        "GraphNode",
-        "List",
-        "Task",
-        "TaskRef",
-        "convert_legacy_graph",
-        "cull",
-    ),
-    "dask.array.chunk": ("getitem",),
-    "dask.array.core": (
-        "concatenate_shaped",
-        "getter",
-        "getter_inline",
-        "getter_nofancy",
-        "load_store_chunk",
-    ),
-    "dask.array.einsumfuncs": ("chunk_einsum",),
-    "dask.array.overlap": ("ensure_minimum_chunksize",),
-    "dask.array.random": ("_apply_random", "_apply_random_func"),
-    "dask.array.routines": ("_matmul", "_tensordot"),
-    "dask.array.slicing": ("getitem_variadic",),
-    "dask.array.wrap": ("_broadcast_trick_inner",),
-    "dask.blockwise": ("BlockwiseDep", "blockwise_token", "optimize_blockwise"),
-    "dask.layers": ("ArrayOverlapLayer",),
-    "dask.local": ("get_sync",),
-    "tlz": ("curry",),  # of cytoolz if that is installed, as in Dask
+    "dask._task_spec": "Alias DataNode GraphNode List Task TaskRef convert_legacy_graph cull",
+    "dask.array.chunk": "getitem",
+    "dask.array.core": "concatenate_shaped getter getter_inline getter_nofancy load_store_chunk",
+    "dask.array.einsumfuncs": "chunk_einsum",
+    "dask.array.overlap": "ensure_minimum_chunksize",
+    "dask.array.random": "_apply_random _apply_random_func",
+    "dask.array.routines": "_matmul _tensordot",
+    "dask.array.slicing": "getitem_variadic",
+    "dask.array.wrap": "_broadcast_trick_inner",
+    "dask.blockwise": "BlockwiseDep blockwise_token optimize_blockwise",
+    "dask.layers": "ArrayOverlapLayer",
+    "dask.local": "get_sync",
+    "tlz": "curry",  # of cytoolz if that is installed, as in Dask
 }
-"""The internals in use, by module."""
+"""The internals in use, separated by spaces, by module."""
 
 MISSING: list[str] = []
 """Full names of the internals that this version of Dask does not have."""
@@ -96,5 +81,5 @@ if TYPE_CHECKING:
     from tlz import curry
 else:
     globals().update(
-        (name, _look_up(module, name)) for module, names in NAMES.items() for name in names
+        (name, _look_up(module, name)) for module, names in NAMES.items() for name in names.split()
     )

@@ -1,4 +1,4 @@
-"""Which of Dask's own layers a gang can carry out itself, block by block."""
+"""Dask's own layers that a gang can compute, block by block."""
 
 from __future__ import annotations
 
@@ -31,45 +31,31 @@ from graph_opt.dask_graph.pattern import CARRIED, unsupported, unwrapped
 from graph_opt.dask_graph.piece_layer import PieceLayer
 
 OUTSIDE = (getter, getter_nofancy, getter_inline, load_store_chunk)
-"""Functions that read or write a file, or an array in memory."""
+"""Functions that read or write a file or an array in memory."""
 
 CONTRACTIONS = (_matmul, _tensordot, chunk_einsum)
-"""Functions that multiply blocks whose sums come after; a rule's, or Dask's alone."""
+"""Functions that multiply blocks and leave the sum to later layers: for a rule, or for Dask."""
 
-MODULES = (
-    "numpy",
-    "cupy",
-    "dask",
-    "dask_dgpu",
-    "operator",
-    "_operator",
-    "builtins",
-    "toolz",
-    "cytoolz",
+PACKAGES = (
+    *("numpy", "cupy", "dask", "dask_dgpu"),
+    *("operator", "_operator", "builtins", "toolz", "cytoolz"),
 )
-"""Where the functions are that Dask itself, or our sums, call in layers that are not blockwise."""
+"""Packages of the functions that Dask and our sums call in layers that are not blockwise."""
 
-CREATES = (
-    unwrapped(_broadcast_trick_inner),
-    _apply_random,
-    _apply_random_func,
-)
-"""Functions that make a block out of nothing, wherever they are called."""
+CREATORS = (unwrapped(_broadcast_trick_inner), _apply_random, _apply_random_func)
+"""Functions that create a block from no other, in all kinds of layers."""
 
 CREATING_MODULES = ("numpy", "cupy", "dask.array.chunk")
-"""Where such functions as ``arange``, ``linspace`` and ``eye`` are."""
+"""Modules of other such functions: ``arange``, ``linspace``, ``eye``."""
 
-DEPENDENCIES = ("ArrayBlockIdDep", "ArrayValuesDep", "ArrayChunkShapeDep")
-"""What a blockwise layer may read beside arrays: facts of each block."""
-
-Tasks = dict[Any, GraphNode]
+BLOCK_FACTS = ("ArrayBlockIdDep", "ArrayValuesDep", "ArrayChunkShapeDep")
+"""What a blockwise layer may read besides arrays."""
 
 
 def members(arrays: ArrayGraph, graph: HighLevelGraph) -> set[str]:
-    """Return the layers of a graph that a gang can carry out without a collective.
+    """Return the layers of a graph that a gang can compute without a collective.
 
-    ``arrays`` are the layers as Dask made them: those that are no longer in the graph are
-    part of others.
+    ``arrays`` are the layers as Dask made them; other layers of ``graph`` are left out.
     """
     return {
         name
@@ -79,16 +65,9 @@ def members(arrays: ArrayGraph, graph: HighLevelGraph) -> set[str]:
 
 
 def fuse(graph: HighLevelGraph, local: Collection[str], keys: Collection[Any]) -> HighLevelGraph:
-    """Fuse blockwise layers as Dask does, but none of those of a gang with one that is not.
+    """Fuse blockwise layers as Dask does, but none of the members ``local`` with another layer.
 
-    Parameters
-    ----------
-    graph : HighLevelGraph
-        Layers of any kind.
-    local : collection of str
-        Those that a gang can carry out.
-    keys : collection of key
-        Blocks that somebody asked for.
+    ``keys`` are the requested blocks.
     """
     borders = {
         other
@@ -100,35 +79,27 @@ def fuse(graph: HighLevelGraph, local: Collection[str], keys: Collection[Any]) -
 
 
 def is_member(graph: ArrayGraph, name: str) -> bool:
-    """Whether a gang can carry out the layer ``name``.
+    """Whether a gang can compute the layer ``name``.
 
-    It can if each block is made from whole blocks of arrays: elementwise work, slices,
-    transposes, reductions, arrays joined to larger ones, and whatever a user maps over
-    blocks; and creation, by functions that read nothing. What reads files, depends on
-    anything but arrays, or has tasks that depend on each other, stays with Dask.
+    It can if each task computes a block from whole blocks of arrays: elementwise functions,
+    slices, transposes, reductions, concatenations and functions of users; or creates a block.
+    Layers that read files, depend on anything but arrays, or have tasks that depend on each
+    other stay with Dask.
     """
-    layer, node = graph.layers[name], graph.node(name)
-    if node is None or unsupported((node,), node, CARRIED) is not None:
-        return False
-    needed = graph.dependencies[name]
-    if not all(_is_array(graph, other) for other in needed):
+    layer, needed = graph.layers[name], graph.dependencies[name]
+    if not all(_is_array(graph, each) for each in (name, *needed)):
         return False
     if isinstance(layer, Blockwise):
         function = unwrapped(getattr(layer.task, "func", None))
         kinds = {type(dependency).__name__ for dependency in layer.io_deps.values()}
-        if function in (*OUTSIDE, *CONTRACTIONS) or not kinds <= set(DEPENDENCIES):
+        if function in (*OUTSIDE, *CONTRACTIONS) or not kinds <= set(BLOCK_FACTS):
             return False
-        return bool(needed) or function in CREATES
+        return bool(needed) or function in CREATORS
     return isinstance(layer, MaterializedLayer) and _is_blockwork(graph, name)
 
 
-def tasks_of(graph: ArrayGraph, name: str) -> Tasks:
-    """Return the tasks of a layer, those of the old form converted."""
-    return dict(_converted(graph, name))
-
-
-def _converted(graph: ArrayGraph, name: str) -> Iterator[tuple[Any, GraphNode]]:
-    """Yield the tasks of a layer; those of the old form are converted when their turn comes."""
+def tasks_of(graph: ArrayGraph | HighLevelGraph, name: str) -> Iterator[tuple[Any, GraphNode]]:
+    """Yield keys and tasks of a layer; tasks of the old form are converted on the way."""
     layer = graph.layers[name]
     known: set[Any] = set()
     for key, task in layer.items():
@@ -147,21 +118,20 @@ def _is_array(graph: ArrayGraph, name: str) -> bool:
 
 
 def _is_blockwork(graph: ArrayGraph, name: str) -> bool:
-    """Whether all tasks of a layer make blocks of one array from those of others.
+    """Whether all tasks of a layer compute blocks of one array from blocks of others.
 
-    What a task reads may be a future too, which has no layer.
+    A task may also read a future, which has no layer.
     """
     needed = graph.dependencies[name]
-    found = False
-    for key, task in _converted(graph, name):
+    task = None
+    for key, task in tasks_of(graph, name):
         if not isinstance(key, tuple) or key[0] != name or isinstance(task, DataNode):
             return False
         if not all(isinstance(each, tuple) and each[0] in needed for each in task.dependencies):
             return False
         if not (_joins(task) if task.dependencies else _creates(task)):
             return False
-        found = True
-    return found
+    return task is not None
 
 
 def _joins(task: GraphNode) -> bool:
@@ -170,23 +140,20 @@ def _joins(task: GraphNode) -> bool:
 
 
 def _creates(task: GraphNode) -> bool:
-    if isinstance(task, Alias) or not isinstance(task, Task):
-        return False
-    function = unwrapped(task.func)
-    module = getattr(function, "__module__", None) or ""
-    return function in CREATES or module in CREATING_MODULES
+    function = unwrapped(task.func) if isinstance(task, Task) else None
+    return function in CREATORS or getattr(function, "__module__", None) in CREATING_MODULES
 
 
 def calls_others(layer: Layer) -> bool:
-    """Whether a layer calls functions that are neither Dask's nor NumPy's, but a user's.
+    """Whether a layer calls functions of users, not only those of Dask and NumPy.
 
-    These may take long, or give something else at each call.
+    They may be slow, or return something else at each call.
     """
     return isinstance(layer, Blockwise) and not all(map(_is_known, _functions(layer.task)))
 
 
 def _functions(task: Any) -> Iterator[Any]:
-    """Yield the functions that a task calls, those of fused tasks and arguments included."""
+    """Yield the functions that a task calls, including those of fused tasks and arguments."""
     if isinstance(task, Task):
         yield task.func
         for argument in (*task.args, *task.kwargs.values()):
@@ -201,5 +168,5 @@ def _functions(task: Any) -> Iterator[Any]:
 
 
 def _is_known(function: Any) -> bool:
-    package = str(getattr(unwrapped(function), "__module__", None) or "").partition(".")[0]
-    return package in MODULES
+    module = str(getattr(unwrapped(function), "__module__", None))
+    return module.partition(".")[0] in PACKAGES

@@ -1,4 +1,4 @@
-"""From Dask's layers to array nodes."""
+"""Read Dask's layers as arrays."""
 
 from __future__ import annotations
 
@@ -18,16 +18,10 @@ from graph_opt.model.node import ArrayNode, Chunks
 
 @dataclass(frozen=True)
 class ArrayGraph:
-    """A high-level graph read as arrays.
+    """Dask's own layers read as arrays.
 
-    Parameters
-    ----------
-    layers : mapping of str to Layer
-        Dask's own layers.
-    dependencies : mapping of str to set of str
-        Which layers a layer reads.
-    requested : frozenset of str
-        Names of the arrays (or single keys) that somebody wants.
+    ``dependencies`` are the layers that each layer reads, and ``requested`` the names of the
+    requested arrays (or single keys).
     """
 
     layers: Mapping[str, Layer]
@@ -36,19 +30,19 @@ class ArrayGraph:
 
     @cached_property
     def dependents(self) -> Mapping[str, set[str]]:
-        """Which layers read a layer."""
+        """The readers of each layer."""
         readers: Mapping[str, set[str]] = reverse_dict(self.dependencies)
         return readers
 
     def node(self, name: str) -> ArrayNode | None:
-        """Return what is known of the array of this name, ``None`` if it is none."""
+        """Return the array of this name, ``None`` if Dask declares none."""
         if name not in self._nodes:
             self._nodes[name] = self._node(name)
         return self._nodes[name]
 
     @cached_property
     def _nodes(self) -> dict[str, ArrayNode | None]:
-        """What was asked for: every rule asks for the arrays around a layer."""
+        """Cache of :meth:`node`: every rule looks at the arrays around a layer."""
         return {}
 
     def _node(self, name: str) -> ArrayNode | None:
@@ -65,9 +59,9 @@ class ArrayGraph:
 
 
 def _repeats(layer: Layer | None, declared: Chunks) -> bool:
-    """Return whether an array has more blocks than its layer makes.
+    """Whether an array has more blocks than its layer.
 
-    Dask takes an axis of chunks (1, 0) for one to broadcast, and gives its one block twice.
+    Dask broadcasts along an axis of chunks (1, 0), so its one block appears twice.
     """
     return isinstance(layer, Blockwise) and any(
         len(sizes) != layer.dims[axis]
@@ -77,15 +71,14 @@ def _repeats(layer: Layer | None, declared: Chunks) -> bool:
 
 @lru_cache(maxsize=64)
 def _spelled(dtype: Any) -> str:
-    """Return the name of a dtype, for which NumPy takes as long as for a small sum."""
+    """Return the name of a dtype; NumPy takes as long for it as for a small sum."""
     return str(dtype)
 
 
 def _chunks(layer: Layer | None, declared: Chunks) -> Chunks:
-    """Return the chunk sizes, NaN where those of the layer are out of date.
+    """Return the chunk sizes, NaN if those of the layer are out of date.
 
-    Dask notes them when it makes an array, and learns only after that a mask
-    leaves their sizes unknown.
+    Dask records them before it knows that a mask makes them unknown.
     """
     if isinstance(layer, Blockwise) and getattr(layer.task, "func", None) is getitem_variadic:
         unknown: Any = math.nan
@@ -94,7 +87,7 @@ def _chunks(layer: Layer | None, declared: Chunks) -> Chunks:
 
 
 def parse(graph: HighLevelGraph, keys: Iterable[object]) -> ArrayGraph:
-    """Read a high-level graph; nothing is materialised."""
+    """Read a high-level graph without materializing layers."""
     requested = frozenset(
         str(key[0] if isinstance(key, tuple) else key) for key in flatten(list(keys))
     )

@@ -1,4 +1,4 @@
-"""What rules are made of: small questions to ask of an array graph."""
+"""Queries on an array graph, for rules."""
 
 from __future__ import annotations
 
@@ -14,31 +14,17 @@ from graph_opt.model.dtype import BFLOAT16
 from graph_opt.model.node import CONTAINERS, ArrayNode
 
 DTYPES = frozenset(
-    [
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-    ]
+    {"bool", "float16", "float32", "float64", "complex64", "complex128"}
+    | {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 )
 CARRIED = DTYPES | {BFLOAT16}
-"""What blocks of a region may be, and what sums take; other collectives do not know bfloat16."""
+"""Dtypes of blocks in regions and of sums; other collectives lack bfloat16."""
 
 
 def unsupported(
     inputs: Sequence[ArrayNode], output: ArrayNode, dtypes: Collection[str] = DTYPES
 ) -> str | None:
-    """Return why gangs cannot compute with such arrays, ``None`` if they can."""
+    """Return why gangs cannot compute with these arrays, ``None`` if they can."""
     if not all(node.known for node in inputs):
         return "chunk sizes are unknown"
     for node in (*inputs, output):
@@ -51,7 +37,7 @@ def unsupported(
 
 
 def block_function(graph: ArrayGraph, name: str) -> Callable[..., Any] | None:
-    """Return the function a blockwise layer applies to each block."""
+    """Return the function that a blockwise layer applies to each block."""
     layer = graph.layers[name]
     return getattr(layer.task, "func", None) if isinstance(layer, Blockwise) else None
 
@@ -64,7 +50,7 @@ def unwrapped(function: Any) -> Any:
 
 
 def array_operands(graph: ArrayGraph, name: str) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return name and index of each array that a blockwise layer reads."""
+    """Return the name and the index of each array that a blockwise layer reads."""
     layer = graph.layers[name]
     if not isinstance(layer, Blockwise):
         return []
@@ -76,18 +62,15 @@ def array_operands(graph: ArrayGraph, name: str) -> list[tuple[str, tuple[Any, .
 
 
 def only_reader(graph: ArrayGraph, name: str) -> str | None:
-    """Return the one layer that reads ``name``, if nobody else wants it."""
+    """Return the only layer that reads ``name``, ``None`` if others do or it is requested."""
     readers = graph.dependents[name]
-    if len(readers) != 1 or name in graph.requested:
-        return None
-    return next(iter(readers))
+    return next(iter(readers)) if len(readers) == 1 and name not in graph.requested else None
 
 
 def follow(graph: ArrayGraph, name: str, prefixes: Sequence[str], ndim: int) -> list[str]:
-    """Walk along only readers named by ``prefixes`` until an array of ``ndim`` axes.
+    """Return the chain of only readers with these name prefixes, up to an array of ``ndim`` axes.
 
-    Returns the layers passed, the last one included, or nothing when the walk
-    leaves the pattern.
+    Nothing if a layer does not fit.
     """
     passed: list[str] = []
     reader = only_reader(graph, name)

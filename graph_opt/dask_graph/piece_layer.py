@@ -1,4 +1,4 @@
-"""The place of a piece in a graph, until it is known which regions there are."""
+"""Placeholder layer for a piece; ``emit`` replaces it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,9 @@ Key = tuple[Any, ...]
 
 
 class PieceLayer(Layer):
-    """A piece, restricted to the blocks wanted. It has no tasks of its own.
+    """A piece, restricted to the blocks ``wanted`` by others, without tasks.
 
-    Parameters
-    ----------
-    piece : Piece
-        What is computed.
-    wanted : frozenset of tuple of int, optional
-        Blocks of the output that somebody reads; by default all that are computed.
-    annotations : mapping of str to value, optional
-        Those of Dask.
+    By default all computed blocks are wanted.
     """
 
     def __init__(
@@ -39,12 +32,12 @@ class PieceLayer(Layer):
 
     @property
     def waste(self) -> float:
-        """Share of the computed blocks that nobody reads."""
+        """Fraction of the computed blocks that is unused."""
         computed = len(self.piece.computed)
         return 1 - len(self.wanted) / computed if computed else 0.0
 
     def get_output_keys(self) -> set[Any]:
-        """Keys that other layers may read."""
+        """Return the keys of the wanted blocks."""
         return {(self.piece.output.name, *index) for index in self.wanted}
 
     def is_materialized(self) -> bool:
@@ -59,7 +52,7 @@ class PieceLayer(Layer):
     def cull(
         self, keys: Collection[Any], all_hlg_keys: Collection[Any]
     ) -> tuple[Layer, Mapping[Any, set[Any]]]:
-        """Keep what the wanted blocks need."""
+        """Keep the blocks in ``keys`` and their inputs."""
         name = self.piece.output.name
         wanted = frozenset(index for index in self.wanted if (name, *index) in keys)
         if not wanted:
@@ -75,7 +68,7 @@ class PieceLayer(Layer):
         return layer, dict.fromkeys(layer.get_output_keys(), read)
 
     def __getitem__(self, key: Any) -> GraphNode:
-        raise KeyError(f"{self.piece.label} has no tasks before its region is known")
+        raise KeyError(f"{self.piece.label} has no tasks before emit()")
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.get_output_keys())

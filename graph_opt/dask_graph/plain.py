@@ -1,4 +1,4 @@
-"""The tasks that Dask itself would run for a region, if its gang turns out not to be able to."""
+"""Dask's own tasks for a region, for a gang that cannot compute it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,10 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Plain:
-    """Dask's own layers between the inputs of a region and what is wanted of it.
+    """Dask's own layers between the inputs and the wanted blocks of a region.
 
-    Their tasks depend on what blocks are, not on what they are declared to be.
-
-    Parameters
-    ----------
-    layers : mapping of str to Layer
-        As Dask made them.
-    given : tuple of key
-        The blocks that they read of others.
-    wanted : tuple of key
-        The blocks that somebody outside reads.
+    Their tasks accept blocks that differ from Dask's declaration. ``given`` are the keys of the
+    input blocks, and ``wanted`` those of the blocks that others read.
     """
 
     layers: Mapping[str, Layer]
@@ -36,17 +28,16 @@ class Plain:
 
     @classmethod
     def of(cls, graph: HighLevelGraph, region: Region) -> Plain | None:
-        """Return the layers of a graph that a region stands for.
+        """Return the layers that a region replaces in a graph.
 
-        ``None`` if a rechunk is among them whose tasks find each other by their names.
+        ``None`` if one is a P2P rechunk: its tasks cannot be renamed.
         """
-        found = {node.name: None for node, _ in region.inputs}
+        inputs = {node.name for node, _ in region.inputs}
         layers: dict[str, Layer] = {}
         waiting = [name for name, _ in region.wanted]
         while waiting:
             name = waiting.pop()
-            if name not in found:
-                found[name] = None
+            if name not in inputs and name not in layers:
                 layers[name] = graph.layers[name]
                 waiting += graph.dependencies[name]
         if any(type(layer).__name__.startswith("P2P") for layer in layers.values()):
@@ -59,7 +50,7 @@ class Plain:
         return type(self).__name__, self.wanted
 
     def tasks(self, prefix: str) -> tuple[dict[Key, GraphNode], list[Key]]:
-        """Return the tasks, under names of their own, and those of what is wanted."""
+        """Return the tasks with prefixed names, and the keys of the wanted blocks."""
         every: dict[Any, Any] = {}
         for layer in self.layers.values():
             every.update(layer)
@@ -70,7 +61,7 @@ class Plain:
         return renamed, [names[key] for key in self.wanted]
 
     def blocks(self, given: Mapping[Key, Any]) -> dict[Key, Any]:
-        """Make the blocks that are wanted of those that are given, in this thread."""
+        """Compute the wanted blocks from the given ones, in this thread."""
         tasks, keys = self.tasks("plain-")
         inputs = {key: DataNode(key, block) for key, block in given.items()}
         return dict(zip(self.wanted, get_sync(inputs | tasks, keys), strict=True))

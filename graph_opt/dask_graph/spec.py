@@ -1,4 +1,4 @@
-"""What a legal graph is; checked after each pass."""
+"""Checks of a graph after each pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from graph_opt.dask_graph.piece_layer import PieceLayer
 
 
 class IllegalGraphError(Exception):
-    """A pass left a graph that cannot be right."""
+    """A pass returned an invalid graph."""
 
 
 def check(graph: HighLevelGraph) -> HighLevelGraph:
@@ -21,14 +21,9 @@ def check(graph: HighLevelGraph) -> HighLevelGraph:
             raise IllegalGraphError(f"layer {name} reads {sorted(missing)}, which do not exist")
     for layer in graph.layers.values():
         if isinstance(layer, PieceLayer):
-            _check_piece(layer)
+            fault = layer.piece.fault()
+            if fault is None and not layer.wanted <= set(layer.piece.computed):
+                fault = "blocks are wanted that are not computed"
+            if fault is not None:
+                raise IllegalGraphError(f"{layer.piece.output.name}: {fault}")
     return graph
-
-
-def _check_piece(layer: PieceLayer) -> None:
-    piece = layer.piece
-    fault = piece.fault()
-    if fault is None and not layer.wanted <= set(piece.computed):
-        fault = "blocks are wanted that are not computed"
-    if fault is not None:
-        raise IllegalGraphError(f"{piece.output.name}: {fault}")

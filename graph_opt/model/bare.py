@@ -1,4 +1,4 @@
-"""Dataclasses that keep what is computed from their fields, and travel without it."""
+"""Dataclasses that are pickled without their cached properties."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from typing import Any, cast
 
 
 class Bare:
-    """A dataclass with cached properties, which are computed again where it is unpickled.
-
-    That takes less time than to send them.
-    """
+    """A dataclass whose cached properties are not pickled: to recompute them takes less time."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}

@@ -1,4 +1,4 @@
-"""What things cost: a machine in five numbers, and times predicted from them."""
+"""The cost model: rates of a machine, and predicted times."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ class Machine:
     Parameters
     ----------
     flops : float
-        Floating-point operations a second in a large float64 product.
+        Floating-point operations per second in a large float64 product.
     bandwidth : float
-        Bytes a second that one rank receives while all ranks exchange.
+        Bytes per second that one rank receives while all ranks exchange.
     latency : float
-        Seconds that one collective takes however small it is.
+        Seconds of the smallest collective.
     memory_bandwidth : float
-        Bytes a second of a copy within the rank's memory, read and written.
+        Bytes per second of a copy within the rank's memory, read and written.
     ramp : float, optional
-        How deep a product must be to reach half of ``flops``: each panel begins
-        and ends with work of its own.
+        Inner length at which a product reaches half of ``flops``; each panel has a fixed cost.
     one_sided : bool, optional
-        Whether ranks can read each other's memory, without packing and by hardware
-        that does not compute.
+        Whether ranks can read each other's memory, without packing and by copy engines.
     dask_bandwidth : float, optional
-        Bytes a second that one worker receives from others when Dask itself moves
-        blocks; by default ``bandwidth``.
+        Bytes per second that one worker receives if Dask transfers blocks; by default
+        ``bandwidth``.
     """
 
     flops: float
@@ -39,9 +37,14 @@ class Machine:
     one_sided: bool = False
     dask_bandwidth: float | None = None
 
+    @property
+    def dask_rate(self) -> float:
+        """Bytes per second that one worker receives if Dask transfers blocks."""
+        return self.dask_bandwidth or self.bandwidth
 
-# Two cores shared by four ranks over loopback, and one H200 of eight under NVLink:
-# orders of magnitude that choose between plans; docs/performance.md has the measurements.
+
+# Orders of magnitude, to choose between plans: four ranks on two cores over loopback, and one
+# H200 of eight with NVLink; docs/performance.md has the measurements.
 HOST = Machine(
     flops=2.8e10,
     bandwidth=5e8,
@@ -60,31 +63,30 @@ CUDA = Machine(
 )
 
 DASK_BANDWIDTHS: Mapping[str, Mapping[str, float]] = {
-    # over TCP each block is pickled, copied and scheduled on the same cores
+    # over TCP the same cores pickle, copy and schedule each block
     "cpu": {"tcp": 1e8, "ucx": 5e8, "inproc": HOST.memory_bandwidth},
     # over TCP each block passes through the host on both sides
     "cuda": {"tcp": 5e8, "ucx": 3e10, "inproc": CUDA.memory_bandwidth},
 }
-"""Bytes a second that one worker receives when Dask moves blocks, by device and protocol."""
+"""``dask_bandwidth`` by device and protocol."""
 
 PROTOCOLS = {"ucx": "ucx", "ucxx": "ucx", "inproc": "inproc"}
-"""Protocols of Dask that are quicker than TCP, and their rates; TLS and others count as TCP."""
+"""Dask's protocols that are faster than TCP; TLS and others count as TCP."""
 
 TASK_SECONDS = 4e-4
-"""What one Dask task costs the scheduler, its share of the messages included."""
+"""Cost of one Dask task in the scheduler, including its share of the messages."""
 
 TRANSFORM_SHARE = 0.1
-"""Share of a machine's rate in products that a Fourier transform reaches: it waits for memory."""
+"""Fraction of ``flops`` that a Fourier transform reaches: memory limits it."""
 
 ROUND_TRIP_SECONDS = 1e-2
-"""From the end of one task to the start of another that waited for it on another worker."""
+"""From the end of one task to the start of its dependent on another worker."""
 
 GANG_SECONDS = 2 * ROUND_TRIP_SECONDS
-"""What forming a gang costs beyond its tasks."""
-
+"""Cost of forming a gang, beyond its tasks."""
 
 STEP_SECONDS = 5e-4
-"""What each step of a program costs the host: it is planned, launched and reported."""
+"""Cost of each step of a program on the host: plan, launch and report it."""
 
 
 def machine_of(device: str, protocol: str, one_sided: bool = False) -> Machine:
@@ -93,9 +95,9 @@ def machine_of(device: str, protocol: str, one_sided: bool = False) -> Machine:
     Parameters
     ----------
     device : {"cpu", "cuda"}
-        Where gangs compute.
+        The device of gangs.
     protocol : str
-        How Dask moves blocks between workers: ``"tcp"``, ``"tls"``, ``"ucx"``, ``"ucxx"``, or
+        Dask's protocol between workers: ``"tcp"``, ``"tls"``, ``"ucx"``, ``"ucxx"``, or
         ``"inproc"`` within one process.
     one_sided : bool, optional
         Whether ranks can read each other's memory.
@@ -106,10 +108,10 @@ def machine_of(device: str, protocol: str, one_sided: bool = False) -> Machine:
 
 
 def pipelined(compute: float, transfer: float, first: float, steps: int) -> float:
-    """Return the seconds of a loop whose next transfer hides behind its compute.
+    """Return the seconds of a loop that overlaps each step's compute with the next transfer.
 
-    Only the ``first`` part of the transfer is exposed; after it the longer of the
-    two sets the pace, up to the last of ``steps``.
+    Only the ``first`` transfer is exposed. From then on the longer of the two counts, and at
+    the end the compute of the last of ``steps``.
     """
     last = compute / steps
     return first + max(compute - last, transfer - first) + last
@@ -122,11 +124,12 @@ def dask_product_seconds(
     ranks: int,
     machine: Machine,
 ) -> float:
-    """Predict plain Dask's time for a product of ``(m, k, n)`` in blocks of the same order.
+    """Predict plain Dask's time for a product of ``shape`` ``(m, k, n)``.
 
-    One product and one addition task for each triple of blocks. A product runs where one
-    of its operands is, and a worker keeps the other for later products. Partial products
-    are written, sent and added.
+    ``blocks`` are the numbers of blocks along the same axes. There are a product task and an
+    addition task for each triple of blocks. A product runs on a worker that has one of its
+    operands, and the worker keeps the other for later products. Partial products are written,
+    sent and added.
     """
     m, k, n = shape
     rows, inner, columns = blocks
@@ -137,7 +140,7 @@ def dask_product_seconds(
     return (
         2 * tasks * TASK_SECONDS
         + 2 * m * k * n / (machine.flops * ranks)
-        + moved / ((machine.dask_bandwidth or machine.bandwidth) * ranks)
+        + moved / (machine.dask_rate * ranks)
         + 2 * partials * itemsize / (machine.memory_bandwidth * ranks)
     )
 
@@ -147,12 +150,11 @@ def dask_rechunk_seconds(
 ) -> float:
     """Predict plain Dask's time for a rechunk.
 
-    ``moved_bytes`` are those that change workers if blocks have no place of their
-    own, ``copied_bytes`` those that are written into merged blocks; all workers together.
+    Over all workers, ``moved_bytes`` change workers if blocks are placed at random, and
+    ``copied_bytes`` are written into merged blocks.
     """
-    bandwidth = machine.dask_bandwidth or machine.bandwidth
     return (
         tasks * TASK_SECONDS
-        + moved_bytes * (workers - 1) / workers / (bandwidth * workers)
+        + moved_bytes * (workers - 1) / workers / (machine.dask_rate * workers)
         + 2 * copied_bytes / (machine.memory_bandwidth * workers)
     )

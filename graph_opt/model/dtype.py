@@ -1,4 +1,4 @@
-"""Dtypes by their names, and bfloat16, which NumPy knows from the package ml_dtypes alone."""
+"""Dtypes by name, bfloat16 of ml_dtypes included."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BFLOAT16 = "bfloat16"
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """Return a dtype; NumPy knows the name of bfloat16 only once its package is imported."""
+    """Return a dtype; NumPy knows bfloat16 only after the import of ml_dtypes."""
     if name == BFLOAT16:
         import ml_dtypes
 
@@ -19,16 +19,16 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 
 def real_of(dtype: str | np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of the parts of complex numbers; that of others as it is."""
+    """Return the dtype of real and imaginary parts; a real dtype is returned as it is."""
     real: np.dtype[Any] = np.empty(0, dtype).real.dtype
     return real
 
 
 def is_bfloat16(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is bfloat16, of which NumPy says that it is of kind V."""
+    """Whether a dtype is bfloat16; its NumPy kind is V."""
     return dtype.name == BFLOAT16
 
 
 def is_inexact(dtype: np.dtype[Any]) -> bool:
-    """Whether numbers of a dtype are rounded: real ones or complex ones."""
+    """Whether a dtype is of real or complex floating-point numbers."""
     return dtype.kind in "fc" or is_bfloat16(dtype)

@@ -1,12 +1,12 @@
-"""Who owns which part of an axis: arithmetic on cuts, nothing else.
+"""Layouts: the cuts of each axis, and the rank that owns each block.
 
-An axis of chunks ``(3, 3, 2)`` has the cuts ``(0, 3, 6, 8)``. A :class:`Layout`
-has the cuts of every axis and the owner of every block between them.
+An axis of chunks ``(3, 3, 2)`` has the cuts ``(0, 3, 6, 8)``.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,43 +14,41 @@ from itertools import accumulate, pairwise
 from itertools import product as cartesian
 from math import prod
 
+import numpy as np
+
 Cuts = tuple[int, ...]
 Span = tuple[int, int]
 Index = tuple[int, ...]
 
 
 def cuts_of(sizes: Sequence[int]) -> Cuts:
-    """Return the positions at which an axis of these chunk sizes is cut."""
+    """Return the cuts of an axis of these chunk sizes."""
     return (0, *accumulate(sizes))
 
 
 def even_spans(start: int, stop: int, parts: int) -> tuple[Span, ...]:
-    """Cut ``[start, stop)`` into ``parts`` spans whose lengths differ by one at most."""
+    """Cut ``[start, stop)`` into ``parts`` spans of equal length, give or take one."""
     length = stop - start
     edges = [start + length * part // parts for part in range(parts + 1)]
     return tuple(pairwise(edges))
 
 
 def block_spans(cuts: Cuts, parts: int) -> tuple[Span, ...]:
-    """Deal whole chunks to ``parts`` owners, contiguous and near equal in length.
+    """Divide chunks among ``parts`` owners: contiguous, and of nearly equal length.
 
-    Returns spans of chunk indices; some are empty when there are fewer chunks
-    than owners.
+    Returns spans of chunk indices; some are empty if there are fewer chunks than owners.
     """
     chunks, length = len(cuts) - 1, cuts[-1]
     edges = [0]
     for part in range(1, parts):
-        ideal = length * part / parts
-        edge = max(edges[-1], _nearest(cuts, ideal))
-        if length == 0:
-            edge = chunks * part // parts
-        edges.append(edge)
+        edge = _nearest(cuts, length * part / parts) if length else chunks * part // parts
+        edges.append(max(edges[-1], edge))
     edges.append(chunks)
     return tuple(pairwise(edges))
 
 
 def _nearest(cuts: Cuts, position: float) -> int:
-    """Return which cut is nearest to a position on the axis, the first of equals."""
+    """Return the index of the cut nearest to a position, the first of equals."""
     after = bisect_left(cuts, position)
     before = cuts[max(0, after - 1)]
     if after < len(cuts) and abs(cuts[after] - position) < abs(before - position):
@@ -59,13 +57,13 @@ def _nearest(cuts: Cuts, position: float) -> int:
 
 
 def dealt(blocks: int, owners: int) -> tuple[int, ...]:
-    """Return the owner of each of so many blocks, dealt out evenly in their order."""
+    """Return the owner of each block if blocks are divided evenly, in order."""
     spans = block_spans(tuple(range(blocks + 1)), owners)
     return tuple(owner for owner, (lo, hi) in enumerate(spans) for _ in range(lo, hi))
 
 
 def overlaps(cuts: Cuts, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yield ``(chunk, lo, hi)`` for every chunk that ``[start, stop)`` cuts.
+    """Yield ``(chunk, lo, hi)`` for every chunk that overlaps ``[start, stop)``.
 
     ``lo`` and ``hi`` are positions on the axis, not within the chunk. Empty
     chunks and empty spans yield nothing.
@@ -78,20 +76,19 @@ def overlaps(cuts: Cuts, start: int, stop: int) -> Iterator[tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Layout:
-    """An array of any number of axes, cut into blocks, and the rank that holds each.
+    """The blocks of an array, and the rank that owns each.
 
     Parameters
     ----------
     cuts : tuple of tuple of int
-        For each axis, where it is cut.
+        The cuts of each axis.
     owners : tuple of int
-        The rank of each block, in row-major order; -1 when nobody holds it, or
-        nobody wants it.
+        The rank of each block, in row-major order; -1 for a block without an owner.
 
     Raises
     ------
     ValueError
-        When there is not one owner for each block.
+        If there is not one owner for each block.
     """
 
     cuts: tuple[Cuts, ...]
@@ -101,7 +98,8 @@ class Layout:
         blocks = prod(self.grid)
         if len(self.owners) != blocks:
             raise ValueError(
-                f"owners has {len(self.owners)} ranks, a grid of {self.grid} blocks needs {blocks}"
+                f"expected owners to have {blocks} ranks for a grid of {self.grid}, "
+                f"got {len(self.owners)}"
             )
 
     @property
@@ -124,7 +122,7 @@ class Layout:
         return cartesian(*map(range, self.grid))
 
     def owner(self, index: Index) -> int:
-        """Return the rank of a block, -1 for none."""
+        """Return the rank of a block, -1 for no owner."""
         place = 0
         for at, blocks in zip(index, self.grid, strict=True):
             place = place * blocks + at
@@ -141,24 +139,20 @@ class Layout:
 
     def share(self, rank: int, itemsize: int) -> int:
         """Return the bytes of a rank's blocks."""
-        return self._elements.get(rank, 0) * itemsize
+        return self._elements[rank] * itemsize
 
     @cached_property
-    def _elements(self) -> dict[int, int]:
-        """The elements that each rank holds."""
+    def _elements(self) -> Counter[int]:
+        """The number of elements of each rank."""
         lengths = [[hi - lo for lo, hi in pairwise(cuts)] for cuts in self.cuts]
-        found: dict[int, int] = {}
+        found: Counter[int] = Counter()
         for shape, owner in zip(cartesian(*lengths), self.owners, strict=True):
-            found[owner] = found.get(owner, 0) + prod(shape)
+            found[owner] += prod(shape)
         return found
 
     def transposed(self, axes: Sequence[int]) -> Layout:
         """Return the layout of the transpose: its axis k is axis ``axes[k]`` of this one."""
         if sorted(axes) != list(range(self.ndim)):
-            raise ValueError(f"axes is {tuple(axes)}, it must order the {self.ndim} axes")
-        grid = tuple(self.grid[axis] for axis in axes)
-        owners = []
-        for index in cartesian(*map(range, grid)):
-            place = dict(zip(axes, index, strict=True))
-            owners.append(self.owner(tuple(place[axis] for axis in range(self.ndim))))
-        return Layout(tuple(self.cuts[axis] for axis in axes), tuple(owners))
+            raise ValueError(f"expected axes to order {self.ndim} axes, got {tuple(axes)}")
+        owners = np.reshape(self.owners, self.grid).transpose(axes)
+        return Layout(tuple(self.cuts[axis] for axis in axes), tuple(owners.ravel().tolist()))

@@ -1,4 +1,4 @@
-"""Array-level nodes: what the optimizer knows of an array before it exists."""
+"""Arrays before they exist: name, chunks, dtype and type of blocks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ArrayNode:
     dtype : str
         The declared dtype, as NumPy spells it (``"float64"``).
     container : str
-        The type of its blocks, ``"numpy.ndarray"`` for example.
+        The type of its blocks, for example ``"numpy.ndarray"``.
     """
 
     name: str
@@ -51,14 +51,23 @@ class ArrayNode:
         return tuple(sum(sizes) for sizes in self.chunks)
 
     @property
+    def grid(self) -> tuple[int, ...]:
+        """Number of blocks along each axis."""
+        return tuple(map(len, self.chunks))
+
+    @property
     def blocks(self) -> int:
         """Number of blocks."""
-        return math.prod(len(sizes) for sizes in self.chunks)
+        return math.prod(self.grid)
 
     @property
     def indices(self) -> Iterator[Index]:
-        """The place of each block, in row-major order."""
-        return cartesian(*(range(len(sizes)) for sizes in self.chunks))
+        """The index of every block, in row-major order."""
+        return cartesian(*map(range, self.grid))
+
+    def block_shape(self, index: Index) -> tuple[int, ...]:
+        """Return the shape of a block."""
+        return tuple(sizes[at] for sizes, at in zip(self.chunks, index, strict=True))
 
     @property
     def size(self) -> int:
@@ -83,13 +92,13 @@ class ArrayNode:
 
 @dataclass(frozen=True)
 class Declined:
-    """A piece left to Dask, with the one reason that a user is shown."""
+    """A piece that stays with Dask, and the reason for the user."""
 
     name: str
     reason: str
 
 
 def label(name: str) -> str:
-    """Return a layer's name with no more than the start of its token."""
+    """Return a layer's name with a short token."""
     operation, _, token = name.rpartition("-")
     return f"{operation}-{token[:8]}"

@@ -13,7 +13,7 @@ Lengths = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def common_lengths(source: Cuts, target: Cuts) -> Lengths:
-    """Return the length that each target chunk (rows) has in common with each source chunk."""
+    """Return the common length of each target chunk (rows) and each source chunk (columns)."""
     (s, t) = (np.asarray(cuts, float) for cuts in (source, target))
     start = np.maximum(t[:-1, None], s[None, :-1])
     stop = np.minimum(t[1:, None], s[None, 1:])
@@ -21,12 +21,12 @@ def common_lengths(source: Cuts, target: Cuts) -> Lengths:
 
 
 def spread(values: Lengths, along: Sequence[Lengths]) -> Lengths:
-    """Sum over one grid for each block of another: one matrix (from, to) for each axis.
+    """Map values on one grid of blocks to another by one matrix (from, to) for each axis.
 
-    With :func:`common_lengths` transposed and 1 for some blocks of the source, this
-    gives the elements that each target block has in common with these. In floating
-    point, which is quick, and exact up to 2**53 elements.
+    With the transposes of :func:`common_lengths`, and 1 for some blocks of the source and 0 for
+    others, the result is the number of elements that each target block shares with these.
+    Floating point is quick, and exact up to 2**53 elements.
     """
     for matrix in along:
-        values = np.tensordot(values, matrix, axes=(0, 0))  # that axis becomes the last
+        values = np.tensordot(values, matrix, axes=(0, 0))  # appends the new axis at the end
     return values

@@ -1,18 +1,18 @@
-r"""Which parts of a graph one gang runs as one program.
+r"""Partition a graph into regions: one gang runs each as one program.
 
 ::
 
-      ones   f (persisted)             0   levels: what a gang makes and Dask goes on
-        \    |                              with is one more for whoever reads that
+      ones   f (persisted)             0   levels: a layer that stays with Dask and reads
+        \    |                              a member is one level above it
          mul  fft2                     0
            \ /
            mul -> ifft2 -> user's own  0, then 1
                                 \
                                  @     1
 
-Members are the pieces that rules have found, and Dask's own layers that make blocks from
-whole blocks (:mod:`graph_opt.dask_graph.members`). A region has members of one level, so no
-path leads out of it and back in: all it reads is there before it starts.
+Members are pieces and Dask's own layers that compute blocks from whole blocks
+(:mod:`graph_opt.dask_graph.members`). All members of a region have one level, so no path leads
+out of it and back in: all its inputs exist before it starts.
 """
 
 from __future__ import annotations
@@ -22,99 +22,70 @@ from dataclasses import replace
 from typing import Any
 
 from dask.blockwise import Blockwise
-from dask.core import reverse_dict
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from graph_opt.dask_graph.culling import Culled
+from graph_opt.dask_graph.culling import Culled, by_name
 from graph_opt.dask_graph.depth_first import depth_first
 from graph_opt.dask_graph.members import calls_others, tasks_of
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.piece_layer import PieceLayer
 from graph_opt.model.node import ArrayNode
+from graph_opt.pieces.piece import Piece
 from graph_opt.pieces.region import Blockwork, Member, Region
 
 Levels = dict[str, int]
 
-LITTLE = 0.5
-"""What makes less than this share of the bytes that it reads is a stream for Dask."""
+STREAM_FRACTION = 0.5
+"""A stream writes less than this fraction of the bytes that it reads."""
 
 
 def partition(
     culled: Culled, arrays: ArrayGraph, local: Collection[str], keys: Collection[Any]
 ) -> list[Region]:
-    """Partition a graph into regions.
+    """Partition a graph with :class:`PieceLayer` into regions with at least one collective each.
 
-    Parameters
-    ----------
-    culled : Culled
-        A graph with a :class:`PieceLayer` for each piece.
-    arrays : ArrayGraph
-        Facts of the arrays that have a layer, as Dask noted them.
-    local : collection of str
-        Names of the layers that a gang can carry out without a collective.
-    keys : collection of key
-        Blocks that somebody asked for.
-
-    Returns
-    -------
-    list of Region
-        Each with a collective at least.
+    ``arrays`` are Dask's declarations, ``local`` the layers that a gang can compute without a
+    collective, and ``keys`` the requested blocks.
     """
     graph = culled.graph
     pieces = {name for name, layer in graph.layers.items() if isinstance(layer, PieceLayer)}
     members = pieces | (graph.layers.keys() & set(local))
     order = depth_first(graph.dependencies)
-    readers = reverse_dict(graph.dependencies)
-    asked = _by_array(keys)
-    levels = _levels(graph, order, members)
-    _sink(order, readers, levels, members, asked)
+    requested = by_name(keys)
+    levels = _levels(culled, order, members, requested)
     found = []
     for component in _connected(graph, order, levels, members):
-        names = _without_streams(component, graph, arrays, readers, pieces)
+        names = _without_streams(component, culled, arrays, pieces)
         if not pieces.isdisjoint(names):
-            found.append(_region(names, culled, arrays, readers, asked))
+            found.append(_region(names, culled, arrays, requested))
     return found
 
 
-def _by_array(keys: Collection[Any]) -> dict[str, set[Any]]:
-    """Return the blocks that somebody asked for, those of each array together."""
-    found: dict[str, set[Any]] = {}
-    for key in keys:
-        if isinstance(key, tuple):
-            found.setdefault(key[0], set()).add(key)
-    return found
+def _levels(
+    culled: Culled, order: list[str], members: set[str], requested: Collection[str]
+) -> Levels:
+    """Count, on the paths to each layer, how often a layer that is no member reads a member.
 
-
-def _levels(graph: HighLevelGraph, order: list[str], members: set[str]) -> Levels:
-    """Count, on the way to each layer, how often a member is read by something else."""
+    Members that only members read have the level of their readers.
+    """
+    graph, readers = culled.graph, culled.readers
     levels: Levels = {}
     for name in order:
-        leaves = name not in members
+        above = members if name not in members else set()
         levels[name] = max(
-            (levels[other] + (leaves and other in members) for other in graph.dependencies[name]),
-            default=0,
+            (levels[other] + (other in above) for other in graph.dependencies[name]), default=0
         )
-    return levels
-
-
-def _sink(
-    order: list[str],
-    readers: Mapping[str, set[str]],
-    levels: Levels,
-    members: set[str],
-    asked: Collection[str],
-) -> None:
-    """Make what nothing was read for where it is read."""
     for name in reversed(order):
-        mine = readers[name]
-        if name in members and name not in asked and mine and mine <= members:
-            levels[name] = max(levels[name], min(levels[reader] for reader in mine))
+        if name in members and name not in requested and readers[name] <= members:
+            lowest = min((levels[reader] for reader in readers[name]), default=0)
+            levels[name] = max(levels[name], lowest)
+    return levels
 
 
 def _connected(
     graph: HighLevelGraph, order: list[str], levels: Levels, members: set[str]
 ) -> list[list[str]]:
-    """Join members of one level, and of the same annotations, that read each other."""
+    """Group members of one level and with equal annotations that read each other."""
     parents: dict[str, str] = {}
 
     def head(name: str) -> str:
@@ -123,18 +94,13 @@ def _connected(
             name = parents[name]
         return name
 
-    for name in order:
-        if name not in members:
-            continue
+    def kind(name: str) -> tuple[int, Any]:
+        return levels[name], graph.layers[name].annotations or {}
+
+    for name in filter(members.__contains__, order):
         parents[name] = name
-        mine = graph.layers[name].annotations or {}
-        for other in graph.dependencies[name]:
-            alike = (
-                other in members
-                and levels[other] == levels[name]
-                and (graph.layers[other].annotations or {}) == mine
-            )
-            if alike:
+        for other in graph.dependencies[name] & members:
+            if kind(other) == kind(name):
                 parents[head(name)] = head(other)
     groups: dict[str, list[str]] = {}
     for name in parents:
@@ -143,35 +109,32 @@ def _connected(
 
 
 def _without_streams(
-    names: list[str],
-    graph: HighLevelGraph,
-    arrays: ArrayGraph,
-    readers: Mapping[str, set[str]],
-    pieces: set[str],
+    names: list[str], culled: Culled, arrays: ArrayGraph, pieces: set[str]
 ) -> list[str]:
-    """Leave to Dask what makes little of much before any collective.
+    """Leave streams to Dask: members before any collective that reduce much to little.
 
-    Dask reads, reduces and lets go of block after block, where a gang would hold all of
-    them. What is reduced but needed otherwise too, is there anyway.
+    Dask reads, reduces and frees block after block, while a gang would hold all blocks. A layer
+    with other readers is no stream: its blocks must exist anyway.
     """
-    left = set(names)
-    after: set[str] = set()
+    graph, readers = culled.graph, culled.readers
+    kept = set(names)
+    collective: set[str] = set()
     for name in names:
         needed = graph.dependencies[name]
-        if name in pieces or needed & after:
-            after.add(name)
+        if name in pieces or needed & collective:
+            collective.add(name)
             continue
-        cone = _cone(name, graph, left)
+        cone = _cone(name, graph, kept)
         sources = set().union(*(graph.dependencies[each] for each in cone)) - cone
-        shared = any(readers[each] & (left - cone) for each in (cone - {name}) | sources)
-        much = sum(_node(arrays, each).nbytes for each in needed)
-        if not shared and _node(arrays, name).nbytes < LITTLE * much:
-            left -= cone
-    return [name for name in names if name in left]
+        shared = any(readers[each] & (kept - cone) for each in (cone - {name}) | sources)
+        read_bytes = sum(_node(arrays, each).nbytes for each in needed)
+        if not shared and _node(arrays, name).nbytes < STREAM_FRACTION * read_bytes:
+            kept -= cone
+    return [name for name in names if name in kept]
 
 
 def _cone(name: str, graph: HighLevelGraph, inside: set[str]) -> set[str]:
-    """Return a layer and all members that it is made of."""
+    """Return a layer and all members that it depends on, directly or not."""
     cone, stack = {name}, [name]
     while stack:
         new = (graph.dependencies[stack.pop()] & inside) - cone
@@ -181,21 +144,17 @@ def _cone(name: str, graph: HighLevelGraph, inside: set[str]) -> set[str]:
 
 
 def _region(
-    names: list[str],
-    culled: Culled,
-    arrays: ArrayGraph,
-    readers: Mapping[str, set[str]],
-    asked: Mapping[str, set[Any]],
+    names: list[str], culled: Culled, arrays: ArrayGraph, requested: Mapping[str, set[Any]]
 ) -> Region:
-    """Make the region of some layers; blocks of theirs that others read or ask for are wanted."""
-    members = _as_read([_member(name, culled, arrays) for name in names])
+    """Return the region of some layers; wanted blocks are requested, or others read them."""
+    members = _corrected([_member(name, culled, arrays) for name in names])
     inside = set(names)
     wanted = {}
     for member in members:
         name = member.output.name
-        read = [culled.reads[other] for other in readers[name] - inside]
-        if name in asked:
-            read.append(asked[name])
+        read = [culled.reads[other] for other in culled.readers[name] - inside]
+        if name in requested:
+            read.append(requested[name])
         blocks = tuple(
             index for index in member.computed if any((name, *index) in each for each in read)
         )
@@ -204,12 +163,12 @@ def _region(
     return Region(members, tuple(wanted.items()), culled.graph.layers[names[0]].annotations)
 
 
-def _as_read(members: Sequence[Member]) -> tuple[Member, ...]:
-    """Correct the chunk sizes of arrays by what collectives know of them.
+def _corrected(members: Sequence[Member]) -> tuple[Member, ...]:
+    """Take the chunk sizes of arrays from the collectives that read them.
 
-    Of a reduction that keeps several values, ``topk`` for one, Dask notes one.
+    Dask declares one value for a reduction with several, such as ``topk``.
     """
-    pieces = [member for member in members if not isinstance(member, Blockwork)]
+    pieces = [member for member in members if isinstance(member, Piece)]
     read = {node.name: node for piece in pieces for node in piece.inputs}
     return tuple(
         replace(member, output=read.get(member.output.name, member.output))
@@ -227,8 +186,7 @@ def _member(name: str, culled: Culled, arrays: ArrayGraph) -> Member:
     output = _node(arrays, name)
     inputs = tuple(_node(arrays, other) for other in sorted(graph.dependencies[name]))
     if not isinstance(layer, Blockwise):
-        facts = ArrayGraph(graph.layers, graph.dependencies, frozenset())
-        layer = MaterializedLayer(tasks_of(facts, name))
+        layer = MaterializedLayer(dict(tasks_of(graph, name)))
     read = sorted(culled.needs[name].items())
     needs = {key[1:]: tuple((each[0], each[1:]) for each in sorted(keys)) for key, keys in read}
     return Blockwork(output, inputs, needs, layer, calls_others(layer))
@@ -237,5 +195,5 @@ def _member(name: str, culled: Culled, arrays: ArrayGraph) -> Member:
 def _node(arrays: ArrayGraph, name: str) -> ArrayNode:
     node = arrays.node(name)
     if node is None:
-        raise LookupError(f"nothing is known of the array {name}")
+        raise LookupError(f"expected a declaration of the array {name}, got none")
     return node

@@ -1,8 +1,8 @@
-"""Apply the rules: find the pieces that can run as a gang, and put them in place."""
+"""Apply the rules: find pieces, and replace Dask's layers by them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dask.highlevelgraph import HighLevelGraph, Layer
@@ -13,12 +13,12 @@ from graph_opt.model.node import Declined
 from graph_opt.pieces.piece import Piece
 
 Rule = Callable[[ArrayGraph, str], Piece | Declined | None]
-"""Match the piece whose first layer has this name; ``None`` if there is none."""
+"""Returns the piece whose first layer has this name, ``None`` if there is none."""
 
 
 @dataclass(frozen=True)
 class Matches:
-    """What the rules found: pieces to rewrite, and pieces left to Dask."""
+    """Pieces to rewrite, and pieces that stay with Dask."""
 
     pieces: tuple[Piece, ...]
     declined: tuple[Declined, ...]
@@ -40,20 +40,14 @@ def find(graph: ArrayGraph, rules: Iterable[Rule]) -> Matches:
 
 
 def replace(graph: HighLevelGraph, pieces: Iterable[Piece]) -> HighLevelGraph:
-    """Put a layer for each piece in the place of those that Dask built."""
+    """Replace the layers of each piece by a :class:`PieceLayer`."""
     layers: dict[str, Layer] = dict(graph.layers)
     dependencies: dict[str, set[str]] = {k: set(v) for k, v in graph.dependencies.items()}
     for piece in pieces:
+        annotations: dict[str, object] = {}
         for name in piece.layers:
-            del layers[name], dependencies[name]
-        annotations = _annotations(graph.layers, piece)
-        layers[piece.output.name] = PieceLayer(piece, annotations=annotations)
+            annotations.update(layers.pop(name).annotations or {})
+            del dependencies[name]
+        layers[piece.output.name] = PieceLayer(piece, annotations=annotations or None)
         dependencies[piece.output.name] = {node.name for node in piece.inputs}
     return HighLevelGraph(layers, dependencies)
-
-
-def _annotations(layers: Mapping[str, Layer], piece: Piece) -> dict[str, object] | None:
-    merged: dict[str, object] = {}
-    for name in piece.layers:
-        merged.update(layers[name].annotations or {})
-    return merged or None

@@ -1,4 +1,4 @@
-"""The piece that is a Fourier transform along axes of any chunking."""
+"""The piece of a Fourier transform along axes of any chunking."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graph_opt.pieces.piece import Piece
 
 
 class Move(Protocol):
-    """An array that changes its chunks."""
+    """A rechunk within a transform."""
 
     @property
     def source(self) -> Chunks:
@@ -31,15 +31,15 @@ class Move(Protocol):
 
     @property
     def local(self) -> bool:
-        """Whether every block stays what it is."""
+        """Whether no chunk changes."""
 
 
 class TransformPlan(Hashable, Protocol):
-    """What the piece must know of the plan that its layer carries."""
+    """The properties of a plan that the piece reads."""
 
     @property
     def exchanges(self) -> Sequence[Move]:
-        """What moves, in order."""
+        """The rechunks, in order."""
 
     @property
     def flops(self) -> float:
@@ -48,7 +48,7 @@ class TransformPlan(Hashable, Protocol):
 
 @dataclass(frozen=True)
 class FftPiece(Piece):
-    """Transforms of ``source`` along some axes, as ``plan`` says; all of it is made."""
+    """Transforms of all of ``source`` along some axes, by ``plan``."""
 
     source: ArrayNode
     plan: TransformPlan
@@ -62,12 +62,12 @@ class FftPiece(Piece):
 
     @property
     def inputs(self) -> tuple[ArrayNode, ...]:
-        """The array that is transformed."""
+        """The source."""
         return (self.source,)
 
     @property
     def summary(self) -> str:
-        """Shape, dtype, and how often all blocks move."""
+        """Shape, dtype, blocks and the number of exchanges."""
         moves = sum(not exchange.local for exchange in self.plan.exchanges)
         exchanges = "exchange" if moves == 1 else "exchanges"
         shape, dtype = self.output.shape, self.output.dtype
@@ -75,7 +75,7 @@ class FftPiece(Piece):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Name, shape, dtype, chunks before and after, and between."""
+        """Name, shape, dtype, chunks before and after, and exchanges."""
         return {
             **super().facts,
             "chunks_before": self.source.chunks,
@@ -84,12 +84,12 @@ class FftPiece(Piece):
         }
 
     def fault(self) -> str | None:
-        """Return why it cannot be right, ``None`` if it can."""
+        """Return which chunks do not match the plan, ``None`` if all do."""
         exchanges = self.plan.exchanges
         if exchanges[0].source != self.source.chunks:
-            return f"a transform of {exchanges[0].source} cannot read {self.source.chunks}"
+            return f"expected source chunks {exchanges[0].source}, got {self.source.chunks}"
         if exchanges[-1].target != self.output.chunks:
-            return f"a transform to {exchanges[-1].target} cannot make {self.output.chunks}"
+            return f"expected chunks {exchanges[-1].target}, got {self.output.chunks}"
         return None
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
@@ -100,13 +100,13 @@ class FftPiece(Piece):
             if not exchange.local:
                 tasks += _overlaps(exchange) + blocks
                 moved += exchange.nbytes
-            tasks += blocks  # one a block transforms it
+            tasks += blocks  # one per block for the transform
         seconds = dask_rechunk_seconds(tasks, moved, moved, ranks, machine)
         return tasks, seconds + self.plan.flops / (TRANSFORM_SHARE * machine.flops * ranks)
 
 
 def _overlaps(exchange: Move) -> int:
-    """Return the number of pairs of blocks, one of each chunking, that share something."""
+    """Return the number of pairs of blocks, before and after, with common elements."""
     pairs = zip(exchange.source, exchange.target, strict=True)
     return math.prod(
         int((common_lengths(cuts_of(before), cuts_of(after)) > 0).sum()) for before, after in pairs

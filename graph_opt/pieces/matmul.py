@@ -1,7 +1,8 @@
-"""The piece that is a matrix product."""
+"""The piece of a matrix product."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product as cartesian
@@ -17,8 +18,8 @@ from graph_opt.pieces.piece import Piece
 class MatmulPiece(Piece):
     """A matrix product ``output = left @ right``.
 
-    ``rows`` and ``columns`` are the block rows and columns of the output that are
-    computed, ``None`` for all.
+    ``rows`` and ``columns`` are the computed block rows and columns of the output, ``None``
+    for all.
     """
 
     left: ArrayNode
@@ -35,21 +36,21 @@ class MatmulPiece(Piece):
 
     @property
     def label(self) -> str:
-        """The name that a user is told."""
+        """Name in messages: the first layer, whose name has the operation."""
         return label(self.layers[0])
 
     @cached_property
     def task(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The block rows and the block columns that are computed."""
-        rows, columns = self.output.chunks
+        """The computed block rows and block columns."""
+        rows, columns = map(range, self.output.grid)
         return (
-            tuple(range(len(rows))) if self.rows is None else self.rows,
-            tuple(range(len(columns))) if self.columns is None else self.columns,
+            tuple(rows) if self.rows is None else self.rows,
+            tuple(columns) if self.columns is None else self.columns,
         )
 
     @cached_property
     def part(self) -> MatmulPiece:
-        """The product as far as it is made, as a whole product of smaller matrices."""
+        """The computed part, as a whole product of smaller matrices."""
         rows = tuple(self.output.chunks[0][i] for i in self.task[0])
         columns = tuple(self.output.chunks[1][j] for j in self.task[1])
         return MatmulPiece(
@@ -79,38 +80,32 @@ class MatmulPiece(Piece):
     def staged(self) -> tuple[tuple[Index, ...], ...]:
         """Whole block rows of the left and block columns of the right operand."""
         rows, columns = self.task
-        inner, inner_right = range(len(self.left.chunks[1])), range(len(self.right.chunks[0]))
-        return tuple(cartesian(rows, inner)), tuple(cartesian(inner_right, columns))
+        left, right = range(self.left.grid[1]), range(self.right.grid[0])
+        return tuple(cartesian(rows, left)), tuple(cartesian(right, columns))
 
     def restrict(self, wanted: frozenset[Index]) -> MatmulPiece:
-        """Keep the block rows and columns that hold a wanted block."""
+        """Keep the block rows and columns with a wanted block."""
         rows, columns = (tuple(sorted({index[axis] for index in wanted})) for axis in (0, 1))
         return replace(self, rows=rows, columns=columns)
 
     def fault(self) -> str | None:
-        """Return why it cannot be right, ``None`` if it can."""
+        """Return which shapes, chunks or blocks do not match, ``None`` if all do."""
         left, right, output = self.left, self.right, self.output
         if left.shape[1] != right.shape[0]:
-            return f"{left.shape} and {right.shape} do not conform"
-        if output.chunks != (left.chunks[0], right.chunks[1]):
-            return "its chunks are not those of its operands"
-        rows, columns = self.task
-        if not set(rows) <= set(range(len(output.chunks[0]))):
-            return f"block rows {rows} do not exist"
-        if not set(columns) <= set(range(len(output.chunks[1]))):
-            return f"block columns {columns} do not exist"
+            return f"expected equal inner lengths, got shapes {left.shape} and {right.shape}"
+        chunks = left.chunks[0], right.chunks[1]
+        if output.chunks != chunks:
+            return f"expected chunks {chunks}, got {output.chunks}"
+        for name, blocks, count in zip(("rows", "columns"), self.task, output.grid, strict=True):
+            if not set(blocks) <= set(range(count)):
+                return f"block {name} {blocks} do not exist"
         return None
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask: a product and a sum for each triple of blocks."""
         part = self.part
         (m, n), k = part.output.shape, part.left.shape[1]
-        rows, inner, columns = (
-            len(part.left.chunks[0]),
-            len(part.left.chunks[1]),
-            len(part.output.chunks[1]),
-        )
-        seconds = dask_product_seconds(
-            (m, k, n), (rows, inner, columns), part.output.itemsize, ranks, machine
-        )
-        return 2 * rows * inner * columns, seconds
+        (rows, inner), (_, columns) = part.left.grid, part.output.grid
+        blocks = rows, inner, columns
+        seconds = dask_product_seconds((m, k, n), blocks, part.output.itemsize, ranks, machine)
+        return 2 * math.prod(blocks), seconds

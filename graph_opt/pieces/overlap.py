@@ -1,4 +1,4 @@
-"""The piece that gives every block ghost cells: parts of its neighbours, or of a boundary."""
+"""The piece that adds ghost cells to every block, from its neighbours or a boundary."""
 
 from __future__ import annotations
 
@@ -11,49 +11,45 @@ from typing import Any
 
 from graph_opt.model.cost import ROUND_TRIP_SECONDS, Machine, dask_rechunk_seconds
 from graph_opt.model.layout import Index
-from graph_opt.model.node import ArrayNode, Chunks, label
+from graph_opt.model.node import Chunks, label
 from graph_opt.pieces.piece import SeparablePiece
 
 Depth = tuple[int, int]
 Boundary = str | complex | None
-"""``"reflect"``, ``"periodic"``, ``"nearest"``, the value of a constant, ``None`` for no cells."""
+"""``"reflect"``, ``"periodic"``, ``"nearest"``, a constant, or ``None`` for no boundary."""
+
+
+def ghosts(count: int, depth: Depth, boundary: Boundary) -> list[Depth]:
+    """Return the ghost cells before and after each of ``count`` chunks of an axis.
+
+    Without a boundary there are none beyond the edges.
+    """
+    found = [depth] * count
+    if boundary is None:
+        found[0] = (0, found[0][1])
+        found[-1] = (found[-1][0], 0)
+    return found
 
 
 def extended(
     chunks: Chunks, depth: Sequence[Depth], boundary: Sequence[Boundary]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the chunk sizes with ghost cells: beyond the edges only where there is a boundary."""
+    """Return the chunk sizes with ghost cells."""
     found = []
-    for sizes, (before, after), kind in zip(chunks, depth, boundary, strict=True):
-        last = len(sizes) - 1
-        found.append(
-            tuple(
-                size
-                + (before if at > 0 or kind is not None else 0)
-                + (after if at < last or kind is not None else 0)
-                for at, size in enumerate(sizes)
-            )
-        )
+    for sizes, width, kind in zip(chunks, depth, boundary, strict=True):
+        around = ghosts(len(sizes), width, kind)
+        found.append(tuple(size + sum(ghost) for size, ghost in zip(sizes, around, strict=True)))
     return tuple(found)
 
 
 @dataclass(frozen=True)
 class OverlapPiece(SeparablePiece):
-    """Every block of ``source`` extended by ghost cells, ``depth`` of them before and after.
+    """Every block of ``source``, extended by ghost cells; ``output`` has the same grid.
 
-    Parameters
-    ----------
-    output, source : ArrayNode
-        With ghost cells and without; block for block the same grid.
-    depth : tuple of (int, int)
-        For each axis the ghost cells before and after a block.
-    boundary : tuple of str, number or None
-        For each axis what lies beyond the edges of the array, ``None`` for nothing.
-    edges : int
-        Tasks of Dask's that make what lies beyond the edges.
+    For each axis, ``depth`` are the ghost cells before and after a block, and ``boundary`` is
+    the boundary. ``edges`` counts Dask's tasks for boundaries.
     """
 
-    source: ArrayNode
     depth: tuple[Depth, ...]
     boundary: tuple[Boundary, ...]
     edges: int = 0
@@ -62,18 +58,13 @@ class OverlapPiece(SeparablePiece):
     only_moves = True
 
     @property
-    def inputs(self) -> tuple[ArrayNode, ...]:
-        """The array without ghost cells."""
-        return (self.source,)
-
-    @property
     def task(self) -> tuple[tuple[Depth, ...], tuple[Boundary, ...]]:
         """Depth and boundary."""
         return self.depth, self.boundary
 
     @property
     def label(self) -> str:
-        """The name that a user is told."""
+        """Name in messages: the first layer, whose name has the operation."""
         return label(self.layers[0])
 
     @property
@@ -111,52 +102,41 @@ class OverlapPiece(SeparablePiece):
 
     @property
     def _around(self) -> list[list[set[int]]]:
-        """For each axis and each chunk of it, the chunks that it is made from."""
+        """For each axis and each of its chunks, that chunk and the neighbours it reads."""
         found = []
-        for sizes, (before, after), kind in zip(
-            self.source.chunks, self.depth, self.boundary, strict=True
-        ):
-            count = len(sizes)
-            turns = kind == "periodic"
+        for count, depth, kind in zip(self.source.grid, self.depth, self.boundary, strict=True):
+            ghost = ghosts(count, depth, kind if kind == "periodic" else None)
             found.append(
                 [
-                    {at}
-                    | ({(at - 1) % count} if before and (at > 0 or turns) else set())
-                    | ({(at + 1) % count} if after and (at < count - 1 or turns) else set())
-                    for at in range(count)
+                    {at, (at - bool(before)) % count, (at + bool(after)) % count}
+                    for at, (before, after) in enumerate(ghost)
                 ]
             )
         return found
 
     def __dask_tokenize__(self) -> Any:
-        return "halo", self.output.name, self.wanted  # Dask's name tells all the rest
+        return "halo", self.output.name, self.wanted  # Dask's name depends on all the rest
 
     def fault(self) -> str | None:
-        """Return why it cannot be right, ``None`` if it can."""
+        """Return which chunks, dtypes or blocks do not match, ``None`` if all do."""
         source, output = self.source, self.output
         if len(self.depth) != source.ndim or len(self.boundary) != source.ndim:
-            return f"depth and boundary of {len(self.depth)} axes do not fit {source.ndim}"
-        if output.chunks != extended(source.chunks, self.depth, self.boundary):
-            return "its chunks are not those of its source and the halo"
+            return f"expected depth and boundary of {source.ndim} axes, got {len(self.depth)}"
+        chunks = extended(source.chunks, self.depth, self.boundary)
+        if output.chunks != chunks:
+            return f"expected chunks {chunks}, got {output.chunks}"
         if source.dtype != output.dtype:
-            return f"a halo of {source.dtype} cannot be {output.dtype}"
+            return f"expected dtype {source.dtype}, got {output.dtype}"
         return super().fault()
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
-        """Return tasks and seconds of plain Dask: slices, and their concatenation, a block.
+        """Return tasks and seconds of plain Dask: slices and their concatenation, per block.
 
-        Nothing can be concatenated before its slices are made and have come.
+        A concatenation waits for its slices: a round trip.
         """
+        axes = zip(self.source.grid, self.depth, self.boundary, strict=True)
         pieces = math.prod(
-            sum(
-                1
-                + (before > 0 and (at > 0 or kind is not None))
-                + (after > 0 and (at < len(sizes) - 1 or kind is not None))
-                for at in range(len(sizes))
-            )
-            for sizes, (before, after), kind in zip(
-                self.source.chunks, self.depth, self.boundary, strict=True
-            )
+            sum(1 + (before > 0) + (after > 0) for before, after in ghosts(*axis)) for axis in axes
         )
         share = len(self.computed) / max(1, self.source.blocks)
         tasks = round(share * (pieces + self.edges))

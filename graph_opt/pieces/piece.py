@@ -1,4 +1,4 @@
-"""A piece: a part of a graph that one gang computes by a collective. One file a kind."""
+"""The base of pieces: parts of a graph that one gang computes by a collective."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from graph_opt.model.node import ArrayNode, label
 class Piece(ABC):
     """An array, computed from others by one gang.
 
-    A rule finds a whole piece. :meth:`restrict` makes a piece that computes only the wanted
-    blocks; the numbers of blocks stay those of the whole arrays.
+    A rule finds a whole piece. :meth:`restrict` returns a piece for some of the blocks, with
+    the same arrays and block indices.
 
     Parameters
     ----------
     output : ArrayNode
-        The array that is computed.
+        The result.
     inner : tuple of str, optional
-        Dask's layers for the piece, which a rewrite replaces; by default the output's.
+        Dask's layers for the piece, which a rewrite replaces; by default that of the output.
     """
 
     output: ArrayNode
     inner: tuple[str, ...] = field(default=(), kw_only=True)
 
     only_moves: ClassVar[bool] = False
-    """Whether blocks move and nothing is computed."""
+    """Whether the piece transfers blocks and computes nothing."""
 
     @property
     @abstractmethod
@@ -41,21 +41,21 @@ class Piece(ABC):
     @property
     @abstractmethod
     def inputs(self) -> tuple[ArrayNode, ...]:
-        """The arrays that are read."""
+        """The input arrays."""
 
     @property
     def task(self) -> Any:
-        """What the operation must know beside its inputs and its output."""
+        """Parameters of the operation beyond its inputs and its output."""
         return None
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The layers that a rewrite replaces, the output's included."""
+        """Dask's layers that a rewrite replaces, including that of the output."""
         return self.inner or (self.output.name,)
 
     @property
     def label(self) -> str:
-        """The name of the piece in messages."""
+        """Name in messages."""
         return label(self.output.name)
 
     @property
@@ -65,47 +65,52 @@ class Piece(ABC):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The computation as plain values: name, shape, dtype, and what the kind adds."""
+        """The computation as plain values."""
         node = self.output
         return {"name": node.name, "shape": node.shape, "dtype": node.dtype}
 
     @cached_property
     def computed(self) -> tuple[Index, ...]:
-        """The blocks of the output that are computed, in row-major order; by default all."""
+        """The computed blocks of the output, in row-major order; by default all."""
         return tuple(self.output.indices)
 
     @cached_property
     def staged(self) -> tuple[tuple[Index, ...], ...]:
-        """For each input the blocks that are read, in row-major order; by default all."""
+        """The blocks of each input that are read, in row-major order; by default all."""
         return tuple(tuple(node.indices) for node in self.inputs)
 
     def restrict(self, wanted: frozenset[Index]) -> Self:
-        """Return the piece that computes these blocks and as few others as possible.
-
-        By default the whole piece: each block of the output needs all blocks of the inputs.
-        """
+        """Return the piece for these blocks and as few others as possible; by default all."""
         return self
 
     @abstractmethod
     def fault(self) -> str | None:
-        """Return why the piece is wrong, ``None`` if it is right."""
+        """Return the error of an invalid piece, ``None`` if it is valid."""
 
     @abstractmethod
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
-        """Return tasks and seconds of plain Dask on this number of workers."""
+        """Return tasks and seconds of plain Dask on ``ranks`` workers."""
 
 
 @dataclass(frozen=True)
 class SeparablePiece(Piece):
-    """A piece that can compute any of its blocks alone.
+    """A piece with one input that can compute any of its blocks alone.
 
     Parameters
     ----------
+    source : ArrayNode
+        The input.
     wanted : tuple of tuple of int, optional
-        The blocks of the output that are computed, in row-major order; by default all.
+        The computed blocks of the output, in row-major order; by default all.
     """
 
+    source: ArrayNode
     wanted: tuple[Index, ...] | None = field(default=None, kw_only=True)
+
+    @property
+    def inputs(self) -> tuple[ArrayNode, ...]:
+        """The source."""
+        return (self.source,)
 
     @cached_property
     def computed(self) -> tuple[Index, ...]:
@@ -113,15 +118,15 @@ class SeparablePiece(Piece):
         return tuple(self.output.indices) if self.wanted is None else self.wanted
 
     def restrict(self, wanted: frozenset[Index]) -> Self:
-        """Return the piece that computes these blocks."""
+        """Return the piece for these blocks."""
         return replace(self, wanted=tuple(sorted(wanted)))
 
     def fault(self) -> str | None:
-        """Return the wanted block that does not exist, if there is one."""
-        grid = [len(sizes) for sizes in self.output.chunks]
+        """Return which wanted block does not exist, ``None`` if all do."""
+        grid = self.output.grid
         for index in self.wanted or ():
             if len(index) != len(grid) or any(
-                not 0 <= at < n for at, n in zip(index, grid, strict=True)
+                at not in range(count) for at, count in zip(index, grid, strict=True)
             ):
                 return f"block {index} does not exist"
         return None

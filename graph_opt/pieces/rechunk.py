@@ -1,4 +1,4 @@
-"""The piece that is a rechunk, of an array or of its transpose."""
+"""The piece of a rechunk, of an array or of its transpose."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 
 from graph_opt.model.cost import Machine, dask_rechunk_seconds
 from graph_opt.model.layout import Cuts, Index, cuts_of
-from graph_opt.model.node import ArrayNode, Chunks
+from graph_opt.model.node import Chunks
 from graph_opt.model.overlap import common_lengths, spread
 from graph_opt.pieces.piece import SeparablePiece
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One pass of the rechunk as Dask would do it, from chunks to chunks in so many tasks."""
+    """One of Dask's passes of a rechunk, and its number of tasks."""
 
     before: Chunks
     after: Chunks
@@ -26,7 +26,7 @@ class Stage:
 
     @property
     def merged(self) -> float:
-        """Share of the array that ends up in blocks put together from several."""
+        """Fraction of the array in blocks that are merged from several."""
         alone = 1.0
         for before, after in zip(self.before, self.after, strict=True):
             lengths = common_lengths(cuts_of(before), cuts_of(after))
@@ -42,7 +42,6 @@ class RechunkPiece(SeparablePiece):
     ``stages`` are Dask's own passes.
     """
 
-    source: ArrayNode
     axes: tuple[int, ...]
     stages: tuple[Stage, ...]
 
@@ -50,30 +49,19 @@ class RechunkPiece(SeparablePiece):
     only_moves = True
 
     @property
-    def inputs(self) -> tuple[ArrayNode, ...]:
-        """The array before."""
-        return (self.source,)
-
-    @property
     def task(self) -> tuple[int, ...] | None:
-        """The order of the source's axes, ``None`` if it stays."""
+        """The order of the source's axes, ``None`` if it does not change."""
         return None if self.axes == tuple(range(len(self.axes))) else self.axes
 
     @property
     def cuts(self) -> tuple[tuple[Cuts, ...], tuple[Cuts, ...]]:
-        """Where the source, in the order of its own axes, and the output are cut."""
-        before, after = (
-            tuple(cuts_of(sizes) for sizes in node.chunks) for node in (self.source, self.output)
-        )
-        return before, after
+        """The cuts of the source, in the order of its own axes, and of the output."""
+        return tuple(map(cuts_of, self.source.chunks)), tuple(map(cuts_of, self.output.chunks))
 
     @property
     def summary(self) -> str:
         """Shape, dtype, and the grids of blocks."""
-        before, after = (
-            " x ".join(str(len(sizes)) for sizes in node.chunks)
-            for node in (self.source, self.output)
-        )
+        before, after = (" x ".join(map(str, node.grid)) for node in (self.source, self.output))
         order = f", transposed to axes {self.axes}," if self.task is not None else ""
         part = "" if self.wanted is None else f"{len(self.wanted)} of "
         shape, dtype = self.output.shape, self.output.dtype
@@ -87,40 +75,37 @@ class RechunkPiece(SeparablePiece):
 
     @cached_property
     def staged(self) -> tuple[tuple[Index, ...], ...]:
-        """The blocks of the source that have something of a wanted block."""
+        """The blocks of the source with elements of a wanted block."""
         before, after = self.cuts
-        made = np.zeros(tuple(len(cuts) - 1 for cuts in after))
+        wanted = np.zeros(self.output.grid)
         for index in self.computed:
-            made[index] = 1
+            wanted[index] = 1
         common = [
             common_lengths(before[axis], cuts) > 0
             for axis, cuts in zip(self.axes, after, strict=True)
         ]
-        read = spread(made, [matrix.astype(float) for matrix in common])
+        read = spread(wanted, [matrix.astype(float) for matrix in common])
         read = read.transpose([self.axes.index(axis) for axis in range(len(self.axes))])
         return (tuple(tuple(index) for index in np.argwhere(read).tolist()),)
 
     def fault(self) -> str | None:
-        """Return why it cannot be right, ``None`` if it can."""
+        """Return which axes, shapes, dtypes or blocks do not match, ``None`` if all do."""
         ndim, output = self.source.ndim, self.output
         if sorted(self.axes) != list(range(ndim)) or output.ndim != ndim:
-            return f"axes {self.axes} are no order of {ndim} axes"
+            return f"expected an order of {ndim} axes, got {self.axes}"
         shape = tuple(self.source.shape[axis] for axis in self.axes)
         if shape != output.shape:
-            return f"a rechunk of {shape} cannot have shape {output.shape}"
+            return f"expected shape {shape}, got {output.shape}"
         if self.source.dtype != output.dtype:
-            return f"a rechunk of {self.source.dtype} cannot be {output.dtype}"
+            return f"expected dtype {self.source.dtype}, got {output.dtype}"
         return super().fault()
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
-        """Return tasks and seconds of plain Dask, as far as the wanted blocks need them."""
+        """Return tasks and seconds of plain Dask for the wanted blocks."""
         share = 1.0
         if self.wanted is not None:
-            share = sum(map(self._size, self.wanted)) / max(1, self.output.size)
+            sizes = (math.prod(self.output.block_shape(index)) for index in self.wanted)
+            share = sum(sizes) / max(1, self.output.size)
         tasks = round(share * sum(stage.tasks for stage in self.stages))
         written = share * self.output.nbytes * sum(stage.merged for stage in self.stages)
         return tasks, dask_rechunk_seconds(tasks, written, written, ranks, machine)
-
-    def _size(self, index: Index) -> int:
-        chunks = zip(self.output.chunks, index, strict=True)
-        return math.prod(sizes[at] for sizes, at in chunks)

@@ -1,7 +1,8 @@
-"""A region: members in an order in which one gang can carry them out, as one program."""
+"""Regions: ordered members that one gang computes as one program."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,26 +18,15 @@ from graph_opt.pieces.piece import Piece
 Block = tuple[str, Index]
 
 MOST_NAMED = 8
-"""Collectives that a region is named after; of a long loop the names say nothing."""
+"""Most collectives in the name of a region."""
 
 
 @dataclass(frozen=True)
 class Blockwork:
-    """One of Dask's layers: each block of ``output`` is made by a task from whole blocks.
+    """One of Dask's layers, whose tasks compute blocks from whole blocks.
 
-    Parameters
-    ----------
-    output : ArrayNode
-        The array that is made.
-    inputs : tuple of ArrayNode
-        The arrays that are read.
-    needs : mapping of tuple of int to tuple of (str, tuple of int)
-        For each block that is made, in row-major order, those that it is made from: name of
-        the array, and place.
-    layer : Layer
-        Has the task of each block.
-    once : bool, optional
-        Whether each block must be made once only, for its functions are a user's.
+    ``needs`` are the input blocks of each computed block, in row-major order: names of arrays,
+    and indices. With ``once`` each block is computed only once: its functions are a user's.
     """
 
     output: ArrayNode
@@ -47,12 +37,12 @@ class Blockwork:
 
     @property
     def label(self) -> str:
-        """The name that a user is told."""
+        """Name in messages."""
         return label(self.output.name)
 
     @cached_property
     def computed(self) -> tuple[Index, ...]:
-        """The blocks that are made, in row-major order."""
+        """The computed blocks, in row-major order."""
         return tuple(self.needs)
 
     def __dask_tokenize__(self) -> Any:
@@ -64,16 +54,16 @@ Member = Piece | Blockwork
 
 @dataclass(frozen=True)
 class Region:
-    """Members in an order in which they can be carried out, and what others read of them.
+    """Members, each after those that it reads, and the blocks that others read.
 
     Parameters
     ----------
     members : tuple of Piece or Blockwork
-        What is done.
+        The members, in order.
     wanted : tuple of (str, tuple of tuple of int)
-        Names of the arrays that somebody outside reads, and which of their blocks.
+        Names of the arrays that others read, and the indices of their blocks.
     annotations : mapping of str to value, optional
-        Those of Dask, the same for all members.
+        Dask's annotations, the same for all members.
     """
 
     members: tuple[Member, ...]
@@ -81,81 +71,82 @@ class Region:
     annotations: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, piece: Piece, annotations: Mapping[str, Any] | None = None) -> Region:
-        """Return the region of one piece, of which all that is made is wanted."""
-        return cls((piece,), ((piece.output.name, tuple(piece.computed)),), annotations)
+    def of(cls, piece: Piece) -> Region:
+        """Return the region of one piece; all computed blocks are wanted."""
+        return cls((piece,), ((piece.output.name, tuple(piece.computed)),))
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """The members that are collectives."""
-        return tuple(member for member in self.members if not isinstance(member, Blockwork))
+        """The collectives."""
+        return tuple(member for member in self.members if isinstance(member, Piece))
 
     @property
     def blockworks(self) -> tuple[Blockwork, ...]:
-        """The members that are Dask's own layers."""
+        """Dask's own layers."""
         return tuple(member for member in self.members if isinstance(member, Blockwork))
 
     @cached_property
     def nodes(self) -> dict[str, ArrayNode]:
-        """The arrays that are made, by name."""
+        """The results of all members, by name."""
         return {member.output.name: member.output for member in self.members}
 
     @cached_property
     def inputs(self) -> tuple[tuple[ArrayNode, tuple[Index, ...]], ...]:
-        """The arrays that are read, and which of their blocks, in row-major order."""
+        """The input arrays, and the indices of their blocks in row-major order."""
         nodes: dict[str, ArrayNode] = {}
-        read: dict[str, set[Index]] = {}
+        read: defaultdict[str, set[Index]] = defaultdict(set)
         for member in self.members:
             for node in member.inputs:
-                if node.name not in self.nodes:
-                    nodes.setdefault(node.name, node)
-                    read.setdefault(node.name, set())
-                    if not isinstance(member, Blockwork):
-                        nodes[node.name] = node  # of which it knows more
+                if node.name not in nodes or isinstance(member, Piece):
+                    nodes[node.name] = node  # collectives know more of it
             for name, index in _read(member):
-                if name not in self.nodes:
-                    read[name].add(index)
-        return tuple((nodes[name], tuple(sorted(blocks))) for name, blocks in read.items())
+                read[name].add(index)
+        return tuple(
+            (node, tuple(sorted(read[name])))
+            for name, node in nodes.items()
+            if name not in self.nodes
+        )
 
     @property
     def operands(self) -> frozenset[str]:
-        """Names of the arrays that collectives read."""
+        """Names of the inputs of collectives."""
         return frozenset(node.name for piece in self.pieces for node in piece.inputs)
 
     @property
     def tasks(self) -> int:
-        """Tasks that the scheduler sees: blocks in, blocks out, and the gang."""
-        blocks = [*(blocks for _, blocks in self.inputs), *(blocks for _, blocks in self.wanted)]
-        return sum(map(len, blocks)) + 1
+        """Number of tasks in the scheduler: one per input block and wanted block, and the gang."""
+        return sum(len(blocks) for _, blocks in (*self.inputs, *self.wanted)) + 1
 
     @property
     def label(self) -> str:
-        """The names of its collectives, or of the first of them."""
+        """The names of its collectives; of many, only the first."""
         names = [piece.label for piece in self.pieces]
         more = len(names) - MOST_NAMED
         return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
     def split(self) -> tuple[Region, Region]:
-        """Return two regions, of the first half of the members and of the others."""
+        """Return two regions with half of the members each."""
         middle = len(self.members) // 2
         first, second = self.members[:middle], self.members[middle:]
-        read = {(name, index) for member in second for name, index in _read(member)}
-        read |= {(name, index) for name, blocks in self.wanted for index in blocks}
-        passed_on = {
-            name: tuple(index for index in member.computed if (name, index) in read)
-            for member in first
-            for name in [member.output.name]
-        }
-        kept = {member.output.name for member in second}
+        read = {(name, index) for name, blocks in self.wanted for index in blocks}
+        read.update(*map(_read, second))
+        passed_on = []
+        for member in first:
+            name = member.output.name
+            blocks = tuple(index for index in member.computed if (name, index) in read)
+            if blocks:
+                passed_on.append((name, blocks))
+        outputs = {member.output.name for member in second}
+        wanted = tuple(each for each in self.wanted if each[0] in outputs)
         return (
-            Region(first, tuple((n, b) for n, b in passed_on.items() if b), self.annotations),
-            Region(second, tuple((n, b) for n, b in self.wanted if n in kept), self.annotations),
+            Region(first, tuple(passed_on), self.annotations),
+            Region(second, wanted, self.annotations),
         )
 
     @cached_property
     def token(self) -> str:
-        """Tells regions apart: by their members, which blocks they make, and what is wanted."""
-        # as text: Dask looks at each place of thousands for longer than it takes to plan them
+        """Token of the members, their computed blocks and the wanted blocks."""
+        # as text: for thousands of indices tokenize() takes longer than the plan
         return str(tokenize(*self.members, str(self.wanted)))
 
 

@@ -1,4 +1,4 @@
-"""The piece that sweeps a stencil over an array, once or again and again."""
+"""The piece of one or more sweeps of a stencil."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from graph_opt.model.node import ArrayNode
 from graph_opt.pieces.piece import Piece
 
 REPORT_SWEEPS = 3
-"""Sweeps for a report: of zeros, of the array before, and of that at the end."""
+"""Sweeps for a report: of zeros, of the first array and of the last."""
 
 
 class SweepTask(Hashable, Protocol):
-    """What the piece must know of the task that its layer carries."""
+    """The properties of a task that the piece reads."""
 
     @property
     def operation(self) -> str:
@@ -26,23 +26,23 @@ class SweepTask(Hashable, Protocol):
 
     @property
     def iterations(self) -> int:
-        """Sweeps at most."""
+        """The largest number of sweeps."""
 
     @property
     def operations(self) -> int:
-        """Operations a sweep does for each element."""
+        """Operations of a sweep per element."""
 
     @property
     def reach(self) -> tuple[int, ...]:
-        """How far a sweep reads beyond each element, along each axis."""
+        """Elements that a sweep reads on either side, along each axis."""
 
 
 @dataclass(frozen=True)
 class StencilPiece(Piece):
-    """Sweeps over the first of ``sources``, as ``sweeps`` says; all of it is made.
+    """Sweeps over all of the first of ``sources``, by the task ``sweeps``.
 
-    The output has the blocks of the sources. There may be a tail of more blocks along the
-    first axis, of which the first one is made: a report.
+    The output has the blocks of the sources. It may have further blocks along the first axis;
+    only the first of them is computed: a report.
     """
 
     sources: tuple[ArrayNode, ...]
@@ -60,7 +60,7 @@ class StencilPiece(Piece):
 
     @property
     def inputs(self) -> tuple[ArrayNode, ...]:
-        """The arrays that are read."""
+        """The sources."""
         return self.sources
 
     @property
@@ -78,32 +78,32 @@ class StencilPiece(Piece):
 
     @cached_property
     def computed(self) -> tuple[Index, ...]:
-        """All blocks, and the first one of a tail."""
+        """All blocks, and the first of the further ones."""
         rows = len(self.sources[0].chunks[0])
         return tuple(i for i in self.output.indices if i[0] < rows or not any(i[1:]))
 
     def fault(self) -> str | None:
-        """Return why it cannot be right, ``None`` if it can."""
+        """Return which chunks do not match, ``None`` if all do."""
         chunks = self.sources[0].chunks
         if any(source.chunks != chunks for source in self.sources):
-            return "the arrays that are swept have different chunks"
+            return "expected sources with the same chunks"
         rows = self.output.chunks[0][: len(chunks[0])]
         if (rows, *self.output.chunks[1:]) != chunks:
-            return f"a sweep of {chunks} cannot make {self.output.chunks}"
+            return f"expected chunks {chunks}, got {self.output.chunks}"
         return None
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
-        """Return tasks and seconds of plain Dask: overlapped blocks, and a function of each."""
+        """Return tasks and seconds of plain Dask: overlap, then a function per block."""
         source, sweeps = self.sources[0], self.sweeps.iterations
         if len(self.output.chunks[0]) > len(source.chunks[0]):
             sweeps += REPORT_SWEEPS
-        pieces = math.prod(3 * blocks - 2 for blocks in map(len, source.chunks))
+        pieces = math.prod(3 * blocks - 2 for blocks in source.grid)
         tasks = pieces + 2 * source.blocks
         ghosts = sum(
             2 * reach * (len(sizes) - 1) * source.nbytes / max(1, sum(sizes))
             for sizes, reach in zip(source.chunks, self.sweeps.reach, strict=True)
         )
         seconds = dask_rechunk_seconds(tasks, ghosts, source.nbytes, ranks, machine)
-        # NumPy goes through memory for each operation
+        # NumPy reads and writes memory for each operation
         work = self.sweeps.operations * 2 * source.nbytes / (machine.memory_bandwidth * ranks)
         return tasks * sweeps, (seconds + work) * sweeps

@@ -1,4 +1,4 @@
-"""The piece that is a compensated or reproducible sum, or a mean, along some axes."""
+"""The piece of a compensated or reproducible sum, or mean, along some axes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 
 from graph_opt.model.cost import TASK_SECONDS, Machine
 from graph_opt.model.layout import Index
-from graph_opt.model.node import ArrayNode
 from graph_opt.pieces.piece import SeparablePiece
 
 PARTIAL_BYTES = 16
-"""Bytes of a partial sum, compensated; an exact one has about twice as many."""
+"""Bytes of a compensated partial sum; an exact one has about twice as many."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,6 @@ class SumPiece(SeparablePiece):
     ``"reproducible"``.
     """
 
-    source: ArrayNode
     axes: tuple[int, ...]
     keepdims: bool
     method: str
@@ -33,21 +31,16 @@ class SumPiece(SeparablePiece):
     operation = "sum"
 
     @property
-    def inputs(self) -> tuple[ArrayNode, ...]:
-        """The array that is summed."""
-        return (self.source,)
-
-    @property
     def task(self) -> tuple[tuple[int, ...], bool, str, str]:
-        """Axes, whether they are kept, method and kind."""
+        """Axes, keepdims, method and kind."""
         return self.axes, self.keepdims, self.method, self.kind
 
     @property
     def summary(self) -> str:
         """Shape, dtype, method, and the number of blocks before and after."""
-        made, shape = len(self.computed), self.source.shape
+        count, shape = len(self.computed), self.source.shape
         axes = f"axis {self.axes[0]}" if len(self.axes) == 1 else f"axes {self.axes}"
-        blocks = f"from {self.source.blocks} to {made} {'block' if made == 1 else 'blocks'}"
+        blocks = f"from {self.source.blocks} to {count} {'block' if count == 1 else 'blocks'}"
         return f"{shape} {self.source.dtype} along {axes}, {self.method}, {blocks}"
 
     @property
@@ -57,41 +50,38 @@ class SumPiece(SeparablePiece):
 
     @cached_property
     def staged(self) -> tuple[tuple[Index, ...], ...]:
-        """The blocks that add to a wanted block."""
+        """The blocks of the source in the sums of a wanted block."""
         some = set(self.computed)
         return (tuple(index for index in self.source.indices if self.target(index) in some),)
 
     def target(self, index: Index) -> Index:
-        """Return the block of the output to which a block of the source adds."""
+        """Return the block of the output for a block of the source."""
         if self.keepdims:
             return tuple(0 if k in self.axes else at for k, at in enumerate(index))
         return tuple(at for k, at in enumerate(index) if k not in self.axes)
 
     def fault(self) -> str | None:
-        """Return why it cannot be right, ``None`` if it can."""
+        """Return which axes, chunks or blocks do not match, ``None`` if all do."""
         if any(not 0 <= axis < self.source.ndim for axis in self.axes):
-            return f"axes {self.axes} are not all among {self.source.ndim}"
+            return f"expected some of {self.source.ndim} axes, got {self.axes}"
         kept = [
             (1,) if k in self.axes else sizes
             for k, sizes in enumerate(self.source.chunks)
             if self.keepdims or k not in self.axes
         ]
         if tuple(kept) != self.output.chunks:
-            return f"sums in chunks {tuple(kept)} cannot be in {self.output.chunks}"
+            return f"expected chunks {tuple(kept)}, got {self.output.chunks}"
         return super().fault()
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
-        """Return tasks and seconds of plain Dask, which sends all partial sums to few tasks."""
+        """Return tasks and seconds of plain Dask, which adds all partial sums in few tasks."""
         (read,) = self.staged
         share = len(read) / max(1, self.source.blocks)
         tasks = len(read) + len(self.computed)
-        sums = [math.prod(self._lengths(index)) for index in self.computed]
+        sums = [math.prod(self.output.block_shape(index)) for index in self.computed]
         each = len(read) / max(1, len(self.computed))
         moved = each * PARTIAL_BYTES * sum(sums) * (ranks - 1) / ranks
         adders = min(ranks, max(1, len(self.computed)))
         seconds = share * self.source.nbytes / (machine.memory_bandwidth * ranks)
-        seconds += moved / ((machine.dask_bandwidth or machine.bandwidth) * adders)
+        seconds += moved / (machine.dask_rate * adders)
         return tasks, seconds + tasks * TASK_SECONDS
-
-    def _lengths(self, index: Index) -> list[int]:
-        return [sizes[at] for sizes, at in zip(self.output.chunks, index, strict=True)]

@@ -1,1 +1,1 @@
-"""Rules: each recognizes one kind of piece in Dask's layers."""
+"""Rules: one module for each kind of piece in Dask's layers."""

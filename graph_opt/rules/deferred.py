@@ -1,4 +1,4 @@
-"""Recognizes operations of our own: their layer carries the piece."""
+"""Recognizes operations of our own: their layer has the piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recognises the products of two matrices; their target is the ``summa`` algorithm.
+"""Recognizes products of two matrices; their target is the ``summa`` algorithm.
 
 Dask builds three or more layers for one product of two matrices::
 
@@ -6,9 +6,8 @@ Dask builds three or more layers for one product of two matrices::
       K in one chunk   _matmul -> getitem (drops the contracted axis)
     da.dot             _tensordot -> sum -> sum-partial ... -> sum-aggregate
 
-The first is blockwise with one axis for the contraction; the last is the result.
-One-dimensional operands are lifted to matrices, and the result is squeezed, by
-layers of Dask's own around these.
+The first layer is blockwise with one axis for the contraction; the last is the result. For
+one-dimensional operands Dask adds other layers around these.
 """
 
 from __future__ import annotations
@@ -50,13 +49,15 @@ def match(graph: ArrayGraph, name: str) -> MatmulPiece | Declined | None:
     passed = follow(graph, name, reductions[0], ndim=2)
     output = graph.node(passed[-1]) if passed else None
     if output is None:
-        return Declined(name, "the partial products are used by something else than their sum")
+        return Declined(name, "other layers than the sum read the partial products")
     if not output.known:
         return Declined(output.name, "chunk sizes are unknown")
-    if (len(left.chunks[0]), len(right.chunks[1])) != tuple(map(len, output.chunks)):
-        return Declined(output.name, "Dask makes other blocks than those of the operands")
+    if (left.grid[0], right.grid[1]) != output.grid:
+        return Declined(output.name, "the blocks of the result differ from those of the operands")
     left, right = _up_to_date(left, right, output)
-    reason = _refusal(left, right, output)
+    reason = unsupported((left, right), output)
+    if reason is None and left.container != right.container:
+        reason = "one operand has NumPy blocks and the other CuPy blocks"
     if reason is not None:
         return Declined(output.name, reason)
     return MatmulPiece(output, left, right, inner=(name, *passed))
@@ -65,35 +66,27 @@ def match(graph: ArrayGraph, name: str) -> MatmulPiece | Declined | None:
 def _up_to_date(
     left: ArrayNode, right: ArrayNode, output: ArrayNode
 ) -> tuple[ArrayNode, ArrayNode]:
-    """Correct the operands' chunk sizes by those of the product, which Dask noted last.
+    """Correct the operands' chunk sizes by those of the product, which Dask declared last.
 
-    ``compute_chunk_sizes``, for one, leaves the layer of its array as it is. The
-    sizes along the contraction stand in the operands only, where Dask has made
-    them equal.
+    ``compute_chunk_sizes``, for example, does not update the layer of its array. Only the
+    operands have the sizes along the contraction, and Dask has made these equal.
     """
     inner, inner_right = left.chunks[1], right.chunks[0]
-    # of a reduction that keeps several values Dask notes one, so (1,) may be more
+    # Dask declares one value for a reduction with several, so (1,) may be more
     reduced = all("-aggregate-" in node.name for node in (left, right)) and inner == (1,)
     if any(map(math.isnan, inner)):
         inner = inner_right
     elif reduced or (not any(map(math.isnan, inner_right)) and inner != inner_right):
-        inner = (cast(int, math.nan),) * len(inner)  # one of them is out of date
+        inner = (cast(int, math.nan),) * len(inner)  # one of the two is out of date
     rows, columns = output.chunks
     return replace(left, chunks=(rows, inner)), replace(right, chunks=(inner, columns))
 
 
 def _contracts_plainly(graph: ArrayGraph, name: str) -> bool:
     layer = graph.layers[name]
-    assert isinstance(layer, Blockwise)  # for the type checker: `match` has asked already
+    assert isinstance(layer, Blockwise)  # for the type checker: it has a block function
     axes = layer.task.kwargs.get("axes")
     if axes is None:
         return True
     left, right = (tuple(getattr(side, "args", side)) for side in getattr(axes, "args", axes))
     return left in ((1,), (-1,)) and right in ((0,), (-2,)) and not layer.concatenate
-
-
-def _refusal(left: ArrayNode, right: ArrayNode, output: ArrayNode) -> str | None:
-    reason = unsupported((left, right), output)
-    if reason is None and left.container != right.container:
-        return "one operand has NumPy blocks and the other CuPy blocks"
-    return reason

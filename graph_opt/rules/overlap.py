@@ -1,27 +1,25 @@
-"""Recognises blocks that overlap; their target is the ``halo`` algorithm.
+"""Recognizes blocks that overlap; their target is the ``halo`` algorithm.
 
-``da.map_overlap`` builds one layer for the cells that blocks give to their neighbours. If
-there is a boundary, several come before, axis by axis, and one after::
+``da.map_overlap`` builds one layer for the cells of neighbours. For a boundary it adds several
+layers before it, axis by axis, and one after it::
 
     getitem, getitem (-> repeat)   slices at both edges           reflect, periodic, nearest
     full_like                      or a value                     constant
-    concatenate                    edge, array, edge: a chunk more at either side
+    concatenate                    edge, array, edge: one more chunk on either side
       ...                          the same for the next axis
     overlap                        slices of neighbours, concatenated
-    getitem                        leaves out the chunks that are nothing but boundary
+    getitem                        drops the chunks of the boundary
 
-All these are one piece. What looks otherwise is left as it is, and the ``overlap`` layer
-alone is a piece without a boundary.
+All these are one piece. If they look otherwise, the ``overlap`` layer alone is a piece without
+a boundary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import product as cartesian
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from dask.blockwise import Blockwise
@@ -43,7 +41,7 @@ from graph_opt.dask_graph.pattern import (
     unsupported,
     unwrapped,
 )
-from graph_opt.model.layout import cuts_of
+from graph_opt.model.layout import Index, cuts_of
 from graph_opt.model.node import ArrayNode, Declined
 from graph_opt.pieces.overlap import Boundary, Depth, OverlapPiece, extended
 
@@ -51,9 +49,8 @@ FILL = unwrapped(_broadcast_trick_inner)
 """The block function of ``full_like``."""
 
 
-@dataclass(frozen=True)
-class Edge:
-    """What lies beyond the edges along an axis, and the layers that make it."""
+class Edge(NamedTuple):
+    """The boundary along an axis, the array inside, and Dask's layers."""
 
     kind: Boundary
     source: ArrayNode
@@ -88,7 +85,7 @@ def _depth(value: Any) -> Depth:
 
 
 def _thin(sizes: tuple[int, ...], depth: Depth) -> bool:
-    """Whether a neighbour has fewer cells than it should give: Dask would take what there is."""
+    """Whether a neighbour has fewer cells than ``depth``: Dask would take only those."""
     before, after = depth
     return any(size < before for size in sizes[:-1]) or any(size < after for size in sizes[1:])
 
@@ -96,7 +93,7 @@ def _thin(sizes: tuple[int, ...], depth: Depth) -> bool:
 def _bounded(
     graph: ArrayGraph, name: str, source: ArrayNode, output: ArrayNode, depth: tuple[Depth, ...]
 ) -> OverlapPiece | None:
-    """Return the piece that makes the boundary too, if all of it is as Dask builds it."""
+    """Return the piece with the boundary, if all of it is as Dask builds it."""
     trimmed = only_reader(graph, name)
     last = None if trimmed is None else graph.node(trimmed)
     if trimmed is None or last is None:
@@ -113,66 +110,67 @@ def _bounded(
         passed += edge.layers
     if not axes or last.chunks != extended(source.chunks, depth, boundary):
         return None
-    inner = (name, *(layer for layer in _read_by_each_other(graph, passed) if layer != name))
-    edges = sum(len(graph.layers[layer]) for layer in passed[2:] if _makes(layer))
-    return OverlapPiece(last, source, depth, tuple(boundary), edges, inner=inner)
+    inner = (name, *(layer for layer in _replaceable(graph, passed) if layer != name))
+    # Dask drops the tasks of "concatenate", which only rename blocks
+    tasks = [len(graph.layers[each]) for each in passed[2:] if not each.startswith("concatenate-")]
+    return OverlapPiece(last, source, depth, tuple(boundary), sum(tasks), inner=inner)
 
 
-def _makes(layer: str) -> bool:
-    """Whether a layer of a boundary does more than name blocks: Dask drops mere names."""
-    return not layer.startswith("concatenate-")
-
-
-def _read_by_each_other(graph: ArrayGraph, passed: Iterable[str]) -> tuple[str, ...]:
-    """Leave out the layers that somebody else reads: they stay, and nobody waits for them."""
+def _replaceable(graph: ArrayGraph, passed: Iterable[str]) -> Iterable[str]:
+    """Leave out the layers that others read, which must stay; the gang does not wait for them."""
     inner: dict[str, None] = {}
     for name in passed:  # from the last to the first
         if not inner or (name not in graph.requested and graph.dependents[name] <= inner.keys()):
             inner[name] = None
-    return tuple(inner)
+    return inner
 
 
 def _trimmed_axes(graph: ArrayGraph, before: ArrayNode, after: ArrayNode) -> tuple[int, ...]:
-    """Return the axes whose first and last chunk a layer leaves out, none if it does else."""
-    layer = graph.layers[after.name]
-    if not isinstance(layer, MaterializedLayer) or after.ndim != before.ndim:
+    """Return the axes along which a layer drops the first and last chunk and does nothing else."""
+    if after.ndim != before.ndim:
         return ()
-    axes = []
-    for axis, (old, new) in enumerate(zip(before.chunks, after.chunks, strict=True)):
-        if len(new) == len(old) - 2:
-            axes.append(axis)
-    skipped = [int(axis in axes) for axis in range(after.ndim)]
-    for index in after.indices:
-        kept = map(add, index, skipped)
-        if _target(layer.mapping.get((after.name, *index))) != (before.name, *kept):
-            return ()
-    return tuple(axes)
+    dropped = [old - new == 2 for old, new in zip(before.grid, after.grid, strict=True)]
+    trims = all(
+        _target(graph, after, index) == (before.name, *map(add, index, dropped))
+        for index in after.indices
+    )
+    return tuple(axis for axis, drops in enumerate(dropped) if drops and trims)
 
 
-def _target(task: Any) -> Any:
-    """Return the key that a task is another name of."""
+def _target(graph: ArrayGraph, node: ArrayNode, index: Index) -> Any:
+    """Return the key that a block is another name of."""
+    layer = graph.layers[node.name]
+    if not isinstance(layer, MaterializedLayer):
+        return None
+    task = layer.mapping.get((node.name, *index))
     return task.target if isinstance(task, Alias) else task
 
 
+def _with(values: Sequence[Any], axis: int, value: Any) -> tuple[Any, ...]:
+    """Return values with another one along an axis."""
+    return (*values[:axis], value, *values[axis + 1 :])
+
+
 def _edge(graph: ArrayGraph, joined: ArrayNode, axis: int, depth: int) -> Edge | None:
-    """Match what Dask puts at both ends of one axis."""
-    layer = graph.layers[joined.name]
-    count = len(joined.chunks[axis])
-    if not isinstance(layer, MaterializedLayer) or count < 3:
+    """Match the layers that Dask builds for both ends of one axis."""
+    last = joined.grid[axis] - 1
+    if last < 2:
         return None
-    corner = [0] * joined.ndim
-    names = []
-    for at in (0, 1, count - 1):
-        corner[axis] = at
-        key = _target(layer.mapping.get((joined.name, *corner)))
-        names.append(key[0] if isinstance(key, tuple) else None)
-    nodes = [graph.node(name) if isinstance(name, str) else None for name in names]
-    if any(node is None for node in nodes) or not _joins(layer, joined, axis, names):
+    corner = (0,) * joined.ndim
+    nodes = []
+    for at in (0, 1, last):
+        key = _target(graph, joined, _with(corner, axis, at))
+        is_key = isinstance(key, tuple) and isinstance(key[0], str)
+        nodes.append(graph.node(key[0]) if is_key else None)
+    left, source, right = nodes
+    if left is None or source is None or right is None or not source.known:
         return None
-    left, source, right = (node for node in nodes if node is not None)
-    sizes = joined.chunks[axis]
-    widths = (depth,), source.chunks[axis], (depth,)
-    if not source.known or sizes != sum(widths, ()):
+    for index in joined.indices:
+        at = index[axis]
+        node, place = (left, 0) if at == 0 else (right, 0) if at == last else (source, at - 1)
+        if _target(graph, joined, index) != (node.name, *_with(index, axis, place)):
+            return None
+    if joined.chunks[axis] != (depth, *source.chunks[axis], depth):
         return None
     kind = _constant(graph, left, source) if left == right else None
     if kind is not None:
@@ -181,91 +179,75 @@ def _edge(graph: ArrayGraph, joined: ArrayNode, axis: int, depth: int) -> Edge |
     kind = _kind(cells, source.shape[axis], depth)
     if kind is None:
         return None
-    made = [name for end in (left, right) for name in _behind(graph, end.name, source.name)]
-    return Edge(kind, source, (joined.name, *dict.fromkeys(made)))
-
-
-def _joins(layer: MaterializedLayer, joined: ArrayNode, axis: int, names: list[Any]) -> bool:
-    """Whether every block of a layer is one of the three arrays', in order along the axis."""
-    last = len(joined.chunks[axis]) - 1
-    for index in joined.indices:
-        at = index[axis]
-        name = names[0] if at == 0 else names[2] if at == last else names[1]
-        place = 0 if at in (0, last) else at - 1
-        key = (name, *index[:axis], place, *index[axis + 1 :])
-        if _target(layer.mapping.get((joined.name, *index))) != key:
-            return False
-    return True
+    layers = [name for end in (left, right) for name in _between(graph, end.name, source.name)]
+    return Edge(kind, source, (joined.name, *dict.fromkeys(layers)))
 
 
 def _constant(graph: ArrayGraph, end: ArrayNode, source: ArrayNode) -> Boundary:
-    """Return the value that fills an array, if it is one of the dtype."""
+    """Return the value that fills an array, ``None`` if there is none of the dtype."""
     function = block_function(graph, end.name)
     if not isinstance(function, partial) or unwrapped(function) is not FILL:
         return None
     if end.dtype != source.dtype or graph.dependencies[end.name]:
         return None
-    if "fill_value" not in function.keywords:
-        return None
-    fill = function.keywords["fill_value"]
-    if np.iscomplexobj(fill) and not np.iscomplexobj(np.empty(0, end.dtype)):
+    fill = function.keywords.get("fill_value")
+    if fill is None or (np.iscomplexobj(fill) and np.dtype(end.dtype).kind != "c"):
         return None
     try:
-        # not by warnings, whose filters all threads share
+        # not by warnings: their filters are shared by all threads
         with np.errstate(invalid="raise", over="raise"):
             value: Boundary = np.full((), fill, end.dtype).item()
     except (TypeError, ValueError, OverflowError, FloatingPointError):
-        return None  # it is for Dask to complain
+        return None  # Dask reports the error
     return value
 
 
 def _cells(
     graph: ArrayGraph, end: ArrayNode, source: ArrayNode, axis: int
 ) -> tuple[int, ...] | None:
-    """Return where the cells of an edge are from, positions along the axis of the source."""
+    """Return the positions of an edge's cells along the axis of the source."""
     if end.name == source.name:
         return tuple(range(source.shape[axis]))
-    if block_function(graph, end.name) is np.repeat:
-        layer = graph.layers[end.name]
-        operands = array_operands(graph, end.name)
-        inner = graph.node(operands[0][0]) if len(operands) == 1 else None
-        if inner is None or not isinstance(layer, Blockwise) or layer.task.kwargs != {"axis": axis}:
-            return None
-        cells = _cells(graph, inner, source, axis)
-        counts: list[Any] = [value for value, index in layer.indices if index is None]
-        known = len(counts) == 1 and isinstance(counts[0], int) and len(layer.task.args) == 2
-        return cells * counts[0] if known and cells is not None and len(cells) == 1 else None
-    return _sliced(graph, end, source, axis)
+    if block_function(graph, end.name) is not np.repeat:
+        return _sliced(graph, end, source, axis)
+    layer = graph.layers[end.name]
+    operands = array_operands(graph, end.name)
+    inner = graph.node(operands[0][0]) if len(operands) == 1 else None
+    if inner is None or not isinstance(layer, Blockwise) or layer.task.kwargs != {"axis": axis}:
+        return None
+    cells = _cells(graph, inner, source, axis)
+    counts: list[Any] = [value for value, index in layer.indices if index is None]
+    known = len(counts) == 1 and isinstance(counts[0], int) and len(layer.task.args) == 2
+    return cells * counts[0] if known and cells is not None and len(cells) == 1 else None
 
 
 def _sliced(
     graph: ArrayGraph, end: ArrayNode, source: ArrayNode, axis: int
 ) -> tuple[int, ...] | None:
-    """Return which cells a layer takes from a source, along one axis alone and of one chunk."""
+    """Return the positions of the cells that a layer slices from one chunk, along one axis."""
     layer = graph.layers[end.name]
-    others = [k for k in range(source.ndim) if k != axis]
-    alike = end.ndim == source.ndim and all(end.chunks[k] == source.chunks[k] for k in others)
-    if not isinstance(layer, MaterializedLayer) or not alike or len(end.chunks[axis]) != 1:
+    if not isinstance(layer, MaterializedLayer) or end.ndim != source.ndim:
         return None
-    key: Any
+    if end.grid[axis] != 1 or end.chunks != _with(source.chunks, axis, end.chunks[axis]):
+        return None
+    whole = (slice(None),) * source.ndim
     found: set[tuple[int, range]] = set()
-    for index in cartesian(*(range(len(sizes)) for sizes in end.chunks)):
+    for index in end.indices:
+        key: Any
         task = layer.mapping.get((end.name, *index))
         if isinstance(task, Alias):
-            key, slices = task.target, (slice(None),) * source.ndim
+            key, slices = task.target, whole
         elif isinstance(task, Task) and task.func is getitem and len(task.args) == 2:
             reference, slices = task.args
             key = reference.key if isinstance(reference, TaskRef) else None
         else:
             return None
-        if not isinstance(key, tuple) or key[0] != source.name or len(slices) != source.ndim:
+        if not isinstance(key, tuple) or len(slices) != source.ndim:
             return None
-        if not all(isinstance(each, slice) for each in slices):
+        name, *place = key
+        if (name, *_with(place, axis, 0)) != (source.name, *index):
             return None
-        place = key[1:]
-        if any(place[k] != index[k] for k in others):
-            return None
-        if any(slices[k] != slice(None) for k in others):
+        if _with(slices, axis, slice(None)) != whole or not isinstance(slices[axis], slice):
             return None
         found.add((place[axis], range(source.chunks[axis][place[axis]])[slices[axis]]))
     if len(found) != 1:
@@ -276,17 +258,17 @@ def _sliced(
 
 
 def _kind(cells: list[tuple[int, ...] | None], length: int, depth: int) -> Boundary:
-    """Return the boundary that takes these cells for those before and after an axis."""
+    """Return the boundary with these cells before and after an axis."""
     first, last = tuple(range(depth)), tuple(range(length - depth, length))
-    kinds: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-        "reflect": (first[::-1], last[::-1]),
-        "periodic": (last, first),
-        "nearest": ((0,) * depth, (length - 1,) * depth),
+    kinds = {
+        "reflect": [first[::-1], last[::-1]],
+        "periodic": [last, first],
+        "nearest": [(0,) * depth, (length - 1,) * depth],
     }
-    return next((kind for kind, known in kinds.items() if known == tuple(cells)), None)
+    return next((kind for kind, known in kinds.items() if known == cells), None)
 
 
-def _behind(graph: ArrayGraph, name: str, source: str) -> Iterable[str]:
+def _between(graph: ArrayGraph, name: str, source: str) -> Iterator[str]:
     """Yield the layers from that of an edge back to the source."""
     while name != source:
         yield name

@@ -1,12 +1,12 @@
-"""Recognises rechunks; their target is the ``redistribute`` algorithm.
+"""Recognizes rechunks; their target is the ``redistribute`` algorithm.
 
-Dask rechunks by one of two methods, and the first in one pass or in several::
+Dask rechunks by one of two methods, and the first in one pass or several::
 
-    tasks    rechunk-merge -> rechunk-merge ...    slices and concatenations, a layer a pass
+    tasks    rechunk-merge -> rechunk-merge ...    slices and concatenations, one layer per pass
     p2p      (rechunk-merge ->) rechunk-p2p        after a pass that splits large blocks
 
-Passes in a row, those of several calls too, are one piece as long as nobody else
-reads what is between them, and so are the transposes before and between them::
+Consecutive passes, also of several calls, are one piece if no other layer reads the arrays
+between them. So are the transposes before and between them::
 
     x.T.rechunk(...)     transpose -> rechunk-merge
 """
@@ -14,6 +14,7 @@ reads what is between them, and so are the transposes before and between them::
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from dask.blockwise import Blockwise
@@ -34,7 +35,7 @@ Axes = tuple[int, ...]
 
 def match(graph: ArrayGraph, name: str) -> RechunkPiece | Declined | None:
     """Match the rechunk whose last layer is ``name``; ``None`` is no rechunk, or not its end."""
-    if not _is_rechunk(graph, name) or _goes_on(graph, name):
+    if not _is_rechunk(graph, name) or _continues(graph, name):
         return None
     inner = [name]
     while (before := _only_input(graph, inner[0])) is not None and _is_step(graph, before):
@@ -44,28 +45,28 @@ def match(graph: ArrayGraph, name: str) -> RechunkPiece | Declined | None:
     source, output = graph.node(before) if before else None, graph.node(name)
     if source is None or output is None:
         return Declined(name, "its array is not a Dask array with known facts")
-    nodes = [source, *(graph.node(layer) for layer in inner)]
-    if not all(node is not None and node.known for node in nodes):
+    found = (source, *map(graph.node, inner))
+    nodes = [node for node in found if node is not None and node.known]
+    if len(nodes) < len(found):
         return Declined(name, "chunk sizes are unknown")
     reason = unsupported((source,), output)
     if reason is not None:
         return Declined(name, reason)
-    axes, stages = _passes(graph, inner, [node for node in nodes if node is not None])
+    axes, stages = _passes(graph, inner, nodes)
     piece = RechunkPiece(output, source, axes, stages, inner=tuple(inner))
-    # Dask does not note the sizes of chunks that it corrects after it has made a layer
+    # Dask may correct chunk sizes after it has created the layer, whose facts stay as they were
     return piece if piece.fault() is None else Declined(name, "chunk sizes are unknown")
 
 
 def _is_rechunk(graph: ArrayGraph, name: str) -> bool:
-    if name.startswith(P2P):  # its class is in distributed, which is not needed here
+    if name.startswith(P2P):  # by name: its class is in distributed, which may be missing
         return type(graph.layers[name]).__name__ == "P2PRechunkLayer"
     if not name.startswith(TASKS):
         return False
     layer = graph.layers[name]
     if not isinstance(layer, MaterializedLayer):
         return False
-    key = next(iter(layer), None)
-    task = layer[key] if key is not None else None
+    task = next(iter(layer.mapping.values()), None)
     return isinstance(task, Alias) or getattr(task, "func", None) is concatenate_shaped
 
 
@@ -78,8 +79,8 @@ def _only_input(graph: ArrayGraph, name: str) -> str | None:
     return next(iter(inputs)) if len(inputs) == 1 else None
 
 
-def _goes_on(graph: ArrayGraph, name: str) -> bool:
-    """Whether another rechunk is all that this one is for."""
+def _continues(graph: ArrayGraph, name: str) -> bool:
+    """Whether another rechunk is the only reader, directly or after transposes."""
     reader = only_reader(graph, name)
     while reader is not None and _permutation(graph, reader) is not None:
         reader = only_reader(graph, reader)
@@ -87,7 +88,7 @@ def _goes_on(graph: ArrayGraph, name: str) -> bool:
 
 
 def _permutation(graph: ArrayGraph, name: str) -> Axes | None:
-    """Return which axis each axis of a transpose is, ``None`` if it is none."""
+    """Return the order of axes of a transpose, ``None`` if the layer is none."""
     function = block_function(graph, name)
     if not any(function is transpose for transpose in TRANSPOSES):
         return None
@@ -102,7 +103,7 @@ def _permutation(graph: ArrayGraph, name: str) -> Axes | None:
 
 
 def _declared(options: dict[str, object], ndim: int) -> Axes | None:
-    """Return the order of axes that the block function is asked for."""
+    """Return the order of axes in the arguments of the block function."""
     order: list[int] = list(range(ndim))
     first, second = options.get("axis1"), options.get("axis2")
     if isinstance(first, int) and isinstance(second, int):
@@ -120,7 +121,7 @@ def _passes(
     """Return the order of axes after all steps, and Dask's own passes."""
     axes: Axes = tuple(range(nodes[0].ndim))
     stages: list[Stage] = []
-    for name, before, after in zip(inner, nodes, nodes[1:], strict=False):
+    for name, (before, after) in zip(inner, pairwise(nodes), strict=True):
         permutation = _permutation(graph, name)
         if permutation is not None:
             axes = tuple(axes[axis] for axis in permutation)

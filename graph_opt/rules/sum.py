@@ -1,13 +1,12 @@
-"""Recognises compensated and reproducible sums of many numbers; their target is ``kahan_sum``.
+"""Recognizes compensated and reproducible sums; their target is the ``kahan_sum`` algorithm.
 
-``dask_dgpu.array.reductions`` builds them as Dask does its own reductions, and names its functions
-so that they are known here::
+``dask_dgpu.array.reductions`` builds them like Dask's own reductions, with known functions::
 
     sum_block (blockwise) -> add_partials ("-partial-") ... -> finish ("-aggregate-")
 
-Where partial sums are small, or the first layer can be fused with elementwise work before
-it, this graph is the best there is: little travels, and blocks need not exist as a whole. A
-gang is for large partial sums of blocks that are there anyway.
+This graph is best if partial sums are small, or if Dask can fuse the first layer with
+elementwise layers before it: transfers are small, and whole blocks need not exist. A gang is for
+large partial sums of blocks that exist anyway.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from graph_opt.pieces.sum import PARTIAL_BYTES, SumPiece
 
 FUNCTIONS = "dask_dgpu.array.reductions.partial"
 WIDE = 1 << 20
-"""Bytes of partial sums that a block passes on, from which a gang may pay."""
+"""Bytes of partial sums per block from which a gang may pay."""
 
 
 def match(graph: ArrayGraph, name: str) -> SumPiece | Declined | None:
@@ -52,14 +51,14 @@ def match(graph: ArrayGraph, name: str) -> SumPiece | Declined | None:
         return None
     if unsupported((source,), output, CARRIED) or not _wide(output) or _fused(graph, source):
         return None
-    asked = last.keywords
+    options = last.keywords
     piece = SumPiece(
         output,
         source,
-        tuple(asked["axis"]),
-        asked["keepdims"],
+        tuple(options["axis"]),
+        options["keepdims"],
         getattr(function, "keywords", {})["method"],
-        asked["kind"],
+        options["kind"],
         inner=tuple(inner),
     )
     fault = piece.fault()
@@ -71,7 +70,7 @@ def _wide(output: ArrayNode) -> bool:
 
 
 def _fused(graph: ArrayGraph, source: ArrayNode) -> bool:
-    """Whether blocks of an array exist only within the tasks that sum them."""
+    """Whether the blocks of an array exist only within the tasks that sum them."""
     blockwise = isinstance(graph.layers.get(source.name), Blockwise)
     return blockwise and only_reader(graph, source.name) is not None
 
@@ -82,7 +81,7 @@ def _is(function: Any, name: str) -> bool:
 
 
 def _function(graph: ArrayGraph, name: str) -> Any:
-    """Return the function of the tasks of a layer that Dask has written out."""
+    """Return the function of the tasks of a materialized layer."""
     layer = graph.layers[name]
     key = next(iter(layer), None)
     task = None if key is None else layer[key]

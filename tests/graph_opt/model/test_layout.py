@@ -112,7 +112,7 @@ def test_a_layout_is_a_value(layout: Layout) -> None:
 
 
 def test_wrong_layouts() -> None:
-    with pytest.raises(ValueError, match=r"owners has 3 ranks, a grid of \(2, 2\) blocks needs 4"):
+    with pytest.raises(ValueError, match=r"4 ranks for a grid of \(2, 2\), got 3"):
         Layout(((0, 1, 2), (0, 1, 2)), (0, 0, 0))
-    with pytest.raises(ValueError, match=r"axes is \(0, 0\), it must order the 2 axes"):
+    with pytest.raises(ValueError, match=r"axes to order 2 axes, got \(0, 0\)"):
         Layout(((0, 1), (0, 1)), (0,)).transposed((0, 0))

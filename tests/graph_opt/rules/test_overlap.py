@@ -327,10 +327,13 @@ class TestPiece:
     def test_faults(self) -> None:
         piece = one(mapped(A, depth=1, boundary="reflect"))
         changed: list[tuple[dict[str, Any], str]] = [
-            ({"depth": ((1, 1),)}, "do not fit"),
-            ({"depth": ((2, 2), (1, 1))}, "its chunks are not"),
-            ({"boundary": (None, None)}, "its chunks are not"),
-            ({"source": one(mapped(A.astype("f4"), depth=1, boundary=0)).source}, "cannot be"),
+            ({"depth": ((1, 1),)}, "expected depth and boundary of 2 axes, got 1"),
+            ({"depth": ((2, 2), (1, 1))}, "expected chunks"),
+            ({"boundary": (None, None)}, "expected chunks"),
+            (
+                {"source": one(mapped(A.astype("f4"), depth=1, boundary=0)).source},
+                "expected dtype float32, got float64",
+            ),
             ({"wanted": ((5, 5),)}, "does not exist"),
         ]
         for fields, expected in changed:
