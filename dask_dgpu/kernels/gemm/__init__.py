@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy.linalg import blas
+from scipy.linalg import cython_blas
 
 Array = Any
 
@@ -27,20 +29,40 @@ def accumulate_host(out: Array, a: Array, b: Array) -> None:
 
     Notes
     -----
-    Floating-point products run in BLAS, which adds in place. NumPy's own loops
-    serve integers and booleans; they wrap around as NumPy does.
+    Floating-point products run in BLAS, which adds in place, and without the GIL. NumPy's own
+    loops serve integers and booleans; they wrap around as NumPy does.
     """
     if 0 in (*out.shape, a.shape[1]):
         return
     if out.dtype.name in BLAS:
-        gemm = getattr(blas, BLAS[out.dtype.name])
-        # BLAS is column-major: out.T += b.T @ a.T, none of them copied
-        gemm(1.0, b.T, a.T, beta=1.0, c=out.T, overwrite_c=True)
+        _add_product(_blas(BLAS[out.dtype.name]), out, a, b)
         return
     rows = max(1, SLAB_BYTES // (out.shape[1] * out.itemsize))
     for top in range(0, out.shape[0], rows):
         slab = out[top : top + rows]
         np.add(slab, np.matmul(a[top : top + rows], b), out=slab)
+
+
+def _add_product(gemm: Any, out: Array, a: Array, b: Array) -> None:
+    a, b = (np.ascontiguousarray(each, out.dtype) for each in (a, b))
+    no_transpose = ctypes.byref(ctypes.c_char(b"N"))
+    m, n, k = (ctypes.byref(ctypes.c_int(size)) for size in (*out.shape, a.shape[1]))
+    one = np.ones(1, out.dtype)
+    # BLAS is column-major: out.T += b.T @ a.T, none of them copied
+    left, right, result, factor = (array.ctypes.data for array in (b, a, out, one))
+    gemm(no_transpose, no_transpose, n, m, k, factor, left, n, right, k, factor, result, n)
+
+
+@cache
+def _blas(name: str) -> Any:
+    """Return a function of SciPy's BLAS; those in ``scipy.linalg.blas`` hold the GIL."""
+    capsules: Any = cython_blas.__pyx_capi__
+    text, pointer, python = ctypes.c_char_p, ctypes.c_void_p, ctypes.pythonapi
+    get_name = ctypes.PYFUNCTYPE(text, ctypes.py_object)(("PyCapsule_GetName", python))
+    prototype = ctypes.PYFUNCTYPE(pointer, ctypes.py_object, text)
+    get_pointer = prototype(("PyCapsule_GetPointer", python))
+    address = get_pointer(capsules[name], get_name(capsules[name]))
+    return ctypes.CFUNCTYPE(None, *[pointer] * 13)(address)
 
 
 def accumulate_cuda(out: Array, a: Array, b: Array) -> None:
