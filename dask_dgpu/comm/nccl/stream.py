@@ -10,7 +10,7 @@ from typing import Any
 import cupy
 import torch
 
-# It has no stubs, or other stubs from version to version.
+# torch has no stubs for this, or stubs that vary from version to version.
 torch_cuda: Any = torch.cuda
 
 
@@ -19,14 +19,14 @@ def current_stream(device: torch.device) -> Iterator[None]:
     """Make CuPy's current stream torch's."""
     with cupy.cuda.Device(device.index):
         pointer = cupy.cuda.get_current_stream().ptr
-        with torch_cuda.stream(_torchs(pointer, device)):
+        with torch_cuda.stream(_torch_stream(pointer, device)):
             yield
 
 
 @lru_cache(maxsize=64)
-def _torchs(pointer: int, device: torch.device) -> Any:
+def _torch_stream(pointer: int, device: torch.device) -> Any:
     """Return torch's view of a stream."""
-    # torch takes 0, CuPy's default stream, for a wish for a new one
+    # ExternalStream(0) would create a stream; 0 is CuPy's default stream
     if not pointer:
         return torch_cuda.default_stream(device)
     return torch_cuda.ExternalStream(pointer, device=device)
