@@ -11,7 +11,7 @@ from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.step import Collective, Local
 from dask_dgpu.operations.value import Blocks, Value, conforming
-from dask_dgpu.runtime.observer import Nobody, Observer
+from dask_dgpu.runtime.observer import Observer
 from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.program import Key, Plans, Program
 from dask_dgpu.runtime.ship import ship
@@ -21,7 +21,7 @@ from graph_opt.model.node import label
 Array = Any
 
 NUMPY = "numpy.ndarray"
-NOBODY = Nobody()
+IGNORE = Observer()
 
 
 def execute(
@@ -30,7 +30,7 @@ def execute(
     comm: Comm,
     device: Device,
     values: dict[str, Blocks],
-    observer: Observer = NOBODY,
+    observer: Observer = IGNORE,
 ) -> dict[Key, Array]:
     """Run a program as one rank; ``values`` holds its blocks of the inputs and is used up.
 
