@@ -1,4 +1,4 @@
-"""How runs end on the scheduler: failed, abandoned, or started over."""
+"""The ends of runs on the scheduler: failed, abandoned, or restarted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 Key = Any
 
 ANSWER_SECONDS = 2.0
-"""How long the worker of a failed gang's task has to report the failure itself."""
+"""Seconds for the worker of a failed gang's task to report the failure itself."""
 
 
 class Endings:
@@ -31,11 +31,11 @@ class Endings:
     Parameters
     ----------
     scheduler : Scheduler
-        Where the gangs' tasks are.
+        The scheduler of the gangs' tasks.
     runs : dict of key to Run
         The current run of each gang.
     epochs : Epochs
-        Whose communicators runs use.
+        The epochs of the runs.
     """
 
     def __init__(self, scheduler: Scheduler, runs: dict[Key, Run], epochs: Epochs) -> None:
@@ -44,7 +44,7 @@ class Endings:
         self.epochs = epochs
 
     def fail(self, run: Run, error: GangError) -> None:
-        """Give a run up, and have its ``gang`` task raise, or do without a gang."""
+        """Give up a run; its ``gang`` task raises, or Dask computes the blocks."""
         if run.outcome.done():
             return
         undeclared = isinstance(error, RankError) and error.undeclared
@@ -61,12 +61,12 @@ class Endings:
         self.abandon(run, str(error))
 
     def fail_unless_lost(self, run: Run, error: GangError) -> None:
-        """Give a run up unless a member is lost: a broken connection is noticed before that."""
+        """Give up a run unless a member proves lost: a broken connection is noticed first."""
         loop = asyncio.get_running_loop()
         loop.call_later(run.program.limits.grace, self.fail, run, error)
 
     def _insist(self, run: Run, error: GangError) -> None:
-        """Fail the gang's task here if its worker does not take the answer."""
+        """Fail the gang's task here if its worker does not."""
         ts = self.scheduler.tasks.get(run.key)
         if self.runs.get(run.key) is not run or ts is None or ts.processing_on is None:
             return
@@ -83,10 +83,9 @@ class Endings:
         self.scheduler.transitions(recommendations, stimulus_id=stimulus_id)
 
     def abandon(self, run: Run, reason: str) -> None:
-        """Have every member that is left give up, and never use the communicator again.
+        """Make the remaining members give up, and never use the communicator again.
 
-        Other runs under way on that communicator are void with it, and start over
-        without fault of theirs. They do so after this: Dask may be amid transitions.
+        Other runs on that communicator restart, later: Dask may be within transitions.
         """
         if run.epoch is None:
             return
@@ -96,7 +95,7 @@ class Endings:
         self._void(run.epoch, reason, f"dgpu-abandoned-{run.run_id}")
 
     def broken(self, epoch: str, reason: str, worker: str) -> None:
-        """Never use a communicator that a worker could not make ahead of its first run."""
+        """Never use a communicator to which a worker could not connect before its first run."""
         self._void(epoch, f"{worker} could not join: {reason}", f"dgpu-broken-{epoch}")
 
     def _void(self, epoch: str, reason: str, stimulus_id: str) -> None:
@@ -111,7 +110,7 @@ class Endings:
             self.start_over(run.key, stimulus_id)
 
     def start_over(self, key: Key, stimulus_id: str) -> None:
-        """Have Dask run a gang again, from the staging of its blocks on."""
+        """Make Dask run a gang again, from the staging of its blocks."""
         run = self.runs.get(key)
         if run is not None:
             run.starts_over = True

@@ -123,7 +123,7 @@ class Epochs:
     def clear(self) -> None:
         """Discard all epochs."""
         for terms in list(self._kept):
-            self._discard(terms, "the cluster starts afresh")
+            self._discard(terms, "the cluster restarts")
 
     def _discard(self, terms: Terms, reason: str) -> None:
         name = self._kept.pop(terms).name

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def members(scheduler: Scheduler, run: Run) -> tuple[str, ...]:
-    """Return all workers that the gang's task may use, and those that hold its blocks.
+    """Return all workers that the gang's task may use, and those with its blocks.
 
-    A worker that is paused, as a rule for want of memory, gets no more to hold.
+    A paused worker, usually one that is short of memory, gets no further blocks.
     """
     allowed = _allowed(scheduler, scheduler.tasks[run.key])
     running = {ws.address for ws in scheduler.running}
