@@ -10,6 +10,7 @@ from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.failure import RankError, pickled
 from dask_dgpu.runtime.plainly import plain_of
 from dask_dgpu.runtime.scheduler.announce import announce
+from dask_dgpu.runtime.scheduler.membership import send
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -36,15 +37,29 @@ class Endings:
         The current run of each gang.
     epochs : Epochs
         The epochs of the runs.
+
+    Attributes
+    ----------
+    cancelled : tuple of str and list of Run
+        The last event that cancelled runs, and these.
     """
 
     def __init__(self, scheduler: Scheduler, runs: dict[Key, Run], epochs: Epochs) -> None:
         self.scheduler = scheduler
         self.runs = runs
         self.epochs = epochs
+        self.cancelled: tuple[str, list[Run]] = ("", [])
 
-    def fail(self, run: Run, error: GangError) -> None:
-        """Give up a run; its ``gang`` task raises, or Dask computes the blocks."""
+    def fail(self, run: Run, error: GangError, may_be_lost: bool = False) -> None:
+        """Give up a run; its ``gang`` task raises, or Dask computes the blocks.
+
+        If the reason may be a lost member, this waits first: ranks notice a broken connection
+        before the scheduler does, and after a loss the run restarts.
+        """
+        if may_be_lost:
+            loop = asyncio.get_running_loop()
+            loop.call_later(run.program.limits.grace, self.fail, run, error)
+            return
         if run.outcome.done():
             return
         undeclared = isinstance(error, RankError) and error.undeclared
@@ -59,11 +74,6 @@ class Endings:
             run.fail(error)
             asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._insist, run, error)
         self.abandon(run, str(error))
-
-    def fail_unless_lost(self, run: Run, error: GangError) -> None:
-        """Give up a run unless a member proves lost: a broken connection is noticed first."""
-        loop = asyncio.get_running_loop()
-        loop.call_later(run.program.limits.grace, self.fail, run, error)
 
     def _insist(self, run: Run, error: GangError) -> None:
         """Fail the gang's task here if its worker does not."""
@@ -82,6 +92,16 @@ class Endings:
         )
         self.scheduler.transitions(recommendations, stimulus_id=stimulus_id)
 
+    def cancel(self, run: Run, stimulus_id: str) -> None:
+        """End the run of a released task."""
+        run.restart()
+        self.abandon(run, "it was cancelled")
+        self.cancelled = stimulus_id, [*self.cancelled_by(stimulus_id), run]
+
+    def cancelled_by(self, stimulus_id: str) -> list[Run]:
+        """Return the runs that one event has cancelled, if it is the last one that did."""
+        return self.cancelled[1] if self.cancelled[0] == stimulus_id else []
+
     def abandon(self, run: Run, reason: str) -> None:
         """Make the remaining members give up, and never use the communicator again.
 
@@ -89,9 +109,7 @@ class Endings:
         """
         if run.epoch is None:
             return
-        for member in run.members:
-            if member in self.scheduler.workers:
-                self.scheduler.worker_send(member, run.give_up_message(reason))
+        send(self.scheduler, run.members, run.give_up_message(reason))
         self._void(run.epoch, reason, f"dgpu-abandoned-{run.run_id}")
 
     def broken(self, epoch: str, reason: str, worker: str) -> None:

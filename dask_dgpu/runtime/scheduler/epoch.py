@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dask_dgpu.runtime.scheduler.membership import send
+
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
@@ -98,17 +100,16 @@ class Epochs:
             logger.info("workers do not connect before their first gang: %s", error)
             return
         for rank, member in enumerate(members):
-            if member in self.scheduler.workers:
-                message: dict[str, Any] = {
-                    "op": "dgpu-warm-up",
-                    "epoch": epoch.name,
-                    "store": epoch.store,
-                    "rank": rank,
-                    "size": len(members),
-                    "transport": transport,
-                    "timeout": timeout,
-                }
-                self.scheduler.worker_send(member, message)
+            message: dict[str, Any] = {
+                "op": "dgpu-warm-up",
+                "epoch": epoch.name,
+                "store": epoch.store,
+                "rank": rank,
+                "size": len(members),
+                "transport": transport,
+                "timeout": timeout,
+            }
+            send(self.scheduler, [member], message)
 
     def discard(self, name: str, reason: str) -> None:
         """Discard an epoch."""
@@ -127,10 +128,8 @@ class Epochs:
 
     def _discard(self, terms: Terms, reason: str) -> None:
         name = self._kept.pop(terms).name
-        for member in terms[0]:
-            if member in self.scheduler.workers:
-                message = {"op": "dgpu-leave", "epoch": name, "reason": reason}
-                self.scheduler.worker_send(member, message)
+        message = {"op": "dgpu-leave", "epoch": name, "reason": reason}
+        send(self.scheduler, terms[0], message)
 
     def _discard_idle(self) -> None:
         """Discard the least recently used epochs of workers that keep too many."""

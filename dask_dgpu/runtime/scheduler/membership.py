@@ -1,8 +1,9 @@
-"""The workers that are the ranks of a run."""
+"""The members of a run, which are its ranks, and messages to them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -20,6 +21,13 @@ def members(scheduler: Scheduler, run: Run) -> tuple[str, ...]:
     chosen = run.holders | ((allowed & running) or allowed)
     found = [address for address in scheduler.workers if address in chosen]
     return (*found, *(run.holders - set(found)))
+
+
+def send(scheduler: Scheduler, workers: Iterable[str], message: dict[str, Any]) -> None:
+    """Send a message to workers, except the lost ones."""
+    for worker in workers:
+        if worker in scheduler.workers:
+            scheduler.worker_send(worker, message)
 
 
 def _allowed(scheduler: Scheduler, gang: TaskState) -> set[str]:

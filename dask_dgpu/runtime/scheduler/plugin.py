@@ -35,7 +35,7 @@ from dask_dgpu.runtime.scheduler.delivery import free_stuck, restrict
 from dask_dgpu.runtime.scheduler.endings import Endings
 from dask_dgpu.runtime.scheduler.epoch import Epochs
 from dask_dgpu.runtime.scheduler.losses import Losses
-from dask_dgpu.runtime.scheduler.membership import members
+from dask_dgpu.runtime.scheduler.membership import members, send
 from dask_dgpu.runtime.scheduler.records import Records
 from dask_dgpu.runtime.scheduler.run import Run
 from dask_dgpu.runtime.scheduler.staging import Staging
@@ -79,7 +79,6 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.losses = Losses(scheduler)
         self.records = Records(scheduler)
         self.endings = Endings(scheduler, self.runs, self.epochs)
-        self.ended: tuple[str, list[Run]] = ("", [])
         self.restarted = 0.0
         self.tickets = count()
         self.run_ids = count()
@@ -93,9 +92,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
         await scheduler.register_worker_plugin(
             None, pickle.dumps(GangWorkerPlugin(self.device)), name=PLUGIN, idempotent=True
         )
-        check = PeriodicCallback(
-            partial(free_stuck, scheduler, self.runs), SECONDS_BETWEEN_CHECKS * 1e3
-        )
+        free = partial(free_stuck, scheduler, self.runs)
+        check = PeriodicCallback(free, SECONDS_BETWEEN_CHECKS * 1e3)
         scheduler.periodic_callbacks["dgpu-free-stuck"] = check
         check.start()
 
@@ -110,8 +108,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             return {"outcome": "restarted"}
         run = self.runs.get(key)
         if run is None or run.outcome.done():
-            run = Run(key, next(self.run_ids), opened, program, staged)
-            self.runs[key] = run
+            run = self.runs[key] = Run(key, next(self.run_ids), opened, program, staged)
             self._open(run)
         return await answer_of(run, self.scheduler)
 
@@ -183,10 +180,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
             await watch(self.scheduler, run, self.runs, self.endings.fail)
         except Exception as error:
             failure = GangError(f"{type(error).__name__}: {error}", phase="launch")
-            if isinstance(error, OSError):  # the called member may be lost
-                self.endings.fail_unless_lost(run, failure)
-            else:
-                self.endings.fail(run, failure)
+            may_be_lost = isinstance(error, OSError)  # a call to a member failed
+            self.endings.fail(run, failure, may_be_lost)
 
     # reports of ranks
 
@@ -202,13 +197,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
     def failed(self, key: Key, run_id: int, lost: bool, error: bytes, worker: str) -> None:
         """Give up a run after an error of a rank, unless a lost worker explains it."""
         run = self._current(key, run_id)
-        if run is None:
-            return
-        failure: GangError = pickle.loads(error)
-        if lost:
-            self.endings.fail_unless_lost(run, failure)
-        else:
-            self.endings.fail(run, failure)
+        if run is not None:
+            self.endings.fail(run, pickle.loads(error), may_be_lost=lost)
 
     def stale(self, key: Key, run_id: int, missing: str, worker: str) -> None:
         """Restart a gang if a member lacks a staged block."""
@@ -230,8 +220,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.epochs.remove_worker(worker)
         self.staging.remove_worker(worker)
         # if the gang task was on the lost worker itself, its run has ended already
-        ended = self.ended[1] if self.ended[0] == stimulus_id else []
-        for run in [*self.runs.values(), *ended]:
+        for run in [*self.runs.values(), *self.endings.cancelled_by(stimulus_id)]:
             if worker in run.members:
                 self.losses.add(run, worker, "stage" if run.epoch is None else "program")
                 self.endings.start_over(run.key, stimulus_id)
@@ -264,34 +253,23 @@ class GangSchedulerPlugin(SchedulerPlugin):
         """Follow staged blocks, and end the run of a released task."""
         if is_stage(key):
             self.staging.moved(key, finish, kwargs.get("worker"))
-        elif not is_gang(key):
+        if not is_gang(key):
             return
-        elif finish == "memory" and not self._has_finished(key):
+        run = self.runs.get(key)
+        if finish == "memory" and not (run and run.finished):
             # the answer to an earlier call, whose blocks are freed
             loop = asyncio.get_running_loop()
             loop.call_soon(self.endings.start_over, key, f"dgpu-outdated-{stimulus_id}")
         elif finish in ("released", "forgotten", "erred"):
-            run = self.runs.pop(key, None)
+            self.runs.pop(key, None)
             taken = run is not None and run.finished and not run.starts_over
             if run is not None and not run.outcome.done():
-                run.restart()
-                self.endings.abandon(run, "it was cancelled")
-                before = self.ended[1] if self.ended[0] == stimulus_id else []
-                self.ended = (stimulus_id, [*before, run])
+                self.endings.cancel(run, stimulus_id)
             elif run is not None and run.finished:
-                self._free(run)
+                free = {"op": "dgpu-free", "key": run.key, "run_id": run.run_id}
+                send(self.scheduler, run.members, free)
             if taken or finish == "forgotten":
                 self.losses.forget(key)
-
-    def _has_finished(self, key: Key) -> bool:
-        run = self.runs.get(key)
-        return run is not None and run.finished
-
-    def _free(self, run: Run) -> None:
-        for member in run.members:
-            if member in self.scheduler.workers:
-                message = {"op": "dgpu-free", "key": run.key, "run_id": run.run_id}
-                self.scheduler.worker_send(member, message)
 
     def valid_workers_downscaling(
         self, scheduler: Scheduler, workers: list[WorkerState]
@@ -311,7 +289,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.runs.clear()
         self.staging = Staging(scheduler)
         self.losses = Losses(scheduler)
-        self.ended = ("", [])
+        self.endings.cancelled = ("", [])
         self.epochs.clear()
 
 

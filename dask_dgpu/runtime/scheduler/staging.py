@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from dask_dgpu.runtime.scheduler.membership import send
+
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
@@ -25,10 +27,8 @@ class Staging:
             worker = ts.processing_on.address if ts.processing_on else None
         if finish in ("processing", "memory") and worker is not None:
             self.workers[key] = worker
-        elif finish in ("released", "forgotten", "erred"):
-            address = self.workers.pop(key, None)
-            if address in self.scheduler.workers:
-                self.scheduler.worker_send(address, {"op": "dgpu-drop", "keys": [key]})
+        elif finish in ("released", "forgotten", "erred") and key in self.workers:
+            send(self.scheduler, [self.workers.pop(key)], {"op": "dgpu-drop", "keys": [key]})
 
     def taken(self, keys: Iterable[Key]) -> None:
         """Forget the blocks of a gang."""

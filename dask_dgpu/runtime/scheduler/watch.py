@@ -39,7 +39,7 @@ async def watch(
     clock = asyncio.get_running_loop().time
     seen: dict[str, Report] = {}
     moved = clock()
-    heard = dict.fromkeys(run.members, moved)
+    answered = dict.fromkeys(run.members, moved)
     while True:
         await asyncio.wait([run.outcome], timeout=interval)
         if run.outcome.done():
@@ -50,9 +50,9 @@ async def watch(
         watched = {(each.key, each.run_id) for each in runs.values() if not each.outcome.done()}
         if any(r["behind"] in watched or _moved(seen.get(w), r) for w, r in now.items()):
             moved = clock()
-        seen = {**seen, **now}
-        heard.update(dict.fromkeys(now, clock()))
-        since = min([moved, *(heard[worker] for worker in awaited)])
+        seen |= now
+        answered.update(dict.fromkeys(now, clock()))
+        since = min([moved, *(answered[worker] for worker in awaited)])
         if clock() - since >= timeout:
             if not run.outcome.done():
                 fail(run, _blame(run, awaited, now, timeout))
