@@ -131,7 +131,7 @@ class GlooComm(PointToPointComm):
         limit: float | None = None,
         lifetime: Lifetime | None = None,
     ) -> None:
-        super().__init__(rank, size, timeout, limit)
+        super().__init__(rank, size, limit)
         self._store = _AbortableStore(store, lifetime or self._lifetime, timeout)
         self._group: Any = _create_group(self._store, rank, size, host, timeout)
         # No daemon: an exiting interpreter that stops one within C++ ends the process.

@@ -11,8 +11,7 @@ post more::
                  ........ yield ..... | ............... | .... yield ...
 
 The caller's thread runs it up to the first ``yield``, so messages are posted in the order of
-the calls. A separate thread runs the rest, so that progress does not depend on the order in
-which the caller waits.
+the calls. A separate thread runs the rest, in whatever order the caller waits.
 """
 
 # The protocol documents the methods.
@@ -24,6 +23,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Literal, Protocol
 
 import numpy as np
@@ -71,27 +71,28 @@ class _StepsWork:
         self._name = name
         self._lifetime = lifetime
         self._deadline = None if limit is None else time.monotonic() + limit
-        self._over = False
         self._error: CommError | None = None
+        self._over = False
 
-    def start(self, steps: Steps) -> threading.Thread | None:
+    def start(self, steps: Steps) -> None:
         first = next(steps, [])
+        rest = chain([first], steps)
         if not first:
-            self._finish(first, steps)
-            return None
+            self._finish(rest)
+            return
         # A daemon: a wait inside a transport must not delay the interpreter's exit.
-        thread = threading.Thread(
-            target=self._finish, args=(first, steps), name=self._name, daemon=True
-        )
+        thread = threading.Thread(target=self._finish, args=[rest], name=self._name, daemon=True)
         thread.start()
-        return thread
+        with self._lifetime.changed:
+            self._lifetime.threads.add(thread)
 
-    def _finish(self, messages: list[Message], steps: Steps) -> None:
+    def _finish(self, steps: Steps) -> None:
         error: CommError | None = None
         try:
-            self._wait_all(messages)
-            for step in steps:
-                self._wait_all(step)
+            for messages in steps:
+                for message in messages:
+                    message.wait(self._left(at_least=0.001))
+                    self._lifetime.check()
         except CommError as raised:
             error = raised
         except Exception as raised:
@@ -100,11 +101,6 @@ class _StepsWork:
         with self._lifetime.changed:
             self._error, self._over = error, True
             self._lifetime.changed.notify_all()
-
-    def _wait_all(self, messages: list[Message]) -> None:
-        for message in messages:
-            message.wait(self._left(at_least=0.001))
-            self._lifetime.check()
 
     def _left(self, at_least: float) -> float | None:
         if self._deadline is None:
@@ -131,35 +127,28 @@ class PointToPointComm(ABC):
     ----------
     rank, size : int
         This rank and the number of ranks.
-    timeout : float
-        Seconds to connect.
     limit : float or None
         Seconds after which a wait raises; ``None`` waits until aborted.
     on_abort : callable, optional
-        Ends all waits within the transport; must not block.
+        Ends all waits of the transport; must not block.
     """
 
     def __init__(
         self,
         rank: int,
         size: int,
-        timeout: float,
         limit: float | None,
         on_abort: Callable[[], None] | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
-        self.timeout = timeout
         self.limit = limit
         self._lifetime = Lifetime(on_abort)
         self._calls = 0
 
     @abstractmethod
     def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Message:
-        """Post a message of bytes; messages with one verb, peer and tag are in order.
-
-        Errors call it ``what``.
-        """
+        """Post bytes, in order for one verb, peer and tag; errors call the message ``what``."""
 
     def exchange(
         self,
@@ -203,8 +192,8 @@ class PointToPointComm(ABC):
 
     def barrier(self) -> None:
         one = np.zeros(1, np.uint8)
-        every = list(np.empty((self.size, 1), np.uint8))
-        self._start("barrier", self._swap(every, [one] * self.size)).wait()
+        received = _receive_buffers(one, self.size)
+        self._start("barrier", self._swap(received, [one] * self.size)).wait()
 
     def window(self, buffers: Sequence[Buffer]) -> Window | None:
         self._lifetime.check()
@@ -227,10 +216,7 @@ class PointToPointComm(ABC):
         self._lifetime.check()
         phase = f"{name} on rank {self.rank} of {self.size}"
         work = _StepsWork(phase, self._lifetime, self.limit)
-        thread = work.start(steps)
-        if thread is not None:
-            with self._lifetime.changed:
-                self._lifetime.threads.add(thread)
+        work.start(steps)
         return work
 
     def _next_tag(self) -> int:

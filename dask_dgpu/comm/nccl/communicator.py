@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any
 
 import cupy
@@ -42,7 +43,6 @@ from dask_dgpu.comm.buffers import (
 from dask_dgpu.comm.lifetime import Lifetime
 from dask_dgpu.comm.nccl.marks import Marks
 from dask_dgpu.comm.nccl.reduction import native_form
-from dask_dgpu.comm.nccl.stream import current_stream
 from dask_dgpu.comm.nccl.window import Mappings, open_window
 from dask_dgpu.comm.nccl.work import DeferredWork, NcclWork
 from dask_dgpu.comm.protocol import Buffer, Reduction, Window, Work
@@ -51,6 +51,7 @@ from dask_dgpu.errors import CommError
 
 # torch has no stubs for much of this, or stubs that vary from version to version.
 dist: Any = torch.distributed
+torch_cuda: Any = torch.cuda
 
 _NEVER = timedelta(days=365)
 
@@ -249,7 +250,7 @@ class NcclComm:
     def _calling_torch(self, name: str) -> Iterator[None]:
         """Make the caller's stream torch's, and convert torch's errors."""
         try:
-            with current_stream(self._device):
+            with _current_stream(self._device):
                 yield
         except RuntimeError as error:
             self._lifetime.check()
@@ -265,3 +266,21 @@ class NcclComm:
                 f"expected a buffer on CUDA device {self._device.index}, got {buffer.device.id}"
             )
         return torch.as_tensor(buffer, device=self._device)
+
+
+@contextmanager
+def _current_stream(device: torch.device) -> Iterator[None]:
+    """Make CuPy's current stream torch's."""
+    with cupy.cuda.Device(device.index):
+        pointer = cupy.cuda.get_current_stream().ptr
+        with torch_cuda.stream(_torch_stream(pointer, device)):
+            yield
+
+
+@lru_cache(maxsize=64)
+def _torch_stream(pointer: int, device: torch.device) -> Any:
+    """Return torch's view of a stream."""
+    # ExternalStream(0) would create a stream; 0 is CuPy's default stream
+    if not pointer:
+        return torch_cuda.default_stream(device)
+    return torch_cuda.ExternalStream(pointer, device=device)

@@ -28,14 +28,12 @@ class UcxComm(PointToPointComm):
         Carries the messages.
     size : int
         Number of ranks.
-    timeout : float
-        Seconds to connect.
     limit : float or None
         Seconds after which a wait raises; ``None`` waits until aborted.
     """
 
-    def __init__(self, channel: UcxChannel, size: int, timeout: float, limit: float | None) -> None:
-        super().__init__(channel.rank, size, timeout, limit, self._end_messages)
+    def __init__(self, channel: UcxChannel, size: int, limit: float | None) -> None:
+        super().__init__(channel.rank, size, limit, self._end_messages)
         self._channel = channel
         self._closing = False
 
@@ -97,7 +95,7 @@ def join(
         mine = channel.address.hex()
         addresses = meet(store, "ucx", mine, rank=rank, size=size, limit=timeout, lifetime=lifetime)
         channel.connect([bytes.fromhex(address) for address in addresses])
-        comm = UcxComm(channel, size, timeout, limit=timeout)
+        comm = UcxComm(channel, size, limit=timeout)
         lifetime.adopt(comm._lifetime)
         comm.barrier()  # the first message connects; from then on UCX notices a lost peer
         comm.limit = limit

@@ -86,7 +86,7 @@ class GangWorkerPlugin(WorkerPlugin):
                 "dgpu-give-up": self._give_up,
                 "dgpu-free": self._free,
                 "dgpu-drop": self._drop,
-                "dgpu-leave": self._leave,
+                "dgpu-leave": self.member.leave,
                 "dgpu-warm-up": self._warm_up,
             }
         )
@@ -203,9 +203,6 @@ class GangWorkerPlugin(WorkerPlugin):
                 self.unwanted.add(key)
             if self.staged.pop(key, None) is not None:
                 self.unwanted.discard(key)
-
-    def _leave(self, epoch: str, reason: str) -> None:
-        self.member.leave(epoch, reason)
 
     def _warm_up(self, **fields: Any) -> None:
         self.queue.put(partial(self._join_early, **fields))

@@ -117,7 +117,7 @@ def test_a_warm_up_ends_quietly(
     begin = time.monotonic()
     with caplog.at_level(logging.INFO):
         if how == "left":
-            plugin._leave("epoch", "a member is lost")
+            plugin.member.leave("epoch", "a member is lost")
         asyncio.run(plugin.teardown(plugin.worker))
     assert time.monotonic() - begin < 1
     assert not plugin.thread.is_alive()
