@@ -1,8 +1,8 @@
-"""How ranks in different processes become a communicator.
+"""Connecting ranks in different processes.
 
-One process serves a store; every rank connects to it, under the same name, and
-gets its :class:`~dask_dgpu.comm.protocol.Comm`. Nothing here touches the
-default group of ``torch.distributed``, nor imports torch before it is needed.
+One process serves a store. Every rank connects to it under the same name and gets its
+:class:`~dask_dgpu.comm.protocol.Comm`. This module does not use the default group of
+``torch.distributed``, and imports torch only on first use.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from dask_dgpu.errors import CommError
 
 Transport = Literal["gloo", "nccl", "ucx"]
 
-#: The transports that :func:`connect` knows.
+#: The transports of :func:`connect`.
 TRANSPORTS: tuple[Transport, ...] = ("gloo", "nccl", "ucx")
 
-# A connection to a store cannot be aborted, so it is tried for this long (s) again and again.
+# Seconds of one attempt to connect to a store, which cannot be aborted.
 _STORE_SECONDS = 2.0
 _PAUSE = 0.05
 
 
 @dataclass(frozen=True)
 class StoreServer:
-    """A store that is served as long as this object lives.
+    """A store that is served during the life of this object.
 
     Attributes
     ----------
     host : str
-        Where ranks reach it.
+        Its address or name for ranks.
     port : int
-        The port, chosen by the system.
+        A free port.
     """
 
     host: str
@@ -47,23 +47,17 @@ class StoreServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port, as :func:`connect` takes them."""
+        """Host and port, as :func:`connect` expects them."""
         return self.host, self.port
 
 
 def serve_store(host: str) -> StoreServer:
-    """Serve a store on a free port of this host; returns at once.
-
-    Parameters
-    ----------
-    host : str
-        Address or name under which the ranks reach this host.
-    """
+    """Serve a store on a free port of ``host``, the address or name of this host for ranks."""
     dist = _torch_distributed()
     try:
         store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
     except RuntimeError as error:
-        raise CommError(f"No store can be served on {host!r}: {error}") from error
+        raise CommError(f"could not serve a store on {host!r}: {error}") from error
     return StoreServer(host, store.port, store)
 
 
@@ -81,53 +75,52 @@ def connect(
     device: int | None = None,
     lifetime: Lifetime | None = None,
 ) -> Comm:
-    """Join the ranks that connect under ``name``; returns when all have come.
+    """Connect with the other ranks under ``name``; returns when all have connected.
 
     Parameters
     ----------
     kind : {"gloo", "nccl", "ucx"}
-        The transport, alike on all ranks.
+        The transport, the same on all ranks.
     host : str
         Address or name of this rank's host, to listen on.
     store_address : tuple of str and int
-        Where the store is served.
+        Host and port of the store.
     rank, size : int
-        Which rank of how many this is.
+        This rank and the number of ranks.
     name : str
-        What the communicator is called; every name is used once in a store.
+        Name of the communicator, used once per store.
     timeout : float
         Seconds to wait for the other ranks, and to connect with them.
     limit : float, optional
-        Seconds after which a later wait raises. Without it a wait lasts until the
-        communicator is aborted: by a lost peer, or from outside.
+        Seconds after which a later wait raises. By default a wait lasts until the communicator
+        is aborted, from outside or because a peer is lost.
     patient : bool, optional
-        Whether to wait for the other ranks until aborted, because they may have other
-        work to do first.
+        Whether to wait for the other ranks until aborted, because they may be busy.
     device : int, optional
-        The CUDA device of this rank, as this process numbers them. ``"gloo"`` uses
-        none; ``"ucx"`` carries NumPy arrays alone without one.
+        The CUDA device of this rank, in this process's numbering. ``"gloo"`` ignores it;
+        without it, ``"ucx"`` only carries NumPy arrays.
     lifetime : Lifetime, optional
-        Aborting it, from any thread, ends the connecting. A thread that is still held up in
-        a library then is among its ``threads``.
+        Aborting it, from any thread, ends the connecting. Its ``threads`` then include a thread
+        that is still blocked in a library.
 
     Raises
     ------
     CommError
-        When the time is over, or the store or a rank is lost. What is made later is closed.
+        If the time is over, or the store or a rank is lost. A communicator that is created
+        later is closed.
     CommAbortedError
-        When ``lifetime`` was aborted.
+        If ``lifetime`` was aborted.
     """
     if kind not in TRANSPORTS:
-        raise ValueError(f"The transport is {kind!r} instead of one of {TRANSPORTS}.")
+        raise ValueError(f"expected a transport of {TRANSPORTS}, got {kind!r}")
     attempt = Lifetime(threads=None if lifetime is None else lifetime.threads)
     if lifetime is not None:
         lifetime.adopt(attempt)
 
-    def make() -> Comm:
+    def create() -> Comm:
         store = _join_store(store_address, name, timeout, attempt)
-        meeting = None if patient else timeout
-        meet(store, "connect", "", rank=rank, size=size, limit=meeting, lifetime=attempt)
         ranks = {"rank": rank, "size": size}
+        meet(store, "connect", "", **ranks, limit=None if patient else timeout, lifetime=attempt)
         if kind == "gloo":
             from dask_dgpu.comm.gloo import GlooComm
 
@@ -143,50 +136,50 @@ def connect(
         nccl: Comm = NcclComm(store, **ranks, device=device or 0, timeout=timeout, limit=limit)
         return nccl
 
-    # the thread's own limit names the ranks that are missing, so it comes first
+    # the thread's own error, which names the missing ranks, comes first
     late = None if patient else timeout + 1.0
-    return _abandonable(make, attempt, late, f"Rank {rank}'s connection")
+    return _abandonable(create, attempt, late, f"rank {rank}'s connection")
 
 
 def _abandonable(
-    make: Callable[[], Comm], attempt: Lifetime, limit: float | None, what: str
+    create: Callable[[], Comm], attempt: Lifetime, limit: float | None, what: str
 ) -> Comm:
-    """Connect in a thread that is left behind when the attempt ends before it.
+    """Connect in a thread, which is abandoned if the attempt ends first.
 
-    Libraries connect in calls that nothing but success or their own time limit ends. A
-    communicator that comes out of them too late is closed.
+    Only success or a library's own time limit ends its calls to connect. A communicator that is
+    created too late is closed.
     """
-    made: list[Comm] = []
+    created: list[Comm] = []
     errors: list[Exception] = []
 
     def connect_or_note() -> None:
         try:
-            comm = make()
+            comm = create()
         except Exception as error:
             errors.append(error)
         else:
             with attempt.changed:
-                made.append(comm)
+                created.append(comm)
             if attempt.reason is not None:
                 comm.close()
         attempt.wake()
 
-    # A daemon: it may be held up within a library. Whoever ends a process waits a while for it.
+    # A daemon: it may block within a library. The end of a worker waits a while for it.
     thread = threading.Thread(target=connect_or_note, name="dgpu-connect", daemon=True)
     attempt.threads.add(thread)
     thread.start()
     try:
-        attempt.wait_for(lambda: bool(made or errors), limit, what)
+        attempt.wait_for(lambda: bool(created or errors), limit, what)
     except BaseException:
-        attempt.abort(f"{what} was given up")
+        attempt.abort(f"{what} was abandoned")
         with attempt.changed:
-            late = list(made)
+            late = list(created)
         for comm in late:
             comm.close()
         raise
     if errors:
         raise errors[0]
-    return made[0]
+    return created[0]
 
 
 def _ucx() -> Any:
@@ -194,7 +187,7 @@ def _ucx() -> Any:
         from dask_dgpu.comm.ucx import communicator as ucx
     except ImportError as error:
         raise CommError(
-            f"The transport is 'ucx', which needs ucxx: pip install 'dask-dgpu[ucx]' ({error})"
+            f"the transport 'ucx' needs ucxx: pip install 'dask-dgpu[ucx]' ({error})"
         ) from error
     return ucx
 
@@ -214,7 +207,7 @@ def _join_store(address: tuple[str, int], name: str, timeout: float, attempt: Li
             )
         except RuntimeError as error:
             if time.monotonic() > late:
-                raise CommError(f"No store answers at {address}: {error}") from error
+                raise CommError(f"no store answers at {address}: {error}") from error
             time.sleep(_PAUSE)
         else:
             store.set_timeout(timedelta(seconds=timeout))
@@ -222,7 +215,7 @@ def _join_store(address: tuple[str, int], name: str, timeout: float, attempt: Li
 
 
 def _torch_distributed() -> Any:
-    # Its stores are missing from its declared exports, hence no type.
+    # untyped, because its declared exports lack the stores
     import torch.distributed
 
     return torch.distributed

@@ -1,8 +1,7 @@
 """Ranks as processes with NumPy arrays, over gloo's TCP transport.
 
-torch's gloo group is made directly, beside the default group of
-``torch.distributed`` and invisible to it, and used for its messages alone; see
-:mod:`dask_dgpu.comm.point_to_point` for why.
+The module creates torch's gloo group directly, so the default group of ``torch.distributed``
+is not affected, and uses only its messages: :mod:`dask_dgpu.comm.point_to_point` says why.
 """
 
 from __future__ import annotations
@@ -18,27 +17,28 @@ import torch
 import torch.distributed
 
 from dask_dgpu.comm.lifetime import Lifetime
-from dask_dgpu.comm.point_to_point import Message, PointToPointComm
+from dask_dgpu.comm.point_to_point import Message, PointToPointComm, Verb
 from dask_dgpu.comm.protocol import Buffer
-from dask_dgpu.comm.rendezvous import KeyValueStore, meet_to_split
+from dask_dgpu.comm.rendezvous import KeyValueStore
 from dask_dgpu.errors import CommError
 
-# Much of what is used here has no stubs, or other stubs from version to version.
+# torch has no stubs for much of this, or stubs that vary from version to version.
 dist: Any = torch.distributed
 
-# The tag of messages that are never sent.
+# A tag without messages.
 _NO_TAG = 2**31 - 1
-# gloo knows no wait without a limit.
+# gloo has no wait without a limit.
 _NEVER = timedelta(days=365)
+# Seconds between two looks at a store.
 _PAUSE = 0.005
-# How often (s) a group looks whether the interpreter exits.
-_LOOK = 0.2
-# How long (s) the threads of an aborted group may take to notice.
+# Seconds between two checks for the interpreter's exit.
+_CHECK_INTERVAL = 0.2
+# Seconds for the threads of an aborted group to end.
 _LINGER = 5.0
 
 
 class _Writable:
-    """Show read-only memory as writable: torch warns of an array that is not."""
+    """Read-only memory, declared as writable: torch warns about read-only arrays."""
 
     def __init__(self, array: Buffer) -> None:
         address = (array.ctypes.data, False)
@@ -65,7 +65,7 @@ class _GlooMessage:
 
 
 class _AbortableStore(dist.Store):
-    """A store whose waits end with a lifetime: torch's own know their time limit alone."""
+    """A store whose waits end with a lifetime; torch's own only have a time limit."""
 
     def __init__(self, store: KeyValueStore, lifetime: Lifetime, seconds: float) -> None:
         super().__init__()
@@ -94,22 +94,22 @@ class _AbortableStore(dist.Store):
         while not self._store.check(keys):
             self._lifetime.check()
             if time.monotonic() > self._late:
-                raise CommError("not all ranks were there within the time limit")
+                raise CommError("not all ranks connected within the time limit")
             time.sleep(_PAUSE)
 
 
 class GlooComm(PointToPointComm):
     """One rank over gloo; see :class:`~dask_dgpu.comm.protocol.Comm`.
 
-    A thread of its own ends the group, when the communicator is closed or aborted or the
-    interpreter exits: it makes all waits raise, and frees the group when they have.
+    A separate thread ends the group when the communicator is closed or aborted, or when the
+    interpreter exits: it makes all waits raise, then frees the group.
 
     Parameters
     ----------
     store : torch.distributed.Store
-        The store of these ranks alone: a prefix used once.
+        A store for these ranks only: a prefix that is used once.
     rank, size : int
-        Which rank of how many this is. All of them make theirs at the same time.
+        This rank and the number of ranks, which all call this at the same time.
     host : str
         Address or name of this rank's host, to listen on.
     timeout : float
@@ -131,55 +131,18 @@ class GlooComm(PointToPointComm):
         limit: float | None = None,
         lifetime: Lifetime | None = None,
     ) -> None:
-        super().__init__(rank, size, timeout, limit)
-        self._store = store
-        self._host = host
-        self._splits = 0
-        self._meeting = _AbortableStore(store, lifetime or self._lifetime, timeout)
-        self._group: Any = _make_group(self._meeting, rank, size, host, timeout)
-        # No daemon, as its maker may be: one that an exiting interpreter stops in C++
-        # ends the process.
+        super().__init__(rank, size, limit)
+        self._store = _AbortableStore(store, lifetime or self._lifetime, timeout)
+        self._group: Any = _create_group(self._store, rank, size, host, timeout)
+        # No daemon: an exiting interpreter that stops one within C++ ends the process.
         threading.Thread(target=self._keep, name="gloo", daemon=False).start()
-
-    def split(self, color: int | None, key: int) -> GlooComm | None:
-        """Make one communicator of all ranks that pass the same ``color``."""
-        self._lifetime.check()
-        self._splits += 1
-        name = f"split-{self._splits}"
-        members = meet_to_split(
-            self._store,
-            name,
-            color,
-            key,
-            rank=self.rank,
-            size=self.size,
-            limit=self.limit,
-            lifetime=self._lifetime,
-        )
-        if not members:
-            return None
-        child = GlooComm(
-            dist.PrefixStore(f"{name}-{color}", self._store),
-            rank=members.index(self.rank),
-            size=len(members),
-            host=self._host,
-            timeout=self.timeout,
-            limit=self.limit,
-            lifetime=self._lifetime,
-        )
-        self._lifetime.adopt(child._lifetime)
-        return child
-
-    def close(self) -> None:
-        """Release the transport, children too; never blocks, even if peers are gone."""
-        self._lifetime.abort("it was closed")
 
     def _keep(self) -> None:
         """Hold the group until the communicator ends, then end and free it."""
         changed = self._lifetime.changed
         with changed:
             while self._lifetime.reason is None and threading.main_thread().is_alive():
-                changed.wait(_LOOK)
+                changed.wait(_CHECK_INTERVAL)
             threads = list(self._lifetime.threads)
         self._lifetime.abort("the interpreter exits")
         if self.size > 1:
@@ -188,31 +151,24 @@ class GlooComm(PointToPointComm):
             thread.join(_LINGER)
         self._group = None  # joins its own threads; 13 s were seen after a peer's death
 
-    def _post_send(self, peer: int, data: Buffer, tag: int) -> Message:
-        if not data.flags.writeable:
+    def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Message:
+        if verb == "send" and not data.flags.writeable:
             data = np.asarray(_Writable(data))
-        return self._post_with("send", data, peer, tag, "send to")
-
-    def _post_recv(self, peer: int, data: Buffer, tag: int) -> Message:
-        return self._post_with("recv", data, peer, tag, "receive from")
-
-    def _post_with(self, call: str, data: Buffer, peer: int, tag: int, verb: str) -> Message:
-        what = f"Rank {self.rank}'s {verb} rank {peer}"
         group = self._group
         if group is None:
             self._lifetime.check()
-        post = getattr(group, call)
         try:
-            return _GlooMessage(post([torch.from_numpy(data)], peer, tag), what)
+            work = getattr(group, verb)([torch.from_numpy(data)], peer, tag)
         except RuntimeError as error:
             raise CommError(f"{what} failed: the peer is lost") from error
+        return _GlooMessage(work, what)
 
 
 def _disconnect(group: Any, peer: int) -> None:
     """End all waits of a group.
 
-    gloo's own ``abort`` leaves them waiting. A receive that runs out of time
-    closes every connection of its group, so this receives what no rank sends.
+    gloo's own ``abort`` does not end them. A receive that exceeds its time limit closes every
+    connection of its group, so this waits for a message that no rank sends.
     """
     try:
         nothing = group.recv([torch.empty(1)], peer, _NO_TAG)
@@ -221,13 +177,13 @@ def _disconnect(group: Any, peer: int) -> None:
         pass
 
 
-def _make_group(store: _AbortableStore, rank: int, size: int, host: str, timeout: float) -> Any:
+def _create_group(store: _AbortableStore, rank: int, size: int, host: str, timeout: float) -> Any:
     gloo = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=host)]
-    options._threads = 1  # they serve gloo's own collectives, which we do not call
+    options._threads = 1  # only gloo's own collectives use them
     options._timeout = timedelta(seconds=timeout)
     try:
         return gloo(store, rank, size, options)
     except RuntimeError as error:
-        raise CommError(f"Rank {rank} of {size} could not join: {error}") from error
+        raise CommError(f"rank {rank} of {size} could not connect: {error}") from error

@@ -1,7 +1,7 @@
 """The end of a communicator: aborted, closed, or out of time.
 
-Every transport keeps one :class:`Lifetime` per communicator. Whoever waits,
-waits on it, so that an abort from any thread wakes all of them at once.
+Every transport has one :class:`Lifetime` per communicator and waits on it alone, so that an
+abort from any thread wakes all waiting threads at once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dask_dgpu.errors import CommAbortedError, CommError
 
 
 class Lifetime:
-    """Whether a communicator may still be used, and the waiting for its works.
+    """Whether a communicator may still be used, and waiting for its transfers.
 
     Parameters
     ----------
     on_abort : callable, optional
-        Called once, with no lock held, by the thread that aborts; must not block.
+        Called once, with no lock held, by the aborting thread; must not block.
     threads : WeakSet of Thread, optional
-        Where to note the threads that end soon after it has.
+        A set for threads that end soon after the communicator.
     """
 
     def __init__(
@@ -61,28 +61,25 @@ class Lifetime:
     def check(self) -> None:
         """Raise if it has ended."""
         if self.reason is not None:
-            raise CommAbortedError(f"The communicator was aborted: {self.reason}")
+            raise CommAbortedError(f"the communicator was aborted: {self.reason}")
 
     def wake(self) -> None:
-        """Have all who wait look again, on children too."""
+        """Make all waiting threads test their condition again."""
         with self.changed:
-            children = list(self._children)
             self.changed.notify_all()
-        for child in children:
-            child.wake()
 
     def wait_for(self, ready: Callable[[], bool], limit: float | None, phase: str) -> None:
-        """Wait until ``ready()``; whoever makes it true notifies ``changed``.
+        """Wait until ``ready()``; the thread that makes it true notifies ``changed``.
 
         Parameters
         ----------
         ready : callable
-            What is waited for. If it holds, an abort is not reported.
+            The condition. If it holds, an abort is not reported.
         limit : float or None
             Seconds until this raises :class:`~dask_dgpu.errors.CommError`; ``None`` waits
             until it is ready or aborted.
         phase : str
-            What the caller is doing, for the message.
+            The caller's activity, for the message.
         """
         with self.changed:
             self.changed.wait_for(lambda: ready() or self.reason is not None, limit)

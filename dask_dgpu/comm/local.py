@@ -1,10 +1,12 @@
 """Ranks as threads of one process: for tests, and for gangs of one process.
 
-All ranks of a :class:`LocalHub` see each other's buffers, so nothing is sent.
-Each rank posts its arguments; whoever comes last does the copies for all.
-That needs no thread of its own, and since the hub sees what every rank calls, a
-rank program whose ranks disagree is told so instead of hanging.
+All ranks of a :class:`LocalHub` see each other's buffers. Each rank posts its arguments; the
+last rank copies for all. That needs no extra thread. The hub sees the calls of all ranks, so a
+program whose ranks disagree raises instead of hanging.
 """
+
+# The protocol documents the methods.
+# ruff: noqa: D102
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ class _LocalWindow:
 class LocalComm:
     """One rank of a :class:`LocalHub`; see :class:`~dask_dgpu.comm.protocol.Comm`.
 
-    The ranks share their fate: a rank that aborts, aborts all of its hub.
+    An abort of one rank aborts all ranks of the hub.
     """
 
     def __init__(self, hub: LocalHub, rank: int) -> None:
@@ -76,7 +78,6 @@ class LocalComm:
         sends: Sequence[tuple[int, Buffer]],
         recvs: Sequence[tuple[int, Buffer]],
     ) -> Work:
-        """Send and receive a batch of messages, point to point."""
         check_peers([peer for peer, _ in (*sends, *recvs)], self.size)
         settle(*(buffer for _, buffer in (*sends, *recvs)))
         hub, rank = self.hub, self.rank
@@ -88,22 +89,21 @@ class LocalComm:
                 hub.sent[rank, peer].append(mine[-1])
             for peer, buffer in recvs:
                 mine.append(Message(buffer, peer))
-                hub.asked[peer, rank].append(mine[-1])
+                hub.expected[peer, rank].append(mine[-1])
             pairs = {(rank, peer) for peer, _ in sends}
             for pair in pairs | {(peer, rank) for peer, _ in recvs}:
-                self._deliver(hub.sent[pair], hub.asked[pair])
+                self._deliver(hub.sent[pair], hub.expected[pair])
             hub.lifetime.changed.notify_all()
         return _LocalWork(self, "exchange", lambda: {m.peer for m in mine if not m.over})
 
-    def _deliver(self, sent: deque[Message], asked: deque[Message]) -> None:
-        while sent and asked:
-            source, target = sent.popleft(), asked.popleft()
+    def _deliver(self, sent: deque[Message], expected: deque[Message]) -> None:
+        while sent and expected:
+            source, target = sent.popleft(), expected.popleft()
             target.buffer[...] = source.buffer
             settle(target.buffer)
             source.over = target.over = True
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
-        """Fill ``buffer`` on every rank with that of ``root``."""
         check_peers([root], self.size)
 
         def finish(buffers: list[Buffer]) -> None:
@@ -114,7 +114,6 @@ class LocalComm:
         return self._collect(("broadcast", root), flat(buffer), finish)
 
     def all_gather(self, out: Buffer, part: Buffer) -> Work:
-        """Concatenate the ranks' equal-sized ``part`` into ``out`` (flat)."""
         check_gather(out, part, self.size)
 
         def finish(given: list[tuple[Buffer, Buffer]]) -> None:
@@ -127,7 +126,6 @@ class LocalComm:
         return self._collect(what, (flat(out), flat(part)), finish)
 
     def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
-        """Reduce the ranks' ``whole`` and keep slice ``rank`` of it (flat, equal)."""
         check_gather(whole, part, self.size)
         check_reduction(whole, op)
 
@@ -140,7 +138,6 @@ class LocalComm:
         return self._collect(what, (flat(part), flat(whole)), finish)
 
     def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
-        """Reduce ``buffer`` over the ranks in place, the same bits on every rank."""
         check_reduction(buffer, op)
 
         def finish(buffers: list[Buffer]) -> None:
@@ -158,7 +155,6 @@ class LocalComm:
         whole: Buffer,
         in_counts: Sequence[int],
     ) -> Work:
-        """Send ``in_counts[q]`` elements of flat ``whole`` to each rank q."""
         check_all_to_all(out, out_counts, whole, in_counts, self.rank, self.size)
 
         def finish(given: list[tuple[list[Buffer], list[Buffer]]]) -> None:
@@ -170,48 +166,29 @@ class LocalComm:
         return self._collect(("all_to_all",), given, finish)
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
         self._collect(("barrier",), None, lambda given: None).wait()
 
     def window(self, buffers: Sequence[Buffer]) -> Window:
-        """Let all ranks read these buffers of each."""
         everyone: list[Sequence[Buffer]] = []
 
         def finish(given: list[tuple[Sequence[Buffer], list[Sequence[Buffer]]]]) -> None:
-            for _, heard in given:
-                heard.extend(buffers for buffers, _ in given)
+            for _, collected in given:
+                collected.extend(buffers for buffers, _ in given)
 
         self._collect(("window",), (buffers, everyone), finish).wait()
         return _LocalWindow(self, everyone)
 
-    def split(self, color: int | None, key: int) -> LocalComm | None:
-        """Make one communicator of all ranks that pass the same ``color``."""
-        new: list[LocalComm | None] = [None]
-
-        def finish(given: list[tuple[int | None, int, list[LocalComm | None]]]) -> None:
-            for shared in {color for color, *_ in given if color is not None}:
-                members = [r for r, (color, *_) in enumerate(given) if color == shared]
-                members.sort(key=lambda rank: (given[rank][1], rank))
-                hub = self.hub.split(members)
-                for place, rank in enumerate(members):
-                    given[rank][2][0] = LocalComm(hub, place)
-
-        self._collect(("split",), (color, key, new), finish).wait()
-        return new[0]
-
     def check(self) -> None:
-        """Raise if the communicator was aborted."""
         self.hub.lifetime.check()
 
     def abort(self, reason: str) -> None:
-        """Make every pending and later call of the hub's ranks raise."""
         self.hub.lifetime.abort(reason)
 
     def close(self) -> None:
         """Do nothing: the hub is freed with the last of its communicators."""
 
     def _collect(self, what: tuple[object, ...], given: Any, finish: Finish) -> Work:
-        """Post this rank's arguments; the last rank to come finishes for all."""
+        """Post this rank's arguments; the last rank finishes the call for all."""
         hub = self.hub
         number, self._calls = self._calls, self._calls + 1
         settle(*_leaves(given))
@@ -219,9 +196,9 @@ class LocalComm:
             hub.lifetime.check()
             call = hub.calls.setdefault(number, Call(what, self.size))
             if call.what != what:
-                reason = f"rank {self.rank} called {what} where another {call.what}"
+                reason = f"rank {self.rank} called {what}, another rank {call.what}"
                 hub.lifetime.abort(reason)
-                raise CommError(f"The ranks disagree: {reason}")
+                raise CommError(f"the ranks disagree: {reason}")
             call.given[self.rank] = given
             if call.awaited == {self.rank}:
                 del hub.calls[number]
@@ -243,13 +220,13 @@ def run_local(
 ) -> list[T]:
     """Call ``fn(comm, *args)`` on ``size`` threads, one a rank.
 
-    When a rank raises, the others are aborted and its error is raised here. A rank waits for
-    another as long as that one is at work, unless ``limit`` gives a number of seconds.
+    If a rank raises, the others are aborted and its error is raised here. A rank waits until
+    the others have called or ended, at most ``limit`` seconds if that is given.
 
     Returns
     -------
     list
-        What each rank returned, in rank order.
+        The results of the ranks, in rank order.
     """
     hub = LocalHub(size, limit)
     results: list[T | None] = [None] * size

@@ -1,9 +1,9 @@
-"""What the ranks of one process share: the calls they have come to, and who has ended."""
+"""The shared state of the ranks of one process: their calls, and the ranks that have ended."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 from dask_dgpu.comm.buffers import flat
@@ -13,12 +13,12 @@ from dask_dgpu.errors import CommError
 
 
 class Call:
-    """One collective call: the arguments of the ranks that have come.
+    """One collective call and the arguments of the ranks that have called it.
 
     Attributes
     ----------
     awaited : set of int
-        The ranks that have not come; none once the call is over.
+        The ranks that have not called it; none once the call is over.
     """
 
     def __init__(self, what: tuple[object, ...], size: int) -> None:
@@ -37,60 +37,42 @@ class Message:
 
 
 class LocalHub:
-    """What the ranks of one process share.
+    """The shared state of the ranks of one process.
 
-    A wait lasts until it is over, the hub is aborted, or a rank that it needs has ended:
-    then the ranks' programs disagree.
+    A wait ends when its call is over, the hub is aborted, or an awaited rank has ended: then
+    the ranks' programs disagree.
 
     Parameters
     ----------
     size : int
         Number of ranks.
     limit : float, optional
-        Seconds after which a wait raises; without it none does for the time it takes.
-    origins : sequence of int, optional
-        The rank of each in the hub that this one was split from in the end.
-    ended : set of int, optional
-        Those of that hub that have ended; shared by all that were split from it.
+        Seconds after which a wait raises; by default there is no limit.
     """
 
-    def __init__(
-        self,
-        size: int,
-        limit: float | None = None,
-        origins: Sequence[int] | None = None,
-        ended: set[int] | None = None,
-    ) -> None:
+    def __init__(self, size: int, limit: float | None = None) -> None:
         self.size = size
         self.limit = limit
         self.lifetime = Lifetime()
         self.calls: dict[int, Call] = {}
         self.sent: defaultdict[tuple[int, int], deque[Message]] = defaultdict(deque)
-        self.asked: defaultdict[tuple[int, int], deque[Message]] = defaultdict(deque)
-        self.origins = range(size) if origins is None else origins
-        self.ended: set[int] = set() if ended is None else ended
-
-    def split(self, members: Sequence[int]) -> LocalHub:
-        """Make a hub of some of the ranks, which ends with this one."""
-        origins = [self.origins[rank] for rank in members]
-        hub = LocalHub(len(members), self.limit, origins, self.ended)
-        self.lifetime.adopt(hub.lifetime)
-        return hub
+        self.expected: defaultdict[tuple[int, int], deque[Message]] = defaultdict(deque)
+        self._ended: set[int] = set()
 
     def end(self, rank: int) -> None:
-        """Note that a rank makes no more calls; of a hub that was not split from another."""
-        self.ended.add(rank)
+        """Note that a rank makes no more calls."""
+        self._ended.add(rank)
         self.lifetime.wake()
 
     def wait(self, awaited: Callable[[], Collection[int]], phase: str) -> None:
         """Wait until no ranks are awaited."""
-        gone: list[int] = []
+        missing: set[int] = set()
 
         def over() -> bool:
-            gone[:] = [rank for rank in awaited() if self.origins[rank] in self.ended]
-            return bool(gone) or not awaited()
+            missing.update(self._ended.intersection(awaited()))
+            return bool(missing) or not awaited()
 
         self.lifetime.wait_for(over, self.limit, phase)
-        if gone:
+        if missing:
             self.lifetime.check()
-            raise CommError(f"{phase} waits for rank {gone[0]}, whose program has ended")
+            raise CommError(f"{phase} waits for rank {min(missing)}, whose program has ended")

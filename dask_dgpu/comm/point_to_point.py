@@ -1,20 +1,21 @@
-"""All collectives, made of ordered messages between two ranks.
+"""All collectives, composed of ordered messages between two ranks.
 
-A transport that can post a send and a receive gets the rest from here, for
-every dtype, with reductions in rank order (so the bits equal those of
-``local``). Measured over gloo on one host, these are as fast as its own
-collectives, and three times as fast for an all-gather.
+A transport only posts sends and receives; this module adds the collectives, for every dtype.
+Reductions run in rank order, so their bits equal those of ``local``. Measured over gloo on one
+host, they are as fast as gloo's own collectives; an all-gather is three times as fast.
 
-A collective is a generator. It posts messages, yields them, is resumed once
-they are over, and may post more::
+A collective is a generator. It posts messages, yields them, resumes once they are done, and may
+post more::
 
     all_reduce:  all-to-all of pieces | reduce my piece | send it to all
                  ........ yield ..... | ............... | .... yield ...
 
-The caller's thread runs it up to the first ``yield``, so messages are posted in
-the order of the calls; a thread of its own runs the rest, so no progress hangs
-on who waits for what first.
+The caller's thread runs it up to the first ``yield``, so messages are posted in the order of
+the calls. A separate thread runs the rest, in whatever order the caller waits.
 """
+
+# The protocol documents the methods.
+# ruff: noqa: D102
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from itertools import chain
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -34,6 +36,7 @@ from dask_dgpu.comm.buffers import (
     check_reduction,
     even_counts,
     flat,
+    own_messages,
     pieces,
     reduce_parts,
 )
@@ -41,53 +44,55 @@ from dask_dgpu.comm.lifetime import Lifetime
 from dask_dgpu.comm.protocol import Buffer, Reduction, Window, Work
 from dask_dgpu.errors import CommError
 
-# Up to this many bytes one round of whole buffers beats two rounds of pieces.
+# Up to this many bytes one round of whole buffers is faster than two rounds of pieces.
 _ONE_ROUND = 16 * 1024
-# The thread that waits for a message knows the peer, so its message comes first.
+# Extra seconds for the thread that waits for a message: its error names the peer.
 _GRACE = 1.0
 
 
 class Message(Protocol):
-    """A send or a receive that was posted."""
+    """A posted send or receive."""
 
     def wait(self, seconds: float | None) -> None:
-        """Block until it is over; raise ``CommError`` if it failed or is late.
+        """Block until it is done; raise ``CommError`` if it failed or is late.
 
-        Without a limit an abort of the communicator must end it.
+        An abort of the communicator must end a wait without a limit.
         """
 
 
 Steps = Iterator[list[Message]]
+Verb = Literal["send", "recv"]
 
 
 class _StepsWork:
-    """A collective under way."""
+    """A collective in progress."""
 
     def __init__(self, name: str, lifetime: Lifetime, limit: float | None) -> None:
         self._name = name
         self._lifetime = lifetime
         self._deadline = None if limit is None else time.monotonic() + limit
-        self._over = False
         self._error: CommError | None = None
+        self._over = False
 
-    def start(self, steps: Steps) -> threading.Thread | None:
+    def start(self, steps: Steps) -> None:
         first = next(steps, [])
+        rest = chain([first], steps)
         if not first:
-            self._finish(first, steps)
-            return None
-        # A daemon: a wait inside a transport may not hold up the interpreter's exit.
-        thread = threading.Thread(
-            target=self._finish, args=(first, steps), name=self._name, daemon=True
-        )
+            self._finish(rest)
+            return
+        # A daemon: a wait inside a transport must not delay the interpreter's exit.
+        thread = threading.Thread(target=self._finish, args=[rest], name=self._name, daemon=True)
         thread.start()
-        return thread
+        with self._lifetime.changed:
+            self._lifetime.threads.add(thread)
 
-    def _finish(self, messages: list[Message], steps: Steps) -> None:
+    def _finish(self, steps: Steps) -> None:
         error: CommError | None = None
         try:
-            self._wait_all(messages)
-            for step in steps:
-                self._wait_all(step)
+            for messages in steps:
+                for message in messages:
+                    message.wait(self._left(at_least=0.001))
+                    self._lifetime.check()
         except CommError as raised:
             error = raised
         except Exception as raised:
@@ -96,11 +101,6 @@ class _StepsWork:
         with self._lifetime.changed:
             self._error, self._over = error, True
             self._lifetime.changed.notify_all()
-
-    def _wait_all(self, messages: list[Message]) -> None:
-        for message in messages:
-            message.wait(self._left(at_least=0.001))
-            self._lifetime.check()
 
     def _left(self, at_least: float) -> float | None:
         if self._deadline is None:
@@ -115,72 +115,60 @@ class _StepsWork:
         limit = None if left is None else left + _GRACE
         self._lifetime.wait_for(lambda: self._over, limit, self._name)
         if self._error is not None:
-            # What a peer's end did to a message matters less than our own.
+            # Our own abort explains more than the effect of a peer's end on a message.
             self._lifetime.check()
             raise self._error
 
 
 class PointToPointComm(ABC):
-    """A :class:`~dask_dgpu.comm.protocol.Comm`, but for ``split`` and ``close``.
+    """A :class:`~dask_dgpu.comm.protocol.Comm` over a transport for messages.
 
     Parameters
     ----------
     rank, size : int
-        Which rank of how many this is.
-    timeout : float
-        Seconds to connect.
+        This rank and the number of ranks.
     limit : float or None
         Seconds after which a wait raises; ``None`` waits until aborted.
     on_abort : callable, optional
-        Ends the waits of the transport; must not block.
+        Ends all waits of the transport; must not block.
     """
 
     def __init__(
         self,
         rank: int,
         size: int,
-        timeout: float,
         limit: float | None,
         on_abort: Callable[[], None] | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
-        self.timeout = timeout
         self.limit = limit
         self._lifetime = Lifetime(on_abort)
         self._calls = 0
 
     @abstractmethod
-    def _post_send(self, peer: int, data: Buffer, tag: int) -> Message:
-        """Post a send of bytes; those of one peer and tag arrive in order."""
-
-    @abstractmethod
-    def _post_recv(self, peer: int, data: Buffer, tag: int) -> Message:
-        """Post a receive of bytes."""
+    def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Message:
+        """Post bytes, in order for one verb, peer and tag; errors call the message ``what``."""
 
     def exchange(
         self,
         sends: Sequence[tuple[int, Buffer]],
         recvs: Sequence[tuple[int, Buffer]],
     ) -> Work:
-        """Send and receive a batch of messages, point to point."""
         check_peers([peer for peer, _ in (*sends, *recvs)], self.size)
         return self._start("exchange", self._post(sends, recvs, tag=0))
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
-        """Fill ``buffer`` on every rank with that of ``root``."""
         check_peers([root], self.size)
         return self._start("broadcast", self._broadcast(flat(buffer), root))
 
     def all_gather(self, out: Buffer, part: Buffer) -> Work:
-        """Concatenate the ranks' equal-sized ``part`` into ``out`` (flat)."""
         check_gather(out, part, self.size)
         whole = pieces(flat(out), [part.size] * self.size)
         mine = [flat(part)] * self.size
         return self._start("all_gather", self._swap(whole, mine))
 
     def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
-        """Reduce the ranks' ``whole`` and keep slice ``rank`` of it (flat, equal)."""
         check_gather(whole, part, self.size)
         check_reduction(whole, op)
         parts = pieces(flat(whole), [part.size] * self.size)
@@ -188,7 +176,6 @@ class PointToPointComm(ABC):
         return self._start("reduce_scatter", steps)
 
     def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
-        """Reduce ``buffer`` over the ranks in place, the same bits on every rank."""
         check_reduction(buffer, op)
         return self._start("all_reduce", self._all_reduce(flat(buffer), op))
 
@@ -199,42 +186,41 @@ class PointToPointComm(ABC):
         whole: Buffer,
         in_counts: Sequence[int],
     ) -> Work:
-        """Send ``in_counts[q]`` elements of flat ``whole`` to each rank q."""
         check_all_to_all(out, out_counts, whole, in_counts, self.rank, self.size)
-        given = pieces(flat(out), out_counts), pieces(flat(whole), in_counts)
-        return self._start("all_to_all", self._swap(*given))
+        steps = self._swap(pieces(flat(out), out_counts), pieces(flat(whole), in_counts))
+        return self._start("all_to_all", steps)
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
         one = np.zeros(1, np.uint8)
-        every = list(np.empty((self.size, 1), np.uint8))
-        self._start("barrier", self._swap(every, [one] * self.size)).wait()
+        received = _receive_buffers(one, self.size)
+        self._start("barrier", self._swap(received, [one] * self.size)).wait()
 
     def window(self, buffers: Sequence[Buffer]) -> Window | None:
-        """Refuse: messages are all there is."""
         self._lifetime.check()
         return None
 
     def check(self) -> None:
-        """Raise if the communicator was aborted."""
         self._lifetime.check()
 
     def abort(self, reason: str) -> None:
-        """Make every pending and later call of this rank raise, children too."""
         self._lifetime.abort(reason)
+
+    def close(self) -> None:
+        self._lifetime.abort("it was closed")
+
+    def _describe(self, verb: Verb, peer: int) -> str:
+        action = {"send": "send to", "recv": "receive from"}[verb]
+        return f"rank {self.rank}'s {action} rank {peer}"
 
     def _start(self, name: str, steps: Steps) -> Work:
         self._lifetime.check()
         phase = f"{name} on rank {self.rank} of {self.size}"
         work = _StepsWork(phase, self._lifetime, self.limit)
-        thread = work.start(steps)
-        if thread is not None:
-            with self._lifetime.changed:
-                self._lifetime.threads.add(thread)
+        work.start(steps)
         return work
 
     def _next_tag(self) -> int:
-        """Count the collectives, alike on all ranks; 0 is left to ``exchange``."""
+        """Count the collectives, alike on all ranks; ``exchange`` uses 0."""
         self._calls = self._calls % (2**30) + 1
         return self._calls
 
@@ -244,30 +230,24 @@ class PointToPointComm(ABC):
         recvs: Sequence[tuple[int, Buffer]],
         tag: int,
     ) -> Steps:
-        kept = [buffer for peer, buffer in sends if peer == self.rank]
-        wanted = [buffer for peer, buffer in recvs if peer == self.rank]
-        if [b.size for b in kept] != [b.size for b in wanted]:
-            raise ValueError("A message to oneself is not received in its own batch.")
-        # Receives first: a message that is expected needs no detour.
+        own = own_messages(self.rank, sends, recvs)
+        # Receives first: an expected message needs no extra copy.
+        batch: list[tuple[Verb, int, Buffer]] = [("recv", *each) for each in recvs]
+        batch += [("send", *each) for each in sends]
         messages = [
-            self._post_recv(peer, as_bytes(buffer), tag)
-            for peer, buffer in recvs
+            self._post_message(verb, peer, as_bytes(buffer), tag, self._describe(verb, peer))
+            for verb, peer, buffer in batch
             if peer != self.rank and buffer.size
         ]
-        messages += [
-            self._post_send(peer, as_bytes(buffer), tag)
-            for peer, buffer in sends
-            if peer != self.rank and buffer.size
-        ]
-        for source, target in zip(kept, wanted, strict=True):
-            flat(target)[...] = flat(source)
+        for source, target in own:
+            target[...] = source
         yield messages
 
     def _swap(
         self, out: Sequence[Buffer], parts: Sequence[Buffer], tag: int | None = None
     ) -> Steps:
         """Send ``parts[q]`` to each rank q and receive ``out[q]`` from it."""
-        # Each rank begins with its right neighbour, lest all call on rank 0 first.
+        # Each rank begins with its right neighbour, so that not all send to rank 0 first.
         order = [(self.rank + step) % self.size for step in range(self.size)]
         return self._post(
             [(peer, parts[peer]) for peer in order],
@@ -276,7 +256,7 @@ class PointToPointComm(ABC):
         )
 
     def _broadcast(self, buffer: Buffer, root: int) -> Steps:
-        """Binomial tree: rank r (the root is 0) is told by r without its lowest bit."""
+        """Binomial tree: rank r (the root is 0) receives from r without its lowest bit."""
         tag = self._next_tag()
         mine = (self.rank - root) % self.size
         bit = 1
@@ -288,30 +268,29 @@ class PointToPointComm(ABC):
         children = []
         while (bit := bit // 2) >= 1:
             if mine + bit < self.size:
-                children.append((mine + bit + root) % self.size)
-        yield from self._post([(child, buffer) for child in children], [], tag)
+                children.append(((mine + bit + root) % self.size, buffer))
+        yield from self._post(children, [], tag)
 
     def _reduce_piece(
         self, mine: Buffer, parts: Sequence[Buffer], op: Reduction, tag: int
     ) -> Steps:
-        """Reduce what all ranks have at piece ``rank`` of theirs into ``mine``."""
-        came = _stack(mine, self.size)
-        yield from self._swap(came, parts, tag)
-        reduce_parts(mine, came, op)
+        """Reduce the pieces ``rank`` of all ranks into ``mine``."""
+        received = _receive_buffers(mine, self.size)
+        yield from self._swap(received, parts, tag)
+        reduce_parts(mine, received, op)
 
     def _all_reduce(self, buffer: Buffer, op: Reduction) -> Steps:
         tag = self._next_tag()
         if buffer.nbytes <= _ONE_ROUND:
-            came = _stack(buffer, self.size)
-            yield from self._swap(came, [buffer] * self.size, tag)
-            reduce_parts(buffer, came, op)
+            received = _receive_buffers(buffer, self.size)
+            yield from self._swap(received, [buffer] * self.size, tag)
+            reduce_parts(buffer, received, op)
         else:
             parts = pieces(buffer, even_counts(buffer.size, self.size))
             yield from self._reduce_piece(parts[self.rank], parts, op, tag)
             yield from self._swap(parts, [parts[self.rank]] * self.size, tag)
 
 
-def _stack(piece: Buffer, size: int) -> list[Buffer]:
-    """Make room for ``size`` arrays like ``piece``."""
-    room = np.empty_like(piece, shape=(size, piece.size))
-    return list(room)
+def _receive_buffers(piece: Buffer, size: int) -> list[Buffer]:
+    """Allocate ``size`` arrays like ``piece``."""
+    return list(np.empty_like(piece, shape=(size, piece.size)))

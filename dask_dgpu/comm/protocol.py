@@ -1,15 +1,14 @@
-"""What a communicator can do; the transports beside this file implement it.
+"""The interface of all communicators; one module beside this file implements each transport.
 
 A communicator joins ``size`` ranks. Every method except :meth:`Comm.exchange`,
-:meth:`Comm.abort` and :meth:`Comm.close` is collective: all ranks call it, in
-the same order. Buffers are C-contiguous NumPy or CuPy arrays of any dtype that
-Dask arrays have (bool, integers, floats, complex), of any shape, also empty.
-A call returns at once with a :class:`Work`; until its ``wait`` has returned the
-buffers belong to the communicator. The buffers of one call do not overlap.
+:meth:`Comm.abort` and :meth:`Comm.close` is collective: all ranks call it, in the same
+order. Buffers are C-contiguous NumPy or CuPy arrays of any dtype that Dask arrays have
+(bool, integers, floats, complex), of any shape, also empty. A call returns at once with a
+:class:`Work`; until its ``wait`` has returned, the buffers belong to the communicator. The
+buffers of one call do not overlap.
 
-Every call but abort and close raises
-:class:`~dask_dgpu.errors.CommAbortedError` once the communicator was aborted or
-closed, and ``ValueError`` for buffers or ranks that do not fit.
+Every call except abort and close raises :class:`~dask_dgpu.errors.CommAbortedError` once the
+communicator was aborted or closed, and ``ValueError`` for unsuitable buffers or ranks.
 """
 
 from __future__ import annotations
@@ -22,33 +21,33 @@ Reduction = Literal["sum", "min", "max"]
 
 
 class Work(Protocol):
-    """A transfer under way."""
+    """A transfer in progress."""
 
     def wait(self) -> None:
         """Return when the buffers may be used again.
 
-        On a CPU the data is there. On a GPU the caller's current stream is made
-        to wait; the host is not. It lasts until the other ranks come, unless the
-        communicator was made with a time limit.
+        On a CPU the data has arrived. On a GPU the caller's current stream waits for it; the
+        host does not. It waits for the other ranks without a limit, unless the communicator
+        has a time limit.
 
         Raises
         ------
         CommError
-            When a peer is lost or a time limit passes; on a GPU a later call may
-            be the first to raise.
+            If a peer is lost or the time limit passes; on a GPU a later call may be the
+            first to raise.
         CommAbortedError
-            When the communicator was aborted, from any thread.
+            If the communicator was aborted, from any thread.
         """
 
     def done(self) -> bool:
-        """Whether ``wait`` would return (or raise) without blocking."""
+        """Return whether ``wait`` would return (or raise) without blocking."""
 
 
 class Window(Protocol):
-    """Buffers of all ranks that any of them may read, without the owner's help.
+    """Buffers of all ranks that any rank may read without the owner's help.
 
-    What MPI calls a window and its passive reads. No buffer in it may be written
-    to or freed before every rank has closed it.
+    MPI calls this a window with passive reads. No buffer in it may be written to or freed
+    before every rank has closed it.
     """
 
     def get(self, peer: int, which: int, part: tuple[slice, ...], target: Buffer) -> None:
@@ -57,23 +56,23 @@ class Window(Protocol):
         Parameters
         ----------
         peer : int
-            The rank that gave the buffer; it may be this one.
+            The rank that owns the buffer; it may be this one.
         which : int
-            The position among the buffers that it gave.
+            The position among the owner's buffers.
         part : tuple of slice
-            What is read of it.
+            The part to read.
         target : array
-            Where it goes: of the shape of the part and the buffer's dtype, any strides.
+            The destination: of the shape of the part and the buffer's dtype, any strides.
         """
 
     def close(self) -> Work:
-        """Say that this rank has read all it needs; collective.
+        """Announce that this rank has read all it needs; collective.
 
         Returns
         -------
         Work
-            Over when all ranks have read what they need. Then, and not before, the
-            buffers may be written to or freed.
+            Done when all ranks have closed the window; only then may the buffers be written
+            to or freed.
         """
 
 
@@ -83,9 +82,9 @@ class Comm(Protocol):
     Attributes
     ----------
     rank : int
-        Which rank this is, from 0.
+        This rank, from 0.
     size : int
-        How many there are.
+        Number of ranks.
     """
 
     rank: int
@@ -98,36 +97,25 @@ class Comm(Protocol):
     ) -> Work:
         """Send and receive a batch of messages, point to point.
 
-        Messages from one rank to another are matched in their order. Ranks that
-        take no part do not call it.
+        Messages from one rank to another are matched in their order. Ranks without messages
+        do not call it.
 
         Parameters
         ----------
         sends, recvs : sequence of (int, array)
-            The other rank, and what it is sent or where its message goes. Both sides
-            give buffers of the same number of bytes. A message to oneself is
-            allowed when the same batch receives it.
-
-        Returns
-        -------
-        Work
-            Of the whole batch.
+            The other rank and the buffer. Sender and receiver give buffers of the same number
+            of bytes. A rank may send to itself if the same batch receives the message.
         """
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
-        """Fill ``buffer`` on every rank with that of ``root``.
+        """Copy the buffer of ``root`` to the buffers of all ranks.
 
         Parameters
         ----------
         buffer : array
             Of the same shape and dtype on every rank.
         root : int
-            The rank whose buffer is sent.
-
-        Returns
-        -------
-        Work
-            Of the broadcast.
+            The sender.
         """
 
     def all_gather(self, out: Buffer, part: Buffer) -> Work:
@@ -138,46 +126,31 @@ class Comm(Protocol):
         out : array
             Of ``size`` times as many elements as ``part``, and its dtype.
         part : array
-            What this rank gives.
-
-        Returns
-        -------
-        Work
-            Of the gathering.
+            The contribution of this rank.
         """
 
     def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
-        """Reduce the ranks' ``whole`` and keep slice ``rank`` of it (flat, equal).
+        """Reduce the ranks' ``whole`` and keep slice ``rank`` of the result (flat, equal).
 
         Parameters
         ----------
         part : array
-            Where this rank's slice of the result goes.
+            The destination of this rank's slice of the result.
         whole : array
-            What this rank gives: ``size`` times as many elements, of the same dtype.
+            The contribution of this rank: ``size`` times as many elements, of the same dtype.
         op : {"sum", "min", "max"}
             As in :meth:`all_reduce`.
-
-        Returns
-        -------
-        Work
-            Of the reduction.
         """
 
     def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
-        """Reduce ``buffer`` over the ranks in place, the same bits on every rank.
+        """Reduce ``buffer`` over the ranks in place, with the same bits on every rank.
 
         Parameters
         ----------
         buffer : array
-            What this rank gives, and where the result goes.
+            The contribution of this rank, then the result.
         op : {"sum", "min", "max"}
             The sum of bool is "or". Complex numbers have no minimum and no maximum.
-
-        Returns
-        -------
-        Work
-            Of the reduction.
         """
 
     def all_to_all(
@@ -192,83 +165,61 @@ class Comm(Protocol):
         Parameters
         ----------
         out : array
-            What comes, in the order of the ranks.
+            The received elements, in the order of the ranks.
         out_counts : sequence of int
-            How many elements come from each rank. Counts may be uneven and zero.
+            Number of elements from each rank. Counts may be uneven and zero.
         whole : array
-            What goes, in the order of the ranks; of the dtype of ``out``.
+            The elements to send, in the order of the ranks; of the dtype of ``out``.
         in_counts : sequence of int
-            How many elements go to each rank.
-
-        Returns
-        -------
-        Work
-            Of all messages.
+            Number of elements for each rank.
         """
 
     def barrier(self) -> None:
-        """Return when every rank has come here.
+        """Return when every rank has called this.
 
         Raises
         ------
         CommError
-            When a peer is lost or a time limit passes.
+            If a peer is lost or the time limit passes.
         """
 
     def window(self, buffers: Sequence[Buffer]) -> Window | None:
-        """Let all ranks read these buffers of each.
+        """Let all ranks read these buffers of each rank.
 
         Parameters
         ----------
         buffers : sequence of array
-            What this rank gives: any number, of any shape, dtype and strides. What
-            was written to them on the caller's stream so far is what others read.
+            Any number, of any shape, dtype and strides. Others read the data that was written
+            on the caller's stream so far.
 
         Returns
         -------
         Window or None
-            ``None``, on every rank, where the transport, the hosts or the memory of
-            any of them do not allow it.
-        """
-
-    def split(self, color: int | None, key: int) -> Comm | None:
-        """Make one communicator of all ranks that pass the same ``color``.
-
-        Parameters
-        ----------
-        color : int or None
-            Which of the new communicators this rank joins; ``None`` is none.
-        key : int
-            Ranks are ordered by (``key``, old rank).
-
-        Returns
-        -------
-        Comm or None
-            The new communicator, which ends with this one at the latest; ``None`` for
-            a rank that joins none.
+            ``None``, on every rank, if the transport, a host or the memory of any rank does
+            not allow it.
         """
 
     def check(self) -> None:
         """Raise :class:`~dask_dgpu.errors.CommAbortedError` if it was aborted.
 
-        On a GPU an abort lets the streams run on with what is in the buffers; a
-        program whose result counts asks once more after its last synchronisation.
+        After an abort on a GPU, streams continue with whatever is in the buffers. Call this
+        after the last synchronisation, before you use the result.
         """
 
     def abort(self, reason: str) -> None:
-        """Make every pending and later call of this rank raise, children too.
+        """Make every pending and later call of this rank raise; from any thread, never blocks.
 
-        May be called from any thread; never blocks. The other ranks may learn
-        of it by an error; over NCCL they do not, and must be aborted too.
+        The other ranks may notice it by an error. Over NCCL they do not, and must be aborted
+        too.
 
         Parameters
         ----------
         reason : str
-            Why; it is in the text of the errors. Only the first counts.
+            Part of the text of the errors; only the first reason counts.
         """
 
     def close(self) -> None:
-        """Release the transport, children too; never blocks, even if peers are gone.
+        """Release the transport; never blocks, even if peers are lost.
 
-        Call it when every work has been waited for, or to give up.
+        Call it after the last wait, or to give up.
         """

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.step import Collective, Local
-from dask_dgpu.operations.value import Value
 from dask_dgpu.runtime.placement import Ranks
 from dask_dgpu.runtime.plans import Plans, plans
 from dask_dgpu.runtime.program import Program
@@ -18,6 +20,9 @@ from graph_opt.model.cost import GANG_SECONDS, STEP_SECONDS, TASK_SECONDS
 from graph_opt.model.layout import Index, dealt
 from graph_opt.model.node import label
 from graph_opt.pieces.region import Region
+
+Bytes = NDArray[np.int64]
+"""A number for each rank."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +116,9 @@ class Shares:
     Parameters
     ----------
     program : Program
-        What is run.
+        The program of all ranks.
     fixed : Plans
-        Where its blocks are.
+        The places of its blocks.
     size : int
         Number of ranks.
     """
@@ -122,29 +127,25 @@ class Shares:
         self.program = program
         self.fixed = fixed
         self.size = size
-        values = dict(program.inputs) | {step.output: step.result for step in program.steps}
-        self.values = values
-        self.shares = {
-            name: self._share(value, self._ranks(name)) for name, value in values.items()
-        }
+        self.values = dict(program.inputs) | {step.output: step.result for step in program.steps}
+        self._shares = {name: self._share(name) for name in self.values}
 
     def peak(self, collectives: Mapping[str, int]) -> int:
-        """Return the most bytes that a rank holds, given what each collective takes at most.
+        """Return the most bytes on a rank, given the peak of each collective.
 
-        ``collectives`` counts for each the inputs, the output and the workspace.
+        These peaks include the inputs, the output and the workspace.
         """
-        given = self.program.given
-        held = [sum(self.shares[name][rank] for name in given) for rank in range(self.size)]
-        most = max(held)
+        held = self._sum(self.program.given)
+        most = held.max()
         for step, ending in zip(self.program.steps, self.program.ends, strict=True):
-            held = self._changed(held, step.output, 1)
-            extra = 0
+            held = held + self._shares[step.output]
+            workspace = 0
             if isinstance(step, Collective):
-                extra = max(0, collectives[step.output] - self._held({*step.inputs, step.output}))
-            most = max(most, max(held) + extra)
-            for name in ending:
-                held = self._changed(held, name, -1)
-        return most
+                arrays = self._sum({*step.inputs, step.output}).max()
+                workspace = max(0, collectives[step.output] - arrays)
+            most = max(most, held.max() + workspace)
+            held = held - self._sum(ending)
+        return int(most)
 
     def worked(self, step: Local) -> int:
         """Return the bytes that the block functions of a step read and write on one rank."""
@@ -171,16 +172,12 @@ class Shares:
             return making.ranks
         return {index: (rank,) for index, rank in self.fixed.values[name].owners()}
 
-    def _share(self, value: Value, ranks: Mapping[Index, Ranks]) -> list[int]:
+    def _share(self, name: str) -> Bytes:
         total = [0] * self.size
-        for index, holders in ranks.items():
-            for rank in holders:
-                total[rank] += value.nbytes(index)
-        return total
+        for index, ranks in self._ranks(name).items():
+            for rank in ranks:
+                total[rank] += self.values[name].nbytes(index)
+        return np.array(total, np.int64)
 
-    def _changed(self, held: list[int], name: str, sign: int) -> list[int]:
-        return [total + sign * share for total, share in zip(held, self.shares[name], strict=True)]
-
-    def _held(self, names: set[str]) -> int:
-        """Return the bytes of some values on the rank that has most."""
-        return max(sum(self.shares[name][rank] for name in names) for rank in range(self.size))
+    def _sum(self, names: Iterable[str]) -> Bytes:
+        return sum((self._shares[name] for name in names), np.zeros(self.size, np.int64))

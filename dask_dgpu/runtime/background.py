@@ -1,4 +1,4 @@
-"""Threads of a worker that hold up neither its event loop nor its end."""
+"""Threads that block neither the event loop nor the end of a process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -15,38 +15,34 @@ PAUSE = 0.01
 
 
 async def in_background(call: Callable[[], T]) -> T:
-    """Call a function in a thread of its own.
+    """Call a function in a new thread.
 
-    A loop waits for its executor's threads before it ends, and for this one it does not.
+    The end of a loop waits for its executor's threads, but not for this one.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def finish(result: T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
+    def finish(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+        if not done.done():
+            set_outcome(outcome)
 
     def run() -> None:
-        result, error = None, None
+        outcome: tuple[Callable[[Any], None], Any]
         try:
-            result = call()
-        except Exception as raised:
-            error = raised
+            outcome = done.set_result, call()
+        except Exception as error:
+            outcome = done.set_exception, error
         with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(finish, result, error)
+            loop.call_soon_threadsafe(finish, *outcome)
 
     threading.Thread(target=run, name="dgpu-background", daemon=True).start()
     return await done
 
 
 async def ended(threads: Iterable[threading.Thread], seconds: float) -> None:
-    """Return when threads have ended; after so many seconds at the latest.
+    """Return when threads have ended, after ``seconds`` at the latest.
 
-    An interpreter that exits stops its daemons: within C++ that ends the process with
+    An exiting interpreter stops its daemon threads. Within C++ that ends the process with
     ``terminate called without an active exception``.
     """
     late = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Block functions of Dask's own, as a program carries them."""
+"""The block functions of Dask's layers within a program."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ Task = Callable[[Mapping[Any, Array]], Array]
 
 
 class Blockworks:
-    """Dask's layers whose tasks make blocks, by the name of the array that each makes.
+    """Dask's layers whose tasks compute blocks, by the name of their array.
 
-    Their functions may be whatever a user wrote. The scheduler hands programs on and has no
-    use for them, so they are unpickled only where they are run; all at once, so that what
-    many steps share travels once.
+    Their functions may be a user's. The scheduler forwards programs without these layers'
+    packages, so only ranks unpickle them; all at once, so that shared objects travel once.
 
     Parameters
     ----------
     layers : mapping of str to Layer, optional
         Tasks are called with a mapping from keys to the blocks that they need.
     pickled : bytes, optional
-        The same, pickled.
+        The same layers, pickled.
     """
 
     def __init__(self, layers: Mapping[str, Layer] | None = None, pickled: bytes = b"") -> None:
@@ -49,7 +48,7 @@ class Blockworks:
         return layers
 
     def tasks(self, name: str, blocks: Collection[Index]) -> dict[Index, Task]:
-        """Return the tasks that make these blocks."""
+        """Return the tasks of these blocks."""
         if not blocks:
             return {}
         layer = self._layers[name]
@@ -67,18 +66,18 @@ class Blockworks:
 
 @dataclass(frozen=True)
 class Common:
-    """The one task of a blockwise layer, which makes every block of it.
+    """The single task of a blockwise layer, for all its blocks.
 
-    Dask's own way is to make a task for each block, with other keys in it, which takes longer
-    than a function of a small block.
+    Dask creates a task with other keys for each block, which takes longer than the function of a
+    small block.
 
     Parameters
     ----------
     task : Task
-        With placeholders for blocks, and for facts of each.
+        The task, with placeholders for blocks and their facts.
     reads : tuple of (str, str or BlockwiseDep, tuple of (int or None))
-        The placeholders; the array of each, or its facts; and for each of its axes the axis of
-        the result along which it has the same block number. ``None`` is an axis of one block.
+        For each placeholder its name; its array, or facts; and for each of its axes the axis of
+        the result with the same block number. ``None`` is an axis of one block.
     """
 
     task: Task
@@ -86,7 +85,7 @@ class Common:
 
     @classmethod
     def of(cls, layer: Blockwise) -> Common | None:
-        """Return the task of a layer, ``None`` if it depends on more than whole blocks."""
+        """Return the task of a layer, ``None`` if it reads more than one block of an array."""
         axes = {letter: axis for axis, letter in enumerate(layer.output_indices)}
         task = layer.task
         reads: list[tuple[str, str | BlockwiseDep, tuple[int | None, ...]]] = []
@@ -101,7 +100,7 @@ class Common:
                 along = tuple(None if count == 1 else axes[letter] for letter, count in blocks)
                 reads.append((name, layer.io_deps.get(operand, operand), along))
             else:
-                return None  # it reads several blocks of an array
+                return None  # several blocks of one array
         facts = [read for _, read, _ in reads if isinstance(read, BlockwiseDep)]
         if any(fact.produces_tasks or fact.produces_keys for fact in facts):
             return None
@@ -110,7 +109,7 @@ class Common:
         return cls(_quick(task), tuple(reads))
 
     def __call__(self, index: Index, blocks: Mapping[Any, Array]) -> Array:
-        """Make the block of this place."""
+        """Compute the block at this place."""
         given = {}
         for name, read, along in self.reads:
             place = tuple(0 if axis is None else index[axis] for axis in along)
@@ -122,34 +121,34 @@ class Common:
 
 
 def _node(operand: Any) -> Any:
-    """Return what stands for a constant in a task."""
+    """Return the node of a constant in a task."""
     known = isinstance(operand, dask_task.GraphNode | dask_task.TaskRef)
     return operand if known else dask_task.DataNode(None, operand)
 
 
 def _quick(task: Any) -> Task:
-    """Return a task that does the same, and does not order the tasks that are fused into it."""
+    """Return an equal task that does not sort its fused tasks."""
     if isinstance(task, dask_task.Task) and task.has_subgraph():
         return cast(Task, dask_task.Task(task.key, run_fused, *task.args))
     return cast(Task, task)
 
 
 def run_fused(tasks: Mapping[Any, Any], result: Any, names: Sequence[Any], *blocks: Array) -> Array:
-    """Run fused tasks as they are needed; let go of what each has made after its last use.
+    """Run fused tasks on demand, and free their values after the last use.
 
-    Dask's own way orders them first, as a graph of any size, which takes longer than to run them.
-    An error is noted to be that of one task: a user knows its name, not that of the fused ones.
+    Dask sorts them first, like a graph of any size, which takes longer than running them. An error
+    gets a note with the name of its task, because users do not know the name of the fused task.
 
     Parameters
     ----------
     tasks : mapping
         The tasks, by their keys.
     result : key
-        Of the task whose value is returned.
+        The task whose value is returned.
     names : sequence of keys
-        What the tasks call ``blocks``.
+        The tasks' keys of ``blocks``.
     *blocks : array
-        What comes from outside.
+        The inputs.
     """
     known = dict(zip(names, blocks, strict=True))
     uses = Counter(need for task in tasks.values() for need in task.dependencies)
@@ -176,10 +175,9 @@ def run_fused(tasks: Mapping[Any, Any], result: Any, names: Sequence[Any], *bloc
 
 
 def _bare(layer: Layer, facts: dict[str, BlockwiseDep]) -> Layer:
-    """Return a layer without what only a client needs of it, nor tasks that it can make again.
+    """Return a layer without annotations and cached tasks.
 
-    What it knows of each block it shares with others, by Dask's name for that: the same is the
-    same object, which travels once.
+    Equal facts about blocks, by Dask's names for them, become one object, which travels once.
     """
     bare = copy(layer)
     if isinstance(bare, Blockwise):

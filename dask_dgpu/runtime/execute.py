@@ -1,4 +1,4 @@
-"""One rank's way through a program."""
+"""The execution of a program on one rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.step import Collective, Local
 from dask_dgpu.operations.value import Blocks, Value, conforming
-from dask_dgpu.runtime.observer import Nobody, Observer
+from dask_dgpu.runtime.observer import Observer
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.program import Key, Program
 from dask_dgpu.runtime.ship import ship
@@ -21,7 +21,7 @@ from graph_opt.model.node import label
 Array = Any
 
 NUMPY = "numpy.ndarray"
-NOBODY = Nobody()
+IGNORE = Observer()
 
 
 def execute(
@@ -30,17 +30,15 @@ def execute(
     comm: Comm,
     device: Device,
     values: dict[str, Blocks],
-    observer: Observer = NOBODY,
+    observer: Observer = IGNORE,
 ) -> dict[Key, Array]:
-    """Run a program as one rank; ``values`` holds its blocks of the inputs and is used up.
+    """Run a program as one rank; return its blocks of the results, by value and place.
 
-    Returns the blocks of the results that this rank ends up with, by value and place. The
-    host has waited for the device when this returns. A block is let go of after its last
-    use.
+    ``values`` has this rank's blocks of the inputs; they are consumed. A block is freed after its
+    last use. When this returns, the host has waited for the device.
 
-    What is not said to belong to a lane is done on the compute lane, and both lanes wait for
-    each other after each step: what a step reads is there, on whichever lane it was made, and
-    what it lets go of may be given out again on either.
+    Work runs on the compute lane unless a step says otherwise. Both lanes wait for each other after
+    each step, so a step may read blocks of either lane, and either lane may reuse freed memory.
     """
     device.begin()
     _borrow(values, device)
@@ -70,7 +68,7 @@ def execute(
 
 
 def _borrow(values: Mapping[str, Blocks], device: Device) -> None:
-    """Have what others have made stay until the lanes are past its last use, views included."""
+    """Keep the inputs allocated until the lanes have passed their last use, views included."""
     for blocks in values.values():
         for index, block in blocks.items():
             blocks[index] = device.borrow(block)
@@ -91,13 +89,13 @@ def _computed(
     spent: Collection[str],
     observer: Observer,
 ) -> Blocks:
-    """Run a collective, on blocks that are what the graph says, in the device's memory."""
+    """Run a collective on blocks in the device's memory that match the graph's declaration."""
     name = label(step.output)
     inputs = []
     for read in step.inputs:
         _conform(label(read), known[read], values[read], device)
         layout = fixed.values[read].layout
-        # what several ranks have made counts as the first one's
+        # a block that several ranks have computed belongs to the first of them
         inputs.append({i: b for i, b in values[read].items() if layout.owner(i) == comm.rank})
 
     for read in spent:
@@ -108,22 +106,22 @@ def _computed(
 
     run = OPERATIONS[step.operation].run
     made = run(fixed.collectives[step.output], comm, device, *inputs, progress=progress)
-    device.join()  # before the inputs are let go of
+    device.join()  # before the inputs are freed
     return made
 
 
 def _conform(name: str, value: Value, held: Blocks, device: Device) -> None:
-    """Make blocks what the graph says, in the device's memory."""
+    """Convert blocks to the graph's declaration, in the device's memory."""
     was = dict(held)
     for index, block in was.items():
         declared = name, value.dtype, value.block_shape(index), _container(block, value, device)
         held[index] = device.to_device(conforming(block, *declared))
     if any(held[index] is not block for index, block in was.items()):
-        device.join()  # before what was converted is let go of
+        device.join()  # before the originals are freed
 
 
 def _container(block: Array, value: Value, device: Device) -> str:
-    """Return the type that a block should have: a collective's result may be on the device."""
+    """Return the expected type of a block: a collective's result may be on the device."""
     on_device = device.kind == "cuda" and type(block).__module__.startswith("cupy")
     return "cupy.ndarray" if on_device else value.container
 
@@ -137,7 +135,7 @@ def _made(
     values: Mapping[str, Blocks],
     observer: Observer,
 ) -> Blocks:
-    """Run the block functions of a step for the blocks that this rank makes."""
+    """Run the block functions of a step for the blocks of this rank."""
     name = label(step.output)
     observer.progress(name, 0, len(step.needs))
     making = fixed.makings[step.output]
@@ -164,18 +162,18 @@ def _made(
         try:
             with observer.calling():
                 made = tasks[index](given)
-        except CommError as error:  # of a gang within the function: no rank of this one is lost
+        except CommError as error:  # from a gang within the function: this gang lost no rank
             raise GangError(f"{type(error).__name__}: {error}") from error
         done.append(index)
         observer.progress(name, len(done), len(mine))
         return made
 
     made = dict(zip(mine, device.each(make, mine), strict=True))
-    device.join()  # before received blocks are freed
+    device.join()  # before the received blocks are freed
     return made
 
 
 def _outside(block: Array, container: str, device: Device) -> Array:
-    """Return a block as its user knows it."""
+    """Return a block in the container that its block function expects."""
     on_device = device.kind == "cuda" and type(block).__module__.startswith("cupy")
     return device.to_host(block) if on_device and container == NUMPY else block

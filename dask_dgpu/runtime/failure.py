@@ -1,7 +1,7 @@
-"""The error of a rank on its way to the caller: as it was raised, past a scheduler.
+"""The errors of ranks, which reach the caller unchanged.
 
-The scheduler may lack the package that an error comes from, so it gets a :class:`GangError`
-with the text, and the error itself as bytes that it only hands on.
+The scheduler may lack the package of an error. So it gets a :class:`GangError` with the text, and
+the error itself as bytes, which it only forwards.
 """
 
 from __future__ import annotations
@@ -16,29 +16,18 @@ from distributed.exceptions import Reschedule
 from dask_dgpu.errors import CommError, GangError, UndeclaredError
 
 IN_PROGRAM = "program"
-"""What the phase of a rank begins with while it runs steps."""
+"""The start of a rank's phase while it runs steps."""
 
 
 class RankError(GangError):
-    """What a step raised, for whoever need not know it.
-
-    Parameters
-    ----------
-    reason : str
-        Type and text of the error.
-    rank : int or None, optional
-        The rank that raised it.
-    worker : str or None, optional
-        The address of its worker.
-    phase : str or None, optional
-        What the rank was doing.
+    """An error of a step, for processes that cannot unpickle the error itself.
 
     Attributes
     ----------
     raised : bytes
         The error, pickled.
     undeclared : bool
-        Whether a block is not what the graph declares, which does not matter to Dask.
+        Whether a block differs from its declaration in the graph, which Dask allows.
     """
 
     raised = b""
@@ -46,11 +35,11 @@ class RankError(GangError):
 
 
 def failure_of(error: BaseException, rank: int, worker: str, phase: str) -> GangError:
-    """Return what the scheduler is told of an error; call it where the error is handled.
+    """Return the scheduler's form of an error; call it within the ``except`` block.
 
-    An error that a step has raised stays what it is, as in plain Dask, with a note that says
-    where. What ends a worker or reruns a task in Dask would do so for one rank of many, so it
-    becomes the gang's error, and so does a broken transfer.
+    The error of a step stays as it is, as in plain Dask, with a note of the place. Exceptions that
+    end a worker or rerun a task in Dask would affect one rank of many, so they become the gang's
+    error, and so does a broken transfer.
     """
     notes = getattr(error, "__notes__", [])
     reason = ", ".join([f"{type(error).__name__}: {error}", *notes])
@@ -69,20 +58,20 @@ def failure_of(error: BaseException, rank: int, worker: str, phase: str) -> Gang
 
 
 def pickled(failure: GangError) -> bytes:
-    """Return the error that the caller gets, pickled."""
+    """Return the pickled error for the caller."""
     return failure.raised if isinstance(failure, RankError) else pickle.dumps(failure)
 
 
 def opened(payload: bytes) -> BaseException:
-    """Return the error that the caller gets of a pickled failure.
+    """Return the error for the caller from a pickled failure.
 
-    It stays a :class:`GangError` if only the rank's worker can import the error's class.
+    It stays a :class:`GangError` if only the rank's worker can import the class of the error.
     """
     failure: GangError = pickle.loads(payload)
     if not isinstance(failure, RankError):
         return failure
     try:
         error: BaseException = pickle.loads(failure.raised)
-    except Exception:  # whatever an error's own code raises
+    except Exception:  # unpickling runs the error's own code
         return GangError(*failure.args)
     return error

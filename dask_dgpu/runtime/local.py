@@ -13,7 +13,7 @@ from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations.value import Blocks
 from dask_dgpu.runtime.execute import execute
-from dask_dgpu.runtime.observer import Nobody, Span
+from dask_dgpu.runtime.observer import Observer, Span
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Key, Program
 from graph_opt.model.layout import dealt
@@ -21,14 +21,8 @@ from graph_opt.model.layout import dealt
 Array = Any
 
 
-class Naming(Nobody):
-    """An observer that has errors say where they come from.
-
-    Parameters
-    ----------
-    rank : int
-        Whose steps it sees.
-    """
+class Naming(Observer):
+    """An observer that notes step and rank in errors."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -61,13 +55,10 @@ def run_here(program: Program, staged: Sequence[list[Array]]) -> dict[Key, Array
         owners[name] = dealt(len(indices), size)
     fixed = plans(program, owners, size)
 
-    # what NumPy does on overflow, for one, is the caller's choice
+    # the caller's context holds NumPy's reaction to overflow, for example
     contexts = [copy_context() for _ in range(size)]
 
     def rank_program(comm: Comm) -> dict[Key, Array]:
-        return contexts[comm.rank].run(rank_in_context, comm)
-
-    def rank_in_context(comm: Comm) -> dict[Key, Array]:
         mine = {
             name: {
                 index: block
@@ -79,7 +70,7 @@ def run_here(program: Program, staged: Sequence[list[Array]]) -> dict[Key, Array
         return execute(program, fixed, comm, _device(program), mine, Naming(comm.rank))
 
     result: dict[Key, Array] = {}
-    for part in run_local(size, rank_program):
+    for part in run_local(size, lambda comm: contexts[comm.rank].run(rank_program, comm)):
         result.update(part)
     return result
 

@@ -1,4 +1,4 @@
-"""Whoever looks on while a rank runs its program."""
+"""Observers of a running program, and the steps that they record."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import time
-from typing import Any, Protocol
+from typing import Any
 
 TOPIC = "dgpu"
-"""Topic of the scheduler's events: one for each run of a gang that has ended."""
+"""Topic of the scheduler's events: one for each finished run of a gang."""
 
 MOST_SPANS = 1000
-"""Steps of one run that are recorded one by one; the rest of a long loop is one span."""
+"""Number of steps of a run that are recorded separately; one span covers all further steps."""
 
 
 @dataclass
 class Span:
-    """When a rank was at a step, as its host saw it: on a GPU work may go on after it.
+    """The time of a step on a rank's host; on a GPU the work may continue after it.
 
     Parameters
     ----------
     name : str
-        The layer that the step stands for, as a user is told.
+        The layer of the step, in the user's words.
     action : {"compute", "transfer"}
-        What it does in the main, in the words of Dask's task stream.
+        The main action, in the words of Dask's task stream.
     start, stop : float
         Seconds since the epoch.
     nbytes : int
-        Bytes of what the rank has made.
+        Bytes that the rank has produced.
     """
 
     name: str
@@ -40,16 +40,16 @@ class Span:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a gang's run, all ranks together.
+    """One step of a gang's run on all ranks.
 
     Parameters
     ----------
     name : str
-        The layer that it stands for.
+        The layer of the step.
     seconds : float
-        Of the rank that took longest.
+        Time of the slowest rank.
     nbytes : int
-        Bytes that all ranks have made.
+        Bytes that all ranks have produced.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Step:
 
 
 def record(spans: list[Span], span: Span) -> None:
-    """Append a step to those of a run, or add it to the last if there are too many."""
+    """Append a step to those of a run, or extend the last span if there are too many."""
     if len(spans) < MOST_SPANS:
         spans.append(span)
         return
@@ -68,32 +68,19 @@ def record(spans: list[Span], span: Span) -> None:
     last.nbytes += span.nbytes
 
 
-class Observer(Protocol):
-    """What a program tells while it runs; any method may raise to give it up."""
+class Observer:
+    """Receives the progress of a program; any method may raise to stop it. This one ignores it."""
 
     def progress(self, step: str, done: int, steps: int) -> None:
-        """Hear that so much of a step is done."""
+        """Receive the progress within a step."""
 
     def calling(self) -> AbstractContextManager[Any]:
-        """Surround the call of a block function, which may be a user's."""
-
-    def step(self, name: str, action: str) -> AbstractContextManager[Span]:
-        """Surround a step."""
-
-
-class Nobody:
-    """An observer that does not look."""
-
-    def progress(self, step: str, done: int, steps: int) -> None:
-        """Ignore it."""
-
-    def calling(self) -> AbstractContextManager[Any]:
-        """Return a context that does nothing."""
+        """Return a context for the call of a block function, which may be a user's."""
         return nullcontext()
 
     @contextmanager
     def step(self, name: str, action: str) -> Iterator[Span]:
-        """Time a step for nobody.
+        """Surround a step.
 
         Yields
         ------

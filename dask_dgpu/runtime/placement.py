@@ -1,11 +1,13 @@
-"""Where each block of a program is made, and which blocks travel whole.
+"""The ranks that compute each block of a program, and the blocks that travel whole.
 
-A collective says where its result is. What Dask's own block functions make, is made on the
-rank that has most of what it is made of; the rest travels there. What is made of nothing, or
-of little, has no place until somebody reads it, and is then made where it is read, on
-several ranks if several read it: so a mask meets the transform that it is multiplied with
-where that is, and a wave number is computed everywhere rather than sent. What a user's
-function makes is made on one of these ranks, for it may give something else at each call.
+- A collective determines the ranks of its result.
+- A block of one of Dask's block functions is computed on the rank with most of its inputs; the
+  rest travels there.
+- A block without inputs, or with small ones, has no rank until another block reads it. Then all
+  reading ranks compute it: a mask is computed next to the transform that it multiplies, and wave
+  numbers are computed everywhere instead of sent.
+- A block of a user's function is computed on one of the reading ranks only, because each call may
+  return something else.
 """
 
 from __future__ import annotations
@@ -18,17 +20,17 @@ from dask_dgpu.operations.value import Placed, Value
 from graph_opt.model.layout import Index, Layout, dealt
 
 Block = tuple[int, Index]
-"""A block of a value: the number of the value, and the place of the block in it."""
+"""A block: the number of its value, and its place."""
 
 Ranks = tuple[int, ...]
 
 LITTLE = 0.5
-"""What has less than this share of the bytes of a block does not bind it to a rank."""
+"""Inputs with less than this fraction of a block's bytes do not bind it to a rank."""
 
 
 @dataclass(frozen=True)
 class Shipment:
-    """A block that one rank sends to another, whole."""
+    """A whole block that one rank sends to another."""
 
     value: int
     index: Index
@@ -38,14 +40,14 @@ class Shipment:
 
 @dataclass(frozen=True)
 class Making:
-    """A value that is made by block functions, as ranks see it.
+    """The ranks of a value that block functions compute.
 
     Parameters
     ----------
     ranks : mapping of tuple of int to tuple of int
-        The ranks that make each block; none for one that nobody reads.
+        The ranks that compute each block; none for an unused block.
     shipments : tuple of Shipment
-        What travels before.
+        The transfers before that.
     """
 
     ranks: Mapping[Index, Ranks]
@@ -63,7 +65,7 @@ class _Made:
 
 
 class Placement:
-    """The ranks that hold the blocks of each value, found step by step.
+    """The ranks with the blocks of each value, found step by step.
 
     Parameters
     ----------
@@ -77,7 +79,7 @@ class Placement:
         self._order: dict[int, int] = {}
 
     def put(self, number: int, value: Value, layout: Layout) -> None:
-        """Note a value that has a place: an input, or the result of a collective."""
+        """Add a value with known ranks: an input, or the result of a collective."""
         ranks: dict[Index, Ranks] = {
             index: (owner,)
             for index, owner in zip(layout.indices(), layout.owners, strict=True)
@@ -94,10 +96,10 @@ class Placement:
         needs: Mapping[Index, Sequence[Need]],
         once: bool = False,
     ) -> None:
-        """Note a value whose blocks are each made of whole blocks, and place what can be.
+        """Add a value of block functions, and choose the ranks of its blocks if inputs bind them.
 
-        ``needs`` says for each block, in row-major order, of which blocks of ``inputs``;
-        ``once``, that no two ranks may make the same.
+        ``needs`` has for each block, in row-major order, its blocks of ``inputs``. With ``once``,
+        only one rank may compute a block.
         """
         made = self._made[number] = _Made(value, dict.fromkeys(needs, ()), inputs, needs, once)
         self._order[number] = len(self._order)
@@ -114,7 +116,7 @@ class Placement:
         self._meet(number, demands)
 
     def placed(self, number: int) -> Placed:
-        """Return the place of a value; blocks without one are dealt out first."""
+        """Return the ranks of a value, after distributing blocks without one."""
         made = self._made[number]
         free = [index for index, ranks in made.ranks.items() if not ranks]
         if free:
@@ -123,20 +125,20 @@ class Placement:
         return made.value.placed([made.ranks[index][0] for index in made.value.indices()])
 
     def making(self, number: int) -> Making:
-        """Return what was found for a value made by block functions, once all is."""
+        """Return the result for a value of block functions, after all values are added."""
         made = self._made[number]
         return Making(made.ranks, tuple(made.shipments))
 
     def holders(self, number: int) -> Mapping[Index, Ranks]:
-        """Return the ranks that hold each block of a value."""
+        """Return the ranks with each block of a value."""
         return self._made[number].ranks
 
     def _meet(self, number: int, demands: Mapping[Block, set[int]]) -> None:
-        """Have the blocks that a value is made of where they are needed.
+        """Provide the needed blocks on their reading ranks.
 
-        What has no place is made there, on all ranks that want it, and so on with what it is
-        made of: values are visited from the last to the first, so that all who want a block
-        are known when its turn comes.
+        Blocks without a rank are computed on all reading ranks; then their inputs are needed
+        there. Values are visited from the last to the first, so that all readers of a block are
+        known when it is visited.
         """
         wanted: dict[int, dict[Index, list[tuple[int, set[int]]]]] = {}
 
@@ -154,14 +156,14 @@ class Placement:
                     continue
                 ranks = sorted(set().union(*(ranks for _, ranks in readers)))
                 if made.once:
-                    ranks = [ranks[sum(index) % len(ranks)]]  # they share the work
+                    ranks = [ranks[sum(index) % len(ranks)]]  # spread the work
                 made.ranks[index] = tuple(ranks)
                 self._send(needed, index, readers)
                 makers = set(ranks)
                 ask(needed, {(made.inputs[at], need): makers for at, need in made.needs[index]})
 
     def _send(self, number: int, index: Index, readers: Iterable[tuple[int, set[int]]]) -> None:
-        """Have a block travel to the ranks where it is read and not held."""
+        """Send a block to the reading ranks without it."""
         have = self._made[number].ranks[index]
         for reader, ranks in readers:
             for rank in sorted(ranks - set(have)):
@@ -170,11 +172,11 @@ class Placement:
 
 
 def _best(nbytes: int, sources: Sequence[_Made], needs: Iterable[Need]) -> int | None:
-    """Return the rank that has most of what a block is made of, if it is not little."""
+    """Return the rank with most of a block's inputs, if these are large enough to bind it."""
     held: dict[int, int] = {}
     for at, index in needs:
         made = sources[at]
         for rank in made.ranks[index]:
             held[rank] = held.get(rank, 0) + max(1, made.value.nbytes(index))
-    best = max(held, key=held.__getitem__, default=None)  # of equals the first one needed
+    best = max(held, key=held.__getitem__, default=None)  # the first of equals
     return best if best is not None and held[best] >= LITTLE * nbytes else None

@@ -1,4 +1,4 @@
-"""A gang whose blocks are not what the graph declares: its task has Dask run Dask's own tasks."""
+"""Fallback to Dask's own tasks, for gangs whose blocks differ from the graph's declaration."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def plain_of(task: TaskState | None) -> Plain | None:
-    """Return what Dask would do instead of a gang, which only its task on the scheduler knows.
+    """Return Dask's own tasks for a gang, which the gang's task on the scheduler holds.
 
-    It is not known if the graph was optimized elsewhere, as that of an array in a Delayed.
+    They are unknown if the graph was optimized elsewhere, as for an array in a Delayed.
     """
     spec = None if task is None else task.run_spec
     program = spec.args[0] if isinstance(spec, Task) and spec.args else None
@@ -30,7 +30,7 @@ def plain_of(task: TaskState | None) -> Plain | None:
 
 
 async def answer_of(run: Run, scheduler: Scheduler) -> dict[str, Any]:
-    """Wait for the end of a run; return what the worker of the gang's task is told."""
+    """Wait for the end of a run; return the answer to the worker of the gang's task."""
     await asyncio.wait([run.outcome])
     answer = run.outcome.result()
     if "plain" not in answer:
@@ -42,10 +42,10 @@ async def answer_of(run: Run, scheduler: Scheduler) -> dict[str, Any]:
 
 
 def compute_plainly(answer: dict[str, Any]) -> dict[Key, Any]:
-    """Have Dask make the blocks that are wanted, and return them, by name and place.
+    """Let Dask compute the wanted blocks; return them by name and place.
 
-    The tasks have names of their own, for ``out`` tasks have Dask's. They read the inputs
-    under Dask's names; Dask makes again what it has dropped since they were staged.
+    The tasks have new names, because ``out`` tasks have Dask's. They read the inputs under Dask's
+    names; Dask recomputes inputs that it has dropped since they were staged.
     """
     from distributed import worker_client
 

@@ -1,8 +1,7 @@
-"""What a gang runs: a list of steps on named values, the same on every rank.
+"""The program of a gang: a list of steps on named values, the same on every rank.
 
-A program is made when the graph is optimized and knows shapes and chunks only. The
-places of blocks and the number of ranks are known when it is launched; then
-:mod:`dask_dgpu.runtime.plans` plans it.
+The graph optimizer creates it from shapes and chunks only. The places of blocks and the number of
+ranks are known at launch; then :mod:`dask_dgpu.runtime.plans` plans it.
 """
 
 from __future__ import annotations
@@ -22,21 +21,22 @@ from graph_opt.model.layout import Index
 Key = tuple[Any, ...]
 
 KEPT_PLANS = 32
-"""Plans are pure and quick to look up; this many are remembered, with what ranks made of them."""
+"""Number of cached plans; ranks attach their own results to them."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a gang may take, in seconds and tries.
+    """Limits of a gang.
 
     Parameters
     ----------
     timeout : float
-        Seconds without any progress after which a gang is given up.
+        Seconds without progress after which a gang fails.
     grace : float
-        Seconds that a broken transfer waits for the news that a worker is lost.
+        Seconds between a broken transfer and its failure, in which the scheduler may notice a
+        lost worker.
     restarts : int
-        How often a gang starts over after a loss.
+        Number of restarts after losses.
     """
 
     timeout: float = 300.0
@@ -51,27 +51,27 @@ class Program:
     Parameters
     ----------
     name : str
-        The array that the user knows, for messages.
+        The user's name of the array, for messages.
     inputs : tuple of (str, Value)
-        Values that exist before the first step.
+        The inputs.
     steps : tuple of Local or Collective
-        Every rank does them in this order.
+        The steps, in the order of execution on every rank.
     outputs : tuple of (str, tuple of tuple of int)
-        The values that are results, and which of their blocks.
+        The results, and the wanted blocks of each.
     machine : Machine
-        Rates of a rank, from which plans are chosen.
+        Rates of a rank, for the choice of plans.
     transport : str
         ``"gloo"``, ``"nccl"`` or ``"ucx"``.
     limits : Limits
-        Time limits and tries.
+        Time limits and restarts.
     local_ranks : int
-        Ranks of a gang that no Dask worker runs.
+        Number of ranks without Dask workers.
     room : float or None
-        Bytes of a rank's device that may be used, ``None`` for no limit.
+        Usable bytes of a rank's device, ``None`` for no limit.
     blockworks : Blockworks
-        The block functions of the steps that are :class:`Local`.
+        The block functions of :class:`Local` steps.
     plain : Plain, optional
-        What Dask would do instead. It stays where the program was made.
+        Dask's own tasks for the fallback; they are not pickled.
     """
 
     name: str
@@ -96,12 +96,12 @@ class Program:
 
     @property
     def given(self) -> set[str]:
-        """Names of the values that others have made."""
+        """The names of the inputs."""
         return {name for name, _ in self.inputs}
 
     @property
     def ends(self) -> list[list[str]]:
-        """For each step the values that nobody needs after it."""
+        """For each step the values that no later step needs."""
         last = {
             name: at for at, step in enumerate(self.steps) for name in (step.output, *step.inputs)
         }
@@ -113,7 +113,7 @@ class Program:
         return found
 
     def named(self, staged: Sequence[list[Any]]) -> dict[Key, Any]:
-        """Return the blocks of the inputs by the keys that they have in Dask."""
+        """Return the blocks of the inputs by their keys in Dask."""
         return {
             (name, *index): block
             for (name, value), given in zip(self.inputs, staged, strict=True)
@@ -121,9 +121,9 @@ class Program:
         }
 
     def block(self, key: Key) -> Key:
-        """Return the block that a key of a result stands for: name of the value, and place.
+        """Return the block of a result's key: name of the value, and place.
 
-        Blocks that nobody asked for by name have marks appended to it, by Dask too.
+        Dask and this package append suffixes to the names of some keys.
         """
         name = max((name for name, _ in self.outputs if key[0].startswith(name)), key=len)
         return (name, *key[1:])

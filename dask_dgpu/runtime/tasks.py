@@ -1,7 +1,7 @@
-"""The functions that a gang's Dask tasks call.
+"""The functions of a gang's Dask tasks.
 
-They run wherever Dask runs them. In a Dask worker they talk to its plugin; with
-any other scheduler the gang's ranks are threads of one process, in one task.
+In a Dask worker they call its plugin. With any other scheduler the gang's ranks are threads of one
+process, in one task.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ PLUGIN = "dask-dgpu"
 
 
 def stage(block: Array, declared: tuple[str, str, tuple[int, ...], str] | None) -> Any:
-    """Hand a block to the gang, on the worker where it is, without a copy.
+    """Pass a block to the gang on this worker, without a copy.
 
-    What collectives read is held to what the graph declares; what only Dask's own functions
-    read may be anything.
-
-    Returns a token that says where the block is; without a worker, the block.
+    Inputs of collectives must match their declaration in the graph; inputs of Dask's own functions
+    may be anything. Returns a token with the block's worker; without a worker, the block.
     """
     if declared is not None:
-        with suppress(UndeclaredError):  # the gang will know what to do
+        with suppress(UndeclaredError):  # the gang handles it
             block = conforming(block, *declared)
     here = _worker_plugin()
     if here is None:
@@ -43,7 +41,7 @@ def stage(block: Array, declared: tuple[str, str, tuple[int, ...], str] | None) 
 
 
 def gang(program: Program, *staged: list[Any]) -> Any:
-    """Run a program on all ranks; return a handle from which ``out`` takes blocks."""
+    """Run a program on all ranks; return a handle for ``out``."""
     here = _worker_plugin()
     if here is None:
         from dask_dgpu.runtime.local import run_here
@@ -60,13 +58,13 @@ def gang(program: Program, *staged: list[Any]) -> Any:
 
 
 def out(handle: Any, block: Key) -> Array:
-    """Return one block of a gang's results, on the worker that made it."""
+    """Return one block of a gang's results, on the worker that computed it."""
     if isinstance(handle, dict):
         return handle[block]
     here = _worker_plugin(prefix="")
     if here is None:
         raise DgpuError(
-            "the result of a gang was read outside of the workers that made it; "
+            "the result of a gang was read outside of the workers that computed it; "
             "compute the array instead of single tasks of its graph"
         )
     plugin, key = here
@@ -74,10 +72,9 @@ def out(handle: Any, block: Key) -> Array:
 
 
 def _worker_plugin(prefix: str | None = None) -> tuple[GangWorkerPlugin, Any] | None:
-    """The plugin of the worker that runs this very task, and the task's key.
+    """Return the plugin of the worker that runs this task, and the task's key.
 
-    A task that itself computes with another scheduler is no reason to use the
-    worker around it: its key is not one of ours.
+    ``None`` within a task that itself computes with another scheduler: its key is not ours.
     """
     if "distributed" not in sys.modules:
         return None

@@ -88,7 +88,7 @@ def scheduler_tables(dask_scheduler: Any) -> dict[str, int]:
     plugin = dask_scheduler.plugins[PLUGIN]
     return {
         "runs": len(plugin.runs),
-        "ended": len(plugin.ended[1]),
+        "cancelled": len(plugin.endings.cancelled[1]),
         "staging": len(plugin.staging.workers),
         "epochs": len(plugin.epochs._kept),
         "losses": len(plugin.losses._counts) + len(plugin.losses._last),

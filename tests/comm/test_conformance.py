@@ -67,7 +67,7 @@ def _rank_main(rank, size, kind, module, address, name, timeout, case):
 
 
 def _recorded(comm, xp, case):
-    case(RecordingComm(comm, xp), xp)
+    case(RecordingComm(comm), xp)
 
 
 @pytest.fixture(

@@ -1,4 +1,4 @@
-"""Whether a GPU has passed the waits of a communicator: by then the host is far ahead."""
+"""Events that show whether a GPU has passed the waits of a communicator."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import cupy
 
 from dask_dgpu.comm.lifetime import Lifetime
 
-_LOOK = 0.2
+_INTERVAL = 0.2
 
 
 class Marks:
-    """Events that are recorded after waits; a thread takes back those that are over.
+    """Events that are recorded after waits; a thread recycles the passed ones.
 
     Parameters
     ----------
     lifetime : Lifetime
-        Of the communicator; its end is that of the thread.
+        The lifetime of the communicator; the thread ends with it.
     limit : float or None
-        Seconds after which a wait that is not over aborts the communicator.
+        Seconds after which a pending wait aborts the communicator.
     """
 
     def __init__(self, lifetime: Lifetime, limit: float | None) -> None:
         self._lifetime = lifetime
         self._limit = limit
-        # When, by which call, and the event.
+        # time, name of the call, event
         self._marks: deque[tuple[float, str, Any]] = deque()
         self._spare: list[Any] = []
         self._call: tuple[float, str] | None = None
@@ -38,7 +38,7 @@ class Marks:
 
     @contextmanager
     def calling(self, name: str) -> Iterator[None]:
-        """Surround a call: the first message between two ranks connects them and blocks."""
+        """Watch a call: the first message between two ranks connects them and blocks."""
         self._call = (time.monotonic(), name)
         try:
             yield
@@ -52,11 +52,11 @@ class Marks:
         self._marks.append((time.monotonic(), name, event))
 
     def wait(self, seconds: float) -> None:
-        """Return when the GPU has passed all marks; after so many seconds at the latest."""
+        """Return when the GPU has passed all marks, after ``seconds`` at the latest."""
         late = time.monotonic() + seconds
         marks = list(self._marks)
         while marks and not marks[-1][2].done and time.monotonic() < late:
-            time.sleep(_LOOK)
+            time.sleep(_INTERVAL)
 
     def _watch(self) -> None:
         while self._lifetime.reason is None:
@@ -64,12 +64,12 @@ class Marks:
                 self._spare.append(self._marks.popleft()[2])
             if self._limit is not None:
                 self._abort_if_late(self._limit)
-            time.sleep(_LOOK)
+            time.sleep(_INTERVAL)
 
     def _abort_if_late(self, limit: float) -> None:
-        under_way = [mark[:2] for mark in list(self._marks)[:1]]
+        pending = [mark[:2] for mark in list(self._marks)[:1]]
         call = self._call
-        under_way += [call] if call else []
-        for begin, name in under_way:
+        pending += [call] if call else []
+        for begin, name in pending:
             if time.monotonic() > begin + limit:
                 self._lifetime.abort(f"{name} did not finish within {limit:g} s")

@@ -1,4 +1,4 @@
-"""Reductions as NCCL does them, for the dtypes that it knows by another name."""
+"""NCCL's reductions, with views of dtypes that NCCL lacks as others that it has."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch.distributed
 from dask_dgpu.comm.buffers import as_bytes
 from dask_dgpu.comm.protocol import Buffer, Reduction
 
-# Its options have no stubs, or other stubs from version to version.
+# torch has no stubs for its options, or stubs that vary from version to version.
 dist: Any = torch.distributed
 
-# The dtypes that NCCL reduces; the others are gathered and reduced here.
+# The dtypes that NCCL reduces.
 _NATIVE = {np.dtype(t) for t in ("u1", "i1", "i4", "i8", "f2", "f4", "f8")}
 
 
 def native_form(op: Reduction, *buffers: Buffer) -> tuple[Any, list[Buffer]] | None:
-    """Find NCCL's reduction and view of the buffers, if it has one."""
+    """Return NCCL's reduction and views of the buffers, ``None`` if NCCL has none."""
     dtype = buffers[0].dtype
     if dtype.kind == "b":
         logical = {"sum": dist.ReduceOp.MAX, "max": dist.ReduceOp.MAX}

@@ -1,11 +1,10 @@
-"""Reading a peer's memory on the same host: mapped once, copied by the copy engines.
+"""Reads of a peer's memory on the same host, by the copy engines.
 
-A GPU's copy engines move data between the GPUs of one host while all its
-multiprocessors compute, which NCCL's kernels would take a part of. What it needs
-is the peer's allocation mapped into this process (CUDA IPC). Opening one takes
-milliseconds, and a peer that frees an allocation which others have mapped is
-undefined behaviour. So only memory of an RMM pool is offered: its few large
-allocations live as long as their process, and are opened once.
+A GPU's copy engines move data between the GPUs of one host while all its multiprocessors
+compute; NCCL's kernels would occupy some of them. A read needs the peer's allocation mapped into
+this process (CUDA IPC). Mapping takes milliseconds, and freeing a mapped allocation is undefined
+behaviour. So ranks only offer memory of an RMM pool: its few large allocations live as long as
+their process, and are mapped once.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """Where a buffer is, for another process of the same host.
+    """The location of a buffer, for another process of the same host.
 
-    ``allocation`` is a position among the handles that come with it, -1 for an empty
-    buffer; ``offset`` and ``strides`` are in bytes.
+    ``allocation`` is a position among the offer's handles, -1 for an empty buffer; ``offset``
+    and ``strides`` are in bytes.
     """
 
     allocation: int
@@ -46,16 +45,16 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Offer:
-    """What a rank tells of its buffers.
+    """The locations of a rank's buffers.
 
     Parameters
     ----------
     host : str
-        Where they are: memory can be mapped within one host only, and one boot of it.
+        Host and boot: memory can only be mapped within one boot of one host.
     handles : list of str
-        CUDA's names of the allocations that hold them, in hexadecimal.
+        CUDA's handles of their allocations, in hexadecimal.
     places : list of Place or None
-        Of the buffers; ``None`` if one of them can not be offered.
+        The buffers; ``None`` if one of them cannot be offered.
     """
 
     host: str
@@ -64,16 +63,16 @@ class Offer:
 
 
 class Mappings:
-    """Allocations of other processes that this one has mapped, until it is told to close them.
+    """Mapped allocations of other processes.
 
     Attributes
     ----------
     known : set of str
-        The handles that all ranks have opened.
+        The handles that all ranks have mapped.
     refused : bool
-        Whether one of them could not be opened by one of the ranks: then none is used.
+        Whether a rank could not map one of them: then none is used.
     lock : Lock
-        Held while a read is issued, and while everything is closed.
+        Held while a read is issued, and while everything is unmapped.
     """
 
     def __init__(self) -> None:
@@ -81,29 +80,29 @@ class Mappings:
         self.refused = False
         self.lock = threading.Lock()
         self._opened: dict[str, int] = {}
-        self._told = 0
+        self._exchanges = 0
 
-    def tell(self, comm: NcclComm, said: Any) -> list[Any]:
-        """Say something to all ranks, and return what each said.
+    def all_gather(self, comm: NcclComm, value: Any) -> list[Any]:
+        """Return the values of all ranks.
 
-        It goes over the store: nothing is copied to or from the GPU, nor waits for it.
+        They travel over the store, so nothing is copied to or from the GPU or waits for it.
         """
-        self._told += 1
-        heard = meet(
+        self._exchanges += 1
+        texts = meet(
             comm._store,
-            f"window-{self._told}",
-            json.dumps(said),
+            f"window-{self._exchanges}",
+            json.dumps(value),
             rank=comm.rank,
             size=comm.size,
             limit=comm.limit,
             lifetime=comm._lifetime,
         )
-        if self._told > 1:  # whoever came this far has heard what was said before
-            comm._store.delete_key(f"window-{self._told - 1}/{comm.rank}")
-        return [json.loads(text) for text in heard]
+        if self._exchanges > 1:  # all ranks have read the values before these
+            comm._store.delete_key(f"window-{self._exchanges - 1}/{comm.rank}")
+        return [json.loads(text) for text in texts]
 
     def open(self, handles: Collection[str]) -> bool:
-        """Map allocations that are not mapped yet; whether all of them could be."""
+        """Map further allocations; return whether all could be mapped."""
         try:
             for handle in handles:
                 if handle not in self._opened:
@@ -125,9 +124,9 @@ class Mappings:
         return cupy.ndarray(shape, place.dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
 
     def close(self) -> None:
-        """Unmap everything: while it is mapped, the memory of a dead process is not freed."""
+        """Unmap everything: a mapping keeps the memory of a dead process allocated."""
         with self.lock:
-            if self._opened:  # no thread may wait for a device while another records a graph
+            if self._opened:  # waits only if needed: not while another thread records a graph
                 cupy.cuda.Device().synchronize()
             for pointer in self._opened.values():
                 cupy.cuda.runtime.ipcCloseMemHandle(pointer)
@@ -150,28 +149,27 @@ class NcclWindow:
             copy(target, self._buffers[peer][which][part])
 
     def close(self) -> Work:
-        """Say that this rank has read all it needs: NCCL's stream orders it behind the reads."""
+        """Announce the end of this rank's reads; NCCL's stream comes after them."""
         return self._comm.all_reduce(cupy.zeros(1, np.int32))
 
 
 def open_window(comm: NcclComm, mappings: Mappings, buffers: Sequence[Buffer]) -> NcclWindow | None:
-    """Tell all ranks where the buffers are, and map what they tell; ``None`` for all if not."""
+    """Offer the buffers to all ranks, and map theirs; ``None`` for all if one rank cannot."""
     if mappings.refused or comm.size == 1:
         return None
-    said = mappings.tell(comm, asdict(offer(buffers)))
-    offers = [Offer(**facts) for facts in said]
+    offers = [Offer(**facts) for facts in mappings.all_gather(comm, asdict(offer(buffers)))]
     if len({one.host for one in offers}) > 1 or any(one.places is None for one in offers):
         return None
     handles = {handle for one in offers for handle in one.handles}
     if not handles <= mappings.known:
-        # every rank sees the same names, so all of them come to ask
+        # every rank sees the same handles, so all ranks get here
         theirs = [one for rank, one in enumerate(offers) if rank != comm.rank]
         opened = mappings.open({handle for one in theirs for handle in one.handles})
-        mappings.refused = not all(mappings.tell(comm, opened))
+        mappings.refused = not all(mappings.all_gather(comm, opened))
         if mappings.refused:
             return None
         mappings.known |= handles
-    # no rank reads before the streams of all have come here, and with them what they give
+    # no rank reads before the streams of all ranks have written their buffers
     comm.all_reduce(cupy.zeros(1, np.int32)).wait()
     device = cupy.cuda.runtime.getDevice()
     arrays = [
@@ -184,7 +182,7 @@ def open_window(comm: NcclComm, mappings: Mappings, buffers: Sequence[Buffer]) -
 
 
 def offer(buffers: Sequence[Buffer]) -> Offer:
-    """Name the places of buffers for other processes."""
+    """Return the locations of buffers for other processes."""
     handles: dict[str, int] = {}
     places = []
     for buffer in buffers:
@@ -200,7 +198,7 @@ def offer(buffers: Sequence[Buffer]) -> Offer:
 
 
 def _allocation(pointer: int) -> tuple[str, int] | None:
-    """Return the handle of the allocation that holds an address, and the offset in it."""
+    """Return the handle of the allocation with an address, and the offset in it."""
     from cuda.bindings import driver
 
     status, base, _size = driver.cuMemGetAddressRange(pointer)
@@ -213,7 +211,7 @@ def _allocation(pointer: int) -> tuple[str, int] | None:
 
 
 def copy(target: Buffer, source: Buffer) -> None:
-    """Copy between arrays of one shape, by the copy engines where rows are contiguous."""
+    """Copy between arrays of one shape, by the copy engines if rows are contiguous."""
     if not target.size:
         return
     if target.dtype != source.dtype or target.ndim != 2 or not (_rows(target) and _rows(source)):
@@ -233,22 +231,19 @@ def copy(target: Buffer, source: Buffer) -> None:
 
 
 def _rows(array: Buffer) -> bool:
-    """Whether the rows of a matrix are contiguous, one after the other in memory."""
+    """Return whether the rows of a matrix are contiguous and in order in memory."""
     height, width = array.shape
     packed = width == 1 or array.strides[1] == array.itemsize
     return packed and (height == 1 or array.strides[0] >= width * array.itemsize)
 
 
 def pooled() -> bool:
-    """Whether CuPy's memory comes from an RMM pool, and thus stays mapped for good."""
+    """Return whether CuPy allocates from an RMM pool, whose memory may stay mapped."""
     return _pool() is not None and "rmm" in getattr(cupy.cuda.get_allocator(), "__module__", "")
 
 
 def obtainable() -> int:
-    """Return the bytes of the device that this process has in pools, or could still get.
-
-    What other processes hold of it is not among them.
-    """
+    """Return the bytes of the device in this process's pools or free, without other processes'."""
     free, total = cupy.cuda.runtime.memGetInfo()
     pool = _pool()
     kept = cupy.get_default_memory_pool().total_bytes() + (pool.pool_size() if pool else 0)
@@ -267,5 +262,5 @@ def _pool() -> Any:
 
 
 def host() -> str:
-    """Name this host, and its present boot."""
+    """Return the name of this host and its current boot."""
     return f"{socket.gethostname()} {Path('/proc/sys/kernel/random/boot_id').read_text()}"

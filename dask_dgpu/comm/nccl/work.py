@@ -1,4 +1,4 @@
-"""What a call of :class:`~dask_dgpu.comm.nccl.communicator.NcclComm` returns."""
+"""The transfers of :class:`~dask_dgpu.comm.nccl.communicator.NcclComm`."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ class NcclWork:
         self._kept = kept  # NCCL may use the buffers until the wait
 
     def wait(self) -> None:
-        """Put the caller's stream, and not the host, behind the transfer."""
+        """Make the caller's stream, not the host, wait for the transfer."""
         self._comm._order(self._work, self._name)
         self._work = self._kept = None
 
     def done(self) -> bool:
-        """Whether the transfer is over, or the caller's stream is behind it already."""
+        """Return whether the transfer is done, or ``wait`` was called."""
         ended = self._comm._lifetime.reason is not None
         return ended or self._work is None or bool(self._work.is_completed())
 
 
 class DeferredWork:
-    """A work with a step of our own after it, on the stream of the waiter."""
+    """A transfer with a step after it, on the caller's stream."""
 
     def __init__(self, work: Work, then: Callable[[], None]) -> None:
         self._work = work
         self._then: Callable[[], None] | None = then
 
     def wait(self) -> None:
-        """Wait, then take the step, once."""
+        """Wait, then run the step, once."""
         self._work.wait()
         then, self._then = self._then, None
         if then is not None:
             then()
 
     def done(self) -> bool:
-        """Whether ``wait`` would return (or raise) without blocking."""
+        """Return whether ``wait`` would return (or raise) without blocking."""
         return self._work.done()

@@ -1,16 +1,13 @@
-"""One process's end of a UCX communicator: a worker, and the thread that alone uses it.
+"""One process's end of a UCX communicator: a UCX worker, and the only thread that uses it.
 
-Other threads hand calls over and wait for messages. The thread takes the
-calls, lets UCX progress, ends messages that are over, and sleeps until a socket, a
-device or another thread wakes it. So nothing in UCX is called by two threads
-at once, and no other thread is ever held up within UCX.
+Other threads queue calls and wait for messages. The thread runs the calls, lets UCX progress,
+completes messages, and sleeps until a socket, a device or another thread wakes it. So no two
+threads call UCX at once, and no other thread blocks within UCX.
 
-The loss of a peer ends the messages with it alone. A message that is late and an
-abort end the channel, for a receive that was begun cannot be taken back: every
-message fails, and UCX disconnects, which the peers notice as they notice a lost
-process. Buffers are kept until UCX is done with them. An orderly end says
-farewell first and waits for that of the others, lest what is on its way to them
-be thrown away.
+The loss of a peer ends only the messages with that peer. A late message and an abort end the
+channel, because a started receive cannot be cancelled: every message fails, and UCX disconnects,
+which the peers notice like the loss of a process. Buffers are kept until UCX releases them. An
+orderly end exchanges farewells with all peers first, so that no sent data is discarded.
 """
 
 from __future__ import annotations
@@ -23,21 +20,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Literal
 
 import numpy as np
 
+from dask_dgpu.comm.point_to_point import Verb
 from dask_dgpu.comm.protocol import Buffer
 from dask_dgpu.comm.ucx.worker import RANK_BITS, TAG_BITS, UcxMessage, UcxWorker
 from dask_dgpu.errors import CommError
 
-# Sleep is looked after this often (s) even if nothing ends it.
-_LOOK = 0.1
+# Longest sleep in seconds.
+_LONGEST_SLEEP = 0.1
 # The tag of a farewell; collectives count from 1 to 2^30.
 _FAREWELL = 2**TAG_BITS - 1
-# How long (s) what was sent may take to get to a peer before UCX disconnects.
+# Seconds for sent data to reach a peer before UCX disconnects.
 _LINGER = 0.1
-# How long (s) an interpreter that exits waits for the farewell of others.
+# Seconds for which an exiting interpreter waits for the farewells of others.
 _LAST_WAIT = 2.0
 
 
@@ -51,28 +48,24 @@ class UcxChannel:
     Parameters
     ----------
     rank, size : int
-        Which rank of how many this is.
+        This rank and the number of ranks.
     timeout : float
-        Seconds for the worker to be made, and for others to say farewell.
+        Seconds to create the worker, and to wait for the farewells of others.
     device : int, optional
-        The CUDA device whose arrays are sent, as this process numbers them; without
-        one it is NumPy arrays.
+        The CUDA device of the arrays, in this process's numbering; by default they are NumPy's.
 
     Attributes
     ----------
     address : bytes
-        What peers need to connect.
-    next_number : int
-        One that no communicator of this channel has had; see ``split``.
+        The address to which peers connect.
     """
 
     def __init__(self, rank: int, size: int, timeout: float, device: int | None) -> None:
         if size > 2**RANK_BITS:
-            raise ValueError(f"The size is {size}, UCX tags allow {2**RANK_BITS} ranks at most.")
+            raise ValueError(f"expected at most {2**RANK_BITS} ranks, got {size}")
         self.rank = rank
         self.timeout = timeout
         self.device = device
-        self.next_number = 1
         self._lock = threading.Lock()
         self._ended: str | None = None
         self._calls: deque[tuple[Callable[[UcxWorker], None], UcxMessage | None]] = deque()
@@ -80,54 +73,28 @@ class UcxChannel:
         self._farewells: dict[int, UcxMessage] = {}
         self._leave_by: float | None = None
         address: Future[bytes] = Future()
-        # No daemon, as its maker may be: one that an exiting interpreter stops in C++
-        # ends the process.
+        # No daemon: an exiting interpreter that stops one within C++ ends the process.
         threading.Thread(target=self._run, args=(address,), name="ucx", daemon=False).start()
         try:
             self.address = address.result(timeout)
         except TimeoutError:
-            self.fail("it came too late")
-            raise CommError(f"Rank {rank}'s UCX did not start within the time limit") from None
+            self.fail("it started too late")
+            raise CommError(f"rank {rank}'s UCX did not start within the time limit") from None
 
     def connect(self, addresses: Sequence[bytes]) -> None:
         """Prepare for messages to the workers at these addresses, one a rank."""
-        done = UcxMessage(f"Rank {self.rank}'s connection", self.fail)
+        done = UcxMessage(f"rank {self.rank}'s connection", self.fail)
         self._do(lambda worker: self._connect(worker, addresses, done), done)
         done.wait(self.timeout)
 
-    def post(
-        self,
-        verb: Literal["send", "recv"],
-        peer: int,
-        data: Buffer,
-        *,
-        number: int,
-        tag: int,
-        what: str,
-    ) -> UcxMessage:
-        """Post a message of bytes; those of one peer, number and tag arrive in order.
+    def post(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> UcxMessage:
+        """Post a message of bytes; messages with one verb, peer and tag are in order.
 
-        Parameters
-        ----------
-        verb : {"send", "recv"}
-            Which way it goes.
-        peer : int
-            The other rank.
-        data : array
-            Bytes, which must be left alone until the message is over.
-        number, tag : int
-            The communicator's, and one of its tags.
-        what : str
-            What errors call it.
+        The data must not change until the message is done. Errors call it ``what``.
         """
         message = UcxMessage(what, self.fail)
-        self._do(lambda worker: worker.post(verb, peer, data, number, tag, message), message)
+        self._do(lambda worker: worker.post(verb, peer, data, tag, message), message)
         return message
-
-    def drop(self, number: int, reason: str) -> None:
-        """End the messages of one communicator; from any thread, does not block."""
-        with suppress(CommError):
-            self._do(lambda worker: worker.drop(number, reason))
 
     def fail(self, reason: str) -> None:
         """End everything; from any thread, does not block."""
@@ -135,19 +102,19 @@ class UcxChannel:
             self._do(lambda worker: _end(reason))
 
     def close(self) -> None:
-        """End everything as soon as no peer needs it; from any thread, does not block."""
+        """End everything once no peer needs it; from any thread, does not block."""
         with suppress(CommError):
             self._do(partial(self._say_farewell, seconds=self.timeout))
 
     def _do(self, call: Callable[[UcxWorker], None], message: UcxMessage | None = None) -> None:
-        """Hand a call over; its message fails if the channel ends before."""
+        """Queue a call; its message fails if the channel ends first."""
         with self._lock:
             if self._ended is not None:
-                raise CommError(f"Rank {self.rank} is cut off: {self._ended}")
+                raise CommError(f"rank {self.rank} is disconnected: {self._ended}")
             self._calls.append((call, message))
             os.eventfd_write(self._wake, 1)
 
-    # What follows runs in the thread.
+    # The methods below run in the thread.
 
     def _run(self, address: Future[bytes]) -> None:
         try:
@@ -155,7 +122,7 @@ class UcxChannel:
             worker.wake_by(self._wake)
         except Exception as error:
             self._hang_up("it has no UCX")
-            address.set_exception(CommError(f"Rank {self.rank} has no UCX: {error}"))
+            address.set_exception(CommError(f"rank {self.rank} has no UCX: {error}"))
         else:
             address.set_result(worker.address)
             reason = self._serve(worker)
@@ -169,7 +136,7 @@ class UcxChannel:
         os.close(self._wake)
 
     def _serve(self, worker: UcxWorker) -> str:
-        """Take turns until the end; return its reason."""
+        """Serve until the end; return its reason."""
         try:
             while True:
                 self._turn(worker)
@@ -191,14 +158,14 @@ class UcxChannel:
             call, _ = self._calls.popleft()
             call(worker)
         worker.progress()
-        self._look_at_peers(worker)
+        self._check_peers(worker)
         if not self._calls:
-            worker.sleep(_LOOK)
+            worker.sleep(_LONGEST_SLEEP)
             with suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
 
-    def _look_at_peers(self, worker: UcxWorker) -> None:
-        staying = {peer for peer, farewell in self._farewells.items() if not farewell.came()}
+    def _check_peers(self, worker: UcxWorker) -> None:
+        staying = {peer for peer, farewell in self._farewells.items() if not farewell.succeeded()}
         late = self._leave_by is not None and time.monotonic() > self._leave_by
         if late or (self._leave_by is not None and staying <= worker.lost):
             _end("it was closed")
@@ -216,21 +183,19 @@ class UcxChannel:
                 self._farewells[peer] = self._exchange_farewell(worker, "recv", peer)
         done.end()
 
-    def _exchange_farewell(
-        self, worker: UcxWorker, verb: Literal["send", "recv"], peer: int
-    ) -> UcxMessage:
+    def _exchange_farewell(self, worker: UcxWorker, verb: Verb, peer: int) -> UcxMessage:
         message = UcxMessage(f"the farewell of rank {peer}", self.fail)
-        worker.post(verb, peer, np.zeros(1, np.uint8), 0, _FAREWELL, message)
+        worker.post(verb, peer, np.zeros(1, np.uint8), _FAREWELL, message)
         return message
 
     def _say_farewell(self, worker: UcxWorker, seconds: float) -> None:
-        """Stay so long for peers that have not said theirs; not at all for messages of ours."""
+        """Wait up to ``seconds`` for the peers' farewells, but not for pending messages."""
         leave_by = time.monotonic() + seconds
         if self._leave_by is not None:
             self._leave_by = min(self._leave_by, leave_by)
             return
         worker.progress()
-        if set(worker.under_way()) - set(self._farewells.values()):
+        if set(worker.pending()) - set(self._farewells.values()):
             _end("it was closed")
         self._leave_by = leave_by
         for peer in self._farewells:

@@ -1,4 +1,4 @@
-"""Streams for a transport that knows none."""
+"""CUDA streams for a transport that has none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dask_dgpu.comm.protocol import Work
 
 
 class Place:
-    """A device and its stream in the thread that makes this, for a collective's steps."""
+    """The current device and stream of the creating thread, for a collective's steps."""
 
     def __init__(self, device: int) -> None:
         self._device = cupy.cuda.Device(device)
@@ -18,7 +18,7 @@ class Place:
             self._last = cupy.cuda.Event(disable_timing=True)
 
     def run(self, steps: Steps) -> Steps:
-        """Take the steps here, whichever thread resumes them."""
+        """Run the steps on this stream, whichever thread resumes them."""
         while True:
             with self._device, self._stream:
                 messages = next(steps, None)
@@ -28,23 +28,23 @@ class Place:
             yield messages
 
     def order(self) -> None:
-        """Put the caller's stream behind the last step; at once if it was not taken."""
+        """Make the caller's stream wait for the last step, if that has run."""
         with self._device:
             cupy.cuda.get_current_stream().wait_event(self._last)
 
 
 class OrderedWork:
-    """A collective whose results the waiter's stream waits for."""
+    """A collective whose ``wait`` makes the caller's stream wait for the results."""
 
     def __init__(self, work: Work, place: Place) -> None:
         self._work = work
         self._place = place
 
     def wait(self) -> None:
-        """Return when all messages are over; copies and reductions are on the stream."""
+        """Return when all messages are done; copies and reductions are on the stream."""
         self._work.wait()
         self._place.order()
 
     def done(self) -> bool:
-        """Whether ``wait`` would return (or raise) without blocking."""
+        """Return whether ``wait`` would return (or raise) without blocking."""
         return self._work.done()

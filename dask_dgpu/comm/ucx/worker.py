@@ -1,6 +1,6 @@
-"""A UCX worker and its endpoints: posting messages and learning what became of them.
+"""A UCX worker and its endpoints, which post messages and complete them.
 
-One thread makes, uses and releases a worker; only :class:`UcxMessage` is for others.
+One thread creates, uses and releases a worker; other threads use only :class:`UcxMessage`.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ucxx._lib import libucxx
 from ucxx._lib.arr import Array
 
+from dask_dgpu.comm.point_to_point import Verb
 from dask_dgpu.comm.protocol import Buffer
 from dask_dgpu.errors import CommError
 
-# A tag of 64 bits: which communicator of the channel, who sends, which of its messages.
+# UCX's tags have 64 bits: the sender and our tag.
 TAG_BITS = 31
 RANK_BITS = 14
-_NUMBERS = 2 ** (64 - TAG_BITS - RANK_BITS)
 
 _PAUSE = 0.01
 
 
 class UcxMessage:
-    """A send or a receive that was posted; see :class:`~.point_to_point.Message`.
+    """A posted send or receive; see :class:`~.point_to_point.Message`.
 
     Parameters
     ----------
     what : str
-        What errors call it.
+        Its name in errors.
     fail : callable
-        Told why when it is late.
+        Called with the reason if it is late.
     """
 
     def __init__(self, what: str, fail: Callable[[str], None]) -> None:
@@ -44,7 +44,7 @@ class UcxMessage:
         self._fail = fail
 
     def wait(self, seconds: float | None) -> None:
-        """Block until it is over; raise ``CommError`` if it failed or is late."""
+        """Block until it is done; raise ``CommError`` if it failed or is late."""
         try:
             self._over.result(seconds)
         except TimeoutError:
@@ -52,12 +52,12 @@ class UcxMessage:
             self._fail(text)
             raise CommError(text) from None
 
-    def came(self) -> bool:
-        """Whether it is over and nothing failed."""
+    def succeeded(self) -> bool:
+        """Return whether it is done without an error."""
         return self._over.done() and self._over.exception() is None
 
     def end(self, reason: str | None = None) -> None:
-        """Wake who waits; with a reason, by an error. Only the first end counts."""
+        """Complete it; a reason makes ``wait`` raise. Only the first call counts."""
         if self._over.done():
             return
         if reason is None:
@@ -68,10 +68,9 @@ class UcxMessage:
 
 @dataclass(frozen=True)
 class _Posted:
-    """What UCX has not finished. Dropping the request cancels it, if UCX still can."""
+    """A message in UCX. Dropping the request cancels it, if UCX still can."""
 
     peer: int
-    number: int
     message: UcxMessage
     request: Any
     array: Any
@@ -83,28 +82,27 @@ class UcxWorker:
     Parameters
     ----------
     rank : int
-        Which rank this is.
+        This rank.
     device : int or None
-        The CUDA device that the thread is to use, if it uses one.
+        The CUDA device of the thread, if it uses one.
 
     Attributes
     ----------
     lost : set of int
-        Ranks that cannot be reached any more.
+        The unreachable ranks.
     """
 
     def __init__(self, rank: int, device: int | None) -> None:
         if device is not None:
             import cupy
 
-            # UCX looks for CUDA's context in the thread that calls it
+            # UCX needs CUDA's context in the calling thread
             cupy.cuda.Device(device).use()
             cupy.cuda.runtime.free(0)
         self.rank = rank
         self.lost: set[int] = set()
         self._endpoints: dict[int, Any] = {}
         self._posted: list[_Posted] = []
-        self._parked: list[Any] = []
         features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
         self._worker: Any = libucxx.UCXWorker(libucxx.UCXContext(feature_flags=features))
         self._worker.init_blocking_progress_mode()
@@ -113,11 +111,11 @@ class UcxWorker:
 
     @property
     def address(self) -> bytes:
-        """What peers need to connect."""
+        """The address to which peers connect."""
         return bytes(self._worker.address)
 
     def connect(self, addresses: Sequence[bytes]) -> None:
-        """Make an endpoint for each of these addresses but our own; no message is sent yet."""
+        """Create an endpoint for each address except this rank's; sends nothing yet."""
         for peer, address in enumerate(addresses):
             if peer != self.rank:
                 at = libucxx.UCXAddress.create_from_buffer(address)
@@ -125,33 +123,25 @@ class UcxWorker:
                 endpoint.set_close_callback(self.lost.add, (peer,))
                 self._endpoints[peer] = endpoint
 
-    def post(
-        self,
-        verb: Literal["send", "recv"],
-        peer: int,
-        data: Buffer,
-        number: int,
-        tag: int,
-        message: UcxMessage,
-    ) -> None:
-        """Post a send or a receive, which keeps its buffer; whatever fails, the message does."""
+    def post(self, verb: Verb, peer: int, data: Buffer, tag: int, message: UcxMessage) -> None:
+        """Post a message, which keeps its buffer; errors go to the message."""
         try:
             array = Array(data)
             if verb == "send":
-                request = self._endpoints[peer].tag_send(array, _key(number, self.rank, tag))
+                request = self._endpoints[peer].tag_send(array, _ucx_tag(self.rank, tag))
             else:
-                request = self._endpoints[peer].tag_recv(array, _key(number, peer, tag))
+                request = self._endpoints[peer].tag_recv(array, _ucx_tag(peer, tag))
         except Exception as error:
             message.end(str(error))
         else:
-            self._posted.append(_Posted(peer, number, message, request, array))
+            self._posted.append(_Posted(peer, message, request, array))
 
-    def under_way(self) -> list[UcxMessage]:
-        """Return the messages that are not over."""
+    def pending(self) -> list[UcxMessage]:
+        """Return the messages that are not done."""
         return [posted.message for posted in self._posted]
 
     def progress(self) -> None:
-        """Let UCX do what it can, and end the messages that are over."""
+        """Let UCX progress, and complete finished messages."""
         self._worker.progress()
         posted, self._posted = self._posted, []
         for one in posted:
@@ -163,32 +153,24 @@ class UcxWorker:
                 self._posted.append(one)
 
     def wake_by(self, descriptor: int) -> None:
-        """Let sleep end when there is something to read at a descriptor."""
+        """End a sleep when a descriptor becomes readable."""
         self._poll.register(descriptor, select.POLLIN)
 
     def sleep(self, seconds: float) -> None:
-        """Wait until there is something to do, or some seconds."""
+        """Wait for an event, at most for some seconds."""
         if self._worker.arm():
             self._poll.poll(1000 * seconds)
 
-    def drop(self, number: int, reason: str) -> None:
-        """Fail the messages of a number; their buffers are kept to the end all the same."""
-        dropped = [posted for posted in self._posted if posted.number == number]
-        self._posted = [posted for posted in self._posted if posted.number != number]
-        for posted in dropped:
-            posted.message.end(reason)
-            self._parked.append(posted.array)
-
     def fail(self, reason: str) -> None:
-        """Fail all messages; what they move goes on to the release."""
+        """Fail all messages; their transfers continue until the release."""
         for posted in self._posted:
             posted.message.end(reason)
 
     def release(self) -> None:
-        """Disconnect, and let go of buffers as soon as UCX does."""
+        """Disconnect, and free buffers once UCX has released them."""
         for endpoint in self._endpoints.values():
             endpoint.remove_close_callback()
-            endpoint.close_blocking()  # by force, so it waits for no peer
+            endpoint.close_blocking()  # forced, so it does not wait for peers
         while any(not posted.request.completed for posted in self._posted):
             self._worker.progress()
             if not threading.main_thread().is_alive():
@@ -198,12 +180,10 @@ class UcxWorker:
         self._posted.clear()
         self._endpoints.clear()
         self._worker = None
-        self._parked.clear()
 
 
-def _key(number: int, sender: int, tag: int) -> Any:
-    # A number comes again after 2^19 of them, long after its communicator.
-    return libucxx.UCXXTag(((number % _NUMBERS) << RANK_BITS | sender) << TAG_BITS | tag)
+def _ucx_tag(sender: int, tag: int) -> Any:
+    return libucxx.UCXXTag(sender << TAG_BITS | tag)
 
 
 def _error_of(request: Any) -> str | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy.linalg import blas
+from scipy.linalg import cython_blas
 
 Array = Any
 
@@ -33,8 +35,8 @@ def accumulate(out: Array, a: Array, b: Array) -> None:
 
     Notes
     -----
-    BLAS and cuBLAS add in place, cuBLAS in full precision: no TF32. NumPy's loops and CuPy's
-    own kernel multiply integers and booleans, which wrap around as in NumPy.
+    BLAS and cuBLAS add in place: BLAS without the GIL, cuBLAS in full precision, no TF32. NumPy's
+    loops and CuPy's own kernel multiply integers and booleans, which wrap around as in NumPy.
     """
     if 0 in (*out.shape, a.shape[1]):
         return
@@ -43,11 +45,31 @@ def accumulate(out: Array, a: Array, b: Array) -> None:
 
         accumulate_cuda(out, a, b)
     elif out.dtype.name in BLAS:
-        gemm = getattr(blas, BLAS[out.dtype.name])
-        # BLAS is column-major: out.T += b.T @ a.T, none of them copied
-        gemm(1.0, b.T, a.T, beta=1.0, c=out.T, overwrite_c=True)
+        _add_product(_blas(BLAS[out.dtype.name]), out, a, b)
     else:
         accumulate_slabs(out, a, b, SLAB_BYTES)
+
+
+def _add_product(gemm: Any, out: Array, a: Array, b: Array) -> None:
+    a, b = (np.ascontiguousarray(each, out.dtype) for each in (a, b))
+    no_transpose = ctypes.byref(ctypes.c_char(b"N"))
+    m, n, k = (ctypes.byref(ctypes.c_int(size)) for size in (*out.shape, a.shape[1]))
+    one = np.ones(1, out.dtype)
+    # BLAS is column-major: out.T += b.T @ a.T, none of them copied
+    left, right, result, factor = (array.ctypes.data for array in (b, a, out, one))
+    gemm(no_transpose, no_transpose, n, m, k, factor, left, n, right, k, factor, result, n)
+
+
+@cache
+def _blas(name: str) -> Any:
+    """Return a function of SciPy's BLAS; those in ``scipy.linalg.blas`` hold the GIL."""
+    capsules: Any = cython_blas.__pyx_capi__
+    text, pointer, python = ctypes.c_char_p, ctypes.c_void_p, ctypes.pythonapi
+    get_name = ctypes.PYFUNCTYPE(text, ctypes.py_object)(("PyCapsule_GetName", python))
+    prototype = ctypes.PYFUNCTYPE(pointer, ctypes.py_object, text)
+    get_pointer = prototype(("PyCapsule_GetPointer", python))
+    address = get_pointer(capsules[name], get_name(capsules[name]))
+    return ctypes.CFUNCTYPE(None, *[pointer] * 13)(address)
 
 
 def accumulate_slabs(out: Array, a: Array, b: Array, nbytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Telling every client what was left to Dask, and keeping it for ``explain``."""
+"""Announcements of fallbacks to Dask, for all clients and for ``explain``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
 TOPIC = "dgpu-fallback"
-"""Topic of the scheduler's events: names of the arrays concerned, and the reason."""
+"""Topic of the scheduler's events: the names of the arrays, and the reason."""
 
 DASK_WARNINGS = "warn"
 """Topic of the events that Dask's clients show as warnings."""
 
 MOST_NAMES = 20
-"""Names of arrays in one event."""
+"""Most names of arrays in one event."""
 
 
 def announce(scheduler: Scheduler, names: Collection[str], reason: str, message: str) -> None:
-    """Keep an event for ``explain``, and have all clients warn."""
+    """Log an event for ``explain``, and make all clients warn."""
     warning = {"message": pickle.dumps(message), "category": pickle.dumps(UserWarning)}
     scheduler.log_event(TOPIC, {"names": list(names)[:MOST_NAMES], "reason": reason})
     scheduler.log_event(DASK_WARNINGS, warning)

@@ -1,9 +1,9 @@
-"""The scheduler's side of ``out`` tasks: the worker on which each one runs.
+"""The placement of ``out`` tasks on workers.
 
-An ``out`` runs on the worker that made its block. Dask makes ``out`` tasks anew whenever a
-client drops some and asks for them again, without our restrictions, so these are set at every
-such moment. They are for speed alone: an ``out`` elsewhere asks here for the worker of its
-block, and fetches it.
+An ``out`` runs on the worker that computed its block. If a client releases and requests ``out``
+tasks again, Dask creates them without our restrictions, so these are set again each time. They
+only affect speed: an ``out`` elsewhere asks the scheduler for the worker of its block, and fetches
+the block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Key = Any
 
 
 def restrict(scheduler: Scheduler, run: Run) -> None:
-    """Have each block of the result taken by the worker that makes it, if that runs tasks."""
+    """Place each ``out`` on the worker that computes its block, if that worker runs tasks."""
     running = {ws.address for ws in scheduler.running}
     for out in scheduler.tasks[run.key].dependents:
         worker = run.worker_of(_block(run, out))
@@ -29,11 +29,8 @@ def restrict(scheduler: Scheduler, run: Run) -> None:
 
 
 def free_stuck(scheduler: Scheduler, runs: Mapping[Key, Run]) -> None:
-    """Have other workers take the blocks that a paused worker has made.
-
-    Blocks in a paused worker's memory are among the reasons for which it is paused.
-    """
-    for run in list(runs.values()):  # transitions end runs
+    """Let other workers fetch the blocks of a paused worker; they may be why it is paused."""
+    for run in list(runs.values()):  # transitions change the runs
         gang = scheduler.tasks.get(run.key)
         if not run.finished or gang is None or gang.state != "memory":
             continue
@@ -46,7 +43,7 @@ def free_stuck(scheduler: Scheduler, runs: Mapping[Key, Run]) -> None:
 
 
 def _is_stuck(scheduler: Scheduler, out: TaskState) -> bool:
-    """Whether an ``out`` waits for a worker that is paused."""
+    """Return whether an ``out`` waits for a paused worker."""
     if out.state == "processing":
         return out.processing_on not in scheduler.running
     return out.state == "no-worker" and not out.loose_restrictions

@@ -1,4 +1,4 @@
-"""How runs end on the scheduler: failed, abandoned, or started over."""
+"""The ends of runs on the scheduler: failed, abandoned, or restarted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.failure import RankError, pickled
 from dask_dgpu.runtime.plainly import plain_of
 from dask_dgpu.runtime.scheduler.announce import announce
+from dask_dgpu.runtime.scheduler.membership import send
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 Key = Any
 
 ANSWER_SECONDS = 2.0
-"""How long the worker of a failed gang's task has to report the failure itself."""
+"""Seconds for the worker of a failed gang's task to report the failure itself."""
 
 
 class Endings:
@@ -31,20 +32,34 @@ class Endings:
     Parameters
     ----------
     scheduler : Scheduler
-        Where the gangs' tasks are.
+        The scheduler of the gangs' tasks.
     runs : dict of key to Run
         The current run of each gang.
     epochs : Epochs
-        Whose communicators runs use.
+        The epochs of the runs.
+
+    Attributes
+    ----------
+    cancelled : tuple of str and list of Run
+        The last event that cancelled runs, and these.
     """
 
     def __init__(self, scheduler: Scheduler, runs: dict[Key, Run], epochs: Epochs) -> None:
         self.scheduler = scheduler
         self.runs = runs
         self.epochs = epochs
+        self.cancelled: tuple[str, list[Run]] = ("", [])
 
-    def fail(self, run: Run, error: GangError) -> None:
-        """Give a run up, and have its ``gang`` task raise, or do without a gang."""
+    def fail(self, run: Run, error: GangError, may_be_lost: bool = False) -> None:
+        """Give up a run; its ``gang`` task raises, or Dask computes the blocks.
+
+        If the reason may be a lost member, this waits first: ranks notice a broken connection
+        before the scheduler does, and after a loss the run restarts.
+        """
+        if may_be_lost:
+            loop = asyncio.get_running_loop()
+            loop.call_later(run.program.limits.grace, self.fail, run, error)
+            return
         if run.outcome.done():
             return
         undeclared = isinstance(error, RankError) and error.undeclared
@@ -60,13 +75,8 @@ class Endings:
             asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._insist, run, error)
         self.abandon(run, str(error))
 
-    def fail_unless_lost(self, run: Run, error: GangError) -> None:
-        """Give a run up unless a member is lost: a broken connection is noticed before that."""
-        loop = asyncio.get_running_loop()
-        loop.call_later(run.program.limits.grace, self.fail, run, error)
-
     def _insist(self, run: Run, error: GangError) -> None:
-        """Fail the gang's task here if its worker does not take the answer."""
+        """Fail the gang's task here if its worker does not."""
         ts = self.scheduler.tasks.get(run.key)
         if self.runs.get(run.key) is not run or ts is None or ts.processing_on is None:
             return
@@ -82,21 +92,28 @@ class Endings:
         )
         self.scheduler.transitions(recommendations, stimulus_id=stimulus_id)
 
-    def abandon(self, run: Run, reason: str) -> None:
-        """Have every member that is left give up, and never use the communicator again.
+    def cancel(self, run: Run, stimulus_id: str) -> None:
+        """End the run of a released task."""
+        run.restart()
+        self.abandon(run, "it was cancelled")
+        self.cancelled = stimulus_id, [*self.cancelled_by(stimulus_id), run]
 
-        Other runs under way on that communicator are void with it, and start over
-        without fault of theirs. They do so after this: Dask may be amid transitions.
+    def cancelled_by(self, stimulus_id: str) -> list[Run]:
+        """Return the runs that one event has cancelled, if it is the last one that did."""
+        return self.cancelled[1] if self.cancelled[0] == stimulus_id else []
+
+    def abandon(self, run: Run, reason: str) -> None:
+        """Make the remaining members give up, and never use the communicator again.
+
+        Other runs on that communicator restart, later: Dask may be within transitions.
         """
         if run.epoch is None:
             return
-        for member in run.members:
-            if member in self.scheduler.workers:
-                self.scheduler.worker_send(member, run.give_up_message(reason))
+        send(self.scheduler, run.members, run.give_up_message(reason))
         self._void(run.epoch, reason, f"dgpu-abandoned-{run.run_id}")
 
     def broken(self, epoch: str, reason: str, worker: str) -> None:
-        """Never use a communicator that a worker could not make ahead of its first run."""
+        """Never use a communicator to which a worker could not connect before its first run."""
         self._void(epoch, f"{worker} could not join: {reason}", f"dgpu-broken-{epoch}")
 
     def _void(self, epoch: str, reason: str, stimulus_id: str) -> None:
@@ -111,7 +128,7 @@ class Endings:
             self.start_over(run.key, stimulus_id)
 
     def start_over(self, key: Key, stimulus_id: str) -> None:
-        """Have Dask run a gang again, from the staging of its blocks on."""
+        """Make Dask run a gang again, from the staging of its blocks."""
         run = self.runs.get(key)
         if run is not None:
             run.starts_over = True

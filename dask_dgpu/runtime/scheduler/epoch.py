@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dask_dgpu.runtime.scheduler.membership import send
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -19,46 +21,43 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEPT_EPOCHS = 4
-"""A worker keeps this many communicators. One that a run uses is kept in any case."""
+"""Number of communicators that a worker keeps, besides those that runs use."""
 
 Terms = tuple[tuple[str, ...], str, float]
-"""What a communicator depends on: members, transport, seconds to connect."""
+"""What identifies a communicator: members, transport, seconds to connect."""
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """A set of workers, in the order of their ranks, and where they meet."""
+    """A set of workers that share a communicator: its name, and host and port of its store."""
 
     name: str
-    members: tuple[str, ...]
     store: tuple[str, int]
 
 
-@dataclass(frozen=True)
-class _Kept:
+class _Kept(NamedTuple):
     name: str
-    members: tuple[str, ...]
     formed: asyncio.Future[Epoch]
 
 
 class Epochs:
-    """The epochs of a cluster, kept while all their members live and one of the last few.
+    """The most recently used epochs of a cluster whose members are all alive.
 
-    An epoch's name is never used twice, so that members of an abandoned one and
-    of its successor can not meet. Whenever one is forgotten, its members leave it.
+    An epoch's name is never used twice, so members of an abandoned epoch and of its successor
+    cannot connect. When an epoch is discarded, its members leave it.
 
     Parameters
     ----------
     scheduler : Scheduler
-        Where the members are known.
+        The cluster's scheduler.
     runs : mapping of key to Run
-        Those under way, and others that have ended.
+        Current and finished runs.
     """
 
     def __init__(self, scheduler: Scheduler, runs: Mapping[Any, Run]) -> None:
         self.scheduler = scheduler
         self._runs = runs
-        self._kept: dict[Terms, _Kept] = {}  # the last one used comes last
+        self._kept: dict[Terms, _Kept] = {}  # the most recently used comes last
         self._names = count()
 
     async def get(self, members: tuple[str, ...], transport: Transport, timeout: float) -> Epoch:
@@ -67,22 +66,22 @@ class Epochs:
         Raises
         ------
         OSError
-            When a member is lost.
+            If a member is lost.
         """
         terms = members, transport, timeout
         while True:
             kept = self._kept.pop(terms, None)
             if kept is None:
                 name = f"{self.scheduler.id}-{next(self._names)}"
-                kept = _Kept(name, members, asyncio.ensure_future(self._form(name, members)))
+                kept = _Kept(name, asyncio.ensure_future(self._form(name, members)))
             self._kept[terms] = kept
-            self._forget_idle()
+            self._discard_idle()
             try:
                 epoch = await asyncio.shield(kept.formed)
             except Exception as error:
                 self.discard(kept.name, f"it could not be formed: {error}")
                 raise
-            if self._kept.get(terms) is kept:  # else it was forgotten meanwhile
+            if self._kept.get(terms) is kept:  # else it was discarded meanwhile
                 return epoch
 
     async def _form(self, name: str, members: tuple[str, ...]) -> Epoch:
@@ -91,57 +90,55 @@ class Epochs:
         host, port = "", 0
         if len(members) > 1:
             host, port = await self.scheduler.rpc(members[0]).dgpu_serve_store(epoch=name)
-        return Epoch(name, members, (host, port))
+        return Epoch(name, (host, port))
 
     async def warm_up(self, members: tuple[str, ...], transport: Transport, timeout: float) -> None:
-        """Have the members of an epoch make its communicator now."""
+        """Make the members of an epoch connect now."""
         try:
             epoch = await self.get(members, transport, timeout)
         except Exception as error:  # a member is lost, or the cluster closes
-            logger.info("workers are not connected ahead of their first gang: %s", error)
+            logger.info("workers do not connect before their first gang: %s", error)
             return
         for rank, member in enumerate(members):
-            if member in self.scheduler.workers:
-                message: dict[str, Any] = {
-                    "op": "dgpu-warm-up",
-                    "epoch": epoch.name,
-                    "store": epoch.store,
-                    "rank": rank,
-                    "size": len(members),
-                    "transport": transport,
-                    "timeout": timeout,
-                }
-                self.scheduler.worker_send(member, message)
+            message: dict[str, Any] = {
+                "op": "dgpu-warm-up",
+                "epoch": epoch.name,
+                "store": epoch.store,
+                "rank": rank,
+                "size": len(members),
+                "transport": transport,
+                "timeout": timeout,
+            }
+            send(self.scheduler, [member], message)
 
     def discard(self, name: str, reason: str) -> None:
-        """Forget an epoch."""
+        """Discard an epoch."""
         for terms in [terms for terms, kept in self._kept.items() if kept.name == name]:
-            self._forget(terms, reason)
+            self._discard(terms, reason)
 
     def remove_worker(self, worker: str) -> None:
-        """Forget all epochs of a lost worker."""
-        for terms in [terms for terms, kept in self._kept.items() if worker in kept.members]:
-            self._forget(terms, "a member is lost")
+        """Discard all epochs of a lost worker."""
+        for terms in [terms for terms in self._kept if worker in terms[0]]:
+            self._discard(terms, "a member is lost")
 
     def clear(self) -> None:
-        """Forget all epochs."""
+        """Discard all epochs."""
         for terms in list(self._kept):
-            self._forget(terms, "the cluster starts afresh")
+            self._discard(terms, "the cluster restarts")
 
-    def _forget(self, terms: Terms, reason: str) -> None:
-        kept = self._kept.pop(terms)
-        for member in kept.members:
-            if member in self.scheduler.workers:
-                message = {"op": "dgpu-leave", "epoch": kept.name, "reason": reason}
-                self.scheduler.worker_send(member, message)
+    def _discard(self, terms: Terms, reason: str) -> None:
+        name = self._kept.pop(terms).name
+        message = {"op": "dgpu-leave", "epoch": name, "reason": reason}
+        send(self.scheduler, terms[0], message)
 
-    def _forget_idle(self) -> None:
-        """Forget epochs of workers that keep too many, those first that were not used for long."""
-        counts = Counter(member for kept in self._kept.values() for member in kept.members)
+    def _discard_idle(self) -> None:
+        """Discard the least recently used epochs of workers that keep too many."""
+        counts = Counter(member for members, *_ in self._kept for member in members)
         used = {run.epoch for run in self._runs.values() if not run.outcome.done()}
         *older, _ = self._kept.items()
         for terms, kept in older:
-            crowded = any(counts[member] > KEPT_EPOCHS for member in kept.members)
+            members = terms[0]
+            crowded = any(counts[member] > KEPT_EPOCHS for member in members)
             if crowded and kept.name not in used:
-                counts.subtract(kept.members)
-                self._forget(terms, "others were used since")
+                counts.subtract(members)
+                self._discard(terms, "others were used more recently")

@@ -1,4 +1,4 @@
-"""The workers and blocks that gangs have lost, and the end of one for which none comes back."""
+"""The lost workers and blocks of gangs, and the end of gangs whose lost workers do not return."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Key = Any
 
 
 class Losses:
-    """What each gang has lost since its results were last taken.
+    """The losses of each gang since its results were last taken.
 
     Parameters
     ----------
     scheduler : Scheduler
-        Where the gangs' tasks are.
+        The scheduler of the gangs' tasks.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -36,7 +36,7 @@ class Losses:
         self._ids = count()
 
     def add(self, run: Run, worker: str, phase: str, what: str = "a worker") -> None:
-        """Count a loss, and give the gang its time limit to go on without the worker."""
+        """Count a loss, and start the time limit for the gang to continue without the worker."""
         self._counts[run.key] += 1
         error = GangError(f"{run.program.name} lost {what}", run.rank(worker), worker, phase)
         loss = next(self._ids)
@@ -44,7 +44,7 @@ class Losses:
         self._look_after(run.program.limits.timeout, run.key, loss)
 
     def too_many(self, run: Run) -> GangError | None:
-        """Return the error of a gang that has lost more workers than it may."""
+        """Return the error of a gang with more losses than allowed, otherwise ``None``."""
         lost = self._counts[run.key]
         if lost <= run.program.limits.restarts:
             return None
@@ -53,16 +53,16 @@ class Losses:
         return GangError(reason, cause.rank, cause.worker, cause.phase)
 
     def forget(self, key: Key) -> None:
-        """Forget the losses of a gang whose results are taken, or that is gone."""
+        """Forget the losses of a gang that is finished or released."""
         self._counts.pop(key, None)
         self._last.pop(key, None)
 
     def _look_after(self, seconds: float, key: Key, loss: int) -> None:
         loop = asyncio.get_running_loop()
-        loop.call_later(seconds, self._nobody_came_back, seconds, key, loss)
+        loop.call_later(seconds, self._end_if_in_vain, seconds, key, loss)
 
-    def _nobody_came_back(self, seconds: float, key: Key, loss: int) -> None:
-        """End a gang that waits since its last loss for workers that do not exist."""
+    def _end_if_in_vain(self, seconds: float, key: Key, loss: int) -> None:
+        """End a gang that has waited since its last loss for workers that do not exist."""
         ts = self.scheduler.tasks.get(key)
         last, lost = self._last.get(key, (None, None))
         if last != loss or lost is None or ts is None or ts.state not in ("waiting", "no-worker"):
@@ -72,17 +72,17 @@ class Losses:
             return
         reason = f"{lost.reason} and none came back"
         error = GangError(reason, lost.rank, lost.worker, lost.phase)
-        # a waiting task can only become erred if somebody is to blame for it
+        # a waiting task needs a task to blame to become erred
         ts.exception = cast(Serialized, pickle.dumps(error))
         ts.exception_text = repr(error)
         ts.exception_blame = ts
-        self.scheduler.transitions({key: "erred"}, stimulus_id=f"dgpu-nobody-came-back-{loss}")
+        self.scheduler.transitions({key: "erred"}, stimulus_id=f"dgpu-in-vain-{loss}")
 
 
 def _in_vain(ts: TaskState) -> bool:
-    """Whether a task waits for one that no worker can compute, or for none that is computed.
+    """Return whether a task waits for one without a worker, or for none that is processed.
 
-    Others may take their time: a worker asks one that is gone for a block for half a minute.
+    Other waits may be long: a worker requests a block from a lost one for half a minute.
     """
     states: set[str | None] = set()
     tasks = {ts}

@@ -1,8 +1,9 @@
-"""The workers that are the ranks of a run."""
+"""The members of a run, which are its ranks, and messages to them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -11,15 +12,22 @@ if TYPE_CHECKING:
 
 
 def members(scheduler: Scheduler, run: Run) -> tuple[str, ...]:
-    """Return all workers that the gang's task may use, and those that hold its blocks.
+    """Return all workers that the gang's task may use, and those with its blocks.
 
-    A worker that is paused, as a rule for want of memory, gets no more to hold.
+    A paused worker, usually one that is short of memory, gets no further blocks.
     """
     allowed = _allowed(scheduler, scheduler.tasks[run.key])
     running = {ws.address for ws in scheduler.running}
     chosen = run.holders | ((allowed & running) or allowed)
     found = [address for address in scheduler.workers if address in chosen]
     return (*found, *(run.holders - set(found)))
+
+
+def send(scheduler: Scheduler, workers: Iterable[str], message: dict[str, Any]) -> None:
+    """Send a message to workers, except the lost ones."""
+    for worker in workers:
+        if worker in scheduler.workers:
+            scheduler.worker_send(worker, message)
 
 
 def _allowed(scheduler: Scheduler, gang: TaskState) -> set[str]:

@@ -1,15 +1,15 @@
-"""The scheduler's side of gangs: who takes part, in which order, and what if one is lost.
+"""The scheduler's side of gangs: their members, their order, and the loss of members.
 
 The life of a run::
 
     gang task calls   -> open: members, epoch, ticket -> launch on every member
     members report    -> finished | failed | stale
-    out tasks         -> take blocks where they were made, or ask where that is
-    a member is lost  -> archived; the others give up; Dask reruns stage, gang, out
-    gang key released -> results that nobody took are freed
+    out tasks         -> take blocks on their workers, or ask for the worker
+    a member is lost  -> the others give up; Dask reruns stage, gang, out
+    gang key released -> remaining results are freed
 
-A gang is known by the key of its ``gang`` task; each attempt at it is a run, with
-an id of its own, and messages of earlier runs are ignored.
+The key of its ``gang`` task identifies a gang. Each attempt is a run with a new id; messages of
+earlier runs are ignored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dask_dgpu.runtime.scheduler.delivery import free_stuck, restrict
 from dask_dgpu.runtime.scheduler.endings import Endings
 from dask_dgpu.runtime.scheduler.epoch import Epochs
 from dask_dgpu.runtime.scheduler.losses import Losses
-from dask_dgpu.runtime.scheduler.membership import members
+from dask_dgpu.runtime.scheduler.membership import members, send
 from dask_dgpu.runtime.scheduler.records import Records
 from dask_dgpu.runtime.scheduler.run import Run
 from dask_dgpu.runtime.scheduler.staging import Staging
@@ -51,16 +51,16 @@ if TYPE_CHECKING:
 
 Key = Any
 
-SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_BETWEEN_CHECKS = 1.0
 
 
 class GangSchedulerPlugin(SchedulerPlugin):
-    """Forms gangs, launches them, and starts them over.
+    """Forms, launches and restarts gangs.
 
     Parameters
     ----------
     device : str
-        The kind of device that the workers use, ``"cpu"`` or ``"cuda"``.
+        The workers' kind of device, ``"cpu"`` or ``"cuda"``.
     """
 
     name = PLUGIN
@@ -70,7 +70,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.device = device
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Listen to workers, and give every worker, now and later, its plugin."""
+        """Register handlers, and the plugin of all present and future workers."""
         guard_current_frames()
         self.scheduler = scheduler
         self.runs: dict[Key, Run] = {}
@@ -79,7 +79,6 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.losses = Losses(scheduler)
         self.records = Records(scheduler)
         self.endings = Endings(scheduler, self.runs, self.epochs)
-        self.ended: tuple[str, list[Run]] = ("", [])
         self.restarted = 0.0
         self.tickets = count()
         self.run_ids = count()
@@ -93,33 +92,32 @@ class GangSchedulerPlugin(SchedulerPlugin):
         await scheduler.register_worker_plugin(
             None, pickle.dumps(GangWorkerPlugin(self.device)), name=PLUGIN, idempotent=True
         )
-        look = partial(free_stuck, scheduler, self.runs)
-        looking = PeriodicCallback(look, SECONDS_BETWEEN_LOOKS * 1e3)
-        scheduler.periodic_callbacks["dgpu-free-stuck"] = looking
-        looking.start()
+        free = partial(free_stuck, scheduler, self.runs)
+        check = PeriodicCallback(free, SECONDS_BETWEEN_CHECKS * 1e3)
+        scheduler.periodic_callbacks["dgpu-free-stuck"] = check
+        check.start()
 
     # calls of workers and clients
 
     async def gang(
         self, key: Key, program: bytes, staged: list[list[tuple[Key, str]]], worker: str
     ) -> dict[str, Any]:
-        """Run a gang to its end; called by its ``gang`` task, again after a loss."""
+        """Run a gang to its end; its ``gang`` task calls this, again after a loss."""
         opened = await in_background(partial(pickle.loads, program))
-        if not self._runs_on(key, worker):  # cancelled while the call was on its way
+        if not self._runs_on(key, worker):  # cancelled meanwhile
             return {"outcome": "restarted"}
         run = self.runs.get(key)
         if run is None or run.outcome.done():
-            run = Run(key, next(self.run_ids), opened, program, staged)
-            self.runs[key] = run
+            run = self.runs[key] = Run(key, next(self.run_ids), opened, program, staged)
             self._open(run)
         return await answer_of(run, self.scheduler)
 
     async def where(
         self, key: Key, run_id: int, block: Key, out: Key, worker: str, missing: str
     ) -> str | None:
-        """Return the worker that has a block of a run, for an ``out`` that lacks it.
+        """Return the worker with a block of a run, for an ``out`` on a worker without it.
 
-        ``missing`` is a worker that does not have it. If it should, the gang starts over.
+        If ``missing``, a worker without the block, should have it, the gang restarts.
         """
         run = self.runs.get(key)
         gang = self.scheduler.tasks.get(key)
@@ -129,7 +127,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             place = run.worker_of(tuple(block))
             if place != missing:
                 return place
-            if not run.starts_over:  # several miss theirs at a time
+            if not run.starts_over:  # several tasks may miss blocks at once
                 run.starts_over = True
                 self.losses.add(run, place, "out", "a block")
         stimulus_id = f"dgpu-missing-{run_id}"
@@ -143,7 +141,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
     async def warm_up(
         self, device: str, transport: Transport, timeout: float, connect: bool
     ) -> str:
-        """Connect all workers ahead of the first gang, if it uses the device that this returns."""
+        """Connect all workers before the first gang, if ``device`` is the one that this returns."""
         workers = tuple(self.scheduler.workers)
         if connect and workers and device == self.device:
             self.warming = asyncio.ensure_future(self.epochs.warm_up(workers, transport, timeout))
@@ -173,7 +171,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             if run.outcome.done():
                 return
             restrict(self.scheduler, run)
-            # nothing is awaited below: the order of the streams is that of the tickets
+            # no await below: the streams must keep the order of the tickets
             run.epoch = epoch.name
             ticket = next(self.tickets)
             for rank, member in enumerate(run.members):
@@ -182,15 +180,13 @@ class GangSchedulerPlugin(SchedulerPlugin):
             await watch(self.scheduler, run, self.runs, self.endings.fail)
         except Exception as error:
             failure = GangError(f"{type(error).__name__}: {error}", phase="launch")
-            if isinstance(error, OSError):  # a member that was called may be lost
-                self.endings.fail_unless_lost(run, failure)
-            else:
-                self.endings.fail(run, failure)
+            may_be_lost = isinstance(error, OSError)  # a call to a member failed
+            self.endings.fail(run, failure, may_be_lost)
 
     # reports of ranks
 
     def finished(self, key: Key, run_id: int, spans: list[Any], worker: str) -> None:
-        """Note that a rank is done; with the last one the run is."""
+        """Note that a rank is done; the last one finishes the run."""
         run = self._current(key, run_id)
         if run is not None:
             self.records.add(run, worker, [Span(*span) for span in spans])
@@ -199,18 +195,13 @@ class GangSchedulerPlugin(SchedulerPlugin):
                 run.finish()
 
     def failed(self, key: Key, run_id: int, lost: bool, error: bytes, worker: str) -> None:
-        """Give a run up for the error of a rank, unless a lost worker explains it."""
+        """Give up a run after an error of a rank, unless a lost worker explains it."""
         run = self._current(key, run_id)
-        if run is None:
-            return
-        failure: GangError = pickle.loads(error)
-        if lost:
-            self.endings.fail_unless_lost(run, failure)
-        else:
-            self.endings.fail(run, failure)
+        if run is not None:
+            self.endings.fail(run, pickle.loads(error), may_be_lost=lost)
 
     def stale(self, key: Key, run_id: int, missing: str, worker: str) -> None:
-        """Start over when a member does not have a block that it should hold."""
+        """Restart a gang if a member lacks a staged block."""
         run = self._current(key, run_id)
         if run is not None:
             self.losses.add(run, worker, "stage", "a block")
@@ -220,17 +211,16 @@ class GangSchedulerPlugin(SchedulerPlugin):
         run = self.runs.get(key)
         return run if run and run.run_id == run_id and not run.outcome.done() else None
 
-    # what Dask tells its plugins
+    # the hooks of a scheduler plugin
 
     def remove_worker(
         self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
     ) -> None:
-        """Start over every gang that a lost worker was a member of."""
+        """Restart the gangs of a lost worker."""
         self.epochs.remove_worker(worker)
         self.staging.remove_worker(worker)
-        # the gang task may have been on the lost worker itself, and its run be ended already
-        ended = self.ended[1] if self.ended[0] == stimulus_id else []
-        for run in [*self.runs.values(), *ended]:
+        # if the gang task was on the lost worker itself, its run has ended already
+        for run in [*self.runs.values(), *self.endings.cancelled_by(stimulus_id)]:
             if worker in run.members:
                 self.losses.add(run, worker, "stage" if run.epoch is None else "program")
                 self.endings.start_over(run.key, stimulus_id)
@@ -245,9 +235,9 @@ class GangSchedulerPlugin(SchedulerPlugin):
         stimulus_id: str,
         **kwargs: Any,
     ) -> None:
-        """Place the ``out`` tasks that come anew to a gang under way.
+        """Place further ``out`` tasks of a running gang.
 
-        A graph that was read while the cluster was restarted has no client any more.
+        A graph that was read before a restart of the cluster has no client any more.
         """
         if _began(stimulus_id) < self.restarted:
             scheduler.client_releases_keys(keys, client, stimulus_id)
@@ -260,49 +250,38 @@ class GangSchedulerPlugin(SchedulerPlugin):
     def transition(
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
     ) -> None:
-        """Follow staged blocks, and end a run whose task is gone."""
+        """Follow staged blocks, and end the run of a released task."""
         if is_stage(key):
             self.staging.moved(key, finish, kwargs.get("worker"))
-        elif not is_gang(key):
+        if not is_gang(key):
             return
-        elif finish == "memory" and not self._has_finished(key):
-            # the answer to an earlier call, whose blocks are gone
+        run = self.runs.get(key)
+        if finish == "memory" and not (run and run.finished):
+            # the answer to an earlier call, whose blocks are freed
             loop = asyncio.get_running_loop()
             loop.call_soon(self.endings.start_over, key, f"dgpu-outdated-{stimulus_id}")
         elif finish in ("released", "forgotten", "erred"):
-            run = self.runs.pop(key, None)
+            self.runs.pop(key, None)
             taken = run is not None and run.finished and not run.starts_over
             if run is not None and not run.outcome.done():
-                run.restart()
-                self.endings.abandon(run, "it was cancelled")
-                before = self.ended[1] if self.ended[0] == stimulus_id else []
-                self.ended = (stimulus_id, [*before, run])
+                self.endings.cancel(run, stimulus_id)
             elif run is not None and run.finished:
-                self._free(run)
+                free = {"op": "dgpu-free", "key": run.key, "run_id": run.run_id}
+                send(self.scheduler, run.members, free)
             if taken or finish == "forgotten":
                 self.losses.forget(key)
-
-    def _has_finished(self, key: Key) -> bool:
-        run = self.runs.get(key)
-        return run is not None and run.finished
-
-    def _free(self, run: Run) -> None:
-        for member in run.members:
-            if member in self.scheduler.workers:
-                message = {"op": "dgpu-free", "key": run.key, "run_id": run.run_id}
-                self.scheduler.worker_send(member, message)
 
     def valid_workers_downscaling(
         self, scheduler: Scheduler, workers: list[WorkerState]
     ) -> list[WorkerState]:
-        """Keep adaptive scaling away from the members of running gangs."""
+        """Protect the members of running gangs from adaptive scaling."""
         busy = {
             member for run in self.runs.values() if not run.outcome.done() for member in run.members
         }
         return [ws for ws in workers if ws.address not in busy]
 
     def restart(self, scheduler: Scheduler) -> None:
-        """Forget everything: the cluster starts afresh."""
+        """Forget everything for a restart of the cluster."""
         self.restarted = time()
         for run in self.runs.values():
             if not run.outcome.done():
@@ -310,12 +289,12 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.runs.clear()
         self.staging = Staging(scheduler)
         self.losses = Losses(scheduler)
-        self.ended = ("", [])
+        self.endings.cancelled = ("", [])
         self.epochs.clear()
 
 
 def _began(stimulus_id: str) -> float:
-    """Return when Dask began to read a graph, infinity where its stimulus does not say so."""
+    """Return the time at which Dask began to read a graph, infinity if it is unknown."""
     try:
         return float(stimulus_id.removeprefix("update-graph-"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What ranks did, shown where Dask shows tasks, and kept for the last runs of gangs."""
+"""The steps of ranks, for Dask's task stream and for the last runs of gangs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Records:
     Parameters
     ----------
     scheduler : Scheduler
-        Whose task stream and events show them too.
+        Its task stream and events show them too.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -52,7 +52,7 @@ class Records:
         self._records: dict[Key, _Record] = {}
 
     def add(self, run: Run, worker: str, spans: Sequence[Span]) -> None:
-        """Note the steps of a rank that has finished."""
+        """Add the steps of a finished rank."""
         _show(self.scheduler, run.run_id, worker, spans)
         record = self._records.pop(run.key, None)
         if record is None or record.run_id != run.run_id:
@@ -73,13 +73,13 @@ class Records:
             self.scheduler.log_event(TOPIC, event)
 
     def last(self, gang: str) -> tuple[Step, ...]:
-        """Return the steps of the last run of a gang; none if it is not among those kept."""
+        """Return the steps of the last run of a gang, if they are kept."""
         found = [record for key, record in self._records.items() if key[0].startswith(gang)]
         return tuple(found[-1].steps) if found else ()
 
 
 def _show(scheduler: Scheduler, run_id: int, worker: str, spans: Sequence[Span]) -> None:
-    """Show the steps of a rank as if each were a task of its worker."""
+    """Show each step of a rank as a task of its worker."""
     for plugin in scheduler.plugins.values():
         if isinstance(plugin, TaskStreamPlugin):
             for span in spans:

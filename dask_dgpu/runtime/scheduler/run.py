@@ -1,4 +1,4 @@
-"""One attempt at a gang, as the scheduler sees it."""
+"""One attempt at a gang, on the scheduler."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Run:
     Parameters
     ----------
     key : key
-        That of the ``gang`` task.
+        The key of the ``gang`` task.
     run_id : int
-        Tells attempts apart.
+        The number of the attempt.
     program : Program
-        What is run.
+        The program of all ranks.
     payload : bytes
-        The program, pickled, as the members get it.
+        The pickled program.
     staged : list of list of (key, str)
-        For each input its blocks in row-major order: the ``stage`` task's key and
-        the worker that holds the block.
+        For each input its blocks in row-major order: the ``stage`` task's key and the block's
+        worker.
     placed : dict of key to int, optional
         The rank of each block of the result, once the run is planned.
     plans : bytes, optional
@@ -58,7 +58,7 @@ class Run:
 
     @cached_property
     def holders(self) -> set[str]:
-        """The workers that hold blocks."""
+        """The workers with staged blocks."""
         return {worker for tokens in self.staged for _, worker in tokens}
 
     @cached_property
@@ -76,7 +76,7 @@ class Run:
         return self.ranks.get(worker)
 
     def worker_of(self, block: Key) -> str:
-        """Return the worker that makes a block of the result."""
+        """Return the worker that computes a block of the result."""
         return self.members[self.placed[block]]
 
     def stage_keys(self) -> list[Key]:
@@ -91,14 +91,14 @@ class Run:
 
     @cached_property
     def owners(self) -> dict[str, tuple[int, ...]]:
-        """For each input the rank that holds each block."""
+        """For each input the rank of each block."""
         return {
             name: tuple(self.ranks[worker] for _, worker in tokens)
             for (name, _), tokens in zip(self.program.inputs, self.staged, strict=True)
         }
 
     def launch_message(self, rank: int, ticket: int, epoch: Epoch) -> dict[str, Any]:
-        """Return what a member is told to begin."""
+        """Return the message that starts a member."""
         member = self.members[rank]
         blocks = {}
         for (name, value), tokens in zip(self.program.inputs, self.staged, strict=True):
@@ -122,7 +122,7 @@ class Run:
         }
 
     def give_up_message(self, reason: str) -> dict[str, Any]:
-        """Return what a member is told to stop."""
+        """Return the message that stops a member."""
         return {
             "op": "dgpu-give-up",
             "key": self.key,
@@ -132,20 +132,20 @@ class Run:
         }
 
     def finish(self) -> None:
-        """All ranks are done: the ``gang`` task returns."""
+        """Let the ``gang`` task return: all ranks are done."""
         self.finished = True
         self._end({"outcome": "finished", "run_id": self.run_id})
 
     def restart(self) -> None:
-        """The attempt is void: the ``gang`` task asks to be run again."""
+        """Let the ``gang`` task run again: the attempt is void."""
         self._end({"outcome": "restarted"})
 
     def fail(self, error: GangError) -> None:
-        """The ``gang`` task raises."""
+        """Let the ``gang`` task raise."""
         self._end({"outcome": "failed", "error": pickle.dumps(error)})
 
     def leave(self, plain: Plain) -> None:
-        """The ``gang`` task has Dask run Dask's own tasks; no rank has more to do."""
+        """Let the ``gang`` task run Dask's own tasks; no rank does more."""
         self.finished = True
         self._end({"outcome": "plain", "plain": plain, "run_id": self.run_id})
 

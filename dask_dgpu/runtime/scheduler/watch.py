@@ -1,4 +1,4 @@
-"""Watching a run: no progress within the time limit ends it, with the rank to blame."""
+"""The watch over a run: it fails after the time limit without progress, with a rank to blame."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from dask_dgpu.runtime.scheduler.run import Run
 
-MOST_SECONDS_BETWEEN_LOOKS = 5.0
+LONGEST_INTERVAL = 5.0
 
 Report = dict[str, Any]
 
@@ -24,23 +24,22 @@ async def watch(
     runs: Mapping[Any, Run],
     fail: Callable[[Run, GangError], None],
 ) -> None:
-    """Look at the members of a run until it ends; call ``fail`` when it stands still.
+    """Poll the members of a run until it ends; call ``fail`` if it makes no progress.
 
-    Progress is what the ranks report of their steps, not the time a program
-    takes: a long product is no hang. Nor is a function of the user's that goes on and on;
-    Dask would wait for it too. But that of one rank does not excuse another that is silent:
-    a device that waits for that one may keep the function from returning. Nor does a run stand
-    still while a worker of it is at an earlier one of ``runs``, which is watched itself.
+    Progress means that a rank reports a new step; a program may take any time. A long function of
+    a user counts as progress, because Dask would wait for it too, but it does not excuse another
+    rank that does not answer: the function may wait for that rank's device. A run whose worker is
+    still in an earlier one of ``runs`` is not stuck, because that run is watched itself.
 
-    Transports wait for other ranks without a limit of their own, so this is what ends a hang:
-    ``fail`` has the members abort their communicators.
+    Transports wait for other ranks without a limit. So only this ends a hang: ``fail`` makes the
+    members abort their communicators.
     """
     timeout = run.program.limits.timeout
-    interval = min(timeout / 4, MOST_SECONDS_BETWEEN_LOOKS)
+    interval = min(timeout / 4, LONGEST_INTERVAL)
     clock = asyncio.get_running_loop().time
     seen: dict[str, Report] = {}
     moved = clock()
-    heard = dict.fromkeys(run.members, moved)
+    answered = dict.fromkeys(run.members, moved)
     while True:
         await asyncio.wait([run.outcome], timeout=interval)
         if run.outcome.done():
@@ -51,9 +50,9 @@ async def watch(
         watched = {(each.key, each.run_id) for each in runs.values() if not each.outcome.done()}
         if any(r["behind"] in watched or _moved(seen.get(w), r) for w, r in now.items()):
             moved = clock()
-        seen = {**seen, **now}
-        heard.update(dict.fromkeys(now, clock()))
-        since = min([moved, *(heard[worker] for worker in awaited)])
+        seen |= now
+        answered.update(dict.fromkeys(now, clock()))
+        since = min([moved, *(answered[worker] for worker in awaited)])
         if clock() - since >= timeout:
             if not run.outcome.done():
                 fail(run, _blame(run, awaited, now, timeout))
@@ -61,31 +60,16 @@ async def watch(
 
 
 async def look(scheduler: Scheduler, run: Run, worker: str, limit: float) -> Report | None:
-    """Ask a member how far it is.
+    """Return the progress of a member, as :attr:`Job.report` has it, within ``limit`` seconds.
 
-    Parameters
-    ----------
-    scheduler : Scheduler
-        Where this runs.
-    run : Run
-        Of the gang.
-    worker : str
-        A member.
-    limit : float
-        Seconds it has to answer.
-
-    Returns
-    -------
-    dict or None
-        As :attr:`Job.report` has it; ``None`` when there is no answer. ``calling`` and
-        ``at_work`` are those of the job that the worker is at, and ``behind`` names that one
-        if it is another.
+    ``None`` means no answer. ``calling`` and ``at_work`` describe the worker's current job, and
+    ``behind`` names it if it is not this run's.
     """
     if worker not in scheduler.workers:
         return None
     try:
         answer = await asyncio.wait_for(scheduler.rpc(worker).dgpu_report(), limit)
-    except Exception:  # whatever keeps a worker from answering
+    except Exception:  # any reason not to answer
         return None
     running = answer["running"]
     for report in running:
@@ -110,7 +94,7 @@ def _moved(before: Report | None, now: Report) -> bool:
 
 
 def _blame(run: Run, awaited: list[str], now: dict[str, Report], timeout: float) -> GangError:
-    """Name the member that does not answer, else the one that is furthest behind."""
+    """Blame a member that does not answer, otherwise the one with least progress."""
     silent = [worker for worker in awaited if worker not in now]
     if silent:
         reason = f"{run.program.name}: a rank has not answered for {timeout:g} s"

@@ -1,4 +1,4 @@
-"""What a worker's program thread is given to do."""
+"""The jobs of a worker's program thread."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from distributed.utils import set_thread_state
 from distributed.worker import _worker_cvar
 
-from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.operations.value import Blocks
-from dask_dgpu.runtime.observer import Span, record
+from dask_dgpu.runtime.observer import Observer, Span, record
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
@@ -24,12 +23,12 @@ Key = Any
 
 
 class GaveUpError(DgpuError):
-    """The scheduler gave a run up while this rank was at it."""
+    """The scheduler gave up a run while this rank was running it."""
 
 
 @dataclass
-class Job:
-    """One program to run as one rank, and the observer of its run."""
+class Job(Observer):
+    """One program to run as one rank; it observes the run."""
 
     worker: Worker
     key: Key
@@ -51,7 +50,7 @@ class Job:
 
     @property
     def report(self) -> dict[str, Any]:
-        """How far it is, and whether it is in a function of the user's."""
+        """The progress, and whether a user's function is running."""
         return {
             "key": self.key,
             "run_id": self.run_id,
@@ -62,7 +61,7 @@ class Job:
         }
 
     def progress(self, step: str, done: int, steps: int) -> None:
-        """Note how far the program is; raise if nobody waits for it any more."""
+        """Note the progress; raise if the run was given up."""
         self.done += 1
         self.phase = f"program ({step}, {done} of {steps})"
         if self.given_up.is_set():
@@ -70,7 +69,7 @@ class Job:
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """Let a block function find its worker as in a task, and take its time."""
+        """Let a block function find its worker as in a task, and run without a time limit."""
         thread = threading.get_ident()
         state = {"worker": self.worker, "stimulus_id": f"dgpu-run-{self.run_id}"}
         token = _worker_cvar.set(self.worker)
@@ -96,15 +95,3 @@ class Job:
         span.stop = time() + self.worker.scheduler_delay
         record(self.spans, span)
         self.steps += 1
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """A communicator to make before it is needed."""
-
-    epoch: str
-    store: tuple[str, int]
-    rank: int
-    size: int
-    transport: Transport
-    timeout: float

@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from dask_dgpu.comm.bootstrap import StoreServer, Transport
 
 REMEMBERED = 1000
-"""Epochs that were left and whose messages may still arrive."""
+"""Number of past epochs that are remembered, because late messages may name them."""
 
 
 class Member:
-    """The communicators of one worker, one an epoch, made on first use and kept.
+    """The device of a worker and its communicators, one per epoch, created on first use.
 
     Parameters
     ----------
     kind : str
         ``"cpu"`` or ``"cuda"``.
     host : str
-        The address under which other members reach this worker's host.
+        The address of this worker's host for other members.
     threads : int
-        How many blocks a CPU may work on at a time.
+        Number of blocks that a CPU processes at a time.
 
     Attributes
     ----------
     connected : int
-        How many communicators it has made.
+        Number of communicators created so far.
     connecting : WeakSet of Thread
-        The threads in which it connects; each ends soon after its epoch was left.
+        The connecting threads; each ends soon after this worker leaves its epoch.
     """
 
     def __init__(self, kind: str, host: str, threads: int) -> None:
@@ -51,7 +51,7 @@ class Member:
         self.host = host
         self._cpu_threads = threads
         self._lock = threading.Lock()
-        self._making = threading.Lock()
+        self._device_lock = threading.Lock()
         self._comms: dict[str, Comm] = {}
         self._joining: dict[str, Lifetime] = {}
         self._left: deque[str] = deque(maxlen=REMEMBERED)
@@ -62,8 +62,8 @@ class Member:
 
     @property
     def device(self) -> Device:
-        """The device, made on first use: only a worker that computes touches CUDA."""
-        with self._making:
+        """The device, created on first use: only a worker that computes initializes CUDA."""
+        with self._device_lock:
             return self._device
 
     @cached_property
@@ -85,30 +85,30 @@ class Member:
         timeout: float,
         patient: bool = False,
     ) -> Comm:
-        """Return the communicator of an epoch; all its members come here, in ticket order.
+        """Return the communicator of an epoch; all its members call this, in ticket order.
 
         Parameters
         ----------
         epoch : str
             Its name.
         store : tuple of str and int
-            Where its members meet.
+            Host and port of its store.
         rank, size : int
-            Which member of how many this is.
+            This rank and the number of ranks.
         transport : {"gloo", "nccl", "ucx"}
-            What carries blocks.
+            The transport of blocks.
         timeout : float
             Seconds to wait for the other members, and to connect with them.
         patient : bool, optional
-            Whether to wait for the other members as long as it takes: the scheduler
-            watches a run, and has its members leave if it stands still.
+            Whether to wait for the other members without a limit: the scheduler watches a run,
+            and makes its members leave if it makes no progress.
 
         Raises
         ------
         CommAbortedError
-            When this worker has left the epoch.
+            If this worker has left the epoch.
         CommError
-            When connecting fails. Then it has left the epoch: its store knows this attempt.
+            If connecting fails. This worker then leaves the epoch: a store allows one attempt.
         """
         with self._lock:
             if epoch in self._comms:
@@ -146,7 +146,7 @@ class Member:
         return comm
 
     def has_left(self, epoch: str) -> bool:
-        """Whether an epoch is over for this worker."""
+        """Return whether an epoch is over for this worker."""
         return self._closed or epoch in self._left
 
     def _check(self, epoch: str) -> None:
@@ -154,12 +154,13 @@ class Member:
             raise CommAbortedError(f"epoch {epoch} is over")
 
     def leave(self, epoch: str, reason: str) -> None:
-        """End the communicator of an epoch, now or as soon as it is made; never blocks."""
+        """End the communicator of an epoch, now or once it is created; never blocks."""
         with self._lock:
             self._left.append(epoch)
             comm = self._comms.pop(epoch, None)
             joining = self._joining.get(epoch)
-            self._stores.pop(epoch, None)
+            store = self._stores.pop(epoch, None)
+        del store  # its destructor runs without the lock
         if joining is not None:
             joining.abort(reason)
         if comm is not None:
@@ -167,7 +168,7 @@ class Member:
             comm.close()
 
     def close(self, reason: str) -> None:
-        """Leave every epoch, those to come too; never blocks."""
+        """Leave all epochs, later ones too; never blocks."""
         self._closed = True
         with self._lock:
             epochs = {*self._comms, *self._joining, *self._stores}
@@ -175,7 +176,7 @@ class Member:
             self.leave(epoch, reason)
 
     def serve_store(self, epoch: str) -> tuple[str, int]:
-        """Serve the store of a new epoch of which this worker is rank 0, until it leaves."""
+        """Serve the store of a new epoch until this worker, its rank 0, leaves it."""
         store = bootstrap.serve_store(self.host)
         with self._lock:
             if not self.has_left(epoch):
@@ -183,7 +184,7 @@ class Member:
         return store.host, store.port
 
     def describe(self) -> dict[str, Any]:
-        """What is known without touching the device."""
+        """Return what is known without the device."""
         with self._lock:
             epochs, stores = sorted(self._comms), sorted(self._stores)
         return {
@@ -194,10 +195,7 @@ class Member:
         }
 
     def examine(self) -> str:
-        """Multiply something small on the device: ``"ok"``, or what is wrong.
-
-        A program may be running there meanwhile.
-        """
+        """Test a small product on the device, beside programs; return ``"ok"`` or the fault."""
         device = self.device
         with device.computing():
             a = device.zeros((8, 8), "float64")

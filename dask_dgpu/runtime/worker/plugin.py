@@ -1,4 +1,4 @@
-"""The worker's side of gangs: blocks handed over, programs run in ticket order."""
+"""The worker's side of gangs: it keeps blocks and runs programs in ticket order."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import logging
 import pickle
 import queue
 import threading
-from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.exceptions import Reschedule
 from distributed.protocol.serialize import to_serialize
@@ -26,7 +27,7 @@ from dask_dgpu.runtime.plainly import compute_plainly
 from dask_dgpu.runtime.plans import Plans, received
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.tasks import PLUGIN
-from dask_dgpu.runtime.worker.job import Job, WarmUp
+from dask_dgpu.runtime.worker.job import Job
 from dask_dgpu.runtime.worker.member import Member
 
 if TYPE_CHECKING:
@@ -38,12 +39,12 @@ Array = Any
 Key = Any
 
 CLOSING_SECONDS = 2.0
-"""How long a worker that closes waits for threads that may be within C++."""
+"""Seconds for which a closing worker waits for threads that may be within C++."""
 
 
 @dataclass(frozen=True)
 class Handle:
-    """What a ``gang`` task returns: the run whose results ``out`` tasks take."""
+    """The result of a ``gang`` task: the run whose blocks ``out`` tasks return."""
 
     key: Key
     run_id: int
@@ -52,10 +53,9 @@ class Handle:
 class GangWorkerPlugin(WorkerPlugin):
     """Runs this worker's part of every gang.
 
-    Blocks come in through ``stage`` tasks and leave through ``out`` tasks. The
-    scheduler launches programs over the worker's stream, whose order is that of
-    the tickets; one thread runs them in that order, so that two gangs in flight
-    can not wait for each other.
+    ``stage`` tasks deliver blocks, and ``out`` tasks return them. The scheduler launches programs
+    over the worker's stream in the order of their tickets. One thread runs them in that order, so
+    that two gangs cannot wait for each other.
 
     Parameters
     ----------
@@ -78,15 +78,16 @@ class GangWorkerPlugin(WorkerPlugin):
         self.unwanted: set[Key] = set()
         self.results: dict[tuple[Key, int], dict[Key, Array]] = {}
         self.jobs: dict[tuple[Key, int], Job] = {}
-        self.queue: queue.SimpleQueue[Job | WarmUp | None] = queue.SimpleQueue()
-        self.member = Member(self.device, _host_of(worker), worker.state.nthreads)
+        self.queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        host = get_address_host(worker.address)
+        self.member = Member(self.device, host, worker.state.nthreads)
         worker.stream_handlers.update(
             {
                 "dgpu-launch": self._launch,
                 "dgpu-give-up": self._give_up,
                 "dgpu-free": self._free,
                 "dgpu-drop": self._drop,
-                "dgpu-leave": self._leave,
+                "dgpu-leave": self.member.leave,
                 "dgpu-warm-up": self._warm_up,
             }
         )
@@ -102,7 +103,7 @@ class GangWorkerPlugin(WorkerPlugin):
         self.thread.start()
 
     async def teardown(self, worker: Worker) -> None:
-        """Give up what runs, and give the threads a moment to end."""
+        """Give up all jobs, and wait a moment for the threads to end."""
         for job in self.jobs.copy().values():
             job.given_up.set()
         self.member.close("the worker closes")
@@ -112,7 +113,7 @@ class GangWorkerPlugin(WorkerPlugin):
     # tasks, in threads of the worker's pool
 
     def stage(self, key: Key, block: Array) -> tuple[Key, str]:
-        """Keep a block for the gang; return where it is."""
+        """Keep a block for the gang; return its key and this worker's address."""
         self.staged[key] = block
         if key in self.unwanted:  # dropped in this very moment
             self.unwanted.discard(key)
@@ -122,9 +123,9 @@ class GangWorkerPlugin(WorkerPlugin):
     def run_gang(
         self, key: Key, program: Program, staged: Sequence[list[Any]]
     ) -> Handle | dict[Key, Array]:
-        """Have the scheduler run a program on the workers; return when all are done.
+        """Ask the scheduler to run a program on the workers; return when all are done.
 
-        Returns a handle, or blocks that Dask has made instead, by name and place.
+        Returns a handle, or the blocks by name and place if Dask has computed them instead.
         """
         answer = sync(
             self.worker.loop,
@@ -145,7 +146,7 @@ class GangWorkerPlugin(WorkerPlugin):
     def result(self, handle: Handle, block: Key, out: Key) -> Array:
         """Return a block of a finished run, by the name of its array and its place.
 
-        ``out`` is the key of the task that asks.
+        ``out`` is the key of the calling task.
         """
         try:
             return self.results[handle.key, handle.run_id][block]
@@ -153,7 +154,7 @@ class GangWorkerPlugin(WorkerPlugin):
             return sync(self.worker.loop, self._fetch, handle, block, out)
 
     async def _fetch(self, handle: Handle, block: Key, out: Key) -> Array:
-        """Get a block from the worker that made it."""
+        """Fetch a block from the worker that computed it."""
         what = {"key": handle.key, "run_id": handle.run_id, "block": block}
         here = self.worker.address
         where = partial(self.worker.scheduler.dgpu_where, **what, out=out, worker=here)
@@ -161,27 +162,28 @@ class GangWorkerPlugin(WorkerPlugin):
         if place is not None:
             try:
                 answer = await self.worker.rpc(place).dgpu_take(**what)
-            except OSError:  # it is lost, perhaps before the scheduler knows
+            except OSError:  # the worker is lost, perhaps before the scheduler knows
                 answer = {}
             if "block" in answer:
                 return answer["block"]
             await where(missing=place)
         raise Reschedule  # the scheduler starts the gang over, and this task with it
 
-    # messages from the scheduler, on the event loop: these must never raise
+    # messages from the scheduler, on the event loop: the handlers must never raise or block
 
     def _launch(self, blocks: dict[str, list[tuple[Any, Key]]], **fields: Any) -> None:
         try:
-            mine = {
-                name: {tuple(index): self.staged.pop(key) for index, key in given}
-                for name, given in blocks.items()
+            own = {
+                name: {tuple(index): self.staged.pop(key) for index, key in tokens}
+                for name, tokens in blocks.items()
             }
         except KeyError as missing:
-            self._send("dgpu-stale", fields["key"], fields["run_id"], missing=str(missing))
+            key, run_id = fields["key"], fields["run_id"]
+            self._send("dgpu-stale", key=key, run_id=run_id, missing=str(missing))
             return
-        job = Job(self.worker, blocks=mine, **fields)
+        job = Job(self.worker, blocks=own, **fields)
         self.jobs[job.key, job.run_id] = job
-        self.queue.put(job)
+        self.queue.put(partial(self._run, job))
 
     def _give_up(self, key: Key, run_id: int, epoch: str, reason: str) -> None:
         job = self.jobs.pop((key, run_id), None)
@@ -203,11 +205,8 @@ class GangWorkerPlugin(WorkerPlugin):
             if self.staged.pop(key, None) is not None:
                 self.unwanted.discard(key)
 
-    def _leave(self, epoch: str, reason: str) -> None:
-        self.member.leave(epoch, reason)
-
     def _warm_up(self, **fields: Any) -> None:
-        self.queue.put(WarmUp(**fields))
+        self.queue.put(partial(self._join_early, **fields))
 
     async def _serve_store(self, epoch: str) -> tuple[str, int]:
         return await in_background(partial(self.member.serve_store, epoch))  # it imports torch
@@ -229,35 +228,31 @@ class GangWorkerPlugin(WorkerPlugin):
     async def _examine(self) -> str:
         return await in_background(self.member.examine)
 
-    def _send(self, op: str, key: Key, run_id: int, **facts: Any) -> None:
-        message = {"op": op, "key": key, "run_id": run_id, **facts}
-        self.worker.loop.add_callback(self.worker.batched_stream.send, message)
+    def _send(self, op: str, **facts: Any) -> None:
+        self.worker.loop.add_callback(self.worker.batched_stream.send, {"op": op, **facts})
 
     # the program thread
 
     def _run_jobs(self) -> None:
-        while (job := self.queue.get()) is not None:
+        while (call := self.queue.get()) is not None:
             try:
-                if isinstance(job, WarmUp):
-                    self._join_early(job)
-                elif not job.given_up.is_set():
-                    self._run(job)
-            except Exception:  # the thread must live: the next gang has a rank here too
-                logger.warning("a rank could not be made ready for gangs", exc_info=True)
-            del job
+                call()
+            except Exception:  # the thread must go on: the next gang has a rank here too
+                logger.warning("a rank could not prepare for gangs", exc_info=True)
+            del call
 
-    def _join_early(self, warm_up: WarmUp) -> None:
+    def _join_early(self, epoch: str, rank: int, **fields: Any) -> None:
         try:
-            self.member.join(**asdict(warm_up))
+            self.member.join(epoch=epoch, rank=rank, **fields)
         except CommAbortedError:
-            pass  # nobody needs it any more
+            pass  # the epoch is over
         except Exception as error:
-            epoch = warm_up.epoch
-            logger.info("rank %s could not join epoch %s: %s", warm_up.rank, epoch, error)
-            message = {"op": "dgpu-broken", "epoch": epoch, "reason": str(error)}
-            self.worker.loop.add_callback(self.worker.batched_stream.send, message)
+            logger.info("rank %s could not join epoch %s: %s", rank, epoch, error)
+            self._send("dgpu-broken", epoch=epoch, reason=str(error))
 
     def _run(self, job: Job) -> None:
+        if job.given_up.is_set():
+            return
         name = (job.key, job.run_id)
         try:
             program: Program = pickle.loads(job.program)
@@ -281,9 +276,8 @@ class GangWorkerPlugin(WorkerPlugin):
             if job.given_up.is_set():
                 self.results.pop(name, None)
             else:
-                self._send(
-                    "dgpu-finished", job.key, job.run_id, spans=list(map(astuple, job.spans))
-                )
+                spans = [astuple(span) for span in job.spans]
+                self._send("dgpu-finished", key=job.key, run_id=job.run_id, spans=spans)
         except BaseException as error:
             if not job.given_up.is_set():
                 self._fail(job, error)
@@ -295,11 +289,10 @@ class GangWorkerPlugin(WorkerPlugin):
     def _fail(self, job: Job, error: BaseException) -> None:
         failure = failure_of(error, job.rank, self.worker.address, job.phase)
         logger.info("gang %s: %s", job.key, failure)
-        lost = isinstance(error, CommError)
-        self._send("dgpu-failed", job.key, job.run_id, lost=lost, error=pickle.dumps(failure))
-
-
-def _host_of(worker: Worker) -> str:
-    from distributed.comm.addressing import get_address_host
-
-    return str(get_address_host(worker.address))
+        self._send(
+            "dgpu-failed",
+            key=job.key,
+            run_id=job.run_id,
+            lost=isinstance(error, CommError),
+            error=pickle.dumps(failure),
+        )

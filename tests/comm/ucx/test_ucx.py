@@ -69,26 +69,6 @@ def test_what_a_rank_sent_before_it_closed_arrives(pool, store):
     pool.run(_leave_early, store.address)
 
 
-def _abort_child(rank, address):
-    """An aborted child leaves its parent and its sibling alone."""
-    comm = _connect(rank, address, "child")
-    child, sibling = comm.split(0, 0), comm.split(0, 0)
-    work = child.exchange([], [((rank + 1) % 3, np.zeros(LARGE))])
-    child.abort("enough")
-    with pytest.raises(CommAbortedError, match="enough"):
-        work.wait()
-    for one in (sibling, comm):
-        x = np.full(LARGE, float(rank))
-        one.all_reduce(x).wait()
-        assert (x == 3).all()
-    comm.close()
-    _threads_end()
-
-
-def test_aborted_child(pool, store):
-    pool.run(_abort_child, store.address)
-
-
 def _give_up(rank, address, how):
     """What is received late, or after an abort, is not written into the buffer."""
     comm = _connect(rank, address, how, limit=0.5)
@@ -129,23 +109,6 @@ def _sizes_differ(rank, address):
 
 def test_message_longer_than_its_buffer(pool, store):
     pool.run(_sizes_differ, store.address)
-
-
-def _split_often(rank, address):
-    comm = _connect(rank, address, "often")
-    for turn in range(20):
-        child = comm.split(0 if rank else None, -rank) if turn % 2 else comm.split(rank % 2, 0)
-        if child is not None:
-            x = np.ones(1)
-            child.all_reduce(x).wait()
-            assert x[0] == child.size
-            child.close()
-    comm.barrier()
-    comm.close()
-
-
-def test_split_in_groups_that_differ(pool, store):
-    pool.run(_split_often, store.address)
 
 
 NEVER_CLOSED = """

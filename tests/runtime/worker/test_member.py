@@ -17,11 +17,17 @@ from dask_dgpu.comm import bootstrap
 from dask_dgpu.errors import CommAbortedError, CommError
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.runtime.worker import member
-from dask_dgpu.runtime.worker.job import WarmUp
 from dask_dgpu.runtime.worker.member import Member
 from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
 
-WARM_UP = WarmUp("epoch", ("127.0.0.1", 1), 0, 2, "gloo", 60.0)
+WARM_UP: dict[str, Any] = {
+    "epoch": "epoch",
+    "store": ("127.0.0.1", 1),
+    "rank": 0,
+    "size": 2,
+    "transport": "gloo",
+    "timeout": 60.0,
+}
 
 
 def test_there_is_one_device_whoever_asks_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,13 +111,13 @@ def test_a_warm_up_ends_quietly(
 ) -> None:
     monkeypatch.setattr(bootstrap, "connect", connect_until_aborted)
     plugin, sent = plugin_of_worker()
-    plugin.queue.put(WARM_UP)
+    plugin._warm_up(**WARM_UP)
     while not plugin.member._joining:
         time.sleep(0.001)
     begin = time.monotonic()
     with caplog.at_level(logging.INFO):
         if how == "left":
-            plugin._leave("epoch", "a member is lost")
+            plugin.member.leave("epoch", "a member is lost")
         asyncio.run(plugin.teardown(plugin.worker))
     assert time.monotonic() - begin < 1
     assert not plugin.thread.is_alive()
@@ -138,7 +144,7 @@ def test_the_scheduler_hears_of_a_warm_up_that_failed(
 
     monkeypatch.setattr(bootstrap, "connect", fail)
     plugin, sent = plugin_of_worker()
-    plugin.queue.put(WARM_UP)
+    plugin._warm_up(**WARM_UP)
     while not sent:
         time.sleep(0.001)
     assert sent == [{"op": "dgpu-broken", "epoch": "epoch", "reason": "ranks [1] did not come"}]
