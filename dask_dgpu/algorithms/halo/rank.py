@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from dask_dgpu.algorithms import Progress, no_progress
 from dask_dgpu.algorithms.halo.plan import HaloPlan
 from dask_dgpu.algorithms.halo.schedule import Stays, View, schedule
 from dask_dgpu.algorithms.halo.storage import storage_around
@@ -27,39 +28,18 @@ def halo_rank(
     device: Device,
     blocks: Blocks,
     *,
-    progress: Callable[[int, int], None] = lambda done, steps: None,
+    progress: Progress = no_progress,
 ) -> dict[Index, Array]:
     """Extend blocks by their ghost cells as one rank.
 
-    Parameters
-    ----------
-    plan : HaloPlan
-        The same on every rank.
-    comm : Comm
-        Joins ``plan.size`` ranks.
-    device : Device
-        Where this rank's arrays are.
-    blocks : mapping of tuple of int to array
-        The blocks that this rank owns, of any strides; they stay as they are.
-    progress : callable
-        Called when all is done, with 1 and 1; may raise to give up.
-
-    Returns
-    -------
-    dict of tuple of int to array
-        The extended blocks that this rank makes, C-contiguous, in memory of their own; or
-        in that around the blocks, if only ``blocks`` refers to these and it has the room.
-        Where ``plan.corners`` is false, ghost cells beyond several axes are zero.
+    The result is in the memory around the blocks, if it fits there and only ``blocks`` refers
+    to them. Without ``plan.corners``, ghost cells beyond several axes are zero. Blocks are
+    copied while messages are on their way.
 
     Raises
     ------
     ValueError
-        When a block is not of the shape and dtype that the plan says.
-
-    Notes
-    -----
-    What is on the compute lane before is waited for, and both lanes wait for the result.
-    Blocks are copied while messages travel.
+        If a block has another shape or dtype than the plan.
     """
     with device.computing():
         given = device.mark()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import isfinite, sqrt
 from typing import Any, NamedTuple
 
+from dask_dgpu.algorithms import Progress, no_progress
 from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, JacobiTask
 from dask_dgpu.algorithms.redistribute import redistribute_rank
 from dask_dgpu.algorithms.stencil import Tiles, load, unload
@@ -47,29 +48,22 @@ def jacobi_rank(
     device: Device,
     u0: Blocks,
     rhs: Blocks,
-    progress: Callable[[int, int], None] = lambda done, sweeps: None,
+    progress: Progress = no_progress,
 ) -> tuple[dict[Index, Array], Outcome]:
-    """Iterate as one rank.
+    """Iterate as one rank; ``progress`` counts sweeps.
 
     Parameters
     ----------
-    plan : JacobiPlan
-        The same on every rank.
-    comm : Comm
-        Joins the ranks of the plan.
-    device : Device
-        Where this rank's arrays are.
+    plan, comm, device, progress
+        As for all rank programs.
     u0, rhs : mapping of tuple of int to array
-        The blocks of the first iterate and of the right-hand side that this rank owns, of
-        dtype ``plan.task.dtype``.
-    progress : callable
-        Called with the number of sweeps done and of all that are allowed; may raise to
-        give up.
+        The rank's blocks of the first iterate and of the right-hand side, of the dtype
+        ``plan.task.dtype``.
 
     Returns
     -------
     blocks : dict of tuple of int to array
-        The blocks of the last iterate that this rank owns.
+        The rank's blocks of the last iterate.
     outcome : Outcome
         The same on every rank, since the bits of an all-reduce are.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
+from dask_dgpu.algorithms import Progress, no_progress
 from dask_dgpu.algorithms.pencil_fft.plan import Stage
 from dask_dgpu.algorithms.pencil_fft.ranks import RankedPencil
 from dask_dgpu.algorithms.redistribute import redistribute_rank
@@ -23,36 +24,17 @@ def pencil_fft_rank(
     comm: Comm,
     device: Device,
     blocks: MutableMapping[Index, Array],
-    progress: Callable[[int, int], None] = lambda done, steps: None,
+    progress: Progress = no_progress,
 ) -> dict[Index, Array]:
-    """Transform as one rank.
+    """Transform as one rank; ``progress`` counts rounds and transforms.
 
-    Parameters
-    ----------
-    ranked : RankedPencil
-        The same on every rank.
-    comm : Comm
-        Joins the ranks of the plan.
-    device : Device
-        Where this rank's arrays are.
-    blocks : mapping of tuple of int to array
-        The blocks of the input that this rank owns, of any strides; they stay as they
-        are. If the plan says that they are spent, the mapping is emptied.
-    progress : callable
-        Called with the number of steps done and of all steps; may raise to give up.
-
-    Returns
-    -------
-    dict of tuple of int to array
-        The blocks of the output that this rank owns, of dtype
-        ``ranked.plan.output_dtype``.
+    If the plan says that the input is spent, ``blocks`` is emptied.
 
     Notes
     -----
-    What a stage makes for an exchange is not there as a whole, if slices are small enough
-    (``move.transformed``): each slice of a block is transformed when it is packed, while the
-    slices before it travel. What the last stage makes stays in the memory of what it reads,
-    where the dtype allows.
+    If slices are small enough (``move.transformed``), each slice of a block is transformed when
+    it is packed, while earlier slices are on their way; no stage's result exists as a whole.
+    The last stage overwrites its input if the dtype allows it.
     """
     done = 0
 

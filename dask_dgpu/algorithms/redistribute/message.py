@@ -1,12 +1,11 @@
-"""The messages of a rank: packing a round's pieces, sending them, unpacking what came.
+"""The messages of a rank: packing a round's pieces, sending and unpacking them.
 
 ::
 
     half 0  | round 0: out    | in   |      | round 2: out | in      |
     half 1             | round 1: out | in     |       | round 3 ...
 
-Two rounds are under way at a time, each in its half of one buffer: one travels
-while the next is packed.
+Two rounds overlap, each in its half of one buffer: one is on its way while the next is packed.
 """
 
 from __future__ import annotations
@@ -26,20 +25,10 @@ Array = Any
 
 
 class Messages:
-    """The message buffer of a rank, made once and reused by every round.
+    """The message buffer of a rank, for all rounds.
 
-    Parameters
-    ----------
-    plan : RedistributePlan
-        The same on every rank.
-    comm : Comm
-        Joins the ranks.
-    device : Device
-        Where the buffer is; all methods are called on its transfer lane.
-    rounds : list of Round
-        Those of this rank.
-    targets : list of array
-        Its target blocks that are put together.
+    All methods are called on the transfer lane. ``targets`` are the rank's target blocks, without
+    those that are passed on.
     """
 
     def __init__(
@@ -59,7 +48,7 @@ class Messages:
         self.buffer = device.workspace("messages", halves * self.half, plan.dtype)
 
     def pack(self, at: int, units: list[Array]) -> None:
-        """Copy the pieces of a round out of its units: into messages, or where they stay."""
+        """Copy the pieces of a round from its units into messages or target blocks."""
         (_, sends, _, stays, *_, described), arrays = self.rounds[at], Arrays(units)
         pack.copy_pieces(
             self.device,
@@ -78,10 +67,9 @@ class Messages:
         )
 
     def start(self, at: int) -> Work | None:
-        """Send a round, one message to each rank that wants something; ``None`` if none does.
+        """Send a round, one message to each receiver; ``None`` if there is no message.
 
-        Ranks that have nothing for each other do not wait for each other, hence not
-        an all-to-all.
+        Ranks without messages for each other do not wait for each other, unlike in an all-to-all.
         """
         out, inbox = self._parts(at)
         sends = list(self._messages(out, self.rounds[at].send_counts, 1))
@@ -89,7 +77,7 @@ class Messages:
         return self.comm.exchange(sends, receives) if sends or receives else None
 
     def unpack(self, at: int) -> None:
-        """Copy the pieces of a round that came into the target blocks."""
+        """Copy the received pieces of a round into the target blocks."""
         receives = self.rounds[at].receives
         pack.copy_pieces(
             self.device,
@@ -102,7 +90,7 @@ class Messages:
         )
 
     def _parts(self, at: int) -> tuple[Array, Array]:
-        """What goes out in a round and what comes in, side by side in its half."""
+        """Return the outgoing and the incoming messages of a round, adjacent in its half."""
         first = at % 2 * self.half
         middle = first + sum(self.rounds[at].send_counts)
         return self.buffer[first:middle], self.buffer[

@@ -1,4 +1,4 @@
-"""What moves in a redistribution: the pieces of all ranks, as arrays."""
+"""The pieces of a redistribution on all ranks, as arrays."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class Overlap(NamedTuple):
-    """Every source block with every target block that it overlaps.
+    """All pairs of a source block and a target block that overlap.
 
     Attributes
     ----------
     source, target : array of int
         Their places in row-major order.
     sender, receiver : array of int
-        The ranks that have and want them, -1 for none.
+        Their ranks, -1 for none.
     length : array of int
-        Elements that they share.
+        Number of common elements.
     whole : array of bool
         Whether both are the same block.
     """
@@ -45,11 +45,11 @@ class Overlap(NamedTuple):
 
     @property
     def kept(self) -> Mask:
-        """Where the same block stays on the same rank: it is passed on."""
+        """Pairs of the same block on the same rank, which is passed on."""
         return self.whole & (self.sender == self.receiver) & (self.sender >= 0)
 
     def traffic(self, size: int) -> Ints:
-        """Return the elements, kept blocks aside, that rank p has of what rank q wants."""
+        """Return the elements that rank p has of the blocks of rank q, without kept blocks."""
         moves = (self.sender >= 0) & (self.receiver >= 0) & ~self.kept
         pairs = self.sender[moves] * size + self.receiver[moves]
         counts = np.bincount(pairs, self.length[moves], size * size)
@@ -57,7 +57,7 @@ class Overlap(NamedTuple):
 
 
 def overlap(source: Layout, target: Layout) -> Overlap:
-    """Hold the blocks of two layouts of an array against each other."""
+    """Compare the blocks of two layouts of an array."""
     cells = Cells(source.cuts, target.cuts)
     sizes = [volumes([np.diff(cuts) for cuts in layout.cuts]) for layout in (source, target)]
     whole = (sizes[0][cells.source] == cells.sizes) & (sizes[1][cells.target] == cells.sizes)
@@ -67,30 +67,23 @@ def overlap(source: Layout, target: Layout) -> Overlap:
 
 
 class Moves:
-    """The pieces of a redistribution, the units they are cut from, and their rounds.
+    """The pieces of a redistribution, their units, and their rounds.
 
-    A *unit* is a source block or a slice of one, a *piece* the part of a unit that
-    goes into one target block. Every rank computes the same, so no counts are
-    exchanged.
-
-    Parameters
-    ----------
-    plan : RedistributePlan
-        What is to be done.
+    A *unit* is a source block or a slice of one, a *piece* the overlap of a unit with a target
+    block. Every rank computes the same, so no counts are exchanged.
 
     Attributes
     ----------
     cells : Cells
         Overlaps of units and target blocks.
     cell, unit, sender, receiver, length, round : array of int
-        For each piece its cell, its unit, the rank that has it, the rank that wants
-        it, its elements, and its round.
+        The cell, unit, ranks, number of elements and round of each piece.
     places, owner, unit_round : array of int
-        For each unit its place among all units in row-major order, its rank, its round.
+        The place of each unit among all units in row-major order, its rank and its round.
     rounds : int
         Number of rounds.
     busiest : int
-        Most bytes that count of a rank in a round.
+        Most bytes of a rank in a round.
     """
 
     def __init__(self, plan: RedistributePlan) -> None:

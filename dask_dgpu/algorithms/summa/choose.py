@@ -1,4 +1,4 @@
-"""Choosing the plan of a product: mesh, seats, number of panels, by cost."""
+"""Choosing the mesh, the place of each rank, and the number of panels by their cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graph_opt.model.cost import Machine, pipelined
 from graph_opt.model.layout import Cuts, Span
 
 MAX_STEPS = 16
-"""More panels than this never paid: each costs a collective."""
+"""More panels were never faster: each costs a collective."""
 
 
 def plan_summa(
@@ -29,7 +29,7 @@ def plan_summa(
     steps: int | None = None,
     room: float | None = None,
 ) -> SummaPlan:
-    """Choose the mesh and the number of panels that the cost model finds quickest.
+    """Choose the mesh and the number of panels with the lowest predicted cost.
 
     Parameters
     ----------
@@ -41,33 +41,30 @@ def plan_summa(
         Number of ranks.
     machine : Machine
         Rates of a rank.
-    mesh : tuple of int, optional
-        Use this mesh instead of choosing one.
-    steps : int, optional
-        Use this number of panels instead of choosing it.
+    mesh, steps : optional
+        Use this mesh, or this number of panels.
     room : float, optional
-        Bytes of memory of a rank; where the operands leave less for panels than
-        would be quickest, narrower panels are taken.
+        Bytes of memory of a rank; panels are narrower if the operands leave too little.
 
     Returns
     -------
     SummaPlan
-        The same on every rank: nothing but the arguments enters.
+        The same on every rank.
 
     Raises
     ------
     ValueError
-        When the operands do not conform, the mesh does not fit ``size``, or ``steps``
-        is not positive.
+        If the operands do not conform, the mesh does not fit ``size``, or ``steps`` is not
+        positive.
     """
     if a.columns[-1] != b.rows[-1]:
         raise ValueError(
-            f"a has {a.columns[-1]} columns and b has {b.rows[-1]} rows; they must be equal"
+            f"expected as many columns of a as rows of b, got {a.columns[-1]} and {b.rows[-1]}"
         )
     if mesh is not None and (min(mesh) < 1 or mesh[0] * mesh[1] * mesh[2] > size):
-        raise ValueError(f"mesh is {mesh}, its positive extents must multiply to {size} at most")
+        raise ValueError(f"expected a mesh of 1 to {size} ranks, each extent positive, got {mesh}")
     if steps is not None and steps < 1:
-        raise ValueError(f"steps is {steps}, it must be positive")
+        raise ValueError(f"expected positive steps, got {steps}")
     best: tuple[float, float, SummaPlan] | None = None
     owned = max(a.share(rank) + b.share(rank) for rank in range(size))
     for candidate in [mesh] if mesh else _meshes(a, b, size):
@@ -91,10 +88,9 @@ def plan_summa(
 
 
 def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> float:
-    """Predict the seconds of a plan whose busiest rank receives so many bytes, and first so many.
+    """Predict the seconds of a plan; the busiest rank receives these bytes, and these first.
 
-    One-sided reads are packed by nobody, and synchronise the ranks twice instead of
-    once a step.
+    One-sided reads need no packing, and synchronise the ranks twice instead of once a step.
     """
     _rows, _columns, depth = plan.mesh
     tallest, widest = plan.extents
@@ -116,7 +112,7 @@ def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> fl
 
 
 def _meshes(a: Operand, b: Operand, size: int) -> list[Mesh]:
-    """All meshes with a block of C for each rank of a layer."""
+    """Return all meshes with at least one block of C for each rank of a layer."""
     k, block_rows, block_columns = a.columns[-1], a.grid[0], b.grid[1]
     found: list[Mesh] = []
     for depth in range(1, max(1, min(size, k)) + 1):
@@ -133,9 +129,9 @@ def _step_counts(plan: SummaPlan) -> list[int]:
 
 
 def _placed(plan: SummaPlan) -> tuple[SummaPlan, float]:
-    """Seat each rank where most of what it needs is its own already.
+    """Place each rank where it owns most of its operands; return the plan and the received bytes.
 
-    Returns the plan and the bytes that its busiest rank receives.
+    The bytes are those of the busiest rank.
     """
     rows, columns, depth = plan.mesh
     held_a = _held(plan.a, plan.size, plan.row_spans, _layers(plan, plan.a.columns), (rows, depth))
@@ -168,9 +164,10 @@ def _held(
     *,
     transposed: bool = False,
 ) -> np.ndarray[tuple[int, int, int], np.dtype[np.float64]]:
-    """Bytes that each rank holds for each (part of the mesh, layer of the mesh).
+    """Return the bytes of each rank for each (part of the mesh, layer of the mesh).
 
-    ``spans`` parts the axis of the operand that C has too, ``layers`` the other.
+    ``spans`` are the parts of the axis that the operand shares with C, ``layers`` those of the
+    other.
     """
     held = np.zeros((size, *extents))
     parts = [part for part, (lo, hi) in enumerate(spans) for _ in range(lo, hi)]
@@ -184,7 +181,7 @@ def _held(
 
 
 def _layers(plan: SummaPlan, cuts: Cuts) -> list[int]:
-    """The layer that most of each chunk of the contraction belongs to."""
+    """Return the layer of the mesh with most of each chunk of the contraction."""
     starts = [lo for lo, _ in plan.depth_spans]
     middles = [(lo + hi) / 2 for lo, hi in itertools.pairwise(cuts)]
     return [max(0, bisect_right(starts, middle) - 1) for middle in middles]

@@ -3,7 +3,7 @@
 ::
 
     layer 0   [ C00 C01 | C02 C03 ]        each layer keeps some blocks of the
-    layer 1   [ C00 C01 | C02 C03 ]        rectangle and adds up those of all
+    layer 1   [ C00 C01 | C02 C03 ]        rectangle and adds them over all
               keeps 0     keeps 1          layers, in the order of the layers
 """
 
@@ -25,7 +25,7 @@ Block = tuple[int, int]
 
 @dataclass(frozen=True)
 class Strip:
-    """Sums of some blocks of C side by side, on their way.
+    """Partial sums of adjacent blocks of C.
 
     Parameters
     ----------
@@ -34,11 +34,11 @@ class Strip:
     columns : tuple of int
         Their block columns, as a span.
     group : int
-        Which group of block columns of the rank these are.
+        Their group of block columns.
     top : int
-        Where the block row starts in the rank's rectangle.
+        The first row, in the rank's rectangle.
     sums : array
-        The values so far.
+        The values.
     """
 
     row: int
@@ -57,7 +57,7 @@ class Strip:
 def reduce_layers(
     plan: SummaPlan, comm: Comm, device: Device, strips: list[Strip]
 ) -> dict[Block, Array]:
-    """Add the partial sums of all layers; return the blocks that this rank keeps."""
+    """Add the partial sums of all layers; return this rank's blocks."""
     place = plan.position(comm.rank)
     shapes = _shapes(plan, place)
     keeps = {} if place is None else plan.final_layers(place[0], place[1])
@@ -102,7 +102,7 @@ def _shapes(plan: SummaPlan, place: tuple[int, int, int] | None) -> dict[Block, 
 def _shaped(
     plan: SummaPlan, total: Array, mine: list[Block], shapes: dict[Block, tuple[int, int]]
 ) -> dict[Block, Array]:
-    """Cut the flat sum into blocks, each in memory of its own."""
+    """Cut the flat sum into blocks in memory of their own."""
     blocks: dict[Block, Array] = {}
     start = 0
     for block in mine:

@@ -1,6 +1,6 @@
-"""Conversion from and to single precision and bfloat16 in CUDA memory, subnormals included.
+"""Conversion from and to single precision and bfloat16 in CUDA memory, with subnormal numbers.
 
-CuPy compiles with ``-ftz=true``, by which its own conversions make them zero.
+CuPy compiles with ``-ftz=true``, so its own conversions flush them to zero.
 """
 
 from __future__ import annotations
@@ -53,5 +53,5 @@ def to_single(values: Array) -> Array:
 
 
 def to_bfloat16(single: Array) -> Array:
-    """Return CuPy numbers of float32 as bfloat16."""
+    """Return float32 CuPy numbers as bfloat16."""
     return TO_BFLOAT16(single.view(np.uint32)).view(dtype_named(BFLOAT16))

@@ -1,4 +1,4 @@
-"""Blocks of other dtypes than a kernel knows, converted and summed part after part."""
+"""Blocks of dtypes without a kernel, converted and summed in parts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Array = Any
 T = TypeVar("T")
 
 PART = 1 << 18
-"""Elements that are converted at a time, so that they are summed out of a cache."""
+"""Elements to convert at a time; they are still in the cache when they are summed."""
 
 DEVICE_PART = 1 << 26
-"""The same on a GPU, where a launch costs more than memory."""
+"""The same on a GPU, where launches cost more than memory."""
 
 
 def as_real(block: Array) -> Array:
-    """Return a view of complex numbers with a last axis for both parts; others as they are."""
+    """Return a view of complex numbers with a last axis for both parts; others unchanged."""
     if block.dtype.kind != "c":
         return block
     real = block.real
@@ -46,7 +46,7 @@ def in_parts(
     function: Callable[[Array, Sequence[int]], T],
     merged: Callable[[Sequence[T]], T],
 ) -> T:
-    """Sum a block that has one of some dtypes, or can be converted to one without a copy.
+    """Sum a block that has one of some dtypes, or convert and sum it in small parts.
 
     Parameters
     ----------
@@ -55,8 +55,8 @@ def in_parts(
     axes : sequence of int
         Axes to sum along.
     dtypes : sequence of str
-        What ``function`` takes. Half precision, of either kind, becomes float32 if that is
-        there, all else float64.
+        The dtypes of ``function``. Half precision of both kinds becomes float32 if possible, all
+        other dtypes float64.
     function : callable
         ``function(part, axes)`` sums a part.
     merged : callable
@@ -70,7 +70,7 @@ def in_parts(
 
 
 def parts_of(block: Array, axes: Sequence[int]) -> Iterator[Array]:
-    """Yield parts of a block along the longest of some axes, each small enough to be copied."""
+    """Yield parts of a block along the longest of some axes, each small enough for a copy."""
     most = PART if isinstance(block, np.ndarray) else DEVICE_PART
     if block.size <= most or not axes:
         yield block
