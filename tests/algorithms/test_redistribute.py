@@ -503,8 +503,11 @@ def test_progress_may_give_up() -> None:
 @pytest.mark.parametrize(
     ("block", "message"),
     [
-        (np.zeros(3, "float32"), r"block \(0,\) is float32 of shape \(3,\).*plan has float64"),
-        (np.zeros(4), r"block \(0,\) is float64 of shape \(4,\)"),
+        (
+            np.zeros(3, "float32"),
+            r"float64 .* for block \(0,\) at .*, got float32 of shape \(3,\)",
+        ),
+        (np.zeros(4), r"for block \(0,\) at .*, got float64 of shape \(4,\)"),
     ],
 )
 def test_blocks_must_be_what_the_plan_says(block: Array, message: str) -> None:
@@ -521,7 +524,7 @@ def test_blocks_must_be_what_the_plan_says(block: Array, message: str) -> None:
         ({"source": Layout(((0, 4), (0, 4)), (-2,))}, "expected owners -1 to 1 in source, got -2"),
         (
             {"source": Layout(((0, 4), (0, 2, 4)), (0, -1))},
-            r"source has no owner of block \(0, 1\), which target wants",
+            r"expected an owner of block \(0, 1\) in source, got none",
         ),
         ({"limit": 0}, "expected a positive limit, got 0"),
         ({"whole_axes": (2,)}, "expected whole_axes of 2 axes, got 2"),

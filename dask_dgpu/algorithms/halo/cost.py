@@ -1,4 +1,4 @@
-"""What a halo exchange costs: bytes between ranks, memory, seconds."""
+"""The cost of a halo exchange: bytes between ranks, memory, seconds."""
 
 from __future__ import annotations
 
@@ -21,21 +21,9 @@ def workspace(plan: HaloPlan) -> int:
 
 
 def cost(plan: HaloPlan, machine: Machine, *, copied: bool = True) -> float:
-    """Predict the seconds of an exchange.
+    """Predict the seconds of an exchange on the busiest rank.
 
-    Parameters
-    ----------
-    plan : HaloPlan
-        The plan.
-    machine : Machine
-        Rates of a rank.
-    copied : bool, optional
-        Whether the blocks themselves are copied too, while messages travel.
-
-    Returns
-    -------
-    float
-        Seconds of the busiest rank.
+    ``copied`` is whether the blocks themselves are copied too, while messages are on their way.
     """
     counts = _traffic(plan)
     sent, received = counts.sum(axis=1), counts.sum(axis=0)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,9 @@ from dask_dgpu.algorithms import Progress, no_progress
 from dask_dgpu.algorithms.halo.plan import HaloPlan
 from dask_dgpu.algorithms.halo.schedule import Stays, View, schedule
 from dask_dgpu.algorithms.halo.storage import storage_around
-from dask_dgpu.comm.protocol import Buffer, Comm, Work
+from dask_dgpu.algorithms.redistribute.message import messages_of
+from dask_dgpu.algorithms.redistribute.rank import checked
+from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.pack import Arrays, Described, InArrays, InMessage, Pieces
@@ -60,30 +61,16 @@ def halo_rank(
 
 
 class Exchange:
-    """A halo exchange of blocks that stay where they are, to be repeated.
+    """A halo exchange of blocks in place, which can be repeated.
 
-    Parameters
-    ----------
-    plan : HaloPlan
-        The same on every rank.
-    comm : Comm
-        Joins ``plan.size`` ranks.
-    device : Device
-        Where this rank's arrays are; all methods are called on one of its lanes.
-    blocks : mapping of tuple of int to array
-        The blocks that this rank owns; they may be the middles of ``extended``.
-    extended : mapping of tuple of int to array
-        Where the ghost cells are filled.
+    All methods are called on one lane of the device. ``blocks`` may be the middles of ``extended``,
+    whose ghost cells are filled. The exchanges of one program may share the memory of messages: one
+    finishes before the next starts.
 
     Raises
     ------
     ValueError
-        When an array is not of the shape and dtype that the plan says.
-
-    Notes
-    -----
-    The exchanges of one program may share the memory of messages: one is finished before
-    the next starts.
+        If an array has another shape or dtype than the plan.
     """
 
     def __init__(
@@ -92,10 +79,12 @@ class Exchange:
         self.comm, self.device = comm, device
         self.work = work = schedule(plan, comm.rank)
         sources = [
-            _checked(blocks, i, plan.layout.block_shape(i), plan.dtype) for i in work.sources
+            checked(blocks[i], f"block {i}", plan.layout.block_shape(i), plan.dtype)
+            for i in work.sources
         ]
         targets = [
-            _checked(extended, i, plan.target.block_shape(i), plan.dtype) for i in work.blocks
+            checked(extended[i], f"block {i}", plan.target.block_shape(i), plan.dtype)
+            for i in work.blocks
         ]
         views = Arrays(_views(plan, device, work.views, sources))
         ghosted = Arrays(targets)
@@ -122,37 +111,27 @@ class Exchange:
 
     @property
     def travels(self) -> bool:
-        """Whether this rank waits for others."""
+        """Whether this rank receives anything."""
         return bool(len(self.inbox))
 
     def start(self) -> None:
-        """Send what others need, and fill ghost cells from this rank's own blocks."""
+        """Send cells to other ranks, and fill ghost cells from this rank's own blocks."""
         pack.copy_pieces(self.device, self._sends, self._stays)
-        sends = list(self._messages(self.out, self.work.send_counts, 1))
-        receives = list(self._messages(self.inbox, self.work.receive_counts, -1))
+        sends = messages_of(self.comm, self.out, self.work.send_counts, 1)
+        receives = messages_of(self.comm, self.inbox, self.work.receive_counts, -1)
         if sends or receives:
             self._under_way = self.comm.exchange(sends, receives)
 
     def copy_blocks(self) -> None:
-        """Copy the blocks themselves, which are not the middles of the extended ones."""
+        """Copy the blocks themselves, if they are not the middles of the extended ones."""
         pack.copy_pieces(self.device, self._own)
 
     def finish(self) -> None:
-        """Fill ghost cells with what others have sent."""
+        """Fill ghost cells with the received messages."""
         if self._under_way is not None:
             self._under_way.wait()
             self._under_way = None
             pack.copy_pieces(self.device, self._receives)
-
-    def _messages(
-        self, buffer: Array, counts: Sequence[int], way: int
-    ) -> Iterator[tuple[int, Buffer]]:
-        """Each rank's message, beginning with a neighbour, lest all call on rank 0 first."""
-        stops = list(accumulate(counts))
-        for step in range(1, self.comm.size):
-            peer = (self.comm.rank + way * step) % self.comm.size
-            if counts[peer]:
-                yield peer, buffer[stops[peer] - counts[peer] : stops[peer]]
 
 
 def _staying(stays: Stays, views: Arrays, ghosted: Arrays, described: Described) -> Pieces:
@@ -164,20 +143,10 @@ def _staying(stays: Stays, views: Arrays, ghosted: Arrays, described: Described)
     )
 
 
-def _checked(blocks: Blocks, index: Index, shape: tuple[int, ...], dtype: str) -> Array:
-    block = blocks[index]
-    if block.shape != shape or block.dtype != np.dtype(dtype):
-        raise ValueError(
-            f"block {index} is {block.dtype} of shape {block.shape}, the plan has {dtype} of "
-            f"shape {shape}"
-        )
-    return block
-
-
 def _views(
     plan: HaloPlan, device: Device, views: Sequence[View], sources: Sequence[Array]
 ) -> list[Array]:
-    """Return what the cells are parts of."""
+    """Return the views that contain the cells."""
     ndim = plan.layout.ndim
     found = []
     for block, turns in views:
@@ -197,7 +166,7 @@ def _views(
 
 
 def _constant(plan: HaloPlan, device: Device, axis: int) -> Array:
-    """Return the constant beyond an axis as an array that is large enough for any cell."""
+    """Return the constant beyond an axis as an array as large as any cell."""
     value = np.asarray(plan.boundary[axis]).astype(plan.dtype)
     lengths = [max(each.lengths, default=0) for each in plan.axes]
     return np.broadcast_to(device.constant(value), lengths)

@@ -43,7 +43,7 @@ def pencil_fft_rank(
         done += steps
         progress(done, ranked.steps)
 
-    ours = False  # whether the present blocks are no one else's
+    ours = False  # whether nothing else refers to the present blocks
     present = cropped(blocks, ranked)
     if ranked.spent:
         blocks.clear()
@@ -53,7 +53,7 @@ def pencil_fft_rank(
         if stage is not None and not fused:
             with device.computing():
                 made = transform_blocks(stage, present, overwrite=ours)
-            device.join()  # before what was transformed is let go of
+            device.join()  # before the transformed blocks are freed
             present = made
             del made
             ours = True
@@ -65,9 +65,9 @@ def pencil_fft_rank(
                 progress(start + at, ranked.steps)
 
             present = redistribute_rank(move, comm, device, present, read=read, progress=report)
-            del read  # which holds what it has read
+            del read  # it refers to the blocks
             done += move.rounds
-            # a block that is in place is passed on, and is ours only if a stage made it
+            # a block in place is passed on, and is ours only if a stage computed it
             ours = ours or stage is not None
         if stage is not None:
             advance()
@@ -75,7 +75,7 @@ def pencil_fft_rank(
 
 
 def _reader(stage: Stage, blocks: Blocks, *, overwrite: bool) -> Read:
-    """Return the function that transforms a slice of a block, which is whole along its axes."""
+    """Return the function that transforms a slice of a block."""
     whole = {each.axis for each in stage.transforms}
 
     def read(index: Index, slices: tuple[slice, ...]) -> Array:

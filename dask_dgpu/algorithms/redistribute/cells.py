@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from graph_opt.model.layout import Cuts
+from graph_opt.model.layout import Cuts, Index
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -102,3 +102,8 @@ def unravel(places: Ints, grid: tuple[int, ...]) -> Ints:
     if not grid or not prod(grid):
         return np.zeros((len(places), len(grid)), np.int64)
     return np.stack(np.unravel_index(places, grid), axis=1)
+
+
+def indices_at(places: Ints, grid: tuple[int, ...]) -> list[Index]:
+    """Return the blocks at places in row-major order."""
+    return list(map(tuple, unravel(places, grid).tolist()))

@@ -10,7 +10,7 @@ Two rounds overlap, each in its half of one buffer: one is on its way while the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -72,8 +72,8 @@ class Messages:
         Ranks without messages for each other do not wait for each other, unlike in an all-to-all.
         """
         out, inbox = self._parts(at)
-        sends = list(self._messages(out, self.rounds[at].send_counts, 1))
-        receives = list(self._messages(inbox, self.rounds[at].receive_counts, -1))
+        sends = messages_of(self.comm, out, self.rounds[at].send_counts, 1)
+        receives = messages_of(self.comm, inbox, self.rounds[at].receive_counts, -1)
         return self.comm.exchange(sends, receives) if sends or receives else None
 
     def unpack(self, at: int) -> None:
@@ -97,12 +97,14 @@ class Messages:
             middle : middle + sum(self.rounds[at].receive_counts)
         ]
 
-    def _messages(
-        self, buffer: Array, counts: Sequence[int], way: int
-    ) -> Iterator[tuple[int, Buffer]]:
-        """Each rank's message, beginning with a neighbour, lest all call on rank 0 first."""
-        stops = list(accumulate(counts))
-        for step in range(1, self.comm.size):
-            peer = (self.comm.rank + way * step) % self.comm.size
-            if counts[peer]:
-                yield peer, buffer[stops[peer] - counts[peer] : stops[peer]]
+
+def messages_of(
+    comm: Comm, buffer: Array, counts: Sequence[int], way: int
+) -> list[tuple[int, Buffer]]:
+    """Return the messages in a buffer by rank, from the next rank (1) or the previous one (-1) on.
+
+    So ranks do not all send to rank 0 first.
+    """
+    stops = list(accumulate(counts))
+    peers = [(comm.rank + way * step) % comm.size for step in range(1, comm.size)]
+    return [(p, buffer[stops[p] - counts[p] : stops[p]]) for p in peers if counts[p]]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dask_dgpu.algorithms.redistribute.cells import indices_at
 from dask_dgpu.algorithms.redistribute.moves import Moves, Overlap, overlap
 from graph_opt.model.bare import Bare
 from graph_opt.model.layout import Cuts, Layout, even_spans
@@ -119,11 +120,10 @@ def plan_redistribute(
     """
     _check(source, target, size, limit, whole_axes)
     plan = RedistributePlan(source, target, dtype, size, limit, source.cuts, transformed)
-    unheld = (plan.overlap.sender < 0) & (plan.overlap.receiver >= 0)
-    if unheld.any():
-        place = int(plan.overlap.source[unheld][0])
-        index = tuple(map(int, np.unravel_index(place, source.grid)))
-        raise ValueError(f"source has no owner of block {index}, which target wants")
+    missing = (plan.overlap.sender < 0) & (plan.overlap.receiver >= 0)
+    if missing.any():
+        (index,) = indices_at(plan.overlap.source[missing][:1], source.grid)
+        raise ValueError(f"expected an owner of block {index} in source, got none")
     if _most(plan) <= limit:
         return plan
     parts = UNITS_A_ROUND * (2 if transformed else 1)
@@ -173,11 +173,16 @@ def _check(
             f"expected source and target of one shape, got {source.shape} and {target.shape}"
         )
     for name, layout in (("source", source), ("target", target)):
-        for owner in (min(layout.owners, default=-1), max(layout.owners, default=-1)):
-            if not -1 <= owner < size:
-                raise ValueError(f"expected owners -1 to {size - 1} in {name}, got {owner}")
+        check_owners(name, layout, size)
     if limit < 1:
         raise ValueError(f"expected a positive limit, got {limit}")
     for axis in whole_axes:
         if not -source.ndim <= axis < source.ndim:
             raise ValueError(f"expected whole_axes of {source.ndim} axes, got {axis}")
+
+
+def check_owners(name: str, layout: Layout, size: int) -> None:
+    """Raise a ValueError if an owner is neither a rank nor -1."""
+    for owner in (min(layout.owners, default=-1), max(layout.owners, default=-1)):
+        if not -1 <= owner < size:
+            raise ValueError(f"expected owners -1 to {size - 1} in {name}, got {owner}")

@@ -103,9 +103,14 @@ def _values(plan: RedistributePlan, unit: Unit, blocks: Blocks, read: Read | Non
     else:
         part = blocks[unit.block]
         part = part if unit.whole else part[unit.slices]
-    if part.shape != unit.shape or part.dtype != np.dtype(plan.dtype):
+    return checked(part, f"block {unit.block} at {unit.slices}", unit.shape, plan.dtype)
+
+
+def checked(array: Array, name: str, shape: tuple[int, ...], dtype: str) -> Array:
+    """Return an array; raise a ValueError if it has another shape or dtype."""
+    if array.shape != shape or array.dtype != np.dtype(dtype):
         raise ValueError(
-            f"block {unit.block} is {part.dtype} of shape {part.shape} at {unit.slices}, "
-            f"the plan has {plan.dtype} of shape {unit.shape}"
+            f"expected {dtype} of shape {shape} for {name}, "
+            f"got {array.dtype} of shape {array.shape}"
         )
-    return part
+    return array

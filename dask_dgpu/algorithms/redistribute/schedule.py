@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, chunk_at, unravel
+from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, chunk_at, indices_at, unravel
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
 from dask_dgpu.kernels.pack import Described
 from graph_opt.model.layout import Cuts, Index
@@ -106,8 +106,8 @@ def _scheduled(plan: RedistributePlan, rank: int) -> Schedule:
     moves, target = plan.moves, plan.target
     kept = np.flatnonzero(plan.overlap.kept & (plan.overlap.sender == rank))
     pairs = zip(
-        _indices(plan.overlap.target[kept], target.grid),
-        _indices(plan.overlap.source[kept], plan.source.grid),
+        indices_at(plan.overlap.target[kept], target.grid),
+        indices_at(plan.overlap.source[kept], plan.source.grid),
         strict=True,
     )
     owned = np.flatnonzero(np.array(target.owners, np.int64) == rank)
@@ -147,7 +147,7 @@ def _scheduled(plan: RedistributePlan, rank: int) -> Schedule:
         )
         for at in range(plan.rounds)
     ]
-    return Schedule(dict(pairs), _indices(blocks, target.grid), rounds)
+    return Schedule(dict(pairs), indices_at(blocks, target.grid), rounds)
 
 
 class _Selected(NamedTuple):
@@ -226,7 +226,3 @@ def _units(plan: RedistributePlan, places: Ints) -> list[Unit]:
 def whole_block(plan: RedistributePlan, block: Index) -> Unit:
     """Return a source block as one unit."""
     return Unit(block, tuple(slice(0, n) for n in plan.source.block_shape(block)), True)
-
-
-def _indices(places: Ints, grid: tuple[int, ...]) -> list[Index]:
-    return list(map(tuple, unravel(places, grid).tolist()))

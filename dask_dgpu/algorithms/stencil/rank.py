@@ -42,15 +42,15 @@ def stencil_rank(
 
 
 def load(plan: SweepPlan, comm: Comm, device: Device, tiles: Tiles, blocks: Blocks) -> None:
-    """Put the values of blocks into the tiles of a rank; collective."""
+    """Copy blocks into the tiles of a rank; collective."""
     moved = blocks if plan.into is None else redistribute_rank(plan.into, comm, device, blocks)
     with device.computing():
         tiles.load(moved)
-    device.join()  # before what was moved is let go of
+    device.join()  # before the moved blocks are freed
 
 
 def unload(plan: SweepPlan, comm: Comm, device: Device, tiles: Tiles) -> dict[Index, Array]:
-    """Return the values of the tiles in blocks; collective."""
+    """Return the tiles of a rank as blocks; collective."""
     with device.computing():
         values = tiles.values()
     if plan.back is not None:
