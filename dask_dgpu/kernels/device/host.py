@@ -15,17 +15,11 @@ Array = Any
 T = TypeVar("T")
 
 KEPT_BYTES = 64 << 20
-"""Larger workspaces are given back to the system after each program."""
+"""Larger workspaces are freed after each program."""
 
 
 class HostDevice:
-    """NumPy in the calling thread.
-
-    Parameters
-    ----------
-    threads : int, optional
-        How many blocks of independent work may be under way at a time.
-    """
+    """NumPy in the calling thread, or in ``threads`` for independent work."""
 
     kind = "cpu"
 
@@ -68,7 +62,7 @@ class HostDevice:
                 return [each.result() for each in under_way]
             finally:
                 for each in under_way:
-                    each.cancel()  # of those that have not begun, if one fails
+                    each.cancel()  # if one fails, those that have not started
 
     def join(self) -> None:
         pass

@@ -24,19 +24,18 @@ def transform(block: Array, transforms: Iterable[Transform], *, overwrite: bool 
     Parameters
     ----------
     block : numpy.ndarray or cupy.ndarray
-        Of any real or complex dtype; a CuPy array is transformed on its device, on
-        CuPy's current stream.
+        Of any real or complex dtype; a CuPy array is transformed on CuPy's current stream.
     transforms : iterable of Transform
-        What to do, in order.
+        In their order.
     overwrite : bool, optional
-        Whether the memory of ``block`` may be used for the result.
+        Whether the result may overwrite ``block``.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        Of the dtype that NumPy gives it; single precision stays single.
+        Of NumPy's dtype; single precision stays single.
     """
-    if block.size == 0:  # no library promises that it takes this
+    if block.size == 0:  # libraries need not support empty arrays
         return _zeros(block, list(transforms))
     call = _on_host if isinstance(block, np.ndarray) else _on_device
     result, dtype = block, block.dtype.name
@@ -57,7 +56,7 @@ def _on_host(
 def _on_device(
     block: Array, name: str, arguments: Arguments, group: list[Transform], *, overwrite: bool
 ) -> Array:
-    """Call CuPy, but where it lacks the transform, or lines up what can be read where it lies."""
+    """Call CuPy, unless it lacks the transform or would copy lines that need no copy."""
     import cupyx.scipy.fft
 
     if "type" in arguments:
@@ -85,8 +84,7 @@ def _calls(
 ) -> Iterator[tuple[str, Arguments, list[Transform]]]:
     """Yield function, arguments and transforms of each call.
 
-    Complex transforms in a row are one call, which goes through the axes from the
-    last to the first.
+    Adjacent complex transforms are one call, from the last axis to the first.
     """
 
     def together(each: Transform) -> tuple[str, str, int | None]:
@@ -106,7 +104,7 @@ def _calls(
 
 
 def _in_lines(block: Array, group: list[Transform], *, overwrite: bool) -> Array | None:
-    """Transform a CuPy array without lining it up first, if that can be done."""
+    """Transform a CuPy array without copying its lines first, if possible."""
     each = group[0]
     if len(group) > 1 or each.kind not in COMPLEX or block.shape[each.axis] != each.n:
         return None
@@ -117,7 +115,7 @@ def _in_lines(block: Array, group: list[Transform], *, overwrite: bool) -> Array
 
 
 def _factor(each: Transform) -> float:
-    """Return what a bare sum is multiplied with."""
+    """Return the factor of the unnormalised transform."""
     if each.norm == "ortho":
         return each.n**-0.5
     return 1 / each.n if (each.norm == "forward") is (each.kind == "fft") else 1
