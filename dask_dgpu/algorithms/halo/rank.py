@@ -9,14 +9,14 @@ import numpy as np
 
 from dask_dgpu.algorithms import Progress, no_progress
 from dask_dgpu.algorithms.halo.plan import HaloPlan
-from dask_dgpu.algorithms.halo.schedule import Stays, View, schedule
+from dask_dgpu.algorithms.halo.schedule import View, schedule
 from dask_dgpu.algorithms.halo.storage import storage_around
 from dask_dgpu.algorithms.redistribute.message import messages_of
 from dask_dgpu.algorithms.redistribute.rank import checked
 from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.pack import Arrays, Described, InArrays, InMessage, Pieces
+from dask_dgpu.kernels.pack import Arrays
 from graph_opt.model.layout import Index
 
 Array = Any
@@ -91,22 +91,11 @@ class Exchange:
         split = sum(work.send_counts)
         buffer = device.workspace("halo", split + sum(work.receive_counts), plan.dtype)
         self.out, self.inbox = buffer[:split], buffer[split:]
-        sends, receives = work.sends, work.receives
         of_sends, of_receives, of_stays, of_own = work.described
-        self._sends = Pieces(
-            sends.shapes,
-            InMessage(self.out, sends.at),
-            InArrays(views, sends.view, sends.start),
-            of_sends,
-        )
-        self._receives = Pieces(
-            receives.shapes,
-            InArrays(ghosted, receives.block, receives.start),
-            InMessage(self.inbox, receives.at),
-            of_receives,
-        )
-        self._stays = _staying(work.stays, views, ghosted, of_stays)
-        self._own = _staying(work.own, views, ghosted, of_own)
+        self._sends = work.sends.pieces(self.out, views, of_sends)
+        self._receives = work.receives.pieces(self.inbox, ghosted, of_receives)
+        self._stays = work.stays.pieces(views, ghosted, of_stays)
+        self._own = work.own.pieces(views, ghosted, of_own)
         self._under_way: Work | None = None
 
     @property
@@ -132,15 +121,6 @@ class Exchange:
             self._under_way.wait()
             self._under_way = None
             pack.copy_pieces(self.device, self._receives)
-
-
-def _staying(stays: Stays, views: Arrays, ghosted: Arrays, described: Described) -> Pieces:
-    return Pieces(
-        stays.shapes,
-        InArrays(ghosted, stays.block, stays.start),
-        InArrays(views, stays.view, stays.view_start),
-        described,
-    )
 
 
 def _views(

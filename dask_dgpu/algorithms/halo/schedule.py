@@ -8,6 +8,7 @@ import numpy as np
 
 from dask_dgpu.algorithms.halo.plan import HaloPlan
 from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, indices_at, unravel
+from dask_dgpu.algorithms.redistribute.tables import Receives, Sends, Stays
 from dask_dgpu.kernels.pack import Described
 from graph_opt.model.layout import Index
 
@@ -22,34 +23,6 @@ class View(NamedTuple):
 
     block: int
     turns: tuple[tuple[int, int], ...]
-
-
-class Sends(NamedTuple):
-    """Cells for other ranks: from ``start`` in a ``view`` to ``at`` in the message."""
-
-    shapes: Ints
-    view: Ints
-    start: Ints
-    at: Ints
-
-
-class Receives(NamedTuple):
-    """Cells from other ranks: from ``at`` in the message to ``start`` in an extended ``block``."""
-
-    shapes: Ints
-    at: Ints
-    block: Ints
-    start: Ints
-
-
-class Stays(NamedTuple):
-    """Cells that stay on the rank: from ``view_start`` to ``start`` in an extended ``block``."""
-
-    shapes: Ints
-    view: Ints
-    view_start: Ints
-    block: Ints
-    start: Ints
 
 
 class Schedule(NamedTuple):

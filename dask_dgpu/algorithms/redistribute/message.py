@@ -19,7 +19,7 @@ from dask_dgpu.algorithms.redistribute.schedule import Round
 from dask_dgpu.comm.protocol import Buffer, Comm, Work
 from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.pack import Arrays, InArrays, InMessage, Pieces
+from dask_dgpu.kernels.pack import Arrays
 
 Array = Any
 
@@ -49,21 +49,12 @@ class Messages:
 
     def pack(self, at: int, units: list[Array]) -> None:
         """Copy the pieces of a round from its units into messages or target blocks."""
-        (_, sends, _, stays, *_, described), arrays = self.rounds[at], Arrays(units)
+        step, (of_sends, of_stays, _) = self.rounds[at], self.rounds[at].described
+        arrays = Arrays(units)
         pack.copy_pieces(
             self.device,
-            Pieces(
-                sends.shapes,
-                InMessage(self._parts(at)[0], sends.at),
-                InArrays(arrays, sends.unit, sends.start),
-                described[0],
-            ),
-            Pieces(
-                stays.shapes,
-                InArrays(self.targets, stays.block, stays.block_start),
-                InArrays(arrays, stays.unit, stays.unit_start),
-                described[1],
-            ),
+            step.sends.pieces(self._parts(at)[0], arrays, of_sends),
+            step.stays.pieces(arrays, self.targets, of_stays),
         )
 
     def start(self, at: int) -> Work | None:
@@ -78,16 +69,9 @@ class Messages:
 
     def unpack(self, at: int) -> None:
         """Copy the received pieces of a round into the target blocks."""
-        receives = self.rounds[at].receives
-        pack.copy_pieces(
-            self.device,
-            Pieces(
-                receives.shapes,
-                InArrays(self.targets, receives.block, receives.start),
-                InMessage(self._parts(at)[1], receives.at),
-                self.rounds[at].described[2],
-            ),
-        )
+        step = self.rounds[at]
+        pieces = step.receives.pieces(self._parts(at)[1], self.targets, step.described[2])
+        pack.copy_pieces(self.device, pieces)
 
     def _parts(self, at: int) -> tuple[Array, Array]:
         """Return the outgoing and the incoming messages of a round, adjacent in its half."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, chunk_at, indices_at, unravel
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
+from dask_dgpu.algorithms.redistribute.tables import Receives, Sends, Stays
 from dask_dgpu.kernels.pack import Described
 from graph_opt.model.layout import Cuts, Index
 
@@ -27,34 +28,6 @@ class Unit(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         """Length of each axis."""
         return tuple(part.stop - part.start for part in self.slices)
-
-
-class Sends(NamedTuple):
-    """Pieces for other ranks: from ``start`` in the round's ``unit`` to ``at`` in the message."""
-
-    shapes: Ints
-    unit: Ints
-    start: Ints
-    at: Ints
-
-
-class Receives(NamedTuple):
-    """Pieces from other ranks: from ``at`` in the message to ``start`` in the target ``block``."""
-
-    shapes: Ints
-    at: Ints
-    block: Ints
-    start: Ints
-
-
-class Stays(NamedTuple):
-    """Pieces that stay on the rank: from the round's ``unit`` to the target ``block``."""
-
-    shapes: Ints
-    unit: Ints
-    unit_start: Ints
-    block: Ints
-    block_start: Ints
 
 
 class Round(NamedTuple):
