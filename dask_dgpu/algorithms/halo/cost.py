@@ -23,7 +23,7 @@ def workspace(plan: HaloPlan) -> int:
 def cost(plan: HaloPlan, machine: Machine, *, copied: bool = True) -> float:
     """Predict the seconds of an exchange on the busiest rank.
 
-    ``copied`` is whether the blocks themselves are copied too, while messages are on their way.
+    ``copied`` is whether the blocks themselves are copied too, while messages are in transit.
     """
     counts = _traffic(plan)
     sent, received = counts.sum(axis=1), counts.sum(axis=0)

@@ -35,7 +35,7 @@ def halo_rank(
 
     The result is in the memory around the blocks, if it fits there and only ``blocks`` refers
     to them. Without ``plan.corners``, ghost cells beyond several axes are zero. Blocks are
-    copied while messages are on their way.
+    copied while messages are in transit.
 
     Raises
     ------
@@ -48,11 +48,11 @@ def halo_rank(
         device.after(given)
         make = device.empty if plan.corners else device.zeros
         mine = schedule(plan, comm.rank).blocks
-        kept = storage_around(plan, device, blocks, mine)
-        extended = kept or {i: make(plan.target.block_shape(i), plan.dtype) for i in mine}
+        existing = storage_around(plan, device, blocks, mine)
+        extended = existing or {i: make(plan.target.block_shape(i), plan.dtype) for i in mine}
         exchange = Exchange(plan, comm, device, blocks, extended)
         exchange.start()
-        if kept is None:
+        if existing is None:
             exchange.copy_blocks()
         exchange.finish()
     device.join()

@@ -31,18 +31,7 @@ LEAST_SHARE = 500
 class JacobiTask:
     """The equation, and the criteria for the end.
 
-    Parameters
-    ----------
-    dtype : str
-        float32, float64, complex64 or complex128.
-    dx : float
-        Grid spacing.
-    boundary : tuple of str or number
-        The cells beyond the array along each axis.
-    max_iterations : int
-        Maximum number of sweeps.
-    tol : float
-        Maximum residual relative to that of u = 0.
+    ``tol`` is the maximum residual relative to that of u = 0, ``dx`` the grid spacing.
     """
 
     dtype: str
@@ -86,16 +75,8 @@ class JacobiTask:
 class JacobiPlan(Bare):
     """A task on ranks.
 
-    Parameters
-    ----------
-    task : JacobiTask
-        The equation.
-    sweeps : SweepPlan
-        The sweeps.
-    rhs : Layout
-        The layout of the right-hand side.
-    every : int
-        Minimum number of exchanges between residuals, see ``pause``.
+    ``rhs`` is the layout of the right-hand side, ``every`` the minimum number of exchanges between
+    residuals, see :meth:`pause`.
     """
 
     task: JacobiTask
@@ -125,25 +106,9 @@ def plan_jacobi(
     *,
     room: float | None = None,
 ) -> JacobiPlan:
-    """Plan Jacobi's iteration.
+    """Plan Jacobi's iteration; ``u0`` and ``rhs`` have the same shape.
 
-    Parameters
-    ----------
-    u0, rhs : Layout
-        Layouts of the first iterate and of the right-hand side, of the same shape.
-    task : JacobiTask
-        The equation.
-    size : int
-        Number of ranks.
-    machine : Machine
-        Rates of a rank.
-    room : float, optional
-        Bytes of free memory on a rank's device.
-
-    Returns
-    -------
-    JacobiPlan
-        The same on every rank.
+    ``room`` are the bytes of free memory on a rank's device. The plan is the same on every rank.
     """
     sweeps = plan_sweeps(
         u0,

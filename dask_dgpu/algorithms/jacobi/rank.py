@@ -52,20 +52,9 @@ def jacobi_rank(
 ) -> tuple[dict[Index, Array], Outcome]:
     """Iterate as one rank; ``progress`` counts sweeps.
 
-    Parameters
-    ----------
-    plan, comm, device, progress
-        As for all rank programs.
-    u0, rhs : mapping of tuple of int to array
-        The rank's blocks of the first iterate and of the right-hand side, of the dtype
-        ``plan.task.dtype``.
-
-    Returns
-    -------
-    blocks : dict of tuple of int to array
-        The rank's blocks of the last iterate.
-    outcome : Outcome
-        The same on every rank, since the bits of an all-reduce are.
+    ``u0`` and ``rhs`` are the rank's blocks of the first iterate and of the right-hand side.
+    Returns its blocks of the last iterate, and the outcome: the same on every rank, since the bits
+    of an all-reduce are.
     """
     task, sweeps = plan.task, plan.sweeps
     tiles = Tiles(sweeps, comm, device)

@@ -94,7 +94,7 @@ def plan_sum(
     dtypes: tuple[str, str],
     size: int,
 ) -> SumPlan:
-    """Plan a sum.
+    """Plan a sum; the owner of a block of the result is the least loaded rank that adds to it.
 
     Parameters
     ----------
@@ -110,11 +110,6 @@ def plan_sum(
         Of the array and of the result.
     size : int
         Number of ranks.
-
-    Returns
-    -------
-    SumPlan
-        The owner of a block of the result is the least loaded rank that adds to it.
     """
     some = set(wanted)
     grid = tuple(len(along) - 1 for along in cuts)

@@ -52,10 +52,8 @@ def plan_pencil_fft(
 
     Parameters
     ----------
-    chunks : tuple of tuple of int
-        Chunks of the input.
-    dtype : str
-        The dtype of the input.
+    chunks, dtype
+        Of the input.
     transforms : sequence of Transform
         One for each axis, in any order; at most one of them from or to real numbers.
     output_layout : {"any", "input"}, optional
@@ -65,11 +63,6 @@ def plan_pencil_fft(
         Chunks of the output, which override ``output_layout``.
     ranks : int, optional
         Minimum number of blocks after an exchange, if the axes allow; by default that of the input.
-
-    Returns
-    -------
-    PencilPlan
-        The same in every process.
 
     Raises
     ------

@@ -33,7 +33,7 @@ def pencil_fft_rank(
     Notes
     -----
     If slices are small enough (``move.transformed``), each slice of a block is transformed when
-    it is packed, while earlier slices are on their way; no stage's result exists as a whole.
+    it is packed, while earlier slices are in transit; no stage's result exists as a whole.
     The last stage overwrites its input if the dtype allows it.
     """
     done = 0

@@ -73,27 +73,10 @@ def plan_on_ranks(
     *,
     spent: bool = False,
 ) -> RankedPencil:
-    """Plan every exchange of a transform.
+    """Plan every exchange of a transform; the same on every rank.
 
-    Parameters
-    ----------
-    plan : PencilPlan
-        Stages and exchanges.
-    source : Layout
-        The layout of the input.
-    size : int
-        Number of ranks.
-    machine : Machine
-        Rates of a rank.
-    place : callable
-        ``place(layout, chunks)`` returns the layout of the array with new chunks.
-    spent : bool, optional
-        Whether ranks may free the input.
-
-    Returns
-    -------
-    RankedPencil
-        The same on every rank.
+    ``place(layout, chunks)`` returns the layout of the array with new chunks. If the input is
+    ``spent``, ranks may free it.
 
     Raises
     ------
@@ -187,7 +170,7 @@ def peak(ranked: RankedPencil) -> int:
     itemsizes = [np.dtype(exchange.dtype).itemsize for exchange in plan.exchanges]
     for rank in range(ranked.size):
         kept = ranked.source.share(rank, np.dtype(plan.dtype).itemsize)
-        intermediate = 0  # of what earlier exchanges have made
+        intermediate = 0  # bytes of the result of earlier exchanges
         for at, (move, layout, itemsize) in enumerate(
             zip(ranked.moves, ranked.layouts, itemsizes, strict=True)
         ):

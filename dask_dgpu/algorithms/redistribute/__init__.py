@@ -13,7 +13,7 @@
 
 A target block consists of its overlaps with source blocks. A rank sends one message to each
 other rank in a round. Message buffers are bounded: a large array takes several rounds, and in
-each round every rank sends and receives its even share. While a round is on its way, the next
+each round every rank sends and receives its even share. While a round is in transit, the next
 is packed.
 
 A block that is the same on the same rank in both layouts is passed on. Other pieces that stay

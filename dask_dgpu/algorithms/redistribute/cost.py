@@ -35,24 +35,9 @@ def workspace(plan: RedistributePlan) -> int:
 def buffer_bytes(share: int, spare: int, machine: Machine, *, transformed: bool = False) -> int:
     """Choose the limit of a plan: few rounds, but the first and the last are not hidden.
 
-    Of r rounds that take ``transfer`` together, one is exposed, and each costs a start:
+    ``share`` are the bytes of the array on a rank, ``spare`` the bytes for buffers beyond
+    ``LEAST``. Of r rounds that take ``transfer`` together, one is exposed, and each costs a start:
     ``r * start + transfer / r`` is minimal if both terms are equal.
-
-    Parameters
-    ----------
-    share : int
-        Bytes of the array on a rank.
-    spare : int
-        Bytes for buffers beyond ``LEAST``.
-    machine : Machine
-        Rates of a rank.
-    transformed : bool, optional
-        As in :func:`plan_redistribute`.
-
-    Returns
-    -------
-    int
-        Bytes of the buffers of two rounds.
     """
     start = machine.latency + ROUND_SECONDS
     rounds = max(1.0, sqrt(share / machine.bandwidth / start))

@@ -33,7 +33,7 @@ class Dealt(NamedTuple):
 
 
 def deal(owner: Ints, sent: Ints, limit: int, *, transformed: bool) -> Dealt:
-    """Distribute units to rounds.
+    """Distribute units to rounds; a round above the limit has one unit.
 
     Parameters
     ----------
@@ -45,11 +45,6 @@ def deal(owner: Ints, sent: Ints, limit: int, *, transformed: bool) -> Dealt:
         Bytes of a rank's buffers, in and out. Two rounds overlap, unless there is one.
     transformed : bool
         Whether the bytes of a unit count too, in addition to its messages.
-
-    Returns
-    -------
-    Dealt
-        A round above the limit has one unit.
     """
     units = np.arange(len(owner))
     away = sent.copy()

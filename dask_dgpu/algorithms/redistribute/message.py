@@ -5,7 +5,7 @@
     half 0  | round 0: out    | in   |      | round 2: out | in      |
     half 1             | round 1: out | in     |       | round 3 ...
 
-Two rounds overlap, each in its half of one buffer: one is on its way while the next is packed.
+Two rounds overlap, each in its half of one buffer: one is in transit while the next is packed.
 """
 
 from __future__ import annotations

@@ -84,39 +84,17 @@ def plan_redistribute(
     whole_axes: tuple[int, ...] = (),
     transformed: bool = False,
 ) -> RedistributePlan:
-    """Plan a redistribution.
+    """Plan a redistribution; see :class:`RedistributePlan`. The plan is the same on every rank.
 
-    Parameters
-    ----------
-    source, target : Layout
-        Layouts before and after, of the same shape.
-    dtype : str
-        The dtype of the blocks.
-    size : int
-        Number of ranks.
-    limit : int, optional
-        Maximum bytes of a rank's message buffers, in and out together.
-    whole_axes : tuple of int, optional
-        Axes along which a unit is as long as its block.
-    transformed : bool, optional
-        Whether the caller's ``read`` computes units, as in an FFT; their memory then counts within
-        ``limit``.
-
-    Returns
-    -------
-    RedistributePlan
-        The same on every rank.
+    Units are as long as their block along ``whole_axes``. The limit holds if half of it has room
+    for the smallest unit: one element, or the elements along ``whole_axes``, twice if it is
+    transformed. A larger unit takes a round of its own.
 
     Raises
     ------
     ValueError
         If the shapes differ, an owner is no rank, a wanted block has no owner, or another argument
         is out of range.
-
-    Notes
-    -----
-    The limit holds if half of it has room for the smallest unit: one element, or the elements along
-    ``whole_axes``, twice if it is transformed. A larger unit takes a round of its own.
     """
     _check(source, target, size, limit, whole_axes)
     plan = RedistributePlan(source, target, dtype, size, limit, source.cuts, transformed)

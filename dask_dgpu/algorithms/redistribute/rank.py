@@ -32,6 +32,10 @@ def redistribute_rank(
 ) -> dict[Index, Array]:
     """Redistribute as one rank; ``progress`` counts rounds.
 
+    A block that is the same on the same rank in both layouts is passed on. While a round is on its
+    way, the next is read on the compute lane and packed on the transfer lane. Ranks without
+    messages for each other do not wait for each other.
+
     Parameters
     ----------
     plan, comm, device, blocks, progress
@@ -41,21 +45,10 @@ def redistribute_rank(
         ``plan.dtype`` and any strides. It is called once for each unit, on the compute lane. An
         unchanged block is one unit. Unwanted blocks are not read.
 
-    Returns
-    -------
-    dict of tuple of int to array
-        The target blocks of this rank. A block that is the same on the same rank in both
-        layouts is passed on: the block itself, or the result of ``read``.
-
     Raises
     ------
     ValueError
         If a unit has another shape or dtype than the plan.
-
-    Notes
-    -----
-    While a round is on its way, the next is read on the compute lane and packed on the transfer
-    lane. Ranks without messages for each other do not wait for each other.
     """
     work = schedule(plan, comm.rank)
     with device.computing():

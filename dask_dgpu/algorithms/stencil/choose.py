@@ -41,31 +41,14 @@ def plan_sweeps(
     most_steps: int = STEPS[-1],
     room: float | None = None,
 ) -> SweepPlan:
-    """Plan sweeps of an array.
+    """Plan sweeps of an array; see :class:`SweepPlan`. The plan is the same on every rank.
 
     Tiles are the blocks, or one even tile for each rank. With s sweeps between exchanges, ghost
     cells of s times the radius are exchanged and computed by several ranks: messages and waiting
     are divided by s, and work grows a little.
 
-    Parameters
-    ----------
-    source, dtype, taps, boundary, size
-        As in :class:`SweepPlan`.
-    iterations : int
-        Number of sweeps.
-    machine : Machine
-        Rates of a rank.
-    arrays : int, optional
-        Number of arrays that a sweep reads or writes, 3 with an added array.
-    most_steps : int, optional
-        Maximum number of sweeps between exchanges.
-    room : float, optional
-        Bytes of free memory on a rank's device.
-
-    Returns
-    -------
-    SweepPlan
-        The same on every rank.
+    ``arrays`` is the number of arrays that a sweep reads or writes, 3 with an added array, and
+    ``room`` the bytes of free memory on a rank's device.
     """
     tilings = _tilings(source, taps, iterations, size)
     plans = [

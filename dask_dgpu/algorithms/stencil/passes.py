@@ -25,14 +25,8 @@ Regions = list[Region]
 class Passes(NamedTuple):
     """The passes of a rank, the same after every exchange.
 
-    Parameters
-    ----------
-    early : dict of tuple of int to list of Region
-        The regions of each tile that need no ghost cells from other tiles.
-    late : dict of tuple of int to list of list of Region
-        The regions around them; some may be empty.
-    rest : list of dict of tuple of int to list of Region
-        The passes after the first, or all passes without an exchange.
+    ``early`` are regions of each tile that need no ghost cells from other tiles, ``late`` the
+    regions around them, and ``rest`` the passes after the first, or all passes without an exchange.
     """
 
     early: dict[Index, Regions]

@@ -18,20 +18,7 @@ from graph_opt.model.layout import Cuts, Index, Layout, even_spans
 
 @dataclass(frozen=True)
 class StencilTask:
-    """A stencil, and the number of its applications.
-
-    Parameters
-    ----------
-    dtype : str
-        float32, float64, complex64 or complex128.
-    taps : Taps
-        The stencil.
-    boundary : tuple of str or number
-        The cells beyond the array along each axis: ``"periodic"``, ``"reflect"``, ``"mirror"``,
-        ``"nearest"`` or a number.
-    iterations : int
-        Number of sweeps.
-    """
+    """A stencil with boundaries, and the number of its applications."""
 
     dtype: str
     taps: Taps
@@ -69,7 +56,7 @@ class SweepPlan(Bare):
     taps : Taps
         The stencil.
     boundary : tuple of str or number
-        The cells beyond the array along each axis.
+        For each axis ``"periodic"``, ``"reflect"``, ``"mirror"``, ``"nearest"`` or a constant.
     steps : int
         Sweeps between two exchanges.
     size : int
@@ -146,18 +133,9 @@ class Side:
               |rim|...|______________|......|        with ghost cells of neighbours on both
                   low                      high      sides, and a rim beyond the array
 
-    Parameters
-    ----------
-    start, stop : int
-        The tile.
-    low, high : int
-        The tile with its ghost cells, within an array that is not periodic.
-    first, last : int
-        With a rim beyond the array too, if the tile or its ghost cells reach the end.
-    length : int
-        Length of the axis.
-    wraps : bool
-        Whether the axis is periodic.
+    ``low`` and ``high`` are within an array that is not periodic. There is a rim if the tile or its
+    ghost cells reach the end of the axis. ``length`` is that of the axis; it ``wraps`` if it is
+    periodic.
     """
 
     start: int

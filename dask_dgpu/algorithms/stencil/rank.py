@@ -27,7 +27,7 @@ def stencil_rank(
 ) -> dict[Index, Array]:
     """Apply a stencil repeatedly as one rank; ``progress`` counts sweeps.
 
-    The inner parts of tiles are swept while messages are on their way; nothing waits for the
+    The inner parts of tiles are swept while messages are in transit; nothing waits for the
     host.
     """
     tiles = Tiles(plan, comm, device)

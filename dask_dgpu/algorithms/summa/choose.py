@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_right
 from dataclasses import replace
+from math import prod
+from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -13,6 +13,8 @@ from dask_dgpu.algorithms.summa.plan import Mesh, Operand, SummaPlan
 from dask_dgpu.algorithms.summa.schedule import Needs, bounded
 from graph_opt.model.cost import Machine, pipelined
 from graph_opt.model.layout import Cuts, Span
+
+Array = Any
 
 MAX_STEPS = 16
 """More panels were never faster: each costs a collective."""
@@ -31,25 +33,8 @@ def plan_summa(
 ) -> SummaPlan:
     """Choose the mesh and the number of panels with the lowest predicted cost.
 
-    Parameters
-    ----------
-    a, b : Operand
-        Matrices of shapes (M, K) and (K, N).
-    dtype : str
-        The dtype of the result.
-    size : int
-        Number of ranks.
-    machine : Machine
-        Rates of a rank.
-    mesh, steps : optional
-        Use this mesh, or this number of panels.
-    room : float, optional
-        Bytes of memory of a rank; panels are narrower if the operands leave too little.
-
-    Returns
-    -------
-    SummaPlan
-        The same on every rank.
+    ``mesh`` and ``steps`` override the choice. ``room`` are the bytes of memory of a rank: panels
+    are narrower if the operands leave too little. The plan is the same on every rank.
 
     Raises
     ------
@@ -133,21 +118,13 @@ def _placed(plan: SummaPlan) -> tuple[SummaPlan, float]:
 
     The bytes are those of the busiest rank.
     """
-    rows, columns, depth = plan.mesh
-    held_a = _held(plan.a, plan.size, plan.row_spans, _layers(plan, plan.a.columns), (rows, depth))
-    held_b = _held(
-        plan.b,
-        plan.size,
-        plan.column_spans,
-        _layers(plan, plan.b.rows),
-        (columns, depth),
-        transposed=True,
-    )
-    local = held_a[:, :, None, :] + held_b[:, None, :, :]
+    bytes_a = _owned_bytes(plan, plan.a.ranks, plan.a.sizes(), plan.row_spans, plan.a.columns)
+    bytes_b = _owned_bytes(plan, plan.b.ranks.T, plan.b.sizes().T, plan.column_spans, plan.b.rows)
+    local = bytes_a[:, :, None, :] + bytes_b[:, None, :, :]
     needed = local.sum(axis=0).reshape(-1)
     local = local.reshape(plan.size, -1)
     ranks, seats = linear_sum_assignment(local, maximize=True)
-    places = [0] * (rows * columns * depth)
+    places = [0] * prod(plan.mesh)
     received = 0.0
     for rank, seat in zip(ranks, seats, strict=True):
         places[seat] = int(rank)
@@ -155,33 +132,18 @@ def _placed(plan: SummaPlan) -> tuple[SummaPlan, float]:
     return replace(plan, places=tuple(places)), received
 
 
-def _held(
-    operand: Operand,
-    size: int,
-    spans: tuple[Span, ...],
-    layers: list[int],
-    extents: tuple[int, int],
-    *,
-    transposed: bool = False,
-) -> np.ndarray[tuple[int, int, int], np.dtype[np.float64]]:
+def _owned_bytes(
+    plan: SummaPlan, ranks: Array, sizes: Array, spans: tuple[Span, ...], contraction: Cuts
+) -> Array:
     """Return the bytes of each rank for each (part of the mesh, layer of the mesh).
 
-    ``spans`` are the parts of the axis that the operand shares with C, ``layers`` those of the
-    other.
+    ``spans`` are the parts of the first axis of the operand; ``contraction`` cuts the other.
     """
-    held = np.zeros((size, *extents))
-    parts = [part for part, (lo, hi) in enumerate(spans) for _ in range(lo, hi)]
-    owners = np.asarray(operand.owners, dtype=int).reshape(operand.grid)
-    sizes = operand.sizes()
-    if transposed:
-        owners, sizes = owners.T, sizes.T
-    where = (owners, np.asarray(parts, int)[:, None], np.asarray(layers, int)[None, :])
-    np.add.at(held, where, sizes)
-    return held
-
-
-def _layers(plan: SummaPlan, cuts: Cuts) -> list[int]:
-    """Return the layer of the mesh with most of each chunk of the contraction."""
+    nbytes = np.zeros((plan.size, len(spans), plan.mesh[2]))
+    parts = np.repeat(np.arange(len(spans)), [hi - lo for lo, hi in spans])
     starts = [lo for lo, _ in plan.depth_spans]
-    middles = [(lo + hi) / 2 for lo, hi in itertools.pairwise(cuts)]
-    return [max(0, bisect_right(starts, middle) - 1) for middle in middles]
+    middles = (np.array(contraction[:-1]) + contraction[1:]) / 2
+    # the layer of most of each chunk
+    layers = np.maximum(np.searchsorted(starts, middles, side="right") - 1, 0)
+    np.add.at(nbytes, (ranks, parts[:, None], layers), sizes)
+    return nbytes

@@ -27,18 +27,8 @@ Block = tuple[int, int]
 class Strip:
     """Partial sums of adjacent blocks of C.
 
-    Parameters
-    ----------
-    row : int
-        Their block row.
-    columns : tuple of int
-        Their block columns, as a span.
-    group : int
-        Their group of block columns.
-    top : int
-        The first row, in the rank's rectangle.
-    sums : array
-        The values.
+    ``columns`` is a span of block columns, ``group`` their group, and ``top`` the first row in the
+    rank's rectangle.
     """
 
     row: int

@@ -23,14 +23,8 @@ WIDE = 512
 class Operand:
     """A matrix in blocks.
 
-    Parameters
-    ----------
-    rows, columns : tuple of int
-        Cuts of the axes, from 0 to their length.
-    dtype : str
-        The dtype of the blocks.
-    owners : tuple of int
-        The rank of each block, in row-major order of the blocks.
+    ``rows`` and ``columns`` are cuts from 0 to the length of the axis; ``owners`` has the rank of
+    each block in row-major order.
     """
 
     rows: Cuts

@@ -33,27 +33,12 @@ def chirped(
 def chirp_filter(
     start: int, shape: tuple[int, int], length: int, n: int, sign: int, dtype: str, module: str
 ) -> Array:
-    """Return some rows of the sequence to convolve with a chirped signal.
+    """Return some rows of the sequence to convolve with a chirped signal of length ``n``.
 
     Element ``m`` of the cyclic sequence is ``exp(-sign pi i d d / n)``, where ``d`` is the distance
-    of ``m`` to 0, and 0 if ``d`` is ``n`` or more.
-
-    Parameters
-    ----------
-    start : int
-        The first row.
-    shape : tuple of int
-        Number of rows, and length of each.
-    length : int
-        Period of the sequence, at least ``2 n - 1``.
-    n : int
-        Length of the signal.
-    sign : {-1, 1}
-        -1 for a forward transform.
-    dtype : str
-        Complex dtype of the result.
-    module : {"numpy", "cupy"}
-        The module of the result.
+    of ``m`` to 0, and 0 if ``d`` is ``n`` or more. ``length`` is its period, at least ``2 n - 1``.
+    The rows from ``start`` on have the shape (rows, length of a row) and a complex dtype;
+    ``module`` is ``"numpy"`` or ``"cupy"``.
     """
     size = shape[0] * shape[1]
     result = import_module(module).zeros(size, dtype)
@@ -73,8 +58,8 @@ def _chirp(m: Array, n: int, sign: int, dtype: str) -> Array:
 def squares(m: Array, modulus: int) -> Array:
     """Return ``m * m`` modulo a number below 2**61, exactly; ``m`` is int64, from 0 to the modulus.
 
-    One factor is split into digits, from the highest on. A digit has as many bits as an int64 has
-    beside the modulus.
+    One factor is split into digits, from the highest on. A digit has as many bits as
+    an int64 has besides the modulus.
     """
     bits = modulus.bit_length()
     digit = 62 - bits

@@ -23,20 +23,7 @@ LARGEST = 2**31 - 1
 def transformed(
     block: Array, axis: int, *, inverse: bool, factor: float, overwrite: bool
 ) -> Array | None:
-    """Transform a CuPy block of any strides along a whole axis.
-
-    Parameters
-    ----------
-    block : cupy.ndarray
-        Of any strides.
-    axis : int
-        The axis.
-    inverse : bool
-        Whether the exponent is positive.
-    factor : float
-        Factor of the result.
-    overwrite : bool
-        Whether the result may overwrite ``block``.
+    """Transform a CuPy block of any strides along a whole axis, and multiply by a factor.
 
     Returns
     -------

@@ -44,26 +44,9 @@ def line_of(block: Array, axis: int, *, by_columns: bool) -> Array:
 def twiddled(block: Array, axis: int, start: tuple[int, int], n: int, sign: int) -> Array:
     """Multiply the element in row ``j`` and column ``k`` by ``exp(sign 2 pi i j k / n)``.
 
-    Parameters
-    ----------
-    block : numpy.ndarray or cupy.ndarray
-        Of shape ``(..., rows, columns, ...)`` and a complex dtype.
-    axis : int
-        The axis of the rows.
-    start : tuple of int
-        Row and column of the block's first element.
-    n : int
-        Exceeds every ``j k``.
-    sign : {-1, 1}
-        -1 for a forward transform.
+    ``axis`` is the axis of the rows, ``start`` the row and column of the block's first element, and
+    ``n`` exceeds every ``j k``. ``sign`` is -1 for a forward transform.
 
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        A new array of the same shape and dtype.
-
-    Notes
-    -----
     Factors have at least double precision. Those of a row are the products of two short tables:
     ``exp(j (a + b)) = exp(j a) exp(j b)``.
     """

@@ -15,23 +15,9 @@ def one_sided(block: Array, axis: int, start: int, n: int, dtype: str) -> Array:
     A spectrum with Hermitian symmetry is the mean of such a one-sided spectrum and its reflection.
     So elements are doubled, except for those that are their own reflection: these become real.
 
-    Parameters
-    ----------
-    block : numpy.ndarray or cupy.ndarray
-        Elements 0 to ``n // 2`` of a spectrum along the axis, or some of them.
-    axis : int
-        The axis.
-    start : int
-        Position of the block along the axis.
-    n : int
-        Length of the transform.
-    dtype : str
-        Complex dtype of the result.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        A new array; elements beyond ``n // 2`` count as zeros.
+    ``block`` has elements of the spectrum from ``start`` on along the axis, ``n`` is the length of
+    the transform, and ``dtype`` the complex dtype of the result. Elements beyond ``n // 2`` count
+    as zeros.
     """
     result = np.multiply(block, 2, dtype=dtype)
     for own in {0, n // 2} if n % 2 == 0 else {0}:

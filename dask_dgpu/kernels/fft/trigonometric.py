@@ -132,30 +132,11 @@ class Recipe:
 
 
 def transform(block: Array, kind: str, n: int, axis: int, norm: str, dtype: str, fft: Any) -> Array:
-    """Transform a block along an axis.
+    """Transform a block along an axis, as a new array of a dtype.
 
-    Parameters
-    ----------
-    block : numpy.ndarray or cupy.ndarray
-        Of any real or complex dtype; along the axis it is cropped or padded with zeros.
-    kind, n, norm : str, int, str
-        As in :class:`Recipe`.
-    axis : int
-        The axis, from 0.
-    dtype : str
-        The dtype of the result.
-    fft : module
-        Has ``rfft``, ``irfft`` and ``fft`` for such arrays.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        A new array.
-
-    Notes
-    -----
-    Slices limit the workspace, since FFTs have twice the length. The parts of complex numbers are
-    two lines of real ones.
+    The block is cropped, or padded with zeros. The module ``fft`` has ``rfft``, ``irfft`` and
+    ``fft`` for such arrays. Slices limit the workspace, since FFTs have twice the length. The parts
+    of complex numbers are two lines of real ones.
     """
     recipe = Recipe(kind, n, norm)
     block = block[(slice(None),) * axis + (slice(0, n),)].astype(dtype, order="C", copy=False)

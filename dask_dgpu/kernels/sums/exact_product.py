@@ -26,28 +26,16 @@ LARGE = 2.0**970
 
 
 def terms(x: Array, y: Array) -> Array:
-    """Return numbers whose sum is the sum of the products of two arrays.
+    """Return numbers whose sum is the sum of the products of two arrays of real or complex numbers.
 
-    Parameters
-    ----------
-    x, y : numpy.ndarray or cupy.ndarray
-        Real or complex numbers of at most double precision, of one shape.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        float64 or complex128, with another axis at the end for the :func:`count` terms of each
-        product.
+    They are float64 or complex128, with another axis at the end for the :func:`count` terms of each
+    product. Terms below the smallest normal number may be lost. If a product is not finite, it is
+    the first term.
 
     Raises
     ------
     ValueError
         If the shapes differ, as is possible for unknown chunk sizes.
-
-    Notes
-    -----
-    Terms below the smallest normal number may be lost. If a product is not finite, it is the first
-    term.
     """
     if x.shape != y.shape:
         raise ValueError(f"expected blocks of equal shape, got {x.shape} for x and {y.shape} for y")

@@ -60,16 +60,8 @@ def trimmed(limbs: Array) -> tuple[int, Array]:
 def rounded(low: int, limbs: Array, special: Array, dtype: str) -> Array:
     """Return the sums, each rounded once, to nearest and ties to even.
 
-    Parameters
-    ----------
-    low : int
-        Number of the first limb.
-    limbs : array
-        int64, (limbs, ...).
-    special : array
-        Flags of infinities and NaN, one for each sum.
-    dtype : str
-        bfloat16, float16, float32 or float64.
+    ``low`` is the number of the first limb, ``special`` has the flags of infinities and NaN, and
+    ``dtype`` is bfloat16, float16, float32 or float64.
     """
     shape = special.shape
     limbs = normalised(limbs)

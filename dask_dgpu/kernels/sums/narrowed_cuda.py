@@ -28,7 +28,7 @@ TO_SINGLE = cupy.ElementwiseKernel(
     "dgpu_to_single",
 )
 
-# to nearest, ties to even; what NaN has beside its mark may be all cut off
+# to nearest, ties to even; NaN stays NaN even if the payload in the upper bits is 0
 TO_BFLOAT16 = cupy.ElementwiseKernel(
     "uint32 single",
     "uint16 half",

@@ -29,16 +29,8 @@ FEW_BYTES = 1 << 16
 class Partial(ArrayContainer):
     """The sums of a part of an array, with summed axes of length one.
 
-    Parameters
-    ----------
-    sums : Pair or Binned
-        The sums; for complex numbers with a last axis for real and imaginary part.
-    count : int
-        Numbers in each sum.
-    container : str
-        The type of the blocks.
-    parts : int
-        Two for complex numbers, one for real numbers.
+    ``count`` is the number of elements in each sum, ``container`` the type of the blocks. There are
+    two ``parts`` for complex numbers, in a last axis of the sums.
     """
 
     sums: Pair | Binned

@@ -48,19 +48,8 @@ def in_parts(
 ) -> T:
     """Sum a block that has one of some dtypes, or convert and sum it in small parts.
 
-    Parameters
-    ----------
-    block : numpy.ndarray or cupy.ndarray
-        Of any real dtype.
-    axes : sequence of int
-        Axes to sum along.
-    dtypes : sequence of str
-        The dtypes of ``function``. Half precision of both kinds becomes float32 if possible, all
-        other dtypes float64.
-    function : callable
-        ``function(part, axes)`` sums a part.
-    merged : callable
-        Adds the sums of parts, in their order.
+    ``function(part, axes)`` sums a part, and ``merged`` adds the sums of parts in their order. Half
+    precision of both kinds becomes float32 if that is one of the dtypes, all others float64.
     """
     if block.dtype.name in dtypes:
         return function(block, axes)

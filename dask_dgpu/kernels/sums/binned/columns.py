@@ -117,7 +117,7 @@ def columns_sum_cuda(block: Array, columns: Columns) -> Binned:
         numbers = block.data + begin * block.itemsize
         sizes = (np.int64(min(most, columns.length - begin)), np.int32(count))
         kernel(*columns.launch, (numbers, limbs, words[-1], *sizes))
-    stream = cupy.cuda.get_current_stream()  # whoever looks may be on another
+    stream = cupy.cuda.get_current_stream()  # the reader may be on another stream
     return PendingBinned(lambda: _found(words.get(stream), columns.form), words.nbytes)
 
 
