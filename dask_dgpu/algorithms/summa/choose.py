@@ -79,8 +79,7 @@ def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> fl
     """
     _rows, _columns, depth = plan.mesh
     tallest, widest = plan.extents
-    deepest = max(hi - lo for lo, hi in plan.depth_spans)
-    itemsize = np.dtype(plan.accumulator).itemsize
+    deepest, itemsize = plan.deepest, plan.itemsize
     compute = 2 * tallest * widest * (deepest + plan.steps * machine.ramp) / machine.flops
     panels = (tallest + widest) * deepest * itemsize
     transfers = received / machine.bandwidth, min(first, received) / machine.bandwidth
@@ -109,8 +108,7 @@ def _meshes(a: Operand, b: Operand, size: int) -> list[Mesh]:
 
 
 def _step_counts(plan: SummaPlan) -> list[int]:
-    deepest = max(hi - lo for lo, hi in plan.depth_spans)
-    return [s for s in (1, 2, 4, 8, MAX_STEPS) if s <= max(1, deepest)]
+    return [s for s in (1, 2, 4, 8, MAX_STEPS) if s <= max(1, plan.deepest)]
 
 
 def _placed(plan: SummaPlan) -> tuple[SummaPlan, float]:

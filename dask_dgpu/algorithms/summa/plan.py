@@ -128,6 +128,16 @@ class SummaPlan:
         """Positions along the contraction for each layer of the mesh."""
         return even_spans(0, self.a.columns[-1], self.mesh[2])
 
+    @property
+    def deepest(self) -> int:
+        """Most positions along the contraction of a layer."""
+        return max(hi - lo for lo, hi in self.depth_spans)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of a panel or sum."""
+        return np.dtype(self.accumulator).itemsize
+
     def position(self, rank: int) -> tuple[int, int, int] | None:
         """Return the place of a rank in the mesh, ``None`` if it has none."""
         if rank not in self.places:
@@ -182,14 +192,12 @@ class SummaPlan:
 
     def panel_bytes(self, steps: int) -> int:
         """Return the bytes of the widest panel: A's part and B's together."""
-        width = max(hi - lo for lo, hi in self.depth_spans)
-        width = -(-width // steps)
-        return sum(self.extents) * width * np.dtype(self.accumulator).itemsize
+        return sum(self.extents) * -(-self.deepest // steps) * self.itemsize
 
     @property
     def sum_bytes(self) -> int:
         """Return the bytes of the largest rectangle of C."""
-        return prod(self.extents) * np.dtype(self.accumulator).itemsize
+        return prod(self.extents) * self.itemsize
 
     @property
     def workspace_limit(self) -> int:
@@ -211,7 +219,7 @@ class SummaPlan:
         (i0, i1), (j0, j1) = self.row_spans[place[0]], self.column_spans[place[1]]
         rows, columns = self.a.rows, self.b.columns
         tallest = max((rows[i + 1] - rows[i] for i in range(i0, i1)), default=0)
-        row_bytes = tallest * np.dtype(self.accumulator).itemsize
+        row_bytes = tallest * self.itemsize
         edges = [j0]
         for j in range(j0 + 1, j1):
             wide = columns[j] - columns[edges[-1]] >= WIDE
@@ -223,7 +231,6 @@ class SummaPlan:
     @property
     def copied_bytes(self) -> int:
         """Return the bytes of the largest strip that is copied."""
-        itemsize = np.dtype(self.accumulator).itemsize
         rows, columns = self.a.rows, self.b.columns
         largest = 0
         for rank in self.places:
@@ -232,7 +239,7 @@ class SummaPlan:
             for j0, j1 in self.groups(rank):
                 if j1 - j0 > 1:
                     width = columns[j1] - columns[j0]
-                    largest = max(largest, max(heights, default=0) * width * itemsize)
+                    largest = max(largest, max(heights, default=0) * width * self.itemsize)
         return largest
 
     @property
@@ -253,9 +260,8 @@ class SummaPlan:
 
     def _partial_sums(self) -> Iterator[tuple[int, int]]:
         """Yield the bytes of each rectangle of C, and of the largest part that a layer keeps."""
-        itemsize = np.dtype(self.accumulator).itemsize
         heights, widths = np.diff(self.a.rows), np.diff(self.b.columns)
         for (i0, i1), (j0, j1) in cartesian(self.row_spans, self.column_spans):
-            nbytes = np.outer(heights[i0:i1], widths[j0:j1]).reshape(-1) * itemsize
+            nbytes = np.outer(heights[i0:i1], widths[j0:j1]).reshape(-1) * self.itemsize
             kept = np.bincount(self._layers_of(nbytes.size), nbytes, self.mesh[2])
             yield int(kept.sum()), int(kept.max())

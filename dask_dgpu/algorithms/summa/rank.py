@@ -104,8 +104,7 @@ class _Panels:
         self.height, self.width = rows[1] - rows[0], columns[1] - columns[0]
         self.starts = [plan.b.columns[j] - columns[0] for j, _ in plan.groups(rank)]
         self.dtype = gemm.factor_dtype(device.kind, plan.dtype)
-        deepest = max(hi - lo for lo, hi in plan.depth_spans)
-        size = (self.height + self.width) * -(-deepest // plan.steps)
+        size = (self.height + self.width) * -(-plan.deepest // plan.steps)
         with device.transferring():
             self.buffers = [
                 device.workspace(f"panel-{at}", size, self.dtype)

@@ -197,7 +197,6 @@ def bounded(plan: SummaPlan) -> SummaPlan:
 
     A rank that owns much more than its share sends more than a panel in a step.
     """
-    deepest = max(hi - lo for lo, hi in plan.depth_spans)
-    while plan.steps < deepest and workspace(plan) > plan.workspace_limit:
-        plan = replace(plan, steps=min(2 * plan.steps, deepest))
+    while plan.steps < plan.deepest and workspace(plan) > plan.workspace_limit:
+        plan = replace(plan, steps=min(2 * plan.steps, plan.deepest))
     return plan

@@ -34,14 +34,19 @@ def narrowed(values: Array, dtype: str) -> Array:
     """
     if dtype == "float64":
         return widened(values)
-    on_device = _on_device(values)
+    if _on_device(values) and dtype == "float32":
+        from dask_dgpu.kernels.sums.narrowed_cuda import to_single
+
+        return to_single(values)
     if dtype != BFLOAT16:
-        return _single(values) if on_device and dtype == "float32" else values.astype(dtype)
+        return values.astype(dtype)
     bits = widened(values).view(np.int64)
     lost = bits & ((1 << LOST) - 1)
     odd = (bits - lost) | ((lost != 0).astype(np.int64) << LOST)
-    if on_device:
-        return _single(odd.view(np.float64), dtype)
+    if _on_device(values):
+        from dask_dgpu.kernels.sums.narrowed_cuda import to_bfloat16
+
+        return to_bfloat16(odd.view(np.float64))
     with np.errstate(over="ignore"):
         return odd.view(np.float64).astype(dtype_named(dtype))
 
@@ -57,10 +62,3 @@ def widened(values: Array) -> Array:
 
 def _on_device(values: Array) -> bool:
     return type(values).__module__.startswith("cupy")
-
-
-def _single(values: Array, dtype: str = "float32") -> Array:
-    from dask_dgpu.kernels.sums.narrowed_cuda import to_bfloat16, to_single
-
-    single = to_single(values)
-    return single if dtype == "float32" else to_bfloat16(single)

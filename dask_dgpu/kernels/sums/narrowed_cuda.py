@@ -52,6 +52,6 @@ def to_single(values: Array) -> Array:
     return TO_SINGLE(to_double(values))
 
 
-def to_bfloat16(single: Array) -> Array:
-    """Return float32 CuPy numbers as bfloat16."""
-    return TO_BFLOAT16(single.view(np.uint32)).view(dtype_named(BFLOAT16))
+def to_bfloat16(values: Array) -> Array:
+    """Return CuPy numbers as bfloat16, by way of single precision."""
+    return TO_BFLOAT16(to_single(values).view(np.uint32)).view(dtype_named(BFLOAT16))
