@@ -14,7 +14,7 @@ from dask_dgpu.algorithms import Progress, no_progress
 from dask_dgpu.algorithms.kahan_sum.plan import SumPlan
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.sums.binned import Binned
+from dask_dgpu.kernels.sums.binned import Binned, limb_range
 from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.limbs import LIMBS
 from dask_dgpu.kernels.sums.partial import Partial, added, finished, partial_sum
@@ -80,9 +80,9 @@ def _window(plan: SumPlan, comm: Comm, device: Device, mine: Mapping[Index, Part
     """Agree with all ranks on the limbs in messages."""
     if plan.task.method == "compensated":
         return 0, 0
-    used = [p.sums for p in mine.values() if isinstance(p.sums, Binned) and len(p.sums.limbs)]
-    low = min((sums.low for sums in used), default=LIMBS)
-    high = max((sums.low + len(sums.limbs) for sums in used), default=0)
+    low, high = limb_range([p.sums for p in mine.values() if isinstance(p.sums, Binned)])
+    if low == high:
+        low, high = LIMBS, 0  # of no effect on the other ranks
     with device.transferring():
         ends = device.to_device(np.array([-low, high], np.int64))
         comm.all_reduce(ends, "max").wait()
@@ -139,10 +139,7 @@ def _packed(partial: Partial, window: Window) -> Array:
     if isinstance(sums, Pair):
         return np.concatenate([array.reshape(-1) for array in sums.arrays()])
     low, count = window
-    limbs = np.zeros((count + 1, *sums.special.shape), np.int64)
-    limbs[sums.low - low : sums.low - low + len(sums.limbs)] = sums.limbs
-    limbs[count] = sums.special
-    return limbs.reshape(-1)
+    return np.concatenate([sums.window(low, low + count), sums.special[None]]).reshape(-1)
 
 
 def _unpacked(plan: SumPlan, index: Index, words: Array, window: Window, like: Partial) -> Partial:

@@ -43,7 +43,7 @@ def pencil_fft_rank(
         done += steps
         progress(done, ranked.steps)
 
-    ours = False  # whether nothing else refers to the present blocks
+    owned = False  # whether nothing else refers to the present blocks
     present = cropped(blocks, ranked)
     if ranked.spent:
         blocks.clear()
@@ -52,13 +52,13 @@ def pencil_fft_rank(
         fused = stage is not None and move is not None and move.transformed
         if stage is not None and not fused:
             with device.computing():
-                made = transform_blocks(stage, present, overwrite=ours)
+                made = transform_blocks(stage, present, overwrite=owned)
             device.join()  # before the transformed blocks are freed
             present = made
             del made
-            ours = True
+            owned = True
         if move is not None:
-            read = _reader(stage, present, overwrite=ours) if stage and fused else None
+            read = _reader(stage, present, overwrite=owned) if stage and fused else None
             start = done
 
             def report(at: int, rounds: int, start: int = start) -> None:
@@ -68,7 +68,7 @@ def pencil_fft_rank(
             del read  # it refers to the blocks
             done += move.rounds
             # a block in place is passed on, and is ours only if a stage computed it
-            ours = ours or stage is not None
+            owned = owned or stage is not None
         if stage is not None:
             advance()
     return dict(present)

@@ -176,7 +176,7 @@ def peak(ranked: RankedPencil) -> int:
         ):
             made = layout.share(rank, itemsize)
             if move is not None:
-                if at and not move.transformed:  # the stage before was done at once
+                if at and not move.transformed:  # the stage before transformed whole blocks
                     whole = move.source.share(rank, itemsize)
                     worst = max(worst, kept + intermediate + whole)
                     intermediate, kept = whole, 0 if ranked.spent else kept

@@ -63,7 +63,7 @@ def plan_summa(
             peak = owned + stepped.sum_bytes + stepped.workspace_limit
             over = max(0.0, peak - room) if room is not None else 0.0
             if best is not None and (over, cost(stepped, machine, moved, 0.0)) >= best[:2]:
-                continue  # not even if nothing of its first transfer were exposed
+                continue  # not even if its first transfer were hidden
             needs = needs or Needs(plan)
             found = over, cost(stepped, machine, moved, max(needs.received(stepped, 0)))
             if best is None or found < best[:2]:
@@ -84,7 +84,7 @@ def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> fl
     panels = (tallest + widest) * deepest * itemsize
     transfers = received / machine.bandwidth, min(first, received) / machine.bandwidth
     seconds = pipelined(compute, *transfers, plan.steps)
-    if received:  # else nothing is exchanged at all
+    if received:  # otherwise there is no exchange
         seconds += machine.latency * (2 if plan.one_sided else plan.steps)
     passes = 2 if plan.one_sided else 4
     seconds += (passes * panels + plan.workspace_limit) / machine.memory_bandwidth

@@ -59,7 +59,7 @@ class CudaDevice:
         if type(array) is not cupy.ndarray or array.base is not None:
             return False
         memory = array.data.mem
-        owner = getattr(memory, "_owner", None)  # RMM's memory is not CuPy's own either
+        owner = getattr(memory, "_owner", None)  # RMM's memory is unowned too
         foreign = isinstance(memory, cupy.cuda.UnownedMemory)
         return not foreign or type(owner).__module__.startswith("rmm")
 
@@ -71,7 +71,7 @@ class CudaDevice:
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         with self._compute:
-            made = [function(item) for item in items]  # map would end at a StopIteration
+            made = [function(item) for item in items]  # map would stop at a StopIteration
             # users' functions may launch kernels on streams that CuPy does not control
             self.after(_legacy_mark())
             return made
@@ -132,7 +132,7 @@ class CudaDevice:
 
     def _free_borrowed(self) -> None:
         """Free borrowed memory that both lanes have finished with."""
-        with suppress(IndexError):  # when there is no more
+        with suppress(IndexError):  # the queue is empty
             while True:
                 marks, memory = first = self._borrowed.popleft()
                 if not all(mark.done for mark in marks):

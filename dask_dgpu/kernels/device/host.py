@@ -37,7 +37,7 @@ class HostDevice:
         nbytes = size * np.dtype(dtype).itemsize
         kept = self._kept.get(name)
         if kept is None or len(kept) < nbytes:
-            # fresh memory costs a page fault every 4 KiB, as long as its copy takes
+            # new memory costs a page fault every 4 KiB, as much as a copy
             kept = np.empty(nbytes, np.uint8)
             if nbytes <= KEPT_BYTES:
                 self._kept[name] = kept
@@ -55,7 +55,7 @@ class HostDevice:
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         work = list(items)
         if self._threads == 1 or len(work) < 2:
-            return [function(item) for item in work]  # map would end at a StopIteration
+            return [function(item) for item in work]  # map would stop at a StopIteration
         with ThreadPoolExecutor(min(self._threads, len(work))) as pool:
             under_way = [pool.submit(function, item) for item in work]
             try:

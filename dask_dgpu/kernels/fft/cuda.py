@@ -51,7 +51,7 @@ def transformed(
     for at in _outer(lines.shape, calls):
         plan.fft(lines[at], out[at], direction)
     if factor != 1:
-        out *= out.real.dtype.type(factor)  # while it is in the order of its memory
+        out *= out.real.dtype.type(factor)  # before the transposition
     return out.transpose(*(sorted(range(block.ndim), key=[*others, axis].__getitem__)))
 
 

@@ -58,7 +58,7 @@ class InArrays(NamedTuple):
         """Return the array of each piece, and its slices."""
         rows = self.which.tolist(), self.start.tolist(), shapes.tolist()
         return [
-            # an array even without axes
+            # the ellipsis returns an array even without axes
             (which, (..., *(slice(lo, lo + n) for lo, n in zip(start, shape, strict=True))))
             for which, start, shape in zip(*rows, strict=True)
         ]

@@ -128,7 +128,7 @@ class PieceCopier:
         """Copy pieces of arrays of one dtype, on the current stream."""
         table = describe(batches)
         if table is None:
-            copy_host(*batches)  # more axes than the kernel knows: one launch a piece
+            copy_host(*batches)  # too many axes for the kernel: one launch for each piece
             return
         if not len(table.rows):
             return

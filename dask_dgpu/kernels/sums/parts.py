@@ -35,7 +35,7 @@ def as_real(block: Array) -> Array:
 def zeros_for(block: Array, axes: Sequence[int], dtype: str) -> Array:
     """Return zeros for the sums of a block along some axes, on its device."""
     shape = tuple(length for axis, length in enumerate(block.shape) if axis not in axes)
-    # not zeros_like: CuPy ignores its shape if that is (), and takes that of the block
+    # not zeros_like: CuPy replaces the shape () by that of the block
     return np.zeros(shape, dtype, like=block)
 
 

@@ -55,6 +55,12 @@ class Binned:
         limbs = self.limbs.reshape(len(self.limbs), *shape)
         return Binned(self.low, limbs, self.special.reshape(shape))
 
+    def window(self, low: int, high: int) -> Array:
+        """Return the limbs from ``low`` to ``high``, which includes all in use."""
+        limbs = np.zeros((high - low, *self.special.shape), np.int64)
+        limbs[self.low - low : self.low - low + len(self.limbs)] = self.limbs
+        return limbs
+
     def value(self, dtype: str = "float64") -> Array:
         """Return the sums, rounded once to nearest, ties to even; a zero is positive."""
         return rounded(self.low, self.limbs, self.special, dtype)
@@ -149,14 +155,14 @@ def _on_host(block: Array, axes: Sequence[int]) -> Binned:
         touched = limbs[..., first:end]
         found.append(Binned.of(first, np.moveaxis(touched, -1, 0), marks))
         touched[...] = 0
-    low, high = _range(found)
+    low, high = limb_range(found)
     limbs = np.zeros((high - low, *shape), np.int64)
     for (target, _), part in zip(steps, found, strict=True):
-        limbs[(slice(part.low - low, part.low - low + len(part.limbs)), *target)] = part.limbs
+        limbs[(slice(None), *target)] = part.window(low, high)
     return Binned(low, form.restored(limbs, 1), form.restored(special))
 
 
-def _range(parts: Sequence[Binned]) -> tuple[int, int]:
+def limb_range(parts: Sequence[Binned]) -> tuple[int, int]:
     """Return the range of limbs that some sums use."""
     used = [part for part in parts if len(part.limbs)]
     low = min((part.low for part in used), default=0)
@@ -165,7 +171,7 @@ def _range(parts: Sequence[Binned]) -> tuple[int, int]:
 
 def merged(parts: Sequence[Binned]) -> Binned:
     """Add sums of one shape; their order does not matter."""
-    low, high = _range(parts)
+    low, high = limb_range(parts)
     limbs = np.zeros((high - low, *parts[0].special.shape), np.int64)
     for part in parts:
         limbs[part.low - low : part.low - low + len(part.limbs)] += part.limbs

@@ -112,7 +112,7 @@ def columns_sum_cuda(block: Array, columns: Columns) -> Binned:
     kernel = _kernel("sum_columns_float" if block.dtype == cupy.float32 else "sum_columns_double")
     count, most = columns.columns, limbs_cuda.NUMBERS * columns.columns
     begins = range(0, columns.length, most)
-    words = cupy.zeros((len(begins) + 1, count, LIMBS), np.int64)  # the marks are the last
+    words = cupy.zeros((len(begins) + 1, count, LIMBS), np.int64)  # the last one has the flags
     for limbs, begin in zip(words, begins, strict=False):
         numbers = block.data + begin * block.itemsize
         sizes = (np.int64(min(most, columns.length - begin)), np.int32(count))

@@ -16,7 +16,7 @@ import cupy
 import numpy as np
 
 from dask_dgpu.kernels.sums import limbs_cuda
-from dask_dgpu.kernels.sums.binned import Binned, merged
+from dask_dgpu.kernels.sums.binned import Binned, limb_range, merged
 from dask_dgpu.kernels.sums.binned.columns import columns_sum_cuda
 from dask_dgpu.kernels.sums.columns import columns_of
 from dask_dgpu.kernels.sums.cuts import HUGE_POWER
@@ -188,15 +188,9 @@ def block_sum_cuda(block: Array, axes: Sequence[int]) -> Binned:
         return columns_sum_cuda(block, columns)
     block, grid = grid_of(block, axes)
     found = list(_sums(block, grid))
-    low = min(part.low for part in found)
-    high = max(part.low + len(part.limbs) for part in found)
-    limbs = np.zeros((high - low, grid.sums), np.int64)
+    low, high = limb_range(found)
+    limbs = np.concatenate([part.window(low, high) for part in found], axis=1)
     special = np.concatenate([part.special for part in found])
-    at = 0
-    for part in found:
-        rows = slice(part.low - low, part.low - low + len(part.limbs))
-        limbs[rows, at : at + len(part.special)] = part.limbs
-        at += len(part.special)
     return Binned(low, grid.form.restored(limbs, 1), grid.form.restored(special))
 
 
