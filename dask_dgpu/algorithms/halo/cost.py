@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dask_dgpu.algorithms.halo.plan import HaloPlan
-from dask_dgpu.algorithms.redistribute.cells import Ints
+from dask_dgpu.algorithms.redistribute.cells import Ints, table_of
 from graph_opt.model.cost import Machine
 
 
@@ -38,7 +38,6 @@ def cost(plan: HaloPlan, machine: Machine, *, copied: bool = True) -> float:
 
 def _traffic(plan: HaloPlan) -> Ints:
     cells = plan.cells
-    travels = cells.travels
-    pairs = cells.sender[travels] * plan.size + cells.receiver[travels]
-    counts = np.bincount(pairs, cells.length[travels], plan.size**2)
-    return counts.astype(np.int64).reshape(plan.size, plan.size) * plan.itemsize
+    moved, shape = cells.travels, (plan.size, plan.size)
+    elements = table_of(cells.sender[moved], cells.receiver[moved], cells.length[moved], shape)
+    return elements * plan.itemsize

@@ -107,3 +107,9 @@ def unravel(places: Ints, grid: tuple[int, ...]) -> Ints:
 def indices_at(places: Ints, grid: tuple[int, ...]) -> list[Index]:
     """Return the blocks at places in row-major order."""
     return list(map(tuple, unravel(places, grid).tolist()))
+
+
+def table_of(rows: Ints, columns: Ints, weights: Ints, shape: tuple[int, int]) -> Ints:
+    """Sum weights by row and column of a table."""
+    sums = np.bincount(rows * shape[1] + columns, weights, prod(shape))
+    return sums.astype(np.int64).reshape(shape)

@@ -12,6 +12,7 @@ from dask_dgpu.algorithms.redistribute.cells import (
     Mask,
     chunk_at,
     row_major,
+    table_of,
     volumes,
 )
 from dask_dgpu.algorithms.redistribute.deal import deal
@@ -51,9 +52,7 @@ class Overlap(NamedTuple):
     def traffic(self, size: int) -> Ints:
         """Return the elements that rank p has of the blocks of rank q, without kept blocks."""
         moves = (self.sender >= 0) & (self.receiver >= 0) & ~self.kept
-        pairs = self.sender[moves] * size + self.receiver[moves]
-        counts = np.bincount(pairs, self.length[moves], size * size)
-        return counts.astype(np.int64).reshape(size, size)
+        return table_of(self.sender[moves], self.receiver[moves], self.length[moves], (size, size))
 
 
 def overlap(source: Layout, target: Layout) -> Overlap:
@@ -103,12 +102,8 @@ class Moves:
         self.places, self.unit = np.unique(cells.source[self.cell], return_inverse=True)
         self.owner = np.zeros(len(self.places), np.int64)
         self.owner[self.unit] = self.sender
-        wanted = np.bincount(
-            self.unit * plan.size + self.receiver,
-            self.length * plan.itemsize,
-            len(self.places) * plan.size,
-        )
-        sent = wanted.astype(np.int64).reshape(-1, plan.size)
+        shape = len(self.places), plan.size
+        sent = table_of(self.unit, self.receiver, self.length * plan.itemsize, shape)
         self.unit_round, self.rounds, self.busiest = deal(
             self.owner, sent, plan.limit, transformed=plan.transformed
         )

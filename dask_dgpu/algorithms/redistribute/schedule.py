@@ -7,7 +7,14 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, chunk_at, indices_at, unravel
+from dask_dgpu.algorithms.redistribute.cells import (
+    Ints,
+    Mask,
+    chunk_at,
+    indices_at,
+    table_of,
+    unravel,
+)
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
 from dask_dgpu.algorithms.redistribute.tables import Receives, Sends, Stays
 from dask_dgpu.kernels.pack import Described
@@ -145,12 +152,8 @@ def _selected(plan: RedistributePlan, which: Mask, peer: Ints) -> _Selected:
     edges = _round_edges(moves.round[pieces], plan.rounds)
     stops = np.concatenate([[0], np.cumsum(moves.length[pieces])])
     at = stops[:-1] - stops[edges[moves.round[pieces]]]
-    counts = np.bincount(
-        moves.round[pieces] * plan.size + peer[pieces],
-        moves.length[pieces],
-        plan.rounds * plan.size,
-    )
-    counts = counts.astype(np.int64).reshape(plan.rounds, plan.size)
+    shape = plan.rounds, plan.size
+    counts = table_of(moves.round[pieces], peer[pieces], moves.length[pieces], shape)
     return _Selected(pieces, start, shapes, at, edges, counts)
 
 
