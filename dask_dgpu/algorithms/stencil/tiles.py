@@ -45,8 +45,7 @@ class Tiles:
     def __init__(self, plan: SweepPlan, comm: Comm, device: Device) -> None:
         self.plan, self.comm, self.device = plan, comm, device
         self.tiles = plan.tiles_of(comm.rank)
-        # rims of constants are filled once
-        self.still = all(
+        self.constant_rims = all(
             not isinstance(boundary, str) or boundary == "periodic" for boundary in plan.boundary
         )
         self.added: Storage | None = None
@@ -98,10 +97,11 @@ class Tiles:
             with self.device.computing():
                 self._rims_again(start)
                 for index, regions in passes.early.items():
-                    self._sweep(index, regions, measured)
+                    if not _empty(regions):
+                        self._sweep(index, regions, measured)
         self._finish(start)
         with self.device.computing():
-            if change is None and self.still:
+            if change is None and self.constant_rims:
                 key, work = (start is self._first, sweeps), partial(self._rest, passes)
                 turned = self.device.again(self._known, key, work)
             else:
@@ -118,7 +118,8 @@ class Tiles:
                 measured = None if passes.rest else change
                 for index, parts in passes.late.items():
                     for regions in parts:
-                        self._sweep(index, regions, measured)
+                        if not _empty(regions):
+                            self._sweep(index, regions, measured)
                 self._swap()
                 if passes.rest:
                     self._rims_again(self.now)
@@ -137,14 +138,7 @@ class Tiles:
         for at, made in enumerate(rest, 1):
             turned = False
             for index, regions in made.items():
-                turned = stencil.sweeps(
-                    self.now.storage[index],
-                    self.then.storage[index],
-                    self.plan.taps,
-                    regions,
-                    None if self.added is None else self.added[index],
-                    change if at == len(rest) else None,
-                )
+                turned = self._sweep(index, regions, change if at == len(rest) else None)
             if turned:
                 self._swap()
             if at < len(rest):
@@ -156,27 +150,26 @@ class Tiles:
             first = 0
             if self.now.exchange.travels:
                 at_once = stencil.sweeps_at_once(self.device.kind, self.plan.taps)
-                first = min(sweeps, at_once) if self.still else 1
+                first = min(sweeps, at_once) if self.constant_rims else 1
             self._planned[sweeps] = passes_of(
                 self.tiles,
                 self.plan.taps.radius,
                 sweeps,
                 first=first,
-                others=sweeps if self.still else 1,
+                others=sweeps if self.constant_rims else 1,
             )
         return self._planned[sweeps]
 
-    def _sweep(self, index: Index, regions: Regions, change: Array | None) -> None:
-        """Sweep one pass from one storage to the other."""
-        if all(along.start < along.stop for along in regions[-1]):
-            stencil.sweeps(
-                self.now.storage[index],
-                self.then.storage[index],
-                self.plan.taps,
-                regions,
-                None if self.added is None else self.added[index],
-                change,
-            )
+    def _sweep(self, index: Index, regions: Regions, change: Array | None) -> bool:
+        """Sweep one pass of a tile; return whether ``then`` has the result."""
+        return stencil.sweeps(
+            self.now.storage[index],
+            self.then.storage[index],
+            self.plan.taps,
+            regions,
+            None if self.added is None else self.added[index],
+            change,
+        )
 
     def _swap(self) -> None:
         self.now, self.then = self.then, self.now
@@ -196,7 +189,7 @@ class Tiles:
             self.device.after(received)
 
     def _rims_again(self, buffer: Buffer) -> None:
-        if not self.still:
+        if not self.constant_rims:
             self._fill_rims(buffer)
 
     def _fill_rims(self, buffer: Buffer) -> None:
@@ -231,6 +224,10 @@ class Tiles:
         halo = _rims(lengths, tile.rims, plan.boundary, plan.dtype, self.comm.rank, plan.size)
         inside, whole = {place: storage[tile.extended]}, {place: storage}
         return Exchange(halo, self.comm, self.device, inside, whole)
+
+
+def _empty(regions: Regions) -> bool:
+    return any(along.start >= along.stop for along in regions[-1])
 
 
 @lru_cache(maxsize=64)
