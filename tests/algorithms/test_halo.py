@@ -345,20 +345,28 @@ LINE = Layout(((0, 2, 4),), (0, 1))
 @pytest.mark.parametrize(
     ("layout", "arguments", "message"),
     [
-        (LINE, (((1, 1),) * 2, (None,), 2), "depth has 2 entries, the array has 1 axes"),
-        (LINE, (((1, 1),), (), 2), "boundary has 0 entries, the array has 1 axes"),
-        (LINE, (((-1, 1),), (None,), 2), r"depth is \(-1, 1\) along axis 0, it must not"),
-        (LINE, (((1, 1),), ("wrap",), 2), "boundary is 'wrap' along axis 0, it must be one of"),
-        (LINE, (((1, 1),), (None,), 1), "layout has the owner 1, it must be -1 to 0"),
+        (LINE, (((1, 1),) * 2, (None,), 2), "expected 1 entries in depth, got 2"),
+        (LINE, (((1, 1),), (), 2), "expected 1 entries in boundary, got 0"),
+        (
+            LINE,
+            (((-1, 1),), (None,), 2),
+            r"depths of 0 or more along axis 0, got \(-1, 1\)",
+        ),
+        (
+            LINE,
+            (((1, 1),), ("wrap",), 2),
+            "one of .* as boundary along axis 0, got 'wrap'",
+        ),
+        (LINE, (((1, 1),), (None,), 1), "expected owners -1 to 0 in layout, got 1"),
         (
             Layout(((0, 2, 4),), (0, -1)),
             (((1, 1),), (None,), 1),
-            r"layout has no owner of block \(1,\), which is needed",
+            r"expected an owner of block \(1,\) in layout, got none",
         ),
         (
             Layout(((0, 0),), (0,)),
             (((1, 1),), ("reflect",), 1),
-            "boundary is 'reflect' along axis 0, which has no elements to repeat",
+            "expected elements to repeat along axis 0 for boundary 'reflect', got none",
         ),
     ],
 )
@@ -371,12 +379,12 @@ def test_a_wanted_block_has_an_owner() -> None:
     layout = Layout(((0, 2, 4),), (0, -1))
     plan = plan_halo(layout, "float64", ((1, 0),), (None,), 1, wanted=[(0,)])
     assert plan.target.owners == (0, -1)
-    with pytest.raises(ValueError, match=r"layout has no owner of block \(1,\)"):
+    with pytest.raises(ValueError, match=r"expected an owner of block \(1,\) in layout"):
         plan_halo(layout, "float64", ((0, 0),), (None,), 1, wanted=[(1,)])
 
 
 def test_a_block_must_be_what_was_planned() -> None:
     plan = plan_halo(Layout(((0, 4),), (0,)), "float64", ((1, 1),), (None,), 1)
     for block in (np.zeros(3), np.zeros(4, "float32")):
-        with pytest.raises(ValueError, match=r"block \(0,\) is float"):
+        with pytest.raises(ValueError, match=r"shape \(4,\) for block \(0,\), got float"):
             run_local(1, lambda comm, x=block: halo_rank(plan, comm, HostDevice(), {(0,): x}))

@@ -209,14 +209,14 @@ def test_a_look_that_was_too_hopeful_is_not_believed(monkeypatch: pytest.MonkeyP
     """The residual that ends the iteration is recomputed, and it goes on if that is large."""
     from dask_dgpu.algorithms.jacobi import rank
 
-    original, lies = rank._Run._look, []
+    original, lies = rank._Run._read, []
 
     def hopeful(self: Any, done: int, sums: Any) -> bool:
         over = original(self, done, sums)
         lies.append(not over)
         return True
 
-    monkeypatch.setattr(rank._Run, "_look", hopeful)
+    monkeypatch.setattr(rank._Run, "_read", hopeful)
     task = JacobiTask("float64", 1.0, (0.0, 0.0), 5000, 1e-8)
     _, outcome, _ = run(plan_of(task, (12, 10), 2, every=1), *random((2, 12, 10), "float64", 7))
     assert any(lies)

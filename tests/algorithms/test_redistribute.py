@@ -503,8 +503,11 @@ def test_progress_may_give_up() -> None:
 @pytest.mark.parametrize(
     ("block", "message"),
     [
-        (np.zeros(3, "float32"), r"block \(0,\) is float32 of shape \(3,\).*plan has float64"),
-        (np.zeros(4), r"block \(0,\) is float64 of shape \(4,\)"),
+        (
+            np.zeros(3, "float32"),
+            r"float64 .* for block \(0,\) at .*, got float32 of shape \(3,\)",
+        ),
+        (np.zeros(4), r"for block \(0,\) at .*, got float64 of shape \(4,\)"),
     ],
 )
 def test_blocks_must_be_what_the_plan_says(block: Array, message: str) -> None:
@@ -516,16 +519,16 @@ def test_blocks_must_be_what_the_plan_says(block: Array, message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"target": grid((4, 5), (1, 1), 2)}, r"source has the shape \(4, 4\) and target \(4, 5\)"),
-        ({"target": Layout(((0, 4), (0, 4)), (2,))}, "target has the owner 2, it must be -1 to 1"),
-        ({"source": Layout(((0, 4), (0, 4)), (-2,))}, "source has the owner -2"),
+        ({"target": grid((4, 5), (1, 1), 2)}, r"of one shape, got \(4, 4\) and \(4, 5\)"),
+        ({"target": Layout(((0, 4), (0, 4)), (2,))}, "expected owners -1 to 1 in target, got 2"),
+        ({"source": Layout(((0, 4), (0, 4)), (-2,))}, "expected owners -1 to 1 in source, got -2"),
         (
             {"source": Layout(((0, 4), (0, 2, 4)), (0, -1))},
-            r"source has no owner of block \(0, 1\), which target wants",
+            r"expected an owner of block \(0, 1\) in source, got none",
         ),
-        ({"limit": 0}, "limit is 0, it must be positive"),
-        ({"whole_axes": (2,)}, "whole_axes has 2, the array has 2 axes"),
-        ({"whole_axes": (-3,)}, "whole_axes has -3, the array has 2 axes"),
+        ({"limit": 0}, "expected a positive limit, got 0"),
+        ({"whole_axes": (2,)}, "expected whole_axes of 2 axes, got 2"),
+        ({"whole_axes": (-3,)}, "expected whole_axes of 2 axes, got -3"),
     ],
 )
 def test_wrong_arguments(changes: dict[str, Any], message: str) -> None:

@@ -441,11 +441,14 @@ def test_the_plan_is_the_same_everywhere() -> None:
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"mesh": (2, 2, 2)}, r"mesh is \(2, 2, 2\), its positive extents must multiply to 4"),
-        ({"mesh": (0, 1, 1)}, r"mesh is \(0, 1, 1\)"),
-        ({"mesh": (-1, -1, 1)}, r"mesh is \(-1, -1, 1\)"),
-        ({"steps": 0}, "steps is 0, it must be positive"),
-        ({"steps": -1}, "steps is -1, it must be positive"),
+        (
+            {"mesh": (2, 2, 2)},
+            r"expected a mesh of 1 to 4 ranks, each extent positive, got \(2, 2, 2\)",
+        ),
+        ({"mesh": (0, 1, 1)}, r"extent positive, got \(0, 1, 1\)"),
+        ({"mesh": (-1, -1, 1)}, r"extent positive, got \(-1, -1, 1\)"),
+        ({"steps": 0}, "expected positive steps, got 0"),
+        ({"steps": -1}, "expected positive steps, got -1"),
     ],
 )
 def test_wrong_choices(choices: dict[str, Any], message: str) -> None:
@@ -455,7 +458,7 @@ def test_wrong_choices(choices: dict[str, Any], message: str) -> None:
 
 def test_operands_must_conform() -> None:
     a = Operand((0, 3), (0, 4), "float64", (0,))
-    with pytest.raises(ValueError, match="a has 4 columns and b has 3 rows; they must be equal"):
+    with pytest.raises(ValueError, match="expected as many columns of a as rows of b, got 4 and 3"):
         plan_summa(a, a, "float64", 1, HOST)
 
 

@@ -1,4 +1,4 @@
-"""One axis: of which parts of which chunks its extended chunks consist.
+"""The segments of one axis: the parts of chunks in its extended chunks.
 
 ::
 
@@ -26,15 +26,15 @@ Depth = tuple[int, int]
 
 NAMES = ("none", "periodic", "reflect", "mirror", "nearest")
 CONSTANT = -1
-"""The source chunk of what is beyond a boundary of constants."""
+"""The source chunk of constants beyond the array."""
 
 
 class Segment(NamedTuple):
     """A part of an extended chunk.
 
-    ``target`` is the chunk that is extended, and ``at`` a position in it. What goes there
-    is that at ``start`` in the chunk ``source``, and after it what follows, in steps of
-    ``step``: 1, -1 or 0. ``ghost`` is whether it is not the chunk itself.
+    It starts at ``at`` in the extended chunk ``target``, and at ``start`` in the chunk ``source``,
+    which it reads in steps of ``step``: 1, -1 or 0. ``ghost`` is whether it is not the chunk
+    itself.
     """
 
     target: int
@@ -92,7 +92,7 @@ def _extended(cuts: Cuts, chunk: int, depth: Depth, boundary: Boundary) -> Itera
 
 
 def extends_beyond(boundary: Boundary) -> bool:
-    """Whether there is anything beyond the array."""
+    """Whether there are cells beyond the array."""
     return boundary is not None and boundary != "none"
 
 
@@ -103,9 +103,9 @@ def _inside(span: Span) -> Iterator[tuple[int, int, int]]:
 
 
 def _outside(span: Span, length: int, boundary: Boundary) -> Iterator[tuple[int, int, int]]:
-    """Yield runs of positions that stand for those of a span beyond the axis.
+    """Yield runs of positions that replace a span beyond the axis.
 
-    Each is the first position, how many there are, and the step to the next.
+    Each is the first position, the number of positions, and the step to the next.
     """
     start, stop = span
     if start >= stop or not extends_beyond(boundary):
@@ -128,7 +128,7 @@ def _outside(span: Span, length: int, boundary: Boundary) -> Iterator[tuple[int,
 
 
 def _cut(cuts: Cuts, start: int, size: int, step: int) -> Iterator[tuple[int, int, int]]:
-    """Cut a run into what is in one chunk: the chunk, the first position there, how many."""
+    """Cut a run at chunks: chunk, first position in it, number of positions."""
     if start == CONSTANT:
         yield CONSTANT, 0, size
         return

@@ -1,11 +1,11 @@
-"""What a halo exchange costs: bytes between ranks, memory, seconds."""
+"""The cost of a halo exchange: bytes between ranks, memory, seconds."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from dask_dgpu.algorithms.halo.plan import HaloPlan
-from dask_dgpu.algorithms.redistribute.cells import Ints
+from dask_dgpu.algorithms.redistribute.cells import Ints, table_of
 from graph_opt.model.cost import Machine
 
 
@@ -21,21 +21,9 @@ def workspace(plan: HaloPlan) -> int:
 
 
 def cost(plan: HaloPlan, machine: Machine, *, copied: bool = True) -> float:
-    """Predict the seconds of an exchange.
+    """Predict the seconds of an exchange on the busiest rank.
 
-    Parameters
-    ----------
-    plan : HaloPlan
-        The plan.
-    machine : Machine
-        Rates of a rank.
-    copied : bool, optional
-        Whether the blocks themselves are copied too, while messages travel.
-
-    Returns
-    -------
-    float
-        Seconds of the busiest rank.
+    ``copied`` is whether the blocks themselves are copied too, while messages are in transit.
     """
     counts = _traffic(plan)
     sent, received = counts.sum(axis=1), counts.sum(axis=0)
@@ -50,7 +38,6 @@ def cost(plan: HaloPlan, machine: Machine, *, copied: bool = True) -> float:
 
 def _traffic(plan: HaloPlan) -> Ints:
     cells = plan.cells
-    travels = cells.travels
-    pairs = cells.sender[travels] * plan.size + cells.receiver[travels]
-    counts = np.bincount(pairs, cells.length[travels], plan.size**2)
-    return counts.astype(np.int64).reshape(plan.size, plan.size) * plan.itemsize
+    moved, shape = cells.travels, (plan.size, plan.size)
+    elements = table_of(cells.sender[moved], cells.receiver[moved], cells.length[moved], shape)
+    return elements * plan.itemsize

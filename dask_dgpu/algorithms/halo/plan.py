@@ -1,4 +1,4 @@
-"""The plan of a halo exchange: which parts of which blocks go where."""
+"""The plan of a halo exchange: the parts of blocks in each extended block."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from dask_dgpu.algorithms.halo.axis import NAMES, Axis, Boundary, Depth, extends_beyond
 from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, row_major, unravel, volumes
+from dask_dgpu.algorithms.redistribute.plan import check_owners
 from graph_opt.model.bare import Bare
 from graph_opt.model.layout import Index, Layout, cuts_of
 
@@ -22,20 +23,19 @@ class HaloPlan(Bare):
     Parameters
     ----------
     layout : Layout
-        Where the blocks are.
+        The layout of the blocks.
     dtype : str
-        That of the blocks.
+        The dtype of the blocks.
     depth : tuple of (int, int)
-        For each axis, by how much a block is extended before and after.
+        Ghost cells before and after a block along each axis.
     boundary : tuple of str, number or None
-        For each axis, what is beyond the array; ``None`` is nothing.
+        The cells beyond the array along each axis; ``None`` for none.
     size : int
         Number of ranks of the communicator.
     corners : bool
         Whether ghost cells beyond a block along several axes are filled too.
     wanted : tuple of tuple of int, optional
-        The blocks that are extended, in row-major order; all that have an owner by
-        default.
+        The blocks to extend, in row-major order; by default all with an owner.
     """
 
     layout: Layout
@@ -53,13 +53,13 @@ class HaloPlan(Bare):
 
     @cached_property
     def axes(self) -> list[Axis]:
-        """What the extended chunks of each axis consist of."""
+        """The segments of each axis."""
         rows = zip(self.layout.cuts, self.depth, self.boundary, strict=True)
         return [Axis.of(*row) for row in rows]
 
     @cached_property
     def target(self) -> Layout:
-        """The extended blocks, as if they were side by side in an array."""
+        """The extended blocks, as if they were adjacent in an array."""
         owners = self.layout.owners
         if self.wanted is not None:
             kept = set(self.wanted)
@@ -74,11 +74,11 @@ class HaloPlan(Bare):
 
     @cached_property
     def schedules(self) -> dict[int, Any]:
-        """What the ranks of this process do, as far as it has been asked for."""
+        """The work of this process's ranks, as far as it is computed."""
         return {}
 
     def interior(self, index: Index) -> tuple[slice, ...]:
-        """Return where in its extended block a block is."""
+        """Return the place of a block in its extended block."""
         starts = (
             before if extends_beyond(boundary) else min(before, cuts[along])
             for along, cuts, (before, _), boundary in zip(
@@ -90,24 +90,18 @@ class HaloPlan(Bare):
 
 
 class Cells:
-    """Parts of extended blocks, a segment along each axis, that somebody wants.
-
-    Parameters
-    ----------
-    plan : HaloPlan
-        Whose they are.
+    """Wanted parts of extended blocks, a segment along each axis.
 
     Attributes
     ----------
     segments : array of int
         The segment along each axis: (cells, axes).
     target, source : array of int
-        The block that is extended and the one that it comes from, as places in row-major
-        order.
+        The extended block and the source block, as places in row-major order.
     constant : array of int
-        The axis whose constant it is, the last of several; -1 for what has a source.
+        The axis of the constant, the last of several; -1 for a cell with a source.
     ghost : array of bool
-        Whether it is not the block itself.
+        Whether the cell is not the block itself.
     length : array of int
         Number of elements.
     sender, receiver : array of int
@@ -143,7 +137,7 @@ class Cells:
 
     @property
     def travels(self) -> Mask:
-        """Whether it comes from another rank."""
+        """Whether a cell comes from another rank."""
         moved: Mask = self.sender != self.receiver
         return moved
 
@@ -166,52 +160,26 @@ def plan_halo(
     corners: bool = True,
     wanted: Sequence[Index] | None = None,
 ) -> HaloPlan:
-    """Plan how blocks get their ghost cells.
+    """Plan a halo exchange; see :class:`HaloPlan` for the arguments.
 
-    Parameters
-    ----------
-    layout : Layout
-        Where the blocks are.
-    dtype : str
-        That of the blocks.
-    depth : sequence of (int, int)
-        For each axis, by how much a block is extended before and after.
-    boundary : sequence of str, number or None
-        For each axis what is beyond the array: ``"periodic"``, ``"reflect"`` (the edge is
-        repeated), ``"mirror"`` (it is not), ``"nearest"``, a number, or ``None`` or
-        ``"none"`` for nothing: then blocks at the edge are extended on one side.
-    size : int
-        Number of ranks.
-    corners : bool, optional
-        Whether ghost cells beyond a block along several axes are filled too. A stencil
-        that is a star needs none of them, and less messages.
-    wanted : sequence of tuple of int, optional
-        The blocks that are extended, all that have an owner by default.
-
-    Returns
-    -------
-    HaloPlan
-        The same on every rank: nothing but the arguments enters.
+    Star-shaped stencils need no ``corners``, which saves messages. If constants of several axes
+    meet, the constant of the last axis counts, as if the array were padded along one axis after the
+    other. The plan is the same on every rank.
 
     Raises
     ------
     ValueError
-        When an argument is out of range, a block is needed that nobody has, or there is
-        nothing that could be repeated beyond an axis.
-
-    Notes
-    -----
-    Where constants of several axes meet, that of the last axis counts, as if the array
-    were padded along one axis after the other.
+        If an argument is out of range, a source block has no owner, or there is nothing to repeat
+        beyond an axis.
     """
     kept = None if wanted is None else tuple(sorted(wanted))
     plan = HaloPlan(layout, dtype, tuple(depth), tuple(boundary), size, corners, kept)
     _check(plan)
     cells = plan.cells
     sources = unravel(cells.source[cells.sender < 0], layout.grid).tolist()
-    unheld = [*map(tuple, sources), *(index for index in kept or () if layout.owner(index) < 0)]
-    if unheld:
-        raise ValueError(f"layout has no owner of block {unheld[0]}, which is needed")
+    missing = [*map(tuple, sources), *(index for index in kept or () if layout.owner(index) < 0)]
+    if missing:
+        raise ValueError(f"expected an owner of block {missing[0]} in layout, got none")
     return plan
 
 
@@ -219,20 +187,18 @@ def _check(plan: HaloPlan) -> None:
     layout = plan.layout
     for name, value in (("depth", plan.depth), ("boundary", plan.boundary)):
         if len(value) != layout.ndim:
-            raise ValueError(f"{name} has {len(value)} entries, the array has {layout.ndim} axes")
-    for owner in (min(layout.owners, default=-1), max(layout.owners, default=-1)):
-        if not -1 <= owner < plan.size:
-            raise ValueError(f"layout has the owner {owner}, it must be -1 to {plan.size - 1}")
+            raise ValueError(f"expected {layout.ndim} entries in {name}, got {len(value)}")
+    check_owners("layout", layout, plan.size)
     for axis, (depth, boundary) in enumerate(zip(plan.depth, plan.boundary, strict=True)):
         if min(depth) < 0:
-            raise ValueError(f"depth is {depth} along axis {axis}, it must not be negative")
+            raise ValueError(f"expected depths of 0 or more along axis {axis}, got {depth}")
         if isinstance(boundary, str) and boundary not in NAMES:
             raise ValueError(
-                f"boundary is {boundary!r} along axis {axis}, "
-                f"it must be one of {', '.join(NAMES)}, or a number"
+                f"expected one of {', '.join(NAMES)}, or a number as boundary along axis {axis}, "
+                f"got {boundary!r}"
             )
         repeats = isinstance(boundary, str) and boundary != "none"
         if repeats and max(depth) and not layout.shape[axis]:
             raise ValueError(
-                f"boundary is {boundary!r} along axis {axis}, which has no elements to repeat"
+                f"expected elements to repeat along axis {axis} for boundary {boundary!r}, got none"
             )

@@ -1,4 +1,4 @@
-"""What one rank does in a halo exchange, as tables of pieces."""
+"""One rank's work in a halo exchange, as tables of pieces."""
 
 from __future__ import annotations
 
@@ -7,68 +7,41 @@ from typing import NamedTuple
 import numpy as np
 
 from dask_dgpu.algorithms.halo.plan import HaloPlan
-from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, unravel
+from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, indices_at, unravel
+from dask_dgpu.algorithms.redistribute.tables import Receives, Sends, Stays
 from dask_dgpu.kernels.pack import Described
 from graph_opt.model.layout import Index
 
 
 class View(NamedTuple):
-    """How a source block is read, so that every cell is a plain part of what is seen.
+    """A view of a source block in which every cell is a plain part.
 
-    ``block`` is its place among the rank's blocks; before them are the constants of the
-    axes. Along each axis it is read forwards (1, 0), backwards (-1, 0), or one position
-    again and again (0, position); constants are the same in all directions.
+    ``block`` is its place among the rank's blocks; before them are the constants of the axes. Along
+    each axis it is read forwards (1, 0), backwards (-1, 0), or at one repeated position
+    (0, position); constants have no directions.
     """
 
     block: int
     turns: tuple[tuple[int, int], ...]
 
 
-class Sends(NamedTuple):
-    """Cells for other ranks: from ``start`` in a ``view`` to ``at`` in the message."""
-
-    shapes: Ints
-    view: Ints
-    start: Ints
-    at: Ints
-
-
-class Receives(NamedTuple):
-    """Cells of other ranks: from ``at`` in the message to ``start`` in an extended ``block``."""
-
-    shapes: Ints
-    at: Ints
-    block: Ints
-    start: Ints
-
-
-class Stays(NamedTuple):
-    """Cells that stay on the rank: from ``view_start`` to ``start`` in an extended ``block``."""
-
-    shapes: Ints
-    view: Ints
-    view_start: Ints
-    block: Ints
-    start: Ints
-
-
 class Schedule(NamedTuple):
-    """All that one rank does.
+    """All work of one rank.
 
     Attributes
     ----------
     sources, blocks : list of tuple of int
-        Its blocks, and those of them that it extends.
+        Its blocks, and those to extend.
     views : list of View
-        How it reads them.
+        The views for reading.
     sends, receives : Sends, Receives
         Cells for and from other ranks.
     stays, own : Stays
-        Ghost cells made of its own blocks or of constants; the blocks themselves.
+        Ghost cells from its own blocks or constants; the blocks themselves.
     send_counts, receive_counts : list of int
         Elements of the message to and from each rank.
     described : tuple of Described
-        What a GPU was told of sends, receives, stays and own, for the next exchange.
+        Cached descriptions of sends, receives, stays and own for the next exchange.
     """
 
     sources: list[Index]
@@ -84,15 +57,15 @@ class Schedule(NamedTuple):
 
 
 def schedule(plan: HaloPlan, rank: int) -> Schedule:
-    """Return what a rank does; made once for each plan."""
+    """Return the work of a rank; computed once for each plan."""
     if rank not in plan.schedules:
-        plan.schedules[rank] = _made(plan, rank)
+        plan.schedules[rank] = _scheduled(plan, rank)
     found: Schedule = plan.schedules[rank]
     return found
 
 
-def _made(plan: HaloPlan, rank: int) -> Schedule:
-    """Return what a rank does; both sides of a message know the order of its cells."""
+def _scheduled(plan: HaloPlan, rank: int) -> Schedule:
+    """Return the work of a rank; both sides of a message know the order of its cells."""
     cells = plan.cells
     owned = np.flatnonzero(np.array(plan.layout.owners, np.int64) == rank)
     wanted = np.flatnonzero(np.array(plan.target.owners, np.int64) == rank)
@@ -115,8 +88,8 @@ def _made(plan: HaloPlan, rank: int) -> Schedule:
     )
     ghosts, own = stays(mine & here & cells.ghost), stays(mine & here & ~cells.ghost)
     return Schedule(
-        _indices(owned, plan),
-        _indices(wanted, plan),
+        indices_at(owned, plan.layout.grid),
+        indices_at(wanted, plan.layout.grid),
         list(reading.views),
         sends,
         receives,
@@ -129,7 +102,7 @@ def _made(plan: HaloPlan, rank: int) -> Schedule:
 
 
 def _message(plan: HaloPlan, chosen: Mask, peer: Ints) -> tuple[Ints, list[int], Ints]:
-    """Return cells by peer, the elements of each peer's message, and where each cell begins."""
+    """Return cells by peer, the elements of each peer's message, and the start of each cell."""
     cells = plan.cells
     which = np.flatnonzero(chosen)
     which = which[np.argsort(peer[which], kind="stable")]
@@ -139,7 +112,7 @@ def _message(plan: HaloPlan, chosen: Mask, peer: Ints) -> tuple[Ints, list[int],
 
 
 class _Reading:
-    """The views that a rank's cells are read through, found one after the other."""
+    """The views for a rank's cells."""
 
     def __init__(self, plan: HaloPlan, owned: Ints) -> None:
         self.plan, self.owned = plan, owned
@@ -171,7 +144,3 @@ class _Reading:
         index = unravel(np.maximum(places, 0), self.plan.layout.grid)
         columns = [np.diff(np.array(along))[index[:, k]] for k, along in enumerate(cuts)]
         return np.stack(columns, axis=1) if columns else index
-
-
-def _indices(places: Ints, plan: HaloPlan) -> list[Index]:
-    return list(map(tuple, unravel(places, plan.layout.grid).tolist()))

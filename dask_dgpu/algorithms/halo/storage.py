@@ -1,9 +1,9 @@
-"""Blocks that are the middles of memory that has room for their ghost cells.
+"""Blocks in the middle of memory with room for their ghost cells.
 
-What a function makes of an extended block is as large, and is trimmed; the next exchange
-can fill the ghost cells around what is left, without copying it. So a loop keeps its ghost
-storage from step to step. That must not be seen: nobody else may hold the block, or the
-memory around it.
+The result of a function of an extended block has the same size, and is trimmed. The next
+exchange can fill the ghost cells around the trimmed block without copying it, so a loop keeps
+its storage from step to step. This must be invisible: nothing else may refer to the block, or to
+the memory around it.
 """
 
 from __future__ import annotations
@@ -25,26 +25,11 @@ Blocks = Mapping[Index, Array]
 def storage_around(
     plan: HaloPlan, device: Device, blocks: Blocks, wanted: Sequence[Index]
 ) -> dict[Index, Array] | None:
-    """Return the memory around blocks, shaped as extended blocks.
+    """Return the memory around the wanted blocks, shaped as extended blocks.
 
-    Parameters
-    ----------
-    plan : HaloPlan
-        What becomes of the blocks.
-    device : Device
-        Where they are.
-    blocks : mapping of tuple of int to array
-        The blocks that this rank owns, which the caller holds in this mapping alone.
-    wanted : sequence of tuple of int
-        The blocks that are extended.
-
-    Returns
-    -------
-    dict of tuple of int to array, or None
-        None unless each of these blocks has such memory, and all others could only be seen
-        through this mapping.
+    None unless each wanted block has such memory, and only the mapping ``blocks`` refers to it.
     """
-    if not plan.corners:  # which are zero
+    if not plan.corners:  # they must be zero
         return None
     found = {}
     for index in wanted:
@@ -58,18 +43,18 @@ def storage_around(
 
 
 def _references(blocks: Blocks, index: Index) -> tuple[int, int]:
-    """Count what refers to a block, and to the memory that it is a view of."""
+    """Count the references to a block, and to the memory of which it is a view."""
     block = blocks[index]
     whole = block.base
     return sys.getrefcount(block), sys.getrefcount(whole)
 
 
 ALONE = _references({(): np.empty(2)[1:]}, ())
-"""The references if there is nothing but the view in its mapping."""
+"""The counts if the view in its mapping is the only reference."""
 
 
 def _is_middle(plan: HaloPlan, index: Index, block: Array, whole: Array) -> bool:
-    """Whether a block is where it should be in its extended block."""
+    """Whether a block is at its place in its extended block."""
     if whole.shape != plan.target.block_shape(index) or whole.dtype != block.dtype:
         return False
     middle = whole[plan.interior(index)]

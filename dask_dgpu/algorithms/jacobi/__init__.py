@@ -5,20 +5,19 @@
     u'[i] = ( sum of the 2 d neighbours of u[i]  -  dx**2 rhs[i] ) / (2 d)
 
     sweeps      |--------|--------|--------|--------|---- ...
-    residual of     ^ summed up by the sweep after it
+    residual of     ^ summed by the sweep after it
     all-reduce       |.........|
-    looked at                  ^ and if it is small: recomputed for the final u
+    read                       ^ and if it is small: recomputed for the final u
 
-It is a stencil with something added: see ``dask_dgpu/algorithms/stencil/`` for tiles,
-exchanges and sweeps. ``u' - u`` is the residual ``laplacian(u) - rhs`` times
-``dx**2 / (2 d)``, so every few exchanges one sweep sums up its squares as it goes. Their
-all-reduce travels while the next sweeps are computed, and what it brings is looked at when
-the next one is due. An iteration is over when the residual was small, but counts as
-converged only if that of the u that is returned, computed anew, is small too.
+It is a stencil with an added array; see ``dask_dgpu/algorithms/stencil/`` for tiles, exchanges
+and sweeps. ``u' - u`` is the residual ``laplacian(u) - rhs`` times ``dx**2 / (2 d)``, so every
+few exchanges one sweep also sums its squares. Their all-reduce overlaps with the next sweeps,
+and its result is read when the next residual is due. An iteration stops when the residual is
+small, but counts as converged only if the recomputed residual of the returned u is small too.
 
-The iteration converges for boundaries of constants. Where all are periodic or mirrored, a
-solution exists only if the sum of ``rhs`` is 0, and of a periodic grid of even lengths
-the part of u that alternates never decays ([1]_).
+The iteration converges for constant boundaries. If all are periodic or mirrored, a solution
+exists only if the sum of ``rhs`` is 0. On a periodic grid of even lengths the alternating part
+of u never decays ([1]_).
 
 References
 ----------

@@ -1,4 +1,4 @@
-"""The plan of Jacobi's iteration: sweeps, and how often their residual is asked for."""
+"""The plan of Jacobi's iteration: sweeps, and the frequency of residuals."""
 
 from __future__ import annotations
 
@@ -18,31 +18,20 @@ from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Layout
 
 CHECK_SHARE = 0.02
-"""Share of the time that may go into asking for the residual."""
+"""Maximum share of the time for residuals."""
 
 LEAST_ROUNDS = 30
-"""Exchanges at least, if all iterations are done: only after one may it be over."""
+"""Minimum number of exchanges of all iterations: the iteration ends only after one."""
 
 LEAST_SHARE = 500
-"""It is asked for after this part of what has been done at the earliest, lest checks pile up."""
+"""The pause between residuals is at least this fraction of the exchanges so far."""
 
 
 @dataclass(frozen=True)
 class JacobiTask:
-    """What is solved, and when it is over.
+    """The equation, and the criteria for the end.
 
-    Parameters
-    ----------
-    dtype : str
-        float32, float64, complex64 or complex128.
-    dx : float
-        Distance of grid points.
-    boundary : tuple of str or number
-        For each axis what is beyond the array.
-    max_iterations : int
-        Sweeps at most.
-    tol : float
-        Residual at most, relative to that of u = 0.
+    ``tol`` is the maximum residual relative to that of u = 0, ``dx`` the grid spacing.
     """
 
     dtype: str
@@ -53,22 +42,22 @@ class JacobiTask:
 
     @property
     def operation(self) -> str:
-        """Its name."""
+        """The name of the operation."""
         return "jacobi"
 
     @property
     def iterations(self) -> int:
-        """Sweeps at most."""
+        """Maximum number of sweeps."""
         return self.max_iterations
 
     @property
     def operations(self) -> int:
-        """Operations a sweep does for each element."""
+        """Floating-point operations of a sweep for each element."""
         return 4 * self.ndim + 1
 
     @property
     def reach(self) -> tuple[int, ...]:
-        """How far a sweep reads beyond each element, along each axis."""
+        """How far a sweep reads around each element, along each axis."""
         return (1,) * self.ndim
 
     @property
@@ -78,7 +67,7 @@ class JacobiTask:
 
     @property
     def damping(self) -> float:
-        """What the residual is multiplied with to get the change of u in a sweep."""
+        """The change of u in a sweep divided by the residual."""
         return self.dx**2 / (2 * self.ndim)
 
 
@@ -86,16 +75,8 @@ class JacobiTask:
 class JacobiPlan(Bare):
     """A task on ranks.
 
-    Parameters
-    ----------
-    task : JacobiTask
-        What is solved.
-    sweeps : SweepPlan
-        How the iteration is swept.
-    rhs : Layout
-        Where the blocks of the right-hand side are.
-    every : int
-        Exchanges from one residual to the next; later on more, see ``pause``.
+    ``rhs`` is the layout of the right-hand side, ``every`` the minimum number of exchanges between
+    residuals, see :meth:`pause`.
     """
 
     task: JacobiTask
@@ -104,12 +85,12 @@ class JacobiPlan(Bare):
     every: int
 
     def pause(self, rounds: int) -> int:
-        """Return after how many more exchanges a residual is asked for, so many being done."""
+        """Return the number of exchanges until the next residual."""
         return max(self.every, rounds // LEAST_SHARE)
 
     @cached_property
     def rhs_into(self) -> RedistributePlan | None:
-        """How blocks of the right-hand side become tiles; ``None`` where they are."""
+        """The redistribution of the right-hand side to tiles; ``None`` if it is in place."""
         sweeps = self.sweeps
         if sweeps.tiles == self.rhs:
             return None
@@ -125,26 +106,9 @@ def plan_jacobi(
     *,
     room: float | None = None,
 ) -> JacobiPlan:
-    """Plan Jacobi's iteration.
+    """Plan Jacobi's iteration; ``u0`` and ``rhs`` have the same shape.
 
-    Parameters
-    ----------
-    u0, rhs : Layout
-        Where the blocks of the first iterate and of the right-hand side are; of the same
-        shape.
-    task : JacobiTask
-        What is solved.
-    size : int
-        Number of ranks.
-    machine : Machine
-        Rates of a rank.
-    room : float, optional
-        Bytes of a rank's device that may be used.
-
-    Returns
-    -------
-    JacobiPlan
-        The same on every rank: nothing but the arguments enters.
+    ``room`` are the bytes of free memory on a rank's device. The plan is the same on every rank.
     """
     sweeps = plan_sweeps(
         u0,
@@ -163,13 +127,13 @@ def plan_jacobi(
     if size > 1 and round_seconds:
         every = ceil(machine.latency / (CHECK_SHARE * round_seconds))
     rounds = -(-task.max_iterations // sweeps.steps)
-    # an iteration that is over is noticed two checks later
+    # the end is noticed two checks late
     every = max(1, min(every, rounds // 10))
     return JacobiPlan(task, sweeps, rhs, every)
 
 
 def cost(plan: JacobiPlan, machine: Machine) -> float:
-    """Predict the seconds of all iterations that are allowed."""
+    """Predict the seconds of all allowed iterations."""
     task = plan.task
     seconds = sweeps_cost(plan.sweeps, task.max_iterations, machine, arrays=3)
     checks = 2 + task.max_iterations // (plan.every * plan.sweeps.steps)
@@ -179,5 +143,5 @@ def cost(plan: JacobiPlan, machine: Machine) -> float:
 
 
 def peak(plan: JacobiPlan) -> int:
-    """Return the most bytes that a rank holds."""
+    """Return the most bytes on a rank."""
     return sweeps_peak(plan.sweeps, arrays=3)

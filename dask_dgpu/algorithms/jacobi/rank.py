@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import isfinite, sqrt
 from typing import Any, NamedTuple
 
+from dask_dgpu.algorithms import Progress, no_progress
 from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, JacobiTask
 from dask_dgpu.algorithms.redistribute import redistribute_rank
 from dask_dgpu.algorithms.stencil import Tiles, load, unload
@@ -18,7 +19,7 @@ Array = Any
 Blocks = Mapping[Index, Array]
 
 DIVERGED = 1e3
-"""A residual so many times that of the first iterate is given up on."""
+"""The iteration stops at this multiple of the residual of the first iterate."""
 
 CONVERGED, MAX_ITERATIONS, NOT_FINITE, DIVERGING = (
     "converged",
@@ -27,14 +28,14 @@ CONVERGED, MAX_ITERATIONS, NOT_FINITE, DIVERGING = (
     "diverged",
 )
 REASONS = (CONVERGED, MAX_ITERATIONS, NOT_FINITE, DIVERGING)
-"""Why an iteration is over."""
+"""Reasons for the end of an iteration."""
 
 
 class Outcome(NamedTuple):
-    """How an iteration has ended.
+    """The end of an iteration.
 
-    ``history`` has the number of iterations and the relative residual after them, the last
-    of which is that of what is returned.
+    ``history`` has pairs of the number of iterations and the relative residual after them; the last
+    one belongs to the result.
     """
 
     reason: str
@@ -47,49 +48,30 @@ def jacobi_rank(
     device: Device,
     u0: Blocks,
     rhs: Blocks,
-    progress: Callable[[int, int], None] = lambda done, sweeps: None,
+    progress: Progress = no_progress,
 ) -> tuple[dict[Index, Array], Outcome]:
-    """Iterate as one rank.
+    """Iterate as one rank; ``progress`` counts sweeps.
 
-    Parameters
-    ----------
-    plan : JacobiPlan
-        The same on every rank.
-    comm : Comm
-        Joins the ranks of the plan.
-    device : Device
-        Where this rank's arrays are.
-    u0, rhs : mapping of tuple of int to array
-        The blocks of the first iterate and of the right-hand side that this rank owns, of
-        dtype ``plan.task.dtype``.
-    progress : callable
-        Called with the number of sweeps done and of all that are allowed; may raise to
-        give up.
-
-    Returns
-    -------
-    blocks : dict of tuple of int to array
-        The blocks of the last iterate that this rank owns.
-    outcome : Outcome
-        The same on every rank, since the bits of an all-reduce are.
+    ``u0`` and ``rhs`` are the rank's blocks of the first iterate and of the right-hand side.
+    Returns its blocks of the last iterate, and the outcome: the same on every rank, since the bits
+    of an all-reduce are.
     """
     task, sweeps = plan.task, plan.sweeps
     tiles = Tiles(sweeps, comm, device)
     if plan.rhs_into is not None:
         rhs = redistribute_rank(plan.rhs_into, comm, device, rhs)
     tiles.add(rhs, -task.damping)
-    of_zero = _Sum(comm, device, tiles).value()
+    zero_change = _Sum(comm, device, tiles).value()
     load(sweeps, comm, device, tiles, u0)
-    run = _Run(plan, comm, device, tiles, Scale.of(task, of_zero), progress)
+    run = _Run(plan, comm, device, tiles, Scale.of(task, zero_change), progress)
     reason = run.iterate()
     return unload(sweeps, comm, device, tiles), Outcome(reason, tuple(run.history))
 
 
 class _Sum:
-    """Squares of the changes of a sweep, summed up over all ranks.
+    """Squared changes of a sweep, summed over all ranks.
 
-    With ``tiles`` those of a sweep that is done for nothing else. Without, ``change`` is
-    what a sweep adds to.
+    With ``tiles``, an extra sweep computes them. Without, a sweep adds to ``change``.
     """
 
     def __init__(self, comm: Comm, device: Device, tiles: Tiles | None = None) -> None:
@@ -102,7 +84,7 @@ class _Sum:
             self.start()
 
     def start(self) -> None:
-        """Begin to sum up over all ranks, behind what is on the compute lane."""
+        """Start the sum over all ranks, after the work on the compute lane."""
         with self.device.computing():
             ready = self.device.mark()
         with self.device.transferring():
@@ -118,14 +100,14 @@ class _Sum:
 
 
 class Scale(NamedTuple):
-    """Makes a relative residual of the changes of a sweep."""
+    """Factor from the changes of a sweep to a relative residual."""
 
     factor: float
 
     @classmethod
-    def of(cls, task: JacobiTask, of_zero: float) -> Scale:
+    def of(cls, task: JacobiTask, zero_change: float) -> Scale:
         """Return the scale, given the changes of u = 0; absolute if there are none."""
-        return cls(1 / task.damping if of_zero == 0 else 1 / sqrt(of_zero))
+        return cls(1 / task.damping if zero_change == 0 else 1 / sqrt(zero_change))
 
     def residual(self, change: float) -> float:
         """Return the relative residual."""
@@ -134,7 +116,7 @@ class Scale(NamedTuple):
 
 @dataclass
 class _Run:
-    """The iteration: sweeps, and residuals that are asked for and looked at later."""
+    """The iteration: sweeps, and residuals that are read later."""
 
     plan: JacobiPlan
     comm: Comm
@@ -147,7 +129,7 @@ class _Run:
     history: list[tuple[int, float]] = field(default_factory=list)
 
     def iterate(self) -> str:
-        """Iterate until it is over; return why it is."""
+        """Iterate; return the reason for the end."""
         while True:
             change = _Sum(self.comm, self.device, self.tiles).value()
             self.history.append((self.done, self.scale.residual(change)))
@@ -157,13 +139,13 @@ class _Run:
             self._sweep_on()
 
     def _verdict(self, done: int, residual: float) -> str | None:
-        """Return why the iteration is over, ``None`` if it is not."""
+        """Return the reason for the end, ``None`` to go on."""
         return verdict(self.plan.task, done, residual, self.history[0][1])
 
     def _sweep_on(self) -> None:
-        """Sweep until a residual says that it may be over, or all sweeps are done."""
+        """Sweep until a residual suggests the end, or all sweeps are done."""
         plan, most = self.plan, self.plan.task.max_iterations
-        asked: tuple[int, _Sum] | None = None
+        requested: tuple[int, _Sum] | None = None
         due = self.rounds + plan.pause(self.rounds)
         while self.done < most:
             sweeps = min(plan.sweeps.steps, most - self.done)
@@ -173,23 +155,23 @@ class _Run:
             self.done += sweeps
             self.progress(self.done, most)
             if sums is not None:
-                over = asked is not None and self._look(*asked)
+                over = requested is not None and self._read(*requested)
                 sums.start()
-                asked = self.done - 1, sums
+                requested = self.done - 1, sums
                 due += plan.pause(self.rounds)
                 if over:
                     break
-        if asked is not None:
-            self._look(*asked)
+        if requested is not None:
+            self._read(*requested)
 
-    def _look(self, done: int, sums: _Sum) -> bool:
-        """Note a residual that was asked for; return whether the iteration may be over."""
+    def _read(self, done: int, sums: _Sum) -> bool:
+        """Read a requested residual; return whether the iteration may end."""
         self.history.append((done, self.scale.residual(sums.value())))
         return self._verdict(*self.history[-1]) is not None
 
 
 def verdict(task: JacobiTask, done: int, residual: float, first: float) -> str | None:
-    """Return why an iteration is over after so many sweeps, ``None`` if it is not."""
+    """Return the reason for the end after a number of sweeps, ``None`` to go on."""
     if not isfinite(residual):
         return NOT_FINITE
     if residual <= task.tol:

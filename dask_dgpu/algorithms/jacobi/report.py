@@ -1,7 +1,7 @@
-"""The report of an iteration as a block of its array, so that it goes where blocks go.
+"""The report of an iteration as a block of its array, so that it travels like other blocks.
 
-It is the first block of one chunk more along the first axis. Its bytes are those of some
-float64 numbers, whatever its dtype.
+It is the first block of an additional chunk along the first axis. Its bytes are float64 numbers,
+whatever its dtype.
 """
 
 from __future__ import annotations
@@ -18,29 +18,21 @@ from graph_opt.model.node import Chunks
 Array = Any
 
 REPORT_BYTES = 1 << 15
-"""Of a report: two numbers for each of the first residual and the last 2,046."""
+"""Bytes of a report: two numbers for each of the first residual and the last 2,046."""
 
 
 def beside(chunks: Chunks, dtype: str) -> Chunks:
-    """Return the chunks of an array with its report: one more along the first axis.
-
-    Parameters
-    ----------
-    chunks : tuple of tuple of int
-        Of the array.
-    dtype : str
-        Of the array.
-    """
+    """Return the chunks of an array with its report: one more along the first axis."""
     row = prod(sizes[0] for sizes in chunks[1:]) * np.dtype(dtype).itemsize
     return (*chunks[0], -(-REPORT_BYTES // max(1, row))), *chunks[1:]
 
 
 def written(outcome: Outcome, shape: tuple[int, ...], dtype: str) -> Array:
     """Return a report as a block."""
-    room = REPORT_BYTES // 16 - 1
+    most = REPORT_BYTES // 16 - 1
     history = outcome.history
-    if len(history) > room:  # the last ones tell more than the first
-        history = (history[0], *history[len(history) - room + 1 :])
+    if len(history) > most:  # the last residuals matter more than the first
+        history = (history[0], *history[len(history) - most + 1 :])
     numbers = [REASONS.index(outcome.reason), len(history), *chain.from_iterable(history)]
     block = np.zeros(shape, dtype)
     values = np.array(numbers, np.float64).view(np.uint8)

@@ -9,15 +9,14 @@
     |  1  |  2  |  ->   | s c | s c |  ->  1: s c + s c + s c  ->  |_____|_____|
     |_____|_____|       |_____|_____|
 
-Each rank sums its blocks, every number once (:mod:`dask_dgpu.kernels.sums.compensated`,
-:mod:`dask_dgpu.kernels.sums.binned`), and adds what it has for the same block of the result, in
-the order of the blocks. What it has for another rank's blocks goes there as one message. The
-owner adds what came by a tree in the order of ranks, and rounds.
+Each rank reads its blocks once (:mod:`dask_dgpu.kernels.sums.compensated`,
+:mod:`dask_dgpu.kernels.sums.binned`) and adds the partial sums for each block of the result in
+the order of its blocks. It sends those for the blocks of another rank as one message. The owner
+adds the partial sums by a tree in the order of ranks, and rounds.
 
-A compensated sum travels as two doubles, one of doubles as four: what may have overflowed is
-beside the rest. An exact one travels as limbs, those in which any
-rank has anything, which takes one small reduction before; that its parts are integers makes
-its bits independent of ranks and layout.
+A message has two doubles for a compensated sum, or four for sums of doubles, which may
+overflow. An exact sum is integers, so its bits depend neither on the ranks nor on the layout.
+Its message has the limbs that any rank uses; one small all-reduce finds them.
 
 References
 ----------

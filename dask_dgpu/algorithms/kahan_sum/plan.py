@@ -1,4 +1,4 @@
-"""Who sums what, and who ends up with it."""
+"""The plan of a sum, and its cost."""
 
 from __future__ import annotations
 
@@ -18,24 +18,12 @@ WORD = 8
 """Bytes of a double, and of a limb."""
 
 LIMBS = 4
-"""Limbs of an exact sum that are expected to be used."""
+"""Expected limbs of an exact sum."""
 
 
 @dataclass(frozen=True)
 class Summing:
-    """What is asked for.
-
-    Parameters
-    ----------
-    axes : tuple of int
-        The axes that are summed.
-    keepdims : bool
-        Whether they stay, with length one.
-    method : {"compensated", "reproducible"}
-        How.
-    kind : {"sum", "mean"}
-        Whether sums are divided by the number of their elements.
-    """
+    """A sum or mean along some axes, which ``keepdims`` keeps with length one."""
 
     axes: tuple[int, ...]
     keepdims: bool
@@ -51,19 +39,7 @@ class Summing:
 
 @dataclass(frozen=True)
 class SumPlan:
-    """A sum on so many ranks.
-
-    Parameters
-    ----------
-    task : Summing
-        What is asked for.
-    source, result : Layout
-        Where the array is, and where its sums shall be.
-    dtype, result_dtype : str
-        Of either.
-    size : int
-        Number of ranks.
-    """
+    """A sum on ``size`` ranks, from the layout and dtype of the array to those of the result."""
 
     task: Summing
     source: Layout
@@ -74,7 +50,7 @@ class SumPlan:
 
     @cached_property
     def adding(self) -> dict[Index, tuple[int, ...]]:
-        """For each wanted block of the result, in row-major order, the ranks that add to it."""
+        """The ranks that add to each wanted block of the result, in row-major order."""
         return _adding(self.task, self.source, self.result)
 
     @property
@@ -84,7 +60,7 @@ class SumPlan:
 
     @property
     def doubles(self) -> int:
-        """Of which a compensated sum consists: a pair, and one more where it may overflow."""
+        """Doubles of a compensated sum: a pair, and a second one if the first may overflow."""
         return 4 if real_of(dtype_named(self.dtype)) == np.float64 else 2
 
     def shape(self, index: Index) -> tuple[int, ...]:
@@ -118,28 +94,22 @@ def plan_sum(
     dtypes: tuple[str, str],
     size: int,
 ) -> SumPlan:
-    """Plan a sum.
+    """Plan a sum; the owner of a block of the result is the least loaded rank that adds to it.
 
     Parameters
     ----------
     source : Layout
-        Where the blocks are; -1 for those that nobody reads.
+        The layout of the array; unused blocks have the owner -1.
     task : Summing
-        What is asked for.
+        Axes, method and kind.
     cuts : tuple of tuple of int
-        Where the result is cut.
+        The cuts of the result.
     wanted : sequence of tuple of int
-        Its blocks that are made, in row-major order.
+        The computed blocks of the result, in row-major order.
     dtypes : tuple of (str, str)
-        Of the source and of the result.
+        Of the array and of the result.
     size : int
         Number of ranks.
-
-    Returns
-    -------
-    SumPlan
-        Each block of the result is owned by a rank that adds to it, the one that has least
-        to do so far.
     """
     some = set(wanted)
     grid = tuple(len(along) - 1 for along in cuts)
@@ -156,7 +126,7 @@ def plan_sum(
 
 
 def received(plan: SumPlan, limbs: int = LIMBS) -> list[int]:
-    """Return the bytes that each rank receives from others, less the small reduction."""
+    """Return the bytes that each rank receives, without the small all-reduce."""
     total = [0] * plan.size
     for index, ranks in plan.adding.items():
         owner = plan.result.owner(index)
@@ -165,22 +135,19 @@ def received(plan: SumPlan, limbs: int = LIMBS) -> list[int]:
 
 
 def peak(plan: SumPlan) -> int:
-    """Return the most bytes that a rank holds: its blocks, and partial sums twice."""
+    """Return the most bytes on a rank: its blocks, and partial sums twice."""
     itemsize = dtype_named(plan.dtype).itemsize
-    came = received(plan)
-    worst = 0
-    for rank in range(plan.size):
-        words = sum(plan.words(at, LIMBS) for at, ranks in plan.adding.items() if rank in ranks)
-        held = 2 * words * WORD + came[rank]
-        worst = max(worst, plan.source.share(rank, itemsize) + held)
-    return worst
+    nbytes = [plan.source.share(rank, itemsize) + more for rank, more in enumerate(received(plan))]
+    for index, ranks in plan.adding.items():
+        for rank in ranks:
+            nbytes[rank] += 2 * plan.words(index, LIMBS) * WORD
+    return max(nbytes)
 
 
 def cost(plan: SumPlan, machine: Machine) -> float:
-    """Predict the seconds of a plan: one pass over the blocks, and two exchanges at the most."""
+    """Predict the seconds of a plan: one pass over the blocks, and one or two exchanges."""
     itemsize = dtype_named(plan.dtype).itemsize
     read = max(plan.source.share(rank, itemsize) for rank in range(plan.size))
-    came = max(received(plan))
     exchanges = 1 if plan.task.method == "compensated" else 2
-    seconds = read / machine.memory_bandwidth + came / machine.bandwidth
+    seconds = read / machine.memory_bandwidth + max(received(plan)) / machine.bandwidth
     return seconds + (exchanges * machine.latency if plan.size > 1 else 0.0)

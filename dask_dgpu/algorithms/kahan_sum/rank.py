@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from dask_dgpu.algorithms import Progress, no_progress
 from dask_dgpu.algorithms.kahan_sum.plan import SumPlan
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.sums.binned import Binned
+from dask_dgpu.kernels.sums.binned import Binned, limb_range
 from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.limbs import LIMBS
 from dask_dgpu.kernels.sums.partial import Partial, added, finished, partial_sum
@@ -21,7 +23,7 @@ from graph_opt.model.layout import Index
 Array = Any
 Blocks = Mapping[Index, Array]
 Window = tuple[int, int]
-Message = list[tuple[Index, Array]]
+"""The first limb in messages, and the number of limbs."""
 
 
 def kahan_sum_rank(
@@ -29,62 +31,40 @@ def kahan_sum_rank(
     comm: Comm,
     device: Device,
     blocks: Blocks,
-    progress: Callable[[int, int], None] = lambda done, steps: None,
+    progress: Progress = no_progress,
 ) -> dict[Index, Array]:
-    """Sum as one rank.
+    """Sum as one rank; ``progress`` counts its blocks and one exchange.
 
-    Parameters
-    ----------
-    plan : SumPlan
-        The same on every rank.
-    comm : Comm
-        Joins the ranks of the plan.
-    device : Device
-        Where this rank's arrays are.
-    blocks : mapping of tuple of int to array
-        The blocks of the source that this rank owns, of any strides; they stay as they are.
-    progress : callable
-        Called with the number of blocks summed, and of those and one for the exchange; may
-        raise to give up.
-
-    Returns
-    -------
-    dict of tuple of int to array
-        The blocks of the result that this rank owns, of dtype ``plan.result_dtype``.
-
-    Notes
-    -----
-    Rank r sends one message to each owner to whose blocks it adds, and waits for one from
+    A rank sends one message to each owner of blocks that it adds to, and waits for one from
     each rank that adds to its own.
     """
     with device.computing():
         mine = sum_blocks(plan, blocks, progress)
     window = _window(plan, comm, device, mine)
-    came = _exchanged(plan, comm, device, mine, window)
+    partials = _exchanged(plan, comm, device, mine, window)
     with device.computing():
-        made = {
-            index: finish_block(plan, [came[rank, index] for rank in ranks])
+        result = {
+            index: device.to_device(finish_block(plan, [partials[rank, index] for rank in ranks]))
             for index, ranks in plan.adding.items()
             if plan.result.owner(index) == comm.rank
         }
-        made = {index: device.to_device(block) for index, block in made.items()}
-    device.join()  # before what came is let go of
+    device.join()  # before the messages are freed
     progress(len(blocks) + 1, len(blocks) + 1)
-    return made
+    return result
 
 
 def sum_blocks(
-    plan: SumPlan, blocks: Blocks, progress: Callable[[int, int], None] = lambda done, steps: None
+    plan: SumPlan, blocks: Blocks, progress: Progress = no_progress
 ) -> dict[Index, Partial]:
-    """Sum blocks, and add what is for the same block of the result."""
+    """Return the partial sums of blocks for each block of the result."""
     task = plan.task
     found: dict[Index, Partial] = {}
-    for done, index in enumerate(sorted(blocks)):
+    for done, index in enumerate(sorted(blocks), 1):
         target = task.target(index)
         if target in plan.adding:
             partial = partial_sum(blocks[index], task.axes, task.method, plan.result_dtype)
             found[target] = added([found[target], partial]) if target in found else partial
-        progress(done + 1, len(blocks) + 1)
+        progress(done, len(blocks) + 1)
     return found
 
 
@@ -97,18 +77,18 @@ def finish_block(plan: SumPlan, partials: list[Partial]) -> Array:
 
 
 def _window(plan: SumPlan, comm: Comm, device: Device, mine: Mapping[Index, Partial]) -> Window:
-    """Agree on the limbs that travel: the first, and how many."""
+    """Agree with all ranks on the limbs in messages."""
     if plan.task.method == "compensated":
         return 0, 0
-    used = [p.sums for p in mine.values() if isinstance(p.sums, Binned) and len(p.sums.limbs)]
-    low = min((sums.low for sums in used), default=LIMBS)
-    high = max((sums.low + len(sums.limbs) for sums in used), default=0)
+    low, high = limb_range([p.sums for p in mine.values() if isinstance(p.sums, Binned)])
+    if low == high:
+        low, high = LIMBS, 0  # of no effect on the other ranks
     with device.transferring():
         ends = device.to_device(np.array([-low, high], np.int64))
         comm.all_reduce(ends, "max").wait()
     device.synchronize()
-    low, high = (sign * int(end) for sign, end in zip((-1, 1), device.to_host(ends), strict=True))
-    return (low, high - low) if high > low else (0, 0)
+    low, high = device.to_host(ends).tolist()
+    return (-low, high + low) if high > -low else (0, 0)
 
 
 def _exchanged(
@@ -118,39 +98,39 @@ def _exchanged(
     mine: Mapping[Index, Partial],
     window: Window,
 ) -> dict[tuple[int, Index], Partial]:
-    """Send what others own, and return what there is for the blocks of this rank."""
-    came = {(comm.rank, index): partial for index, partial in mine.items()}
-    sends: dict[int, list[Index]] = {}
-    recvs: dict[int, list[Index]] = {}
+    """Exchange partial sums; return those for this rank's blocks, by sender and block."""
+    found = {(comm.rank, index): partial for index, partial in mine.items()}
+    sends: dict[int, list[Index]] = defaultdict(list)
+    receives: dict[int, list[Index]] = defaultdict(list)
     for index, ranks in plan.adding.items():
         owner = plan.result.owner(index)
         if owner == comm.rank:
             for rank in ranks:
-                recvs.setdefault(rank, []).append(index)
+                receives[rank].append(index)
         elif comm.rank in ranks:
-            sends.setdefault(owner, []).append(index)
-    recvs.pop(comm.rank, None)
+            sends[owner].append(index)
+    receives.pop(comm.rank, None)
     dtype = "float64" if plan.task.method == "compensated" else "int64"
     device.synchronize()
     with device.transferring():
-        out = {
+        messages = {
             owner: device.to_device(np.concatenate([_packed(mine[at], window) for at in some]))
             for owner, some in sends.items()
         }
-        rooms = {
+        buffers = {
             rank: device.empty(sum(plan.words(index, window[1]) for index in some), dtype)
-            for rank, some in recvs.items()
+            for rank, some in receives.items()
         }
-        comm.exchange(list(out.items()), list(rooms.items())).wait()
+        comm.exchange(list(messages.items()), list(buffers.items())).wait()
     device.synchronize()
-    like = next(iter(mine.values()), None)
-    for rank, some in recvs.items():
-        at = 0
+    for rank, some in receives.items():
+        rest = buffers[rank]
         for index in some:
-            words = plan.words(index, window[1])
-            came[rank, index] = _opened(plan, index, rooms[rank][at : at + words], window, like)
-            at += words
-    return came
+            count = plan.words(index, window[1])
+            words, rest = rest[:count], rest[count:]
+            # an owner adds to its own blocks
+            found[rank, index] = _unpacked(plan, index, words, window, mine[index])
+    return found
 
 
 def _packed(partial: Partial, window: Window) -> Array:
@@ -159,24 +139,16 @@ def _packed(partial: Partial, window: Window) -> Array:
     if isinstance(sums, Pair):
         return np.concatenate([array.reshape(-1) for array in sums.arrays()])
     low, count = window
-    limbs = np.zeros((count + 1, *sums.special.shape), np.int64)
-    limbs[sums.low - low : sums.low - low + len(sums.limbs)] = sums.limbs
-    limbs[count] = sums.special
-    return limbs.reshape(-1)
+    return np.concatenate([sums.window(low, low + count), sums.special[None]]).reshape(-1)
 
 
-def _opened(
-    plan: SumPlan, index: Index, words: Array, window: Window, like: Partial | None
-) -> Partial:
-    """Return partial sums of another rank, where this one's are."""
-    assert like is not None  # whoever owns sums adds to them
+def _unpacked(plan: SumPlan, index: Index, words: Array, window: Window, like: Partial) -> Partial:
+    """Return partial sums of another rank, in the same memory as those of this rank."""
     shape = plan.shape(index)
     if isinstance(like.sums, Pair):
         pair = Pair.of(words.reshape(plan.doubles, *shape))
-        return replace(
-            like, sums=pair.on_host() if isinstance(like.sums.sums, np.ndarray) else pair
-        )
+        on_host = isinstance(like.sums.sums, np.ndarray)
+        return replace(like, sums=pair.on_host() if on_host else pair)
     words = words if isinstance(words, np.ndarray) else words.get()
     limbs = words.reshape(window[1] + 1, *shape)
-    sums = Binned(window[0], limbs[:-1], limbs[-1].astype(np.uint8))
-    return replace(like, sums=sums)
+    return replace(like, sums=Binned(window[0], limbs[:-1], limbs[-1].astype(np.uint8)))

@@ -1,4 +1,4 @@
-"""Fourier, cosine and sine transforms along axes that are cut into chunks: slabs and pencils.
+"""Fourier, cosine and sine transforms along axes in several chunks: slabs and pencils.
 
 ::
 
@@ -12,17 +12,16 @@
      |___________|      |  |  |  |/           |__|__|/     |_____|/     |__|__|/
      +-----------+      +--+--+--+
 
-An axis is transformed where it is a single chunk. Axes that are so already come first; then an
-exchange makes other axes whole and cuts some that need not be whole in their place. A slab
-plan gathers all that are left in one exchange, which the axes that remain must be long enough
-to be cut for. A pencil plan gathers one axis after the other, each exchange within rows or
-columns of the mesh only. Which it is, in which order axes come and which axes are cut instead
-is what moves the fewest bytes among the ways that leave work for every rank.
+A transform needs its axis in a single chunk. Such axes come first; then an exchange merges the
+chunks of other axes and splits axes that need not be whole. A slab plan merges all remaining
+axes in one exchange, which needs long enough other axes to split. A pencil plan merges one axis
+after the other; each exchange is within the rows or columns of the mesh. Among the plans with
+work for every rank, the one that moves the fewest bytes wins; it decides the order of the axes
+and the axes to split.
 
-What a crop leaves out never moves: it is dropped before the first exchange. What a pad adds
-moves only if no later order is possible. A transform from real numbers is the first of its
-call and one to real numbers the last; the others commute, and cosine and sine transforms with
-all.
+Cropping happens before the first exchange, so that cropped elements never move. Padded elements
+move only if no later order is possible. A transform from real numbers is the first of its call
+and one to real numbers the last; the others commute, and cosine and sine transforms with all.
 
 References
 ----------
@@ -35,17 +34,16 @@ References
 
 from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
 from dask_dgpu.algorithms.pencil_fft.plan import (
-    TRIGONOMETRIC,
     Chunks,
     Exchange,
     PencilPlan,
     Stage,
-    Transform,
     even_chunks,
     result_dtype,
 )
 from dask_dgpu.algorithms.pencil_fft.rank import pencil_fft_rank
 from dask_dgpu.algorithms.pencil_fft.ranks import RankedPencil, cost, peak, plan_on_ranks, received
+from dask_dgpu.kernels.fft.kinds import TRIGONOMETRIC, Transform
 
 __all__ = [
     "TRIGONOMETRIC",

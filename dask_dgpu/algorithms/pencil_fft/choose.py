@@ -1,4 +1,4 @@
-"""Choosing the plan of a transform: slab or pencil, the order of axes, by bytes moved."""
+"""Choosing slab or pencil and the order of axes, by the bytes that move."""
 
 from __future__ import annotations
 
@@ -10,36 +10,33 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dask_dgpu.algorithms.pencil_fft.plan import (
-    TO_HALF_COMPLEX,
-    TO_REAL,
-    TRIGONOMETRIC,
     Chunks,
     Exchange,
     PencilPlan,
     Stage,
-    Transform,
     even_chunks,
     result_dtype,
     shape_of,
     transformed,
 )
+from dask_dgpu.kernels.fft.kinds import TO_HALF_COMPLEX, TO_REAL, TRIGONOMETRIC, Transform
 
 MANY = 4
-"""Up to so many axes, all sets of them are considered."""
+"""Up to this number of axes, all sets of them are candidates."""
 
 Transforms = tuple[Transform, ...]
 Cost = tuple[float, float, int]
-"""Blocks too few, bytes moved, exchanges: the first that differs decides."""
+"""Missing blocks, moved bytes, exchanges: the first difference decides."""
 
 
 @dataclass(frozen=True)
 class _State:
-    """How far a plan is: what the array looks like, and what is left to be done."""
+    """A partial plan: the chunks of the array, and the remaining transforms."""
 
     chunks: Chunks
     left: Transforms
     stages: tuple[Stage, ...] = ()
-    arrived: bool = False  # from an exchange, which is for what is done next
+    arrived: bool = False  # whether the last step was an exchange
 
 
 def plan_pencil_fft(
@@ -55,37 +52,29 @@ def plan_pencil_fft(
 
     Parameters
     ----------
-    chunks : tuple of tuple of int
-        Chunks of the input.
-    dtype : str
-        The dtype of the input.
+    chunks, dtype
+        Of the input.
     transforms : sequence of Transform
-        One an axis, in any order; at most one of them from or to real numbers.
+        One for each axis, in any order; at most one of them from or to real numbers.
     output_layout : {"any", "input"}, optional
-        ``"any"`` leaves the output in the chunks in which the last stage made it;
-        ``"input"`` gives it those of the input, or as many where a length differs.
+        ``"any"`` keeps the chunks of the last stage; ``"input"`` restores those of the input, or as
+        many along an axis of another length.
     output_chunks : tuple of tuple of int, optional
-        Chunks that the output must have, whatever ``output_layout`` says.
+        Chunks of the output, which override ``output_layout``.
     ranks : int, optional
-        Blocks that an array should be cut into by an exchange, at least, where the axes
-        allow; as many as the input has by default.
-
-    Returns
-    -------
-    PencilPlan
-        The same wherever it is made: nothing but the arguments enters.
+        Minimum number of blocks after an exchange, if the axes allow; by default that of the input.
 
     Raises
     ------
     ValueError
-        When two transforms have the same axis, an axis does not exist, two are from
-        or to real numbers, or ``output_layout`` is not allowed.
+        If two transforms have the same axis, an axis does not exist, two are from or to real
+        numbers, or ``output_layout`` is unknown.
 
     Notes
     -----
-    The search is exhaustive, from the cheapest state on. A state is an array in
-    some chunks with some transforms left, and there are few of them: an axis keeps
-    its cuts, is whole, or is cut evenly.
+    The search is exhaustive, from the cheapest state on. A state is an array in some chunks with
+    some remaining transforms. There are few states: an axis keeps its cuts, is whole, or is cut
+    evenly.
     """
     _check(chunks, transforms, output_layout)
     target = ranks or math.prod(len(sizes) for sizes in chunks)
@@ -94,7 +83,7 @@ def plan_pencil_fft(
         goal = _like(chunks, transforms)
     everything = tuple(sorted(transforms, key=lambda each: (each.kind in TO_REAL, each.axis)))
     start = _State(_cropped(chunks, everything), everything)
-    counter = itertools.count()  # of two states that cost the same, the first found
+    counter = itertools.count()  # among equal costs the first state wins
     queue: list[tuple[Cost, int, _State]] = [((0.0, 0.0, 0), next(counter), start)]
     seen: set[tuple[Chunks, Transforms]] = set()
     while True:
@@ -113,7 +102,7 @@ def plan_pencil_fft(
 def _next(
     state: _State, dtype: str, everything: Transforms, target: int, goal: Chunks | None
 ) -> Iterator[tuple[_State, Cost]]:
-    """Do transforms in place, then exchange; yield each way to go on, and its cost."""
+    """Yield each way to transform in place and then exchange, and its cost."""
     if not state.left:
         if goal is not None:
             yield (
@@ -131,7 +120,7 @@ def _next(
             continue
         if not done.left:
             yield done, (0.0, 0.0, 0)
-            return  # nothing is gained by moving
+            return  # an exchange would be useless
         present = result_dtype(dtype, (each for each in everything if each not in done.left))
         for axes in _gathered(done):
             for chunks in _layouts(done.chunks, axes, target):
@@ -140,10 +129,10 @@ def _next(
 
 
 def _local(state: _State) -> list[Transforms]:
-    """Return the sets of transforms that may be done before the next exchange.
+    """Return the candidate sets of transforms before the next exchange.
 
-    Everything that is possible; only what makes the array no longer; only what leaves real
-    numbers real; nothing, since real numbers are smaller than complex ones.
+    All possible ones; those that do not lengthen the array; those that keep real numbers real;
+    none, since real numbers are smaller than complex ones.
     """
     everything = tuple(each for each in state.left if len(state.chunks[each.axis]) == 1)
     whole = tuple(each for each in everything if each.kind not in TO_REAL)
@@ -155,7 +144,7 @@ def _local(state: _State) -> list[Transforms]:
 
 
 def _in_order(now: set[Transform], left: set[Transform]) -> bool:
-    """Whether some may be done before the others: only cosines and sines commute with all."""
+    """Whether some may precede the others: only cosines and sines commute with all."""
     fourier = {each for each in left if each.kind not in TRIGONOMETRIC}
     first = {each for each in fourier if each.kind in TO_HALF_COMPLEX}
     last = {each for each in fourier if each.kind in TO_REAL}
@@ -165,9 +154,9 @@ def _in_order(now: set[Transform], left: set[Transform]) -> bool:
 
 
 def _gathered(state: _State) -> Iterator[frozenset[int]]:
-    """Yield the sets of axes that an exchange may make whole.
+    """Yield the candidate sets of axes that an exchange makes whole.
 
-    Of many axes only neighbours are gathered together, or the search takes seconds.
+    With many axes only neighbours are candidates, or the search takes seconds.
     """
     cut = {each.axis for each in state.left if len(state.chunks[each.axis]) > 1}
     axes = [each.axis for each in state.left]
@@ -182,10 +171,10 @@ def _gathered(state: _State) -> Iterator[frozenset[int]]:
 
 
 def _layouts(chunks: Chunks, whole: frozenset[int], target: int) -> Iterator[Chunks]:
-    """Yield chunks that are single along some axes, and of enough blocks if possible.
+    """Yield chunks that are single along some axes, with enough blocks if possible.
 
-    The others keep their cuts if these are enough. Else one of them is cut further,
-    and the rest, from the longest on, only when it is too short.
+    The other axes keep their cuts if these are enough. Otherwise one of them is split further, and
+    if it is too short the rest too, from the longest on.
     """
     shape = shape_of(chunks)
     base = {axis: (shape[axis],) if axis in whole else chunks[axis] for axis in range(len(shape))}
@@ -212,9 +201,9 @@ def _cost(old: Chunks, new: Chunks, dtype: str, target: int, *, enough: bool = F
 
 
 def _ordered(transforms: Transforms, chunks: Chunks) -> Transforms:
-    """From real numbers first, to real numbers last, cosines and sines while they are real.
+    """Sort: from real numbers first, to real numbers last, cosines and sines while they are real.
 
-    Of those that commute, pads late.
+    Among those that commute, pads come late.
     """
     lengths = shape_of(chunks)
     from_real = any(transform.kind in TO_HALF_COMPLEX for transform in transforms)
@@ -234,7 +223,7 @@ def _ordered(transforms: Transforms, chunks: Chunks) -> Transforms:
 
 
 def _cropped(chunks: Chunks, transforms: Iterable[Transform]) -> Chunks:
-    """Leave out what no transform uses."""
+    """Crop the elements that no transform uses."""
     cropped = list(chunks)
     for transform in transforms:
         if transform.input_length < sum(chunks[transform.axis]):
@@ -260,10 +249,10 @@ def _like(chunks: Chunks, transforms: Iterable[Transform]) -> Chunks:
 def _check(chunks: Chunks, transforms: Sequence[Transform], output_layout: str) -> None:
     axes = [transform.axis for transform in transforms]
     if len(set(axes)) < len(axes):
-        raise ValueError(f"transforms have the axes {axes}, which must be different")
+        raise ValueError(f"expected transforms along different axes, got {axes}")
     if not all(0 <= axis < len(chunks) for axis in axes):
-        raise ValueError(f"transforms have the axes {axes}, the array has {len(chunks)}")
+        raise ValueError(f"expected axes 0 to {len(chunks) - 1} of transforms, got {axes}")
     if sum(transform.kind in TO_HALF_COMPLEX + TO_REAL for transform in transforms) > 1:
-        raise ValueError("transforms from or to real numbers are two, at most one is allowed")
+        raise ValueError("expected at most one transform from or to real numbers, got several")
     if output_layout not in ("any", "input"):
-        raise ValueError(f"output_layout is {output_layout!r}, it must be 'any' or 'input'")
+        raise ValueError(f"expected output_layout 'any' or 'input', got {output_layout!r}")

@@ -1,4 +1,4 @@
-"""What is transformed where: the frozen plan of a transform along several axes."""
+"""The plan of a transform along several axes."""
 
 from __future__ import annotations
 
@@ -9,92 +9,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_opt.model.dtype import real_of
+from dask_dgpu.kernels.fft.kinds import Transform
 from graph_opt.model.layout import even_spans
 
 Chunks = tuple[tuple[int, ...], ...]
 
-FOURIER = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
-TRIGONOMETRIC = ("dct1", "dct2", "dct3", "dct4", "dst1", "dst2", "dst3", "dst4")
-KINDS = FOURIER + TRIGONOMETRIC
-TO_HALF_COMPLEX = ("rfft", "ihfft")
-TO_REAL = ("irfft", "hfft")
-
-
-@dataclass(frozen=True)
-class Transform:
-    """One discrete Fourier, cosine or sine transform along one axis.
-
-    Parameters
-    ----------
-    kind : str
-        A function of ``numpy.fft``: ``"fft"``, ``"ifft"``, ``"rfft"``, ``"irfft"``, ``"hfft"``
-        or ``"ihfft"``; or ``"dct"`` or ``"dst"`` of ``scipy.fft`` and the type, from
-        ``"dct1"`` to ``"dst4"``.
-    axis : int
-        The axis, from 0.
-    n : int
-        Length of the transform: of its input after cropping or padding, or of its
-        output for ``irfft`` and ``hfft``.
-    norm : {"backward", "ortho", "forward"}, optional
-        As in ``numpy.fft`` and ``scipy.fft``.
-
-    Raises
-    ------
-    ValueError
-        When the kind is unknown or ``n`` is less than 1, or than 2 for ``"dct1"``.
-    """
-
-    kind: str
-    axis: int
-    n: int
-    norm: str = "backward"
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind is {self.kind!r}, it must be one of {', '.join(KINDS)}")
-        least = 2 if self.kind == "dct1" else 1
-        if self.n < least:
-            raise ValueError(f"n is {self.n}, it must be at least {least} for {self.kind}")
-
-    @property
-    def input_length(self) -> int:
-        """Elements of the input along the axis that are used at most."""
-        return self.n // 2 + 1 if self.kind in TO_REAL else self.n
-
-    @property
-    def output_length(self) -> int:
-        """Length of the output along the axis."""
-        return self.n // 2 + 1 if self.kind in TO_HALF_COMPLEX else self.n
-
-    @property
-    def flops(self) -> float:
-        """Floating-point operations a line, by the usual estimate."""
-        complex_flops = 5 * self.n * math.log2(self.n)
-        return complex_flops if self.kind in ("fft", "ifft") else complex_flops / 2
-
-    def output_dtype(self, dtype: str) -> str:
-        """Return the dtype that NumPy, or SciPy, gives the result for input of a dtype."""
-        if self.kind in TRIGONOMETRIC:
-            least = np.float64 if np.dtype(dtype).kind in "biu" else np.float32
-            return np.result_type(np.dtype(dtype), least).name
-        if self.kind in TO_REAL:
-            real = real_of(dtype)
-            return np.result_type(real, 1.0).name
-        return np.result_type(np.dtype(dtype), 1j).name
-
 
 @dataclass(frozen=True)
 class Stage:
-    """Transforms that each block does for itself.
+    """Transforms of each block by itself.
 
     Parameters
     ----------
     chunks : tuple of tuple of int
-        Chunks of the array that the stage reads; a single one along each axis
-        that it transforms.
+        Chunks of the input; a single one along each transformed axis.
     transforms : tuple of Transform
-        In the order in which they are done.
+        In their order.
     """
 
     chunks: Chunks
@@ -102,19 +32,18 @@ class Stage:
 
     @property
     def output_chunks(self) -> Chunks:
-        """Chunks of the array that the stage makes."""
+        """Chunks of the result."""
         return transformed(self.chunks, self.transforms)
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """An array that changes its chunks between two stages.
+    """A change of chunks between two stages.
 
     Parameters
     ----------
     source, target : tuple of tuple of int
-        Chunks before and after. Where ``target`` is the shorter along an axis, what
-        is beyond its end is left out.
+        Chunks before and after. A shorter ``target`` crops the end of an axis.
     dtype : str
         The dtype of the array.
     """
@@ -125,7 +54,7 @@ class Exchange:
 
     @property
     def local(self) -> bool:
-        """Whether every block stays what it is, or is cropped at most."""
+        """Whether every block stays as it is, or is only cropped."""
         return all(
             len(new) <= len(old)
             and new[:-1] == old[: len(new) - 1]
@@ -135,16 +64,16 @@ class Exchange:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array after it."""
+        """Bytes of the array after the exchange."""
         return math.prod(shape_of(self.target)) * np.dtype(self.dtype).itemsize
 
     def moved(self, ranks: int) -> float:
-        """Return the bytes that all ranks together are expected to send.
+        """Return the expected bytes that all ranks together send.
 
-        Ranks form a mesh over the blocks. Nothing crosses a cut that stays, so ranks
-        are in groups that exchange nothing with each other, and in a group of ``g``
-        each rank keeps one in ``g`` of what it has. Fewer ranks than blocks are taken to
-        have a mesh of the same proportions.
+        Ranks form a mesh over the blocks. Nothing crosses a cut of both layouts, so there are
+        groups of ranks that exchange nothing with each other. In a group of ``g`` each rank keeps 1
+        / ``g`` of its elements. Fewer ranks than blocks are assumed to have a mesh of the same
+        proportions.
         """
         if self.local:
             return 0.0
@@ -159,8 +88,7 @@ class Exchange:
 class PencilPlan:
     """The plan of a transform along some axes of an array.
 
-    Before each stage, and after the last, the array changes to the chunks that come
-    next, where they differ from those it has: :attr:`exchanges` lists these steps.
+    Before each stage and after the last there is an exchange, if chunks differ.
 
     Parameters
     ----------
@@ -169,11 +97,11 @@ class PencilPlan:
     dtype : str
         The dtype of the input.
     stages : tuple of Stage
-        What is done, in order.
+        In their order.
     output_chunks : tuple of tuple of int
         Chunks of the output.
     output_dtype : str
-        The dtype of the output, that which NumPy gives it.
+        The dtype of the output, as in NumPy.
     """
 
     input_chunks: Chunks
@@ -184,7 +112,7 @@ class PencilPlan:
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """What happens before each stage and after the last, which may be nothing."""
+        """The exchanges before each stage and after the last, even if local."""
         return tuple(self._exchanges())
 
     def _exchanges(self) -> Iterator[Exchange]:
@@ -195,7 +123,7 @@ class PencilPlan:
         yield Exchange(chunks, self.output_chunks, dtype)
 
     def moved(self, ranks: int) -> float:
-        """Return the bytes that so many ranks are expected to send, all together."""
+        """Return the expected bytes that all ranks together send."""
         return sum(exchange.moved(ranks) for exchange in self.exchanges)
 
     @property
@@ -212,12 +140,12 @@ class PencilPlan:
 
 
 def _cuts(sizes: tuple[int, ...]) -> set[int]:
-    """Return where an axis is cut, its ends left out."""
+    """Return the cuts of an axis, without its ends."""
     return set(itertools.accumulate(sizes[:-1]))
 
 
 def even_chunks(length: int, parts: int) -> tuple[int, ...]:
-    """Return up to so many chunks of an axis, whose lengths differ by one at most."""
+    """Return up to ``parts`` chunks of an axis, with lengths that differ by at most one."""
     return tuple(hi - lo for lo, hi in even_spans(0, length, max(1, min(parts, length))))
 
 
@@ -235,7 +163,7 @@ def transformed(chunks: Chunks, transforms: Iterable[Transform]) -> Chunks:
 
 
 def result_dtype(dtype: str, transforms: Iterable[Transform]) -> str:
-    """Return the dtype after some transforms, as NumPy gives it."""
+    """Return the dtype after some transforms, as in NumPy."""
     for transform in transforms:
         dtype = transform.output_dtype(dtype)
     return dtype

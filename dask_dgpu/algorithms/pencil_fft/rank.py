@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
+from dask_dgpu.algorithms import Progress, no_progress
 from dask_dgpu.algorithms.pencil_fft.plan import Stage
 from dask_dgpu.algorithms.pencil_fft.ranks import RankedPencil
 from dask_dgpu.algorithms.redistribute import redistribute_rank
@@ -23,36 +24,17 @@ def pencil_fft_rank(
     comm: Comm,
     device: Device,
     blocks: MutableMapping[Index, Array],
-    progress: Callable[[int, int], None] = lambda done, steps: None,
+    progress: Progress = no_progress,
 ) -> dict[Index, Array]:
-    """Transform as one rank.
+    """Transform as one rank; ``progress`` counts rounds and transforms.
 
-    Parameters
-    ----------
-    ranked : RankedPencil
-        The same on every rank.
-    comm : Comm
-        Joins the ranks of the plan.
-    device : Device
-        Where this rank's arrays are.
-    blocks : mapping of tuple of int to array
-        The blocks of the input that this rank owns, of any strides; they stay as they
-        are. If the plan says that they are spent, the mapping is emptied.
-    progress : callable
-        Called with the number of steps done and of all steps; may raise to give up.
-
-    Returns
-    -------
-    dict of tuple of int to array
-        The blocks of the output that this rank owns, of dtype
-        ``ranked.plan.output_dtype``.
+    If the plan says that the input is spent, ``blocks`` is emptied.
 
     Notes
     -----
-    What a stage makes for an exchange is not there as a whole, if slices are small enough
-    (``move.transformed``): each slice of a block is transformed when it is packed, while the
-    slices before it travel. What the last stage makes stays in the memory of what it reads,
-    where the dtype allows.
+    If slices are small enough (``move.transformed``), each slice of a block is transformed when
+    it is packed, while earlier slices are in transit; no stage's result exists as a whole.
+    The last stage overwrites its input if the dtype allows it.
     """
     done = 0
 
@@ -61,7 +43,7 @@ def pencil_fft_rank(
         done += steps
         progress(done, ranked.steps)
 
-    ours = False  # whether the present blocks are no one else's
+    owned = False  # whether nothing else refers to the present blocks
     present = cropped(blocks, ranked)
     if ranked.spent:
         blocks.clear()
@@ -70,30 +52,30 @@ def pencil_fft_rank(
         fused = stage is not None and move is not None and move.transformed
         if stage is not None and not fused:
             with device.computing():
-                made = transform_blocks(stage, present, overwrite=ours)
-            device.join()  # before what was transformed is let go of
+                made = transform_blocks(stage, present, overwrite=owned)
+            device.join()  # before the transformed blocks are freed
             present = made
             del made
-            ours = True
+            owned = True
         if move is not None:
-            read = _reader(stage, present, overwrite=ours) if stage and fused else None
+            read = _reader(stage, present, overwrite=owned) if stage and fused else None
             start = done
 
             def report(at: int, rounds: int, start: int = start) -> None:
                 progress(start + at, ranked.steps)
 
             present = redistribute_rank(move, comm, device, present, read=read, progress=report)
-            del read  # which holds what it has read
+            del read  # it refers to the blocks
             done += move.rounds
-            # a block that is in place is passed on, and is ours only if a stage made it
-            ours = ours or stage is not None
+            # a block in place is passed on, and is ours only if a stage computed it
+            owned = owned or stage is not None
         if stage is not None:
             advance()
     return dict(present)
 
 
 def _reader(stage: Stage, blocks: Blocks, *, overwrite: bool) -> Read:
-    """Return the function that transforms a slice of a block, which is whole along its axes."""
+    """Return the function that transforms a slice of a block."""
     whole = {each.axis for each in stage.transforms}
 
     def read(index: Index, slices: tuple[slice, ...]) -> Array:

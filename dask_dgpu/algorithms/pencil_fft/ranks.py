@@ -1,4 +1,4 @@
-"""A plan on ranks: where the blocks are before and after every exchange."""
+"""A plan on ranks: the layout of the blocks before and after every exchange."""
 
 from __future__ import annotations
 
@@ -23,29 +23,27 @@ from graph_opt.model.cost import TRANSFORM_SHARE, Machine
 from graph_opt.model.layout import Layout, cuts_of
 
 Place = Callable[[Layout, Chunks], Layout]
-"""Gives the blocks of an array in new chunks their ranks, given where it is."""
+"""Returns the layout of an array with new chunks, given its layout."""
 
 
 @dataclass(frozen=True)
 class RankedPencil:
-    """The plan of a transform on so many ranks.
+    """The plan of a transform on ``size`` ranks.
 
     Parameters
     ----------
     plan : PencilPlan
-        What is done.
+        Stages and exchanges.
     size : int
         Number of ranks.
     source : Layout
-        Where the input is.
+        The layout of the input.
     layouts : tuple of Layout
-        Where the input of each stage is, and the output at the end.
+        Layouts of the input of each stage, and of the output.
     moves : tuple of RedistributePlan or None
-        How blocks get into each of ``layouts``, from the input or from what the stage
-        before has made; ``None`` where each stays as it is, but for a crop.
+        The redistributions into each of ``layouts``; ``None`` if blocks are only cropped.
     spent : bool, optional
-        Whether the blocks of the input may be let go of once the first exchange has read
-        them.
+        Whether the input may be freed after the first exchange.
     """
 
     plan: PencilPlan
@@ -57,12 +55,12 @@ class RankedPencil:
 
     @property
     def output(self) -> Layout:
-        """Where the output is."""
+        """The layout of the output."""
         return self.layouts[-1]
 
     @property
     def steps(self) -> int:
-        """Rounds of all exchanges, and stages: what progress counts."""
+        """Number of stages and of rounds of all exchanges, for progress."""
         return len(self.plan.stages) + sum(move.rounds for move in self.moves if move is not None)
 
 
@@ -75,47 +73,28 @@ def plan_on_ranks(
     *,
     spent: bool = False,
 ) -> RankedPencil:
-    """Plan every exchange of a transform.
+    """Plan every exchange of a transform; the same on every rank.
 
-    Parameters
-    ----------
-    plan : PencilPlan
-        What is done.
-    source : Layout
-        Where the blocks of the input are.
-    size : int
-        Number of ranks.
-    machine : Machine
-        Rates of a rank.
-    place : callable
-        ``place(layout, chunks)`` gives the blocks of an array their ranks when it gets
-        new chunks.
-    spent : bool, optional
-        Whether ranks may let go of the input.
-
-    Returns
-    -------
-    RankedPencil
-        The same on every rank.
+    ``place(layout, chunks)`` returns the layout of the array with new chunks. If the input is
+    ``spent``, ranks may free it.
 
     Raises
     ------
     ValueError
-        When ``source`` is not cut as the plan's input is.
+        If ``source`` does not have the chunks of the plan's input.
 
     Notes
     -----
-    A rank holds its blocks of the input to the end, unless they are spent. In
-    the first exchange it holds nothing else but the blocks it fills, so buffers may
-    take a share of the array more; in later ones it holds a share in between too.
+    Unless its input is spent, a rank keeps it to the end. During the first exchange it has only the
+    target blocks in addition, so buffers may take another share of the array; later exchanges have
+    an intermediate share too.
 
-    A stage is done slice by slice as the exchange after it packs them. Where one slice
-    of each of two rounds takes more than buffers may, as where a block is nearly all of
-    a share and whole along all its long axes, all is transformed first: that takes a
-    share, and slices would take two.
+    A stage transforms slices as the exchange after it packs them. If one slice of each of two
+    rounds does not fit in the buffers, for example because a block is nearly a whole share, the
+    stage transforms whole blocks first: that takes one share, and slices would take two.
     """
     if source.cuts != tuple(map(cuts_of, plan.input_chunks)):
-        raise ValueError(f"source has cuts {source.cuts}, the plan has chunks {plan.input_chunks}")
+        raise ValueError(f"expected source with chunks {plan.input_chunks}, got cuts {source.cuts}")
     first = plan.stages[0].chunks if plan.stages else plan.output_chunks
     present = cropped(source, shape_of(first))
     layouts: list[Layout] = []
@@ -155,7 +134,7 @@ def _axes(stage: Stage) -> tuple[int, ...]:
 
 
 def cropped(layout: Layout, shape: tuple[int, ...]) -> Layout:
-    """Leave out what is beyond a shape; blocks that end there are shorter."""
+    """Crop a layout to a shape; blocks at the end become shorter."""
     cuts = tuple(
         along
         if length == along[-1]
@@ -175,7 +154,7 @@ def cost(ranked: RankedPencil, machine: Machine) -> float:
 
 
 def _most_loaded(ranked: RankedPencil) -> float:
-    """Share of the work that the busiest rank has, in the stage where that is most."""
+    """Return the busiest rank's share of the work, in the least even stage."""
     shares = [1.0 / ranked.size]
     for layout, _stage in zip(ranked.layouts, ranked.plan.stages, strict=False):
         total = prod(layout.shape)
@@ -186,25 +165,25 @@ def _most_loaded(ranked: RankedPencil) -> float:
 
 
 def peak(ranked: RankedPencil) -> int:
-    """Return the most bytes that a rank holds: input, what is made of it, and buffers."""
+    """Return the most bytes on a rank: input, intermediate blocks and buffers."""
     plan, worst = ranked.plan, 0
     itemsizes = [np.dtype(exchange.dtype).itemsize for exchange in plan.exchanges]
     for rank in range(ranked.size):
         kept = ranked.source.share(rank, np.dtype(plan.dtype).itemsize)
-        held = 0  # of what earlier exchanges have made
+        intermediate = 0  # bytes of the result of earlier exchanges
         for at, (move, layout, itemsize) in enumerate(
             zip(ranked.moves, ranked.layouts, itemsizes, strict=True)
         ):
             made = layout.share(rank, itemsize)
             if move is not None:
-                if at and not move.transformed:  # the stage before was done at once
+                if at and not move.transformed:  # the stage before transformed whole blocks
                     whole = move.source.share(rank, itemsize)
-                    worst = max(worst, kept + held + whole)
-                    held, kept = whole, 0 if ranked.spent else kept
-                worst = max(worst, kept + held + made + workspace(move))
-                held, kept = made, 0 if ranked.spent else kept
+                    worst = max(worst, kept + intermediate + whole)
+                    intermediate, kept = whole, 0 if ranked.spent else kept
+                worst = max(worst, kept + intermediate + made + workspace(move))
+                intermediate, kept = made, 0 if ranked.spent else kept
         result = ranked.output.share(rank, np.dtype(plan.output_dtype).itemsize)
-        worst = max(worst, kept + held + result)
+        worst = max(worst, kept + intermediate + result)
     return worst
 
 

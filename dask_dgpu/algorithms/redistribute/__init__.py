@@ -1,28 +1,27 @@
-"""Moving an array of any number of axes from one layout to another, within a gang.
+"""Redistribution of an array of any number of axes from one layout to another.
 
 ::
 
       source                  target                    rank 0 in round r
      ___________             ___________
     |   0   | 0 |           | 0 | 1 | 2 |      units:   slices of its blocks
-    |_______|___|           |   |   |   |      pieces:  what of a unit goes into
-    |   1   | 2 |   ---->   |   |   |   |               one target block
-    |_______|___|           |   |   |   |      message: pieces for one rank,
-    |   2   | 1 |           |   |   |   |               one after the other
+    |_______|___|           |   |   |   |      pieces:  parts of a unit, one for
+    |   1   | 2 |   ---->   |   |   |   |               each target block
+    |_______|___|           |   |   |   |      message: pieces for one rank
+    |   2   | 1 |           |   |   |   |
     |_______|___|           |___|___|___|
 
-A target block is put together from the parts that source blocks share with it.
-Whatever a rank sends to another in a round is one message. Messages and the
-buffers for them are bounded: a large array goes in several rounds, to which the
-units of all ranks are dealt so that each round takes an even share of what every
-rank sends and receives. While a round travels, the next is packed.
+A target block consists of its overlaps with source blocks. A rank sends one message to each
+other rank in a round. Message buffers are bounded: a large array takes several rounds, and in
+each round every rank sends and receives its even share. While a round is in transit, the next
+is packed.
 
-A block that is the same on the same rank in both layouts is passed on as it is.
-What else stays on its rank is copied from block to block. Every rank computes
-the whole plan, so that nothing but the pieces themselves is sent.
+A block that is the same on the same rank in both layouts is passed on. Other pieces that stay
+on their rank are copied from block to block. Every rank computes the whole plan, so that ranks
+exchange only pieces.
 
-A unit may be computed in the moment it is packed: that is how an FFT hides its
-transforms behind the transfer and needs no array in between.
+A unit may be computed when it is packed: an FFT hides its transforms behind the transfer and
+needs no intermediate array.
 
 References
 ----------

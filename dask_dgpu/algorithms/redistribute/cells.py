@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from graph_opt.model.layout import Cuts
+from graph_opt.model.layout import Cuts, Index
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -29,7 +29,7 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 @dataclass(frozen=True)
 class Axis:
-    """The segments of one axis, each as the chunks that overlap, its start and its length."""
+    """The segments of one axis: the chunks that overlap, start and length."""
 
     source: Ints
     target: Ints
@@ -38,25 +38,19 @@ class Axis:
 
     @classmethod
     def of(cls, source: Cuts, target: Cuts) -> Axis:
-        """Overlap two ways to cut an axis; empty chunks overlap nothing."""
+        """Overlap two ways to cut an axis, without empty chunks."""
         edges = np.unique(np.array((*source, *target), np.int64))
         start, length = edges[:-1], np.diff(edges)
         return cls(chunk_at(source, start), chunk_at(target, start), start, length)
 
 
 def chunk_at(cuts: Cuts, positions: Ints) -> Ints:
-    """Return the chunk that holds each position of an axis."""
+    """Return the chunk of each position of an axis."""
     return np.searchsorted(np.array(cuts, np.int64), positions, side="right") - 1
 
 
 class Cells:
-    """All cells of two grids.
-
-    Parameters
-    ----------
-    source, target : tuple of tuple of int
-        For each axis, where each grid is cut; of the same shape.
-    """
+    """All cells of two grids over one shape, given the cuts of each axis."""
 
     def __init__(self, source: tuple[Cuts, ...], target: tuple[Cuts, ...]) -> None:
         self.axes = [Axis.of(*cuts) for cuts in zip(source, target, strict=True)]
@@ -108,3 +102,14 @@ def unravel(places: Ints, grid: tuple[int, ...]) -> Ints:
     if not grid or not prod(grid):
         return np.zeros((len(places), len(grid)), np.int64)
     return np.stack(np.unravel_index(places, grid), axis=1)
+
+
+def indices_at(places: Ints, grid: tuple[int, ...]) -> list[Index]:
+    """Return the blocks at places in row-major order."""
+    return list(map(tuple, unravel(places, grid).tolist()))
+
+
+def table_of(rows: Ints, columns: Ints, weights: Ints, shape: tuple[int, int]) -> Ints:
+    """Sum weights by row and column of a table."""
+    sums = np.bincount(rows * shape[1] + columns, weights, prod(shape))
+    return sums.astype(np.int64).reshape(shape)

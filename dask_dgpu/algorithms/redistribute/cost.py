@@ -1,4 +1,4 @@
-"""What a redistribution costs: bytes between ranks, memory, seconds."""
+"""The cost of a redistribution: bytes between ranks, memory, seconds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
 from graph_opt.model.cost import Machine, pipelined
 
 LEAST = 64 << 20
-"""Bytes that the buffers of a redistribution may take, whatever else there is."""
+"""Bytes that the buffers of a redistribution may always take."""
 
 ROUND_SECONDS = 1e-3
-"""What the host needs to describe, pack and send a round, whatever its size."""
+"""Time of the host to describe, pack and send a round of any size."""
 
 
 def traffic(plan: RedistributePlan) -> tuple[tuple[int, ...], ...]:
@@ -24,35 +24,20 @@ def traffic(plan: RedistributePlan) -> tuple[tuple[int, ...], ...]:
 
 
 def workspace(plan: RedistributePlan) -> int:
-    """Return the most bytes that a rank uses beyond its source and target blocks.
+    """Return the most bytes of a rank beyond its source and target blocks.
 
-    Those are the message buffers of two rounds and, if ``plan.transformed``, the
-    units of two rounds; what ``read`` needs besides is the caller's to know.
+    These are the message buffers of two rounds and, if ``plan.transformed``, the units of two
+    rounds, without the workspace of ``read``.
     """
     return min(2, plan.rounds) * plan.moves.busiest
 
 
 def buffer_bytes(share: int, spare: int, machine: Machine, *, transformed: bool = False) -> int:
-    """Choose the limit of a plan: few rounds, of which the first and the last are not hidden.
+    """Choose the limit of a plan: few rounds, but the first and the last are not hidden.
 
-    Of r rounds that take ``transfer`` together, one is exposed and each costs a start:
-    ``r * start + transfer / r`` is least where both are equal.
-
-    Parameters
-    ----------
-    share : int
-        Bytes of the array that a rank has.
-    spare : int
-        Bytes that buffers may take beyond ``LEAST``.
-    machine : Machine
-        Rates of a rank.
-    transformed : bool, optional
-        As in :func:`plan_redistribute`.
-
-    Returns
-    -------
-    int
-        Bytes, of buffers of two rounds.
+    ``share`` are the bytes of the array on a rank, ``spare`` the bytes for buffers beyond
+    ``LEAST``. Of r rounds that take ``transfer`` together, one is exposed, and each costs a start:
+    ``r * start + transfer / r`` is minimal if both terms are equal.
     """
     start = machine.latency + ROUND_SECONDS
     rounds = max(1.0, sqrt(share / machine.bandwidth / start))
@@ -61,7 +46,7 @@ def buffer_bytes(share: int, spare: int, machine: Machine, *, transformed: bool 
 
 
 def cost(plan: RedistributePlan, machine: Machine) -> float:
-    """Predict the seconds of a plan: packing and unpacking, and the transfer behind it."""
+    """Predict the seconds of a plan: packing and unpacking, overlapped with the transfer."""
     if not plan.rounds:
         return 0.0
     counts = plan.overlap.traffic(plan.size) * plan.itemsize

@@ -1,16 +1,16 @@
-"""Dealing the units of all ranks to rounds.
+"""Distribution of the units of all ranks to rounds.
 
-Every unit has a *phase* between 0 and 1, and rounds are cut along it. The units
-that rank p has for rank q, in their order, are spread over all phases, and those
-for its neighbour come a little before those for the next rank::
+Every unit has a *phase* between 0 and 1, and rounds are intervals of it. The units of rank p
+for rank q, in their order, are spread over all phases, and those for its neighbour come a
+little before those for the next rank::
 
     phase      0                                                      1
     rank 0     to 1, to 2, to 3,   to 1, to 2, to 3,   to 1, to 2, to 3
     rank 1     to 2, to 3, to 0,   to 2, to 3, to 0,   to 2, to 3, to 0
     rank 2     to 3, to 0, to 1,   to 3, to 0, to 1,   to 3, to 0, to 1
 
-So between any two phases every rank sends and receives its even share, whether
-a pair of ranks has many units or one.
+So in any interval every rank sends and receives its even share, for any number of units of a
+pair of ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Dealt(NamedTuple):
-    """The round of each unit, how many there are, and the most bytes of a rank in one."""
+    """The round of each unit, the number of rounds, and the most bytes of a rank in one."""
 
     round: Ints
     rounds: int
@@ -33,24 +33,18 @@ class Dealt(NamedTuple):
 
 
 def deal(owner: Ints, sent: Ints, limit: int, *, transformed: bool) -> Dealt:
-    """Deal units to rounds.
+    """Distribute units to rounds; a round above the limit has one unit.
 
     Parameters
     ----------
     owner : array of int
         The rank of each of U units.
     sent : array of int
-        Of shape (U, P): bytes of each unit that each of P ranks wants.
+        (U, P): bytes of each unit for each of P ranks.
     limit : int
-        Bytes of a rank's buffers, in and out. Two rounds are under way at a time,
-        unless one is all.
+        Bytes of a rank's buffers, in and out. Two rounds overlap, unless there is one.
     transformed : bool
-        Whether the bytes of a unit count too, beside what is sent and received.
-
-    Returns
-    -------
-    Dealt
-        Where a round exceeds the limit, it is one unit that does so alone.
+        Whether the bytes of a unit count too, in addition to its messages.
     """
     units = np.arange(len(owner))
     away = sent.copy()
@@ -68,10 +62,10 @@ def deal(owner: Ints, sent: Ints, limit: int, *, transformed: bool) -> Dealt:
 
 
 def _phases(owner: Ints, away: Ints, weight: Ints) -> Floats:
-    """When each unit is sent, between 0 and 1."""
+    """Return the phase of each unit."""
     size = away.shape[1]
     main = np.where(away.any(axis=1), away.argmax(axis=1), owner)
-    # what goes to many ranks alike needs no turn
+    # units for many ranks equally need no turn
     alike = 2 * away.max(axis=1, initial=0) <= away.sum(axis=1)
     turn = np.where(alike, 0, (main - owner) % size) / size
     pair = owner * size + main
@@ -85,7 +79,7 @@ def _phases(owner: Ints, away: Ints, weight: Ints) -> Floats:
 
 
 def _edges(phase: Floats, total: Ints, limit: int) -> Ints:
-    """Cut units in the order of their phases into rounds.
+    """Cut units, in the order of their phases, into rounds.
 
     ``total[k]`` are the bytes of each rank in the first k units.
     """
@@ -106,7 +100,7 @@ def _edges(phase: Floats, total: Ints, limit: int) -> Ints:
 
 
 def _greedy(total: Ints, capacity: int) -> Ints:
-    """Close a round when another unit would take a rank over its capacity."""
+    """Close a round before the unit that would exceed the capacity of a rank."""
     last = len(total) - 1
     columns = [np.ascontiguousarray(column) for column in total.T]
     edges = [0]
@@ -121,5 +115,5 @@ def _greedy(total: Ints, capacity: int) -> Ints:
 
 
 def _busiest(total: Ints, edges: Ints) -> int:
-    """Most bytes of a rank in a round."""
+    """Return the most bytes of a rank in a round."""
     return int(np.diff(total[edges], axis=0).max(initial=0))

@@ -1,17 +1,16 @@
-"""The messages of a rank: packing a round's pieces, sending them, unpacking what came.
+"""The messages of a rank: packing a round's pieces, sending and unpacking them.
 
 ::
 
     half 0  | round 0: out    | in   |      | round 2: out | in      |
     half 1             | round 1: out | in     |       | round 3 ...
 
-Two rounds are under way at a time, each in its half of one buffer: one travels
-while the next is packed.
+Two rounds overlap, each in its half of one buffer: one is in transit while the next is packed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -20,26 +19,16 @@ from dask_dgpu.algorithms.redistribute.schedule import Round
 from dask_dgpu.comm.protocol import Buffer, Comm, Work
 from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.pack import Arrays, InArrays, InMessage, Pieces
+from dask_dgpu.kernels.pack import Arrays
 
 Array = Any
 
 
 class Messages:
-    """The message buffer of a rank, made once and reused by every round.
+    """The message buffer of a rank, for all rounds.
 
-    Parameters
-    ----------
-    plan : RedistributePlan
-        The same on every rank.
-    comm : Comm
-        Joins the ranks.
-    device : Device
-        Where the buffer is; all methods are called on its transfer lane.
-    rounds : list of Round
-        Those of this rank.
-    targets : list of array
-        Its target blocks that are put together.
+    All methods are called on the transfer lane. ``targets`` are the rank's target blocks, without
+    those that are passed on.
     """
 
     def __init__(
@@ -59,62 +48,47 @@ class Messages:
         self.buffer = device.workspace("messages", halves * self.half, plan.dtype)
 
     def pack(self, at: int, units: list[Array]) -> None:
-        """Copy the pieces of a round out of its units: into messages, or where they stay."""
-        (_, sends, _, stays, *_, described), arrays = self.rounds[at], Arrays(units)
+        """Copy the pieces of a round from its units into messages or target blocks."""
+        step, (of_sends, of_stays, _) = self.rounds[at], self.rounds[at].described
+        arrays = Arrays(units)
         pack.copy_pieces(
             self.device,
-            Pieces(
-                sends.shapes,
-                InMessage(self._parts(at)[0], sends.at),
-                InArrays(arrays, sends.unit, sends.start),
-                described[0],
-            ),
-            Pieces(
-                stays.shapes,
-                InArrays(self.targets, stays.block, stays.block_start),
-                InArrays(arrays, stays.unit, stays.unit_start),
-                described[1],
-            ),
+            step.sends.pieces(self._parts(at)[0], arrays, of_sends),
+            step.stays.pieces(arrays, self.targets, of_stays),
         )
 
     def start(self, at: int) -> Work | None:
-        """Send a round, one message to each rank that wants something; ``None`` if none does.
+        """Send a round, one message to each receiver; ``None`` if there is no message.
 
-        Ranks that have nothing for each other do not wait for each other, hence not
-        an all-to-all.
+        Ranks without messages for each other do not wait for each other, unlike in an all-to-all.
         """
         out, inbox = self._parts(at)
-        sends = list(self._messages(out, self.rounds[at].send_counts, 1))
-        receives = list(self._messages(inbox, self.rounds[at].receive_counts, -1))
+        sends = messages_of(self.comm, out, self.rounds[at].send_counts, 1)
+        receives = messages_of(self.comm, inbox, self.rounds[at].receive_counts, -1)
         return self.comm.exchange(sends, receives) if sends or receives else None
 
     def unpack(self, at: int) -> None:
-        """Copy the pieces of a round that came into the target blocks."""
-        receives = self.rounds[at].receives
-        pack.copy_pieces(
-            self.device,
-            Pieces(
-                receives.shapes,
-                InArrays(self.targets, receives.block, receives.start),
-                InMessage(self._parts(at)[1], receives.at),
-                self.rounds[at].described[2],
-            ),
-        )
+        """Copy the received pieces of a round into the target blocks."""
+        step = self.rounds[at]
+        pieces = step.receives.pieces(self._parts(at)[1], self.targets, step.described[2])
+        pack.copy_pieces(self.device, pieces)
 
     def _parts(self, at: int) -> tuple[Array, Array]:
-        """What goes out in a round and what comes in, side by side in its half."""
+        """Return the outgoing and the incoming messages of a round, adjacent in its half."""
         first = at % 2 * self.half
         middle = first + sum(self.rounds[at].send_counts)
         return self.buffer[first:middle], self.buffer[
             middle : middle + sum(self.rounds[at].receive_counts)
         ]
 
-    def _messages(
-        self, buffer: Array, counts: Sequence[int], way: int
-    ) -> Iterator[tuple[int, Buffer]]:
-        """Each rank's message, beginning with a neighbour, lest all call on rank 0 first."""
-        stops = list(accumulate(counts))
-        for step in range(1, self.comm.size):
-            peer = (self.comm.rank + way * step) % self.comm.size
-            if counts[peer]:
-                yield peer, buffer[stops[peer] - counts[peer] : stops[peer]]
+
+def messages_of(
+    comm: Comm, buffer: Array, counts: Sequence[int], way: int
+) -> list[tuple[int, Buffer]]:
+    """Return the messages in a buffer by rank, from the next rank (1) or the previous one (-1) on.
+
+    So ranks do not all send to rank 0 first.
+    """
+    stops = list(accumulate(counts))
+    peers = [(comm.rank + way * step) % comm.size for step in range(1, comm.size)]
+    return [(p, buffer[stops[p] - counts[p] : stops[p]]) for p in peers if counts[p]]

@@ -1,4 +1,4 @@
-"""What moves in a redistribution: the pieces of all ranks, as arrays."""
+"""The pieces of a redistribution on all ranks, as arrays."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dask_dgpu.algorithms.redistribute.cells import (
     Mask,
     chunk_at,
     row_major,
+    table_of,
     volumes,
 )
 from dask_dgpu.algorithms.redistribute.deal import deal
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class Overlap(NamedTuple):
-    """Every source block with every target block that it overlaps.
+    """All pairs of a source block and a target block that overlap.
 
     Attributes
     ----------
     source, target : array of int
         Their places in row-major order.
     sender, receiver : array of int
-        The ranks that have and want them, -1 for none.
+        Their ranks, -1 for none.
     length : array of int
-        Elements that they share.
+        Number of common elements.
     whole : array of bool
         Whether both are the same block.
     """
@@ -46,19 +47,17 @@ class Overlap(NamedTuple):
 
     @property
     def kept(self) -> Mask:
-        """Where the same block stays on the same rank: it is passed on."""
+        """Pairs of the same block on the same rank, which is passed on."""
         return self.whole & (self.sender == self.receiver) & (self.sender >= 0)
 
     def traffic(self, size: int) -> Ints:
-        """Return the elements, kept blocks aside, that rank p has of what rank q wants."""
+        """Return the elements that rank p has of the blocks of rank q, without kept blocks."""
         moves = (self.sender >= 0) & (self.receiver >= 0) & ~self.kept
-        pairs = self.sender[moves] * size + self.receiver[moves]
-        counts = np.bincount(pairs, self.length[moves], size * size)
-        return counts.astype(np.int64).reshape(size, size)
+        return table_of(self.sender[moves], self.receiver[moves], self.length[moves], (size, size))
 
 
 def overlap(source: Layout, target: Layout) -> Overlap:
-    """Hold the blocks of two layouts of an array against each other."""
+    """Compare the blocks of two layouts of an array."""
     cells = Cells(source.cuts, target.cuts)
     sizes = [volumes([np.diff(cuts) for cuts in layout.cuts]) for layout in (source, target)]
     whole = (sizes[0][cells.source] == cells.sizes) & (sizes[1][cells.target] == cells.sizes)
@@ -68,30 +67,23 @@ def overlap(source: Layout, target: Layout) -> Overlap:
 
 
 class Moves:
-    """The pieces of a redistribution, the units they are cut from, and their rounds.
+    """The pieces of a redistribution, their units, and their rounds.
 
-    A *unit* is a source block or a slice of one, a *piece* the part of a unit that
-    goes into one target block. Every rank computes the same, so no counts are
-    exchanged.
-
-    Parameters
-    ----------
-    plan : RedistributePlan
-        What is to be done.
+    A *unit* is a source block or a slice of one, a *piece* the overlap of a unit with a target
+    block. Every rank computes the same, so no counts are exchanged.
 
     Attributes
     ----------
     cells : Cells
         Overlaps of units and target blocks.
     cell, unit, sender, receiver, length, round : array of int
-        For each piece its cell, its unit, the rank that has it, the rank that wants
-        it, its elements, and its round.
+        The cell, unit, ranks, number of elements and round of each piece.
     places, owner, unit_round : array of int
-        For each unit its place among all units in row-major order, its rank, its round.
+        The place of each unit among all units in row-major order, its rank and its round.
     rounds : int
         Number of rounds.
     busiest : int
-        Most bytes that count of a rank in a round.
+        Most bytes of a rank in a round.
     """
 
     def __init__(self, plan: RedistributePlan) -> None:
@@ -115,12 +107,8 @@ class Moves:
         self.unit = (np.cumsum(used) - 1)[place]
         self.owner = np.zeros(len(self.places), np.int64)
         self.owner[self.unit] = self.sender
-        wanted = np.bincount(
-            self.unit * plan.size + self.receiver,
-            self.length * plan.itemsize,
-            len(self.places) * plan.size,
-        )
-        sent = wanted.astype(np.int64).reshape(-1, plan.size)
+        shape = len(self.places), plan.size
+        sent = table_of(self.unit, self.receiver, self.length * plan.itemsize, shape)
         self.unit_round, self.rounds, self.busiest = deal(
             self.owner, sent, plan.limit, transformed=plan.transformed
         )

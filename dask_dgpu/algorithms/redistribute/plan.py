@@ -1,4 +1,4 @@
-"""The plan of a redistribution: two layouts and how blocks are cut into units."""
+"""The plan of a redistribution: two layouts, and the cuts of blocks into units."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from dask_dgpu.algorithms.redistribute.cells import indices_at
 from dask_dgpu.algorithms.redistribute.moves import Moves, Overlap, overlap
 from graph_opt.model.bare import Bare
 from graph_opt.model.layout import Cuts, Layout, even_spans
 
 UNITS_A_ROUND = 4
-"""A rank's units are so small that about this many fill its buffers in a round."""
+"""Approximate number of units that fill a rank's buffers in a round."""
 
 
 @dataclass(frozen=True)
@@ -25,19 +26,18 @@ class RedistributePlan(Bare):
     Parameters
     ----------
     source, target : Layout
-        Where the blocks are, and where they shall be; of the same shape.
+        Layouts before and after, of the same shape.
     dtype : str
-        That of the blocks.
+        The dtype of the blocks.
     size : int
         Number of ranks of the communicator.
     limit : int
-        Bytes that the message buffers of a rank may take.
+        Maximum bytes of a rank's message buffers.
     unit_cuts : tuple of tuple of int
-        For each axis the cuts of the source and more: between them lie the units, of
-        which each is read and sent in one round.
+        For each axis the cuts of the source and more. Each unit between them is read and sent in
+        one round.
     transformed : bool
-        Whether units are made by the caller's ``read``: the memory that they take
-        until they are sent then counts within ``limit``.
+        Whether the caller's ``read`` computes units; their memory then counts within ``limit``.
     """
 
     source: Layout
@@ -55,7 +55,7 @@ class RedistributePlan(Bare):
 
     @property
     def rounds(self) -> int:
-        """Number of rounds; 0 when all that is wanted is in place."""
+        """Number of rounds; 0 if everything is in place."""
         return self.moves.rounds
 
     @cached_property
@@ -65,12 +65,12 @@ class RedistributePlan(Bare):
 
     @cached_property
     def overlap(self) -> Overlap:
-        """Which source blocks go into which target blocks."""
+        """Pairs of overlapping source and target blocks."""
         return overlap(self.source, self.target)
 
     @cached_property
     def schedules(self) -> dict[int, Any]:
-        """What the ranks of this process do, as far as it has been asked for."""
+        """The work of this process's ranks, as far as it is computed."""
         return {}
 
 
@@ -84,48 +84,24 @@ def plan_redistribute(
     whole_axes: tuple[int, ...] = (),
     transformed: bool = False,
 ) -> RedistributePlan:
-    """Plan how an array gets from one layout to another.
+    """Plan a redistribution; see :class:`RedistributePlan`. The plan is the same on every rank.
 
-    Parameters
-    ----------
-    source, target : Layout
-        Where the blocks are, and where they shall be; of the same shape.
-    dtype : str
-        That of the blocks.
-    size : int
-        Number of ranks.
-    limit : int, optional
-        Bytes that the message buffers of a rank may take, in and out together.
-    whole_axes : tuple of int, optional
-        Axes along which a unit is as long as its block.
-    transformed : bool, optional
-        Whether the caller's ``read`` makes the units, as an FFT does: their memory
-        then counts within ``limit``.
-
-    Returns
-    -------
-    RedistributePlan
-        The same on every rank: nothing but the arguments enters.
+    Units are as long as their block along ``whole_axes``. The limit holds if half of it has room
+    for the smallest unit: one element, or the elements along ``whole_axes``, twice if it is
+    transformed. A larger unit takes a round of its own.
 
     Raises
     ------
     ValueError
-        When the shapes differ, an owner is no rank, a block is wanted that nobody
-        has, or another argument is out of range.
-
-    Notes
-    -----
-    The limit holds whenever its half has room for the smallest unit, once as it is
-    sent or received, and once more if it is transformed: one element, or what
-    ``whole_axes`` keep together. A unit that is larger travels in a round of its own.
+        If the shapes differ, an owner is no rank, a wanted block has no owner, or another argument
+        is out of range.
     """
     _check(source, target, size, limit, whole_axes)
     plan = RedistributePlan(source, target, dtype, size, limit, source.cuts, transformed)
-    unheld = (plan.overlap.sender < 0) & (plan.overlap.receiver >= 0)
-    if unheld.any():
-        place = int(plan.overlap.source[unheld][0])
-        index = tuple(map(int, np.unravel_index(place, source.grid)))
-        raise ValueError(f"source has no owner of block {index}, which target wants")
+    missing = (plan.overlap.sender < 0) & (plan.overlap.receiver >= 0)
+    if missing.any():
+        (index,) = indices_at(plan.overlap.source[missing][:1], source.grid)
+        raise ValueError(f"expected an owner of block {index} in source, got none")
     if _most(plan) <= limit:
         return plan
     parts = UNITS_A_ROUND * (2 if transformed else 1)
@@ -134,7 +110,7 @@ def plan_redistribute(
 
 
 def _most(plan: RedistributePlan) -> int:
-    """Bytes that count of the busiest rank, if all went in one round."""
+    """Return the bytes of the busiest rank if there is one round."""
     counts = plan.overlap.traffic(plan.size) * plan.itemsize
     own = counts.sum(axis=1) if plan.transformed else 0
     np.fill_diagonal(counts, 0)
@@ -144,9 +120,9 @@ def _most(plan: RedistributePlan) -> int:
 def _unit_cuts(
     cuts: tuple[Cuts, ...], itemsize: int, most: int, whole_axes: tuple[int, ...]
 ) -> tuple[Cuts, ...]:
-    """Cut blocks until none has more than ``most`` bytes, along as few axes as will do.
+    """Cut blocks to at most ``most`` bytes along as few axes as possible.
 
-    The first axis comes first: the rows of a slice stay long.
+    The first axis comes first, so that the rows of a slice stay long.
     """
     whole = {axis % len(cuts) for axis in whole_axes}
     lengths = [max((hi - lo for lo, hi in pairwise(along)), default=0) for along in cuts]
@@ -162,7 +138,7 @@ def _unit_cuts(
 
 
 def _ends(start: int, stop: int, thickness: int) -> list[int]:
-    """Return where the parts of a chunk end, none of them thicker than this."""
+    """Return the ends of the parts of a chunk, none thicker than this."""
     parts = max(1, -(-(stop - start) // thickness))
     return [hi for _, hi in even_spans(start, stop, parts)]
 
@@ -172,14 +148,19 @@ def _check(
 ) -> None:
     if source.shape != target.shape:
         raise ValueError(
-            f"source has the shape {source.shape} and target {target.shape}; they must be equal"
+            f"expected source and target of one shape, got {source.shape} and {target.shape}"
         )
     for name, layout in (("source", source), ("target", target)):
-        for owner in (min(layout.owners, default=-1), max(layout.owners, default=-1)):
-            if not -1 <= owner < size:
-                raise ValueError(f"{name} has the owner {owner}, it must be -1 to {size - 1}")
+        check_owners(name, layout, size)
     if limit < 1:
-        raise ValueError(f"limit is {limit}, it must be positive")
+        raise ValueError(f"expected a positive limit, got {limit}")
     for axis in whole_axes:
         if not -source.ndim <= axis < source.ndim:
-            raise ValueError(f"whole_axes has {axis}, the array has {source.ndim} axes")
+            raise ValueError(f"expected whole_axes of {source.ndim} axes, got {axis}")
+
+
+def check_owners(name: str, layout: Layout, size: int) -> None:
+    """Raise a ValueError if an owner is neither a rank nor -1."""
+    for owner in (min(layout.owners, default=-1), max(layout.owners, default=-1)):
+        if not -1 <= owner < size:
+            raise ValueError(f"expected owners -1 to {size - 1} in {name}, got {owner}")

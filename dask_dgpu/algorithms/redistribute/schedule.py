@@ -1,4 +1,4 @@
-"""What one rank does in each round, as tables of pieces."""
+"""One rank's work in each round, as tables of pieces."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, chunk_at, unravel
+from dask_dgpu.algorithms.redistribute.cells import (
+    Ints,
+    Mask,
+    chunk_at,
+    indices_at,
+    table_of,
+    unravel,
+)
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
+from dask_dgpu.algorithms.redistribute.tables import Receives, Sends, Stays
 from dask_dgpu.kernels.pack import Described
 from graph_opt.model.layout import Cuts, Index
 
@@ -17,7 +25,7 @@ Slices = tuple[slice, ...]
 
 
 class Unit(NamedTuple):
-    """A source block or a slice of one: the block, what of it, and whether that is all."""
+    """A source block or a slice of one: the block, the slices, and whether they are all of it."""
 
     block: Index
     slices: Slices
@@ -29,39 +37,10 @@ class Unit(NamedTuple):
         return tuple(part.stop - part.start for part in self.slices)
 
 
-class Sends(NamedTuple):
-    """Pieces for other ranks: from ``start`` in the round's ``unit`` to ``at`` in the message."""
-
-    shapes: Ints
-    unit: Ints
-    start: Ints
-    at: Ints
-
-
-class Receives(NamedTuple):
-    """Pieces of other ranks: from ``at`` in the message to ``start`` in the target ``block``."""
-
-    shapes: Ints
-    at: Ints
-    block: Ints
-    start: Ints
-
-
-class Stays(NamedTuple):
-    """Pieces that stay on the rank: from the round's ``unit`` to the target ``block``."""
-
-    shapes: Ints
-    unit: Ints
-    unit_start: Ints
-    block: Ints
-    block_start: Ints
-
-
 class Round(NamedTuple):
     """One round of one rank; counts are the elements of the message to or from each rank.
 
-    ``described`` is for a GPU to remember what it was told of what is sent, of what stays
-    and of what is received.
+    ``described`` caches the pieces of sends, stays and receives for a GPU.
     """
 
     units: list[Unit]
@@ -74,14 +53,14 @@ class Round(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """All that one rank does.
+    """All work of one rank.
 
     Attributes
     ----------
     kept : dict of tuple of int to tuple of int
-        For each of its target blocks that is one of its source blocks: which.
+        The source block of each target block that is passed on.
     blocks : list of tuple of int
-        Its other target blocks.
+        The other target blocks.
     rounds : list of Round
         In order.
     """
@@ -92,23 +71,23 @@ class Schedule(NamedTuple):
 
 
 def schedule(plan: RedistributePlan, rank: int) -> Schedule:
-    """Return what a rank does; made once for each plan."""
+    """Return the work of a rank; computed once for each plan."""
     if rank not in plan.schedules:
-        plan.schedules[rank] = _made(plan, rank)
+        plan.schedules[rank] = _scheduled(plan, rank)
     found: Schedule = plan.schedules[rank]
     return found
 
 
-def _made(plan: RedistributePlan, rank: int) -> Schedule:
-    """Return what a rank reads, sends, receives and copies in each round.
+def _scheduled(plan: RedistributePlan, rank: int) -> Schedule:
+    """Return the work of a rank.
 
     The pieces of a message are in the order of their cells, which both sides know.
     """
     moves, target = plan.moves, plan.target
     kept = np.flatnonzero(plan.overlap.kept & (plan.overlap.sender == rank))
     pairs = zip(
-        _indices(plan.overlap.target[kept], target.grid),
-        _indices(plan.overlap.source[kept], plan.source.grid),
+        indices_at(plan.overlap.target[kept], target.grid),
+        indices_at(plan.overlap.source[kept], plan.source.grid),
         strict=True,
     )
     owned = np.flatnonzero(np.array(target.owners, np.int64) == rank)
@@ -148,11 +127,11 @@ def _made(plan: RedistributePlan, rank: int) -> Schedule:
         )
         for at in range(plan.rounds)
     ]
-    return Schedule(dict(pairs), _indices(blocks, target.grid), rounds)
+    return Schedule(dict(pairs), indices_at(blocks, target.grid), rounds)
 
 
 class _Selected(NamedTuple):
-    """Some pieces of the moves, by round, then by peer, then by cell.
+    """Some pieces, by round, then by peer, then by cell.
 
     ``start`` is a position in the array, ``at`` one in the round's message.
     """
@@ -173,17 +152,13 @@ def _selected(plan: RedistributePlan, which: Mask, peer: Ints) -> _Selected:
     edges = _round_edges(moves.round[pieces], plan.rounds)
     stops = np.concatenate([[0], np.cumsum(moves.length[pieces])])
     at = stops[:-1] - stops[edges[moves.round[pieces]]]
-    counts = np.bincount(
-        moves.round[pieces] * plan.size + peer[pieces],
-        moves.length[pieces],
-        plan.rounds * plan.size,
-    )
-    counts = counts.astype(np.int64).reshape(plan.rounds, plan.size)
+    shape = plan.rounds, plan.size
+    counts = table_of(moves.round[pieces], peer[pieces], moves.length[pieces], shape)
     return _Selected(pieces, start, shapes, at, edges, counts)
 
 
 def _by_round(table: T, chosen: _Selected) -> list[T]:
-    """Cut the columns of a table into those of each round."""
+    """Split the columns of a table by round."""
     return [
         type(table)(*(column[lo:hi] for column in table))
         for lo, hi in pairwise(chosen.edges.tolist())
@@ -191,19 +166,19 @@ def _by_round(table: T, chosen: _Selected) -> list[T]:
 
 
 def _round_edges(rounds: Ints, count: int) -> Ints:
-    """Return where each round begins in ascending ``rounds``, and where the last ends."""
+    """Return the start of each round in ascending ``rounds``, and the end of the last."""
     return np.searchsorted(rounds, np.arange(count + 1))
 
 
 def _starts(cuts: tuple[Cuts, ...], places: Ints) -> Ints:
-    """Return the first position of the blocks at these places: (places, axes)."""
+    """Return the first position of the blocks at some places: (places, axes)."""
     index = unravel(places, tuple(len(along) - 1 for along in cuts))
     columns = [np.array(along, np.int64)[index[:, k]] for k, along in enumerate(cuts)]
     return np.stack(columns, axis=1) if columns else index
 
 
 def _units(plan: RedistributePlan, places: Ints) -> list[Unit]:
-    """Return the units at these places."""
+    """Return the units at some places."""
     index = unravel(places, tuple(len(along) - 1 for along in plan.unit_cuts))
     blocks, firsts, lasts, whole = [], [], [], np.ones(len(places), bool)
     for k, (unit_cuts, cuts) in enumerate(zip(plan.unit_cuts, plan.source.cuts, strict=True)):
@@ -227,7 +202,3 @@ def _units(plan: RedistributePlan, places: Ints) -> list[Unit]:
 def whole_block(plan: RedistributePlan, block: Index) -> Unit:
     """Return a source block as one unit."""
     return Unit(block, tuple(slice(0, n) for n in plan.source.block_shape(block)), True)
-
-
-def _indices(places: Ints, grid: tuple[int, ...]) -> list[Index]:
-    return list(map(tuple, unravel(places, grid).tolist()))

@@ -1,22 +1,22 @@
-"""A stencil applied again and again to an array in blocks.
+"""Repeated application of a stencil to an array in blocks.
 
 ::
 
      exchange, s deep         sweep 1            sweep s            exchange ...
      _________________    _______________     _____________
     |g g g g g g g g g|  |  g g g g g g  |   |             |        g: cells that several
-    |g g|         |g g|  |  g|       |g  |   |   |     |   |           ranks make
+    |g g|         |g g|  |  g|       |g  |   |   |     |   |           ranks compute
     |g g|  tile   |g g|  |  g|       |g  |   |   |     |   |
     |g g|_________|g g|  |  g|_______|g  |   |   |_____|   |
     |g g g g g g g g g|  |  g g g g g g  |   |             |
 
-Each rank has tiles with ghost cells in two buffers, and makes one from the other. Ghost
-cells s times as deep as the stencil's radius last for s sweeps ([1]_): a rank sends s times
-less messages, and on a host each band of rows is swept s times while it is in the cache.
-What lies beyond an array that is not periodic is a rim as wide as the radius, filled from
-the tile itself before each sweep.
+Each rank has tiles with ghost cells in two buffers, and computes one buffer from the other.
+Ghost cells s times as deep as the stencil's radius last for s sweeps ([1]_): a rank sends
+fewer messages by a factor of s, and on a host each band of rows is swept s times while it is in
+the cache. Beyond an array that is not periodic is a rim as wide as the radius, filled from the
+tile itself before each sweep.
 
-Where blocks are many or uneven, they are redistributed to one even tile a rank, and back.
+Many or uneven blocks are redistributed to one even tile for each rank, and back.
 
 References
 ----------

@@ -1,4 +1,4 @@
-"""How an array is swept: which tiles, and how many sweeps an exchange, by their cost."""
+"""Choosing the tiles, and the number of sweeps between exchanges, by their cost."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Layout
 
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Sweeps an exchange that are tried."""
+"""Candidate numbers of sweeps between exchanges."""
 
 REUSE = 2.0
-"""How much quicker a sweep is than memory when several follow each other in a cache."""
+"""Speed-up over memory bandwidth if several sweeps work in the cache."""
 
 CALL_SECONDS = 2e-5
-"""What the host needs to begin a sweep of a tile, or an exchange."""
+"""Time of the host to start a sweep of a tile, or an exchange."""
 
 MOST_BLOCKS = 1 << 14
-"""A layout of more is not swept as it is."""
+"""Layouts with more blocks are always redistributed."""
 
 
 def plan_sweeps(
@@ -41,41 +41,14 @@ def plan_sweeps(
     most_steps: int = STEPS[-1],
     room: float | None = None,
 ) -> SweepPlan:
-    """Plan sweeps of an array.
+    """Plan sweeps of an array; see :class:`SweepPlan`. The plan is the same on every rank.
 
-    Parameters
-    ----------
-    source : Layout
-        Where the blocks are, and where the result shall be.
-    dtype : str
-        float32, float64, complex64 or complex128.
-    taps : Taps
-        The stencil.
-    boundary : tuple of str or number
-        For each axis what is beyond the array.
-    iterations : int
-        Number of sweeps.
-    size : int
-        Number of ranks.
-    machine : Machine
-        Rates of a rank.
-    arrays : int, optional
-        How many arrays a sweep goes through, 3 with one that is added.
-    most_steps : int, optional
-        Sweeps an exchange at most.
-    room : float, optional
-        Bytes of a rank's device that may be used.
+    Tiles are the blocks, or one even tile for each rank. With s sweeps between exchanges, ghost
+    cells of s times the radius are exchanged and computed by several ranks: messages and waiting
+    are divided by s, and work grows a little.
 
-    Returns
-    -------
-    SweepPlan
-        The same on every rank: nothing but the arguments enters.
-
-    Notes
-    -----
-    Tiles are the blocks where they are, or one even tile a rank. With s sweeps an exchange
-    ghost cells of s times the radius are exchanged, and swept by several ranks: messages
-    and waiting are divided by s, and work grows by a little.
+    ``arrays`` is the number of arrays that a sweep reads or writes, 3 with an added array, and
+    ``room`` the bytes of free memory on a rank's device.
     """
     tilings = _tilings(source, taps, iterations, size)
     plans = [
@@ -91,7 +64,7 @@ def plan_sweeps(
 
 
 def _tilings(source: Layout, taps: Taps, iterations: int, size: int) -> list[Layout]:
-    """Return the tiles that are tried: the blocks, and one even tile a rank."""
+    """Return the candidate tiles: the blocks, and one even tile for each rank."""
     tilings = [source] if prod(source.grid) <= MOST_BLOCKS else []
     even = _even(source, taps, size)
     if even != source and (iterations > 1 or not tilings):
@@ -100,7 +73,7 @@ def _tilings(source: Layout, taps: Taps, iterations: int, size: int) -> list[Lay
 
 
 def _steps(tiles: Layout, taps: Taps, most: int) -> Iterator[int]:
-    """Yield how many sweeps may follow an exchange: ghost cells do not outgrow tiles."""
+    """Yield candidate numbers of sweeps: ghost cells must not outgrow tiles."""
     longest, reach = max(_typical(tiles)), max(taps.radius)
     for steps in STEPS:
         if steps == 1 or (steps <= most and 2 * steps * reach <= longest):
@@ -108,14 +81,14 @@ def _steps(tiles: Layout, taps: Taps, most: int) -> Iterator[int]:
 
 
 def _typical(tiles: Layout) -> tuple[int, ...]:
-    """Return the lengths of a tile, if all were alike."""
+    """Return the lengths of an average tile."""
     return tuple(
         -(-length // max(1, blocks)) for length, blocks in zip(tiles.shape, tiles.grid, strict=True)
     )
 
 
 def _even(source: Layout, taps: Taps, size: int) -> Layout:
-    """Return one tile for each rank, of the least surface; rows stay long among equals."""
+    """Return one tile for each rank with the least surface, and then with the longest rows."""
 
     def surface(mesh: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
         lengths = [-(-n // parts) for n, parts in zip(source.shape, mesh, strict=True)]
@@ -128,7 +101,7 @@ def _even(source: Layout, taps: Taps, size: int) -> Layout:
 
 
 def cost(plan: SweepPlan, iterations: int, machine: Machine, *, arrays: int = 2) -> float:
-    """Predict the seconds of so many sweeps, blocks made tiles and back."""
+    """Predict the seconds of a number of sweeps, with redistributions."""
     if not iterations or not prod(plan.tiles.shape):
         return 0.0
     rounds = -(-iterations // plan.steps)
@@ -149,7 +122,7 @@ def cost(plan: SweepPlan, iterations: int, machine: Machine, *, arrays: int = 2)
 
 
 def peak(plan: SweepPlan, *, arrays: int = 2) -> int:
-    """Return the most bytes that a rank holds: blocks before and after, tiles and messages."""
+    """Return the most bytes on a rank: blocks before and after, tiles and messages."""
     most = 0
     for rank in range(plan.size):
         stored = sum(prod(tile.shape) for tile in plan.tiles_of(rank).values())

@@ -1,12 +1,12 @@
-"""What the passes over a rank's tiles make between two exchanges of ghost cells.
+"""The passes over a rank's tiles between two exchanges of ghost cells.
 
 ::
 
-    while ghost cells travel   | early: the inner part of each tile
-    when they are there        | late: what is around it | rest: sweep ..., sweep s
+    during the exchange   | early: the inner part of each tile
+    after it              | late: the part around it | rest: sweep ..., sweep s
 
-A pass makes one sweep, or several that the device makes at once. Each sweep makes a region
-that is smaller than the one before by the stencil's radius, down to the tile itself.
+A pass is one sweep, or several that the device computes at once. The region of each sweep is
+smaller than the one before by the stencil's radius, down to the tile itself.
 """
 
 from __future__ import annotations
@@ -19,20 +19,14 @@ from dask_dgpu.kernels.stencil import Region
 from graph_opt.model.layout import Index
 
 Regions = list[Region]
-"""What each sweep of a pass makes."""
+"""The region of each sweep of a pass."""
 
 
 class Passes(NamedTuple):
-    """The passes of a rank; the same ones follow every exchange.
+    """The passes of a rank, the same after every exchange.
 
-    Parameters
-    ----------
-    early : dict of tuple of int to list of Region
-        What is made of each tile without ghost cells of others.
-    late : dict of tuple of int to list of list of Region
-        Of each tile the parts around that; some may be empty.
-    rest : list of dict of tuple of int to list of Region
-        The passes after the first, or all of them if nothing travels.
+    ``early`` are regions of each tile that need no ghost cells from other tiles, ``late`` the
+    regions around them, and ``rest`` the passes after the first, or all passes without an exchange.
     """
 
     early: dict[Index, Regions]
@@ -48,20 +42,10 @@ def passes_of(
     first: int,
     others: int,
 ) -> Passes:
-    """Return the passes that make so many sweeps.
+    """Return the passes of a number of sweeps over a rank's tiles.
 
-    Parameters
-    ----------
-    tiles : mapping of tuple of int to Tile
-        The rank's.
-    radius : tuple of int
-        How far the stencil reaches along each axis.
-    sweeps : int
-        Sweeps in all.
-    first : int
-        Sweeps of the pass that hides the exchange; 0 if nothing travels.
-    others : int
-        Sweeps of each pass after that, at most.
+    ``first`` is the number of sweeps in the pass that hides the exchange, 0 without an exchange;
+    ``others`` the maximum for each later pass.
     """
 
     def grown(tile: Tile, left: int) -> Region:
@@ -98,5 +82,5 @@ def passes_of(
 
 
 def _reach(radius: tuple[int, ...], sweeps: int) -> tuple[int, ...]:
-    """Return how far so many sweeps reach: ghost cells that are made when they are left."""
+    """Return the reach of a number of sweeps, along each axis."""
     return tuple(sweeps * reach for reach in radius)

@@ -1,4 +1,4 @@
-"""The plan of sweeps of a stencil: tiles, and how many sweeps an exchange allows."""
+"""The plan of sweeps of a stencil: tiles, and the number of sweeps between exchanges."""
 
 from __future__ import annotations
 
@@ -18,20 +18,7 @@ from graph_opt.model.layout import Cuts, Index, Layout, even_spans
 
 @dataclass(frozen=True)
 class StencilTask:
-    """What is computed of an array.
-
-    Parameters
-    ----------
-    dtype : str
-        float32, float64, complex64 or complex128.
-    taps : Taps
-        The stencil.
-    boundary : tuple of str or number
-        For each axis what is beyond the array: ``"periodic"``, ``"reflect"``, ``"mirror"``,
-        ``"nearest"`` or a number.
-    iterations : int
-        How often it is applied.
-    """
+    """A stencil with boundaries, and the number of its applications."""
 
     dtype: str
     taps: Taps
@@ -40,38 +27,38 @@ class StencilTask:
 
     @property
     def operation(self) -> str:
-        """Its name."""
+        """The name of the operation."""
         return "stencil"
 
     @property
     def operations(self) -> int:
-        """Operations a sweep does for each element."""
+        """Floating-point operations of a sweep for each element."""
         return 2 * len(self.taps.weights)
 
     @property
     def reach(self) -> tuple[int, ...]:
-        """How far a sweep reads beyond each element, along each axis."""
+        """How far a sweep reads around each element, along each axis."""
         return self.taps.radius
 
 
 @dataclass(frozen=True)
 class SweepPlan(Bare):
-    """How an array is swept on ``size`` ranks.
+    """Sweeps of an array on ``size`` ranks.
 
     Parameters
     ----------
     source : Layout
-        Where the blocks are, before and after.
+        The layout of the blocks, before and after.
     tiles : Layout
-        Where they are while they are swept; of the same shape.
+        The layout during the sweeps, of the same shape.
     dtype : str
         float32, float64, complex64 or complex128.
     taps : Taps
         The stencil.
     boundary : tuple of str or number
-        For each axis what is beyond the array.
+        For each axis ``"periodic"``, ``"reflect"``, ``"mirror"``, ``"nearest"`` or a constant.
     steps : int
-        Sweeps from one exchange to the next.
+        Sweeps between two exchanges.
     size : int
         Number of ranks.
     """
@@ -91,7 +78,7 @@ class SweepPlan(Bare):
 
     @cached_property
     def halo(self) -> HaloPlan:
-        """The exchange: ghost cells within the array, or around it where that is periodic."""
+        """The exchange of ghost cells within the array, or around a periodic array."""
         tiles = self.tiles
         return plan_halo(
             tiles,
@@ -105,14 +92,14 @@ class SweepPlan(Bare):
 
     @cached_property
     def into(self) -> RedistributePlan | None:
-        """How blocks become tiles; ``None`` where they are."""
+        """The redistribution from blocks to tiles; ``None`` if they are the same."""
         if self.tiles == self.source:
             return None
         return plan_redistribute(self.source, self.tiles, self.dtype, self.size)
 
     @cached_property
     def back(self) -> RedistributePlan | None:
-        """How tiles become blocks."""
+        """The redistribution from tiles to blocks."""
         if self.tiles == self.source:
             return None
         return plan_redistribute(self.tiles, self.source, self.dtype, self.size)
@@ -122,7 +109,7 @@ class SweepPlan(Bare):
         return self.boundary[axis] == "periodic"
 
     def tile(self, index: Index) -> Tile:
-        """Return where a tile and its ghost cells are."""
+        """Return the place of a tile and its ghost cells."""
         rows = zip(self.tiles.cuts, index, self.taps.radius, self.boundary, strict=True)
         return Tile(
             tuple(
@@ -142,22 +129,13 @@ class Side:
 
     ::
 
-        first   start          stop   last
-          |rim|...|______________|......|        with ghost cells of neighbours on both
-              low                      high      sides, and a rim beyond the array
+            first   start          stop   last
+              |rim|...|______________|......|        with ghost cells of neighbours on both
+                  low                      high      sides, and a rim beyond the array
 
-    Parameters
-    ----------
-    start, stop : int
-        The tile.
-    low, high : int
-        With its ghost cells, without what lies beyond an array that is not periodic.
-    first, last : int
-        With a rim beyond the array too, where the tile or its ghost cells reach there.
-    length : int
-        Of the axis.
-    wraps : bool
-        Whether it is periodic.
+    ``low`` and ``high`` are within an array that is not periodic. There is a rim if the tile or its
+    ghost cells reach the end of the axis. ``length`` is that of the axis; it ``wraps`` if it is
+    periodic.
     """
 
     start: int
@@ -171,7 +149,7 @@ class Side:
 
     @classmethod
     def of(cls, cuts: Cuts, at: int, depth: int, reach: int, wraps: bool) -> Side:
-        """Return the tile ``at`` of an axis; the stencil reaches ``reach`` far."""
+        """Return the tile ``at`` of an axis, for a stencil that reads ``reach`` elements around."""
         start, stop, length = cuts[at], cuts[at + 1], cuts[-1]
         low, high = start - depth, stop + depth
         if wraps:
@@ -181,14 +159,14 @@ class Side:
         return cls(start, stop, max(0, low), min(length, high), first, last, length, wraps)
 
     def grown(self, margin: int) -> slice:
-        """Return the tile with so many ghost cells, in positions of its storage."""
+        """Return the tile with a margin of ghost cells, in positions of its storage."""
         start, stop = self.start - margin, self.stop + margin
         if not self.wraps:
             start, stop = max(0, start), min(self.length, stop)
         return slice(start - self.first, stop - self.first)
 
     def early(self, reach: int, margin: int) -> slice:
-        """Return what of ``grown(margin)`` needs no ghost cells, if it depends so far around."""
+        """Return the part of ``grown(margin)`` that needs no ghost cells within ``reach``."""
         whole = self.grown(margin)
         start = self.start + (reach if self.wraps or self.start else 0) - self.first
         inner = self.stop - (reach if self.wraps or self.stop < self.length else 0) - self.first
@@ -208,7 +186,7 @@ class Tile:
 
     @property
     def extended(self) -> Region:
-        """The tile and the ghost cells that are exchanged."""
+        """The tile and its exchanged ghost cells."""
         return tuple(slice(s.low - s.first, s.high - s.first) for s in self.sides)
 
     @property
@@ -222,18 +200,18 @@ class Tile:
         return self.region((0,) * len(self.sides))
 
     def region(self, margins: tuple[int, ...]) -> Region:
-        """Return the tile with so many ghost cells along each axis."""
+        """Return the tile with margins of ghost cells along each axis."""
         pairs = zip(self.sides, margins, strict=True)
         return tuple(side.grown(margin) for side, margin in pairs)
 
     def early(self, radius: tuple[int, ...], margins: tuple[int, ...]) -> Region:
-        """Return what of ``region(margins)`` needs no ghost cells of others; see ``Side``."""
+        """Return the part of ``region(margins)`` that needs no ghost cells; see ``Side``."""
         rows = zip(self.sides, radius, margins, strict=True)
         return tuple(side.early(reach, margin) for side, reach, margin in rows)
 
 
 def widened(region: Region, by: tuple[int, ...], within: Region) -> Region:
-    """Return a region and so much around it, as far as that is in another."""
+    """Return a region with a margin, within another region."""
     return tuple(
         slice(max(part.start - more, whole.start), min(part.stop + more, whole.stop))
         for part, more, whole in zip(region, by, within, strict=True)
@@ -258,7 +236,7 @@ def even_tiles(shape: tuple[int, ...], mesh: tuple[int, ...]) -> Layout:
 
 
 def meshes(size: int, ndim: int) -> Iterator[tuple[int, ...]]:
-    """Yield every way to arrange so many ranks along axes."""
+    """Yield all meshes of ranks along a number of axes."""
     if ndim == 1:
         yield (size,)
         return

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from dask_dgpu.algorithms import Progress, no_progress
 from dask_dgpu.algorithms.redistribute import redistribute_rank
 from dask_dgpu.algorithms.stencil.plan import SweepPlan
 from dask_dgpu.algorithms.stencil.tiles import Tiles
@@ -22,34 +23,11 @@ def stencil_rank(
     comm: Comm,
     device: Device,
     blocks: Blocks,
-    progress: Callable[[int, int], None] = lambda done, sweeps: None,
+    progress: Progress = no_progress,
 ) -> dict[Index, Array]:
-    """Apply a stencil again and again as one rank.
+    """Apply a stencil repeatedly as one rank; ``progress`` counts sweeps.
 
-    Parameters
-    ----------
-    plan : SweepPlan
-        The same on every rank.
-    iterations : int
-        Number of sweeps.
-    comm : Comm
-        Joins ``plan.size`` ranks.
-    device : Device
-        Where this rank's arrays are.
-    blocks : mapping of tuple of int to array
-        The blocks that this rank owns, of dtype ``plan.dtype`` and any strides; they stay
-        as they are.
-    progress : callable
-        Called with the number of sweeps done and of all sweeps; may raise to give up.
-
-    Returns
-    -------
-    dict of tuple of int to array
-        The blocks of the result that this rank owns, C-contiguous, in memory of their own.
-
-    Notes
-    -----
-    Messages travel while the inner parts of the tiles are swept; nothing waits for the
+    The inner parts of tiles are swept while messages are in transit; nothing waits for the
     host.
     """
     tiles = Tiles(plan, comm, device)
@@ -64,15 +42,15 @@ def stencil_rank(
 
 
 def load(plan: SweepPlan, comm: Comm, device: Device, tiles: Tiles, blocks: Blocks) -> None:
-    """Put the values of blocks into the tiles of a rank; collective."""
+    """Copy blocks into the tiles of a rank; collective."""
     moved = blocks if plan.into is None else redistribute_rank(plan.into, comm, device, blocks)
     with device.computing():
         tiles.load(moved)
-    device.join()  # before what was moved is let go of
+    device.join()  # before the moved blocks are freed
 
 
 def unload(plan: SweepPlan, comm: Comm, device: Device, tiles: Tiles) -> dict[Index, Array]:
-    """Return the values of the tiles in blocks; collective."""
+    """Return the tiles of a rank as blocks; collective."""
     with device.computing():
         values = tiles.values()
     if plan.back is not None:

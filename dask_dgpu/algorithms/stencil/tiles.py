@@ -6,8 +6,8 @@
     compute lane     | rims, inner part | waits   | outer part, more sweeps ..., s | ...
 
 An exchange of ghost cells s times as deep as the stencil's radius lasts for s sweeps
-(:mod:`~dask_dgpu.algorithms.stencil.passes`). The inner part is what the first sweep makes
-without ghost cells, or the first few where the device makes those at once.
+(:mod:`~dask_dgpu.algorithms.stencil.passes`). The inner part is the result of the first sweep
+that needs no ghost cells; of the first few sweeps if one pass of the device computes several.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Storage = dict[Index, Array]
 
 @dataclass
 class Buffer:
-    """One of two storages of all tiles of a rank, and what fills its ghost cells."""
+    """One of two storages of all tiles of a rank, and the exchanges that fill its ghost cells."""
 
     storage: Storage
     exchange: Exchange
@@ -40,27 +40,16 @@ class Buffer:
 
 
 class Tiles:
-    """The tiles of one rank.
-
-    Parameters
-    ----------
-    plan : SweepPlan
-        The same on every rank.
-    comm : Comm
-        Joins ``plan.size`` ranks.
-    device : Device
-        Where this rank's arrays are.
-    """
+    """The tiles of one rank."""
 
     def __init__(self, plan: SweepPlan, comm: Comm, device: Device) -> None:
         self.plan, self.comm, self.device = plan, comm, device
         self.tiles = plan.tiles_of(comm.rank)
-        # rims of constants are filled once
-        self.still = all(
+        self.constant_rims = all(
             not isinstance(boundary, str) or boundary == "periodic" for boundary in plan.boundary
         )
         self.added: Storage | None = None
-        self._known: dict[Any, Any] = {}  # what the device remembers of sweeps
+        self._known: dict[Any, Any] = {}  # recorded sweeps of the device
         self._planned: dict[int, Passes] = {}
         with device.computing():
             self.now, self.then = self._buffer(), self._buffer()
@@ -69,12 +58,12 @@ class Tiles:
             self._fill_rims(self.then)
 
     def load(self, blocks: Blocks) -> None:
-        """Put the tiles' values in place; on the compute lane."""
+        """Copy blocks into the tiles; on the compute lane."""
         for index in self.tiles:
             self._own(self.now, index)[...] = blocks[index]
 
     def add(self, blocks: Blocks, factor: float) -> None:
-        """Have each sweep add ``factor`` times these values; collective."""
+        """Let each sweep add ``factor`` times these values; collective."""
         with self.device.computing():
             buffer = self._buffer()
             for index in self.tiles:
@@ -95,15 +84,10 @@ class Tiles:
         return made
 
     def advance(self, sweeps: int, change: Array | None = None) -> None:
-        """Exchange ghost cells and sweep; collective.
+        """Exchange ghost cells and sweep up to ``plan.steps`` times; collective.
 
-        Parameters
-        ----------
-        sweeps : int
-            How many, ``plan.steps`` at most.
-        change : array, optional
-            Of one float64, on the device: the last sweep adds the sum of the squares of
-            what it changes.
+        ``change`` is an optional array of one float64 on the device, to which the last sweep adds
+        the sum of the squares of its changes.
         """
         start = self.now
         passes = self._passes(sweeps)
@@ -113,10 +97,11 @@ class Tiles:
             with self.device.computing():
                 self._rims_again(start)
                 for index, regions in passes.early.items():
-                    self._sweep(index, regions, measured)
+                    if not _empty(regions):
+                        self._sweep(index, regions, measured)
         self._finish(start)
         with self.device.computing():
-            if change is None and self.still:
+            if change is None and self.constant_rims:
                 key, work = (start is self._first, sweeps), partial(self._rest, passes)
                 turned = self.device.again(self._known, key, work)
             else:
@@ -125,7 +110,7 @@ class Tiles:
             self._swap()
 
     def _rest(self, passes: Passes, change: Array | None = None) -> bool:
-        """Sweep what waits for ghost cells; return whether ``then`` is what was made last."""
+        """Sweep the parts that need ghost cells; return whether ``then`` has the result."""
         start, following = self.now, self.then
         try:
             self._rims_again(start)
@@ -133,17 +118,18 @@ class Tiles:
                 measured = None if passes.rest else change
                 for index, parts in passes.late.items():
                     for regions in parts:
-                        self._sweep(index, regions, measured)
+                        if not _empty(regions):
+                            self._sweep(index, regions, measured)
                 self._swap()
                 if passes.rest:
                     self._rims_again(self.now)
             self._sweep_on(passes.rest, change)
             return self.now is not start
-        finally:  # so that it can be issued again
+        finally:  # so that it can be repeated
             self.now, self.then = start, following
 
     def measure(self, change: Array) -> None:
-        """Add the sum of the squares of what a sweep would change to ``change``; collective."""
+        """Add the sum of the squares of the changes of a sweep to ``change``; collective."""
         self.advance(1, change)
         self._swap()
 
@@ -152,46 +138,38 @@ class Tiles:
         for at, made in enumerate(rest, 1):
             turned = False
             for index, regions in made.items():
-                turned = stencil.sweeps(
-                    self.now.storage[index],
-                    self.then.storage[index],
-                    self.plan.taps,
-                    regions,
-                    None if self.added is None else self.added[index],
-                    change if at == len(rest) else None,
-                )
+                turned = self._sweep(index, regions, change if at == len(rest) else None)
             if turned:
                 self._swap()
             if at < len(rest):
                 self._rims_again(self.now)
 
     def _passes(self, sweeps: int) -> Passes:
-        """Return what is made after an exchange that is good for so many sweeps."""
+        """Return the passes after an exchange for a number of sweeps."""
         if sweeps not in self._planned:
             first = 0
             if self.now.exchange.travels:
                 at_once = stencil.sweeps_at_once(self.device.kind, self.plan.taps)
-                first = min(sweeps, at_once) if self.still else 1
+                first = min(sweeps, at_once) if self.constant_rims else 1
             self._planned[sweeps] = passes_of(
                 self.tiles,
                 self.plan.taps.radius,
                 sweeps,
                 first=first,
-                others=sweeps if self.still else 1,
+                others=sweeps if self.constant_rims else 1,
             )
         return self._planned[sweeps]
 
-    def _sweep(self, index: Index, regions: Regions, change: Array | None) -> None:
-        """Sweep as often as goes at once, from one storage to the other."""
-        if all(along.start < along.stop for along in regions[-1]):
-            stencil.sweeps(
-                self.now.storage[index],
-                self.then.storage[index],
-                self.plan.taps,
-                regions,
-                None if self.added is None else self.added[index],
-                change,
-            )
+    def _sweep(self, index: Index, regions: Regions, change: Array | None) -> bool:
+        """Sweep one pass of a tile; return whether ``then`` has the result."""
+        return stencil.sweeps(
+            self.now.storage[index],
+            self.then.storage[index],
+            self.plan.taps,
+            regions,
+            None if self.added is None else self.added[index],
+            change,
+        )
 
     def _swap(self) -> None:
         self.now, self.then = self.then, self.now
@@ -206,12 +184,12 @@ class Tiles:
     def _finish(self, buffer: Buffer) -> None:
         with self.device.transferring():
             buffer.exchange.finish()
-            came = self.device.mark()
+            received = self.device.mark()
         with self.device.computing():
-            self.device.after(came)
+            self.device.after(received)
 
     def _rims_again(self, buffer: Buffer) -> None:
-        if not self.still:
+        if not self.constant_rims:
             self._fill_rims(buffer)
 
     def _fill_rims(self, buffer: Buffer) -> None:
@@ -222,7 +200,7 @@ class Tiles:
         return buffer.storage[index][self.tiles[index].inside]
 
     def _buffer(self) -> Buffer:
-        """Make storage for all tiles; ghost cells that nobody fills are zero."""
+        """Allocate storage for all tiles; unfilled ghost cells are zero."""
         plan, device = self.plan, self.device
         storage = {i: device.zeros(tile.shape, plan.dtype) for i, tile in self.tiles.items()}
         extended = {i: storage[i][tile.extended] for i, tile in self.tiles.items()}
@@ -238,7 +216,7 @@ class Tiles:
         return Buffer(storage, exchange, [rim for rim in rims if rim is not None])
 
     def _rim(self, tile: Tile, storage: Array) -> Exchange | None:
-        """Return what fills the rim beyond the array, from what of it is in this storage."""
+        """Return the exchange that fills the rim beyond the array from the same storage."""
         if not any(map(any, tile.rims)):
             return None
         plan, place = self.plan, (0,) * len(tile.sides)
@@ -246,6 +224,10 @@ class Tiles:
         halo = _rims(lengths, tile.rims, plan.boundary, plan.dtype, self.comm.rank, plan.size)
         inside, whole = {place: storage[tile.extended]}, {place: storage}
         return Exchange(halo, self.comm, self.device, inside, whole)
+
+
+def _empty(regions: Regions) -> bool:
+    return any(along.start >= along.stop for along in regions[-1])
 
 
 @lru_cache(maxsize=64)
@@ -257,7 +239,7 @@ def _rims(
     rank: int,
     size: int,
 ) -> HaloPlan:
-    """Plan how rims are filled, of what is inside of them; tiles of a shape have the same."""
+    """Plan how to fill rims from the inside; tiles of one shape share the plan."""
     layout = Layout(tuple((0, length) for length in lengths), (rank,))
     needed = tuple(b if any(rim) else None for b, rim in zip(boundary, rims, strict=True))
     return plan_halo(layout, dtype, rims, needed, size)

@@ -1,4 +1,4 @@
-"""Matrix product of block-distributed operands: SUMMA on a mesh of ranks.
+"""Matrix multiplication of block-distributed operands: SUMMA on a mesh of ranks.
 
 ::
 
@@ -8,26 +8,24 @@
     r = 1  [ C 1,0 ] [ C 1,1 ] [ C 1,2 ]         |  |k|   | x |_____k______|
                                                  |__|_|___|   |____________|
 
-Each rank keeps one rectangle of C in place and multiplies, panel by panel, the
-rows of A and the columns of B that it needs. A panel's pieces travel from the
-ranks that own them, wherever these are, straight into the panel: no separate
-redistribution. While panel s is multiplied, panel s + 1 is on its way. Ranks
-start at different panels, so that in no step all of them ask the same owners.
+Each rank keeps one rectangle of C and multiplies, panel by panel, the rows of A and the
+columns of B that it needs. The pieces of a panel travel from their owners straight into the
+panel, without a separate redistribution. While a rank multiplies panel s, it receives panel
+s + 1. Ranks start at different panels, so that they do not all ask the same owners.
 
-A third axis of the mesh splits the contraction: its ranks hold partial sums of
-the same rectangle, which are added in a fixed order at the end. The known
-strategies are corners of this family:
+A third axis of the mesh splits the contraction: its ranks hold partial sums of the same
+rectangle, which are added in a fixed order at the end. Known strategies are special cases:
 
 =============  ============  ==============================================
 mesh           name          stays in place
 =============  ============  ==============================================
 (R, C, 1)      SUMMA         C
-(P, 1, 1)      ring, "row"   rows of A and C; B comes round
-(1, P, 1)      "column"      columns of B and C; A comes round
+(P, 1, 1)      ring, "row"   rows of A and C; B travels
+(1, P, 1)      "column"      columns of B and C; A travels
 (1, 1, P)      inner         A and B; C is summed (tall and skinny operands)
 =============  ============  ==============================================
 
-The cost of the bytes that must move, given where the blocks are, decides.
+The plan with the lowest cost of communication for the layout of the blocks wins.
 
 References
 ----------

@@ -1,10 +1,10 @@
-"""Choosing the plan of a product: mesh, seats, number of panels, by cost."""
+"""Choosing the mesh, the place of each rank, and the number of panels by their cost."""
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_right
 from dataclasses import replace
+from math import prod
+from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -14,8 +14,10 @@ from dask_dgpu.algorithms.summa.schedule import Needs, bounded
 from graph_opt.model.cost import Machine, pipelined
 from graph_opt.model.layout import Cuts, Span
 
+Array = Any
+
 MAX_STEPS = 16
-"""More panels than this never paid: each costs a collective."""
+"""More panels were never faster: each costs a collective."""
 
 
 def plan_summa(
@@ -29,45 +31,25 @@ def plan_summa(
     steps: int | None = None,
     room: float | None = None,
 ) -> SummaPlan:
-    """Choose the mesh and the number of panels that the cost model finds quickest.
+    """Choose the mesh and the number of panels with the lowest predicted cost.
 
-    Parameters
-    ----------
-    a, b : Operand
-        Matrices of shapes (M, K) and (K, N).
-    dtype : str
-        The dtype of the result.
-    size : int
-        Number of ranks.
-    machine : Machine
-        Rates of a rank.
-    mesh : tuple of int, optional
-        Use this mesh instead of choosing one.
-    steps : int, optional
-        Use this number of panels instead of choosing it.
-    room : float, optional
-        Bytes of memory of a rank; where the operands leave less for panels than
-        would be quickest, narrower panels are taken.
-
-    Returns
-    -------
-    SummaPlan
-        The same on every rank: nothing but the arguments enters.
+    ``mesh`` and ``steps`` override the choice. ``room`` are the bytes of memory of a rank: panels
+    are narrower if the operands leave too little. The plan is the same on every rank.
 
     Raises
     ------
     ValueError
-        When the operands do not conform, the mesh does not fit ``size``, or ``steps``
-        is not positive.
+        If the operands do not conform, the mesh does not fit ``size``, or ``steps`` is not
+        positive.
     """
     if a.columns[-1] != b.rows[-1]:
         raise ValueError(
-            f"a has {a.columns[-1]} columns and b has {b.rows[-1]} rows; they must be equal"
+            f"expected as many columns of a as rows of b, got {a.columns[-1]} and {b.rows[-1]}"
         )
     if mesh is not None and (min(mesh) < 1 or mesh[0] * mesh[1] * mesh[2] > size):
-        raise ValueError(f"mesh is {mesh}, its positive extents must multiply to {size} at most")
+        raise ValueError(f"expected a mesh of 1 to {size} ranks, each extent positive, got {mesh}")
     if steps is not None and steps < 1:
-        raise ValueError(f"steps is {steps}, it must be positive")
+        raise ValueError(f"expected positive steps, got {steps}")
     best: tuple[float, float, SummaPlan] | None = None
     owned = max(a.share(rank) + b.share(rank) for rank in range(size))
     for candidate in [mesh] if mesh else _meshes(a, b, size):
@@ -81,7 +63,7 @@ def plan_summa(
             peak = owned + stepped.sum_bytes + stepped.workspace_limit
             over = max(0.0, peak - room) if room is not None else 0.0
             if best is not None and (over, cost(stepped, machine, moved, 0.0)) >= best[:2]:
-                continue  # not even if nothing of its first transfer were exposed
+                continue  # not even if its first transfer were hidden
             needs = needs or Needs(plan)
             found = over, cost(stepped, machine, moved, max(needs.received(stepped, 0)))
             if best is None or found < best[:2]:
@@ -91,20 +73,18 @@ def plan_summa(
 
 
 def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> float:
-    """Predict the seconds of a plan whose busiest rank receives so many bytes, and first so many.
+    """Predict the seconds of a plan; the busiest rank receives these bytes, and these first.
 
-    One-sided reads are packed by nobody, and synchronise the ranks twice instead of
-    once a step.
+    One-sided reads need no packing, and synchronise the ranks twice instead of once a step.
     """
     _rows, _columns, depth = plan.mesh
     tallest, widest = plan.extents
-    deepest = max(hi - lo for lo, hi in plan.depth_spans)
-    itemsize = np.dtype(plan.accumulator).itemsize
+    deepest, itemsize = plan.deepest, plan.itemsize
     compute = 2 * tallest * widest * (deepest + plan.steps * machine.ramp) / machine.flops
     panels = (tallest + widest) * deepest * itemsize
     transfers = received / machine.bandwidth, min(first, received) / machine.bandwidth
     seconds = pipelined(compute, *transfers, plan.steps)
-    if received:  # else nothing is exchanged at all
+    if received:  # otherwise there is no exchange
         seconds += machine.latency * (2 if plan.one_sided else plan.steps)
     passes = 2 if plan.one_sided else 4
     seconds += (passes * panels + plan.workspace_limit) / machine.memory_bandwidth
@@ -116,7 +96,7 @@ def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> fl
 
 
 def _meshes(a: Operand, b: Operand, size: int) -> list[Mesh]:
-    """All meshes with a block of C for each rank of a layer."""
+    """Return all meshes with at least one block of C for each rank of a layer."""
     k, block_rows, block_columns = a.columns[-1], a.grid[0], b.grid[1]
     found: list[Mesh] = []
     for depth in range(1, max(1, min(size, k)) + 1):
@@ -128,30 +108,21 @@ def _meshes(a: Operand, b: Operand, size: int) -> list[Mesh]:
 
 
 def _step_counts(plan: SummaPlan) -> list[int]:
-    deepest = max(hi - lo for lo, hi in plan.depth_spans)
-    return [s for s in (1, 2, 4, 8, MAX_STEPS) if s <= max(1, deepest)]
+    return [s for s in (1, 2, 4, 8, MAX_STEPS) if s <= max(1, plan.deepest)]
 
 
 def _placed(plan: SummaPlan) -> tuple[SummaPlan, float]:
-    """Seat each rank where most of what it needs is its own already.
+    """Place each rank where it owns most of its operands; return the plan and the received bytes.
 
-    Returns the plan and the bytes that its busiest rank receives.
+    The bytes are those of the busiest rank.
     """
-    rows, columns, depth = plan.mesh
-    held_a = _held(plan.a, plan.size, plan.row_spans, _layers(plan, plan.a.columns), (rows, depth))
-    held_b = _held(
-        plan.b,
-        plan.size,
-        plan.column_spans,
-        _layers(plan, plan.b.rows),
-        (columns, depth),
-        transposed=True,
-    )
-    local = held_a[:, :, None, :] + held_b[:, None, :, :]
+    bytes_a = _owned_bytes(plan, plan.a.ranks, plan.a.sizes(), plan.row_spans, plan.a.columns)
+    bytes_b = _owned_bytes(plan, plan.b.ranks.T, plan.b.sizes().T, plan.column_spans, plan.b.rows)
+    local = bytes_a[:, :, None, :] + bytes_b[:, None, :, :]
     needed = local.sum(axis=0).reshape(-1)
     local = local.reshape(plan.size, -1)
     ranks, seats = linear_sum_assignment(local, maximize=True)
-    places = [0] * (rows * columns * depth)
+    places = [0] * prod(plan.mesh)
     received = 0.0
     for rank, seat in zip(ranks, seats, strict=True):
         places[seat] = int(rank)
@@ -159,32 +130,18 @@ def _placed(plan: SummaPlan) -> tuple[SummaPlan, float]:
     return replace(plan, places=tuple(places)), received
 
 
-def _held(
-    operand: Operand,
-    size: int,
-    spans: tuple[Span, ...],
-    layers: list[int],
-    extents: tuple[int, int],
-    *,
-    transposed: bool = False,
-) -> np.ndarray[tuple[int, int, int], np.dtype[np.float64]]:
-    """Bytes that each rank holds for each (part of the mesh, layer of the mesh).
+def _owned_bytes(
+    plan: SummaPlan, ranks: Array, sizes: Array, spans: tuple[Span, ...], contraction: Cuts
+) -> Array:
+    """Return the bytes of each rank for each (part of the mesh, layer of the mesh).
 
-    ``spans`` parts the axis of the operand that C has too, ``layers`` the other.
+    ``spans`` are the parts of the first axis of the operand; ``contraction`` cuts the other.
     """
-    held = np.zeros((size, *extents))
-    parts = [part for part, (lo, hi) in enumerate(spans) for _ in range(lo, hi)]
-    owners = np.asarray(operand.owners, dtype=int).reshape(operand.grid)
-    sizes = operand.sizes()
-    if transposed:
-        owners, sizes = owners.T, sizes.T
-    where = (owners, np.asarray(parts, int)[:, None], np.asarray(layers, int)[None, :])
-    np.add.at(held, where, sizes)
-    return held
-
-
-def _layers(plan: SummaPlan, cuts: Cuts) -> list[int]:
-    """The layer that most of each chunk of the contraction belongs to."""
+    nbytes = np.zeros((plan.size, len(spans), plan.mesh[2]))
+    parts = np.repeat(np.arange(len(spans)), [hi - lo for lo, hi in spans])
     starts = [lo for lo, _ in plan.depth_spans]
-    middles = [(lo + hi) / 2 for lo, hi in itertools.pairwise(cuts)]
-    return [max(0, bisect_right(starts, middle) - 1) for middle in middles]
+    middles = (np.array(contraction[:-1]) + contraction[1:]) / 2
+    # the layer of most of each chunk
+    layers = np.maximum(np.searchsorted(starts, middles, side="right") - 1, 0)
+    np.add.at(nbytes, (ranks, parts[:, None], layers), sizes)
+    return nbytes

@@ -1,4 +1,4 @@
-"""Packing the pieces of a step into one message a peer, and out of it again."""
+"""Messages of a step: packing its pieces, one message for each peer, and unpacking them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Blocks = Mapping[tuple[int, int], Array]
 
 
 class Messages:
-    """The two message buffers of a rank, made once and reused by every step.
+    """The two message buffers of a rank, for all steps.
 
-    A step's outgoing buffer is free when its exchange is done, which is before
-    its pieces are unpacked; so one buffer each way is enough.
+    The outgoing buffer of a step is free after its exchange, before its pieces are unpacked; so one
+    buffer for each direction is enough.
     """
 
     def __init__(self, plan: SummaPlan, comm: Comm, device: Device, steps: list[Step]) -> None:
@@ -46,7 +46,7 @@ class Messages:
         )
 
     def unpack(self, step: Step, under_way: Work | None, place: Callable[[Piece], Array]) -> None:
-        """Wait for a step's exchange and put its pieces where ``place`` says."""
+        """Wait for a step's exchange and copy its pieces to their ``place``."""
         if under_way is None:
             return
         under_way.wait()
@@ -54,12 +54,12 @@ class Messages:
             place(piece)[...] = view
 
     def close(self) -> None:
-        """Do nothing: every exchange has been waited for."""
+        """Do nothing: all exchanges are complete."""
 
     def _views(
         self, pieces: Mapping[int, list[Piece]], buffer: Array
     ) -> Iterable[tuple[Piece, Array]]:
-        """Each piece with its place in a message buffer, as an array of its dtype."""
+        """Yield each piece with its place in a message buffer, as an array of its dtype."""
         ordered = [piece for peer in sorted(pieces) for piece in pieces[peer]]
         starts = (0, *accumulate(piece.aligned for piece in ordered))
         for piece, start in zip(ordered, starts, strict=False):

@@ -1,4 +1,4 @@
-"""Who multiplies what: the frozen plan of one product."""
+"""The plan of a matrix multiplication on ranks."""
 
 from __future__ import annotations
 
@@ -16,21 +16,15 @@ from graph_opt.model.layout import Cuts, Span, block_spans, even_spans
 Mesh = tuple[int, int, int]
 
 WIDE = 512
-"""Columns from which on a product is no slower for being cut into several."""
+"""Columns of a block that is multiplied alone: a wider product is not faster."""
 
 
 @dataclass(frozen=True)
 class Operand:
     """A matrix in blocks.
 
-    Parameters
-    ----------
-    rows, columns : tuple of int
-        Where the axes are cut, from 0 to their length.
-    dtype : str
-        The dtype of the blocks.
-    owners : tuple of int
-        The rank that holds each block, in row-major order of the blocks.
+    ``rows`` and ``columns`` are cuts from 0 to the length of the axis; ``owners`` has the rank of
+    each block in row-major order.
     """
 
     rows: Cuts
@@ -39,12 +33,12 @@ class Operand:
     owners: tuple[int, ...]
 
     def owner(self, row: int, column: int) -> int:
-        """Return the rank that holds a block."""
+        """Return the rank of a block."""
         return self.owners[row * (len(self.columns) - 1) + column]
 
     @property
     def cuts(self) -> tuple[Cuts, Cuts]:
-        """Where the rows and the columns are cut."""
+        """Cuts of the rows and of the columns."""
         return self.rows, self.columns
 
     @property
@@ -53,12 +47,12 @@ class Operand:
         return np.dtype(self.dtype).itemsize
 
     def share(self, rank: int) -> int:
-        """Return the bytes of the blocks that a rank holds."""
+        """Return the bytes of a rank's blocks."""
         return int(self.sizes()[self.ranks == rank].sum())
 
     @cached_property
     def ranks(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-        """The rank that holds each block, as a matrix."""
+        """The rank of each block, as a matrix."""
         return np.array(self.owners, np.int64).reshape(self.grid)
 
     @property
@@ -81,22 +75,20 @@ class SummaPlan:
     a, b : Operand
         The operands; their cuts along the contraction may differ.
     dtype : str
-        The dtype of the result; products are accumulated in it (float16 in float32).
+        The dtype of the result and of the accumulation (float16 accumulates in float32).
     size : int
         Number of ranks of the communicator.
     mesh : tuple of int
-        Ranks along the rows, the columns and the contraction; their product is
-        at most ``size``.
+        Ranks along the rows, the columns and the contraction; their product is at most ``size``.
     places : tuple of int
         The rank at each position of the mesh, in row-major order.
     steps : int
-        Number of panels that a layer is cut into.
+        Number of panels of a layer.
     nominal_steps : int
-        The number of panels that would be quickest. ``steps`` is larger where the
-        buffers of that many would exceed :attr:`workspace_limit`.
+        The optimal number of panels. ``steps`` is larger if their buffers would exceed
+        :attr:`workspace_limit`.
     one_sided : bool
-        Whether ranks read their panels' pieces from the owners' blocks instead of being
-        sent them, if the transport can.
+        Whether ranks read their pieces from the owners' blocks, if the transport can.
     """
 
     a: Operand
@@ -111,7 +103,7 @@ class SummaPlan:
 
     @property
     def accumulator(self) -> str:
-        """The dtype in which panels are kept and products are summed on a host."""
+        """The dtype of panels and sums on a host."""
         return "float32" if self.dtype == "float16" else self.dtype
 
     @cached_property
@@ -136,8 +128,18 @@ class SummaPlan:
         """Positions along the contraction for each layer of the mesh."""
         return even_spans(0, self.a.columns[-1], self.mesh[2])
 
+    @property
+    def deepest(self) -> int:
+        """Most positions along the contraction of a layer."""
+        return max(hi - lo for lo, hi in self.depth_spans)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of a panel or sum."""
+        return np.dtype(self.accumulator).itemsize
+
     def position(self, rank: int) -> tuple[int, int, int] | None:
-        """Return the place of a rank in the mesh, ``None`` when it has none."""
+        """Return the place of a rank in the mesh, ``None`` if it has none."""
         if rank not in self.places:
             return None
         _, columns, depth = self.mesh
@@ -151,7 +153,7 @@ class SummaPlan:
         return self.places[(r * columns + c) * depth + d]
 
     def rectangle(self, rank: int) -> tuple[Span, Span]:
-        """Return the rows and columns of C, as positions, that a rank computes."""
+        """Return a rank's rows and columns of C, as positions."""
         place = self.position(rank)
         if place is None:
             return (0, 0), (0, 0)
@@ -159,9 +161,9 @@ class SummaPlan:
         return (self.a.rows[i0], self.a.rows[i1]), (self.b.columns[j0], self.b.columns[j1])
 
     def panel(self, rank: int, step: int) -> Span:
-        """Return the positions along the contraction that a rank multiplies in a step.
+        """Return a rank's positions along the contraction in a step.
 
-        Ranks of one layer start at different panels, evenly spread, and go round.
+        Ranks of one layer start at different panels, evenly spread, and wrap around.
         """
         place = self.position(rank)
         if place is None:
@@ -171,7 +173,7 @@ class SummaPlan:
         return even_spans(*self.depth_spans[d], self.steps)[(step + shift) % self.steps]
 
     def owners(self) -> dict[tuple[int, int], int]:
-        """Return the rank that ends up with each block of C."""
+        """Return the owner of each block of C."""
         placed: dict[tuple[int, int], int] = {}
         for r, c in cartesian(range(self.mesh[0]), range(self.mesh[1])):
             for (i, j), d in self.final_layers(r, c).items():
@@ -179,40 +181,37 @@ class SummaPlan:
         return placed
 
     def final_layers(self, r: int, c: int) -> dict[tuple[int, int], int]:
-        """Return, for the blocks of one rectangle of C, the layer that keeps each."""
+        """Return the final layer of each block in a rectangle of C."""
         (i0, i1), (j0, j1) = self.row_spans[r], self.column_spans[c]
         blocks = list(cartesian(range(i0, i1), range(j0, j1)))
         return dict(zip(blocks, self._layers_of(len(blocks)).tolist(), strict=True))
 
     def _layers_of(self, blocks: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return the layer that keeps each of so many blocks."""
+        """Return the final layers of a number of blocks."""
         return np.arange(blocks) * self.mesh[2] // max(1, blocks)
 
     def panel_bytes(self, steps: int) -> int:
-        """Return the bytes of the widest of so many panels: A's part and B's together."""
-        width = max(hi - lo for lo, hi in self.depth_spans)
-        width = -(-width // steps)
-        return sum(self.extents) * width * np.dtype(self.accumulator).itemsize
+        """Return the bytes of the widest panel: A's part and B's together."""
+        return sum(self.extents) * -(-self.deepest // steps) * self.itemsize
 
     @property
     def sum_bytes(self) -> int:
-        """Return the bytes of the largest rectangle of C that a rank sums up."""
-        return prod(self.extents) * np.dtype(self.accumulator).itemsize
+        """Return the bytes of the largest rectangle of C."""
+        return prod(self.extents) * self.itemsize
 
     @property
     def workspace_limit(self) -> int:
-        """Bytes that a rank may use beyond its share of A, B and C: four panels.
+        """Bytes of a rank beyond its share of A, B and C: four panels.
 
-        Its share of C counts in :attr:`accumulator`.
+        The share of C counts in :attr:`accumulator`.
         """
         return 4 * self.panel_bytes(self.nominal_steps)
 
     def groups(self, rank: int) -> tuple[Span, ...]:
-        """Return the block columns of C that a rank keeps together, as spans.
+        """Return the groups of block columns of C on a rank, as spans.
 
-        A strip, which is one block row of a group, is copied when it is cut into
-        blocks, so it is kept smaller than a panel. Blocks that are wide enough for
-        a product of their own are alone in their group, and not copied.
+        A strip is one block row of a group. Cutting it into blocks copies it, so it is smaller than
+        a panel. A block wide enough for a product of its own is a group, and is not copied.
         """
         place = self.position(rank)
         if place is None:
@@ -220,7 +219,7 @@ class SummaPlan:
         (i0, i1), (j0, j1) = self.row_spans[place[0]], self.column_spans[place[1]]
         rows, columns = self.a.rows, self.b.columns
         tallest = max((rows[i + 1] - rows[i] for i in range(i0, i1)), default=0)
-        row_bytes = tallest * np.dtype(self.accumulator).itemsize
+        row_bytes = tallest * self.itemsize
         edges = [j0]
         for j in range(j0 + 1, j1):
             wide = columns[j] - columns[edges[-1]] >= WIDE
@@ -231,8 +230,7 @@ class SummaPlan:
 
     @property
     def copied_bytes(self) -> int:
-        """Return the bytes of the largest strip that is copied when it is cut up."""
-        itemsize = np.dtype(self.accumulator).itemsize
+        """Return the bytes of the largest strip that is copied."""
         rows, columns = self.a.rows, self.b.columns
         largest = 0
         for rank in self.places:
@@ -241,7 +239,7 @@ class SummaPlan:
             for j0, j1 in self.groups(rank):
                 if j1 - j0 > 1:
                     width = columns[j1] - columns[j0]
-                    largest = max(largest, max(heights, default=0) * width * itemsize)
+                    largest = max(largest, max(heights, default=0) * width * self.itemsize)
         return largest
 
     @property
@@ -251,20 +249,19 @@ class SummaPlan:
 
     @property
     def reduction_bytes(self) -> int:
-        """Most bytes that adding the layers takes beyond the share of C; 0 with one layer.
+        """Most bytes for adding the layers beyond the share of C; 0 with one layer.
 
-        A rank then holds its partial sums, the same as a message, and those that
-        all layers have of the blocks it keeps.
+        These are a rank's partial sums, the same as a message, and the partial sums of its blocks
+        from all layers.
         """
         if self.mesh[2] == 1:
             return 0
         return max(2 * sums + (self.mesh[2] - 1) * kept for sums, kept in self._partial_sums())
 
     def _partial_sums(self) -> Iterator[tuple[int, int]]:
-        """Bytes of each rectangle of C, and of the most that one layer keeps of it."""
-        itemsize = np.dtype(self.accumulator).itemsize
+        """Yield the bytes of each rectangle of C, and of the largest part that a layer keeps."""
         heights, widths = np.diff(self.a.rows), np.diff(self.b.columns)
         for (i0, i1), (j0, j1) in cartesian(self.row_spans, self.column_spans):
-            nbytes = np.outer(heights[i0:i1], widths[j0:j1]).reshape(-1) * itemsize
+            nbytes = np.outer(heights[i0:i1], widths[j0:j1]).reshape(-1) * self.itemsize
             kept = np.bincount(self._layers_of(nbytes.size), nbytes, self.mesh[2])
             yield int(kept.sum()), int(kept.max())

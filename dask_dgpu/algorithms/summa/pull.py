@@ -1,4 +1,4 @@
-"""Reading the pieces of a step straight from the blocks of their owners, into the panel."""
+"""One-sided reads of a step's pieces from the blocks of their owners, into the panel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Blocks = Mapping[tuple[int, int], Array]
 
 
 class Pulls:
-    """One-sided reads, where the transport has them: nothing is packed, nobody sends."""
+    """One-sided reads, if the transport has them: no rank packs or sends."""
 
     def __init__(self, plan: SummaPlan, window: Window) -> None:
         self.window = window
@@ -27,19 +27,19 @@ class Pulls:
         return None
 
     def unpack(self, step: Step, under_way: Work | None, place: Callable[[Piece], Array]) -> None:
-        """Read a step's pieces into where ``place`` says."""
+        """Read a step's pieces into their ``place``."""
         for owner in sorted(step.receives):
             for piece in step.receives[owner]:
                 which = self.given[owner, piece.operand, piece.block]
                 self.window.get(owner, which, piece.source, place(piece))
 
     def close(self) -> None:
-        """Hold the current lane back until all ranks have read what they need."""
+        """Let the current lane wait until all ranks have read their pieces."""
         self.window.close().wait()
 
 
 def given(plan: SummaPlan) -> dict[tuple[int, int, tuple[int, int]], int]:
-    """Number the blocks of each rank as it gives them: ``(rank, operand, block)`` to position."""
+    """Number the offered blocks of each rank: ``(rank, operand, block)`` to position."""
     positions: dict[tuple[int, int, tuple[int, int]], int] = {}
     counts = [0] * plan.size
     for at, operand in enumerate((plan.a, plan.b)):
@@ -59,9 +59,9 @@ def open_pulls(
     steps: list[Step],
     operands: tuple[Blocks, Blocks],
 ) -> Pulls | None:
-    """Offer this rank's blocks and return the way to those of others, if there is one.
+    """Offer this rank's blocks to others; None if one-sided reads are not possible.
 
-    Copies do not convert, so both operands have the dtype of the panels.
+    Reads do not convert, so both operands need the dtype of the panels.
     """
     uniform = plan.a.dtype == plan.b.dtype == factor_dtype(device.kind, plan.dtype)
     if not (plan.one_sided and uniform and any(step.moves for step in steps)):

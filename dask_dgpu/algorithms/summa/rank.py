@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dask_dgpu.algorithms import Progress, no_progress
 from dask_dgpu.algorithms.summa.depth import Strip, reduce_layers
 from dask_dgpu.algorithms.summa.message import Messages
 from dask_dgpu.algorithms.summa.plan import SummaPlan
@@ -27,37 +28,15 @@ def summa_rank(
     device: Device,
     a: Blocks,
     b: Blocks,
-    progress: Callable[[int, int], None] = lambda done, steps: None,
+    progress: Progress = no_progress,
 ) -> dict[Block, Array]:
-    """Multiply as one rank.
+    """Multiply as one rank; ``progress`` counts panels.
 
-    Parameters
-    ----------
-    plan : SummaPlan
-        The same on every rank.
-    comm : Comm
-        Joins ``plan.size`` ranks.
-    device : Device
-        Where this rank's arrays are.
-    a, b : mapping of tuple of int to array
-        The blocks that this rank owns, of any strides.
-    progress : callable
-        Called with the number of steps done and of all steps; may raise to give up.
-
-    Returns
-    -------
-    dict of tuple of int to array
-        The blocks of the product that this rank ends up with: C-contiguous, of
-        dtype ``plan.dtype``.
-
-    Notes
-    -----
-    What is on the compute lane before is waited for. Every rank receives the pieces of its
-    next panel while it multiplies the present one. Where the plan and the transport allow
-    it, it reads them from the owners' blocks itself, straight into the panel, and no rank
-    packs or sends. The peak of memory is the rank's blocks of A, B and C and a workspace of
-    four panels: two filled, and unless pieces are read, one message out and one in. Blocks
-    of C count in ``plan.accumulator``.
+    Every rank receives the pieces of its next panel while it multiplies the present one. If
+    plan and transport allow it, it reads them from the owners' blocks, straight into the panel,
+    and no rank packs or sends. The peak of memory is the rank's blocks of A, B and C and four
+    panels: two panels in use, one message out and one in. Blocks of C count in
+    ``plan.accumulator``.
     """
     steps = schedule(plan, comm.rank)
     operands = (a, b)
@@ -93,7 +72,7 @@ def summa_rank(
 
 @dataclass(frozen=True)
 class _Filled:
-    """A panel: a piece of A, and one of B for each group of block columns."""
+    """A panel: a piece of A, and a piece of B for each group of block columns."""
 
     a: Array
     b: list[Array]
@@ -101,7 +80,7 @@ class _Filled:
     ready: Any = None
 
     def place(self, piece: Piece) -> Array:
-        """Where a piece belongs."""
+        """Return the place of a piece in the panel."""
         if piece.operand == 0:
             return self.a[piece.target]
         rows, columns = piece.target
@@ -117,7 +96,7 @@ def _multiply(strips: list[Strip], panel: _Filled) -> None:
 
 
 class _Panels:
-    """Two buffers for panels, each a piece of A above a piece of B."""
+    """Two buffers for panels, each a piece of A followed by a piece of B."""
 
     def __init__(self, plan: SummaPlan, device: Device, rank: int) -> None:
         self.plan, self.device = plan, device
@@ -125,8 +104,7 @@ class _Panels:
         self.height, self.width = rows[1] - rows[0], columns[1] - columns[0]
         self.starts = [plan.b.columns[j] - columns[0] for j, _ in plan.groups(rank)]
         self.dtype = gemm.factor_dtype(device.kind, plan.dtype)
-        deepest = max(hi - lo for lo, hi in plan.depth_spans)
-        size = (self.height + self.width) * -(-deepest // plan.steps)
+        size = (self.height + self.width) * -(-plan.deepest // plan.steps)
         with device.transferring():
             self.buffers = [
                 device.workspace(f"panel-{at}", size, self.dtype)
@@ -142,7 +120,7 @@ class _Panels:
         under_way: Work | None,
         operands: tuple[Blocks, Blocks],
     ) -> _Filled:
-        """Wait for a step's pieces and put them, and those that are here, in place."""
+        """Copy local pieces into a panel, and wait for the pieces of other ranks."""
         which = at % len(self.buffers)
         depth = step.panel[1] - step.panel[0]
         split = self.height * depth
@@ -161,15 +139,15 @@ class _Panels:
         self.marks[at % len(self.buffers)] = mark
 
     def drain(self) -> None:
-        """Hold the current lane back until the buffers may be freed on it."""
+        """Let the current lane wait until the buffers may be freed on it."""
         for mark in self.marks:
             self.device.after(mark)
 
 
 def _strips(plan: SummaPlan, device: Device, rank: int) -> list[Strip]:
-    """C, in strips of a block row and as many block columns as the workspace holds.
+    """Allocate C in strips of one block row and as many block columns as the workspace allows.
 
-    Few products, and the strips can be freed one by one while they are cut up.
+    Products are few, and each strip is freed as soon as it is cut into blocks.
     """
     place = plan.position(rank)
     if place is None:

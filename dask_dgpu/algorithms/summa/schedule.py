@@ -1,4 +1,4 @@
-"""Which piece of which block travels where in each step of a plan."""
+"""The transfers of each step: which piece of which block goes to which rank."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
 from graph_opt.model.layout import Cuts, Span, overlaps
 
 ALIGN = 16
-"""Bytes: pieces within a message start at multiples of this, so that any dtype can be viewed."""
+"""Pieces in a message start at multiples of this, in bytes; views of any dtype are aligned."""
 
 Slices = tuple[slice, slice]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Piece(NamedTuple):
-    """A rectangle of one block, on its way into a panel.
+    """A rectangle of one block, for a panel.
 
-    ``operand`` is 0 for A and 1 for B; ``source`` is a place in the block,
-    ``target`` one in the panel.
+    ``operand`` is 0 for A and 1 for B; ``source`` is a place in the block, ``target`` one in the
+    panel.
     """
 
     operand: int
@@ -47,14 +47,14 @@ class Piece(NamedTuple):
 
 @dataclass
 class Step:
-    """What one rank does in one step, pieces in the order of their messages."""
+    """The work of one rank in one step, pieces in the order of their messages."""
 
     panel: Span
     sends: dict[int, list[Piece]] = field(default_factory=lambda: defaultdict(list))
     receives: dict[int, list[Piece]] = field(default_factory=lambda: defaultdict(list))
     local: list[Piece] = field(default_factory=list)
     moves: bool = False
-    """Whether any rank sends anything in this step: if not, none calls the exchange."""
+    """Whether any rank sends in this step; if not, no rank calls the exchange."""
 
     def send_counts(self, size: int) -> list[int]:
         """Bytes to each rank."""
@@ -86,7 +86,7 @@ def schedule(plan: SummaPlan, rank: int) -> list[Step]:
 
 
 def pieces(plan: SummaPlan, rank: int, step: int) -> Iterator[Piece]:
-    """Yield the pieces that make up the panels of a rank in a step, A's before B's."""
+    """Yield the pieces of a rank's panels in a step, A's before B's."""
     rows, columns = plan.rectangle(rank)
     panel = plan.panel(rank, step)
     yield from _cut(0, plan.a, rows, panel)
@@ -114,7 +114,7 @@ def _cut(operand: int, matrix: Operand, rows: Span, columns: Span) -> Iterator[P
 
 
 def workspace(plan: SummaPlan) -> int:
-    """Return the most bytes that a rank uses beyond its share of A, B and C."""
+    """Return the most bytes of a rank beyond its share of A, B and C."""
     sent, received = [0] * plan.size, [0] * plan.size
     for step in range(plan.steps):
         for most, now in zip((sent, received), traffic(plan, step), strict=True):
@@ -139,7 +139,7 @@ def traffic(plan: SummaPlan, step: int) -> tuple[list[int], list[int]]:
 
 
 def _by_owner(matrix: Operand, rows: Span, columns: Span, size: int) -> Ints:
-    """Return the bytes in messages of a part of a matrix that each rank holds."""
+    """Return the bytes in messages of a part of a matrix, for each owner."""
     heights, widths = _within(matrix.rows, *rows), _within(matrix.columns, *columns)
     there = np.ix_(heights > 0, widths > 0)
     nbytes = np.outer(heights, widths)[there] * matrix.itemsize
@@ -148,20 +148,20 @@ def _by_owner(matrix: Operand, rows: Span, columns: Span, size: int) -> Ints:
 
 
 def _aligned(nbytes: Any) -> Any:
-    """Return so many bytes, or each of so many, with what fills them up to a multiple."""
+    """Round bytes up to a multiple of ``ALIGN``."""
     return -(-nbytes // ALIGN) * ALIGN
 
 
 def _within(cuts: Cuts, start: int, stop: int) -> Ints:
-    """Return the length of what each chunk has of ``[start, stop)``."""
+    """Return the length of each chunk within ``[start, stop)``."""
     return np.diff(np.clip(cuts, start, stop))
 
 
 class Needs:
-    """What each rank needs from others, as curves along the contraction.
+    """Bytes that each rank needs from others, as curves along the contraction.
 
-    ``curve(k)`` is the bytes up to position k; so any panel is the difference of two
-    points, whatever the number of steps.
+    ``curve(k)`` is the bytes up to position k. So the bytes of any panel are the difference of two
+    points, for any number of steps.
     """
 
     def __init__(self, plan: SummaPlan) -> None:
@@ -195,9 +195,8 @@ class Needs:
 def bounded(plan: SummaPlan) -> SummaPlan:
     """Narrow the panels until the workspace is within the plan's limit.
 
-    A rank that owns much more than its share sends more than a panel a step.
+    A rank that owns much more than its share sends more than a panel in a step.
     """
-    deepest = max(hi - lo for lo, hi in plan.depth_spans)
-    while plan.steps < deepest and workspace(plan) > plan.workspace_limit:
-        plan = replace(plan, steps=min(2 * plan.steps, deepest))
+    while plan.steps < plan.deepest and workspace(plan) > plan.workspace_limit:
+        plan = replace(plan, steps=min(2 * plan.steps, plan.deepest))
     return plan

@@ -17,14 +17,13 @@ Array = Any
 T = TypeVar("T")
 
 MOST_CONSTANTS = 64
-"""That are kept at a time."""
+"""Most cached constants."""
 
 
 class CudaDevice:
-    """The current CUDA device of this process.
+    """The current CUDA device of this process, with one stream for each lane.
 
-    Streams are made here, once; every array comes from CuPy's current allocator,
-    which dask-cuda points at RMM's pool where there is one.
+    Arrays come from CuPy's current allocator, which dask-cuda sets to RMM's pool if there is one.
     """
 
     kind = "cuda"
@@ -34,7 +33,7 @@ class CudaDevice:
         self._compute = cupy.cuda.Stream(non_blocking=True)
         self._transfer = _urgent_stream()
         self._constants: dict[Hashable, Array] = {}
-        self._leaving: deque[tuple[list[Any], Any]] = deque()
+        self._borrowed: deque[tuple[list[Any], Any]] = deque()
         wait_for_plans()
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
@@ -44,7 +43,7 @@ class CudaDevice:
         return cupy.zeros(shape, dtype)
 
     def workspace(self, name: str, size: int, dtype: str) -> Array:
-        return cupy.empty(size, dtype)  # the allocator keeps memory itself
+        return cupy.empty(size, dtype)  # the allocator caches memory
 
     def constant(self, value: Array) -> Array:
         key = value.dtype, value.tobytes()
@@ -60,7 +59,7 @@ class CudaDevice:
         if type(array) is not cupy.ndarray or array.base is not None:
             return False
         memory = array.data.mem
-        owner = getattr(memory, "_owner", None)  # RMM's memory is not CuPy's own either
+        owner = getattr(memory, "_owner", None)  # RMM's memory is unowned too
         foreign = isinstance(memory, cupy.cuda.UnownedMemory)
         return not foreign or type(owner).__module__.startswith("rmm")
 
@@ -72,8 +71,8 @@ class CudaDevice:
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         with self._compute:
-            made = [function(item) for item in items]  # map would end at a StopIteration
-            # users' functions may launch kernels by a library whose streams CuPy does not set
+            made = [function(item) for item in items]  # map would stop at a StopIteration
+            # users' functions may launch kernels on streams that CuPy does not control
             self.after(_legacy_mark())
             return made
 
@@ -85,7 +84,7 @@ class CudaDevice:
             moved = self.mark()
         with self._compute:
             self.after(moved)
-        self._give_back()
+        self._free_borrowed()
 
     def computing(self) -> AbstractContextManager[Any]:
         return self._compute
@@ -114,7 +113,7 @@ class CudaDevice:
             cupy.cuda.get_current_stream().wait_event(mark)
 
     def borrow(self, block: Array) -> Array:
-        return each_array(block, lambda array: guarded(array, self._leave))
+        return each_array(block, lambda array: guarded(array, self._keep_borrowed))
 
     def hand_over(self, block: Array) -> Array:
         return each_array(block, _handed_over)
@@ -122,22 +121,22 @@ class CudaDevice:
     def synchronize(self) -> None:
         self._transfer.synchronize()
         self._compute.synchronize()
-        self._give_back()
+        self._free_borrowed()
 
-    def _leave(self, memory: Any) -> None:
-        """Keep borrowed memory until both lanes are past what they were given so far."""
+    def _keep_borrowed(self, memory: Any) -> None:
+        """Keep borrowed memory until both lanes have finished their work so far."""
         lanes = self._compute, self._transfer
         if not all(lane.done for lane in lanes):
             marks = [lane.record(cupy.cuda.Event(disable_timing=True)) for lane in lanes]
-            self._leaving.append((marks, memory))
+            self._borrowed.append((marks, memory))
 
-    def _give_back(self) -> None:
-        """Let go of borrowed memory that both lanes are past."""
-        with suppress(IndexError):  # when there is no more
+    def _free_borrowed(self) -> None:
+        """Free borrowed memory that both lanes have finished with."""
+        with suppress(IndexError):  # the queue is empty
             while True:
-                marks, memory = first = self._leaving.popleft()
+                marks, memory = first = self._borrowed.popleft()
                 if not all(mark.done for mark in marks):
-                    self._leaving.appendleft(first)
+                    self._borrowed.appendleft(first)
                     return
                 del memory, first
 
@@ -152,25 +151,25 @@ class CudaDevice:
 
 
 def _legacy_mark() -> Any:
-    """Mark the end of what Dask's tasks, and others, gave the device so far."""
+    """Mark the end of the work so far of Dask's tasks, and of other code."""
     return cupy.cuda.Stream.null.record(cupy.cuda.Event(disable_timing=True))
 
 
 def _handed_over(array: Array) -> Array:
-    own = bare(array)  # what was borrowed goes back to whoever lent it
+    own = bare(array)  # borrowed memory goes back to its owner
     return guarded(array, _tasks_are_past) if own is array else own
 
 
 def _tasks_are_past(memory: Any) -> None:
-    """Wait for the legacy stream; ``memory`` goes back to its lane when this returns."""
+    """Wait for the legacy stream, before ``memory`` returns to its lane."""
     cupy.cuda.Stream.null.synchronize()
 
 
 def _urgent_stream() -> Any:
-    """Make a stream whose kernels come before others that wait for a multiprocessor.
+    """Create a stream whose kernels run before others that wait for a multiprocessor.
 
-    Packing is short, and the other ranks wait for it; behind a long transform it would
-    start when that is over. CuPy makes no streams with a priority.
+    Packing is short, and other ranks wait for it; behind a long transform it would start late. CuPy
+    has no streams with a priority.
     """
     from cuda.bindings import runtime
 
@@ -181,11 +180,11 @@ def _urgent_stream() -> Any:
         )
     if status != runtime.cudaError_t.cudaSuccess:
         return cupy.cuda.Stream(non_blocking=True)
-    return cupy.cuda.Stream.from_external(_Made(int(stream)))
+    return cupy.cuda.Stream.from_external(_Stream(int(stream)))
 
 
-class _Made:
-    """A stream as other libraries of CUDA's protocol for streams take it."""
+class _Stream:
+    """A stream as an object of CUDA's protocol for streams."""
 
     def __init__(self, handle: int) -> None:
         self.handle = handle

@@ -15,17 +15,11 @@ Array = Any
 T = TypeVar("T")
 
 KEPT_BYTES = 64 << 20
-"""Larger workspaces are given back to the system after each program."""
+"""Larger workspaces are freed after each program."""
 
 
 class HostDevice:
-    """NumPy in the calling thread.
-
-    Parameters
-    ----------
-    threads : int, optional
-        How many blocks of independent work may be under way at a time.
-    """
+    """NumPy in the calling thread, or in ``threads`` for independent work."""
 
     kind = "cpu"
 
@@ -43,7 +37,7 @@ class HostDevice:
         nbytes = size * np.dtype(dtype).itemsize
         kept = self._kept.get(name)
         if kept is None or len(kept) < nbytes:
-            # fresh memory costs a page fault every 4 KiB, as long as its copy takes
+            # new memory costs a page fault every 4 KiB, as much as a copy
             kept = np.empty(nbytes, np.uint8)
             if nbytes <= KEPT_BYTES:
                 self._kept[name] = kept
@@ -61,14 +55,14 @@ class HostDevice:
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         work = list(items)
         if self._threads == 1 or len(work) < 2:
-            return [function(item) for item in work]  # map would end at a StopIteration
+            return [function(item) for item in work]  # map would stop at a StopIteration
         with ThreadPoolExecutor(min(self._threads, len(work))) as pool:
             under_way = [pool.submit(function, item) for item in work]
             try:
                 return [each.result() for each in under_way]
             finally:
                 for each in under_way:
-                    each.cancel()  # of those that have not begun, if one fails
+                    each.cancel()  # if one fails, those that have not started
 
     def join(self) -> None:
         pass

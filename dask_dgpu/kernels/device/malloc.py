@@ -1,4 +1,4 @@
-"""The C library's memory, for kernels that allocate small workspaces all the time."""
+"""The memory allocator of the C library, for kernels that often allocate small workspaces."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's ``mallopt``."""
 
 KEPT = 64 << 20
-"""Bytes of freed memory that glibc may keep for the next allocation."""
+"""Bytes of freed memory that glibc may cache."""
 
 FROM_HEAP = 4 << 20
-"""Allocations of up to so many bytes are made from what is kept."""
+"""Largest allocation from the cache."""
 
 
 def keep_small_memory() -> bool:
-    """Have glibc keep some freed memory where the environment told it to keep nearly none.
+    """Let glibc cache some freed memory if the environment disables that.
 
-    Dask's nanny starts workers with ``MALLOC_TRIM_THRESHOLD_=65536``, by which glibc gives
-    back to the system whatever is freed and fetches everything of 128 KiB anew. SciPy's
-    transforms allocate a workspace for each line: half of their time went into page
-    faults. The memory that large arrays had is given back as before.
+    Dask's nanny starts workers with ``MALLOC_TRIM_THRESHOLD_=65536``, so glibc returns all freed
+    memory to the system and maps every allocation from 128 KiB on anew. SciPy's transforms allocate
+    a workspace for each line: half of their time were page faults. Memory of large arrays is still
+    returned.
 
     Returns
     -------
     bool
-        Whether anything changed: only under glibc, and where the threshold is set lower.
+        Whether anything changed: only under glibc, with a lower threshold in the environment.
     """
     threshold = os.environ.get("MALLOC_TRIM_THRESHOLD_", "")
     if platform.libc_ver()[0] != "glibc" or not threshold.isdigit() or int(threshold) >= KEPT:

@@ -1,7 +1,7 @@
-"""The same launches again and again, as a CUDA graph.
+"""Repeated launches as a CUDA graph.
 
-A launch takes the host longer than a small kernel takes the GPU. Launches that were recorded
-are sent as one.
+A launch takes the host longer than a small kernel takes the GPU. Recorded launches are sent at
+once.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import cupy
 T = TypeVar("T")
 
 SPOILED = cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError
-"""What a recording ends with if another thread waits for the whole device meanwhile.
+"""Errors of a recording while another thread waits for the whole device.
 
-CUDA takes that for a conflict in any mode, and libraries do it when they are closed.
+CUDA reports a conflict in any mode, and libraries wait when they are closed.
 """
 
 
 class Replay(Generic[T]):
-    """Work that is the same launches on the same memory each time.
+    """Work with the same launches on the same memory each time.
 
-    It is issued the first time, when kernels are compiled; recorded the second time; and
-    from then on replayed, on the current stream. If other threads spoil the recording, it is
-    issued once more, and recorded the next time.
+    The first call issues it, which compiles kernels; the second one records it; later calls replay
+    it, on the current stream. If other threads break the recording, it is issued once more, and
+    recorded the next time.
     """
 
     def __init__(self) -> None:
@@ -34,11 +34,11 @@ class Replay(Generic[T]):
 
     @property
     def recorded(self) -> bool:
-        """Whether the work is replayed from now on."""
+        """Whether later calls replay the work."""
         return self._graph is not None
 
     def __call__(self, work: Callable[[], T]) -> T:
-        """Do the work, which may be issued again after an error; return what it has returned."""
+        """Do the work, which may be issued again after an error; return its result."""
         if not self._result:
             self._result.append(work())
             return self._result[0]
@@ -52,9 +52,9 @@ class Replay(Generic[T]):
 
 
 def _recorded(work: Callable[[], Any]) -> Any:
-    """Return the launches of some work, none of which has happened, as a graph.
+    """Record the launches of some work as a graph, without running them.
 
-    They are recorded on a stream of their own, which no other thread waits for.
+    The recording has a stream of its own, for which no other thread waits.
     """
     with cupy.cuda.Stream(non_blocking=True) as stream:
         stream.begin_capture()

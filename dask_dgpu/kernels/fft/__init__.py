@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import scipy.fft
 
 from dask_dgpu.kernels.fft import trigonometric
+from dask_dgpu.kernels.fft.kinds import Transform
 
 Array = Any
 Arguments = dict[str, Any]
@@ -17,54 +18,24 @@ Arguments = dict[str, Any]
 COMPLEX = ("fft", "ifft")
 
 
-class OneTransform(Protocol):
-    """One transform along one axis, by NumPy's and SciPy's definitions."""
-
-    @property
-    def kind(self) -> str:
-        """Name of the function in ``numpy.fft``, or that in ``scipy.fft`` and the type."""
-
-    @property
-    def axis(self) -> int:
-        """The axis."""
-
-    @property
-    def n(self) -> int:
-        """Length as in ``numpy.fft``."""
-
-    @property
-    def norm(self) -> str:
-        """As in ``numpy.fft``."""
-
-    @property
-    def output_length(self) -> int:
-        """Length of the result along the axis."""
-
-    def output_dtype(self, dtype: str) -> str:
-        """Return the dtype that NumPy gives the result."""
-
-
-def transform(
-    block: Array, transforms: Iterable[OneTransform], *, overwrite: bool = False
-) -> Array:
+def transform(block: Array, transforms: Iterable[Transform], *, overwrite: bool = False) -> Array:
     """Transform a block along some of its axes, one after the other.
 
     Parameters
     ----------
     block : numpy.ndarray or cupy.ndarray
-        Of any real or complex dtype; a CuPy array is transformed on its device, on
-        CuPy's current stream.
+        Of any real or complex dtype; a CuPy array is transformed on CuPy's current stream.
     transforms : iterable of Transform
-        What to do, in order.
+        In their order.
     overwrite : bool, optional
-        Whether the memory of ``block`` may be used for the result.
+        Whether the result may overwrite ``block``.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        Of the dtype that NumPy gives it; single precision stays single.
+        Of NumPy's dtype; single precision stays single.
     """
-    if block.size == 0:  # no library promises that it takes this
+    if block.size == 0:  # libraries need not support empty arrays
         return _zeros(block, list(transforms))
     call = _on_host if isinstance(block, np.ndarray) else _on_device
     result, dtype = block, block.dtype.name
@@ -77,15 +48,15 @@ def transform(
 
 
 def _on_host(
-    block: Array, name: str, arguments: Arguments, _: list[OneTransform], *, overwrite: bool
+    block: Array, name: str, arguments: Arguments, _: list[Transform], *, overwrite: bool
 ) -> Array:
     return getattr(scipy.fft, name)(block, **arguments, overwrite_x=overwrite, workers=1)
 
 
 def _on_device(
-    block: Array, name: str, arguments: Arguments, group: list[OneTransform], *, overwrite: bool
+    block: Array, name: str, arguments: Arguments, group: list[Transform], *, overwrite: bool
 ) -> Array:
-    """Call CuPy, but where it lacks the transform, or lines up what can be read where it lies."""
+    """Call CuPy, unless it lacks the transform or would copy lines that need no copy."""
     import cupyx.scipy.fft
 
     if "type" in arguments:
@@ -100,7 +71,7 @@ def _on_device(
     return getattr(cupyx.scipy.fft, name)(block, **arguments, overwrite_x=overwrite)
 
 
-def _zeros(block: Array, transforms: list[OneTransform]) -> Array:
+def _zeros(block: Array, transforms: list[Transform]) -> Array:
     shape, dtype = list(block.shape), block.dtype.name
     for each in transforms:
         shape[each.axis] = each.output_length
@@ -109,15 +80,14 @@ def _zeros(block: Array, transforms: list[OneTransform]) -> Array:
 
 
 def _calls(
-    transforms: Iterable[OneTransform],
-) -> Iterator[tuple[str, Arguments, list[OneTransform]]]:
+    transforms: Iterable[Transform],
+) -> Iterator[tuple[str, Arguments, list[Transform]]]:
     """Yield function, arguments and transforms of each call.
 
-    Complex transforms in a row are one call, which goes through the axes from the
-    last to the first.
+    Adjacent complex transforms are one call, from the last axis to the first.
     """
 
-    def together(each: OneTransform) -> tuple[str, str, int | None]:
+    def together(each: Transform) -> tuple[str, str, int | None]:
         return each.kind, each.norm, None if each.kind in COMPLEX else each.axis
 
     for (kind, norm, axis), members in groupby(transforms, together):
@@ -133,8 +103,8 @@ def _calls(
             yield kind, arguments, group
 
 
-def _in_lines(block: Array, group: list[OneTransform], *, overwrite: bool) -> Array | None:
-    """Transform a CuPy array without lining it up first, if that can be done."""
+def _in_lines(block: Array, group: list[Transform], *, overwrite: bool) -> Array | None:
+    """Transform a CuPy array without copying its lines first, if possible."""
     each = group[0]
     if len(group) > 1 or each.kind not in COMPLEX or block.shape[each.axis] != each.n:
         return None
@@ -144,8 +114,8 @@ def _in_lines(block: Array, group: list[OneTransform], *, overwrite: bool) -> Ar
     return transformed(block, each.axis, inverse=inverse, factor=factor, overwrite=overwrite)
 
 
-def _factor(each: OneTransform) -> float:
-    """Return what a bare sum is multiplied with."""
+def _factor(each: Transform) -> float:
+    """Return the factor of the unnormalised transform."""
     if each.norm == "ortho":
         return each.n**-0.5
     return 1 / each.n if (each.norm == "forward") is (each.kind == "fft") else 1

@@ -1,4 +1,4 @@
-"""What Bluestein's algorithm does to each block, for NumPy and CuPy alike."""
+"""The local steps of Bluestein's algorithm, for NumPy and CuPy alike."""
 
 from __future__ import annotations
 
@@ -17,27 +17,8 @@ def chirped(
 ) -> Array:
     """Multiply the element at ``m`` along an axis by ``scale exp(sign pi i m m / n)``.
 
-    Parameters
-    ----------
-    block : numpy.ndarray or cupy.ndarray
-        Of any real or complex dtype.
-    axis : int
-        The axis.
-    start : int
-        Where the block begins along it.
-    n : int
-        More than every ``m``.
-    sign : {-1, 1}
-        -1 for a forward transform.
-    dtype : str
-        Complex dtype of the result.
-    scale : float, optional
-        A factor for all elements.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        A new array.
+    The block starts at ``start`` along the axis, and ``n`` exceeds every ``m``. ``sign`` is -1 for
+    a forward transform. The result is a new array of the complex ``dtype``.
     """
     result = np.empty_like(block, dtype=dtype)
     trailing = (1,) * (block.ndim - axis - 1)
@@ -52,32 +33,12 @@ def chirped(
 def chirp_filter(
     start: int, shape: tuple[int, int], length: int, n: int, sign: int, dtype: str, module: str
 ) -> Array:
-    """Make some rows of the sequence that is convolved with a chirped signal.
+    """Return some rows of the sequence to convolve with a chirped signal of length ``n``.
 
-    Element ``m`` of the cyclic sequence is ``exp(-sign pi i d d / n)``, where ``d`` is the
-    distance of ``m`` to 0, and 0 where ``d`` is ``n`` or more.
-
-    Parameters
-    ----------
-    start : int
-        The first row.
-    shape : tuple of int
-        Number of rows, and length of each.
-    length : int
-        Period of the sequence, at least ``2 n - 1``.
-    n : int
-        Length of the signal.
-    sign : {-1, 1}
-        -1 for a forward transform.
-    dtype : str
-        Complex dtype of the result.
-    module : {"numpy", "cupy"}
-        Whose array it will be.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        Of shape ``shape``.
+    Element ``m`` of the cyclic sequence is ``exp(-sign pi i d d / n)``, where ``d`` is the distance
+    of ``m`` to 0, and 0 if ``d`` is ``n`` or more. ``length`` is its period, at least ``2 n - 1``.
+    The rows from ``start`` on have the shape (rows, length of a row) and a complex dtype;
+    ``module`` is ``"numpy"`` or ``"cupy"``.
     """
     size = shape[0] * shape[1]
     result = import_module(module).zeros(size, dtype)
@@ -95,24 +56,10 @@ def _chirp(m: Array, n: int, sign: int, dtype: str) -> Array:
 
 
 def squares(m: Array, modulus: int) -> Array:
-    """Return ``m * m`` modulo a number, exactly.
+    """Return ``m * m`` modulo a number below 2**61, exactly; ``m`` is int64, from 0 to the modulus.
 
-    Parameters
-    ----------
-    m : numpy.ndarray or cupy.ndarray of int64
-        From 0 to less than ``modulus``.
-    modulus : int
-        Less than 2**61.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray of int64
-        Of the shape of ``m``.
-
-    Notes
-    -----
-    One factor is taken digit by digit, from the highest on, of as many bits as are left
-    in an int64 beside the modulus.
+    One factor is split into digits, from the highest on. A digit has as many bits as
+    an int64 has besides the modulus.
     """
     bits = modulus.bit_length()
     digit = 62 - bits

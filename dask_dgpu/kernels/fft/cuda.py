@@ -1,7 +1,7 @@
-"""Complex transforms along one axis by cuFFT, of lines read where they lie.
+"""Complex transforms along one axis by cuFFT, without copying the lines first.
 
-CuPy copies a block first if it is a view, or if the axis is not its last. cuFFT needs neither:
-lines may have any stride and any distance. Results have their lines in one piece.
+CuPy copies a block if it is a view, or if the axis is not its last. cuFFT needs neither: lines may
+have any stride and any distance. The lines of the result are contiguous.
 """
 
 from __future__ import annotations
@@ -16,38 +16,24 @@ Array = Any
 
 TYPES = {"complex64": cufft.CUFFT_C2C, "complex128": cufft.CUFFT_Z2Z}
 MOST_CALLS = 64
-"""Blocks whose lines take more calls than this are not worth it."""
+"""With more calls than this, a copy is faster."""
 LARGEST = 2**31 - 1
 
 
 def transformed(
     block: Array, axis: int, *, inverse: bool, factor: float, overwrite: bool
 ) -> Array | None:
-    """Transform a block along an axis.
-
-    Parameters
-    ----------
-    block : cupy.ndarray
-        Of any strides.
-    axis : int
-        The axis, whole.
-    inverse : bool
-        Whether the exponent is positive.
-    factor : float
-        What the sums are multiplied with.
-    overwrite : bool
-        Whether the memory of ``block`` may be used for the result.
+    """Transform a CuPy block of any strides along a whole axis, and multiply by a factor.
 
     Returns
     -------
     cupy.ndarray or None
-        ``None`` where cuFFT cannot take the lines as they lie: another dtype, too many
-        calls, or strides of zero.
+        ``None`` if cuFFT cannot read the lines in place: another dtype, too many calls, or strides
+        of zero.
 
     Notes
     -----
-    Plans are kept where CuPy keeps its own, for each thread and device, within the limits
-    set there.
+    CuPy's plan cache for each thread and device keeps the plans, within its limits.
     """
     if block.dtype.name not in TYPES or block.size == 0 or block.shape[axis] == 1:
         return None
@@ -65,14 +51,14 @@ def transformed(
     for at in _outer(lines.shape, calls):
         plan.fft(lines[at], out[at], direction)
     if factor != 1:
-        out *= out.real.dtype.type(factor)  # while it is in the order of its memory
+        out *= out.real.dtype.type(factor)  # before the transposition
     return out.transpose(*(sorted(range(block.ndim), key=[*others, axis].__getitem__)))
 
 
 def _batches(lines: Array) -> tuple[int, int, int]:
-    """Return how many calls lines take, lines a call, and the distance between those.
+    """Return the number of calls, the lines of a call, and the distance between those.
 
-    A call takes the lines of the last axes that have one distance between them.
+    A call transforms the lines of the last axes with one distance between them.
     """
     count, distance, calls, merged = 1, lines.shape[-1], 1, True
     for length, stride in zip(lines.shape[-2::-1], lines.strides[-2::-1], strict=True):
@@ -90,7 +76,7 @@ def _batches(lines: Array) -> tuple[int, int, int]:
 
 
 def _outer(shape: tuple[int, ...], calls: int) -> list[tuple[int, ...]]:
-    """Return the places of the parts that a call each takes."""
+    """Return the places of the parts, one for each call."""
     depth, reached = 0, 1
     while reached < calls:
         reached *= shape[depth]
@@ -99,7 +85,7 @@ def _outer(shape: tuple[int, ...], calls: int) -> list[tuple[int, ...]]:
 
 
 def _plan(dtype: str, n: int, step: int, distance: int, back: int, count: int) -> Any:
-    """Return cuFFT's plan for lines of one distance, made once."""
+    """Return cuFFT's plan for lines of one distance, from the cache if possible."""
     key = ("dask_dgpu", dtype, n, step, distance, back, count)
     plans = cupy.fft.config.get_plan_cache()
     plan = plans.get(key)

@@ -1,4 +1,4 @@
-"""What the four-step transform does to each block, for NumPy and CuPy alike.
+"""The local steps of the four-step transform, for NumPy and CuPy alike.
 
 A long axis becomes two, ``axis`` and ``axis + 1``: the rows and the columns of a matrix.
 """
@@ -16,25 +16,13 @@ from graph_opt.model.dtype import real_of
 Array = Any
 
 GROUP = 1 << 20
-"""Factors that are made at a time."""
+"""Factors to compute at a time."""
 
 
 def matrix_of(block: Array, axis: int, width: int) -> Array:
-    """Write an axis as rows of a width, one below the other.
+    """Split an axis of length n into ``ceil(n / width)`` rows of a width.
 
-    Parameters
-    ----------
-    block : numpy.ndarray or cupy.ndarray
-        Of shape ``(..., n, ...)``.
-    axis : int
-        The axis of ``n``.
-    width : int
-        Length of a row. Zeros fill the last one.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        Of shape ``(..., ceil(n / width), width, ...)``, a view where no zeros are needed.
+    Zeros fill the last row; otherwise the result is a view.
     """
     before, length, after = block.shape[:axis], block.shape[axis], block.shape[axis + 1 :]
     rows = -(-length // width)
@@ -46,22 +34,7 @@ def matrix_of(block: Array, axis: int, width: int) -> Array:
 
 
 def line_of(block: Array, axis: int, *, by_columns: bool) -> Array:
-    """Undo :func:`matrix_of`.
-
-    Parameters
-    ----------
-    block : numpy.ndarray or cupy.ndarray
-        Of shape ``(..., rows, columns, ...)``.
-    axis : int
-        The axis of the rows.
-    by_columns : bool
-        Whether the matrix is read column after column, not row after row.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        Of shape ``(..., rows * columns, ...)``, contiguous where it had to be copied.
-    """
+    """Undo :func:`matrix_of`, or read the matrix by columns."""
     if by_columns:
         block = block.swapaxes(axis, axis + 1)
     rows, columns = block.shape[axis : axis + 2]
@@ -71,28 +44,11 @@ def line_of(block: Array, axis: int, *, by_columns: bool) -> Array:
 def twiddled(block: Array, axis: int, start: tuple[int, int], n: int, sign: int) -> Array:
     """Multiply the element in row ``j`` and column ``k`` by ``exp(sign 2 pi i j k / n)``.
 
-    Parameters
-    ----------
-    block : numpy.ndarray or cupy.ndarray
-        Of shape ``(..., rows, columns, ...)`` and a complex dtype.
-    axis : int
-        The axis of the rows.
-    start : tuple of int
-        Row and column of the block's first element.
-    n : int
-        More than every ``j k``.
-    sign : {-1, 1}
-        -1 for a forward transform.
+    ``axis`` is the axis of the rows, ``start`` the row and column of the block's first element, and
+    ``n`` exceeds every ``j k``. ``sign`` is -1 for a forward transform.
 
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        A new array of the same shape and dtype.
-
-    Notes
-    -----
-    The factors are computed in double precision at least. Those of a row are the
-    products of two short tables, for ``exp(j (a + b)) = exp(j a) exp(j b)``.
+    Factors have at least double precision. Those of a row are the products of two short tables:
+    ``exp(j (a + b)) = exp(j a) exp(j b)``.
     """
     rows, columns = block.shape[axis : axis + 2]
     result = np.empty_like(block)
@@ -107,7 +63,7 @@ def twiddled(block: Array, axis: int, start: tuple[int, int], n: int, sign: int)
 
 
 def _twiddles(j: Array, first: int, columns: int, n: int, sign: int, dtype: Any) -> Array:
-    """Return the factors of rows ``j`` and of so many columns from the first."""
+    """Return the factors of rows ``j`` and of a number of columns from the first."""
     side = math.isqrt(max(1, columns) - 1) + 1
     fine = np.arange(side, dtype=np.int64, like=j)
     coarse = first + side * np.arange(-(-columns // side), dtype=np.int64, like=j)
@@ -118,23 +74,9 @@ def _twiddles(j: Array, first: int, columns: int, n: int, sign: int, dtype: Any)
 
 
 def roots_of_unity(powers: Array, n: int, sign: int, dtype: Any) -> Array:
-    """Return ``exp(sign 2 pi i powers / n)`` in at least double precision.
+    """Return ``exp(sign 2 pi i powers / n)`` for int64 powers from 0 to ``n``.
 
-    Parameters
-    ----------
-    powers : numpy.ndarray or cupy.ndarray of int64
-        From 0 to less than ``n``.
-    n : int
-        The order of the roots.
-    sign : {-1, 1}
-        Of the exponent.
-    dtype : dtype
-        Complex; a longer one than complex128 counts.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        Of the shape of ``powers``.
+    The result has at least double precision, or that of the complex ``dtype`` if it is longer.
     """
     real = np.result_type(real_of(dtype), np.float64)
     turn = 2 * np.arccos(real.type(-1))
@@ -143,6 +85,6 @@ def roots_of_unity(powers: Array, n: int, sign: int, dtype: Any) -> Array:
 
 
 def spans(length: int, step: int) -> Iterator[tuple[int, int]]:
-    """Yield the spans of up to ``step`` that make up ``length``."""
+    """Yield the spans of up to ``step`` that cover ``length``."""
     for low in range(0, length, step):
         yield low, min(low + step, length)

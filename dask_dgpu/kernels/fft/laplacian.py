@@ -1,8 +1,8 @@
 """The spectrum of the discrete Laplacian, for NumPy and CuPy alike.
 
-Along one axis it is ``(u[j-1] - 2 u[j] + u[j+1]) / dx^2``, of three points. Its eigenvectors are
-waves, sines or cosines, as the boundary asks for, and its eigenvalues ``-(2 sin(t) / dx)^2``.
-Of several axes they are added.
+Along one axis the Laplacian has three points: ``(u[j-1] - 2 u[j] + u[j+1]) / dx^2``. Its
+eigenvectors are waves, sines or cosines, by the boundary, and its eigenvalues
+``-(2 sin(t) / dx)^2``. Those of several axes add up.
 
 References
 ----------
@@ -30,9 +30,9 @@ class Axis:
     n : int
         Grid points.
     dx : float
-        Distance of two of them.
+        Grid spacing.
     boundary : {"periodic", "zero", "reflect"}
-        What is beyond the ends: the other end, zeros, or the values at the ends once more.
+        Beyond the ends: the other end, zeros, or the values at the ends again.
     """
 
     n: int
@@ -40,21 +40,10 @@ class Axis:
     boundary: str
 
     def eigenvalues(self, start: int, stop: int, dtype: Any, like: Array) -> Array:
-        """Return some of the eigenvalues, none of which is positive.
+        """Return the eigenvalues from ``start`` to ``stop``, none of them positive.
 
-        Parameters
-        ----------
-        start, stop : int
-            Which ones, in the order of the transform: FFT, type-I sines, type-II cosines.
-        dtype : dtype
-            Real.
-        like : array
-            The type that the result shall have.
-
-        Returns
-        -------
-        numpy.ndarray or cupy.ndarray
-            Of one axis. That of a constant is 0 exactly.
+        They are in the order of the transform: FFT, type-I sines, type-II cosines. The eigenvalue
+        of a constant is exactly 0.
         """
         zero = self.boundary == "zero"
         turn = 2 * (self.n + 1) if zero else self.n if self.boundary == "periodic" else 2 * self.n
@@ -64,25 +53,13 @@ class Axis:
 
 
 def inverted(block: Array, start: tuple[int, ...], axes: tuple[Axis, ...]) -> Array:
-    """Divide a spectrum by the eigenvalues of the Laplacian; a constant becomes 0.
+    """Divide a part of a spectrum by the eigenvalues of the Laplacian; a constant becomes 0.
 
-    Parameters
-    ----------
-    block : numpy.ndarray or cupy.ndarray
-        A part of the spectrum, real or complex.
-    start : tuple of int
-        Where it begins along each axis.
-    axes : tuple of Axis
-        The Laplacian along each axis.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        A new array of the same shape and dtype. The factors are computed in double
-        precision at least.
+    ``start`` is the position of the block along each axis. The result is a new array of the same
+    dtype; factors have at least double precision.
     """
     result = np.empty_like(block)
-    if block.size == 0:  # perhaps without the first element, which is that of a constant
+    if block.size == 0:  # perhaps without the element of a constant
         return result
     dtype = np.result_type(block.real.dtype, np.float64)
     along = max(range(block.ndim), key=lambda axis: block.shape[axis])

@@ -1,12 +1,12 @@
-"""Plans of cuFFT that are ready when they are made.
+"""cuFFT plans that are ready when they are created.
 
 A plan copies the address of its twiddle factors to the device on the legacy stream, whatever
-CuPy's current stream is (https://github.com/cupy/cupy/issues/7928), and the host goes on
-before the copy is there. The lanes of a program do not wait for the legacy stream: on GPUs that
-several processes share, transforms were seen to begin first, and to read at address zero.
+CuPy's current stream is (https://github.com/cupy/cupy/issues/7928), and the host does not wait
+for the copy. The lanes of a program do not wait for the legacy stream: on GPUs shared by several
+processes, transforms started too early and read at address zero.
 
-CuPy makes plans where nobody can step in between, also for the ``cupy.fft`` of a user's block
-function. So it gets stand-ins for its two classes of plans, of which it sees nothing else.
+CuPy has no hook for the creation of plans, which also happens in the ``cupy.fft`` of a user's
+block function. So its two classes of plans are replaced.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ KINDS = "Plan1d", "PlanNd"
 
 
 class Ready(type):
-    """A class that makes the objects of another, and counts them as its own."""
+    """A replacement for a class of plans; ``isinstance`` accepts the original's objects."""
 
     kind: Any
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make a plan, and wait until all of it is on the device."""
+        """Create a plan, and wait until all of it is on the device."""
         plan = cls.kind(*args, **kwargs)
-        # cheap beside making a plan, which waits for all that the device was given before
+        # cheap: the creation of a plan waits for all earlier work on the device anyway
         cupy.cuda.Stream.null.synchronize()
         return plan
 
@@ -36,7 +36,7 @@ class Ready(type):
 
 
 def wait_for_plans() -> None:
-    """Let all of CuPy's plans in this process be ready when they are made."""
+    """Let CuPy return plans of this process only when they are ready."""
     for name in KINDS:
         kind = getattr(cufft, name)
         if not isinstance(kind, Ready):

@@ -6,9 +6,9 @@ are 0, 1/2 or 1: real parts of ::
     y[k] = sum_m  x[m] exp(-pi i m b / M)  exp(-2 pi i m k / 2 M)  exp(-pi i a (k + b) / M)
            `------------ before ---------' `--- FFT, of 2 M ----'  `------- after -------'
 
-Where ``b`` is whole it is a place in the spectrum of real numbers (types I and II). Type III
-is the transpose of type II, and its FFT is one to real numbers. SciPy has transforms of its
-own for all types, CuPy for two: there it is these that run.
+An integer ``b`` is a position in the spectrum of real numbers (types I and II). Type III is the
+transpose of type II, and its FFT is one to real numbers. SciPy has transforms of all types, CuPy
+of two: on CuPy arrays these run instead.
 
 References
 ----------
@@ -40,14 +40,14 @@ SHIFTS = {
 }
 """Twice ``a`` and ``b``; of type III those of type II."""
 ENDS = {"dct1": (0, -1), "dct2": (0,), "dct3": (0,), "dst2": (-1,), "dst3": (-1,)}
-"""Elements that are there once in a period of the extension; all others are there twice."""
+"""Elements that occur once in a period of the extension; all others occur twice."""
 WORKSPACE = 64 * 2**20
-"""Bytes of one slice's FFT, about."""
+"""Approximate bytes of one slice's FFT."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a transform is made of one FFT: factors before, the FFT, factors after.
+    """A transform as one FFT: factors before, the FFT, factors after.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class Recipe:
 
     @property
     def first(self) -> int:
-        """Place of the first element in the spectrum of real numbers."""
+        """Position of the first element in the spectrum of real numbers."""
         return SHIFTS[self.kind][1] // 2
 
     @property
@@ -83,21 +83,9 @@ class Recipe:
         return int(self.kind[-1])
 
     def before(self, block: Array, axis: int, start: int) -> Array:
-        """Return what the FFT is of, for elements from ``start`` on along an axis.
+        """Return the input of the FFT, for real elements from ``start`` on along an axis.
 
-        Parameters
-        ----------
-        block : numpy.ndarray or cupy.ndarray
-            Of a real floating-point dtype.
-        axis : int
-            The axis.
-        start : int
-            Where the block begins along it.
-
-        Returns
-        -------
-        numpy.ndarray or cupy.ndarray
-            ``block`` itself where nothing is to be done.
+        It may be the block itself.
         """
         m = _range(block, axis, start)
         ortho = math.sqrt(2) if self.norm == "ortho" else 1.0
@@ -113,22 +101,10 @@ class Recipe:
         return block * _along(factors.astype(dtype, copy=False), axis, block.ndim)
 
     def after(self, block: Array, axis: int, start: int) -> Array:
-        """Return the result, for elements from ``start`` on along an axis.
+        """Return the real result, for elements from ``start`` on along an axis.
 
-        Parameters
-        ----------
-        block : numpy.ndarray or cupy.ndarray
-            Of what the FFT has made; of a spectrum of real numbers, from ``first`` on. Its
-            memory is used.
-        axis : int
-            The axis.
-        start : int
-            Where the block begins along it, from ``first`` on.
-
-        Returns
-        -------
-        numpy.ndarray or cupy.ndarray
-            Real, a view of ``block`` or the block itself.
+        ``block`` is the output of the FFT, from ``first`` on in a spectrum of real numbers. It is
+        overwritten, and the result is a view of it.
         """
         logical = {"backward": 0.0, "ortho": -0.5, "forward": -1.0}[self.norm]
         if self._type == 3:
@@ -156,30 +132,11 @@ class Recipe:
 
 
 def transform(block: Array, kind: str, n: int, axis: int, norm: str, dtype: str, fft: Any) -> Array:
-    """Transform a block along an axis.
+    """Transform a block along an axis, as a new array of a dtype.
 
-    Parameters
-    ----------
-    block : numpy.ndarray or cupy.ndarray
-        Of any real or complex dtype; along the axis it is cropped or padded with zeros.
-    kind, n, norm : str, int, str
-        As in :class:`Recipe`.
-    axis : int
-        The axis, from 0.
-    dtype : str
-        The dtype of the result.
-    fft : module
-        Has ``rfft``, ``irfft`` and ``fft`` for such arrays.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        A new array.
-
-    Notes
-    -----
-    Slice after slice, so that FFTs of twice the length are never there for all of it. The
-    parts of complex numbers are two lines of real ones.
+    The block is cropped, or padded with zeros. The module ``fft`` has ``rfft``, ``irfft`` and
+    ``fft`` for such arrays. Slices limit the workspace, since FFTs have twice the length. The parts
+    of complex numbers are two lines of real ones.
     """
     recipe = Recipe(kind, n, norm)
     block = block[(slice(None),) * axis + (slice(0, n),)].astype(dtype, order="C", copy=False)

@@ -1,7 +1,7 @@
-"""Copying many pieces of arrays at once: in and out of messages, and between blocks.
+"""Copies of many pieces of arrays at once: into and out of messages, and between blocks.
 
-Pieces come as tables, one row a piece, and not as views: of thousands of pieces
-Python would need longer to make the views than a GPU to copy them.
+Pieces are rows of a table, not views: Python would need longer to create thousands of views than
+a GPU to copy them.
 """
 
 from __future__ import annotations
@@ -20,24 +20,18 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 Cut = tuple[Any, Any]
 
 MOST_REMEMBERED = 4096
-"""Of more pieces a host makes the cuts again: they take more memory than their tables."""
+"""Most pieces with cached cuts on a host; cuts need more memory than tables."""
 
 
 class Arrays:
-    """Arrays of one number of axes, with what a GPU needs to know of them.
-
-    Parameters
-    ----------
-    arrays : sequence of array
-        Of NumPy or CuPy, of any strides.
-    """
+    """Arrays with one number of axes and any strides, with cached addresses and strides."""
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self.arrays = arrays
 
     @cached_property
     def addresses(self) -> Ints:
-        """Where the first element of each is."""
+        """The address of the first element of each array."""
         return np.array([_address(array) for array in self.arrays], np.int64)
 
     @cached_property
@@ -49,7 +43,7 @@ class Arrays:
 
 
 class InArrays(NamedTuple):
-    """Places of pieces in arrays: for each piece, which array, and its first element there."""
+    """Places of pieces in arrays: the array of each piece, and its first element there."""
 
     arrays: Arrays
     which: Ints
@@ -61,10 +55,10 @@ class InArrays(NamedTuple):
         return int(self.arrays.arrays[0].itemsize)
 
     def cuts(self, shapes: Ints) -> list[Cut]:
-        """Return for each piece its array, and what of it."""
+        """Return the array of each piece, and its slices."""
         rows = self.which.tolist(), self.start.tolist(), shapes.tolist()
         return [
-            # an array even without axes
+            # the ellipsis returns an array even without axes
             (which, (..., *(slice(lo, lo + n) for lo, n in zip(start, shape, strict=True))))
             for which, start, shape in zip(*rows, strict=True)
         ]
@@ -82,17 +76,17 @@ class InArrays(NamedTuple):
 
     @property
     def form(self) -> Hashable:
-        """What :meth:`offsets` depends on beside the places."""
+        """The properties of the arrays that determine :meth:`offsets`."""
         return tuple(array.strides for array in self.arrays.arrays)
 
     def offsets(self, shapes: Ints) -> tuple[Ints, Ints]:
-        """Return where in its array each piece is, in bytes, and its strides."""
+        """Return the offset of each piece in its array, in bytes, and its strides."""
         strides = self.arrays.strides[self.which]
         return (self.start * strides).sum(axis=1), strides
 
 
 class InMessage(NamedTuple):
-    """Places of pieces in a flat array: for each piece, its first element; it is C-contiguous."""
+    """Places of pieces in a flat array: the first element of each C-contiguous piece."""
 
     message: Array
     start: Ints
@@ -103,7 +97,7 @@ class InMessage(NamedTuple):
         return int(self.message.itemsize)
 
     def cuts(self, shapes: Ints) -> list[Cut]:
-        """Return for each piece its part of the message, and its shape."""
+        """Return the slice of each piece in the message, and its shape."""
         return [
             (slice(start, start + prod(shape)), shape)
             for start, shape in zip(self.start.tolist(), shapes.tolist(), strict=True)
@@ -121,30 +115,29 @@ class InMessage(NamedTuple):
 
     @property
     def form(self) -> Hashable:
-        """What :meth:`offsets` depends on beside the places."""
+        """The properties of the message that determine :meth:`offsets`."""
         return self.itemsize
 
     def offsets(self, shapes: Ints) -> tuple[Ints, Ints]:
-        """Return where in the message each piece is, in bytes, and its strides."""
+        """Return the offset of each piece in the message, in bytes, and its strides."""
         strides = np.full_like(shapes, self.itemsize)
         strides[:, :-1] *= np.cumprod(shapes[:, :0:-1], axis=1)[:, ::-1]
         return self.start * self.itemsize, strides
 
 
 class Described:
-    """What a device was told last of pieces that are copied again and again.
+    """Cached descriptions of pieces that are copied repeatedly.
 
-    The next time their arrays are others, in other places, but as a rule of the same
-    strides: then only the places are new.
+    Their arrays change, but usually not the strides: then only the addresses are new.
 
     Attributes
     ----------
     last : tuple, optional
-        What a GPU was told.
+        The description for a GPU.
     cuts : tuple, optional
-        What a host was told: the cuts of the targets, and of the sources.
+        The cuts of the targets and of the sources for a host.
     cut_before : bool
-        Whether a host has cut them: what is copied once is not worth the memory of its cuts.
+        Whether a host has copied the pieces before: cuts of a single copy are not worth the memory.
     """
 
     def __init__(self) -> None:
@@ -161,11 +154,9 @@ class Pieces(NamedTuple):
     shapes : array of int
         Their lengths: (pieces, axes).
     target, source : InArrays or InMessage
-        Where they go to and come from: arrays of the same dtype. Targets do not
-        overlap each other, nor the sources.
+        Their places in arrays of the same dtype. Targets overlap neither each other nor sources.
     described : Described, optional
-        Kept by whoever copies pieces of the same shapes from and to the same places in
-        their arrays again.
+        A cache for repeated copies of the same shapes between the same places.
     """
 
     shapes: Ints
@@ -174,7 +165,7 @@ class Pieces(NamedTuple):
     described: Described | None = None
 
     def cuts(self) -> tuple[list[Cut], list[Cut]]:
-        """Return how the targets and the sources are cut out of their arrays, on a host."""
+        """Return the cuts of the targets and of the sources, on a host."""
         known = self.described if len(self.shapes) <= MOST_REMEMBERED else None
         if known is not None and known.cuts is not None:
             return known.cuts

@@ -1,9 +1,8 @@
-"""Copying many pieces in one launch of one kernel, on the current CuPy stream.
+"""Copies of many pieces by one launch of one kernel, on the current CuPy stream.
 
-The host describes the pieces (``descriptors.py``), writes the table into pinned
-memory that is kept, and sends it ahead of the kernel on the same stream. Nothing
-is allocated once the tables have reached their size, and the host waits for the
-GPU only if it is a whole ring of tables ahead.
+The host describes the pieces (``descriptors.py``), writes the table into pinned memory, and sends
+it ahead of the kernel on the same stream. Once the tables have reached their size, nothing is
+allocated, and the host waits for the GPU only if it is a whole ring of tables ahead.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from dask_dgpu.kernels.pack.descriptors import (
 )
 
 THREADS = 256
-"""Of a block; each copies TILE / THREADS words."""
+"""Threads of a thread block; each copies TILE / THREADS words."""
 
 RING = 8
-"""Tables that may be under way at a time: a round of an exchange takes two."""
+"""Concurrent tables; a round of an exchange takes two."""
 
 KERNEL = cupy.RawKernel(
     r"""
@@ -126,16 +125,10 @@ class PieceCopier:
         self._at = 0
 
     def copy(self, *batches: Pieces) -> None:
-        """Copy pieces in CUDA memory, on the current stream.
-
-        Parameters
-        ----------
-        *batches : Pieces
-            What is copied: arrays of one dtype.
-        """
+        """Copy pieces of arrays of one dtype, on the current stream."""
         table = describe(batches)
         if table is None:
-            copy_host(*batches)  # more axes than the kernel knows: one launch a piece
+            copy_host(*batches)  # too many axes for the kernel: one launch for each piece
             return
         if not len(table.rows):
             return
@@ -165,8 +158,8 @@ class _Upload:
         self._there = cupy.empty(0, np.int64)
 
     def send(self, table: Table) -> tuple[Any, Any]:
-        """Return the table's rows and tiles on the device, for work on the current stream."""
-        self.used.synchronize()  # the launch that last read it is long over, as a rule
+        """Send a table; return its rows and tiles on the device, for the current stream."""
+        self.used.synchronize()  # the last launch that read it is usually complete
         split = table.rows.size
         words = split + table.tiles.size
         if words > len(self._pinned):

@@ -1,8 +1,7 @@
-"""The table from which one kernel copies many pieces: pure arithmetic, in NumPy.
+"""The table from which one kernel copies many pieces, computed in NumPy.
 
-A row describes one piece as an array of *words* of 1 to 16 bytes. Axes that go on
-without a gap on both sides are merged, and words are as wide as addresses, lengths
-and strides allow::
+A row describes one piece as an array of *words* of 1 to 16 bytes. Axes without gaps on both sides
+are merged, and words are as wide as addresses, lengths and strides allow::
 
     float32, shape (5, 3, 8)                       shape in words   of bytes
     contiguous on both sides            ->         (30,)            16
@@ -21,13 +20,13 @@ from dask_dgpu.kernels.pack import Ints, Pieces
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 MAX_NDIM = 8
-"""Axes that the kernel can walk along, those that merge counted as one."""
+"""Most axes of the kernel, after merging."""
 
 WIDEST = 16
-"""Bytes of the widest word that a GPU loads or stores at once."""
+"""Bytes of the widest word of a GPU's loads and stores."""
 
 TILE = 2048
-"""Words that one block of threads copies."""
+"""Words of one thread block."""
 
 TARGET, SOURCE, WIDTH, NDIM, WORDS, LENGTHS = range(6)
 """Columns of the table; lengths, target strides and source strides have ``MAX_NDIM`` each."""
@@ -38,15 +37,14 @@ COLUMNS = SOURCE_STRIDES + MAX_NDIM
 
 
 class Table(NamedTuple):
-    """What the kernel reads.
+    """The input of the kernel.
 
     Attributes
     ----------
     rows : array of int
-        One for each piece that is not empty: (pieces, ``COLUMNS``). Axes are given
-        from the innermost to the outermost.
+        One for each piece that is not empty: (pieces, ``COLUMNS``), axes from the innermost on.
     tiles : array of int
-        The number of the first tile of each piece, and of all tiles.
+        The first tile of each piece, and the number of tiles.
     """
 
     rows: Ints
@@ -54,18 +52,7 @@ class Table(NamedTuple):
 
 
 def describe(batches: tuple[Pieces, ...]) -> Table | None:
-    """Describe pieces to the kernel.
-
-    Parameters
-    ----------
-    batches : tuple of Pieces
-        What is copied.
-
-    Returns
-    -------
-    Table or None
-        ``None`` if a piece has more axes that do not merge than the kernel knows.
-    """
+    """Describe pieces to the kernel; ``None`` if a piece has too many axes after merging."""
     tables = [_rows(pieces) for pieces in batches if len(pieces.shapes)]
     found = [rows for rows in tables if rows is not None]
     if len(found) < len(tables):
@@ -79,7 +66,7 @@ def describe(batches: tuple[Pieces, ...]) -> Table | None:
 def _rows(pieces: Pieces) -> Ints | None:
     """Describe the pieces of one batch."""
     target, source = pieces.target.bases, pieces.source.bases
-    # words are as wide as addresses allow: that of arrays counts by its last bits alone
+    # the last bits of addresses limit the width of words
     ends = target % WIDEST, source % WIDEST
     places = _known(pieces, ends)
     if places is None:
@@ -92,9 +79,9 @@ def _rows(pieces: Pieces) -> Ints | None:
 
 
 def _known(pieces: Pieces, ends: tuple[Ints, Ints]) -> tuple[Mask, Ints] | None:
-    """Return what was found last, if nothing has changed but where the arrays are.
+    """Return the cached description if only the addresses of the arrays have changed.
 
-    The last bits of their addresses count: those of a block in the middle of its storage.
+    Their last bits count: blocks may be in the middle of their storage.
     """
     if pieces.described is None:
         return _places(pieces, ends)
@@ -107,14 +94,14 @@ def _known(pieces: Pieces, ends: tuple[Ints, Ints]) -> tuple[Mask, Ints] | None:
 
 
 def _places(pieces: Pieces, bases: tuple[Ints, Ints]) -> tuple[Mask, Ints] | None:
-    """Return which pieces are not empty, and their rows."""
+    """Return a mask of the pieces that are not empty, and their rows."""
     shapes, itemsize = pieces.shapes, pieces.target.itemsize
     target, target_strides = pieces.target.offsets(shapes)
     source, source_strides = pieces.source.offsets(shapes)
     target, source = target + bases[0], source + bases[1]
     full: Mask = np.all(shapes, axis=1)
     axes = np.stack([shapes, target_strides, source_strides])[:, full]
-    # along the target's memory, so that what is written is written in a row
+    # along the target's memory, for contiguous writes
     order = np.argsort(np.abs(axes[1]), axis=1, kind="stable")
     axes = np.take_along_axis(axes, order[None], axis=2)
     # an element is an axis of bytes, which merges with its row if that is contiguous
@@ -135,10 +122,10 @@ def _places(pieces: Pieces, bases: tuple[Ints, Ints]) -> tuple[Mask, Ints] | Non
 
 
 def _merge(axes: Ints) -> Ints:
-    """Join each axis to the one inside it where both sides go on without a gap.
+    """Merge each axis with the next inner one if there is no gap on both sides.
 
-    ``axes`` are lengths, target strides and source strides of each piece, from the
-    innermost axis out: (3, pieces, axes). Axes of length 1 end up last.
+    ``axes`` are lengths, target strides and source strides of each piece, from the innermost axis
+    on: (3, pieces, axes). Axes of length 1 end up last.
     """
     merged = np.zeros_like(axes)
     merged[0] = 1
@@ -156,7 +143,7 @@ def _merge(axes: Ints) -> Ints:
 
 
 def _widen(axes: Ints, target: Ints, source: Ints) -> tuple[Ints, Ints]:
-    """Count the innermost axis, which is of bytes, in words; return axes and widths."""
+    """Count the innermost axis, which is in bytes, in words; return axes and widths."""
     outer = np.where(axes[0, :, 1:] > 1, axes[1:, :, 1:], 0)
     bits = np.bitwise_or.reduce(outer, axis=(0, 2)) | axes[0, :, 0] | target | source | WIDEST
     width = bits & -bits

@@ -1,15 +1,14 @@
-"""Stencils: weighted sums of what lies around each position, for NumPy and CuPy alike.
+"""Stencils: weighted sums of the elements around each position, for NumPy and CuPy alike.
 
 ::
 
-        .  4  .                   taps: where each weight applies, relative to the position;
-        4 -20 4      ---->        weights that are zero make none
+        .  4  .                   taps: the offset of each weight that is not zero
+        4 -20 4      ---->
         .  4  .
 
-A *sweep* makes a region of one array from another of the same shape. Positions that the
-taps reach around the region must be there: the arrays have ghost cells. The same sweep
-makes a step of Jacobi's iteration, with what is ``added`` to each sum, and sums up how
-much the values have changed, for the residual.
+A *sweep* computes a region of one array from another of the same shape. The arrays need ghost
+cells: all positions that the taps read. The same sweep is a step of Jacobi's iteration, with an
+``added`` array, and sums the squares of the changes for the residual.
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ for _weights in (LAPLACIAN_5PT, LAPLACIAN_9PT):
     _weights.setflags(write=False)
 
 PAD_MODES = {"periodic": "wrap", "reflect": "symmetric", "mirror": "reflect", "nearest": "edge"}
-"""What NumPy calls the boundaries."""
+"""NumPy's names of the boundaries."""
 
 CACHE_BYTES = 1 << 19
-"""What of three arrays is swept again and again before the next part; a core has more."""
+"""Bytes of a band of three arrays, which stays in the cache of a core."""
 
 MIN_BAND = 8
-"""Rows of such a part at least."""
+"""Minimum number of rows of a band."""
 
 
 @dataclass(frozen=True)
 class Taps:
-    """The weights of a stencil that are not zero, and where they apply.
+    """The non-zero weights of a stencil, and their offsets.
 
     Parameters
     ----------
     offsets : tuple of tuple of int
-        Relative to the position whose value is made.
+        Relative to the position of the result.
     weights : tuple of float or complex
-        One for each.
+        One for each offset.
     radius : tuple of int
         How far the stencil reaches along each axis.
     """
@@ -60,7 +59,7 @@ class Taps:
 
     @classmethod
     def of(cls, weights: Array) -> Taps:
-        """Return the taps of an array of weights, of odd lengths, that is correlated with."""
+        """Return the taps of an array of weights, of odd lengths, for a correlation."""
         array = np.asarray(weights)
         radius = tuple(length // 2 for length in array.shape)
         places = np.argwhere(array)
@@ -69,7 +68,7 @@ class Taps:
 
     @property
     def star(self) -> bool:
-        """Whether no tap is off along several axes."""
+        """Whether each tap is off along one axis at most."""
         return all(np.count_nonzero(offset) <= 1 for offset in self.offsets)
 
 
@@ -80,19 +79,9 @@ def neighbours_mean(ndim: int) -> Taps:
 
 
 def weighted(padded: Array, taps: Taps) -> Array:
-    """Return the sums at all positions of an array that lie at least the radius inside.
+    """Return the weighted sums, smaller than the padded array by twice the radius along each axis.
 
-    Parameters
-    ----------
-    padded : numpy.ndarray or cupy.ndarray
-        Of any dtype that the weights can be rounded to.
-    taps : Taps
-        What is summed up.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        Smaller by twice the radius along each axis.
+    The dtype of ``padded`` must hold the weights.
     """
     shape = tuple(n - 2 * reach for n, reach in zip(padded.shape, taps.radius, strict=True))
     result = np.zeros_like(padded, shape=shape)
@@ -106,23 +95,9 @@ def weighted(padded: Array, taps: Taps) -> Array:
 
 
 def padded(array: Array, axis: int, width: tuple[int, int], boundary: complex | str) -> Array:
-    """Return an array with what is beyond it along one axis.
+    """Pad an array along one axis by widths before and after; the same array if both are 0.
 
-    Parameters
-    ----------
-    array : numpy.ndarray or cupy.ndarray
-        What is padded.
-    axis : int
-        Along which axis.
-    width : tuple of (int, int)
-        By how much before and after.
-    boundary : {"periodic", "reflect", "mirror", "nearest"} or number
-        What is there.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        A new array, or the same if there is nothing to add.
+    ``boundary`` is ``"periodic"``, ``"reflect"``, ``"mirror"``, ``"nearest"`` or a number.
     """
     if not any(width):
         return array
@@ -151,35 +126,32 @@ def sweeps(
     added: Array | None = None,
     change: Array | None = None,
 ) -> bool:
-    """Make regions of two arrays from each other in turn, ``target`` first.
+    """Sweep back and forth between two arrays, ``target`` first.
 
     Parameters
     ----------
-    source, target : array
-        C-contiguous, of the same shape and dtype: float32, float64, complex64 or
-        complex128.
+    source, target : numpy.ndarray or cupy.ndarray
+        C-contiguous, of the same shape and dtype: float32, float64, complex64 or complex128.
     taps : Taps
-        What is summed up.
+        The stencil.
     regions : sequence of tuple of slice
-        What each sweep makes, with start and stop, at least the radius away from the ends
-        of the arrays. What a sweep reads is what the one before has made, or what is the
-        same in both arrays.
+        The region of each sweep, with start and stop, at least the radius away from the ends of the
+        arrays. A sweep reads the result of the one before, or elements equal in both arrays.
     added : array, optional
         Of the same shape and dtype, added to the sums.
     change : array, optional
-        Of one float64, to which the last sweep adds the sum of the squares of what it
-        has changed.
+        Of one float64, to which the last sweep adds the sum of the squares of its changes.
 
     Returns
     -------
     bool
-        Whether the last sweep has made ``target``.
+        Whether ``target`` has the result of the last sweep. On a kind of device it depends on the
+        number of regions, the taps and the dtype only.
 
     Notes
     -----
-    Every row is made in parts that stay in the first-level cache, by Numba, without the
-    global interpreter lock. Several sweeps go over the arrays in bands of rows that stay
-    in the second-level cache ([1]_)::
+    In NumPy memory, every row is computed in parts that stay in the L1 cache, by Numba, without the
+    GIL. Several sweeps go over the arrays in bands of rows that stay in the L2 cache ([1]_)::
 
         sweep 1    |___band 0___|___band 1___|___ ...     each sweep lags behind the one
         sweep 2    |__band 0__|___band 1___|___ ...       before by the radius
@@ -187,8 +159,8 @@ def sweeps(
 
     References
     ----------
-    .. [1] D. Wonnacott, "Using time skewing to eliminate idle time due to memory
-       bandwidth and network limitations", IPDPS (2000).
+    .. [1] D. Wonnacott, "Using time skewing to eliminate idle time due to memory bandwidth and
+       network limitations", IPDPS (2000).
     """
     if not isinstance(source, np.ndarray):
         from dask_dgpu.kernels.stencil.cuda import sweeps_cuda

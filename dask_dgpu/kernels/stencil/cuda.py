@@ -1,7 +1,7 @@
-"""Sweeps on the current CuPy stream: kernels written for the taps, the dtype and the axes.
+"""Sweeps on the current CuPy stream: kernels for the taps, the dtype and the axes.
 
-Offsets and weights stand in the source, so that a sweep of few taps does nothing but read
-what it needs, once from memory and else from the caches, and write what it makes.
+Offsets and weights are constants in the source. A sweep of few taps only reads its input, once
+from memory and otherwise from the caches, and writes its result.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dask_dgpu.kernels.stencil.march import MOST_BLOCKS, MOST_SWEEPS, march, mar
 Array = Any
 
 WIDTH, HEIGHT = 64, 4
-"""Threads of a block along rows and across them."""
+"""Threads of a thread block along rows and across them."""
 
 ROWS = 4
-"""Rows that each thread makes, if there are many."""
+"""Rows of each thread, if there are many."""
 
 TYPES = {
     "float32": "float",
@@ -99,7 +99,7 @@ def sweeps_at_once_cuda(taps: Taps) -> int:
 def _sweep(
     out: Array, u: Array, taps: Taps, region: Region, added: Array | None, change: Array | None
 ) -> None:
-    """Make one region, by one launch."""
+    """Compute one region, by one launch."""
     counts = [along.stop - along.start for along in region]
     if min(counts) <= 0:
         return
@@ -128,7 +128,7 @@ def _sweep(
 
 @lru_cache(maxsize=256)
 def _kernel(taps: Taps, dtype: str, adds: bool, measures: bool) -> Any:
-    """Compile the kernel for some taps; CuPy keeps it on disk."""
+    """Compile the kernel for some taps; CuPy caches it on disk."""
     ndim = len(taps.radius)
     value = TYPES[dtype]
     terms = [
@@ -164,7 +164,7 @@ def _offset(offset: tuple[int, ...]) -> str:
 
 
 def literal(weight: complex, value: str) -> str:
-    """Write a weight, which is rounded to the dtype by the compiler."""
+    """Return a weight as C++; the compiler rounds it to the dtype."""
     real = value.removeprefix("complex<").removesuffix(">")
     number = complex(weight)
     if number.imag:

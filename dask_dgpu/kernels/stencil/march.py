@@ -2,17 +2,16 @@ r"""Several sweeps of a stencil of 3 x 3 in one pass over memory, on the current
 
 ::
 
-      columns of a warp              rows that it knows at a time
+      columns of a warp              rows in its registers
      |x x|. . . . . . . .|x x|       sweep 0    y-2 y-1  y           read from memory
      |_____________________|         sweep 1      y-3 y-2 y-1        each from three rows
        lane 0 ... lane 31            sweep 2        y-4 y-3 y-2      of the sweep before
                                      sweep 3 ...        written
 
-A warp marches down the rows of a strip of columns. Of every sweep it keeps the last three
-rows in registers; what a lane's neighbours have comes by shuffles. So a pass of S sweeps
-reads and writes each element once, at the price of S columns more on either side of a strip
-and S rows above and below (x), which several warps make ([1]_). There is neither shared
-memory nor a barrier.
+A warp marches down the rows of a strip of columns. It keeps the last three rows of every sweep
+in registers, and shuffles them between lanes. So a pass of S sweeps reads and writes each
+element once, at the price of S more columns on either side of a strip and S rows above and
+below (x), which several warps compute ([1]_). There is neither shared memory nor a barrier.
 
 References
 ----------
@@ -35,22 +34,22 @@ from dask_dgpu.kernels.stencil import Region, Taps
 Array = Any
 
 MOST_SWEEPS = 4
-"""Sweeps of a pass: more take more registers than leave room for enough warps."""
+"""Sweeps of a pass: more would need too many registers for enough warps."""
 
 WARPS = 4
-"""Of a block; each marches for itself."""
+"""Warps of a thread block; each marches independently."""
 
 MANY_WARPS = 4096
-"""So many keep a GPU busy."""
+"""Warps that keep a GPU busy."""
 
 LEAST_ROWS, MOST_ROWS = 32, 256
-"""Rows that a warp makes, unless there are more than :data:`MOST_BLOCKS` can make so."""
+"""Rows of a warp, unless :data:`MOST_BLOCKS` blocks need more."""
 
 MOST_BLOCKS = 65535
 """Blocks of threads across rows, by CUDA's definition."""
 
 WIDTHS = {"float32": 4, "float64": 2, "complex64": 2, "complex128": 1}
-"""Columns of a lane: of 16 bytes."""
+"""Columns of a lane: 16 bytes."""
 
 SOURCE = r"""
 #include <cupy/complex.cuh>
@@ -175,21 +174,9 @@ def march(
     added: Array | None,
     change: Array | None,
 ) -> None:
-    """Sweep ``MOST_SWEEPS`` times at most, from one array to another.
+    """Sweep up to ``MOST_SWEEPS`` times from ``u`` to ``out``; as ``stencil.sweeps`` does.
 
-    Parameters
-    ----------
-    out, u : cupy.ndarray
-        C-contiguous, of the same shape and dtype. Of ``out`` the last region is written.
-    taps : Taps
-        Of a radius of 1 at most along two axes.
-    regions : sequence of tuple of slice
-        What each sweep makes.
-    added : cupy.ndarray, optional
-        Added to the sums.
-    change : cupy.ndarray, optional
-        Of one float64, to which the sum of the squares of what the last sweep changes is
-        added.
+    The taps have a radius of at most 1 along two axes. Only the last region of ``out`` is written.
     """
     rows, columns = regions[-1]
     height, width = rows.stop - rows.start, columns.stop - columns.start
@@ -219,7 +206,7 @@ def march(
 
 @lru_cache(maxsize=256)
 def _kernel(taps: Taps, dtype: str, sweeps: int, adds: bool, measures: bool) -> Any:
-    """Compile the kernel for some taps; CuPy keeps it on disk."""
+    """Compile the kernel for some taps; CuPy caches it on disk."""
     from dask_dgpu.kernels.stencil.cuda import TYPES, literal
 
     value = TYPES[dtype]
@@ -247,7 +234,7 @@ def _kernel(taps: Taps, dtype: str, sweeps: int, adds: bool, measures: bool) -> 
 
 
 def _neighbour(down: int, along: int) -> str:
-    """Return where a lane has the element that a tap reads."""
+    """Return the expression for the element of a tap in a lane."""
     row = f"rows[s][{down + 1}]"
     if along < 0:
         return f"(v > 0 ? {row}[v > 0 ? v - 1 : 0] : low[{down + 1}])"

@@ -1,7 +1,7 @@
-"""How a kernel sums one run of CUDA memory that holds a few columns, sixteen bytes at a time.
+"""How a kernel sums one run of CUDA memory with a few columns, sixteen bytes at a time.
 
-A thread reads vectors that are a whole number of columns apart, so that each number of its
-vectors stays in one column, and has an accumulator for each::
+The vectors that a thread reads are a whole number of columns apart. So each position in its
+vectors belongs to one column, and has one accumulator::
 
     thread    0 0 0 0 1 1 1 1 2 2 2 2 ...       vectors of four numbers
     column    a b c a b c a b c a b c ...       three columns, each read by several accumulators
@@ -24,18 +24,18 @@ from dask_dgpu.kernels.sums.strides import THREADS
 Array = Any
 
 COLUMNS = 32
-"""Most columns; more keep threads busy by themselves."""
+"""Most columns; more columns keep the threads busy without this kernel."""
 
 VECTOR_BYTES = 16
 
 BLOCKS = 1056
-"""Blocks of threads, eight for each multiprocessor of an H100 or H200: a few whole waves."""
+"""Thread blocks: eight for each multiprocessor of an H100 or H200, a few whole waves."""
 
 ROWS = 16
-"""Numbers that an accumulator adds at the least, where there are so many."""
+"""Minimum number of elements of an accumulator, if there are as many."""
 
 BLOCK_NUMBERS = 1 << 20
-"""Most numbers that a block of threads adds, for exact sums to have room in 64 bits."""
+"""Most elements of a thread block, so that exact sums fit in 64 bits."""
 
 READING = r"""
 template <typename Value> struct Vector;
@@ -97,7 +97,7 @@ __device__ __forceinline__ void add_rows(int columns, Add add) {
     }
 }
 """
-"""Needs ``Long`` and ``THREADS``."""
+"""Requires ``Long`` and ``THREADS``."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,11 @@ class Columns:
     form : Form
         The block as axes.
     length : int
-        Numbers in all.
+        Number of elements.
     columns : int
-        Sums; number ``i`` belongs to the sum ``i % columns``.
+        Number of sums; element ``i`` belongs to the sum ``i % columns``.
     blocks : int
-        Blocks of threads, a multiple of the columns.
+        Number of thread blocks, a multiple of the columns.
     """
 
     form: Form
@@ -133,7 +133,7 @@ class Columns:
 
 
 def columns_of(x: Array, axes: Sequence[int]) -> Columns | None:
-    """Return the columns of a CuPy block, or None if it is not one run of few of them."""
+    """Return the columns of a CuPy block; None if it is not one run of few columns."""
     if x.data.ptr % VECTOR_BYTES:
         return None
     return _columns(x.shape, in_elements(x), tuple(axes), x.itemsize)

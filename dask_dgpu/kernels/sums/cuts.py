@@ -1,36 +1,36 @@
-"""How a thread adds numbers exactly: cut at two levels, in registers.
+"""How a thread adds numbers exactly: split at two levels, in registers.
 
-The levels hold what lies up to 85 bits below the largest number, so that almost none has a
-digit left, and those that have go to the limbs by themselves. A float that is not much smaller
-than the largest has all its digits at the first level, and is just added::
+The levels hold the digits down to 85 bits below the largest number. Almost no number has lower
+digits; those go to the limbs one by one. All digits of a float that is not much smaller than
+the largest belong to the first level, so it is just added::
 
     2**top            2**(top - 42)       2**(top - 85)
       |----- first ------|----- second ------|  rest, to the limbs
       |  float: 24 digits  |
 
-All accumulators of a thread have the same levels. What they have added is from time to time
-added to integers, which the block of threads has in shared memory.
+All accumulators of a thread have the same levels. From time to time their sums are added to
+integers in the shared memory of the thread block.
 """
 
 from __future__ import annotations
 
 DIGITS = 42
-"""Of a cut: a block of threads adds up to 2**20 of them as integers of 64 bits."""
+"""Digits of a part: a thread block adds up to 2**20 parts as integers of 64 bits."""
 
 COUNT_BITS = 11
-"""So many more digits has a double."""
+"""Digits of a double beyond those of a part."""
 
 LOWEST_TOP = {"float": -120, "double": -960}
-"""Levels do not go below; there the second has all digits of a float."""
+"""Lowest first level; the second then has all digits of a float."""
 
 VECTORS = {"float": 4, "double": 4}
-"""Of 16 bytes that a thread adds at a time, while as many more are on their way."""
+"""Vectors of 16 bytes that a thread adds at a time, while it loads as many more."""
 
 HUGE_POWER = 900
-"""Numbers from this power of two on go to the limbs by themselves."""
+"""Numbers from this power of two on go to the limbs one by one."""
 
 ROUND = 4
-"""Levels are multiples of this, so that threads have the same ones as a rule."""
+"""Levels are multiples of this, so that threads usually have the same levels."""
 
 CUTS = r"""
 template <typename Value> struct Range;
@@ -201,7 +201,7 @@ template <typename Value> struct Cuts {
     }
 };
 """
-"""Needs what reads columns, limbs, and the constants."""
+"""Requires the code for columns and limbs, and the constants."""
 
 CONSTANTS: dict[str, int | str] = {
     "DIGITS": DIGITS,

@@ -1,7 +1,7 @@
-"""Products of numbers as terms that add up to them exactly, for NumPy and CuPy alike.
+"""Exact products of numbers as terms that add up to them, for NumPy and CuPy alike.
 
-A product of two single-precision numbers is exact in double precision. One of two
-double-precision numbers is the sum of two, found by cutting the factors in halves ([1]_).
+A product of two single-precision numbers is exact in double precision. A product of two
+double-precision numbers is the sum of two terms, found by splitting the factors in halves ([1]_).
 
 References
 ----------
@@ -22,35 +22,23 @@ Array = Any
 
 SPLIT = 2.0**27 + 1
 LARGE = 2.0**970
-"""Factors beyond this are made smaller while they are cut, which would overflow."""
+"""Larger factors are scaled down before the split, which would overflow."""
 
 
 def terms(x: Array, y: Array) -> Array:
-    """Return numbers whose sum is that of the products of two arrays.
+    """Return numbers whose sum is the sum of the products of two arrays of real or complex numbers.
 
-    Parameters
-    ----------
-    x, y : numpy.ndarray or cupy.ndarray
-        Of one shape, of real or complex numbers of at most double precision.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        float64 or complex128, with one axis more at the end, along which the terms of each
-        product are: as many as :func:`count` says.
+    They are float64 or complex128, with another axis at the end for the :func:`count` terms of each
+    product. Terms below the smallest normal number may be lost. If a product is not finite, it is
+    the first term.
 
     Raises
     ------
     ValueError
-        When the shapes differ, as they can where chunk sizes are unknown.
-
-    Notes
-    -----
-    What is below the smallest normal number may be lost. Where a product is not finite, its
-    first term is that.
+        If the shapes differ, as is possible for unknown chunk sizes.
     """
     if x.shape != y.shape:
-        raise ValueError(f"x has a block of shape {x.shape} and y {y.shape}, they must be equal")
+        raise ValueError(f"expected blocks of equal shape, got {x.shape} for x and {y.shape} for y")
     pairs = [(x.real, y.real, 1)]
     if x.dtype.kind == "c" and y.dtype.kind == "c":
         pairs.append((x.imag, y.imag, -1))
@@ -75,7 +63,7 @@ def count(x: np.dtype[Any], y: np.dtype[Any]) -> int:
 
 
 def _exact(dtype: np.dtype[Any]) -> bool:
-    """Whether the parts of its numbers have no more than half the digits of a double."""
+    """Whether the parts of its numbers have at most half the digits of a double."""
     return bool(np.can_cast(real_of(dtype), np.float32, "safe"))
 
 
@@ -92,7 +80,7 @@ def _product(a: Array, b: Array) -> list[Array]:
 
 
 def _halves(x: Array) -> tuple[Array, Array]:
-    """Cut numbers into two of 26 digits each."""
+    """Split numbers into two halves of 26 digits."""
     scale = np.where(np.abs(x) > LARGE, 2.0**-53, 1.0)
     x = x * scale
     wide = x * SPLIT

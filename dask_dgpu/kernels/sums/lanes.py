@@ -1,7 +1,7 @@
 """How a reduction walks through a block: rows of lanes, for any axes and any strides.
 
-A lane is an accumulator. Neighbours in memory go to neighbouring lanes, so that one
-instruction adds to many of them, and each lane gets its values in a fixed order::
+A lane is an accumulator. Neighbours in memory belong to neighbouring lanes, so that one
+instruction adds to many lanes. Each lane adds its values in a fixed order::
 
     axis 0 of (n, 3)      a b c | a b c | a b c      lanes of three sums, folded
                           a b c | a b c | a b c      rows add to the same lanes
@@ -22,29 +22,29 @@ from numpy.lib.stride_tricks import as_strided
 Array = Any
 
 LANES = 1024
-"""Most lanes of a walk; as accumulators they fit the first cache."""
+"""Most lanes of a walk; these accumulators fit the L1 cache."""
 
 STRIDED_LANES = 256
-"""The same where neighbouring lanes read from different cache lines."""
+"""The same if neighbouring lanes read from different cache lines."""
 
 SHORT = 128
-"""Along shorter axes it does not pay to have several lanes for one sum."""
+"""Shorter axes do not benefit from several lanes for one sum."""
 
 NARROW = 16
-"""Fewer kept elements side by side are too few for lanes."""
+"""Minimum number of adjacent kept elements for lanes."""
 
 SUMS = 4096
-"""Most sums of a step, so that accumulators of any size stay in a cache."""
+"""Most sums of a step; accumulators of any size fit the cache."""
 
 FEW_ROWS = 8
-"""Lanes of one sum get this many values each, so that adding the lanes costs little."""
+"""Minimum number of values for each lane of one sum; it makes folding the lanes cheap."""
 
 SMALL_WALK = 4096
-"""Elements below which a walk is mostly overhead."""
+"""Walks with fewer elements are mostly overhead."""
 
 
 class Axis(NamedTuple):
-    """An axis of a block, or several that are as good as one: length, and stride in elements."""
+    """An axis of a block, or several merged axes: length, and stride in elements."""
 
     length: int
     stride: int
@@ -56,18 +56,18 @@ class Walk(NamedTuple):
     Attributes
     ----------
     start : int
-        The first element, counted in memory from the first of the block.
+        Offset of the first element in memory from the first element of the block.
     outer, across : int
-        How often the walk is repeated for other sums, and the stride between these.
+        Repetitions of the walk for other sums, and the stride between them.
     rows, down : int
         Rows that add to the same lanes, and the stride between them.
     width, along : int
         Elements of a row, one for each lane, and the stride between them.
     lanes : int
-        How many are walked through together, before the rows begin anew; no fewer than
-        ``width`` where lanes share sums.
+        Number of lanes that walk through all rows together; at least ``width`` if lanes share
+        sums.
     kept : int
-        Lanes that are of different sums; lane ``j`` is of the sum ``j % kept``.
+        Lanes of different sums; lane ``j`` belongs to the sum ``j % kept``.
     """
 
     start: int
@@ -82,14 +82,14 @@ class Walk(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Sums, and the walks that make them.
+    """Sums, and the walks that add to them.
 
     Attributes
     ----------
     target : tuple of (int or slice)
-        Where they are among the sums of the block: (outer, kept).
+        The place of these sums among the sums of the block: (outer, kept).
     walks : list of Walk
-        All that is added to them.
+        All their addends.
     """
 
     target: tuple[Any, ...]
@@ -98,16 +98,16 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """A block as axes that are kept and axes that are summed, each by falling stride.
+    """A block as kept axes and summed axes, each by falling stride.
 
     Parameters
     ----------
     kept, summed : tuple of Axis
-        Axes of one element left out, and those joined that are as good as one.
+        Axes longer than one element, merged if possible.
     shape : tuple of int
-        Lengths of the kept axes of the block, in the order of ``order``.
+        Lengths of the kept axes of the block, by falling stride.
     order : tuple of int
-        For each kept axis of the block in its order, which one of ``shape`` it is.
+        The position in ``shape`` of each kept axis of the block.
     """
 
     kept: tuple[Axis, ...]
@@ -116,16 +116,16 @@ class Form:
     order: tuple[int, ...]
 
     def restored(self, sums: Array, leading: int = 0) -> Array:
-        """Return sums, made in the order of the form, with the axes of the block.
+        """Return sums in the order of the form with the axes of the block.
 
-        The first ``leading`` axes belong to each sum, and stay.
+        The first ``leading`` axes belong to each sum and stay first.
         """
         sums = sums.reshape(sums.shape[:leading] + self.shape)
         return sums.transpose(*range(leading), *(leading + at for at in self.order))
 
 
 def form_of(shape: Sequence[int], strides: Sequence[int], axes: Sequence[int]) -> Form:
-    """Return the form of a block whose strides, in elements, are not negative."""
+    """Return the form of a block with non-negative strides, in elements."""
     kept = [axis for axis in range(len(shape)) if axis not in axes]
     falling = sorted(kept, key=lambda axis: -strides[axis])
     summed = sorted(axes, key=lambda axis: -strides[axis])
@@ -151,13 +151,13 @@ def _joined(axes: Sequence[Axis]) -> tuple[Axis, ...]:
 
 
 def forwards(x: Array, axes: Sequence[int]) -> tuple[Array, tuple[slice, ...]]:
-    """Return a view without negative strides, and what turns its sums round again."""
+    """Return a view without negative strides, and the slices that reverse its sums again."""
     turned = [slice(None, None, -1 if stride < 0 else None) for stride in x.strides]
     return x[(..., *turned)], tuple(s for axis, s in enumerate(turned) if axis not in axes)
 
 
 def flat_of(x: Array) -> Array:
-    """Return the NumPy memory that a block spans, as one axis; strides are not negative."""
+    """Return the NumPy memory of a block with non-negative strides as one axis."""
     span = 1 + sum((n - 1) * s // x.itemsize for n, s in zip(x.shape, x.strides, strict=True))
     return as_strided(x, (span,), (x.itemsize,), writeable=False)
 
@@ -168,21 +168,10 @@ def in_elements(x: Array) -> tuple[int, ...]:
 
 
 def steps_of(x: Array, axes: Sequence[int]) -> tuple[Array, Form, tuple[int, ...], list[Step]]:
-    """Return how to sum a NumPy block along some axes.
+    """Return the flat memory of a NumPy block, its form, the shape of its sums, and the steps.
 
-    A block is copied if it is not aligned, not in native byte order, or so scattered that
-    walks would be tiny.
-
-    Returns
-    -------
-    flat : array
-        The memory of the block.
-    form : Form
-        Its axes.
-    shape : tuple of int
-        The shape in which the sums are made.
-    steps : list of Step
-        Each sum is in one of them.
+    Each sum belongs to one step. A block is copied if it is not aligned, not in native byte order,
+    or so scattered that walks would be tiny.
     """
     if any(stride % x.itemsize for stride in x.strides) or not x.flags.aligned:
         x = x.copy()
@@ -200,7 +189,7 @@ def steps_of(x: Array, axes: Sequence[int]) -> tuple[Array, Form, tuple[int, ...
 
 
 def _steps(form: Form) -> tuple[tuple[int, ...], list[Step]]:
-    """Walk along the kept axis that is nearest in memory, or along the summed one."""
+    """Walk along the kept axis with the smallest stride, or along the summed one."""
     one = Axis(1, 0)
     kept, summed = form.kept or (one,), form.summed or (one,)
     nearest, rows = kept[-1], summed[-1]
@@ -223,7 +212,7 @@ def _steps(form: Form) -> tuple[tuple[int, ...], list[Step]]:
 
 
 def _parts(outer: Axis, nearest: Axis) -> list[tuple[int, Axis, Axis, tuple[slice, slice]]]:
-    """Cut the sums into parts that a cache holds: first element, axes, and place."""
+    """Cut the sums into parts that fit the cache: first element, axes, and place."""
     parts = []
     for lo, hi in _spans(nearest.length, SUMS):
         for top, bottom in _spans(outer.length, max(1, SUMS // (hi - lo))):
@@ -234,7 +223,7 @@ def _parts(outer: Axis, nearest: Axis) -> list[tuple[int, Axis, Axis, tuple[slic
 
 
 def _walks(start: int, outer: Axis, rows: Axis, along: Axis, follow: bool) -> Iterator[Walk]:
-    """Walk through rows, several taken as one if they follow each other in memory."""
+    """Walk through rows; fold several into one if they are adjacent in memory."""
     several = min(LANES // along.length, rows.length // FEW_ROWS) if follow else 1
     fold = 1 << max(0, several.bit_length() - 1)  # a power of two, for a tree
     count, rest = divmod(rows.length, fold)

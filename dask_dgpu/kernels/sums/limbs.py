@@ -1,8 +1,8 @@
 """Integers of thousands of bits as limbs: normalised, added and rounded once.
 
-A sum is an integer times ``2**LOWEST``, the smallest double. Limb ``i`` counts
-``2**(32 * i)`` of these; it has room for 2**30 additions of 32 bits before carries must go
-on to the next::
+A sum is a multiple of ``2**LOWEST``, the smallest double. Limb ``i`` counts multiples of
+``2**(32 * i)`` of it. Before carries must go on to the next limb, it has room for 2**30
+additions of 32 bits::
 
     limb      67 ...            2          1          0
     bits    sign ... |..........|..........|..........|
@@ -23,21 +23,21 @@ LOWEST = -1074
 """The power of two of the smallest double."""
 
 BITS = 32
-"""Of a limb, once it is normalised."""
+"""Bits of a normalised limb."""
 
 LIMBS = 68
-"""Enough for 2**63 of the largest doubles, and a sign."""
+"""Limbs for 2**63 of the largest doubles, and a sign."""
 
 MASK = (1 << BITS) - 1
 
 INFINITE, NEGATIVE, NOT_A_NUMBER = 1, 2, 4
-"""Marks of a sum that is not finite: it met an infinity, a negative one, or NaN."""
+"""Flags of a sum with +inf, -inf or NaN among its numbers."""
 
 
 def normalised(limbs: Array) -> Array:
-    """Return limbs, (limbs, ...), of the same value: of 32 bits, the last with the sign.
+    """Return limbs, (limbs, ...), with the same value and 32 bits each, the last with the sign.
 
-    One more is there if it takes one to hold what is carried on.
+    A last carry appends a limb.
     """
     limbs = limbs.copy()
     for at in range(len(limbs) - 1):
@@ -50,7 +50,7 @@ def normalised(limbs: Array) -> Array:
 
 
 def trimmed(limbs: Array) -> tuple[int, Array]:
-    """Return the first limb that is used by any sum, and all from there to the last used."""
+    """Return the first limb in use by any sum, and the limbs from there to the last in use."""
     used = np.flatnonzero(limbs.any(axis=tuple(range(1, limbs.ndim))))
     if not len(used):
         return 0, limbs[:0]
@@ -60,23 +60,15 @@ def trimmed(limbs: Array) -> tuple[int, Array]:
 def rounded(low: int, limbs: Array, special: Array, dtype: str) -> Array:
     """Return the sums, each rounded once, to nearest and ties to even.
 
-    Parameters
-    ----------
-    low : int
-        Number of the first limb.
-    limbs : array
-        Of int64, (limbs, ...).
-    special : array
-        Marks of what is not finite, one a sum.
-    dtype : str
-        Of the result: bfloat16, float16, float32 or float64.
+    ``low`` is the number of the first limb, ``special`` has the flags of infinities and NaN, and
+    ``dtype`` is bfloat16, float16, float32 or float64.
     """
     shape = special.shape
     limbs = normalised(limbs)
     negative = limbs[-1] < 0 if len(limbs) else np.zeros(shape, bool)
     limbs = np.where(negative, -limbs, limbs)
     zeros = np.zeros((3, *shape), np.int64)
-    limbs = np.concatenate([zeros, normalised(limbs)])  # two below the highest are there
+    limbs = np.concatenate([zeros, normalised(limbs)])  # so that two limbs below the highest exist
     numbers = np.arange(len(limbs)).reshape(-1, *(1,) * len(shape))
     highest = np.where(limbs != 0, numbers, 2).max(axis=0)
     below = np.where(numbers < highest - 2, limbs, 0).any(axis=0)
@@ -88,9 +80,9 @@ def rounded(low: int, limbs: Array, special: Array, dtype: str) -> Array:
     spare = (BITS - length).astype(np.uint64)
     mantissa = ((one << np.uint64(BITS)) | two) << spare | three >> (np.uint64(BITS) - spare)
     rest = (three & ((np.uint64(1) << (np.uint64(BITS) - spare)) - np.uint64(1))) != 0
-    mantissa |= (rest | below).astype(np.uint64)  # so that a tie is no tie if anything follows
+    mantissa |= (rest | below).astype(np.uint64)  # no tie if any bit follows
     exponent = (highest - 3 + low - 1) * BITS + LOWEST - (BITS - length)
-    if dtype != "float64":  # rounded to odd, for the conversion rounds again
+    if dtype != "float64":  # round to odd: the conversion rounds again
         lost = mantissa & np.uint64(0x7FF)
         mantissa = (mantissa - lost) | ((lost != 0).astype(np.uint64) << np.uint64(11))
     both = INFINITE | NEGATIVE

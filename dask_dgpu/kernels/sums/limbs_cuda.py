@@ -1,11 +1,11 @@
-"""How kernels add to limbs in CUDA memory: integers, by atomic additions of any order."""
+"""How kernels add to limbs in CUDA memory: integers, by atomic additions in any order."""
 
 from __future__ import annotations
 
 from dask_dgpu.kernels.sums.limbs import INFINITE, LIMBS, LOWEST, NEGATIVE, NOT_A_NUMBER
 
 NUMBERS = 1 << 29
-"""Most numbers of one sum that are added to the same limbs, so that these do not overflow."""
+"""Most elements of one sum in the same limbs, so that these do not overflow."""
 
 DEPOSIT = r"""
 typedef unsigned long long Word;
@@ -45,7 +45,7 @@ __device__ __forceinline__ Long mantissa_of(double cut, int level) {
 }
 
 """
-"""Needs ``Long`` and the constants."""
+"""Requires ``Long`` and the constants."""
 
 CONSTANTS: dict[str, int | str] = {
     "LIMBS": LIMBS,

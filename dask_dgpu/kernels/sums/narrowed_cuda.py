@@ -1,6 +1,6 @@
-"""Conversion from and to single precision and bfloat16 in CUDA memory, subnormals included.
+"""Conversion from and to single precision and bfloat16 in CUDA memory, with subnormal numbers.
 
-CuPy compiles with ``-ftz=true``, by which its own conversions make them zero.
+CuPy compiles with ``-ftz=true``, so its own conversions flush them to zero.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TO_SINGLE = cupy.ElementwiseKernel(
     "dgpu_to_single",
 )
 
-# to nearest, ties to even; what NaN has beside its mark may be all cut off
+# to nearest, ties to even; NaN stays NaN even if the payload in the upper bits is 0
 TO_BFLOAT16 = cupy.ElementwiseKernel(
     "uint32 single",
     "uint16 half",
@@ -52,6 +52,6 @@ def to_single(values: Array) -> Array:
     return TO_SINGLE(to_double(values))
 
 
-def to_bfloat16(single: Array) -> Array:
-    """Return CuPy numbers of float32 as bfloat16."""
-    return TO_BFLOAT16(single.view(np.uint32)).view(dtype_named(BFLOAT16))
+def to_bfloat16(values: Array) -> Array:
+    """Return CuPy numbers as bfloat16, by way of single precision."""
+    return TO_BFLOAT16(to_single(values).view(np.uint32)).view(dtype_named(BFLOAT16))

@@ -1,4 +1,4 @@
-"""Sums of a part of an array, by either method: made of a block, added, rounded at the end."""
+"""Partial sums of an array by either method: computed from blocks, added, rounded at the end."""
 
 from __future__ import annotations
 
@@ -18,31 +18,22 @@ from dask_dgpu.kernels.sums.narrowed import narrowed
 from graph_opt.model.dtype import dtype_named, is_bfloat16, real_of
 
 Array = Any
-Sums = Pair | Binned
 Exact = Literal["compensated", "reproducible"]
 Kind = Literal["sum", "mean"]
 
 FEW_BYTES = 1 << 16
-"""Sums of up to so many bytes are added on the host: a GPU would only wait for launches."""
+"""Sums up to this size are added on the host: on a GPU launches would take longer."""
 
 
 @dataclass(frozen=True)
 class Partial(ArrayContainer):
     """The sums of a part of an array, with summed axes of length one.
 
-    Parameters
-    ----------
-    sums : Pair or Binned
-        The sums; of complex numbers with a last axis for real and imaginary part.
-    count : int
-        Numbers in each sum.
-    container : str
-        The type of the blocks.
-    parts : int
-        Two for complex numbers, one for real ones.
+    ``count`` is the number of elements in each sum, ``container`` the type of the blocks. There are
+    two ``parts`` for complex numbers, in a last axis of the sums.
     """
 
-    sums: Sums
+    sums: Pair | Binned
     count: int
     container: str
     parts: int
@@ -59,35 +50,26 @@ class Partial(ArrayContainer):
 
 
 def partial_sum(block: Array, axes: tuple[int, ...], method: Exact, result: str) -> Partial:
-    """Sum a block along some of its axes.
+    """Sum a block of real or complex numbers along some non-negative axes.
 
-    Parameters
-    ----------
-    block : numpy.ndarray, numpy.generic or cupy.ndarray
-        Of any real or complex dtype and any strides.
-    axes : tuple of int
-        The axes to sum along, none of them negative.
-    method : {"compensated", "reproducible"}
-        How.
-    result : str
-        The dtype of the sums in the end, which says how good those that are compensated must be.
+    ``result`` is the dtype of the finished sums; it decides the accuracy of compensated sums.
 
     Raises
     ------
     TypeError
-        When the block is not one of numbers, or a masked array.
+        If the block has no numbers, or is a masked array.
     """
     if isinstance(block, np.ma.MaskedArray):
-        raise TypeError("a block is a masked array, of which there is no sum of this kind")
-    if isinstance(block, np.generic):  # as arithmetic makes of arrays without axes
+        raise TypeError(f"expected an array without a mask for a {method} sum, got a masked array")
+    if isinstance(block, np.generic):  # from arithmetic with arrays without axes
         block = np.asarray(block)
     if block.dtype.kind not in "biufc" and not is_bfloat16(block.dtype):
-        raise TypeError(f"a block has the dtype {block.dtype}, which has no sum of this kind")
+        raise TypeError(f"expected numbers for a {method} sum, got dtype {block.dtype}")
     parts = 2 if block.dtype.kind == "c" else 1
     shape = [1 if k in axes else length for k, length in enumerate(block.shape)]
     if parts == 2:
         shape.append(2)
-    sums: Sums
+    sums: Pair | Binned
     if method == "compensated":
         sums = compensated.block_sum(block, axes, real_of(dtype_named(result)).name)
     else:
@@ -100,7 +82,7 @@ def partial_sum(block: Array, axes: tuple[int, ...], method: Exact, result: str)
 
 
 def added(partials: Sequence[Partial]) -> Partial:
-    """Add sums of parts, of one shape: pairs by a tree in their order."""
+    """Add partial sums of one shape; compensated sums by a tree in their order."""
     merged: Any = compensated.merged if isinstance(partials[0].sums, Pair) else binned.merged
     sums = merged([partial.sums for partial in partials])
     return replace(partials[0], sums=sums, count=sum(partial.count for partial in partials))
@@ -109,7 +91,7 @@ def added(partials: Sequence[Partial]) -> Partial:
 def finished(
     whole: Partial, kind: Kind, result: str, axes: tuple[int, ...], keepdims: bool
 ) -> Array:
-    """Round sums, or means, to the dtype ``result``; blocks of the type that was summed."""
+    """Round sums, or means, to the dtype ``result``; return a block like those summed."""
     values = _rounded(whole, kind, dtype_named(result))
     if not keepdims:
         values = values.squeeze(axis=axes)
@@ -125,10 +107,8 @@ def _rounded(whole: Partial, kind: str, result: np.dtype[Any]) -> Array:
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if kind == "mean":
             values = narrowed(whole.sums.value() / whole.count, real)
-        elif isinstance(whole.sums, Binned):
-            values = whole.sums.value(real)
         else:
-            values = narrowed(whole.sums.value(), real)
+            values = whole.sums.value(real)
         if whole.parts == 2:
             values = np.ascontiguousarray(values).view(np.dtype(f"c{2 * values.itemsize}"))[..., 0]
         return values.astype(result)

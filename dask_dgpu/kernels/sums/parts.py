@@ -1,4 +1,4 @@
-"""Blocks of other dtypes than a kernel knows, converted and summed part after part."""
+"""Blocks of dtypes without a kernel, converted and summed in parts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Array = Any
 T = TypeVar("T")
 
 PART = 1 << 18
-"""Elements that are converted at a time, so that they are summed out of a cache."""
+"""Elements to convert at a time; they are still in the cache when they are summed."""
 
 DEVICE_PART = 1 << 26
-"""The same on a GPU, where a launch costs more than memory."""
+"""The same on a GPU, where launches cost more than memory."""
 
 
 def as_real(block: Array) -> Array:
-    """Return a view of complex numbers with a last axis for both parts; others as they are."""
+    """Return a view of complex numbers with a last axis for both parts; others unchanged."""
     if block.dtype.kind != "c":
         return block
     real = block.real
@@ -35,7 +35,7 @@ def as_real(block: Array) -> Array:
 def zeros_for(block: Array, axes: Sequence[int], dtype: str) -> Array:
     """Return zeros for the sums of a block along some axes, on its device."""
     shape = tuple(length for axis, length in enumerate(block.shape) if axis not in axes)
-    # not zeros_like: CuPy ignores its shape if that is (), and takes that of the block
+    # not zeros_like: CuPy replaces the shape () by that of the block
     return np.zeros(shape, dtype, like=block)
 
 
@@ -46,21 +46,10 @@ def in_parts(
     function: Callable[[Array, Sequence[int]], T],
     merged: Callable[[Sequence[T]], T],
 ) -> T:
-    """Sum a block that has one of some dtypes, or can be converted to one without a copy.
+    """Sum a block that has one of some dtypes, or convert and sum it in small parts.
 
-    Parameters
-    ----------
-    block : numpy.ndarray or cupy.ndarray
-        Of any real dtype.
-    axes : sequence of int
-        Axes to sum along.
-    dtypes : sequence of str
-        What ``function`` takes. Half precision, of either kind, becomes float32 if that is
-        there, all else float64.
-    function : callable
-        ``function(part, axes)`` sums a part.
-    merged : callable
-        Adds the sums of parts, in their order.
+    ``function(part, axes)`` sums a part, and ``merged`` adds the sums of parts in their order. Half
+    precision of both kinds becomes float32 if that is one of the dtypes, all others float64.
     """
     if block.dtype.name in dtypes:
         return function(block, axes)
@@ -70,7 +59,7 @@ def in_parts(
 
 
 def parts_of(block: Array, axes: Sequence[int]) -> Iterator[Array]:
-    """Yield parts of a block along the longest of some axes, each small enough to be copied."""
+    """Yield parts of a block along the longest of some axes, each small enough for a copy."""
     most = PART if isinstance(block, np.ndarray) else DEVICE_PART
     if block.size <= most or not axes:
         yield block

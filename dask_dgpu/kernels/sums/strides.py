@@ -1,4 +1,4 @@
-"""How a kernel finds the numbers of a block in CUDA memory, and which thread adds which."""
+"""The grid of threads of a kernel: how it addresses a block, and which thread adds what."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dask_dgpu.kernels.sums.lanes import Axis, Form, form_of, in_elements
 Array = Any
 
 THREADS = 256
-"""Of a block of threads."""
+"""Threads of a thread block."""
 
 BLOCKS = 2048
-"""Blocks of threads that keep a device busy to the end."""
+"""Thread blocks that keep a device busy to the end."""
 
 ROWS = 16
-"""Numbers that a thread adds at the least, where there are so many."""
+"""Minimum number of elements of a thread, if there are as many."""
 
 INDEXING = r"""
 typedef long long Long;
@@ -55,12 +55,12 @@ __device__ __forceinline__ Long offset_of(Long at, Long inner, Long outer_stride
     return outer * outer_stride + (at - outer * inner) * stride;
 }
 """
-"""``LAYOUT`` are parameters of a kernel, the arguments of a :class:`Grid`."""
+"""The kernel parameters ``LAYOUT`` are the arguments of a :class:`Grid`."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The axes of a block, and how threads are dealt out to them.
+    """The axes of a block, and their distribution to threads.
 
     Parameters
     ----------
@@ -69,11 +69,11 @@ class Grid:
     kept, summed : tuple of Axis
         Two axes each, the outer first.
     across, down : int
-        Sums that a block of threads makes, and threads that share a sum in it.
+        Sums of a thread block, and threads that share one of them.
     near : bool
-        Whether neighbouring threads are of different sums.
+        Whether neighbouring threads belong to different sums.
     segments : int
-        Blocks of threads that share a sum.
+        Thread blocks that share a sum.
     """
 
     form: Form
@@ -112,9 +112,9 @@ class Grid:
 
 
 def grid_of(x: Array, axes: Sequence[int]) -> tuple[Array, Grid]:
-    """Return a CuPy block, whose strides are not negative, and its grid.
+    """Return a CuPy block with non-negative strides, and its grid.
 
-    It is copied if more than two axes of either kind are left.
+    The block is copied if more than two axes of either kind remain.
     """
     form = form_of(x.shape, in_elements(x), axes)
     if len(form.kept) > 2 or len(form.summed) > 2 or any(s % x.itemsize for s in x.strides):
@@ -139,6 +139,6 @@ def grid_of(x: Array, axes: Sequence[int]) -> tuple[Array, Grid]:
 
 
 def kernel_of(source: str, constants: Mapping[str, object], name: str) -> Any:
-    """Return a kernel of some source, in which constants are defined; CuPy keeps it on disk."""
+    """Compile a kernel with constants as macros; CuPy caches it on disk."""
     options = tuple(f"-D{key}={value}" for key, value in constants.items())
     return cupy.RawModule(code=source, options=options).get_function(name)

@@ -178,7 +178,7 @@ def test_borrowed_memory_waits_for_the_lanes_that_read_it(view: bool, lane: str)
     device.synchronize()
     assert (copy == 2).all()
     assert all((other == 0).all() for other in others)
-    assert not device._leaving
+    assert not device._borrowed
 
 
 def test_what_was_borrowed_goes_back_as_it_came() -> None:

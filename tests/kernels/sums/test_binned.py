@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.kernels.sums import binned
-from dask_dgpu.kernels.sums.binned import Binned, Coming
+from dask_dgpu.kernels.sums.binned import Binned, PendingBinned
 from dask_dgpu.kernels.sums.lanes import form_of, in_elements
 from tests.support.exact import FAMILIES, exact, family, to_nearest
 from tests.support.profiles import examples
@@ -186,7 +186,7 @@ def test_sums_on_their_way_are_fetched_when_somebody_looks() -> None:
         fetched.append(made)
         return made
 
-    coming = Coming(fetch, 640)
+    coming = PendingBinned(fetch, 640)
     again = coming.reshaped((1, 3))
     assert sys.getsizeof(coming) >= 640
     assert not fetched

@@ -1,7 +1,7 @@
 """Reproducible sums of a block: exact, so that the order does not matter.
 
-Numbers are cut at levels, as in Demmel and Nguyen, "Parallel reproducible summation" (IEEE
-Trans. Comput. 64, 2015), where no cut loses anything; cuts are summed exactly, into an
+Numbers are split at fixed levels without loss, as in Demmel and Nguyen, "Parallel
+reproducible summation" (IEEE Trans. Comput. 64, 2015). The parts are summed exactly, into an
 integer of thousands of bits (Kulisch). Only :meth:`Binned.value` rounds, once.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,11 @@ class Binned:
     Parameters
     ----------
     low : int
-        Number of the first limb; all below are zero.
+        Number of the first limb; all lower limbs are zero.
     limbs : numpy.ndarray
-        Of int64, (limbs, ...): integers of ``2**(32 * (low + i) - 1074)``.
+        int64, (limbs, ...): multiples of ``2**(32 * (low + i) - 1074)``.
     special : numpy.ndarray
-        Of uint8, one a sum: marks of infinities and NaN that were met.
+        uint8, one for each sum: flags of infinities and NaN among the numbers.
     """
 
     low: int
@@ -46,7 +46,7 @@ class Binned:
 
     @classmethod
     def of(cls, low: int, limbs: Array, special: Array) -> Binned:
-        """Return sums whose limbs need not be normalised, nor all used."""
+        """Normalise and trim limbs."""
         first, used = trimmed(normalised(limbs))
         return cls(low + first, used, special)
 
@@ -55,20 +55,26 @@ class Binned:
         limbs = self.limbs.reshape(len(self.limbs), *shape)
         return Binned(self.low, limbs, self.special.reshape(shape))
 
+    def window(self, low: int, high: int) -> Array:
+        """Return the limbs from ``low`` to ``high``, which includes all in use."""
+        limbs = np.zeros((high - low, *self.special.shape), np.int64)
+        limbs[self.low - low : self.low - low + len(self.limbs)] = self.limbs
+        return limbs
+
     def value(self, dtype: str = "float64") -> Array:
         """Return the sums, rounded once to nearest, ties to even; a zero is positive."""
         return rounded(self.low, self.limbs, self.special, dtype)
 
 
-class Coming(Binned):
-    """Exact sums that a device may still be making: whoever looks at them waits.
+class PendingBinned(Binned):
+    """Exact sums that a device may still be computing; reading them waits.
 
     Parameters
     ----------
     fetch : callable
-        Returns them.
+        Returns the sums.
     nbytes : int
-        What they take until then.
+        Their size until then.
     """
 
     _fetch: Callable[[], Binned]
@@ -77,31 +83,19 @@ class Coming(Binned):
     def __init__(self, fetch: Callable[[], Binned], nbytes: int) -> None:
         self.__dict__.update(_fetch=fetch, _nbytes=nbytes)
 
-    @cached_property
-    def _came(self) -> Binned:
-        return self._fetch()  # by two threads at a time twice
-
-    @property
-    def low(self) -> int:
-        """Number of the first limb."""
-        return self._came.low
-
-    @property
-    def limbs(self) -> Array:
-        """The limbs of each sum."""
-        return self._came.limbs
-
-    @property
-    def special(self) -> Array:
-        """The marks of each sum."""
-        return self._came.special
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("low", "limbs", "special"):
+            raise AttributeError(name)
+        sums = self._fetch()  # two threads may both do so
+        self.__dict__.update(vars(sums))
+        return getattr(sums, name)
 
     def reshaped(self, shape: tuple[int, ...]) -> Binned:
         """Return the same sums in another shape."""
-        return Coming(lambda: self._came.reshaped(shape), self._nbytes)
+        return PendingBinned(lambda: Binned.reshaped(self, shape), self._nbytes)
 
     def __sizeof__(self) -> int:
-        """Return the bytes that they take, which Dask asks for at once."""
+        """Return the bytes, which Dask asks for at once."""
         return self._nbytes
 
     def __reduce__(self) -> Any:
@@ -109,20 +103,20 @@ class Coming(Binned):
 
 
 def block_sum(block: Array, axes: Sequence[int]) -> Binned:
-    """Sum a block exactly along some of its axes, in one pass over its memory.
+    """Sum a block exactly along some axes, in one pass over its memory.
 
     Parameters
     ----------
     block : numpy.ndarray or cupy.ndarray
-        Of any real or complex dtype and any strides. Integers count as float64.
+        Of any real or complex dtype and any strides. Integers are summed as float64.
     axes : sequence of int
-        The axes to sum along, none of them negative.
+        Non-negative axes.
 
     Returns
     -------
     Binned
-        Of the shape of the other axes; complex numbers have another at the end, for real and
-        imaginary part. It depends on the values alone.
+        Sums with the shape of the other axes, and a last axis for the real and imaginary part
+        of complex numbers. They depend on the values alone.
     """
     block = as_real(block)
     if block.size == 0:
@@ -161,23 +155,23 @@ def _on_host(block: Array, axes: Sequence[int]) -> Binned:
         touched = limbs[..., first:end]
         found.append(Binned.of(first, np.moveaxis(touched, -1, 0), marks))
         touched[...] = 0
-    low, high = _range(found)
+    low, high = limb_range(found)
     limbs = np.zeros((high - low, *shape), np.int64)
     for (target, _), part in zip(steps, found, strict=True):
-        limbs[(slice(part.low - low, part.low - low + len(part.limbs)), *target)] = part.limbs
+        limbs[(slice(None), *target)] = part.window(low, high)
     return Binned(low, form.restored(limbs, 1), form.restored(special))
 
 
-def _range(parts: Sequence[Binned]) -> tuple[int, int]:
-    """Return the first limb and the one behind the last of some sums."""
+def limb_range(parts: Sequence[Binned]) -> tuple[int, int]:
+    """Return the range of limbs that some sums use."""
     used = [part for part in parts if len(part.limbs)]
     low = min((part.low for part in used), default=0)
     return low, max((part.low + len(part.limbs) for part in used), default=low)
 
 
 def merged(parts: Sequence[Binned]) -> Binned:
-    """Return the sum of sums of one shape; their order does not matter."""
-    low, high = _range(parts)
+    """Add sums of one shape; their order does not matter."""
+    low, high = limb_range(parts)
     limbs = np.zeros((high - low, *parts[0].special.shape), np.int64)
     for part in parts:
         limbs[part.low - low : part.low - low + len(part.limbs)] += part.limbs

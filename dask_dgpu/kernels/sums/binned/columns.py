@@ -1,8 +1,8 @@
 """Exact sums of one run of CUDA memory in a few columns, at the speed of the memory.
 
-Each accumulator cuts its numbers at two levels (``cuts_cuda.py``). Threads begin with common
-levels and raise them for larger numbers; those of the same levels are added as integers by a
-tree, so that few atomic additions are left.
+Each accumulator splits its numbers at two levels (``cuts.py``). Threads start with common
+levels and raise them for larger numbers. Threads with the same levels add their parts as
+integers by a tree, so that few atomic additions remain.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from dask_dgpu.kernels.sums import cuts as cuts_cuda
 from dask_dgpu.kernels.sums import limbs_cuda
-from dask_dgpu.kernels.sums.binned import Binned, Coming, merged
+from dask_dgpu.kernels.sums.binned import Binned, PendingBinned, merged
 from dask_dgpu.kernels.sums.columns import READING, Columns
 from dask_dgpu.kernels.sums.lanes import Form
 from dask_dgpu.kernels.sums.limbs import LIMBS, trimmed
@@ -112,17 +112,17 @@ def columns_sum_cuda(block: Array, columns: Columns) -> Binned:
     kernel = _kernel("sum_columns_float" if block.dtype == cupy.float32 else "sum_columns_double")
     count, most = columns.columns, limbs_cuda.NUMBERS * columns.columns
     begins = range(0, columns.length, most)
-    words = cupy.zeros((len(begins) + 1, count, LIMBS), np.int64)  # the marks are the last
+    words = cupy.zeros((len(begins) + 1, count, LIMBS), np.int64)  # the last one has the flags
     for limbs, begin in zip(words, begins, strict=False):
         numbers = block.data + begin * block.itemsize
         sizes = (np.int64(min(most, columns.length - begin)), np.int32(count))
         kernel(*columns.launch, (numbers, limbs, words[-1], *sizes))
-    stream = cupy.cuda.get_current_stream()  # whoever looks may be on another
-    return Coming(lambda: _found(words.get(stream), columns.form), words.nbytes)
+    stream = cupy.cuda.get_current_stream()  # the reader may be on another stream
+    return PendingBinned(lambda: _found(words.get(stream), columns.form), words.nbytes)
 
 
 def _found(words: Array, form: Form) -> Binned:
-    """Return the sums of which a device has made these words."""
+    """Return the sums in the words of a device."""
     *parts, marks = words
     special = marks.reshape(-1).view(np.uint32)[: marks.shape[0]].astype(np.uint8)
     sums = []

@@ -1,9 +1,9 @@
 """Exact sums in CUDA memory: one launch that reads, and integers that are added to limbs.
 
-Each thread cuts its numbers at two levels, as the loops for NumPy do, and adds the cuts, which
-is exact. Levels change when a number does not fit; what is below both goes to the limbs by
-itself. Threads of the same levels add their cuts as integers, and one of them adds these to
-the limbs by atomic additions, of which the order does not matter.
+Each thread splits its numbers at two levels, like the loops for NumPy, and adds the parts
+exactly. The levels change when a number does not fit; digits below both levels go to the limbs.
+Threads with the same levels add their parts as integers, and one of them adds the sum to the
+limbs by atomic additions, whose order does not matter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import cupy
 import numpy as np
 
 from dask_dgpu.kernels.sums import limbs_cuda
-from dask_dgpu.kernels.sums.binned import Binned, merged
+from dask_dgpu.kernels.sums.binned import Binned, limb_range, merged
 from dask_dgpu.kernels.sums.binned.columns import columns_sum_cuda
 from dask_dgpu.kernels.sums.columns import columns_of
 from dask_dgpu.kernels.sums.cuts import HUGE_POWER
@@ -27,15 +27,15 @@ from dask_dgpu.kernels.sums.strides import INDEXING, THREADS, Grid, grid_of, ker
 Array = Any
 
 SUMS = 1 << 16
-"""Most sums that have limbs on the device at a time; their launches are a multiple of it."""
+"""Most sums with limbs on the device at a time."""
 
 BATCH = 8
-"""Reads that a thread has under way."""
+"""Concurrent reads of a thread."""
 
 COUNT_BITS = 13
 DIGITS = 53 - COUNT_BITS
 ROUND = 8
-"""Levels are multiples of this, so that threads have the same ones as a rule."""
+"""Levels are multiples of this, so that threads usually have the same levels."""
 
 SOURCE = (
     INDEXING
@@ -179,29 +179,23 @@ def _kernel(name: str) -> Any:
 
 
 def block_sum_cuda(block: Array, axes: Sequence[int]) -> Binned:
-    """Sum a block of float32 or float64, of strides that are not negative, exactly.
+    """Sum a block of float32 or float64 with non-negative strides exactly.
 
-    Where it is one run of a few columns, the host does not wait for the sums.
+    The host does not wait for the sums of one run of a few columns.
     """
     columns = columns_of(block, axes)
     if columns is not None:
         return columns_sum_cuda(block, columns)
     block, grid = grid_of(block, axes)
     found = list(_sums(block, grid))
-    low = min(part.low for part in found)
-    high = max(part.low + len(part.limbs) for part in found)
-    limbs = np.zeros((high - low, grid.sums), np.int64)
+    low, high = limb_range(found)
+    limbs = np.concatenate([part.window(low, high) for part in found], axis=1)
     special = np.concatenate([part.special for part in found])
-    at = 0
-    for part in found:
-        rows = slice(part.low - low, part.low - low + len(part.limbs))
-        limbs[rows, at : at + len(part.special)] = part.limbs
-        at += len(part.special)
     return Binned(low, grid.form.restored(limbs, 1), grid.form.restored(special))
 
 
 def _sums(block: Array, grid: Grid) -> Iterator[Binned]:
-    """Yield some sums after the other."""
+    """Yield the sums in groups."""
     kernel = _kernel("sum_float" if block.dtype == cupy.float32 else "sum_double")
     (_, segments), threads = grid.launch
     several = max(1, SUMS // grid.across) * grid.across

@@ -1,9 +1,9 @@
-"""Exact sums in NumPy memory, compiled by Numba at first use.
+"""Exact sums in NumPy memory, compiled by Numba.
 
-A tile of rows is copied into a cache, and cut at two levels that its largest number gives,
-by adding and subtracting a constant each (as in Demmel and Nguyen). What is left, if
-anything, is a tile again. Sums of what was cut off are exact, since they have few enough
-digits; now and then they go to the limbs.
+A tile of rows is copied into the cache and split at two levels below its largest number, by
+adding and subtracting a constant for each (as in Demmel and Nguyen). If there is a remainder,
+it is split again. The parts have so few digits that their sums are exact; these sums are
+flushed to the limbs from time to time.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from dask_dgpu.kernels.sums.limbs import INFINITE, LOWEST, NEGATIVE, NOT_A_NUMBE
 Array = Any
 
 TILE = 1024
-"""Elements of a tile, or one row if that is longer."""
+"""Elements of a tile, or of one row if that is longer."""
 
 COUNT_BITS = 10
 COUNT = 1 << COUNT_BITS
-"""Numbers a lane may add before it goes to the limbs."""
+"""Numbers that a lane adds before it is flushed to the limbs."""
 
 DIGITS = 53 - COUNT_BITS
-"""Bits that are cut off a number below its power of two, so that so many sum up exactly."""
+"""Bits of a part: sums of ``COUNT`` parts are exact."""
 
 SLACK = 10
-"""Levels stay where they are as long as numbers are not smaller by more bits than this."""
+"""Levels are lowered if the numbers are smaller by more bits than this."""
 
 HUGE = 900
-"""Numbers from this power of two on go to the limbs one by one, as what is not finite does."""
+"""Numbers from this power of two on, and infinities and NaN, go to the limbs one by one."""
 
 ABSOLUTE = (1 << 63) - 1
 HUGE_BITS = (HUGE + 1023) << 52
@@ -41,7 +41,7 @@ NONE = -(1 << 20)
 
 @compiled
 def _deposit(limbs: Array, used: Array, mantissa: int, position: int) -> None:
-    """Add an integer of less than 64 bits at a bit of the limbs."""
+    """Add an integer of less than 64 bits to the limbs, at a bit position."""
     at, shift = position >> 5, position & 31
     low = (mantissa & 0xFFFFFFFF) << shift
     high = (mantissa >> 32) << shift
@@ -56,7 +56,7 @@ def _deposit(limbs: Array, used: Array, mantissa: int, position: int) -> None:
 def _flush(
     limbs: Array, used: Array, lanes: Array, n: int, kept: int, level: int, count: int
 ) -> None:
-    """Add lanes, each the sum of so many multiples of a power of two, to the limbs."""
+    """Add lanes, sums of ``count`` multiples of ``2**level``, to the limbs; clear them."""
     width = n
     while width > kept and (width // kept) % 2 == 0 and 2 * count <= COUNT:
         width //= 2
@@ -73,7 +73,7 @@ def _flush(
 
 @compiled
 def _largest(bits: Array, n: int) -> int:
-    """Return the largest absolute value as its bits, which are in the same order."""
+    """Return the bits of the largest absolute value; bits and values have the same order."""
     largest = 0
     for i in range(n):
         largest = max(largest, bits[i] & ABSOLUTE)
@@ -81,7 +81,7 @@ def _largest(bits: Array, n: int) -> int:
 
 
 @compiled
-def _take_huge(
+def _deposit_huge(
     tile: Array,
     bits: Array,
     size: int,
@@ -91,7 +91,7 @@ def _take_huge(
     used: Array,
     special: Array,
 ) -> None:
-    """Move huge numbers to the limbs, and note what is not finite."""
+    """Move huge numbers to the limbs; flag infinities and NaN."""
     for i in range(size):
         absolute = bits[i] & ABSOLUTE
         if absolute >= HUGE_BITS:
@@ -109,7 +109,7 @@ def _take_huge(
 
 @compiled
 def add_binned(flat: Array, limbs: Array, used: Array, special: Array, *walk: int) -> None:
-    """Add a walk to the limbs, (outer, kept, LIMBS), and note the first and last + 1 used."""
+    """Add a walk to limbs of shape (outer, kept, LIMBS); update the range of limbs in use."""
     start, outer, across, rows, down, width, along, most, kept = walk
     first, second = np.zeros(most), np.zeros(most)
     tile = np.empty(max(most, TILE))
@@ -122,9 +122,9 @@ def add_binned(flat: Array, limbs: Array, used: Array, special: Array, *walk: in
             step = max(1, TILE // n)
             top, count, high, low = NONE, 0, 0, 0
             for begin in range(0, rows, step):
-                taken = min(step, rows - begin)
-                size = taken * n
-                for r in range(taken):
+                height = min(step, rows - begin)
+                size = height * n
+                for r in range(height):
                     at = start + o * across + (begin + r) * down + lo * along
                     row = flat[at : at + (n - 1) * along + 1]
                     copy = tile[r * n : (r + 1) * n]
@@ -137,11 +137,11 @@ def add_binned(flat: Array, limbs: Array, used: Array, special: Array, *walk: in
                 largest = _largest(bits, size)
                 while largest:
                     if largest >= HUGE_BITS:
-                        _take_huge(tile, bits, size, n, k, mine, used, marks)
+                        _deposit_huge(tile, bits, size, n, k, mine, used, marks)
                         largest = _largest(bits, size)
                         continue
                     exponent = (largest >> 52) - 1022
-                    if exponent > top or count + taken > COUNT:
+                    if exponent > top or count + height > COUNT:
                         _flush(mine, used, first, n, k, high, count)
                         _flush(mine, used, second, n, k, low, count)
                         count = 0
@@ -149,10 +149,10 @@ def add_binned(flat: Array, limbs: Array, used: Array, special: Array, *walk: in
                             top = exponent
                             high = max(top - DIGITS, LOWEST)
                             low = max(high - 1 - DIGITS, LOWEST)
-                    count += taken
+                    count += height
                     big, small = math.ldexp(1.5, high + 52), math.ldexp(1.5, low + 52)
                     left = 0
-                    for r in range(taken):
+                    for r in range(height):
                         row = tile[r * n : (r + 1) * n]
                         for j in range(n):
                             value = row[j]

@@ -1,13 +1,12 @@
-"""Compensated sums of a block: the sum, and what rounding has taken from it.
+"""Compensated sums of a block: the sum, and its accumulated rounding error.
 
-Double precision is summed with Knuth's two-sum, which finds the rounding error of each
-addition exactly; the errors are summed beside (Kahan and Babuska; Neumaier; Ogita, Rump and
-Oishi, "Accurate sum and dot product", SIAM J. Sci. Comput. 26, 2005). Single and half
-precision are summed in double, which is the same with less work: a double is a single and
-its compensation. Where the result is to be a double, they are summed as doubles are.
+Knuth's two-sum finds the rounding error of each addition of doubles exactly, and a second sum
+accumulates the errors (Kahan and Babuska; Neumaier; Ogita, Rump and Oishi, "Accurate sum and
+dot product", SIAM J. Sci. Comput. 26, 2005). Single and half precision are summed in double,
+which is as good with less work, unless the result is a double.
 
-Doubles may overflow on the way to a sum that does not. What does is summed once more in
-units of ``2**64``, beside the rest: small numbers would lose digits there.
+A partial sum of doubles may overflow although the sum does not. Such sums are computed again
+in units of ``2**64``, separately: small numbers would lose digits there.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.kernels.sums.lanes import forwards, steps_of
+from dask_dgpu.kernels.sums.narrowed import narrowed
 from dask_dgpu.kernels.sums.parts import as_real, in_parts, parts_of, zeros_for
 
 Array = Any
 
 LARGE = 2.0**64
-"""The unit of what overflows: no array has more numbers."""
+"""The unit of sums that overflow: no array has more numbers."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,10 @@ class Pair:
     Parameters
     ----------
     sums, compensations : array
-        Of float64 and one shape; the sum is that of both. Where ``sums`` is not finite,
-        ``compensations`` means nothing.
+        float64 of one shape; they add up to the value. If an element of ``sums`` is not
+        finite, its compensation is meaningless.
     large : Pair, optional
-        What is to be added in units of ``LARGE``, of sums that may overflow: those of
-        doubles. What is not finite is there, and nowhere else.
+        An addend in units of ``LARGE``, for sums of doubles. Infinities and NaN are only here.
     """
 
     sums: Array
@@ -48,7 +47,7 @@ class Pair:
 
     @classmethod
     def of(cls, arrays: Sequence[Array]) -> Pair:
-        """Return what :meth:`arrays` are of."""
+        """Return the pair of these :meth:`arrays`."""
         sums, compensations, *large = arrays
         return cls(sums, compensations, cls.of(large) if large else None)
 
@@ -57,11 +56,11 @@ class Pair:
         return [self.sums, self.compensations, *(self.large.arrays() if self.large else ())]
 
     def __sizeof__(self) -> int:
-        """Return the bytes of all, which Dask asks for."""
+        """Return the bytes of all arrays, which Dask asks for."""
         return sum(map(sys.getsizeof, self.arrays()))
 
     def each(self, function: Callable[[Array], Array]) -> Pair:
-        """Return a pair made by a function of each array."""
+        """Apply a function to each array."""
         return Pair.of(list(map(function, self.arrays())))
 
     def on_host(self) -> Pair:
@@ -74,43 +73,42 @@ class Pair:
         """Return the same sums in another shape."""
         return self.each(lambda array: array.reshape(shape))
 
-    def value(self) -> Array:
-        """Return the sums, rounded to float64."""
+    def value(self, dtype: str = "float64") -> Array:
+        """Return the sums, rounded to double and then to a dtype."""
         finite = np.isfinite(self.sums)
         own = np.where(finite, self.sums + np.where(finite, self.compensations, 0.0), self.sums)
-        if self.large is None:
-            return own
-        whole = _added(_in_large(self), self.large).value()
-        with np.errstate(over="ignore"):
-            return np.where(self.large.sums + self.large.compensations == 0, own, whole * LARGE)
+        if self.large is not None:
+            whole = _added(_in_large(self), self.large).value()
+            small = self.large.sums + self.large.compensations == 0
+            with np.errstate(over="ignore"):
+                own = np.where(small, own, whole * LARGE)
+        return narrowed(own, dtype)
 
 
 def block_sum(block: Array, axes: Sequence[int], result: str = "float32") -> Pair:
-    """Sum a block along some of its axes, in one pass over its memory.
+    """Sum a block along some axes, in one pass over its memory.
 
     Parameters
     ----------
     block : numpy.ndarray or cupy.ndarray
-        Of any real or complex dtype and any strides; it is not copied. Integers count as
+        Of any real or complex dtype and any strides; it is not copied. Integers are summed as
         float64.
     axes : sequence of int
-        The axes to sum along, none of them negative.
+        Non-negative axes.
     result : str
-        The real dtype that sums are rounded to. For float64 blocks of all dtypes are summed as
-        if they were of it.
+        The real dtype of the result; for float64 all blocks are summed like doubles.
 
     Returns
     -------
     Pair
-        Of the shape of the other axes, on the device of the block. Complex numbers have
-        another axis at the end, for real and imaginary part. Of doubles it has what is
-        large.
+        Sums with the shape of the other axes, on the device of the block, and a last axis for
+        the real and imaginary part of complex numbers; with ``large`` for doubles.
 
     Notes
     -----
-    The order of the additions depends on shape and strides alone. An infinity gives what a
-    plain sum gives: an infinity, or NaN if there are both. Doubles that overflow on the way
-    are read twice.
+    The order of the additions depends on shape and strides alone. As in a plain sum, infinities
+    of one sign propagate, and both signs give NaN. If a partial sum of doubles overflows, the
+    block is read twice.
     """
     block = as_real(block)
     if block.size == 0:
@@ -134,18 +132,18 @@ def _sum_of_doubles(block: Array, axes: Sequence[int]) -> Pair:
 
 
 def _overflown(pair: Pair) -> Array:
-    """Return where a sum, or on the way to it what it has lost, is not finite."""
+    """Return a mask of the sums, or compensations, that are not finite."""
     return ~(np.isfinite(pair.sums) & np.isfinite(pair.compensations))
 
 
 def _either(over: Array, left: Pair, right: Pair) -> Pair:
-    """Return the sums of one pair where something holds, elsewhere those of another."""
+    """Select sums from two pairs, like ``numpy.where``."""
     arrays = zip(left.arrays(), right.arrays(), strict=True)
     return Pair.of([np.where(over, *each) for each in arrays])
 
 
 def _in_large(pair: Pair) -> Pair:
-    """Return what a pair is in units of ``LARGE``, less what is large already."""
+    """Return a pair, without its large part, in units of ``LARGE``."""
     return Pair(pair.sums / LARGE, pair.compensations / LARGE)
 
 
@@ -170,7 +168,7 @@ def _on_host(block: Array, axes: Sequence[int]) -> Pair:
 
 
 def merged(pairs: Sequence[Pair]) -> Pair:
-    """Return the sum of pairs of one shape, added by a tree in their order."""
+    """Add pairs of one shape by a tree in their order."""
     level = list(pairs)
     while len(level) > 1:
         level = [_added(*level[at : at + 2]) for at in range(0, len(level), 2)]
@@ -190,7 +188,7 @@ def _added(left: Pair, right: Pair | None = None) -> Pair:
         return pair
     large, over = _added(left.large, right.large), _overflown(pair)
     pair = replace(pair, large=large)
-    if isinstance(over, np.ndarray | np.generic) and not over.any():  # a GPU is not waited for
+    if isinstance(over, np.ndarray | np.generic) and not over.any():  # do not wait for a GPU
         return pair
     larger = merged([large, _in_large(left), _in_large(right)])
     zeros = np.zeros_like(pair.sums)

@@ -1,8 +1,7 @@
 """Compensated sums in CUDA memory: one launch that reads, and a small one that adds the rest.
 
-Each thread has accumulators, and keeps several reads under way. Threads that share a sum
-add their accumulators by a tree in a fixed order, and so do blocks of threads in the second
-launch. Multiprocessors do this at the speed of the memory.
+Each thread has accumulators and several concurrent reads. Threads that share a sum add their
+accumulators by a tree in a fixed order; the second launch does the same for thread blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Array = Any
 WARP = 32
 
 FEW_SUMS = 512
-"""Up to so many are folded by a block of threads each, more by a warp each."""
+"""Up to this number of sums, a thread block folds each; above it, a warp."""
 
 SOURCE = (
     INDEXING
@@ -192,7 +191,7 @@ def _kernel(name: str) -> Any:
 
 
 def block_sum_cuda(block: Array, axes: Sequence[int]) -> Pair:
-    """Sum a block of float32 or float64, of strides that are not negative, on its device."""
+    """Sum a block of float32 or float64 with non-negative strides, on its device."""
     suffix = "float" if block.dtype == cupy.float32 else "double"
     columns = columns_of(block, axes)
     if columns is not None:

@@ -1,7 +1,7 @@
-"""Compensated sums in NumPy memory, compiled by Numba at first use.
+"""Compensated sums in NumPy memory, compiled by Numba.
 
-Loops over lanes are what a compiler turns into vector instructions; there is no leave to
-reorder additions, so compensations stay what they are.
+The compiler vectorises the loops over lanes. It must not reorder additions, which would break
+the compensation.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dask_dgpu.kernels.compiled import compiled, one_compiles
 Array = Any
 
 SHORTEST = 4
-"""Rows of a stretch, at the least."""
+"""Minimum number of rows of a stretch."""
 
 
 @compiled
 def _fold(
     lanes: Array, lost: Array, width: int, kept: int, sums: Array, compensations: Array
 ) -> None:
-    """Add the lanes of each sum, by a tree as far as they can be halved."""
+    """Add the lanes of each sum, by a tree while their number is even."""
     while width > kept and (width // kept) % 2 == 0:
         width //= 2
         for j in range(width):
@@ -43,7 +43,7 @@ def _fold(
 
 @compiled
 def add_exact(flat: Array, sums: Array, compensations: Array, *walk: int) -> None:
-    """Add single precision: each value is exact in double, and so is what most sums lose."""
+    """Add single precision numbers in double, without compensation in the lanes."""
     start, outer, across, rows, down, width, along, most, kept = walk
     lanes, lost = np.empty(most), np.empty(most)
     for o in range(outer):
@@ -65,10 +65,10 @@ def add_exact(flat: Array, sums: Array, compensations: Array, *walk: int) -> Non
 
 @compiled
 def add_compensated(flat: Array, sums: Array, compensations: Array, *walk: int) -> None:
-    """Add double precision: what each addition loses is found by Knuth's two-sum, and summed.
+    """Add doubles; sum the rounding error of each addition, found by Knuth's two-sum.
 
-    After about as many rows as there are such stretches, lanes go to the sums: what the sums
-    of losses lose themselves then grows with the number of rows and not with its square.
+    The lanes are folded into the sums after each stretch of about sqrt(rows) rows. The error of
+    the summed errors then grows with the number of rows, not with its square.
     """
     start, outer, across, rows, down, width, along, most, kept = walk
     lanes, lost = np.empty(most), np.empty(most)
