@@ -48,6 +48,7 @@ PUBLIC = {
     "dask.tokenize.tokenize",
     "dask.typing.no_default",
     "dask.utils.format_bytes",
+    "dask.utils.funcname",
     "dask.utils.parse_bytes",
     "dask.utils.parse_timedelta",
     "dask.utils.typename",
