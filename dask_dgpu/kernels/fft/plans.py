@@ -1,4 +1,4 @@
-"""cuFFT plans that are ready when they are created.
+"""Ready plans of cuFFT: each is complete when it is created.
 
 A plan copies the address of its twiddle factors to the device on the legacy stream, whatever
 CuPy's current stream is (https://github.com/cupy/cupy/issues/7928), and the host does not wait
