@@ -25,16 +25,14 @@ from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.blockwork import Blockworks
 from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.culling import Culled, cull
-from graph_opt.dask_graph.emit import GangLayer, TaskFunctions, emit, guarded
-from graph_opt.dask_graph.finish import finish
+from graph_opt.dask_graph.emit import GangLayer, TaskFunctions, emit, finish, guarded
 from graph_opt.dask_graph.members import fuse, members
 from graph_opt.dask_graph.parse import ArrayGraph, parse
 from graph_opt.dask_graph.piece_layer import PieceLayer
 from graph_opt.dask_graph.plain import Plain
-from graph_opt.dask_graph.spec import check
 from graph_opt.model.node import CUPY, NUMPY, Declined
 from graph_opt.passes.partition import partition
-from graph_opt.passes.rewrite import find, replace
+from graph_opt.passes.rewrite import check, find, replace
 from graph_opt.pieces.piece import Piece
 from graph_opt.pieces.region import Region
 

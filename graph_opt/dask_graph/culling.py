@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,8 +12,6 @@ from typing import Any
 from dask.blockwise import Blockwise
 from dask.core import reverse_dict
 from dask.highlevelgraph import HighLevelGraph, Layer
-
-from graph_opt.dask_graph.depth_first import depth_first
 
 Key = Any
 
@@ -70,3 +69,22 @@ def by_name(keys: Collection[Key]) -> defaultdict[Any, set[Key]]:
     for key in keys:
         found[key[0] if isinstance(key, tuple) else key].add(key)
     return found
+
+
+def depth_first(dependencies: Mapping[str, AbstractSet[str]]) -> list[str]:
+    """Order layers, each after all that it reads and right before its first reader.
+
+    Late results occupy memory for a shorter time. The order depends only on names, not on the
+    iteration of mappings and sets, so every process derives the same program and gang name.
+    ``dependencies`` are the layers that each layer reads, without cycles.
+    """
+    read = set().union(*dependencies.values())
+    stack = sorted(dependencies.keys() - read, reverse=True)
+    order: dict[str, None] = {}
+    while stack:
+        missing = dependencies[stack[-1]] - order.keys()
+        if missing and stack[-1] not in order:
+            stack += sorted(missing, reverse=True)
+        else:
+            order.setdefault(stack.pop())
+    return list(order)

@@ -26,8 +26,7 @@ from graph_opt.dask_graph.internals import (
     load_store_chunk,
     optimize_blockwise,
 )
-from graph_opt.dask_graph.parse import ArrayGraph
-from graph_opt.dask_graph.pattern import CARRIED, unsupported, unwrapped
+from graph_opt.dask_graph.parse import CARRIED, ArrayGraph, unsupported, unwrapped
 from graph_opt.dask_graph.piece_layer import PieceLayer
 
 OUTSIDE = (getter, getter_nofancy, getter_inline, load_store_chunk)

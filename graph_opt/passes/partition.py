@@ -24,8 +24,7 @@ from typing import Any
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from graph_opt.dask_graph.culling import Culled, by_name
-from graph_opt.dask_graph.depth_first import depth_first
+from graph_opt.dask_graph.culling import Culled, by_name, depth_first
 from graph_opt.dask_graph.members import calls_others, tasks_of
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.piece_layer import PieceLayer

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from graph_opt.dask_graph.deferred import DeferredLayer
-from graph_opt.dask_graph.parse import ArrayGraph
-from graph_opt.dask_graph.pattern import unsupported
+from graph_opt.dask_graph.parse import ArrayGraph, unsupported
 from graph_opt.model.node import Declined
 from graph_opt.pieces.piece import Piece
 

@@ -19,8 +19,13 @@ from typing import cast
 from dask.blockwise import Blockwise
 
 from graph_opt.dask_graph.internals import _matmul, _tensordot
-from graph_opt.dask_graph.parse import ArrayGraph
-from graph_opt.dask_graph.pattern import array_operands, block_function, follow, unsupported
+from graph_opt.dask_graph.parse import (
+    ArrayGraph,
+    array_operands,
+    block_function,
+    follow,
+    unsupported,
+)
 from graph_opt.model.node import ArrayNode, Declined
 from graph_opt.pieces.matmul import MatmulPiece
 

@@ -33,8 +33,8 @@ from graph_opt.dask_graph.internals import (
     _broadcast_trick_inner,
     getitem,
 )
-from graph_opt.dask_graph.parse import ArrayGraph
-from graph_opt.dask_graph.pattern import (
+from graph_opt.dask_graph.parse import (
+    ArrayGraph,
     array_operands,
     block_function,
     only_reader,

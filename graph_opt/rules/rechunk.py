@@ -21,8 +21,13 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 
 from graph_opt.dask_graph.internals import Alias, concatenate_shaped
-from graph_opt.dask_graph.parse import ArrayGraph
-from graph_opt.dask_graph.pattern import array_operands, block_function, only_reader, unsupported
+from graph_opt.dask_graph.parse import (
+    ArrayGraph,
+    array_operands,
+    block_function,
+    only_reader,
+    unsupported,
+)
 from graph_opt.model.node import ArrayNode, Declined
 from graph_opt.pieces.rechunk import RechunkPiece, Stage
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from dask.blockwise import Blockwise
 
-from graph_opt.dask_graph.parse import ArrayGraph
-from graph_opt.dask_graph.pattern import (
+from graph_opt.dask_graph.parse import (
     CARRIED,
+    ArrayGraph,
     array_operands,
     block_function,
     only_reader,

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from graph_opt.dask_graph.piece_layer import PieceLayer
-from graph_opt.dask_graph.spec import check
-from graph_opt.passes.rewrite import replace
+from graph_opt.passes.rewrite import check, replace
 from tests.graph_opt.graphs import array, emitted, matches, one, rewritten
 
 A, B = array(11, 13, chunks=(4, 5)), array(13, 7, chunks=(5, 3), seed=1)

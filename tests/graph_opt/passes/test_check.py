@@ -7,7 +7,7 @@ import pytest
 from dask.highlevelgraph import HighLevelGraph
 
 from graph_opt.dask_graph.piece_layer import PieceLayer
-from graph_opt.dask_graph.spec import IllegalGraphError, check
+from graph_opt.passes.rewrite import IllegalGraphError, check
 from graph_opt.pieces.matmul import MatmulPiece
 from tests.graph_opt.graphs import array, one, rewritten
 
