@@ -261,7 +261,7 @@ def test_warm_up_fails(client, cluster, x, y):
     client.run(spoil)
     dgpu.enable(client, **SETTINGS)
     time.sleep(0.5)
-    client.run(restore_blocks)
+    client.run(mend)
     check(client, x @ y)
 
 

@@ -57,8 +57,9 @@ def marks(variable: str) -> str:
 def folder(tmp_path: Path) -> Path:
     tests = tmp_path / "tests"
     (tests / "cluster").mkdir(parents=True)
-    for name in ("conftest.py", "profiles.py", "__init__.py"):
-        shutil.copy(ROOT / "tests" / name, tests)
+    (tests / "support").mkdir()
+    for name in ("conftest.py", "__init__.py", "support/__init__.py", "support/profiles.py"):
+        shutil.copy(ROOT / "tests" / name, tests / name)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tests / "test_one.py").write_text(TESTS)
     for name in ("a", "b", "c"):
