@@ -1,6 +1,6 @@
 """The transports beside each other: a tiny all-reduce, and an all-to-all that fills the links.
 
-Bare processes without Dask, one a GPU where there are any. Which transports are
+Bare processes without Dask, one per GPU where there are any. Which transports are
 compared depends on what is installed: gloo and UCX on CPUs, NCCL and UCX on GPUs.
 """
 
@@ -126,7 +126,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if gpus else "cpu")
-    parser.add_argument("--ranks", type=int, help="by default 4, or one a GPU")
+    parser.add_argument("--ranks", type=int, help="by default 4, or one per GPU")
     parser.add_argument("--mib", type=int, help="of each rank; by default 16, or 256 on GPUs")
     parser.add_argument("--repetitions", type=int, default=11, help="after one to warm up")
     parser.add_argument("--out", type=Path, help="where JSON lines are appended")

@@ -1,6 +1,6 @@
 """Jacobi's iteration and loops of ``da.map_overlap`` on the GPUs of one host.
 
-Grids come in slabs of rows, one a GPU. ``dgpu.jacobi`` takes all its iterations, on all
+Grids come in slabs of rows, one per GPU. ``dgpu.jacobi`` takes all its iterations, on all
 GPUs and on fewer, each of which has the same share of rows: the efficiency is the time of
 an iteration on one over that on several. Steps of ``map_overlap`` are an expression of
 slices, and one fused kernel.

@@ -218,7 +218,7 @@ def _leaves(given: Any) -> list[Any]:
 def run_local(
     size: int, fn: Callable[..., T], *args: object, limit: float | None = None
 ) -> list[T]:
-    """Call ``fn(comm, *args)`` on ``size`` threads, one a rank.
+    """Call ``fn(comm, *args)`` on ``size`` threads, one per rank.
 
     If a rank raises, the others are aborted and its error is raised here. A rank waits until
     the others have called or ended, at most ``limit`` seconds if that is given.

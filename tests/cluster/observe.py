@@ -94,7 +94,7 @@ class Counted(NamedTuple):
 
 
 def counted(client: Client, make: Callable[..., da.Array], *given: da.Array) -> Counted:
-    """Persist what is given, then what is made of it; count the tasks of the latter."""
+    """Persist the given arrays, then a result of them; count the tasks of the result."""
     given = dask.persist(*given)
     wait(given)
     client.register_plugin(_Submitted())

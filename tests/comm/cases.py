@@ -315,7 +315,7 @@ def _receive_from(peer, comm, xp):
 
 
 def abort_while_waiting(comm, xp):
-    """Rank 0 waits for a message that nobody sends, and its other thread aborts."""
+    """Rank 0 waits for a message that is never sent, and its other thread aborts."""
     if comm.size == 1:
         return
     comm.barrier()

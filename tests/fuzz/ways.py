@@ -24,7 +24,7 @@ FALLBACK = SETTINGS | {"on_error": "fallback"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a way: arrays, the dtypes that were declared for them, or an error."""
+    """The outcome of a way: arrays with their declared dtypes, or an error."""
 
     arrays: tuple[Any, ...] = ()
     dtypes: tuple[Any, ...] = ()

@@ -1,4 +1,4 @@
-"""What a user is told when dask_dgpu itself fails on a graph."""
+"""The warnings that users see if dask_dgpu itself fails on a graph."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ def test_a_region_that_does_not_fit_is_split(ranks: int) -> None:
 
 
 def test_plain_names_are_those_of_dask() -> None:
-    """Whatever is asked for has the keys that Dask gave it."""
+    """Requested blocks have Dask's keys."""
     x = da.from_array(A, chunks=(3, N))
     y = np.fft.fft2(x)
     z = abs(y)

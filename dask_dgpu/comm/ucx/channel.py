@@ -82,7 +82,7 @@ class UcxChannel:
             raise CommError(f"rank {rank}'s UCX did not start within the time limit") from None
 
     def connect(self, addresses: Sequence[bytes]) -> None:
-        """Prepare for messages to the workers at these addresses, one a rank."""
+        """Prepare for messages to the workers at these addresses, one per rank."""
         done = UcxMessage(f"rank {self.rank}'s connection", self.fail)
         self._do(lambda worker: self._connect(worker, addresses, done), done)
         done.wait(self.timeout)

@@ -398,7 +398,7 @@ def test_a_loop_is_explained_in_two_lines(enabled: dgpu.Enabled) -> None:
 
 
 def test_bytes_are_those_of_the_surface() -> None:
-    """Four blocks, one a rank: each receives an edge of two others and a corner of the third."""
+    """Four blocks, one per rank: each receives an edge of two others and a corner of the third."""
     z = loop(da.ones((32, 32), chunks=16), 1)
     rewriting = optimizer(when="always").rewrite(z.dask, z.__dask_keys__())
     ((_, prediction),) = rewriting.regions

@@ -167,7 +167,7 @@ def test_a_wave_with_an_analytic_solution() -> None:
 def test_extreme_distances_in_single_precision(dx: float) -> None:
     f = numbers((8, 6), "float32")
     unit = dgpu.poisson(da.from_array(f, chunks=(3, 6)), 1.0, "zero").compute()
-    if dx < 1:  # what is made of it fits, what it is made by does not
+    if dx < 1:  # the result fits in single precision, the scaled input does not
         f = f / np.float32(1e-35)
         unit = unit / np.float32(1e-35)
     else:
