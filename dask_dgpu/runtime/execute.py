@@ -75,7 +75,7 @@ def _borrow(values: Mapping[str, Blocks], device: Device) -> None:
 
 
 def _action(step: Local | Collective) -> str:
-    moves = isinstance(step, Collective) and step.operation == "redistribute"
+    moves = isinstance(step, Collective) and step.operation == "rechunk"
     return "transfer" if moves else "compute"
 
 
