@@ -43,15 +43,13 @@ def execute(
     device.begin()
     _borrow(values, device)
     known = dict(program.inputs) | {step.output: step.result for step in program.steps}
-    given = program.given
     with device.computing():
-        for step, ending in zip(program.steps, program.ends, strict=True):
+        for step, ending, spent in zip(program.steps, program.ends, program.spent, strict=True):
             name = label(step.output)
             with observer.step(name, _action(step)) as span, device.named(name):
                 if isinstance(step, Local):
                     made = _made(step, program, fixed, comm, device, values, observer)
                 else:
-                    spent = {name for name in step.inputs if name in ending} - given
                     made = _computed(step, fixed, comm, device, values, known, spent, observer)
                 span.nbytes = sum(getattr(block, "nbytes", 0) for block in made.values())
             values[step.output] = made

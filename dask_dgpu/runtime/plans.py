@@ -33,13 +33,15 @@ Owners = Mapping[str, Sequence[int]]
 class Stage:
     """A step without the names of arrays: values are numbered, inputs of the program first.
 
-    ``operation`` and ``task`` are those of a collective. A local step has ``needs`` instead.
+    ``operation``, ``task`` and the ``spent`` inputs are those of a collective. A local step has
+    ``needs`` instead.
     """
 
     inputs: tuple[int, ...]
     result: Value
     operation: str | None = None
     task: Any = None
+    spent: tuple[bool, ...] = ()
     needs: tuple[tuple[Need, ...], ...] = ()
     once: bool = False
 
@@ -59,25 +61,16 @@ class Structure:
         """Return the structure of a program."""
         number = {name: at for at, name in enumerate(program.names)}
         stages = []
-        for step in program.steps:
+        for step, spent in zip(program.steps, program.spent, strict=True):
             inputs = tuple(number[name] for name in step.inputs)
             if isinstance(step, Local):
                 stages.append(Stage(inputs, step.result, needs=step.needs, once=step.once))
             else:
-                stages.append(Stage(inputs, step.result, step.operation, step.task))
+                last = tuple(name in spent for name in step.inputs)
+                stages.append(Stage(inputs, step.result, step.operation, step.task, last))
         outputs = tuple((number[name], blocks) for name, blocks in program.outputs)
         values = tuple(value for _, value in program.inputs)
         return cls(values, tuple(stages), outputs, program.machine, program.room)
-
-    @property
-    def last_uses(self) -> dict[int, int]:
-        """For each value the last stage that reads or makes it."""
-        first = len(self.inputs)
-        return {
-            value: at
-            for at, stage in enumerate(self.stages)
-            for value in (first + at, *stage.inputs)
-        }
 
 
 @dataclass(frozen=True)
@@ -176,7 +169,6 @@ def _fixed(structure: Structure, owners: tuple[tuple[int, ...], ...], size: int)
         values[number] = value.placed(held)
         placement.put(number, value, values[number].layout)
     first = len(structure.inputs)
-    last, results = structure.last_uses, {number for number, _ in structure.outputs}
     collectives: dict[int, Any] = {}
     for at, stage in enumerate(structure.stages):
         number, result = first + at, stage.result
@@ -185,11 +177,8 @@ def _fixed(structure: Structure, owners: tuple[tuple[int, ...], ...], size: int)
             placement.make(number, result, stage.inputs, needs, stage.once)
             continue
         inputs = tuple(
-            replace(
-                placement.placed(each),
-                spent=last[each] == at and each >= first and each not in results,
-            )
-            for each in stage.inputs
+            replace(placement.placed(each), spent=spent)
+            for each, spent in zip(stage.inputs, stage.spent, strict=True)
         )
         request = Request(inputs, result, stage.task, size, structure.machine, structure.room)
         plan = _planned(stage.operation, request)

@@ -112,6 +112,12 @@ class Program:
                 found[at].append(name)
         return found
 
+    @property
+    def spent(self) -> list[set[str]]:
+        """For each step its inputs that no later step reads, except the program's inputs."""
+        steps, given = zip(self.steps, self.ends, strict=True), self.given
+        return [({*step.inputs} & {*ending}) - given for step, ending in steps]
+
     def named(self, staged: Sequence[list[Any]]) -> dict[Key, Any]:
         """Return the blocks of the inputs by their keys in Dask."""
         return {

@@ -94,7 +94,7 @@ class _Run:
             )
 
     def wait(self) -> Session:
-        """Return what came of it."""
+        """Wait for pytest, and return its outcomes."""
         self.process.wait()
         if not self.file.exists():
             raise RuntimeError(f"pytest did not finish: {self.log.read_text()[-4000:]}")
