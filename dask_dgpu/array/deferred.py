@@ -12,7 +12,7 @@ from dask.tokenize import tokenize
 from dask.utils import typename
 
 from graph_opt.dask_graph.deferred import DeferredLayer, Expand
-from graph_opt.model.node import ArrayNode, Chunks
+from graph_opt.model.layout import ArrayNode, Chunks
 from graph_opt.pieces.piece import Piece
 
 

@@ -23,7 +23,7 @@ from dask_dgpu.planner.predict import Prediction
 from dask_dgpu.runtime.observer import Step
 from dask_dgpu.runtime.tasks import PLUGIN
 from graph_opt.dask_graph.emit import gang_key
-from graph_opt.model.node import Declined, label
+from graph_opt.model.layout import Declined, label
 from graph_opt.pieces.piece import Piece
 from graph_opt.pieces.region import Region
 

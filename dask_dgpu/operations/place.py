@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.operations.value import Value
-from graph_opt.model.layout import Index, Layout, block_spans, cuts_of
-from graph_opt.model.overlap import common_lengths, spread
+from graph_opt.model.layout import Index, Layout, block_spans, common_lengths, cuts_of, spread
 
 MOST_PRODUCTS = 1 << 28
 """Blocks are dealt out in order if finding out who has most of each takes more."""

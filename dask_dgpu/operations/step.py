@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dask_dgpu.operations.value import Value
-from graph_opt.model.layout import Index, cuts_of
-from graph_opt.model.node import ArrayNode
+from graph_opt.model.layout import ArrayNode, Index, cuts_of
 from graph_opt.pieces.region import Blockwork, Member
 
 Need = tuple[int, Index]

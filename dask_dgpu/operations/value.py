@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.errors import UndeclaredShapeError, UndeclaredTypeError
-from graph_opt.model.bare import Bare
-from graph_opt.model.dtype import dtype_named
-from graph_opt.model.layout import Cuts, Index, Layout
+from graph_opt.model.layout import Bare, Cuts, Index, Layout, dtype_named
 
 Array = Any
 Blocks = dict[Index, Array]

@@ -30,7 +30,7 @@ from graph_opt.dask_graph.members import fuse, members
 from graph_opt.dask_graph.parse import ArrayGraph, parse
 from graph_opt.dask_graph.piece_layer import PieceLayer
 from graph_opt.dask_graph.plain import Plain
-from graph_opt.model.node import CUPY, NUMPY, Declined
+from graph_opt.model.layout import CUPY, NUMPY, Declined
 from graph_opt.passes.partition import partition
 from graph_opt.passes.rewrite import check, find, replace
 from graph_opt.pieces.piece import Piece

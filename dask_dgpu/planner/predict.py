@@ -17,8 +17,7 @@ from dask_dgpu.runtime.placement import Ranks
 from dask_dgpu.runtime.plans import Plans, plans
 from dask_dgpu.runtime.program import Program
 from graph_opt.model.cost import GANG_SECONDS, STEP_SECONDS, TASK_SECONDS
-from graph_opt.model.layout import Index, dealt
-from graph_opt.model.node import label
+from graph_opt.model.layout import Index, dealt, label
 from graph_opt.pieces.region import Region
 
 Bytes = NDArray[np.int64]

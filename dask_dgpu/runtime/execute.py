@@ -15,8 +15,7 @@ from dask_dgpu.runtime.observer import Observer
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.program import Key, Program
 from dask_dgpu.runtime.ship import ship
-from graph_opt.model.layout import Index
-from graph_opt.model.node import label
+from graph_opt.model.layout import Index, label
 
 Array = Any
 

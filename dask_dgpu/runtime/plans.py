@@ -19,9 +19,8 @@ from dask_dgpu.operations.step import Local, Need
 from dask_dgpu.operations.value import Placed, Value
 from dask_dgpu.runtime.placement import Making, Placement
 from dask_dgpu.runtime.program import Key, Program
-from graph_opt.model.bare import Bare
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Index
+from graph_opt.model.layout import Bare, Index
 
 KEPT_PLANS = 32
 """Number of plans that a process keeps, with whatever ranks derive from them."""

@@ -8,7 +8,7 @@ from typing import Any
 from dask.highlevelgraph import Layer
 
 from graph_opt.dask_graph.internals import GraphNode, cull
-from graph_opt.model.node import ArrayNode
+from graph_opt.model.layout import ArrayNode
 from graph_opt.pieces.piece import Piece
 
 Key = Any

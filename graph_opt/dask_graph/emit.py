@@ -20,7 +20,7 @@ from typing import Any
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from graph_opt.dask_graph.internals import GraphNode, List, Task, TaskRef
-from graph_opt.model.node import label
+from graph_opt.model.layout import label
 from graph_opt.pieces.region import Region
 
 Key = tuple[Any, ...]

@@ -13,8 +13,7 @@ from dask.core import flatten, reverse_dict
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from graph_opt.dask_graph.internals import curry, getitem_variadic
-from graph_opt.model.dtype import BFLOAT16
-from graph_opt.model.node import CONTAINERS, ArrayNode, Chunks
+from graph_opt.model.layout import BFLOAT16, CONTAINERS, ArrayNode, Chunks
 
 DTYPES = frozenset(
     {"bool", "float16", "float32", "float64", "complex64", "complex128"}

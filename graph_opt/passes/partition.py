@@ -28,7 +28,7 @@ from graph_opt.dask_graph.culling import Culled, by_name, depth_first
 from graph_opt.dask_graph.members import calls_others, tasks_of
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.piece_layer import PieceLayer
-from graph_opt.model.node import ArrayNode
+from graph_opt.model.layout import ArrayNode
 from graph_opt.pieces.piece import Piece
 from graph_opt.pieces.region import Blockwork, Member, Region
 

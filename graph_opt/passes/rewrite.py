@@ -9,7 +9,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.piece_layer import PieceLayer
-from graph_opt.model.node import Declined
+from graph_opt.model.layout import Declined
 from graph_opt.pieces.piece import Piece
 
 Rule = Callable[[ArrayGraph, str], Piece | Declined | None]

@@ -9,8 +9,7 @@ from itertools import product as cartesian
 from typing import Any
 
 from graph_opt.model.cost import Machine, dask_product_seconds
-from graph_opt.model.layout import Index
-from graph_opt.model.node import ArrayNode, label
+from graph_opt.model.layout import ArrayNode, Index, label
 from graph_opt.pieces.piece import Piece
 
 

@@ -10,8 +10,7 @@ from itertools import product as cartesian
 from typing import Any
 
 from graph_opt.model.cost import ROUND_TRIP_SECONDS, Machine, dask_rechunk_seconds
-from graph_opt.model.layout import Index
-from graph_opt.model.node import Chunks, label
+from graph_opt.model.layout import Chunks, Index, label
 from graph_opt.pieces.piece import SeparablePiece
 
 Depth = tuple[int, int]

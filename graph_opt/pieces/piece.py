@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Index
-from graph_opt.model.node import ArrayNode, label
+from graph_opt.model.layout import ArrayNode, Index, label
 
 
 @dataclass(frozen=True)

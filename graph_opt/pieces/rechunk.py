@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 
 from graph_opt.model.cost import Machine, dask_rechunk_seconds
-from graph_opt.model.layout import Cuts, Index, cuts_of
-from graph_opt.model.node import Chunks
-from graph_opt.model.overlap import common_lengths, spread
+from graph_opt.model.layout import Chunks, Cuts, Index, common_lengths, cuts_of, spread
 from graph_opt.pieces.piece import SeparablePiece
 
 

@@ -11,8 +11,7 @@ from typing import Any
 from dask.highlevelgraph import Layer
 from dask.tokenize import tokenize
 
-from graph_opt.model.layout import Index
-from graph_opt.model.node import ArrayNode, label
+from graph_opt.model.layout import ArrayNode, Index, label
 from graph_opt.pieces.piece import Piece
 
 Block = tuple[str, Index]

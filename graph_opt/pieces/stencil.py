@@ -9,8 +9,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from graph_opt.model.cost import Machine, dask_rechunk_seconds
-from graph_opt.model.layout import Index
-from graph_opt.model.node import ArrayNode
+from graph_opt.model.layout import ArrayNode, Index
 from graph_opt.pieces.piece import Piece
 
 REPORT_SWEEPS = 3

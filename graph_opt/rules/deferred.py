@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graph_opt.dask_graph.deferred import DeferredLayer
 from graph_opt.dask_graph.parse import ArrayGraph, unsupported
-from graph_opt.model.node import Declined
+from graph_opt.model.layout import Declined
 from graph_opt.pieces.piece import Piece
 
 

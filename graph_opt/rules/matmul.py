@@ -26,7 +26,7 @@ from graph_opt.dask_graph.parse import (
     follow,
     unsupported,
 )
-from graph_opt.model.node import ArrayNode, Declined
+from graph_opt.model.layout import ArrayNode, Declined
 from graph_opt.pieces.matmul import MatmulPiece
 
 REDUCTIONS = (

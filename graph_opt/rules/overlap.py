@@ -41,8 +41,7 @@ from graph_opt.dask_graph.parse import (
     unsupported,
     unwrapped,
 )
-from graph_opt.model.layout import Index, cuts_of
-from graph_opt.model.node import ArrayNode, Declined
+from graph_opt.model.layout import ArrayNode, Declined, Index, cuts_of
 from graph_opt.pieces.overlap import Boundary, Depth, OverlapPiece, extended
 
 FILL = unwrapped(_broadcast_trick_inner)

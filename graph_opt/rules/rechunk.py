@@ -28,7 +28,7 @@ from graph_opt.dask_graph.parse import (
     only_reader,
     unsupported,
 )
-from graph_opt.model.node import ArrayNode, Declined
+from graph_opt.model.layout import ArrayNode, Declined
 from graph_opt.pieces.rechunk import RechunkPiece, Stage
 
 TASKS = "rechunk-merge-"

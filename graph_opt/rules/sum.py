@@ -25,7 +25,7 @@ from graph_opt.dask_graph.parse import (
     unsupported,
     unwrapped,
 )
-from graph_opt.model.node import ArrayNode, Declined
+from graph_opt.model.layout import ArrayNode, Declined
 from graph_opt.pieces.sum import PARTIAL_BYTES, SumPiece
 
 FUNCTIONS = "dask_dgpu.array.reductions.partial"

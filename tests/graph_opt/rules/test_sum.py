@@ -13,7 +13,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.operations import rules
 from graph_opt.dask_graph.parse import parse
 from graph_opt.model.cost import HOST, TASK_SECONDS
-from graph_opt.model.dtype import dtype_named
+from graph_opt.model.layout import dtype_named
 from graph_opt.passes.rewrite import find
 from graph_opt.pieces.sum import SumPiece
 
