@@ -15,8 +15,7 @@ from typing import Any
 
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.operation import Request
-from dask_dgpu.operations.step import Local, Need
-from dask_dgpu.operations.value import Placed, Value
+from dask_dgpu.operations.value import Local, Need, Placed, Value
 from dask_dgpu.runtime.placement import Making, Placement
 from dask_dgpu.runtime.program import Key, Program
 from graph_opt.model.cost import Machine

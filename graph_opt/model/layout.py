@@ -5,7 +5,6 @@ An axis of chunks ``(3, 3, 2)`` has the cuts ``(0, 3, 6, 8)``.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import accumulate, pairwise
 from itertools import product as cartesian
-from math import prod
+from math import isnan, prod
 from typing import Any, cast
 
 import numpy as np
@@ -131,7 +130,7 @@ class ArrayNode:
     @cached_property
     def known(self) -> bool:
         """Whether every chunk size is known."""
-        return not any(math.isnan(size) for sizes in self.chunks for size in sizes)
+        return not any(isnan(size) for sizes in self.chunks for size in sizes)
 
 
 @dataclass(frozen=True)

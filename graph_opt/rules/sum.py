@@ -19,6 +19,7 @@ from dask.blockwise import Blockwise
 from graph_opt.dask_graph.parse import (
     CARRIED,
     ArrayGraph,
+    Rule,
     array_operands,
     block_function,
     only_reader,
@@ -63,6 +64,9 @@ def match(graph: ArrayGraph, name: str) -> SumPiece | Declined | None:
     )
     fault = piece.fault()
     return piece if fault is None else Declined(output.name, fault)
+
+
+RULE = Rule(match, functions=(f"{FUNCTIONS}.sum_block",))
 
 
 def _wide(output: ArrayNode) -> bool:
