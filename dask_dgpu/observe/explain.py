@@ -243,7 +243,7 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
     client, keys = current_client(), array.__dask_keys__()
     names = arrays_of(graph, set(flatten(keys)))
     reported = fallbacks_of(client, names) if optimizer.facts.scheduler else ()
-    held = held_by(client, optimizer.facts.scheduler)
+    held = held_by(optimizer.facts.scheduler, client)
     try:
         rewriting = optimizer.rewrite(graph, keys, held)
     except Exception as error:

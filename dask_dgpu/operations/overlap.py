@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from dask_dgpu.algorithms.halo import (
-    HaloPlan,
-    cost,
-    halo_rank,
-    plan_halo,
-    traffic,
-    workspace,
-)
+from dask_dgpu.algorithms.halo import HaloPlan, cost, halo_rank, plan_halo, traffic, workspace
 from dask_dgpu.operations.operation import Cost, Operation, Request
 from graph_opt.model.cost import Machine
 from graph_opt.pieces.overlap import RULE

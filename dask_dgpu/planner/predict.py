@@ -15,11 +15,10 @@ from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.value import Collective, Local
-from dask_dgpu.runtime.placement import Ranks
 from dask_dgpu.runtime.plans import Plans, plans
 from dask_dgpu.runtime.program import Program
 from graph_opt.model.cost import GANG_SECONDS, STEP_SECONDS, TASK_SECONDS
-from graph_opt.model.layout import Index, dealt, label
+from graph_opt.model.layout import dealt, label
 from graph_opt.model.piece import Region
 
 if TYPE_CHECKING:
@@ -33,35 +32,15 @@ Bytes = NDArray[np.int64]
 """A number for each rank."""
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The cost of a region, or of one piece.
+@dataclass(frozen=True, kw_only=True)
+class Prediction(Cost):
+    """The cost of a region, or of one piece, in a gang and in plain Dask.
 
-    Parameters
-    ----------
-    text : str
-        The algorithm in a few words.
-    details : tuple of (str, value)
-        The algorithm as plain values; the names depend on it.
-    tasks, dask_tasks : int
-        Tasks on the scheduler, with a gang and without.
-    moved_bytes : int
-        Bytes that the busiest rank receives, with blocks in even shares.
-    peak_bytes : int
-        Most bytes on one rank: its share of inputs and output, and the workspace.
-    seconds, dask_seconds : float
-        Time with a gang and without.
-    steps : tuple of (str, float)
-        The layer of each step, and its seconds.
+    ``tasks`` are those in the scheduler, and ``steps`` the layer of each step and its seconds.
     """
 
-    text: str
-    details: tuple[tuple[str, Any], ...]
     tasks: int
     dask_tasks: int
-    moved_bytes: int
-    peak_bytes: int
-    seconds: float
     dask_seconds: float
     steps: tuple[tuple[str, float], ...]
 
@@ -86,19 +65,13 @@ def scheduler_here(scheduler_id: str | None) -> Scheduler | None:
     return next((each for each in list(Scheduler._instances) if each.id == scheduler_id), None)
 
 
-def held_here(scheduler_id: str | None) -> Held | None:
-    """Return the :data:`Held` of a scheduler in this process; without a cluster nothing is."""
-    if scheduler_id is None:
-        return nothing
+def held_by(scheduler_id: str | None, client: Client | None = None) -> Held:
+    """Return the :data:`Held` of a scheduler, here or of a client; nothing without a cluster."""
     scheduler = scheduler_here(scheduler_id)
-    return None if scheduler is None else partial(_other_results, dask_scheduler=scheduler)
-
-
-def held_by(client: Client | None, scheduler_id: str | None) -> Held:
-    """Return the same, from a scheduler in any process."""
-    here = held_here(scheduler_id)
-    if here is not None or client is None:
-        return here or nothing
+    if scheduler is not None:
+        return partial(_other_results, dask_scheduler=scheduler)
+    if client is None or scheduler_id is None:
+        return nothing
 
     def ask(keys: Collection[Key]) -> int:
         return int(client.run_on_scheduler(_other_results, keys=list(keys)))
@@ -173,17 +146,7 @@ def _costs(program: Program, fixed: Plans, facts: ClusterFacts) -> dict[str, Cos
 
 
 class Shares:
-    """The bytes of each value on each rank.
-
-    Parameters
-    ----------
-    program : Program
-        The program of all ranks.
-    fixed : Plans
-        The places of its blocks.
-    size : int
-        Number of ranks.
-    """
+    """The bytes of each value of a program on each of ``size`` ranks."""
 
     def __init__(self, program: Program, fixed: Plans, size: int) -> None:
         self.program = program
@@ -228,17 +191,16 @@ class Shares:
                 total[each.target] += self.values[names[each.value]].nbytes(each.index)
         return max(total)
 
-    def _ranks(self, name: str) -> Mapping[Index, Ranks]:
-        making = self.fixed.makings.get(name)
-        if making is not None:
-            return making.ranks
-        return {index: (rank,) for index, rank in self.fixed.values[name].owners()}
-
     def _share(self, name: str) -> Bytes:
         total = [0] * self.size
-        for index, ranks in self._ranks(name).items():
-            for rank in ranks:
-                total[rank] += self.values[name].nbytes(index)
+        making, value = self.fixed.makings.get(name), self.values[name]
+        if making is None:
+            for index, rank in self.fixed.values[name].owners():
+                total[rank] += value.nbytes(index)
+        else:
+            for index, ranks in making.ranks.items():
+                for rank in ranks:
+                    total[rank] += value.nbytes(index)
         return np.array(total, np.int64)
 
     def _sum(self, names: Iterable[str]) -> Bytes:

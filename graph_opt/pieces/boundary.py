@@ -10,19 +10,8 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 
-from graph_opt.dask_graph.internals import (
-    Alias,
-    Task,
-    TaskRef,
-    _broadcast_trick_inner,
-    getitem,
-)
-from graph_opt.dask_graph.parse import (
-    ArrayGraph,
-    array_operands,
-    block_function,
-    unwrapped,
-)
+from graph_opt.dask_graph.internals import Alias, Task, TaskRef, _broadcast_trick_inner, getitem
+from graph_opt.dask_graph.parse import ArrayGraph, array_operands, block_function, unwrapped
 from graph_opt.model.layout import ArrayNode, Index, cuts_of
 
 Boundary = str | complex | None

@@ -24,15 +24,8 @@ from itertools import product as cartesian
 from operator import add
 from typing import Any
 
-from graph_opt.dask_graph.internals import (
-    ArrayOverlapLayer,
-)
-from graph_opt.dask_graph.parse import (
-    ArrayGraph,
-    Rule,
-    only_reader,
-    unsupported,
-)
+from graph_opt.dask_graph.internals import ArrayOverlapLayer
+from graph_opt.dask_graph.parse import ArrayGraph, Rule, only_reader, unsupported
 from graph_opt.model.cost import ROUND_TRIP_SECONDS, Machine, dask_rechunk_seconds
 from graph_opt.model.layout import ArrayNode, Chunks, Declined, Index, label
 from graph_opt.model.piece import SeparablePiece
