@@ -22,11 +22,10 @@ from dask_dgpu.planner.predict import Held, Prediction, held_by, nothing, predic
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.blockwork import Blockworks
 from dask_dgpu.runtime.program import Program
-from graph_opt.dask_graph.emit import GangLayer, TaskFunctions, emit, finish, guarded
+from graph_opt.dask_graph.emit import Plain, TaskFunctions, emit, finish, guarded
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import fuse, members
 from graph_opt.dask_graph.parse import ArrayGraph, Culled, cull, parse
-from graph_opt.dask_graph.plain import Plain
 from graph_opt.model.layout import CUPY, NUMPY, Declined
 from graph_opt.model.piece import Piece, Region
 from graph_opt.passes import check, find, insert, partition
@@ -79,9 +78,7 @@ class GraphOptimizer:
             optimized = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
             if isinstance(optimized, HighLevelGraph):  # fusion is switched off
                 return optimized
-            layers = rewriting.graph.layers.values()
-            gangs = [layer for layer in layers if isinstance(layer, GangLayer)]
-            return finish(optimized, _flat(keys), gangs)
+            return finish(optimized, _flat(keys), rewriting.graph)
         except Exception as error:
             if self.settings.on_error == "raise":
                 raise

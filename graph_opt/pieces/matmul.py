@@ -57,7 +57,6 @@ class MatmulPiece(Piece):
 
     @property
     def inputs(self) -> tuple[ArrayNode, ...]:
-        """The two operands."""
         return self.left, self.right
 
     @property
@@ -88,13 +87,11 @@ class MatmulPiece(Piece):
 
     @property
     def summary(self) -> str:
-        """Shapes and dtype."""
         (m, n), k = self.part.output.shape, self.left.shape[1]
         return f"({m}, {k}) @ ({k}, {n}) {self.output.dtype}"
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Name, shape, dtype and length of the contraction."""
         return {**super().facts, "shape": self.part.output.shape, "inner": self.left.shape[1]}
 
     @cached_property
@@ -115,7 +112,6 @@ class MatmulPiece(Piece):
         return replace(self, rows=rows, columns=columns)
 
     def fault(self) -> str | None:
-        """Return which shapes, chunks or blocks do not match, ``None`` if all do."""
         left, right, output = self.left, self.right, self.output
         if left.shape[1] != right.shape[0]:
             return f"expected equal inner lengths, got shapes {left.shape} and {right.shape}"

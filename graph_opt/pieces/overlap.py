@@ -74,7 +74,6 @@ class OverlapPiece(SeparablePiece):
 
     @property
     def task(self) -> tuple[tuple[Depth, ...], tuple[Boundary, ...]]:
-        """Depth and boundary."""
         return self.depth, self.boundary
 
     @property
@@ -84,7 +83,6 @@ class OverlapPiece(SeparablePiece):
 
     @property
     def summary(self) -> str:
-        """Shape, dtype, blocks, depth and boundary."""
         part = "" if self.wanted is None else f"{len(self.wanted)} of "
         depth = ", ".join(_shown(each) for each in self.depth)
         kinds = ", ".join("none" if kind is None else str(kind) for kind in self.boundary)
@@ -93,7 +91,6 @@ class OverlapPiece(SeparablePiece):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Name, shape, dtype, chunks before and after, depth and boundary."""
         return {
             **super().facts,
             "chunks_before": self.source.chunks,
@@ -133,7 +130,6 @@ class OverlapPiece(SeparablePiece):
         return "halo", self.output.name, self.wanted  # Dask's name depends on all the rest
 
     def fault(self) -> str | None:
-        """Return which chunks, dtypes or blocks do not match, ``None`` if all do."""
         source, output = self.source, self.output
         if len(self.depth) != source.ndim or len(self.boundary) != source.ndim:
             return f"expected depth and boundary of {source.ndim} axes, got {len(self.depth)}"

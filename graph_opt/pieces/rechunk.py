@@ -98,7 +98,6 @@ class RechunkPiece(SeparablePiece):
 
     @property
     def summary(self) -> str:
-        """Shape, dtype, and the grids of blocks."""
         before, after = (" x ".join(map(str, node.grid)) for node in (self.source, self.output))
         order = f", transposed to axes {self.axes}," if self.task is not None else ""
         part = "" if self.wanted is None else f"{len(self.wanted)} of "
@@ -107,7 +106,6 @@ class RechunkPiece(SeparablePiece):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Name, shape, dtype, order of the axes, chunks before and after."""
         chunks = {"chunks_before": self.source.chunks, "chunks": self.output.chunks}
         return {**super().facts, "axes": self.axes, **chunks}
 
@@ -127,7 +125,6 @@ class RechunkPiece(SeparablePiece):
         return (tuple(tuple(index) for index in np.argwhere(read).tolist()),)
 
     def fault(self) -> str | None:
-        """Return which axes, shapes, dtypes or blocks do not match, ``None`` if all do."""
         ndim, output = self.source.ndim, self.output
         if sorted(self.axes) != list(range(ndim)) or output.ndim != ndim:
             return f"expected an order of {ndim} axes, got {self.axes}"

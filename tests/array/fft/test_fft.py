@@ -238,7 +238,7 @@ def test_one_layer_that_tells_what_it_does() -> None:
     assert not layer.is_materialized()
     assert layer.annotations == {"priority": 3}
     assert (layer.piece.source.name, layer.piece.source.chunks) == (X.name, X.chunks)
-    assert (layer.output.chunks, layer.output.dtype) == (y.chunks, "complex128")
+    assert (layer.piece.output.chunks, layer.piece.output.dtype) == (y.chunks, "complex128")
     assert layer.get_output_keys() == set(flatten(y.__dask_keys__()))
     y.dask._repr_html_()
     assert not layer.is_materialized()
