@@ -6,13 +6,7 @@ from math import prod
 
 import numpy as np
 
-from dask_dgpu.algorithms.jacobi import (
-    JacobiPlan,
-    cost,
-    jacobi_rank,
-    peak,
-    plan_jacobi,
-)
+from dask_dgpu.algorithms.jacobi import JacobiPlan, cost, jacobi_rank, peak, plan_jacobi
 from dask_dgpu.algorithms.jacobi.report import beside, written
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device

@@ -10,8 +10,8 @@ import cloudpickle
 
 from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.program import Key, Program
+from graph_opt.dask_graph.emit import Plain
 from graph_opt.dask_graph.internals import Task
-from graph_opt.dask_graph.plain import Plain
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Program
-from graph_opt.dask_graph.plain import Plain
+from graph_opt.dask_graph.emit import Plain
 
 if TYPE_CHECKING:
     from dask_dgpu.runtime.scheduler.epoch import Epoch
