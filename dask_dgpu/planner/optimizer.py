@@ -22,8 +22,7 @@ from dask_dgpu.planner.fallbacks import arrays_of, report
 from dask_dgpu.planner.held import Held, held_here, nothing
 from dask_dgpu.planner.predict import Prediction, predict, usable
 from dask_dgpu.runtime import tasks
-from dask_dgpu.runtime.blockwork import Blockworks
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.program import Blockworks, Program
 from graph_opt.dask_graph.culling import Culled, cull
 from graph_opt.dask_graph.emit import GangLayer, TaskFunctions, emit, finish, guarded
 from graph_opt.dask_graph.members import fuse, members

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.task_stream import TaskStreamPlugin
 
-from dask_dgpu.runtime.observer import TOPIC, Span, Step
+from dask_dgpu.runtime.execute import Span
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -17,7 +17,29 @@ if TYPE_CHECKING:
 
 Key = Any
 
+TOPIC = "dgpu"
+"""Topic of the scheduler's events: one for each finished run of a gang."""
+
 KEPT_RUNS = 64
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a gang's run on all ranks.
+
+    Parameters
+    ----------
+    name : str
+        The layer of the step.
+    seconds : float
+        Time of the slowest rank.
+    nbytes : int
+        Bytes that all ranks have produced.
+    """
+
+    name: str
+    seconds: float
+    nbytes: int
 
 
 @dataclass

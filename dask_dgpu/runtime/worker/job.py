@@ -14,12 +14,15 @@ from distributed.worker import _worker_cvar
 
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.operations.value import Blocks
-from dask_dgpu.runtime.observer import Observer, Span, record
+from dask_dgpu.runtime.execute import Observer, Span
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
 
 Key = Any
+
+MOST_SPANS = 1000
+"""Number of steps of a run that are recorded separately; one span covers all further steps."""
 
 
 class GaveUpError(DgpuError):
@@ -83,15 +86,20 @@ class Job(Observer):
 
     @contextmanager
     def step(self, name: str, action: str) -> Iterator[Span]:
-        """Time a step, by the scheduler's clock.
-
-        Yields
-        ------
-        Span
-            The step's.
-        """
+        """Time a step, by the scheduler's clock; yield its span."""
         span = Span(name, action, time() + self.worker.scheduler_delay)
         yield span
         span.stop = time() + self.worker.scheduler_delay
         record(self.spans, span)
         self.steps += 1
+
+
+def record(spans: list[Span], span: Span) -> None:
+    """Append a step to those of a run, or extend the last span if there are too many."""
+    if len(spans) < MOST_SPANS:
+        spans.append(span)
+        return
+    last = spans[-1]
+    last.name = "all further steps"
+    last.stop = span.stop
+    last.nbytes += span.nbytes
