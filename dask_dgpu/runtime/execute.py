@@ -54,6 +54,9 @@ class Observer:
     def progress(self, step: str, done: int, steps: int) -> None:
         """Receive the progress within a step."""
 
+    def detail(self, output: str, detail: Any) -> None:
+        """Receive what the operation of a value returned besides its blocks."""
+
     def calling(self) -> AbstractContextManager[Any]:
         """Return a context for the call of a block function, which may be a user's."""
         return nullcontext()
@@ -151,6 +154,9 @@ class _Rank:
         plan = self.fixed.collectives[step.output]
         made = run(plan, self.comm, self.device, *inputs, progress=progress)
         self.device.join()  # before the inputs are freed
+        if isinstance(made, tuple):
+            made, detail = made
+            self.observer.detail(step.output, detail)
         return made
 
     def _conform(self, name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 Array = Any
 
 PLUGIN = "dask-dgpu"
+
+details: deque[tuple[str, Any]] = deque(maxlen=64)
+"""The last details of operations in this process, with the names of the operations' outputs."""
 
 
 def stage(block: Array, declared: tuple[str, str, tuple[int, ...], str] | None) -> Any:
@@ -103,10 +107,15 @@ def _worker_plugin(prefix: str | None = None) -> tuple[GangWorkerPlugin, Any] | 
 
 
 class Naming(Observer):
-    """An observer that notes step and rank in errors."""
+    """An observer that notes step and rank in errors, and keeps the details of rank 0."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
+
+    def detail(self, output: str, detail: Any) -> None:
+        """Keep a detail."""
+        if self.rank == 0:
+            details.append((output, detail))
 
     @contextmanager
     def step(self, name: str, action: str) -> Iterator[Span]:

@@ -181,11 +181,13 @@ class GangSchedulerPlugin(SchedulerPlugin):
 
     # reports of ranks
 
-    def finished(self, key: Key, run_id: int, spans: list[Any], worker: str) -> None:
+    def finished(
+        self, key: Key, run_id: int, spans: list[Any], details: dict[str, bytes], worker: str
+    ) -> None:
         """Note that a rank is done; the last one finishes the run."""
         run = self._current(key, run_id)
         if run is not None:
-            self.records.add(run, worker, [Span(*span) for span in spans])
+            self.records.add(run, worker, [Span(*span) for span in spans], details)
             run.awaited.discard(worker)
             if not run.awaited:
                 run.finish()

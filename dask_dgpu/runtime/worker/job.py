@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ class Job(Observer):
     done: int = 0
     calls: set[int] = field(default_factory=set)
     spans: list[Span] = field(default_factory=list)
+    details: dict[str, bytes] = field(default_factory=dict)
     steps: int = 0
 
     @property
@@ -69,6 +71,11 @@ class Job(Observer):
         self.phase = f"program ({step}, {done} of {steps})"
         if self.given_up.is_set():
             raise GaveUpError("the run was given up")
+
+    def detail(self, output: str, detail: Any) -> None:
+        """Keep a detail for the scheduler, which may lack its package."""
+        if self.rank == 0:
+            self.details[output] = pickle.dumps(detail)
 
     @contextmanager
     def calling(self) -> Iterator[None]:

@@ -274,8 +274,8 @@ class GangWorkerPlugin(WorkerPlugin):
             if job.given_up.is_set():
                 self.results.pop(name, None)
             else:
-                spans = [astuple(span) for span in job.spans]
-                self._send("dgpu-finished", key=job.key, run_id=job.run_id, spans=spans)
+                facts = {"spans": [astuple(span) for span in job.spans], "details": job.details}
+                self._send("dgpu-finished", key=job.key, run_id=job.run_id, **facts)
         except BaseException as error:
             if not job.given_up.is_set():
                 self._fail(job, error)
