@@ -82,7 +82,8 @@ class Operation:
     run : callable
         ``run(plan, comm, device, *inputs, progress)`` computes this rank's blocks of the result
         from its blocks of the inputs. It may empty the mapping of an input whose place is
-        ``spent``.
+        ``spent``. It may return a pair: the blocks, and a small picklable detail for the user;
+        that of rank 0 counts.
     cost : callable
         ``cost(plan, machine)`` predicts a :class:`Cost`.
     rule : Rule, optional
@@ -91,6 +92,6 @@ class Operation:
 
     plan: Callable[[Request], Plan]
     layout: Callable[[Plan], Layout]
-    run: Callable[..., Blocks]
+    run: Callable[..., Blocks | tuple[Blocks, Any]]
     cost: Callable[[Plan, Machine], Cost]
     rule: Rule | None = None
