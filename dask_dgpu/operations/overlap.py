@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from operator import attrgetter
 
+import numpy as np
+
 from dask_dgpu.algorithms.halo import (
     HaloPlan,
     cost,
@@ -27,8 +29,8 @@ def _plan(request: Request) -> HaloPlan:
 
 def _cost(plan: HaloPlan, machine: Machine) -> Cost:
     moved = traffic(plan)
-    received = [sum(column) for column in zip(*moved, strict=True)]
-    messages = sum(nbytes > 0 for row in moved for nbytes in row)
+    received = moved.sum(axis=0).tolist()
+    messages = np.count_nonzero(moved)
     shares = (
         plan.layout.share(rank, plan.itemsize) + plan.target.share(rank, plan.itemsize)
         for rank in range(plan.size)

@@ -189,10 +189,8 @@ def peak(ranked: RankedPencil) -> int:
 
 def received(ranked: RankedPencil) -> list[int]:
     """Return the bytes that each rank receives from others."""
-    total = [0] * ranked.size
+    total = np.zeros(ranked.size, np.int64)
     for move in ranked.moves:
         if move is not None:
-            for sender, row in enumerate(traffic(move)):
-                for rank, nbytes in enumerate(row):
-                    total[rank] += nbytes if rank != sender else 0
-    return total
+            total += traffic(move).sum(axis=0)
+    return total.tolist()
