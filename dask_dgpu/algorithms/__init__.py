@@ -17,8 +17,13 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from graph_opt.model.layout import Index
+
+Array = Any
+Blocks = Mapping[Index, Array]
 Progress = Callable[[int, int], None]
 
 
