@@ -14,9 +14,8 @@ from dask_dgpu.algorithms import Progress, no_progress
 from dask_dgpu.algorithms.kahan_sum.plan import SumPlan
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.sums.binned import Binned, limb_range
+from dask_dgpu.kernels.sums.binned import LIMBS, Binned, limb_range
 from dask_dgpu.kernels.sums.compensated import Pair
-from dask_dgpu.kernels.sums.limbs import LIMBS
 from dask_dgpu.kernels.sums.partial import Partial, added, finished, partial_sum
 from graph_opt.model.layout import Index
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.kernels.sums.narrowed import widened
+from dask_dgpu.kernels.sums.conversion import widened
 from graph_opt.model.dtype import real_of
 
 Array = Any

@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from dask_dgpu.kernels.sums.conversion import as_real, in_parts, narrowed, parts_of
 from dask_dgpu.kernels.sums.lanes import forwards, steps_of
-from dask_dgpu.kernels.sums.narrowed import narrowed
-from dask_dgpu.kernels.sums.parts import as_real, in_parts, parts_of, zeros_for
 
 Array = Any
 
@@ -112,7 +111,8 @@ def block_sum(block: Array, axes: Sequence[int], result: str = "float32") -> Pai
     """
     block = as_real(block)
     if block.size == 0:
-        zeros = zeros_for(block, axes, "float64")
+        # not zeros_like: CuPy replaces the shape () by that of the block
+        zeros = np.zeros([n for k, n in enumerate(block.shape) if k not in axes], like=block)
         return Pair(zeros, zeros, Pair(zeros, zeros) if block.dtype == np.float64 else None)
     if block.dtype == np.float64:
         return _sum_of_doubles(block, axes)
@@ -151,16 +151,16 @@ def _sum_of(block: Array, axes: Sequence[int]) -> Pair:
     block, turned = forwards(block, axes)
     if isinstance(block, np.ndarray):
         return _on_host(block, axes).each(lambda sums: sums[turned])
-    from dask_dgpu.kernels.sums.compensated.cuda import block_sum_cuda
+    from dask_dgpu.kernels.sums.compensated_cuda import block_sum_cuda
 
     return block_sum_cuda(block, axes).each(lambda sums: sums[turned])
 
 
 def _on_host(block: Array, axes: Sequence[int]) -> Pair:
-    from dask_dgpu.kernels.sums.compensated.host import ADD
+    from dask_dgpu.kernels.sums.host import ADD_COMPENSATED
 
     flat, form, shape, steps = steps_of(block, axes)
-    add, pair = ADD[flat.dtype.name], Pair(np.zeros(shape), np.zeros(shape))
+    add, pair = ADD_COMPENSATED[flat.dtype.name], Pair(np.zeros(shape), np.zeros(shape))
     for target, walks in steps:
         for walk in walks:
             add(flat, pair.sums[target], pair.compensations[target], *walk)

@@ -1,16 +1,21 @@
-"""The grid of threads of a kernel: how it addresses a block, and which thread adds what."""
+"""Sums in CUDA memory: conversion of numbers, compilation of kernels, and their grids of threads.
+
+CuPy compiles with ``-ftz=true``, by which its own conversions flush subnormal numbers to zero.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
 import cupy
 import numpy as np
 
-from dask_dgpu.kernels.sums.lanes import Axis, Form, form_of, in_elements
+from dask_dgpu.kernels.sums.lanes import Axis, Form, form_of, gathered, in_elements
+from graph_opt.model.dtype import BFLOAT16, dtype_named
 
 Array = Any
 
@@ -23,17 +28,81 @@ BLOCKS = 2048
 ROWS = 16
 """Minimum number of elements of a thread, if there are as many."""
 
-INDEXING = r"""
-typedef long long Long;
+TO_DOUBLE = cupy.ElementwiseKernel(
+    "float32 single",
+    "float64 double_",
+    'asm("cvt.f64.f32 %0, %1;" : "=d"(double_) : "f"(single));',
+    "dgpu_to_double",
+)
 
-// CuPy compiles with -ftz=true, by which a conversion takes subnormal numbers for zero.
-__device__ __forceinline__ double widened(double value) { return value; }
-__device__ __forceinline__ double widened(float value) {
+TO_SINGLE = cupy.ElementwiseKernel(
+    "float64 double_",
+    "float32 single",
+    'asm("cvt.rn.f32.f64 %0, %1;" : "=f"(single) : "d"(double_));',
+    "dgpu_to_single",
+)
+
+# to nearest, ties to even; NaN stays NaN even if the payload in the upper bits is 0
+TO_BFLOAT16 = cupy.ElementwiseKernel(
+    "uint32 single",
+    "uint16 half",
+    """
+    const bool nan = (single & 0x7FFFFFFF) > 0x7F800000;
+    half = nan ? (single >> 16) | 0x40 : (single + 0x7FFF + ((single >> 16) & 1)) >> 16;
+    """,
+    "dgpu_to_bfloat16",
+)
+
+
+def to_double(values: Array) -> Array:
+    """Return CuPy numbers as float64."""
+    if values.dtype.name in ("float32", BFLOAT16):
+        return TO_DOUBLE(values.astype(np.float32, copy=False))
+    return values.astype(np.float64, copy=False)
+
+
+def to_single(values: Array) -> Array:
+    """Return CuPy numbers as float32, each rounded once from a double."""
+    return TO_SINGLE(to_double(values))
+
+
+def to_bfloat16(values: Array) -> Array:
+    """Return CuPy numbers as bfloat16, by way of single precision."""
+    return TO_BFLOAT16(to_single(values).view(np.uint32)).view(dtype_named(BFLOAT16))
+
+
+def kernels(source: str) -> Callable[[str, str], Any]:
+    """Return a function that compiles a kernel, by its name, for blocks of float32 or float64.
+
+    In the source these are the type ``Value``, and 16 bytes of them the type ``Values``. CuPy
+    caches the code on disk.
+    """
+
+    @cache
+    def kernel(name: str, dtype: str) -> Any:
+        return cupy.RawModule(code=TYPES[dtype] + COMMON + source).get_function(name)
+
+    return kernel
+
+
+TYPES = {
+    "float32": "typedef float Value; typedef float4 Values;",
+    "float64": "typedef double Value; typedef double2 Values;",
+}
+
+COMMON = rf"""
+typedef long long Long;
+constexpr int THREADS = {THREADS};
+
+__device__ __forceinline__ double widened(double value) {{ return value; }}
+__device__ __forceinline__ double widened(float value) {{
     double wide;
     asm("cvt.f64.f32 %0, %1;" : "=d"(wide) : "f"(value));
     return wide;
-}
+}}
+"""
 
+INDEXING = r"""
 struct Layout {
     Long kept, kept_inner, kept_outer_stride, kept_inner_stride;
     Long summed, summed_inner, summed_outer_stride, summed_inner_stride;
@@ -90,18 +159,13 @@ class Grid:
         return prod(axis.length for axis in self.kept)
 
     @property
-    def launch(self) -> tuple[tuple[int, int], tuple[int]]:
-        """The grid and the block of a launch."""
-        return (-(-self.sums // self.across), self.segments), (THREADS,)
-
-    @property
     def length(self) -> int:
         """Numbers of each sum."""
         return prod(axis.length for axis in self.summed)
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """Return the arguments ``LAYOUT``."""
+        """The arguments ``LAYOUT``."""
         wide: list[int] = []
         for outer, inner in (self.kept, self.summed):
             lonely = outer.length == 1
@@ -118,14 +182,10 @@ def grid_of(x: Array, axes: Sequence[int]) -> tuple[Array, Grid]:
     """
     form = form_of(x.shape, in_elements(x), axes)
     if len(form.kept) > 2 or len(form.summed) > 2 or any(s % x.itemsize for s in x.strides):
-        kept = [axis for axis in range(x.ndim) if axis not in axes]
-        x = cupy.ascontiguousarray(x.transpose(*kept, *axes))
-        form = form_of(x.shape, in_elements(x), range(len(kept), x.ndim))
+        x, form = gathered(x, axes)
     one = Axis(1, 0)
-    kept_axes = (one, one, *form.kept)[-2:]
-    summed_axes = (one, one, *form.summed)[-2:]
-    sums = prod(axis.length for axis in kept_axes)
-    length = prod(axis.length for axis in summed_axes)
+    kept, summed = (one, one, *form.kept)[-2:], (one, one, *form.summed)[-2:]
+    sums, length = (prod(axis.length for axis in each) for each in (kept, summed))
     near = bool(form.kept) and (not form.summed or form.kept[-1].stride < form.summed[-1].stride)
     if near:
         across = min(sums, THREADS if length < ROWS else 32 if sums > THREADS else sums)
@@ -135,10 +195,4 @@ def grid_of(x: Array, axes: Sequence[int]) -> tuple[Array, Grid]:
         across = THREADS // down
     wanted = -(-BLOCKS // -(-sums // across))
     segments = max(1, min(wanted, length // (down * ROWS), 65535))
-    return x, Grid(form, kept_axes, summed_axes, across, down, near, segments)
-
-
-def kernel_of(source: str, constants: Mapping[str, object], name: str) -> Any:
-    """Compile a kernel with constants as macros; CuPy caches it on disk."""
-    options = tuple(f"-D{key}={value}" for key, value in constants.items())
-    return cupy.RawModule(code=source, options=options).get_function(name)
+    return x, Grid(form, kept, summed, across, down, near, segments)
