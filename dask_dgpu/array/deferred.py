@@ -11,9 +11,9 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 from dask.utils import typename
 
-from graph_opt.dask_graph.deferred import DeferredLayer, Expand
-from graph_opt.model.node import ArrayNode, Chunks
-from graph_opt.pieces.piece import Piece
+from graph_opt.dask_graph.layers import DeferredLayer, Expand
+from graph_opt.model.layout import ArrayNode, Chunks
+from graph_opt.model.piece import Piece
 
 
 def deferred(
@@ -42,7 +42,7 @@ def deferred(
     piece : callable
         ``piece(output, sources)`` returns the operation on array nodes.
     expand : callable
-        The tasks of plain Dask; see :class:`~graph_opt.dask_graph.deferred.DeferredLayer`.
+        The tasks of plain Dask; see :class:`~graph_opt.dask_graph.layers.DeferredLayer`.
     """
     key = f"{name}-{tokenize(*(x.name for x in sources), token)}"
     meta = np.empty_like(sources[0]._meta, dtype=dtype)

@@ -12,7 +12,7 @@ from dask.array.core import Array
 from dask.utils import typename
 
 from dask_dgpu.arguments import sequence
-from graph_opt.model.node import CONTAINERS
+from graph_opt.model.layout import CONTAINERS
 
 
 def check_dtype(

@@ -17,15 +17,13 @@ from dask.utils import format_bytes
 from dask_dgpu.arguments import check_flag, expected
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.planner.fallbacks import arrays_of, fallbacks_of, reason_of
-from dask_dgpu.planner.held import held_by
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.predict import Prediction
+from dask_dgpu.planner.predict import Prediction, held_by
 from dask_dgpu.runtime.observer import Step
 from dask_dgpu.runtime.tasks import PLUGIN
 from graph_opt.dask_graph.emit import gang_key
-from graph_opt.model.node import Declined, label
-from graph_opt.pieces.piece import Piece
-from graph_opt.pieces.region import Region
+from graph_opt.model.layout import Declined, label
+from graph_opt.model.piece import Piece, Region
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler

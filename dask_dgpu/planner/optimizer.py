@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from dataclasses import replace as replace_field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dask.array.optimization
@@ -16,25 +15,21 @@ from dask.utils import format_bytes
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
-from dask_dgpu.operations import rules
-from dask_dgpu.operations.step import shared, step_of, value_of
+from dask_dgpu.operations import RULES
+from dask_dgpu.operations.value import shared, step_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, report
-from dask_dgpu.planner.held import Held, held_here, nothing
-from dask_dgpu.planner.predict import Prediction, predict, usable
+from dask_dgpu.planner.predict import Held, Prediction, held_here, nothing, predict, usable
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.blockwork import Blockworks
 from dask_dgpu.runtime.program import Program
-from graph_opt.dask_graph.culling import Culled, cull
 from graph_opt.dask_graph.emit import GangLayer, TaskFunctions, emit, finish, guarded
+from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import fuse, members
-from graph_opt.dask_graph.parse import ArrayGraph, parse
-from graph_opt.dask_graph.piece_layer import PieceLayer
+from graph_opt.dask_graph.parse import ArrayGraph, Culled, cull, parse
 from graph_opt.dask_graph.plain import Plain
-from graph_opt.model.node import CUPY, NUMPY, Declined
-from graph_opt.passes.partition import partition
-from graph_opt.passes.rewrite import check, find, replace
-from graph_opt.pieces.piece import Piece
-from graph_opt.pieces.region import Region
+from graph_opt.model.layout import CUPY, NUMPY, Declined
+from graph_opt.model.piece import Piece, Region
+from graph_opt.passes import check, find, insert, partition
 
 MOST_WASTE = 0.5
 """Leave a piece to Dask if more than this fraction of its computed blocks is unused."""
@@ -116,7 +111,7 @@ class GraphOptimizer:
         """
         wanted = _flat(keys)
         arrays = parse(graph, wanted)
-        matches = find(arrays, rules())
+        matches = find(arrays, RULES)
         pieces, declined = list(matches.pieces), list(matches.declined)
         while pieces:
             culled, local = self._culled(graph, arrays, pieces, wanted)
@@ -137,7 +132,7 @@ class GraphOptimizer:
         """Return the program, with Dask's tasks for blocks that differ from their declaration."""
         if self.settings.on_error == "raise":
             return accepted.program
-        return replace_field(accepted.program, plain=Plain.of(graph, accepted.region))
+        return replace(accepted.program, plain=Plain.of(graph, accepted.region))
 
     def _culled(
         self, graph: HighLevelGraph, arrays: ArrayGraph, pieces: list[Piece], wanted: set[Any]
@@ -146,7 +141,7 @@ class GraphOptimizer:
 
         Also return the names of Dask's layers that can run in a gang.
         """
-        replaced = check(replace(graph, pieces))
+        replaced = check(insert(graph, pieces))
         local: set[str] = set()
         if self.settings.regions:
             local = members(arrays, replaced)

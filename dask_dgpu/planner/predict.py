@@ -1,10 +1,12 @@
-"""Predictions of the cost of a region."""
+"""Predictions of the cost of a region, and the memory that a gang may use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,15 +14,21 @@ from numpy.typing import NDArray
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import OPERATIONS, Cost
-from dask_dgpu.operations.step import Collective, Local
+from dask_dgpu.operations.value import Collective, Local
 from dask_dgpu.runtime.placement import Ranks
 from dask_dgpu.runtime.plans import Plans, plans
 from dask_dgpu.runtime.program import Program
 from graph_opt.model.cost import GANG_SECONDS, STEP_SECONDS, TASK_SECONDS
-from graph_opt.model.layout import Index, dealt
-from graph_opt.model.node import label
-from graph_opt.pieces.region import Region
+from graph_opt.model.layout import Index, dealt, label
+from graph_opt.model.piece import Region
 
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.scheduler import Scheduler
+
+Key = Any
+Held = Callable[[Collection[Key]], int]
+"""Returns the most bytes of results in memory on one worker, without those of some keys."""
 Bytes = NDArray[np.int64]
 """A number for each rank."""
 
@@ -62,6 +70,60 @@ def usable(facts: ClusterFacts, settings: Settings) -> float | None:
     """Return the bytes of a device that a gang may use, ``None`` for no limit."""
     memory = facts.device_memory if settings.memory_limit is None else settings.memory_limit
     return None if memory is None else memory * (1 - settings.safety_margin)
+
+
+def nothing(keys: Collection[Key]) -> int:
+    """Return 0, for no workers."""
+    return 0
+
+
+def scheduler_here(scheduler_id: str | None) -> Scheduler | None:
+    """Return the scheduler of this id if it is in this process."""
+    if scheduler_id is None:
+        return None
+    from distributed.scheduler import Scheduler
+
+    return next((each for each in list(Scheduler._instances) if each.id == scheduler_id), None)
+
+
+def held_here(scheduler_id: str | None) -> Held | None:
+    """Return the :data:`Held` of a scheduler in this process; without a cluster nothing is."""
+    if scheduler_id is None:
+        return nothing
+    scheduler = scheduler_here(scheduler_id)
+    return None if scheduler is None else partial(_other_results, dask_scheduler=scheduler)
+
+
+def held_by(client: Client | None, scheduler_id: str | None) -> Held:
+    """Return the same, from a scheduler in any process."""
+    here = held_here(scheduler_id)
+    if here is not None or client is None:
+        return here or nothing
+
+    def ask(keys: Collection[Key]) -> int:
+        return int(client.run_on_scheduler(_other_results, keys=list(keys)))
+
+    return ask
+
+
+def _other_results(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
+    """Return the bytes on the worker with the most, without spilled ones.
+
+    This runs outside of the event loop's thread, so it copies containers before iterating.
+    """
+    counted: Counter[str] = Counter()
+    for key in keys:
+        ts = dask_scheduler.tasks.get(key)
+        if ts is not None:
+            for ws in list(ts.who_has or ()):
+                counted[ws.address] += max(0, ts.nbytes)
+    return max(
+        (
+            max(0, ws.memory.managed - counted[ws.address])
+            for ws in list(dask_scheduler.workers.values())
+        ),
+        default=0,
+    )
 
 
 def predict(region: Region, program: Program, facts: ClusterFacts) -> Prediction:

@@ -15,8 +15,7 @@ from dask.highlevelgraph import Layer
 
 from graph_opt.dask_graph import internals as dask_task
 from graph_opt.dask_graph.internals import BlockwiseDep, blockwise_token
-from graph_opt.model.layout import Index
-from graph_opt.model.node import label
+from graph_opt.model.layout import Index, label
 
 Array = Any
 Task = Callable[[Mapping[Any, Array]], Array]

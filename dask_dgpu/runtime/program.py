@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dask_dgpu.comm.bootstrap import Transport
-from dask_dgpu.operations.step import Collective, Local
-from dask_dgpu.operations.value import Value
+from dask_dgpu.operations.value import Collective, Local, Value
 from dask_dgpu.runtime.blockwork import Blockworks
 from graph_opt.dask_graph.plain import Plain
 from graph_opt.model.cost import Machine

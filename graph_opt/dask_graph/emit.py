@@ -20,8 +20,8 @@ from typing import Any
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from graph_opt.dask_graph.internals import GraphNode, List, Task, TaskRef
-from graph_opt.model.node import label
-from graph_opt.pieces.region import Region
+from graph_opt.model.layout import label
+from graph_opt.model.piece import Region
 
 Key = tuple[Any, ...]
 

@@ -9,7 +9,7 @@ from typing import Any
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from graph_opt.dask_graph.internals import DataNode, GraphNode, convert_legacy_graph, cull, get_sync
-from graph_opt.pieces.region import Region
+from graph_opt.model.piece import Region
 
 Key = tuple[Any, ...]
 

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from graph_opt.model.cost import TRANSFORM_SHARE, Machine, dask_rechunk_seconds
-from graph_opt.model.layout import cuts_of
-from graph_opt.model.node import ArrayNode, Chunks
-from graph_opt.model.overlap import common_lengths
-from graph_opt.pieces.piece import Piece
+from graph_opt.model.layout import ArrayNode, Chunks, common_lengths, cuts_of
+from graph_opt.model.piece import Piece
 
 
 class Move(Protocol):

@@ -9,9 +9,8 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from graph_opt.model.cost import Machine, dask_rechunk_seconds
-from graph_opt.model.layout import Index
-from graph_opt.model.node import ArrayNode
-from graph_opt.pieces.piece import Piece
+from graph_opt.model.layout import ArrayNode, Index
+from graph_opt.model.piece import Piece
 
 REPORT_SWEEPS = 3
 """Sweeps for a report: of zeros, of the first array and of the last."""

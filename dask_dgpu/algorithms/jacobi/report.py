@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.algorithms.jacobi.rank import REASONS, Outcome
-from graph_opt.model.node import Chunks
+from graph_opt.model.layout import Chunks
 
 Array = Any
 

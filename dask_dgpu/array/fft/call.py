@@ -14,7 +14,7 @@ from dask_dgpu.algorithms.pencil_fft import Transform
 from dask_dgpu.array.fft.long_axis import transform_axes
 from dask_dgpu.array.inputs import check_chunk_sizes, check_container
 from dask_dgpu.environment.settings import fft_output_layout
-from graph_opt.model.node import CUPY
+from graph_opt.model.layout import CUPY
 
 NAMES = (
     *("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"),

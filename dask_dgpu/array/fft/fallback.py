@@ -14,7 +14,7 @@ from dask_dgpu.algorithms.pencil_fft import PencilPlan
 from dask_dgpu.array.deferred import deferred
 from dask_dgpu.kernels import fft as kernel
 from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph
-from graph_opt.model.node import ArrayNode
+from graph_opt.model.layout import ArrayNode
 from graph_opt.pieces.fft import FftPiece
 
 

@@ -28,8 +28,7 @@ from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.kernels.stencil import neighbours_mean
 from graph_opt.dask_graph.internals import GraphNode, List, Task, TaskRef
 from graph_opt.model.cost import HOST
-from graph_opt.model.layout import Layout, cuts_of
-from graph_opt.model.node import ArrayNode
+from graph_opt.model.layout import ArrayNode, Layout, cuts_of
 from graph_opt.pieces.stencil import StencilPiece
 
 Block = Any

@@ -13,9 +13,9 @@ from dask_dgpu.algorithms.halo import Boundary
 from dask_dgpu.algorithms.stencil import StencilTask
 from dask_dgpu.array.deferred import deferred
 from dask_dgpu.kernels.stencil import Taps, padded, weighted
-from graph_opt.dask_graph.deferred import Expand
 from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph, ensure_minimum_chunksize
-from graph_opt.model.node import ArrayNode, Chunks
+from graph_opt.dask_graph.layers import Expand
+from graph_opt.model.layout import ArrayNode, Chunks
 from graph_opt.pieces.stencil import StencilPiece
 
 

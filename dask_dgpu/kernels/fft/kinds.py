@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_opt.model.dtype import real_of
+from graph_opt.model.layout import real_of
 
 FOURIER = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 TRIGONOMETRIC = ("dct1", "dct2", "dct3", "dct4", "dst1", "dst2", "dst3", "dst4")

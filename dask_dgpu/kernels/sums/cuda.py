@@ -15,7 +15,7 @@ import cupy
 import numpy as np
 
 from dask_dgpu.kernels.sums.lanes import Axis, Form, form_of, gathered, in_elements
-from graph_opt.model.dtype import BFLOAT16, dtype_named
+from graph_opt.model.layout import BFLOAT16, dtype_named
 
 Array = Any
 

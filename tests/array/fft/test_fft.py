@@ -25,7 +25,7 @@ from dask_dgpu.algorithms.pencil_fft import Transform
 from dask_dgpu.array.fft.call import DASKS_OWN
 from dask_dgpu.environment.settings import defaults, fft_output_layout
 from dask_dgpu.kernels.fft import transform
-from graph_opt.dask_graph.deferred import DeferredLayer
+from graph_opt.dask_graph.layers import DeferredLayer
 from tests.cluster.conftest import start_cluster
 from tests.support.profiles import examples
 

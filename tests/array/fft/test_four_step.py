@@ -32,7 +32,7 @@ from dask_dgpu.array.fft import long_axis
 from dask_dgpu.array.fft.bluestein import bluestein
 from dask_dgpu.array.fft.four_step import four_step
 from dask_dgpu.array.fft.matrix import Matrix, convolution_matrix, matrix_for, row_cuts
-from graph_opt.dask_graph.deferred import DeferredLayer
+from graph_opt.dask_graph.layers import DeferredLayer
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of, dealt
 from tests.algorithms.test_pencil_fft_rank import in_order
