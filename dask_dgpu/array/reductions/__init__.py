@@ -16,14 +16,26 @@ Examples
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, TypeVar
 
 import dask.array as da
+import numpy as np
 from dask.array.core import Array
 
-from dask_dgpu.array.reductions.call import Method, extreme, reduced
+from dask_dgpu.arguments import check_flag, real
+from dask_dgpu.array.inputs import check_chunk_sizes
+from dask_dgpu.array.reductions.call import (
+    Method,
+    checked,
+    converted,
+    extreme,
+    reduced,
+    result_dtype,
+    summed_axes,
+)
 from dask_dgpu.array.reductions.products import dot, norm
-from dask_dgpu.array.reductions.spread import variance
+from graph_opt.model.layout import is_bfloat16, real_of
 
 __all__ = ["Method", "dot", "max", "mean", "min", "norm", "std", "sum", "var"]
 
@@ -235,7 +247,33 @@ def var(
     .. [1] T. F. Chan, G. H. Golub and R. J. LeVeque, "Algorithms for computing the sample
        variance", The American Statistician 37 (1983).
     """
-    return variance(x, axis, keepdims, ddof, dtype, method)
+    x = checked("x", x, method)
+    ddof = real("ddof", ddof)
+    check_flag("keepdims", keepdims)
+    axes = summed_axes(axis, x.ndim)
+    if method != "dask":
+        check_chunk_sizes("x", x, axes)
+    result = real_of(result_dtype("mean", x.dtype, dtype))
+    if result.kind != "f" and not is_bfloat16(result):
+        raise TypeError(f"expected dtype to be real or complex, got {result}")
+    if method == "dask":
+        single = is_bfloat16(result)  # in which Dask fails
+        wide = "float32" if single else dtype
+        own: Array = da.var(x, axis=axes, keepdims=keepdims, ddof=ddof, dtype=wide)
+        return converted(own, result) if single else own
+    double = np.promote_types(x.dtype, "float64")
+    deviation = converted(x, double) - reduced("mean", x, axes, True, double, method)
+    error = reduced("sum", deviation, axes, keepdims, None, method)
+    squares = reduced("sum", _square(deviation), axes, keepdims, None, method)
+    count = prod(x.shape[each] for each in axes)
+    squares -= _square(error) / (count or 1)
+    # NaN for too few elements, as for one with ``ddof=1``
+    return converted(squares / (count - ddof) if count > ddof else squares * np.nan, result)
+
+
+def _square(x: Array) -> Array:
+    """Return the squares of absolute values, without a square root."""
+    return x.real**2 + x.imag**2 if x.dtype.kind == "c" else x**2
 
 
 @_sections_of(var)
@@ -249,5 +287,5 @@ def std(
     method: Method = "compensated",
 ) -> Array:
     """Return the standard deviation along some axes, the square root of :func:`var`."""
-    result: Array = da.sqrt(variance(x, axis, keepdims, ddof, dtype, method))
+    result: Array = da.sqrt(var(x, axis, keepdims, ddof=ddof, dtype=dtype, method=method))
     return result
