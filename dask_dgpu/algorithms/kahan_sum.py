@@ -125,20 +125,8 @@ def plan_sum(
 ) -> SumPlan:
     """Plan a sum; the owner of a block of the result is the least loaded rank that adds to it.
 
-    Parameters
-    ----------
-    source : Layout
-        The layout of the array; unused blocks have the owner -1.
-    task : Summing
-        Axes, method and kind.
-    cuts : tuple of tuple of int
-        The cuts of the result.
-    wanted : sequence of tuple of int
-        The computed blocks of the result, in row-major order.
-    dtypes : tuple of (str, str)
-        Of the array and of the result.
-    size : int
-        Number of ranks.
+    Unused blocks of ``source`` have the owner -1. ``cuts`` are those of the result, ``wanted`` are
+    its computed blocks, and ``dtypes`` those of the array and of the result.
     """
     owners = dict.fromkeys(wanted, 0)
     grid = tuple(len(along) - 1 for along in cuts)

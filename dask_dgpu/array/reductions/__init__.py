@@ -15,6 +15,7 @@ Examples
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, TypeVar
@@ -70,8 +71,8 @@ def sum(
         ``"compensated"`` has an error of at most ``2 * eps * abs(s) + n * eps**2 * t``, with
         the exact sum ``s`` of the ``n`` numbers and the sum ``t`` of their absolute values.
         ``"reproducible"`` is the exact sum, rounded once: the same bits for any chunks,
-        order, workers and devices. ``"dask"`` uses ``dask.array.sum``. Integers always use
-        it; it is exact modulo the range of ``dtype``.
+        order, workers and devices. ``"dask"`` uses the function of ``dask.array``. Sums of
+        integers always use it; they are exact modulo the range of ``dtype``.
 
     Returns
     -------
@@ -88,7 +89,8 @@ def sum(
 
     See Also
     --------
-    mean : The same, divided by the number of elements.
+    dot : Sum of products.
+    var : Variance.
 
     Notes
     -----
@@ -106,6 +108,18 @@ def sum(
     return reduced("sum", x, axis, keepdims, dtype, method)
 
 
+def _sections_of(other: Function) -> Callable[[Function], Function]:
+    """Return a decorator that appends the sections of another docstring, but no examples."""
+    sections = re.split(r"\n *Examples\n", (other.__doc__ or "").partition("\n")[2])[0]
+
+    def append(function: Function) -> Function:
+        function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n{sections}"
+        return function
+
+    return append
+
+
+@_sections_of(sum)
 def mean(
     x: Any,
     axis: Axis = None,
@@ -114,51 +128,11 @@ def mean(
     dtype: Any = None,
     method: Method = "compensated",
 ) -> Array:
-    """Average an array along some axes.
+    """Average an array along some axes: the sum, divided in double precision and rounded.
 
-    Parameters
-    ----------
-    x : array_like
-        As in :func:`sum`.
-    axis : int or tuple of int, optional
-        The axes to reduce, all by default.
-    keepdims : bool, optional
-        Whether these axes stay, with length one.
-    dtype : dtype, optional
-        Of the result, by default as in NumPy: float64 for integers.
-    method : {"compensated", "reproducible", "dask"}, optional
-        How to sum, as in :func:`sum`. The sum is divided in double precision and rounded to
-        ``dtype``. Integers are converted to double precision first.
-
-    Returns
-    -------
-    dask.array.Array
-        With blocks of the type of ``x``; NaN without elements.
-
-    Raises
-    ------
-    ValueError
-        If ``axis`` does not exist (``AxisError``) or is given twice, or ``method`` is not
-        allowed.
-    TypeError
-        If ``x`` or ``dtype`` is not of numbers, or ``axis`` no integer.
-
-    See Also
-    --------
-    sum : Accuracy of the methods.
+    A mean without elements is NaN. Integers become double precision before the sum.
     """
     return reduced("mean", x, axis, keepdims, dtype, method)
-
-
-def _sections_of(other: Function) -> Callable[[Function], Function]:
-    """Return a decorator that appends the sections of another function's docstring."""
-    sections = (other.__doc__ or "").partition("\n")[2]
-
-    def append(function: Function) -> Function:
-        function.__doc__ = f"{function.__doc__}\n{sections}"
-        return function
-
-    return append
 
 
 def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:

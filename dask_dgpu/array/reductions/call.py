@@ -36,14 +36,9 @@ Method = Literal["compensated", "reproducible", "dask"]
 DASKS_OWN: dict[Kind, Callable[..., Any]] = {"sum": da.sum, "mean": da.mean}
 DTYPES = "?bBhHiIlLqQefdFD"
 ALLOWED = "bools or numbers of at most double precision"
-PARTIAL_BYTES = 48
-"""Approximate size of a partial sum."""
-
-TASK_BYTES = 64 << 20
-"""Most bytes of partial sums that one task adds, if these are more than ``FEWEST``."""
-
-FEWEST, MOST = 4, 4096
-"""Limits of the number of partial sums that one task adds."""
+PARTIAL_BYTES = 48  # approximate size of a partial sum
+TASK_BYTES = 64 << 20  # most bytes of partial sums that one task adds, if more than ``FEWEST``
+FEWEST, MOST = 4, 4096  # limits of the number of partial sums that one task adds
 
 
 def reduced(

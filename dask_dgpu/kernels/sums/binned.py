@@ -28,36 +28,19 @@ from dask_dgpu.kernels.sums.lanes import forwards, steps_of
 
 Array = Any
 
-LOWEST = -1074
-"""The power of two of the smallest double."""
-
-BITS = 32
-"""Bits of a normalised limb."""
-
-LIMBS = 68
-"""Limbs for 2**63 of the largest doubles, and a sign."""
-
-INFINITE, NEGATIVE, NOT_A_NUMBER = 1, 2, 4
-"""Flags of a sum with +inf, -inf or NaN among its numbers."""
+LOWEST = -1074  # the power of two of the smallest double
+BITS = 32  # of a normalised limb
+LIMBS = 68  # for 2**63 of the largest doubles, and a sign
+INFINITE, NEGATIVE, NOT_A_NUMBER = 1, 2, 4  # flags: +inf, -inf or NaN among the numbers
 
 
 @dataclass(frozen=True)
 class Binned:
-    """Exact sums, in NumPy memory.
+    """Exact sums, in NumPy memory."""
 
-    Parameters
-    ----------
-    low : int
-        Number of the first limb; all lower limbs are zero.
-    limbs : numpy.ndarray
-        int64, (limbs, ...): multiples of ``2**(32 * (low + i) - 1074)``.
-    special : numpy.ndarray
-        uint8, one for each sum: flags of infinities and NaN among the numbers.
-    """
-
-    low: int
-    limbs: Array
-    special: Array
+    low: int  # number of the first limb; all lower limbs are zero
+    limbs: Array  # int64, (limbs, ...): multiples of 2**(32 * (low + i) - 1074)
+    special: Array  # uint8, one for each sum: flags of infinities and NaN among the numbers
 
     def __sizeof__(self) -> int:
         """Return the bytes of both arrays, which Dask asks for."""
@@ -129,20 +112,11 @@ class PendingBinned(Binned):
 
 
 def block_sum(block: Array, axes: Sequence[int]) -> Binned:
-    """Sum a block exactly along some axes, in one pass over its memory.
+    """Sum a NumPy or CuPy block exactly along some axes, in one pass over its memory.
 
-    Parameters
-    ----------
-    block : numpy.ndarray or cupy.ndarray
-        Of any real or complex dtype and any strides. Integers are summed as float64.
-    axes : sequence of int
-        Non-negative axes.
-
-    Returns
-    -------
-    Binned
-        Sums with the shape of the other axes, and a last axis for the real and imaginary part
-        of complex numbers. They depend on the values alone.
+    The block has any real or complex dtype and any strides; integers are summed as float64. The
+    sums have the shape of the other axes, and a last axis for both parts of complex numbers. They
+    depend on the values alone.
     """
     block = as_real(block)
     if block.size == 0:

@@ -20,11 +20,8 @@ from dask_dgpu.kernels.sums.cuda import INDEXING, THREADS, Grid, grid_of, kernel
 
 Array = Any
 
-SUMS = 1 << 16
-"""Most sums with limbs on the device at a time."""
-
-NUMBERS = 1 << 29
-"""Most elements of one sum in the same limbs, so that these do not overflow."""
+SUMS = 1 << 16  # most sums with limbs on the device at a time
+NUMBERS = 1 << 29  # most elements of one sum in the same limbs, so that these do not overflow
 
 CONSTANTS = f"""
 constexpr int LIMBS = {LIMBS}, LOWEST = {binned.LOWEST};

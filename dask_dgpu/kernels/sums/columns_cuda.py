@@ -20,19 +20,11 @@ from dask_dgpu.kernels.sums.lanes import Form, form_of, in_elements
 
 Array = Any
 
-COLUMNS = 32
-"""Most columns; more columns keep the threads busy without this kernel."""
-
+COLUMNS = 32  # most columns; more columns keep the threads busy without this kernel
 VECTOR_BYTES = 16
-
-BLOCKS = 1056
-"""Thread blocks: eight for each multiprocessor of an H100 or H200, a few whole waves."""
-
-ROWS = 16
-"""Minimum number of elements of an accumulator, if there are as many."""
-
-BLOCK_NUMBERS = 1 << 20
-"""Most elements of a thread block, so that exact sums fit in 64 bits."""
+BLOCKS = 1056  # eight thread blocks for each multiprocessor of an H100 or H200, a few whole waves
+ROWS = 16  # minimum number of elements of an accumulator, if there are as many
+BLOCK_NUMBERS = 1 << 20  # most elements of a thread block, so that exact sums fit in 64 bits
 
 READING = r"""
 constexpr int LANES = 16 / sizeof(Value);  // numbers of a vector
@@ -95,24 +87,12 @@ template <typename Add> __device__ __forceinline__ void add_rows(int columns, Ad
 
 
 class Columns(NamedTuple):
-    """One run of memory in columns.
-
-    Attributes
-    ----------
-    form : Form
-        The block as axes.
-    length : int
-        Number of elements.
-    columns : int
-        Number of sums; element ``i`` belongs to the sum ``i % columns``.
-    blocks : int
-        Number of thread blocks, a multiple of the columns.
-    """
+    """One run of memory in columns: element ``i`` belongs to the sum ``i % columns``."""
 
     form: Form
-    length: int
-    columns: int
-    blocks: int
+    length: int  # number of elements
+    columns: int  # number of sums
+    blocks: int  # number of thread blocks, a multiple of the columns
 
 
 def columns_of(x: Array, axes: Sequence[int]) -> Columns | None:

@@ -29,20 +29,15 @@ LARGE = 2.0**64
 
 @dataclass(frozen=True)
 class Pair:
-    """Sums as unevaluated pairs.
+    """Sums as unevaluated pairs, float64 of one shape.
 
-    Parameters
-    ----------
-    sums, compensations : array
-        float64 of one shape; they add up to the value. If an element of ``sums`` is not
-        finite, its compensation is meaningless.
-    large : Pair, optional
-        An addend in units of ``LARGE``, for sums of doubles. Infinities and NaN are only here.
+    If an element of ``sums`` is not finite, its compensation is meaningless.
     """
 
     sums: Array
     compensations: Array
     large: Pair | None = None
+    """An addend in units of ``LARGE``, for sums of doubles. Infinities and NaN are only here."""
 
     @classmethod
     def of(cls, arrays: Sequence[Array]) -> Pair:
@@ -85,26 +80,13 @@ class Pair:
 
 
 def block_sum(block: Array, axes: Sequence[int], result: str = "float32") -> Pair:
-    """Sum a block along some axes, in one pass over its memory.
+    """Sum a NumPy or CuPy block along some axes, in one pass over its memory.
 
-    Parameters
-    ----------
-    block : numpy.ndarray or cupy.ndarray
-        Of any real or complex dtype and any strides; it is not copied. Integers are summed as
-        float64.
-    axes : sequence of int
-        Non-negative axes.
-    result : str
-        The real dtype of the result; for float64 all blocks are summed like doubles.
+    The block has any real or complex dtype and any strides, and is not copied; integers are summed
+    as float64. ``result`` is the real dtype of the result; for float64 all blocks are summed like
+    doubles. The sums have the shape of the other axes, and a last axis for the real and imaginary
+    part of complex numbers; they stay on the device of the block, with ``large`` for doubles.
 
-    Returns
-    -------
-    Pair
-        Sums with the shape of the other axes, on the device of the block, and a last axis for
-        the real and imaginary part of complex numbers; with ``large`` for doubles.
-
-    Notes
-    -----
     The order of the additions depends on shape and strides alone. As in a plain sum, infinities
     of one sign propagate, and both signs give NaN. If a partial sum of doubles overflows, the
     block is read twice.

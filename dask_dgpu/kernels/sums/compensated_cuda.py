@@ -19,9 +19,7 @@ from dask_dgpu.kernels.sums.cuda import INDEXING, THREADS, grid_of, kernels
 Array = Any
 
 WARP = 32
-
-FEW_SUMS = 512
-"""Up to this number of sums, a thread block folds each; above it, a warp."""
+FEW_SUMS = 512  # up to this number of sums, a thread block folds each; above it, a warp
 
 SOURCE = r"""
 struct Pair {

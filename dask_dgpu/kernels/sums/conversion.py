@@ -22,11 +22,8 @@ bfloat16 has 8, and two more make a second rounding harmless. Single precision r
 digits of all numbers from half of the smallest bfloat16, ``2**-134``, on.
 """
 
-PART = 1 << 18
-"""Elements to convert at a time; they are still in the cache when they are summed."""
-
-DEVICE_PART = 1 << 26
-"""The same on a GPU, where launches cost more than memory."""
+PART = 1 << 18  # elements to convert at a time; they are still in the cache when they are summed
+DEVICE_PART = 1 << 26  # the same on a GPU, where launches cost more than memory
 
 
 def narrowed(values: Array, dtype: str) -> Array:

@@ -6,10 +6,8 @@ CuPy compiles with ``-ftz=true``, by which its own conversions flush subnormal n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
-from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -19,14 +17,9 @@ from graph_opt.model.layout import BFLOAT16, dtype_named
 
 Array = Any
 
-THREADS = 256
-"""Threads of a thread block."""
-
-BLOCKS = 2048
-"""Thread blocks that keep a device busy to the end."""
-
-ROWS = 16
-"""Minimum number of elements of a thread, if there are as many."""
+THREADS = 256  # of a thread block
+BLOCKS = 2048  # thread blocks that keep a device busy to the end
+ROWS = 16  # minimum number of elements of a thread, if there are as many
 
 TO_DOUBLE = cupy.ElementwiseKernel(
     "float32 single",
@@ -124,55 +117,18 @@ __device__ __forceinline__ Long offset_of(Long at, Long inner, Long outer_stride
     return outer * outer_stride + (at - outer * inner) * stride;
 }
 """
-"""The kernel parameters ``LAYOUT`` are the arguments of a :class:`Grid`."""
+"""The kernel parameters ``LAYOUT`` are the ``arguments`` of a :class:`Grid`."""
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The axes of a block, and their distribution to threads.
-
-    Parameters
-    ----------
-    form : Form
-        The block as axes.
-    kept, summed : tuple of Axis
-        Two axes each, the outer first.
-    across, down : int
-        Sums of a thread block, and threads that share one of them.
-    near : bool
-        Whether neighbouring threads belong to different sums.
-    segments : int
-        Thread blocks that share a sum.
-    """
+class Grid(NamedTuple):
+    """The axes of a block, and their distribution to threads."""
 
     form: Form
-    kept: tuple[Axis, ...]
-    summed: tuple[Axis, ...]
-    across: int
-    down: int
-    near: bool
-    segments: int
-
-    @property
-    def sums(self) -> int:
-        """Number of sums."""
-        return prod(axis.length for axis in self.kept)
-
-    @property
-    def length(self) -> int:
-        """Numbers of each sum."""
-        return prod(axis.length for axis in self.summed)
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """The arguments ``LAYOUT``."""
-        wide: list[int] = []
-        for outer, inner in (self.kept, self.summed):
-            lonely = outer.length == 1
-            wide += [outer.length * inner.length, inner.length]
-            wide += [0 if lonely else outer.stride, inner.stride]
-        narrow = (self.across, self.down, int(self.near), self.segments)
-        return (*map(np.int64, wide), *map(np.int32, narrow))
+    sums: int  # number of sums
+    length: int  # numbers of each sum
+    across: int  # sums of a thread block
+    segments: int  # thread blocks that share a sum
+    arguments: tuple[Any, ...]  # LAYOUT
 
 
 def grid_of(x: Array, axes: Sequence[int]) -> tuple[Array, Grid]:
@@ -184,8 +140,8 @@ def grid_of(x: Array, axes: Sequence[int]) -> tuple[Array, Grid]:
     if len(form.kept) > 2 or len(form.summed) > 2 or any(s % x.itemsize for s in x.strides):
         x, form = gathered(x, axes)
     one = Axis(1, 0)
-    kept, summed = (one, one, *form.kept)[-2:], (one, one, *form.summed)[-2:]
-    sums, length = (prod(axis.length for axis in each) for each in (kept, summed))
+    axes_of = [(one, one, *form.kept)[-2:], (one, one, *form.summed)[-2:]]
+    sums, length = (outer.length * inner.length for outer, inner in axes_of)
     near = bool(form.kept) and (not form.summed or form.kept[-1].stride < form.summed[-1].stride)
     if near:
         across = min(sums, THREADS if length < ROWS else 32 if sums > THREADS else sums)
@@ -195,4 +151,10 @@ def grid_of(x: Array, axes: Sequence[int]) -> tuple[Array, Grid]:
         across = THREADS // down
     wanted = -(-BLOCKS // -(-sums // across))
     segments = max(1, min(wanted, length // (down * ROWS), 65535))
-    return x, Grid(form, kept, summed, across, down, near, segments)
+    wide: list[int] = []
+    for outer, inner in axes_of:
+        outer_stride = outer.stride if outer.length > 1 else 0
+        wide += [outer.length * inner.length, inner.length, outer_stride, inner.stride]
+    narrow = (across, down, int(near), segments)
+    arguments = (*map(np.int64, wide), *map(np.int32, narrow))
+    return x, Grid(form, sums, length, across, segments, arguments)

@@ -21,27 +21,16 @@ from dask_dgpu.kernels.sums.binned import INFINITE, LOWEST, NEGATIVE, NOT_A_NUMB
 
 Array = Any
 
-SHORTEST = 4
-"""Minimum number of rows of a stretch."""
+SHORTEST = 4  # minimum number of rows of a stretch
 
-TILE = 1024
-"""Elements of a tile, or of one row if that is longer."""
-
+TILE = 1024  # elements of a tile, or of one row if that is longer
 COUNT_BITS = 10
-COUNT = 1 << COUNT_BITS
-"""Numbers that a lane adds before it is flushed to the limbs."""
-
-DIGITS = 53 - COUNT_BITS
-"""Bits of a part: sums of ``COUNT`` parts are exact."""
-
-SLACK = 10
-"""Levels are lowered if the numbers are smaller by more bits than this."""
-
-HUGE_BITS = (900 + 1023) << 52
-"""Numbers from 2**900 on, and infinities and NaN, go to the limbs one by one."""
-
+COUNT = 1 << COUNT_BITS  # numbers that a lane adds before it is flushed to the limbs
+DIGITS = 53 - COUNT_BITS  # bits of a part: sums of ``COUNT`` parts are exact
+SLACK = 10  # levels are lowered if the numbers are smaller by more bits than this
+HUGE_BITS = (900 + 1023) << 52  # from 2**900 on, numbers go to the limbs one by one
 ABSOLUTE = (1 << 63) - 1
-NONE = -(1 << 20)
+NONE = -(1 << 20)  # the level without numbers
 
 
 @compiled

@@ -12,7 +12,6 @@ instruction adds to many lanes. Each lane adds its values in a fixed order::
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -20,26 +19,13 @@ from numpy.lib.stride_tricks import as_strided
 
 Array = Any
 
-LANES = 1024
-"""Most lanes of a walk; these accumulators fit the L1 cache."""
-
-STRIDED_LANES = 256
-"""The same if neighbouring lanes read from different cache lines."""
-
-SHORT = 128
-"""Shorter axes do not benefit from several lanes for one sum."""
-
-NARROW = 16
-"""Minimum number of adjacent kept elements for lanes."""
-
-SUMS = 4096
-"""Most sums of a step; accumulators of any size fit the cache."""
-
-FEW_ROWS = 8
-"""Minimum number of values for each lane of one sum; it makes folding the lanes cheap."""
-
-SMALL_WALK = 4096
-"""Walks with fewer elements are mostly overhead."""
+LANES = 1024  # most lanes of a walk; these accumulators fit the L1 cache
+STRIDED_LANES = 256  # the same if neighbouring lanes read from different cache lines
+SHORT = 128  # shorter axes do not benefit from several lanes for one sum
+NARROW = 16  # minimum number of adjacent kept elements for lanes
+SUMS = 4096  # most sums of a step; accumulators of any size fit the cache
+FEW_ROWS = 8  # minimum number of values for each lane of one sum; makes folding the lanes cheap
+SMALL_WALK = 4096  # walks with fewer elements are mostly overhead
 
 
 class Axis(NamedTuple):
@@ -50,58 +36,33 @@ class Axis(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """One pass over a part of a block; all numbers count elements.
+    """One pass over a part of a block; all numbers count elements."""
 
-    Attributes
-    ----------
-    start : int
-        Offset of the first element in memory from the first element of the block.
-    outer, across : int
-        Repetitions of the walk for other sums, and the stride between them.
-    rows, down : int
-        Rows that add to the same lanes, and the stride between them.
-    width, along : int
-        Elements of a row, one for each lane, and the stride between them.
-    lanes : int
-        Number of lanes that walk through all rows together; at least ``width`` if lanes share
-        sums.
-    kept : int
-        Lanes of different sums; lane ``j`` belongs to the sum ``j % kept``.
-    """
-
-    start: int
-    outer: int
-    across: int
-    rows: int
-    down: int
-    width: int
-    along: int
-    lanes: int
-    kept: int
+    start: int  # offset in memory from the first element of the block
+    outer: int  # repetitions of the walk for other sums
+    across: int  # stride between repetitions
+    rows: int  # rows that add to the same lanes
+    down: int  # stride between rows
+    width: int  # elements of a row, one for each lane
+    along: int  # stride between elements of a row
+    lanes: int  # lanes that walk through all rows together; >= ``width`` if lanes share sums
+    kept: int  # lanes of different sums; lane ``j`` belongs to the sum ``j % kept``
 
 
 Step = tuple[tuple[Any, ...], list[Walk]]
 """The place of some sums among the sums of a block, (outer, kept), and all walks for them."""
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """A block as kept axes and summed axes, each by falling stride.
 
-    Parameters
-    ----------
-    kept, summed : tuple of Axis
-        Axes longer than one element, merged if possible.
-    shape : tuple of int
-        Lengths of the kept axes of the block, by falling stride.
-    order : tuple of int
-        The position in ``shape`` of each kept axis of the block.
+    These axes are longer than one element, and merged if possible.
     """
 
     kept: tuple[Axis, ...]
     summed: tuple[Axis, ...]
-    shape: tuple[int, ...]
-    order: tuple[int, ...]
+    shape: tuple[int, ...]  # lengths of the kept axes of the block, by falling stride
+    order: tuple[int, ...]  # the position in ``shape`` of each kept axis of the block
 
     def restored(self, sums: Array, leading: int = 0) -> Array:
         """Return sums in the order of the form with the axes of the block.
