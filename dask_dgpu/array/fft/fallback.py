@@ -11,7 +11,7 @@ import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.algorithms.pencil_fft import PencilPlan
-from dask_dgpu.array.deferred import deferred
+from dask_dgpu.array.inputs import deferred
 from dask_dgpu.kernels import fft as kernel
 from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph
 from graph_opt.model.node import ArrayNode

@@ -27,8 +27,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask_dgpu.algorithms.jacobi import CONVERGED, JacobiTask, Outcome, report
 from dask_dgpu.arguments import as_array, integer, positive
 from dask_dgpu.array.jacobi.fallback import expand, in_rounds
-from dask_dgpu.array.stencil.arguments import boundaries, check_array, working_dtype
-from dask_dgpu.array.stencil.fallback import sweeping
+from dask_dgpu.array.stencil import boundaries, check_array, sweeping, working_dtype
 from dask_dgpu.planner.optimizer import GraphOptimizer
 
 Block = Any

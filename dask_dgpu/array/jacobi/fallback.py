@@ -20,7 +20,7 @@ from dask_dgpu.algorithms.jacobi import (
     report,
     verdict,
 )
-from dask_dgpu.array.stencil.fallback import swept, thick
+from dask_dgpu.array.stencil import swept, thick
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
