@@ -43,7 +43,7 @@ from dask_dgpu.algorithms.pencil_fft.plan import (
 )
 from dask_dgpu.algorithms.pencil_fft.rank import pencil_fft_rank
 from dask_dgpu.algorithms.pencil_fft.ranks import RankedPencil, cost, peak, plan_on_ranks, received
-from dask_dgpu.kernels.fft.kinds import TRIGONOMETRIC, Transform
+from dask_dgpu.kernels.fft import TRIGONOMETRIC, Transform
 
 __all__ = [
     "TRIGONOMETRIC",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dask_dgpu.kernels.fft.kinds import Transform
+from dask_dgpu.kernels.fft import Transform
 from graph_opt.model.layout import even_spans
 
 Chunks = tuple[tuple[int, ...], ...]
