@@ -63,24 +63,11 @@ def deferred(
     piece: Callable[[ArrayNode, tuple[ArrayNode, ...]], Piece],
     expand: Expand,
 ) -> Array:
-    """Return the result of an operation on arrays, as one layer.
+    """Return the result of an operation on arrays, as one layer; ``name`` begins its keys.
 
-    Parameters
-    ----------
-    name : str
-        Prefix of the output's keys.
-    sources : tuple of dask.array.Array
-        The arrays that are read.
-    chunks : tuple of tuple of int
-        Chunk sizes of the output.
-    dtype : str
-        Of the output.
-    token : object
-        All that the output depends on besides its sources.
-    piece : callable
-        ``piece(output, sources)`` returns the operation on array nodes.
-    expand : callable
-        The tasks of plain Dask; see :class:`~graph_opt.dask_graph.deferred.DeferredLayer`.
+    ``token`` is all that the result depends on besides its sources. ``piece(output, sources)``
+    returns the operation on array nodes, ``expand`` the tasks of plain Dask; see
+    :class:`~graph_opt.dask_graph.deferred.DeferredLayer`.
     """
     key = f"{name}-{tokenize(*(x.name for x in sources), token)}"
     meta = np.empty_like(sources[0]._meta, dtype=dtype)

@@ -211,27 +211,12 @@ def transform_axes(
     output_layout: Literal["any", "input"] = "any",
     chunks: Chunks | None = None,
 ) -> Array:
-    """Transform along some axes of any chunking.
+    """Transform along some axes of any chunking, at most one of them from or to real numbers.
 
-    Parameters
-    ----------
-    x : dask.array.Array
-        The input, of known chunks.
-    transforms : tuple of Transform
-        One per axis, at most one of them from or to real numbers.
-    name : str
-        Prefix of the keys of a plan's layer.
-    output_layout : {"any", "input"}, optional
-        ``"input"`` restores the chunks of the input.
-    chunks : tuple of tuple of int, optional
-        Chunks to restore in place of the input's; with ``output_layout="any"`` only if that
-        moves no more bytes.
-
-    Returns
-    -------
-    dask.array.Array
-        Of NumPy's dtype. By default an axis that is too long for a plan has about even
-        chunks, as many as in the input.
+    ``name`` is the prefix of the keys of a plan's layer. The output layout ``"input"`` restores
+    ``chunks``, by default those of the input; ``"any"`` restores given chunks only if that moves
+    no more bytes. Otherwise an axis that is too long for a plan has about even chunks, as many as
+    in the input.
     """
     dtype = x.dtype.name
     plan = plan_pencil_fft(x.chunks, dtype, transforms, output_layout=output_layout)

@@ -58,24 +58,12 @@ class Matrix:
 
 
 def matrix_for(n: int, parts: int, cuts: Sequence[int] = (), *, enough: int = 1) -> Matrix | None:
-    """Choose the matrix for a transform of length ``n``.
+    """Choose the matrix for a transform of length ``n`` with a number of blocks at every step.
 
-    Parameters
-    ----------
-    n : int
-        Length of the transform.
-    parts : int
-        Number of blocks along the axis at every step.
-    cuts : sequence of int, optional
-        Where chunks begin. Among matrices with even blocks, those with rows that begin there
-        are preferred, since their first step moves nothing; then the most square one.
-    enough : int, optional
-        Blocks of at most this number of elements are never too large.
-
-    Returns
-    -------
-    Matrix or None
-        ``None`` if every matrix has a block that is too large.
+    Among matrices with even blocks, those with rows that begin where chunks begin, at ``cuts``,
+    are preferred, since their first step moves nothing; then the most square one. Blocks of at
+    most ``enough`` elements are never too large. Return ``None`` if every matrix has a block that
+    is too large.
     """
     small = np.arange(1, math.isqrt(n) + 1, dtype=np.int64)
     divisors = small[n % small == 0].tolist()
@@ -95,25 +83,11 @@ def matrix_for(n: int, parts: int, cuts: Sequence[int] = (), *, enough: int = 1)
 
 
 def four_step(x: Array, transform: Transform, matrix: Matrix, *, parts: int, length: int) -> Array:
-    """Transform along a long axis.
+    """Transform along a long axis of ``transform.n`` elements; the input is padded with zeros.
 
-    Parameters
-    ----------
-    x : dask.array.Array
-        The input, padded with zeros to the length of the transform.
-    transform : Transform
-        Of kind ``"fft"`` or ``"ifft"``.
-    matrix : Matrix
-        Of ``transform.n`` elements.
-    parts : int
-        Number of blocks along the axis, at every step.
-    length : int
-        Number of elements to compute, from the first one.
-
-    Returns
-    -------
-    dask.array.Array
-        At most ``parts`` chunks along the axis; they differ by at most one column.
+    ``transform`` is of kind ``"fft"`` or ``"ifft"``. Only the first ``length`` elements are
+    computed. The axis has at most ``parts`` blocks at every step; in the result they differ by at
+    most one column.
     """
     y = transformed(as_matrix(x, transform.axis, matrix), transform, matrix, parts=parts)
     return as_line(y, transform.axis, length, parts=parts, by_columns=True)

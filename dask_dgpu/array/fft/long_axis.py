@@ -51,16 +51,9 @@ SMALL = 16 * 2**20
 def along_long_axis(x: Array, transform: Transform, *, length: int | None = None) -> Array:
     """Transform along one axis without whole blocks, to NumPy's dtype.
 
-    Parameters
-    ----------
-    x : dask.array.Array
-        The input.
-    transform : Transform
-        Of any kind. A transform from real numbers is one half of the complex one, a transform
-        to real numbers the real part of the transform of a one-sided spectrum. Cosines and
-        sines are transforms from or to real numbers of twice the length.
-    length : int, optional
-        Number of elements to compute, from the first one; by default all.
+    A transform from real numbers is one half of the complex one, a transform to real numbers the
+    real part of the transform of a one-sided spectrum. Cosines and sines are transforms from or to
+    real numbers of twice the length. Only the first ``length`` elements are computed.
     """
     if transform.kind in TRIGONOMETRIC:
         return _trigonometric(x, transform)

@@ -26,26 +26,12 @@ KINDS = COMPLEX + TO_HALF_COMPLEX + TO_REAL + TRIGONOMETRIC
 
 @dataclass(frozen=True)
 class Transform:
-    """One discrete Fourier, cosine or sine transform along one axis.
+    """One discrete Fourier, cosine or sine transform along one axis, counted from 0.
 
-    Parameters
-    ----------
-    kind : str
-        A function of ``numpy.fft``: ``"fft"``, ``"ifft"``, ``"rfft"``, ``"irfft"``, ``"hfft"``
-        or ``"ihfft"``; or ``"dct"`` or ``"dst"`` of ``scipy.fft`` with the type, from ``"dct1"``
-        to ``"dst4"``.
-    axis : int
-        The axis, from 0.
-    n : int
-        Length of the transform: of its input after cropping or padding, or of its output for
-        ``irfft`` and ``hfft``.
-    norm : {"backward", "ortho", "forward"}, optional
-        As in ``numpy.fft`` and ``scipy.fft``.
-
-    Raises
-    ------
-    ValueError
-        If the kind is unknown or ``n`` is less than 1, or than 2 for ``"dct1"``.
+    ``kind`` is a function of ``numpy.fft``, or ``dct`` or ``dst`` of ``scipy.fft`` with the type,
+    from ``"dct1"`` to ``"dst4"``; ``norm`` is as there. ``n`` is the length of the input after
+    cropping or padding, or of the output for ``irfft`` and ``hfft``. A length below 1, or 2 for
+    ``"dct1"``, is an error.
     """
 
     kind: str
@@ -94,21 +80,10 @@ class Transform:
 
 
 def transform(block: Array, transforms: Iterable[Transform], *, overwrite: bool = False) -> Array:
-    """Transform a block along some of its axes, one after the other.
+    """Transform a block along some of its axes, one after the other, to NumPy's dtype.
 
-    Parameters
-    ----------
-    block : numpy.ndarray or cupy.ndarray
-        Of any real or complex dtype; a CuPy array is transformed on CuPy's current stream.
-    transforms : iterable of Transform
-        In their order.
-    overwrite : bool, optional
-        Whether the result may overwrite ``block``.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        Of NumPy's dtype; single precision stays single.
+    ``block`` has any real or complex dtype; a CuPy array is transformed on CuPy's current stream.
+    ``overwrite`` allows the result to overwrite it.
     """
     transforms = list(transforms)
     shape, dtype = list(block.shape), block.dtype.name

@@ -58,15 +58,8 @@ def transformed(
 ) -> Array | None:
     """Transform a CuPy block of any strides along a whole axis, and multiply by a factor.
 
-    Returns
-    -------
-    cupy.ndarray or None
-        ``None`` if cuFFT cannot read the lines in place: another dtype, too many calls, or strides
-        of zero.
-
-    Notes
-    -----
-    CuPy's plan cache for each thread and device keeps the plans, within its limits.
+    Return ``None`` if cuFFT cannot read the lines in place: another dtype, too many calls, or
+    strides of zero.
     """
     if block.dtype.name not in TYPES or block.size == 0 or block.shape[axis] == 1:
         return None

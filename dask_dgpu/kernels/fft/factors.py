@@ -192,16 +192,10 @@ def real_part(block: Array, out: str) -> Array:
 
 @dataclass(frozen=True)
 class Axis:
-    """The discrete Laplacian along one axis.
+    """The discrete Laplacian along one axis of ``n`` points, with spacing ``dx``.
 
-    Parameters
-    ----------
-    n : int
-        Grid points.
-    dx : float
-        Grid spacing.
-    boundary : {"periodic", "zero", "reflect"}
-        Beyond the ends: the other end, zeros, or the values at the ends again.
+    Beyond the ends are the other end (``"periodic"``), zeros (``"zero"``), or the values at the
+    ends again (``"reflect"``).
     """
 
     n: int

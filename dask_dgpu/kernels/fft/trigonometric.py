@@ -49,14 +49,7 @@ WORKSPACE = 64 * 2**20
 class Recipe:
     """A transform as one FFT: factors before, the FFT, factors after.
 
-    Parameters
-    ----------
-    kind : str
-        ``dct`` or ``dst``, and the type: ``"dct1"`` to ``"dst4"``.
-    n : int
-        Length of the transform.
-    norm : {"backward", "ortho", "forward"}
-        As in ``scipy.fft``, for the transform that is no inverse.
+    ``kind``, ``n`` and ``norm`` are those of a ``Transform``.
     """
 
     kind: str
