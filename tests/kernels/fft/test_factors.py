@@ -1,8 +1,9 @@
-"""The kernels of the four-step transform and of Bluestein's, against Python's integers and exp."""
+"""The local steps of transforms of long axes and of Poisson's equation, against plain Python."""
 
 from __future__ import annotations
 
 import cmath
+import itertools
 import math
 from typing import Any
 
@@ -11,10 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.kernels.fft import four_step
-from dask_dgpu.kernels.fft.bluestein import chirp_filter, chirped, squares
-from dask_dgpu.kernels.fft.half_complex import one_sided, real_part
+from dask_dgpu.kernels.fft import factors
+from dask_dgpu.kernels.fft.factors import (
+    Axis,
+    chirp_filter,
+    chirped,
+    divide,
+    one_sided,
+    real_part,
+    squares,
+)
 
+BOUNDARIES = ["periodic", "zero", "reflect"]
 EPS = float(np.finfo("float64").eps)
 
 
@@ -32,7 +41,7 @@ def root(power: int, n: int, sign: int) -> complex:
 )
 def test_roots_of_unity(n: int, data: st.DataObject, sign: int) -> None:
     powers = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=5))
-    found = four_step.roots_of_unity(np.array(powers), n, sign, "complex64")
+    found = factors.roots_of_unity(np.array(powers), n, sign, "complex64")
     assert found.dtype == np.complex128
     np.testing.assert_allclose(found, [root(p, n, sign) for p in powers], rtol=0, atol=8 * EPS)
 
@@ -51,10 +60,10 @@ def test_squares_are_exact(data: st.DataObject) -> None:
 def test_twiddled(
     monkeypatch: pytest.MonkeyPatch, dtype: str, group: int, axis: int, shape: tuple[int, ...]
 ) -> None:
-    monkeypatch.setattr(four_step, "GROUP", group)
+    monkeypatch.setattr(factors, "GROUP", group)
     first_row, first_column, n, sign = 10**6 + 3, 3 * 10**6, 10**13 + 37, -1
-    block = np.ones(shape, dtype)
-    found = four_step.twiddled(block, axis, (first_row, first_column), n, sign)
+    block, start = np.ones(shape, dtype), (0,) * axis + (first_row, first_column)
+    found = factors.twiddled(block, start, axis, n, sign)
     rows, columns = shape[axis : axis + 2]
     wanted = np.array(
         [
@@ -74,12 +83,12 @@ def test_matrix_and_back(data: st.DataObject) -> None:
     axis = data.draw(st.integers(0, len(shape) - 1))
     width = data.draw(st.integers(1, 8))
     block = np.arange(math.prod(shape)).reshape(shape)
-    matrix = four_step.matrix_of(block, axis, width)
+    matrix = factors.matrix_of(block, axis, width)
     rows = -(-shape[axis] // width)
     assert matrix.shape == (*shape[:axis], rows, width, *shape[axis + 1 :])
     for by_columns in (False, True):
         given_ = matrix.swapaxes(axis, axis + 1) if by_columns else matrix
-        line = four_step.line_of(given_, axis, by_columns=by_columns)
+        line = factors.line_of(given_, axis, by_columns=by_columns)
         kept, rest = np.split(line, [shape[axis]], axis=axis)
         np.testing.assert_array_equal(kept, block)
         assert not rest.any()
@@ -90,7 +99,7 @@ def test_matrix_and_back(data: st.DataObject) -> None:
 def test_chirped(dtype: str, n: int) -> None:
     block, start, scale = np.ones((2, 3), dtype), n - 4, 0.5
     out = np.result_type(dtype, 1j).name
-    found = chirped(block, 1, start, n, -1, out, scale)
+    found = chirped(block, (0, start), 1, n, -1, out, scale)
     wanted = [0.5 * root((start + m) ** 2, 2 * n, -1) for m in range(3)]
     np.testing.assert_allclose(found, [wanted, wanted], rtol=8 * float(np.finfo(out).eps))
     assert found.dtype == out
@@ -114,7 +123,7 @@ def test_one_sided(n: int, start: int, length: int, data: st.DataObject) -> None
     block = (np.arange(1, 1 + 2 * length).reshape(2, length) * (1 + 0j)).real.astype(dtype)
     if block.dtype.kind == "c":
         block += block.dtype.type(1j)
-    found: Any = one_sided(block, 1, start, n, np.result_type(dtype, 1j).name)
+    found: Any = one_sided(block, (0, start), 1, n, np.result_type(dtype, 1j).name)
     for at in range(length):
         own = start + at == 0 or 2 * (start + at) == n
         np.testing.assert_array_equal(
@@ -128,3 +137,52 @@ def test_real_part_has_memory_of_its_own() -> None:
     assert part.base is None
     assert part.dtype == np.float64
     assert real_part(block, "float16").dtype == np.float16
+
+
+def laplacian(axis: Axis) -> Any:
+    """Return the Laplacian along one axis, made of shifted unit vectors."""
+    eye = np.eye(axis.n)
+    mode = {"periodic": "wrap", "zero": "constant", "reflect": "symmetric"}[axis.boundary]
+    wide = np.pad(eye, [(1, 1), (0, 0)], mode=mode)
+    return (wide[:-2] - 2 * eye + wide[2:]) / axis.dx**2
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 12])
+def test_eigenvalues(boundary: str, n: int) -> None:
+    axis = Axis(n, 0.25, boundary)
+    ours = axis.eigenvalues(0, n, np.float64, np.empty(0))
+    wanted = np.linalg.eigvalsh(laplacian(axis))
+    np.testing.assert_allclose(np.sort(ours), wanted, rtol=1e-12, atol=1e-12)
+    assert (ours[0] == 0) == (boundary != "zero")
+    parts = [axis.eigenvalues(k, k + 1, np.float64, np.empty(0)) for k in range(n)]
+    np.testing.assert_array_equal(np.concatenate(parts), ours)
+
+
+@pytest.mark.parametrize("boundaries", [*itertools.product(BOUNDARIES, repeat=2)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+def test_blocks_are_divided(
+    boundaries: tuple[str, str], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(factors, "GROUP", 10)  # several spans
+    axes = tuple(
+        Axis(n, dx, each) for n, dx, each in zip((6, 9), (0.5, 2), boundaries, strict=True)
+    )
+    rng = np.random.default_rng(2)
+    whole = (rng.random((6, 9)) + 1j * rng.random((6, 9))).astype(
+        dtype if dtype[0] == "c" else "c16"
+    )
+    whole = whole if dtype[0] == "c" else whole.real.astype(dtype)
+    before = whole.copy()
+    result = np.empty_like(whole)
+    for i, j in itertools.product((0, 4), (0, 2, 7)):
+        part = slice(i, i + 4), slice(j, {0: 2, 2: 7, 7: 9}[j])
+        result[part] = divide(whole[part], (i, j), axes)
+    np.testing.assert_array_equal(whole, before)
+    one, other = (axis.eigenvalues(0, axis.n, np.float64, np.empty(0)) for axis in axes)
+    total = one[:, None] + other
+    constant = total == 0
+    assert constant.sum() == ("zero" not in boundaries)
+    wanted = np.where(constant, 0, whole / np.where(constant, 1, total))
+    assert result.dtype == dtype
+    np.testing.assert_allclose(result, wanted, rtol=4 * np.finfo(dtype).eps)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-MODULE = "dask_dgpu.kernels.device.replay"
+MODULE = "dask_dgpu.kernels.device.cuda"
 
 
 class SpoiledError(RuntimeError):
@@ -56,6 +56,8 @@ def replay(monkeypatch: pytest.MonkeyPatch, done: list[str]) -> Iterator[Any]:
         driver=SimpleNamespace(CUDADriverError=SpoiledError),
     )
     monkeypatch.setitem(sys.modules, "cupy", cupy)
+    plans = SimpleNamespace(wait_for_plans=None)
+    monkeypatch.setitem(sys.modules, "dask_dgpu.kernels.fft.cuda", plans)
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     monkeypatch.setattr(Stream, "spoiled", False)
     yield importlib.import_module(MODULE).Replay()

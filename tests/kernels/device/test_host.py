@@ -12,7 +12,7 @@ import pytest
 FAULTS = """
 import resource, sys
 import numpy as np, scipy.fft
-from dask_dgpu.kernels.device.malloc import keep_small_memory
+from dask_dgpu.kernels.device.host import keep_small_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-MODULE = "dask_dgpu.kernels.fft.plans"
+MODULE = "dask_dgpu.kernels.fft.cuda"
 
 
 class Plan1d:
@@ -34,7 +34,9 @@ def cufft(monkeypatch: pytest.MonkeyPatch, done: list[Any]) -> Any:
     cupy.cuda = cuda = ModuleType("cupy.cuda")
     null = SimpleNamespace(synchronize=lambda: done.append("waited"))
     cuda.Stream = SimpleNamespace(null=null)  # type: ignore[attr-defined]
-    cuda.cufft = cufft = SimpleNamespace(Plan1d=Plan1d, PlanNd=PlanNd)  # type: ignore[attr-defined]
+    cuda.cufft = cufft = SimpleNamespace(  # type: ignore[attr-defined]
+        Plan1d=Plan1d, PlanNd=PlanNd, CUFFT_C2C=0, CUFFT_Z2Z=1
+    )
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
