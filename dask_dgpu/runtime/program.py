@@ -176,14 +176,6 @@ class Program:
             for index, block in zip(value.indices(), given, strict=True)
         }
 
-    def block(self, key: Key) -> Key:
-        """Return the block of a result's key: name of the value, and place.
-
-        Dask and this package append suffixes to the names of some keys.
-        """
-        name = max((name for name, _ in self.outputs if key[0].startswith(name)), key=len)
-        return (name, *key[1:])
-
 
 @dataclass(frozen=True)
 class Common:
