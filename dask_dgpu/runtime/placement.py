@@ -40,15 +40,7 @@ class Shipment:
 
 @dataclass(frozen=True)
 class Making:
-    """The ranks of a value that block functions compute.
-
-    Parameters
-    ----------
-    ranks : mapping of tuple of int to tuple of int
-        The ranks that compute each block; none for an unused block.
-    shipments : tuple of Shipment
-        The transfers before that.
-    """
+    """The ranks that compute each block of a value, none for an unused one; transfers before."""
 
     ranks: Mapping[Index, Ranks]
     shipments: tuple[Shipment, ...]
@@ -65,13 +57,7 @@ class _Made:
 
 
 class Placement:
-    """The ranks with the blocks of each value, found step by step.
-
-    Parameters
-    ----------
-    size : int
-        Number of ranks.
-    """
+    """The ranks with the blocks of each value, found step by step."""
 
     def __init__(self, size: int) -> None:
         self.size = size

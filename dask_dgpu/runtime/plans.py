@@ -75,16 +75,11 @@ class Structure:
 
 @dataclass(frozen=True)
 class Fixed(Bare):
-    """The plans of a structure, the same on every rank.
+    """The plans of a structure, the same on every rank; values have numbers.
 
-    Parameters
-    ----------
-    collectives : mapping of int to plan
-        The plan of each collective, by the number of its output.
-    values : mapping of int to Placed
-        The places of inputs, of inputs and outputs of collectives, and of results.
-    makings : mapping of int to Making
-        Where local steps make their values.
+    ``collectives`` has the plan of each collective, by its output. ``values`` has the places of
+    inputs, of inputs and outputs of collectives, and of results. ``makings`` says where local
+    steps make their values.
     """
 
     collectives: Mapping[int, Any]
@@ -99,15 +94,7 @@ class Fixed(Bare):
 
 @dataclass(frozen=True)
 class Plans:
-    """The plans of a program, by the names of its values.
-
-    Parameters
-    ----------
-    program : Program
-        The program.
-    fixed : Fixed
-        The plans of its structure.
-    """
+    """The plans of a program, by the names of its values."""
 
     program: Program
     fixed: Fixed
