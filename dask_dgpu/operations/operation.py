@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask_dgpu.operations.value import Blocks, Placed, Value
+from graph_opt.dask_graph.parse import Rule
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Layout
-from graph_opt.passes.rewrite import Rule
 
 Plan = Any
 Progress = Callable[[int, int], None]
@@ -86,13 +86,12 @@ class Operation:
         that of rank 0 counts.
     cost : callable
         ``cost(plan, machine)`` predicts a :class:`Cost`.
-    match : callable, optional
-        The rule that finds the operation in Dask's layers; an operation with a layer of its
-        own needs none.
+    rule : Rule, optional
+        Finds the operation in Dask's layers; an operation with a layer of its own needs none.
     """
 
     plan: Callable[[Request], Plan]
     layout: Callable[[Plan], Layout]
     run: Callable[..., Blocks | tuple[Blocks, Any]]
     cost: Callable[[Plan, Machine], Cost]
-    match: Rule | None = None
+    rule: Rule | None = None

@@ -12,13 +12,11 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.step import Collective, Local
-from dask_dgpu.operations.value import Blocks, Value, conforming
+from dask_dgpu.operations.value import Blocks, Collective, Local, Value, conforming
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.program import Key, Program
 from dask_dgpu.runtime.ship import ship
-from graph_opt.model.layout import Index
-from graph_opt.model.node import label
+from graph_opt.model.layout import Index, label
 
 Array = Any
 

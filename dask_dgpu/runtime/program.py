@@ -18,14 +18,12 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
 
 from dask_dgpu.comm.bootstrap import Transport
-from dask_dgpu.operations.step import Collective, Local
-from dask_dgpu.operations.value import Value
+from dask_dgpu.operations.value import Collective, Local, Value
 from graph_opt.dask_graph import internals as dask_task
+from graph_opt.dask_graph.emit import Plain
 from graph_opt.dask_graph.internals import BlockwiseDep, blockwise_token
-from graph_opt.dask_graph.plain import Plain
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Index
-from graph_opt.model.node import label
+from graph_opt.model.layout import Index, label
 
 Array = Any
 Key = tuple[Any, ...]

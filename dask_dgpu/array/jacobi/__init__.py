@@ -27,8 +27,7 @@ from dask.base import persist
 from dask_dgpu.algorithms.jacobi import CONVERGED, JacobiTask, Outcome
 from dask_dgpu.arguments import as_array, integer, positive
 from dask_dgpu.array.jacobi.fallback import NoGangError, expand, in_rounds
-from dask_dgpu.array.stencil.arguments import boundaries, check_array, working_dtype
-from dask_dgpu.array.stencil.fallback import sweeping
+from dask_dgpu.array.stencil import boundaries, check_array, sweeping, working_dtype
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.runtime import tasks

@@ -10,7 +10,7 @@ from dask.array.core import Array, map_blocks
 from dask.base import persist
 
 from dask_dgpu.algorithms.jacobi import JacobiTask, Outcome, Scale, verdict
-from dask_dgpu.array.stencil.fallback import swept, thick
+from dask_dgpu.array.stencil import swept, thick
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.kernels.stencil import neighbours_mean
 from graph_opt.dask_graph.internals import GraphNode, Task

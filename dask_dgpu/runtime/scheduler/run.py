@@ -14,7 +14,7 @@ from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Program
-from graph_opt.dask_graph.plain import Plain
+from graph_opt.dask_graph.emit import Plain
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler

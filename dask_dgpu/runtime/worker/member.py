@@ -15,8 +15,7 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.errors import CommAbortedError
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.device.host import HostDevice
-from dask_dgpu.kernels.device.malloc import keep_small_memory
+from dask_dgpu.kernels.device.host import HostDevice, keep_small_memory
 
 if TYPE_CHECKING:
     from dask_dgpu.comm.bootstrap import StoreServer, Transport

@@ -23,7 +23,7 @@ from dask_dgpu.algorithms.pencil_fft import PencilPlan
 from dask_dgpu.array.fft import long_axis
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.runtime import tasks
-from graph_opt.dask_graph.deferred import DeferredLayer
+from graph_opt.dask_graph.layers import DeferredLayer
 from tests.support.profiles import examples
 from tests.support.recording import RecordingComm
 
