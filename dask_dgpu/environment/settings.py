@@ -18,8 +18,6 @@ from dask_dgpu.arguments import expected, shown, unknown
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.runtime.program import Limits
 
-FFT_OUTPUT_LAYOUT = "dgpu.fft.output-layout"
-
 LIMITS = {"minimum": "of at least", "maximum": "of at most", "exclusiveMaximum": "below"}
 """Limits of numbers in the schema, and their words in messages."""
 
@@ -100,13 +98,6 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
             lambda share: 0 <= share < 1,
         ),
     )
-
-
-def fft_output_layout() -> Literal["any", "input"]:
-    """Return the current ``dgpu.fft.output-layout``; each transform reads it."""
-    layout = dask.config.get(FFT_OUTPUT_LAYOUT, "any")
-    # to read all settings takes milliseconds, and raises for a value that is not allowed
-    return layout if layout in ("any", "input") else read().fft_output_layout
 
 
 def _values() -> dict[str, Any]:
