@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from math import prod
 from operator import attrgetter
 from typing import Any
@@ -85,30 +84,13 @@ def _cost(rechunk: RechunkPlan, machine: Machine) -> Cost:
 def place(source: Layout, result: Value, size: int) -> Layout:
     """Give every rank about its share of a result, most of it from its own blocks.
 
-    Parameters
-    ----------
-    source : Layout
-        Where the array is.
-    result : Value
-        How its blocks shall be cut, and which of them are wanted.
-    size : int
-        Number of ranks.
-
-    Returns
-    -------
-    Layout
-        No rank has more elements than the fullest would if contiguous blocks were
-        dealt out evenly, or but little more where blocks differ much.
-
-    Notes
-    -----
-    Blocks choose in the order of how much of them one rank has. Each takes the rank
-    that has most of it and still has room; among equals the one that it would be
-    dealt to.
+    No rank has more elements than the fullest would if contiguous blocks were dealt out evenly, or
+    little more if block sizes differ much. Blocks choose in the order of their largest part on one
+    rank. Each takes the rank with most of it that still has room; among equals the one that
+    it would be dealt to.
     """
     wanted = list(result.indices())
-    lengths = [[hi - lo for lo, hi in pairwise(cuts)] for cuts in result.cuts]
-    sizes = [prod(axis[at] for axis, at in zip(lengths, index, strict=True)) for index in wanted]
+    sizes = [prod(result.block_shape(index)) for index in wanted]
     owners = _dealt(sizes, size)
     if _products(source, result) * size <= MOST_PRODUCTS:
         owners = _settled(_held(source, result, wanted, size), sizes, owners)
