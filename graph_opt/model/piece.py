@@ -151,11 +151,6 @@ class Blockwork:
     layer: Layer
     once: bool = False
 
-    @property
-    def label(self) -> str:
-        """Name in messages."""
-        return label(self.output.name)
-
     @cached_property
     def computed(self) -> tuple[Index, ...]:
         """The computed blocks, in row-major order."""
