@@ -174,10 +174,11 @@ def _nearest(cuts: Cuts, position: float) -> int:
     return bisect_left(cuts, before)
 
 
-def dealt(blocks: int, owners: int) -> tuple[int, ...]:
-    """Return the owner of each block if blocks are divided evenly, in order."""
-    spans = block_spans(tuple(range(blocks + 1)), owners)
-    return tuple(owner for owner, (lo, hi) in enumerate(spans) for _ in range(lo, hi))
+def dealt(blocks: int, owners: int, sizes: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return the owner of each block if blocks, of equal or these sizes, are dealt out in order."""
+    cuts = cuts_of(sizes) if any(sizes) else tuple(range(blocks + 1))
+    spans = enumerate(block_spans(cuts, owners))
+    return tuple(owner for owner, (lo, hi) in spans for _ in range(lo, hi))
 
 
 def overlaps(cuts: Cuts, start: int, stop: int) -> Iterator[tuple[int, int, int]]:

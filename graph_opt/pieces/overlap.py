@@ -206,8 +206,8 @@ def _bounded(
         edge = edge_of(graph, source, axis, before) if before == after > 0 else None
         if edge is None:
             return None
-        boundary[axis], source = edge.kind, edge.source
-        passed += edge.layers
+        boundary[axis], source, layers = edge
+        passed += layers
     if not axes or last.chunks != extended(source.chunks, depth, boundary):
         return None
     inner = (name, *(layer for layer in _replaceable(graph, passed) if layer != name))
