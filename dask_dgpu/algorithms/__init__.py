@@ -1,4 +1,4 @@
-"""Distributed algorithms on blocks, one package each: a plan, its cost and a rank program.
+"""Distributed algorithms on blocks: for each one a plan, its cost and a rank program.
 
 A rank program ``*_rank(plan, comm, device, blocks, ..., progress)`` computes one rank's part:
 

@@ -11,9 +11,8 @@ import numpy as np
 from dask_dgpu.algorithms.halo.cells import Axis, Boundary, Cells, Depth, extends_beyond
 from dask_dgpu.algorithms.redistribute.moves import Ints, indices_at, table_of
 from dask_dgpu.algorithms.redistribute.plan import check_owners
-from graph_opt.model.bare import Bare
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Index, Layout, cuts_of
+from graph_opt.model.layout import Bare, Index, Layout, cuts_of
 
 NAMES = ("none", "periodic", "reflect", "mirror", "nearest")
 """Boundaries, besides None and a number."""

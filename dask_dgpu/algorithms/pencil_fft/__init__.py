@@ -47,7 +47,7 @@ from dask_dgpu.algorithms.pencil_fft.plan import (
     result_dtype,
 )
 from dask_dgpu.algorithms.pencil_fft.rank import pencil_fft_rank
-from dask_dgpu.kernels.fft.kinds import TRIGONOMETRIC, Transform
+from dask_dgpu.kernels.fft import TRIGONOMETRIC, Transform
 
 __all__ = [
     "TRIGONOMETRIC",

@@ -18,7 +18,7 @@ from dask_dgpu.algorithms.redistribute import (
     workspace,
 )
 from dask_dgpu.algorithms.redistribute import cost as exchange_cost
-from dask_dgpu.kernels.fft.kinds import Transform
+from dask_dgpu.kernels.fft import Transform
 from graph_opt.model.cost import TRANSFORM_SHARE, Machine
 from graph_opt.model.layout import Layout, cuts_of, even_spans
 

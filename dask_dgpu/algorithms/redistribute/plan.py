@@ -17,9 +17,8 @@ from dask_dgpu.algorithms.redistribute.moves import (
     overlap,
     table_of,
 )
-from graph_opt.model.bare import Bare
 from graph_opt.model.cost import Machine, pipelined
-from graph_opt.model.layout import Cuts, Layout, even_spans
+from graph_opt.model.layout import Bare, Cuts, Layout, even_spans
 
 LEAST = 64 << 20
 """Bytes that the buffers of a redistribution may always take."""

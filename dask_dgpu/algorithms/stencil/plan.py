@@ -17,9 +17,8 @@ from dask_dgpu.algorithms.redistribute import cost as move_cost
 from dask_dgpu.algorithms.redistribute import workspace as move_bytes
 from dask_dgpu.algorithms.stencil.regions import Side, Tile
 from dask_dgpu.kernels.stencil import Taps
-from graph_opt.model.bare import Bare
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Index, Layout, even_spans
+from graph_opt.model.layout import Bare, Index, Layout, even_spans
 
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Candidate numbers of sweeps between exchanges."""
