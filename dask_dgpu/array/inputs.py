@@ -14,9 +14,9 @@ from dask.tokenize import tokenize
 from dask.utils import typename
 
 from dask_dgpu.arguments import sequence
-from graph_opt.dask_graph.deferred import DeferredLayer, Expand
-from graph_opt.model.node import CONTAINERS, ArrayNode, Chunks
-from graph_opt.pieces.piece import Piece
+from graph_opt.dask_graph.layers import DeferredLayer, Expand
+from graph_opt.model.layout import CONTAINERS, ArrayNode, Chunks
+from graph_opt.model.piece import Piece
 
 
 def check_dtype(
@@ -67,7 +67,7 @@ def deferred(
 
     ``token`` is all that the result depends on besides its sources. ``piece(output, sources)``
     returns the operation on array nodes, ``expand`` the tasks of plain Dask; see
-    :class:`~graph_opt.dask_graph.deferred.DeferredLayer`.
+    :class:`~graph_opt.dask_graph.layers.DeferredLayer`.
     """
     key = f"{name}-{tokenize(*(x.name for x in sources), token)}"
     meta = np.empty_like(sources[0]._meta, dtype=dtype)

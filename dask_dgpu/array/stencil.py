@@ -35,9 +35,9 @@ from dask_dgpu.array.inputs import (
     per_axis,
 )
 from dask_dgpu.kernels.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, Taps, padded, weighted
-from graph_opt.dask_graph.deferred import Expand
 from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph, ensure_minimum_chunksize
-from graph_opt.model.node import Chunks
+from graph_opt.dask_graph.layers import Expand
+from graph_opt.model.layout import Chunks
 from graph_opt.pieces.stencil import StencilPiece
 
 __all__ = ["LAPLACIAN_5PT", "LAPLACIAN_9PT", "stencil"]

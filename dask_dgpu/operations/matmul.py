@@ -17,7 +17,7 @@ from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
 from dask_dgpu.operations.value import Blocks
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Cuts, Layout, cuts_of
-from graph_opt.rules.matmul import match
+from graph_opt.pieces.matmul import RULE
 
 Matrix = dict[tuple[int, int], Any]
 
@@ -124,4 +124,4 @@ def _peak(plan: SummaPlan) -> int:
     return max(shares) + workspace(plan)
 
 
-MATMUL = Operation(plan=_plan, layout=_layout, run=_run, cost=_cost, match=match)
+MATMUL = Operation(plan=_plan, layout=_layout, run=_run, cost=_cost, rule=RULE)

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from dask_dgpu.algorithms.halo import (
-    HaloPlan,
-    cost,
-    halo_rank,
-    plan_halo,
-    traffic,
-    workspace,
-)
+from dask_dgpu.algorithms.halo import HaloPlan, cost, halo_rank, plan_halo, traffic, workspace
 from dask_dgpu.operations.operation import Cost, Operation, Request
 from graph_opt.model.cost import Machine
-from graph_opt.rules.overlap import match
+from graph_opt.pieces.overlap import RULE
 
 
 def _plan(request: Request) -> HaloPlan:
@@ -42,4 +35,4 @@ def _cost(plan: HaloPlan, machine: Machine) -> Cost:
     )
 
 
-OVERLAP = Operation(plan=_plan, layout=attrgetter("target"), run=halo_rank, cost=_cost, match=match)
+OVERLAP = Operation(plan=_plan, layout=attrgetter("target"), run=halo_rank, cost=_cost, rule=RULE)

@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dask_dgpu.operations.step import Need
-from dask_dgpu.operations.value import Placed, Value
+from dask_dgpu.operations.value import Need, Placed, Value
 from graph_opt.model.layout import Index, Layout, dealt
 
 Block = tuple[int, Index]

@@ -15,13 +15,11 @@ from typing import Any
 
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.operation import Request
-from dask_dgpu.operations.step import Local, Need
-from dask_dgpu.operations.value import Placed, Value
+from dask_dgpu.operations.value import Local, Need, Placed, Value
 from dask_dgpu.runtime.placement import Making, Placement
 from dask_dgpu.runtime.program import Key, Program
-from graph_opt.model.bare import Bare
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Index
+from graph_opt.model.layout import Bare, Index
 
 KEPT_PLANS = 32
 """Number of plans that a process keeps, with whatever ranks derive from them."""

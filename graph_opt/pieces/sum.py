@@ -9,7 +9,7 @@ from typing import Any
 
 from graph_opt.model.cost import TASK_SECONDS, Machine
 from graph_opt.model.layout import Index
-from graph_opt.pieces.piece import SeparablePiece
+from graph_opt.model.piece import SeparablePiece
 
 PARTIAL_BYTES = 16
 """Bytes of a compensated partial sum; an exact one has about twice as many."""

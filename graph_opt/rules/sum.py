@@ -19,13 +19,14 @@ from dask.blockwise import Blockwise
 from graph_opt.dask_graph.parse import (
     CARRIED,
     ArrayGraph,
+    Rule,
     array_operands,
     block_function,
     only_reader,
     unsupported,
     unwrapped,
 )
-from graph_opt.model.node import ArrayNode, Declined
+from graph_opt.model.layout import ArrayNode, Declined
 from graph_opt.pieces.sum import PARTIAL_BYTES, SumPiece
 
 FUNCTIONS = "dask_dgpu.array.reductions.partial"
@@ -63,6 +64,9 @@ def match(graph: ArrayGraph, name: str) -> SumPiece | Declined | None:
     )
     fault = piece.fault()
     return piece if fault is None else Declined(output.name, fault)
+
+
+RULE = Rule(match, functions=(f"{FUNCTIONS}.sum_block",))
 
 
 def _wide(output: ArrayNode) -> bool:

@@ -15,7 +15,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.kernels.fft import factors
 from dask_dgpu.kernels.sums.partial import partial_sum
 from dask_dgpu.operations.value import conforming
-from graph_opt.model.dtype import dtype_named
+from graph_opt.model.layout import dtype_named
 
 A = np.random.default_rng(12).random((6, 8))
 CHUNKS: list[Any] = [

@@ -11,8 +11,7 @@ from dask_dgpu.algorithms.pencil_fft import plan_pencil_fft
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.step import Collective
-from dask_dgpu.operations.value import Value
+from dask_dgpu.operations.value import Collective, Value
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Limits, Program

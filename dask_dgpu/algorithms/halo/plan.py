@@ -12,8 +12,7 @@ import numpy as np
 from dask_dgpu.algorithms.halo.axis import NAMES, Axis, Boundary, Depth, extends_beyond
 from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, row_major, unravel, volumes
 from dask_dgpu.algorithms.redistribute.plan import check_owners
-from graph_opt.model.bare import Bare
-from graph_opt.model.layout import Index, Layout, cuts_of
+from graph_opt.model.layout import Bare, Index, Layout, cuts_of
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ import numpy as np
 
 from dask_dgpu.kernels.sums.partial import Exact, Kind
 from graph_opt.model.cost import Machine
-from graph_opt.model.dtype import dtype_named, real_of
-from graph_opt.model.layout import Cuts, Index, Layout
+from graph_opt.model.layout import Cuts, Index, Layout, dtype_named, real_of
 
 WORD = 8
 """Bytes of a double, and of a limb."""

@@ -12,8 +12,7 @@ import numpy as np
 
 from dask_dgpu.algorithms.redistribute.cells import indices_at
 from dask_dgpu.algorithms.redistribute.moves import Moves, Overlap, overlap
-from graph_opt.model.bare import Bare
-from graph_opt.model.layout import Cuts, Layout, even_spans
+from graph_opt.model.layout import Bare, Cuts, Layout, even_spans
 
 UNITS_A_ROUND = 4
 """Approximate number of units that fill a rank's buffers in a round."""

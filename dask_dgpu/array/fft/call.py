@@ -31,7 +31,7 @@ from dask_dgpu.array.fft.fallback import apply, moved
 from dask_dgpu.array.inputs import check_chunk_sizes, check_container, check_dtype
 from dask_dgpu.environment.settings import fft_output_layout
 from dask_dgpu.kernels.fft import TO_HALF_COMPLEX, TO_REAL
-from graph_opt.model.node import CUPY
+from graph_opt.model.layout import CUPY
 
 NAMES = (
     *("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"),

@@ -27,7 +27,7 @@ from dask_dgpu.array.reductions.partial import add_partials, finish, sum_block
 from dask_dgpu.kernels.sums.narrowed import narrowed
 from dask_dgpu.kernels.sums.partial import Kind
 from graph_opt.dask_graph.parse import CARRIED
-from graph_opt.model.dtype import dtype_named, is_bfloat16, is_inexact
+from graph_opt.model.layout import dtype_named, is_bfloat16, is_inexact
 
 Method = Literal["compensated", "reproducible", "dask"]
 

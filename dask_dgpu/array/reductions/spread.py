@@ -20,7 +20,7 @@ from dask_dgpu.array.reductions.call import (
     result_dtype,
     summed_axes,
 )
-from graph_opt.model.dtype import is_bfloat16, real_of
+from graph_opt.model.layout import is_bfloat16, real_of
 
 
 def variance(

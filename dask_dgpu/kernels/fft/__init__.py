@@ -12,7 +12,7 @@ import numpy as np
 import scipy.fft
 
 from dask_dgpu.kernels.fft import trigonometric
-from graph_opt.model.dtype import real_of
+from graph_opt.model.layout import real_of
 
 Array = Any
 Arguments = dict[str, Any]

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from graph_opt.model.dtype import real_of
+from graph_opt.model.layout import real_of
 
 Array = Any
 Start = tuple[int, ...]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.kernels.sums.narrowed import widened
-from graph_opt.model.dtype import real_of
+from graph_opt.model.layout import real_of
 
 Array = Any
 

@@ -10,7 +10,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from graph_opt.model.dtype import BFLOAT16, dtype_named
+from graph_opt.model.layout import BFLOAT16, dtype_named
 
 Array = Any
 

@@ -15,7 +15,7 @@ from dask_dgpu.kernels.sums import binned, compensated
 from dask_dgpu.kernels.sums.binned import Binned
 from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.narrowed import narrowed
-from graph_opt.model.dtype import dtype_named, is_bfloat16, real_of
+from graph_opt.model.layout import dtype_named, is_bfloat16, real_of
 
 Array = Any
 Exact = Literal["compensated", "reproducible"]

@@ -25,7 +25,7 @@ from dask_dgpu.algorithms.pencil_fft import Transform
 from dask_dgpu.array.fft.call import DASKS_OWN
 from dask_dgpu.environment.settings import defaults, fft_output_layout
 from dask_dgpu.kernels.fft import transform
-from graph_opt.dask_graph.deferred import DeferredLayer
+from graph_opt.dask_graph.layers import DeferredLayer
 from tests.cluster.conftest import start_cluster
 from tests.support.profiles import examples
 
@@ -238,7 +238,7 @@ def test_one_layer_that_tells_what_it_does() -> None:
     assert not layer.is_materialized()
     assert layer.annotations == {"priority": 3}
     assert (layer.piece.source.name, layer.piece.source.chunks) == (X.name, X.chunks)
-    assert (layer.output.chunks, layer.output.dtype) == (y.chunks, "complex128")
+    assert (layer.piece.output.chunks, layer.piece.output.dtype) == (y.chunks, "complex128")
     assert layer.get_output_keys() == set(flatten(y.__dask_keys__()))
     y.dask._repr_html_()
     assert not layer.is_materialized()

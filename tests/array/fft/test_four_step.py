@@ -31,7 +31,7 @@ from dask_dgpu.algorithms.pencil_fft import (
 from dask_dgpu.array.fft import call, long_axis
 from dask_dgpu.array.fft.four_step import Matrix, four_step, matrix_for, row_cuts
 from dask_dgpu.array.fft.long_axis import bluestein, convolution_matrix
-from graph_opt.dask_graph.deferred import DeferredLayer
+from graph_opt.dask_graph.layers import DeferredLayer
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of, dealt
 from tests.algorithms.test_pencil_fft_rank import in_order

@@ -10,7 +10,7 @@ from dask.array.core import Array
 
 from dask_dgpu.arguments import as_array
 from dask_dgpu.array.inputs import deferred
-from graph_opt.model.node import ArrayNode
+from graph_opt.model.layout import ArrayNode
 from tests.operations.normalize.operation import NormalizePiece
 
 

@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 
-from dask_dgpu.runtime import interpreter
+from dask_dgpu.runtime import background
 
 
 @pytest.fixture
 def enabled_within(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Install the guard; return whether garbage collection was enabled in each guarded call."""
     seen: list[bool] = []
-    original = interpreter._current_frames
+    original = background._current_frames
 
     def look() -> dict[int, Any]:
         seen.append(gc.isenabled())
         return original()
 
-    monkeypatch.setattr(interpreter, "AFFECTED", True)
-    monkeypatch.setattr(interpreter, "_current_frames", look)
+    monkeypatch.setattr(background, "AFFECTED", True)
+    monkeypatch.setattr(background, "_current_frames", look)
     monkeypatch.setattr(sys, "_current_frames", original)
-    interpreter.guard_current_frames()
-    interpreter.guard_current_frames()
+    background.guard_current_frames()
+    background.guard_current_frames()
     return seen
 
 
@@ -50,6 +50,6 @@ def test_an_interpreter_without_the_deadlock_stays_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     original = sys._current_frames
-    monkeypatch.setattr(interpreter, "AFFECTED", False)
-    interpreter.guard_current_frames()
+    monkeypatch.setattr(background, "AFFECTED", False)
+    background.guard_current_frames()
     assert sys._current_frames is original

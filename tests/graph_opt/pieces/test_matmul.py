@@ -12,7 +12,7 @@ import pytest
 from dask.graph_manipulation import bind, clone
 from dask.highlevelgraph import HighLevelGraph
 
-from graph_opt.passes.rewrite import replace
+from graph_opt.passes import insert
 from graph_opt.pieces.matmul import MatmulPiece
 from tests.graph_opt.graphs import array, matches, one, products, reason
 
@@ -255,12 +255,12 @@ def test_block_functions_that_have_no_hash() -> None:
 @pytest.mark.parametrize("case", ["unknown rows", "masked", "batched", "object"])
 def test_declined_pieces_stay_as_dask_made_them(case: str) -> None:
     z = DECLINED[case][0]()
-    after = replace(z.dask, matches(z).pieces)
+    after = insert(z.dask, matches(z).pieces)
     assert after.dependencies == z.dask.dependencies
     assert all(after.layers[name] is layer for name, layer in z.dask.layers.items())
     both = HighLevelGraph.merge(z.dask, (A @ B).dask)
     found = matches(z, A @ B)
-    after = replace(both, found.pieces)
+    after = insert(both, found.pieces)
     assert all(after.layers[name] is layer for name, layer in z.dask.layers.items())
     assert [product.output.name for product in found.pieces] == [(A @ B).name]
     assert isinstance(found.pieces[0], MatmulPiece)

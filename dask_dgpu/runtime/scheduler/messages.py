@@ -1,10 +1,10 @@
-"""Announcements of fallbacks to Dask, for all clients and for ``explain``."""
+"""Messages of the scheduler: to workers, and to clients about fallbacks to Dask."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -24,3 +24,10 @@ def announce(scheduler: Scheduler, names: Collection[str], reason: str, message:
     warning = {"message": pickle.dumps(message), "category": pickle.dumps(UserWarning)}
     scheduler.log_event(TOPIC, {"names": list(names)[:MOST_NAMES], "reason": reason})
     scheduler.log_event(DASK_WARNINGS, warning)
+
+
+def send(scheduler: Scheduler, workers: Iterable[str], message: dict[str, Any]) -> None:
+    """Send a message to workers, except the lost ones."""
+    for worker in workers:
+        if worker in scheduler.workers:
+            scheduler.worker_send(worker, message)

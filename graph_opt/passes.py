@@ -1,6 +1,6 @@
-r"""Partition a graph into regions: one gang runs each as one program.
+r"""Passes over a graph: find pieces, replace Dask's layers by them, check, and form regions.
 
-::
+One gang runs a region as one program::
 
       ones   f (persisted)             0   levels: a layer that stays with Dask and reads
         \    |                              a member is one level above it
@@ -17,25 +17,91 @@ out of it and back in: all its inputs exist before it starts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dask.blockwise import Blockwise
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from graph_opt.dask_graph.culling import Culled, by_name, depth_first
+from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import calls_others, tasks_of
-from graph_opt.dask_graph.parse import ArrayGraph
-from graph_opt.dask_graph.piece_layer import PieceLayer
-from graph_opt.model.node import ArrayNode
-from graph_opt.pieces.piece import Piece
-from graph_opt.pieces.region import Blockwork, Member, Region
+from graph_opt.dask_graph.parse import (
+    ArrayGraph,
+    Culled,
+    Rule,
+    block_function,
+    by_name,
+    depth_first,
+    function_name,
+)
+from graph_opt.model.layout import ArrayNode, Declined
+from graph_opt.model.piece import Blockwork, Member, Piece, Region
 
 Levels = dict[str, int]
 
 STREAM_FRACTION = 0.5
 """A stream writes less than this fraction of the bytes that it reads."""
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Pieces to rewrite, and pieces that stay with Dask."""
+
+    pieces: tuple[Piece, ...]
+    declined: tuple[Declined, ...]
+
+
+def find(graph: ArrayGraph, rules: Collection[Rule]) -> Matches:
+    """Try the rules, in this order, on every layer at which they may start."""
+    pieces: list[Piece] = []
+    declined: list[Declined] = []
+    for name, layer in graph.layers.items():
+        function = block_function(graph, name)
+        called = "" if function is None else function_name(function)
+        for rule in rules:
+            found = rule.match(graph, name) if rule.starts(name, layer, called) else None
+            if isinstance(found, Declined):
+                declined.append(found)
+            elif found is not None:
+                pieces.append(found)
+    return Matches(tuple(pieces), tuple(declined))
+
+
+def insert(graph: HighLevelGraph, pieces: Iterable[Piece]) -> HighLevelGraph:
+    """Replace the layers of each piece by a :class:`PieceLayer`."""
+    layers: dict[str, Layer] = dict(graph.layers)
+    dependencies: dict[str, set[str]] = {k: set(v) for k, v in graph.dependencies.items()}
+    for piece in pieces:
+        annotations: dict[str, object] = {}
+        for name in piece.layers:
+            annotations.update(layers.pop(name).annotations or {})
+            del dependencies[name]
+        layers[piece.output.name] = PieceLayer(piece, annotations=annotations or None)
+        dependencies[piece.output.name] = {node.name for node in piece.inputs}
+    return HighLevelGraph(layers, dependencies)
+
+
+class IllegalGraphError(Exception):
+    """A pass returned an invalid graph."""
+
+
+def check(graph: HighLevelGraph) -> HighLevelGraph:
+    """Return ``graph`` if it is legal, raise :class:`IllegalGraphError` if not."""
+    for name, needed in graph.dependencies.items():
+        if name not in graph.layers:
+            raise IllegalGraphError(f"layer {name} has dependencies but does not exist")
+        missing = needed - graph.layers.keys()
+        if missing:
+            raise IllegalGraphError(f"layer {name} reads {sorted(missing)}, which do not exist")
+    for layer in graph.layers.values():
+        if isinstance(layer, PieceLayer):
+            fault = layer.piece.fault()
+            if fault is None and not layer.wanted <= set(layer.piece.computed):
+                fault = "blocks are wanted that are not computed"
+            if fault is not None:
+                raise IllegalGraphError(f"{layer.piece.output.name}: {fault}")
+    return graph
 
 
 def partition(

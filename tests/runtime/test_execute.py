@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.runtime import local
-from dask_dgpu.runtime.observer import Span
+from dask_dgpu.runtime import tasks
+from dask_dgpu.runtime.execute import Span
 
 X = da.from_array(np.arange(48.0).reshape(8, 6), chunks=(4, 3))
 
@@ -24,14 +24,14 @@ def test_action_of_a_collective(
 ) -> None:
     spans: list[Span] = []
 
-    class Noting(local.Naming):
+    class Noting(tasks.Naming):
         @contextmanager
         def step(self, name: str, action: str) -> Iterator[Span]:
             with super().step(name, action) as span:
                 spans.append(span)
                 yield span
 
-    monkeypatch.setattr(local, "Naming", Noting)
+    monkeypatch.setattr(tasks, "Naming", Noting)
     with dgpu.enable(local_ranks=2, when="always", on_error="raise", regions=False):
         array.compute()
     assert [span.action for span in spans] == [action] * 2

@@ -1,24 +1,151 @@
-"""Regions: ordered members that one gang computes as one program."""
+"""Pieces, parts of a graph that need a collective, and regions, the work of one gang."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from itertools import chain
+from typing import Any, ClassVar, Self
 
 from dask.highlevelgraph import Layer
 from dask.tokenize import tokenize
 
-from graph_opt.model.layout import Index
-from graph_opt.model.node import ArrayNode, label
-from graph_opt.pieces.piece import Piece
+from graph_opt.model.cost import Machine
+from graph_opt.model.layout import ArrayNode, Index, label
 
 Block = tuple[str, Index]
 
 MOST_NAMED = 8
 """Most collectives in the name of a region."""
+
+
+@dataclass(frozen=True)
+class Piece(ABC):
+    """An array, computed from others by one gang.
+
+    A rule finds a whole piece. :meth:`restrict` returns a piece for some of the blocks, with
+    the same arrays and block indices.
+
+    Parameters
+    ----------
+    output : ArrayNode
+        The result.
+    inner : tuple of str, optional
+        Dask's layers for the piece, which a rewrite replaces; by default that of the output.
+    """
+
+    output: ArrayNode
+    inner: tuple[str, ...] = field(default=(), kw_only=True)
+
+    only_moves: ClassVar[bool] = False
+    """Whether the piece transfers blocks and computes nothing."""
+
+    @property
+    @abstractmethod
+    def operation(self) -> str:
+        """The name of the operation, a key of ``dask_dgpu.operations.OPERATIONS``."""
+
+    @property
+    @abstractmethod
+    def inputs(self) -> tuple[ArrayNode, ...]:
+        """The input arrays."""
+
+    @property
+    def task(self) -> Any:
+        """Parameters of the operation beyond its inputs and its output."""
+        return None
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Dask's layers that a rewrite replaces, including that of the output."""
+        return self.inner or (self.output.name,)
+
+    @property
+    def label(self) -> str:
+        """Name in messages."""
+        return label(self.output.name)
+
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """The computation in a few words."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The computation as plain values."""
+        node = self.output
+        return {"name": node.name, "shape": node.shape, "dtype": node.dtype}
+
+    @cached_property
+    def computed(self) -> tuple[Index, ...]:
+        """The computed blocks of the output, in row-major order; by default all."""
+        return tuple(self.output.indices)
+
+    @cached_property
+    def staged(self) -> tuple[tuple[Index, ...], ...]:
+        """The blocks of each input that are read, in row-major order; by default all."""
+        return tuple(tuple(node.indices) for node in self.inputs)
+
+    def reads(self) -> Iterator[Block]:
+        """Yield the blocks of all inputs that are read: names of arrays, and indices."""
+        for node, indices in zip(self.inputs, self.staged, strict=True):
+            for index in indices:
+                yield node.name, index
+
+    def restrict(self, wanted: frozenset[Index]) -> Self:
+        """Return the piece for these blocks and as few others as possible; by default all."""
+        return self
+
+    @abstractmethod
+    def fault(self) -> str | None:
+        """Return the error of an invalid piece, ``None`` if it is valid."""
+
+    @abstractmethod
+    def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
+        """Return tasks and seconds of plain Dask on ``ranks`` workers."""
+
+
+@dataclass(frozen=True)
+class SeparablePiece(Piece):
+    """A piece with one input that can compute any of its blocks alone.
+
+    Parameters
+    ----------
+    source : ArrayNode
+        The input.
+    wanted : tuple of tuple of int, optional
+        The computed blocks of the output, in row-major order; by default all.
+    """
+
+    source: ArrayNode
+    wanted: tuple[Index, ...] | None = field(default=None, kw_only=True)
+
+    @property
+    def inputs(self) -> tuple[ArrayNode, ...]:
+        """The source."""
+        return (self.source,)
+
+    @cached_property
+    def computed(self) -> tuple[Index, ...]:
+        """The wanted blocks."""
+        return tuple(self.output.indices) if self.wanted is None else self.wanted
+
+    def restrict(self, wanted: frozenset[Index]) -> Self:
+        """Return the piece for these blocks."""
+        return replace(self, wanted=tuple(sorted(wanted)))
+
+    def fault(self) -> str | None:
+        """Return which wanted block does not exist, ``None`` if all do."""
+        grid = self.output.grid
+        for index in self.wanted or ():
+            if len(index) != len(grid) or any(
+                at not in range(count) for at, count in zip(index, grid, strict=True)
+            ):
+                return f"block {index} does not exist"
+        return None
 
 
 @dataclass(frozen=True)
@@ -44,6 +171,10 @@ class Blockwork:
     def computed(self) -> tuple[Index, ...]:
         """The computed blocks, in row-major order."""
         return tuple(self.needs)
+
+    def reads(self) -> Iterator[Block]:
+        """Yield the input blocks, some of them several times."""
+        return chain.from_iterable(self.needs.values())
 
     def __dask_tokenize__(self) -> Any:
         return self.output.name, self.computed
@@ -99,7 +230,7 @@ class Region:
             for node in member.inputs:
                 if node.name not in nodes or isinstance(member, Piece):
                     nodes[node.name] = node  # collectives know more of it
-            for name, index in _read(member):
+            for name, index in member.reads():
                 read[name].add(index)
         return tuple(
             (node, tuple(sorted(read[name])))
@@ -129,7 +260,7 @@ class Region:
         middle = len(self.members) // 2
         first, second = self.members[:middle], self.members[middle:]
         read = {(name, index) for name, blocks in self.wanted for index in blocks}
-        read.update(*map(_read, second))
+        read.update(*(member.reads() for member in second))
         passed_on = []
         for member in first:
             name = member.output.name
@@ -148,10 +279,3 @@ class Region:
         """Token of the members, their computed blocks and the wanted blocks."""
         # as text: for thousands of indices tokenize() takes longer than the plan
         return str(tokenize(*self.members, str(self.wanted)))
-
-
-def _read(member: Member) -> Iterable[tuple[str, Index]]:
-    if isinstance(member, Blockwork):
-        return (need for needs in member.needs.values() for need in needs)
-    pairs = zip(member.inputs, member.staged, strict=True)
-    return ((node.name, index) for node, indices in pairs for index in indices)

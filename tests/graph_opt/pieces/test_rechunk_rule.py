@@ -12,7 +12,7 @@ import pytest
 from dask.graph_manipulation import bind, clone
 from dask.highlevelgraph import HighLevelGraph
 
-from graph_opt.passes.rewrite import replace
+from graph_opt.passes import insert
 from graph_opt.pieces.rechunk import RechunkPiece
 from tests.graph_opt.graphs import array, matches, products, rechunks
 
@@ -157,7 +157,7 @@ def test_empty_chunks_and_empty_arrays(method: str) -> None:
 def test_annotations_are_carried_over() -> None:
     with dask.annotate(priority=3):
         z = A.rechunk(ROWS)
-    graph = replace(z.dask, rechunks(z))
+    graph = insert(z.dask, rechunks(z))
     assert graph.layers[z.name].annotations == {"priority": 3}
     assert graph.dependencies[z.name] == {A.name}
 
@@ -222,7 +222,7 @@ def test_declined_with_one_reason_and_left_alone(case: str, method: str) -> None
     (declined,) = found.declined
     assert declined.name == z.name
     assert expected in declined.reason
-    after = replace(z.dask, found.pieces)
+    after = insert(z.dask, found.pieces)
     assert after.dependencies == z.dask.dependencies
     assert all(after.layers[name] is layer for name, layer in z.dask.layers.items())
 
@@ -230,7 +230,7 @@ def test_declined_with_one_reason_and_left_alone(case: str, method: str) -> None
 def test_others_are_left_alone() -> None:
     z, other = A.rechunk(ROWS), unknown().rechunk({1: 7})
     both = HighLevelGraph.merge(z.dask, other.dask)
-    after = replace(both, rechunks(z, other))
+    after = insert(both, rechunks(z, other))
     assert all(after.layers[name] is layer for name, layer in other.dask.layers.items())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace as replace_fields
+from dataclasses import replace
 from typing import Any
 
 import dask
@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graph_opt.model.cost import HOST
-from graph_opt.passes.rewrite import replace
+from graph_opt.passes import insert
 from graph_opt.pieces.overlap import OverlapPiece, extended
 from graph_opt.pieces.rechunk import RechunkPiece
 from tests.graph_opt.graphs import array, matches
@@ -68,7 +68,7 @@ def test_boundaries_are_part_of_the_piece(boundary: Any, depth: int) -> None:
     assert piece.inner[0] == overlap_of(z)
     assert piece.label == overlap_of(z)[: len("overlap-") + 8]
     assert piece.fault() is None
-    after = replace(z.dask, [piece])
+    after = insert(z.dask, [piece])
     assert after.layers.keys() == {A.name, z.name}
     assert after.dependencies[z.name] == {A.name}
 
@@ -166,7 +166,7 @@ def test_what_somebody_else_reads_stays() -> None:
             continue
         assert piece.source.name == A.name
         assert name not in piece.inner
-        after = replace(z.dask, [piece])
+        after = insert(z.dask, [piece])
         assert after.layers[name] is layer
     facts = z.dask.layers[inner[0]].collection_annotations
     whole = da.Array(z.dask, inner[0], facts["chunks"], dtype=float)
@@ -181,7 +181,7 @@ def test_slices_that_two_share() -> None:
     assert len(pieces) == 2
     assert shared
     assert not shared & {name for piece in pieces for name in piece.inner}
-    after = replace(HighLevelGraph.merge(y.dask, z.dask), pieces)
+    after = insert(HighLevelGraph.merge(y.dask, z.dask), pieces)
     assert shared <= after.layers.keys()
 
 
@@ -197,7 +197,7 @@ def test_steps_of_a_loop() -> None:
 def test_annotations_are_carried_over() -> None:
     with dask.annotate(priority=3):
         z = da.overlap.overlap(A, 1, "reflect")
-    assert replace(z.dask, halos(z)).layers[z.name].annotations == {"priority": 3}
+    assert insert(z.dask, halos(z)).layers[z.name].annotations == {"priority": 3}
 
 
 def with_edges(left: da.Array, x: da.Array, right: da.Array, depth: int = 2) -> da.Array:
@@ -284,7 +284,7 @@ def test_declined_with_one_reason_and_left_alone(case: str) -> None:
     (declined,) = found.declined
     assert declined.name == overlap_of(z)
     assert expected in declined.reason
-    after = replace(z.dask, found.pieces)
+    after = insert(z.dask, found.pieces)
     assert all(after.layers[name] is layer for name, layer in z.dask.layers.items())
 
 
@@ -337,7 +337,7 @@ class TestPiece:
             ({"wanted": ((5, 5),)}, "does not exist"),
         ]
         for fields, expected in changed:
-            assert expected in str(replace_fields(piece, **fields).fault())
+            assert expected in str(replace(piece, **fields).fault())
 
 
 @given(st.data())
