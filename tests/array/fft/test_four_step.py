@@ -29,7 +29,12 @@ from dask_dgpu.algorithms.pencil_fft import (
     plan_pencil_fft,
 )
 from dask_dgpu.array.fft import call, long_axis
-from dask_dgpu.array.fft.four_step import Matrix, four_step, matrix_for, row_cuts
+from dask_dgpu.array.fft.four_step import (
+    Matrix,
+    four_step,
+    matrix_for,
+    row_cuts,
+)
 from dask_dgpu.array.fft.long_axis import bluestein, convolution_matrix
 from graph_opt.dask_graph.layers import DeferredLayer
 from graph_opt.model.cost import HOST

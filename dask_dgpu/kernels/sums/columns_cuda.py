@@ -12,57 +12,45 @@ vectors belongs to one column, and has one accumulator::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-
+from dask_dgpu.kernels.sums.cuda import THREADS
 from dask_dgpu.kernels.sums.lanes import Form, form_of, in_elements
-from dask_dgpu.kernels.sums.strides import THREADS
 
 Array = Any
 
-COLUMNS = 32
-"""Most columns; more columns keep the threads busy without this kernel."""
-
+COLUMNS = 32  # most columns; more columns keep the threads busy without this kernel
 VECTOR_BYTES = 16
-
-BLOCKS = 1056
-"""Thread blocks: eight for each multiprocessor of an H100 or H200, a few whole waves."""
-
-ROWS = 16
-"""Minimum number of elements of an accumulator, if there are as many."""
-
-BLOCK_NUMBERS = 1 << 20
-"""Most elements of a thread block, so that exact sums fit in 64 bits."""
+BLOCKS = 1056  # eight thread blocks for each multiprocessor of an H100 or H200, a few whole waves
+ROWS = 16  # minimum number of elements of an accumulator, if there are as many
+BLOCK_NUMBERS = 1 << 20  # most elements of a thread block, so that exact sums fit in 64 bits
 
 READING = r"""
-template <typename Value> struct Vector;
-template <> struct Vector<float> {
-    static constexpr int LANES = 4;
-    float lane[4];
-    __device__ __forceinline__ void read(const float* values, Long which) {
-        const float4 four = __ldcs(reinterpret_cast<const float4*>(values) + which);
-        lane[0] = four.x; lane[1] = four.y; lane[2] = four.z; lane[3] = four.w;
-    }
-};
-template <> struct Vector<double> {
-    static constexpr int LANES = 2;
-    double lane[2];
-    __device__ __forceinline__ void read(const double* values, Long which) {
-        const double2 two = __ldcs(reinterpret_cast<const double2*>(values) + which);
-        lane[0] = two.x; lane[1] = two.y;
+constexpr int LANES = 16 / sizeof(Value);  // numbers of a vector
+constexpr int ENTRIES = THREADS * LANES;
+constexpr int SEVERAL = 4;  // vectors that a thread adds at a time, while it loads as many more
+
+__device__ __forceinline__ void split(const float4 four, float* lane) {
+    lane[0] = four.x; lane[1] = four.y; lane[2] = four.z; lane[3] = four.w;
+}
+__device__ __forceinline__ void split(const double2 two, double* lane) {
+    lane[0] = two.x; lane[1] = two.y;
+}
+
+struct Vector {
+    Value lane[LANES];
+    __device__ __forceinline__ void read(const Value* values, Long which) {
+        split(__ldcs(reinterpret_cast<const Values*>(values) + which), lane);
     }
 };
 
 // Has lanes.take(vectors) for several vectors of this thread at a time, the rest as zeros.
-template <typename Value, int SEVERAL, typename Lanes>
+template <typename Lanes>
 __device__ __forceinline__ void read_all(const Value* values, Long length, Lanes& lanes) {
-    constexpr int LANES = Vector<Value>::LANES;
     const Long vectors = length / LANES, step = (Long) gridDim.x * THREADS;
     Long at = (Long) blockIdx.x * THREADS + threadIdx.x;
-    Vector<Value> read[SEVERAL], next[SEVERAL];
+    Vector read[SEVERAL], next[SEVERAL];
     if (at + (SEVERAL - 1) * step < vectors) {
         #pragma unroll
         for (int k = 0; k < SEVERAL; ++k) next[k].read(values, at + k * step);
@@ -87,8 +75,7 @@ __device__ __forceinline__ void read_all(const Value* values, Long length, Lanes
 }
 
 // Adds the entries of each column in shared memory by a tree; add(into, other) adds two.
-template <int ENTRIES, typename Add>
-__device__ __forceinline__ void add_rows(int columns, Add add) {
+template <typename Add> __device__ __forceinline__ void add_rows(int columns, Add add) {
     for (int rows = (ENTRIES + columns - 1) / columns; rows > 1; rows = (rows + 1) / 2) {
         const int half = (rows + 1) / 2 * columns, end = min(rows * columns, ENTRIES);
         for (int other = half + (int) threadIdx.x; other < end; other += THREADS)
@@ -97,39 +84,15 @@ __device__ __forceinline__ void add_rows(int columns, Add add) {
     }
 }
 """
-"""Requires ``Long`` and ``THREADS``."""
 
 
-@dataclass(frozen=True)
-class Columns:
-    """One run of memory in columns.
-
-    Parameters
-    ----------
-    form : Form
-        The block as axes.
-    length : int
-        Number of elements.
-    columns : int
-        Number of sums; element ``i`` belongs to the sum ``i % columns``.
-    blocks : int
-        Number of thread blocks, a multiple of the columns.
-    """
+class Columns(NamedTuple):
+    """One run of memory in columns: element ``i`` belongs to the sum ``i % columns``."""
 
     form: Form
-    length: int
-    columns: int
-    blocks: int
-
-    @property
-    def launch(self) -> tuple[tuple[int], tuple[int]]:
-        """The grid and the block of a launch."""
-        return (self.blocks,), (THREADS,)
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """Length and columns as arguments of a kernel."""
-        return np.int64(self.length), np.int32(self.columns)
+    length: int  # number of elements
+    columns: int  # number of sums
+    blocks: int  # number of thread blocks, a multiple of the columns
 
 
 def columns_of(x: Array, axes: Sequence[int]) -> Columns | None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.kernels.sums.narrowed import narrowed, widened
+from dask_dgpu.kernels.sums.conversion import narrowed, widened
 from tests.support.exact import to_nearest, units
 from tests.support.profiles import examples
 

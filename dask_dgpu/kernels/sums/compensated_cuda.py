@@ -7,27 +7,21 @@ accumulators by a tree in a fixed order; the second launch does the same for thr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import cupy
 import numpy as np
 
-from dask_dgpu.kernels.sums.columns import READING, columns_of
+from dask_dgpu.kernels.sums.columns_cuda import READING, columns_of
 from dask_dgpu.kernels.sums.compensated import Pair
-from dask_dgpu.kernels.sums.strides import INDEXING, THREADS, grid_of, kernel_of
+from dask_dgpu.kernels.sums.cuda import INDEXING, THREADS, grid_of, kernels
 
 Array = Any
 
 WARP = 32
+FEW_SUMS = 512  # up to this number of sums, a thread block folds each; above it, a warp
 
-FEW_SUMS = 512
-"""Up to this number of sums, a thread block folds each; above it, a warp."""
-
-SOURCE = (
-    INDEXING
-    + READING
-    + r"""
+SOURCE = r"""
 struct Pair {
     double sum, lost;
 };
@@ -50,8 +44,9 @@ __device__ __forceinline__ void merge(Pair& into, const Pair& other) {
     into.lost = __dadd_rn(into.lost, other.lost);
 }
 
-template <typename Value>
-__device__ void sum_pairs(const Value* values, double* sums, double* lost, const Layout& at) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+sum_grid(const Value* values, double* sums, double* lost, LAYOUT) {
+    const Layout at = LAYOUT_OF;
     __shared__ Pair shared[THREADS];
     const int thread = threadIdx.x;
     const int column = at.near ? thread % at.across : thread / at.down;
@@ -105,56 +100,31 @@ __device__ void sum_pairs(const Value* values, double* sums, double* lost, const
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-sum_float(const float* values, double* sums, double* lost, LAYOUT) {
-    const Layout at = LAYOUT_OF;
-    sum_pairs(values, sums, lost, at);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS)
-sum_double(const double* values, double* sums, double* lost, LAYOUT) {
-    const Layout at = LAYOUT_OF;
-    sum_pairs(values, sums, lost, at);
-}
-
-template <typename Value> struct Accumulators {
-    Pair each[Vector<Value>::LANES] = {};
-    template <int SEVERAL>
-    __device__ __forceinline__ void take(const Vector<Value> (&read)[SEVERAL]) {
+struct Accumulators {
+    Pair each[LANES] = {};
+    __device__ __forceinline__ void take(const Vector (&read)[SEVERAL]) {
         #pragma unroll
         for (int k = 0; k < SEVERAL; ++k)
             #pragma unroll
-            for (int j = 0; j < Vector<Value>::LANES; ++j) ::take(each[j], read[k].lane[j]);
+            for (int j = 0; j < LANES; ++j) ::take(each[j], read[k].lane[j]);
     }
 };
 
-template <typename Value>
-__device__ void sum_columns(const Value* values, double* sums, double* lost, Long length,
-                            int columns) {
-    constexpr int LANES = Vector<Value>::LANES, ENTRIES = THREADS * LANES;
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+sum_columns(const Value* values, double* sums, double* lost, Long length, int columns) {
     __shared__ Pair shared[ENTRIES];
     const int thread = threadIdx.x;
-    Accumulators<Value> mine;
-    read_all<Value, 4>(values, length, mine);
+    Accumulators mine;
+    read_all(values, length, mine);
     #pragma unroll
     for (int j = 0; j < LANES; ++j) shared[LANES * thread + j] = mine.each[j];
     __syncthreads();
-    add_rows<ENTRIES>(columns, [&](int into, int other) { merge(shared[into], shared[other]); });
+    add_rows(columns, [&](int into, int other) { merge(shared[into], shared[other]); });
     if (thread < columns) {
         const Long column = ((Long) blockIdx.x * ENTRIES + thread) % columns;
         sums[(Long) blockIdx.x * columns + column] = shared[thread].sum;
         lost[(Long) blockIdx.x * columns + column] = shared[thread].lost;
     }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
-sum_columns_float(const float* values, double* sums, double* lost, Long length, int columns) {
-    sum_columns(values, sums, lost, length, columns);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
-sum_columns_double(const double* values, double* sums, double* lost, Long length, int columns) {
-    sum_columns(values, sums, lost, length, columns);
 }
 
 // (segments, kept) pairs to one of each; some threads a sum, in a fixed order
@@ -182,36 +152,32 @@ fold(const double* sums, const double* lost, double* sum, double* rest, Long kep
     }
 }
 """
-)
 
-
-@cache
-def _kernel(name: str) -> Any:
-    return kernel_of(SOURCE, {"THREADS": THREADS}, name)
+KERNEL = kernels(INDEXING + READING + SOURCE)
 
 
 def block_sum_cuda(block: Array, axes: Sequence[int]) -> Pair:
     """Sum a block of float32 or float64 with non-negative strides, on its device."""
-    suffix = "float" if block.dtype == cupy.float32 else "double"
-    columns = columns_of(block, axes)
+    dtype, columns = block.dtype.name, columns_of(block, axes)
     if columns is not None:
         form, found = columns.form, cupy.empty((2, columns.blocks, columns.columns))
-        arguments = (block, found[0], found[1], *columns.arguments)
-        _kernel(f"sum_columns_{suffix}")(*columns.launch, arguments)
+        sizes = np.int64(columns.length), np.int32(columns.columns)
+        KERNEL("sum_columns", dtype)((columns.blocks,), (THREADS,), (block, *found, *sizes))
     else:
         block, grid = grid_of(block, axes)
         form, found = grid.form, cupy.empty((2, grid.segments, grid.sums))
-        _kernel(f"sum_{suffix}")(*grid.launch, (block, found[0], found[1], *grid.arguments))
-    return Pair(*_folded(found)).each(form.restored)
+        shape = (-(-grid.sums // grid.across), grid.segments)
+        KERNEL("sum_grid", dtype)(shape, (THREADS,), (block, *found, *grid.arguments))
+    if found.shape[1] > 1:
+        found = _folded(found, KERNEL("fold", dtype))
+    return Pair(*found.reshape(2, -1)).each(form.restored)
 
 
-def _folded(several: Array) -> Array:
+def _folded(several: Array, fold: Any) -> Array:
     """Add pairs, (2, segments, sums), along the segments."""
     _, segments, sums = several.shape
-    if segments == 1:
-        return several[:, 0]
     found = cupy.empty((2, sums))
     threads = THREADS if sums <= FEW_SUMS else WARP
     arguments = (*several, *found, np.int64(sums), np.int32(segments), np.int32(threads))
-    _kernel("fold")((-(-threads * sums // THREADS),), (THREADS,), arguments)
+    fold((-(-threads * sums // THREADS),), (THREADS,), arguments)
     return found

@@ -1,9 +1,12 @@
-"""Exact sums in NumPy memory, compiled by Numba.
+"""Compensated and exact sums in NumPy memory, compiled by Numba.
 
-A tile of rows is copied into the cache and split at two levels below its largest number, by
-adding and subtracting a constant for each (as in Demmel and Nguyen). If there is a remainder,
-it is split again. The parts have so few digits that their sums are exact; these sums are
-flushed to the limbs from time to time.
+The compiler vectorises the loops over lanes. It must not reorder additions, which would break
+the compensation, and the split of numbers.
+
+For exact sums a tile of rows is copied into the cache and split at two levels below its largest
+number, by adding and subtracting a constant for each (as in Demmel and Nguyen). If there is a
+remainder, it is split again. The parts have so few digits that their sums are exact; these sums
+are flushed to the limbs from time to time.
 """
 
 from __future__ import annotations
@@ -14,29 +17,96 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.kernels.compiled import compiled, one_compiles
-from dask_dgpu.kernels.sums.limbs import INFINITE, LOWEST, NEGATIVE, NOT_A_NUMBER
+from dask_dgpu.kernels.sums.binned import INFINITE, LOWEST, NEGATIVE, NOT_A_NUMBER
 
 Array = Any
 
-TILE = 1024
-"""Elements of a tile, or of one row if that is longer."""
+SHORTEST = 4  # minimum number of rows of a stretch
 
+TILE = 1024  # elements of a tile, or of one row if that is longer
 COUNT_BITS = 10
-COUNT = 1 << COUNT_BITS
-"""Numbers that a lane adds before it is flushed to the limbs."""
-
-DIGITS = 53 - COUNT_BITS
-"""Bits of a part: sums of ``COUNT`` parts are exact."""
-
-SLACK = 10
-"""Levels are lowered if the numbers are smaller by more bits than this."""
-
-HUGE = 900
-"""Numbers from this power of two on, and infinities and NaN, go to the limbs one by one."""
-
+COUNT = 1 << COUNT_BITS  # numbers that a lane adds before it is flushed to the limbs
+DIGITS = 53 - COUNT_BITS  # bits of a part: sums of ``COUNT`` parts are exact
+SLACK = 10  # levels are lowered if the numbers are smaller by more bits than this
+HUGE_BITS = (900 + 1023) << 52  # from 2**900 on, numbers go to the limbs one by one
 ABSOLUTE = (1 << 63) - 1
-HUGE_BITS = (HUGE + 1023) << 52
-NONE = -(1 << 20)
+NONE = -(1 << 20)  # the level without numbers
+
+
+@compiled
+def _two_sum(a: float, b: float) -> tuple[float, float]:
+    """Return a sum and its rounding error (Knuth)."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+@compiled
+def _fold(
+    lanes: Array, lost: Array, width: int, kept: int, sums: Array, compensations: Array
+) -> None:
+    """Add the lanes of each sum, by a tree while their number is even."""
+    while width > kept and (width // kept) % 2 == 0:
+        width //= 2
+        for j in range(width):
+            lanes[j], error = _two_sum(lanes[j], lanes[j + width])
+            lost[j] = (lost[j] + lost[j + width]) + error
+    for first in range(0, width, kept):
+        for j in range(min(kept, width - first)):
+            sums[j], error = _two_sum(sums[j], lanes[first + j])
+            compensations[j] += lost[first + j] + error
+
+
+@compiled
+def add_exact(flat: Array, sums: Array, compensations: Array, *walk: int) -> None:
+    """Add single precision numbers in double, without compensation in the lanes."""
+    start, outer, across, rows, down, width, along, most, kept = walk
+    lanes, lost = np.empty(most), np.empty(most)
+    for o in range(outer):
+        for lo in range(0, width, most):
+            n = min(most, width - lo)
+            lanes[:n] = 0.0
+            lost[:n] = 0.0
+            for r in range(rows):
+                at = start + o * across + r * down + lo * along
+                if along == 1:
+                    row = flat[at : at + n]
+                    for j in range(n):
+                        lanes[j] += row[j]
+                else:
+                    for j in range(n):
+                        lanes[j] += flat[at + j * along]
+            _fold(lanes, lost, n, min(kept, n), sums[o, lo:], compensations[o, lo:])
+
+
+@compiled
+def add_compensated(flat: Array, sums: Array, compensations: Array, *walk: int) -> None:
+    """Add doubles; sum the rounding error of each addition.
+
+    The lanes are folded into the sums after each stretch of about sqrt(rows) rows. The error of
+    the summed errors then grows with the number of rows, not with its square.
+    """
+    start, outer, across, rows, down, width, along, most, kept = walk
+    lanes, lost = np.empty(most), np.empty(most)
+    stretch = max(SHORTEST, math.ceil(math.sqrt(rows)))
+    for o in range(outer):
+        for lo in range(0, width, most):
+            n = min(most, width - lo)
+            for begin in range(0, rows, stretch):
+                lanes[:n] = 0.0
+                lost[:n] = 0.0
+                for r in range(begin, min(begin + stretch, rows)):
+                    at = start + o * across + r * down + lo * along
+                    row = flat[at : at + (n - 1) * along + 1]
+                    if along == 1:
+                        for j in range(n):
+                            lanes[j], error = _two_sum(lanes[j], row[j])
+                            lost[j] += error
+                    else:
+                        for j in range(n):
+                            lanes[j], error = _two_sum(lanes[j], row[j * along])
+                            lost[j] += error
+                _fold(lanes, lost, n, min(kept, n), sums[o, lo:], compensations[o, lo:])
 
 
 @compiled
@@ -82,28 +152,21 @@ def _largest(bits: Array, n: int) -> int:
 
 @compiled
 def _deposit_huge(
-    tile: Array,
-    bits: Array,
-    size: int,
-    n: int,
-    kept: int,
-    limbs: Array,
-    used: Array,
-    special: Array,
+    tile: Array, size: int, n: int, kept: int, limbs: Array, used: Array, special: Array
 ) -> None:
     """Move huge numbers to the limbs; flag infinities and NaN."""
-    for i in range(size):
-        absolute = bits[i] & ABSOLUTE
+    for i, bits in enumerate(tile[:size].view(np.int64)):
+        absolute = bits & ABSOLUTE
         if absolute >= HUGE_BITS:
             j = (i % n) % kept
             exponent = absolute >> 52
             mantissa = absolute & ((1 << 52) - 1)
             if exponent == 0x7FF:
-                kind = INFINITE if bits[i] > 0 else NEGATIVE
+                kind = INFINITE if bits > 0 else NEGATIVE
                 special[j] |= NOT_A_NUMBER if mantissa else kind
             else:
                 mantissa |= 1 << 52
-                _deposit(limbs[j], used, mantissa if bits[i] > 0 else -mantissa, exponent - 1)
+                _deposit(limbs[j], used, mantissa if bits > 0 else -mantissa, exponent - 1)
             tile[i] = 0.0
 
 
@@ -137,7 +200,7 @@ def add_binned(flat: Array, limbs: Array, used: Array, special: Array, *walk: in
                 largest = _largest(bits, size)
                 while largest:
                     if largest >= HUGE_BITS:
-                        _deposit_huge(tile, bits, size, n, k, mine, used, marks)
+                        _deposit_huge(tile, size, n, k, mine, used, marks)
                         largest = _largest(bits, size)
                         continue
                     exponent = (largest >> 52) - 1022
@@ -174,4 +237,8 @@ def add_binned(flat: Array, limbs: Array, used: Array, special: Array, *walk: in
             _flush(mine, used, second, n, k, low, count)
 
 
-ADD = one_compiles(add_binned)
+ADD_BINNED = one_compiles(add_binned)
+ADD_COMPENSATED = {
+    "float32": one_compiles(add_exact),
+    "float64": one_compiles(add_compensated),
+}

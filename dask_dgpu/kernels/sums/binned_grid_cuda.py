@@ -9,38 +9,75 @@ limbs by atomic additions, whose order does not matter.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any
 
 import cupy
 import numpy as np
 
-from dask_dgpu.kernels.sums import limbs_cuda
-from dask_dgpu.kernels.sums.binned import Binned, limb_range, merged
-from dask_dgpu.kernels.sums.binned.columns import columns_sum_cuda
-from dask_dgpu.kernels.sums.columns import columns_of
-from dask_dgpu.kernels.sums.cuts import HUGE_POWER
-from dask_dgpu.kernels.sums.limbs import LIMBS
-from dask_dgpu.kernels.sums.limbs_cuda import NUMBERS
-from dask_dgpu.kernels.sums.strides import INDEXING, THREADS, Grid, grid_of, kernel_of
+from dask_dgpu.kernels.sums import binned
+from dask_dgpu.kernels.sums.binned import LIMBS, Binned, limb_range, merged
+from dask_dgpu.kernels.sums.cuda import INDEXING, THREADS, Grid, grid_of, kernels
 
 Array = Any
 
-SUMS = 1 << 16
-"""Most sums with limbs on the device at a time."""
+SUMS = 1 << 16  # most sums with limbs on the device at a time
+NUMBERS = 1 << 29  # most elements of one sum in the same limbs, so that these do not overflow
 
-BATCH = 8
-"""Concurrent reads of a thread."""
+CONSTANTS = f"""
+constexpr int LIMBS = {LIMBS}, LOWEST = {binned.LOWEST};
+constexpr int INFINITE = {binned.INFINITE}, NEGATIVE = {binned.NEGATIVE};
+constexpr int NOT_A_NUMBER = {binned.NOT_A_NUMBER};
+constexpr int NONE = -(1 << 20);  // the level without numbers
+constexpr int HUGE_POWER = 900;   // larger numbers go to the limbs one by one
+"""
 
-COUNT_BITS = 13
-DIGITS = 53 - COUNT_BITS
-ROUND = 8
-"""Levels are multiples of this, so that threads usually have the same levels."""
-
-SOURCE = (
-    INDEXING
-    + limbs_cuda.DEPOSIT
+DEPOSIT = (
+    CONSTANTS
     + r"""
+typedef unsigned long long Word;
+
+struct Sums {
+    Word* limbs;            // of one sum
+    unsigned int* special;  // its mark
+};
+
+__device__ void deposit(Sums to, Long mantissa, int position) {
+    if (mantissa == 0) return;
+    Word* limb = to.limbs + (position >> 5);
+    const int shift = position & 31;
+    const Long low = (mantissa & 0xFFFFFFFFLL) << shift;
+    const Long high = (mantissa >> 32) * (1LL << shift);
+    const Long parts[3] = {low & 0xFFFFFFFFLL,
+                           (Long) ((Word) low >> 32) + (high & 0xFFFFFFFFLL), high >> 32};
+    for (int k = 0; k < 3; ++k)
+        if (parts[k]) atomicAdd(limb + k, (Word) parts[k]);
+}
+
+// A number by itself: all its digits, or a mark.
+__device__ __noinline__ void deposit_number(Sums to, double value) {
+    const Long bits = __double_as_longlong(value);
+    const int exponent = (int) ((bits >> 52) & 0x7FF);
+    Long mantissa = bits & ((1LL << 52) - 1);
+    if (exponent == 0x7FF) {
+        atomicOr(to.special, mantissa ? NOT_A_NUMBER : bits > 0 ? INFINITE : NEGATIVE);
+        return;
+    }
+    if (exponent) mantissa |= 1LL << 52;
+    deposit(to, bits < 0 ? -mantissa : mantissa, exponent ? exponent - 1 : 0);
+}
+
+__device__ __forceinline__ Long mantissa_of(double cut, int level) {
+    return (Long) ldexp(cut, -level);
+}
+"""
+)
+
+SOURCE = r"""
+constexpr int BATCH = 8;           // concurrent reads of a thread
+constexpr int COUNT_BITS = 13;     // 2**13 numbers are added to a level before it is flushed
+constexpr int DIGITS = 53 - COUNT_BITS;
+constexpr int ROUND = 8;           // levels are multiples, so that threads usually share them
+
 struct Cuts {
     double first, second, big, small;
     Long limit;  // numbers have smaller bits
@@ -86,9 +123,10 @@ __device__ __forceinline__ void take(const Sums& to, Cuts& cuts, double value) {
     if (__double_as_longlong(value) << 1) deposit_number(to, value);
 }
 
-template <typename Value>
-__device__ void sum_cuts(const Value* values, Word* limbs, unsigned int* special, Long base,
-                         Long begin, Long end, const Layout& at) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+sum_grid(const Value* values, Word* limbs, unsigned int* special, Long base, Long begin, Long end,
+         LAYOUT) {
+    const Layout at = LAYOUT_OF;
     __shared__ Long first[THREADS], second[THREADS];
     __shared__ int levels[THREADS];
     const int thread = threadIdx.x;
@@ -144,48 +182,13 @@ __device__ void sum_cuts(const Value* values, Word* limbs, unsigned int* special
         deposit(to, second[thread], max(levels[thread] - 1 - DIGITS, LOWEST) - LOWEST);
     }
 }
-
-extern "C" __global__ void __launch_bounds__(THREADS)
-sum_float(const float* values, Word* limbs, unsigned int* special, Long base, Long begin,
-          Long end, LAYOUT) {
-    const Layout at = LAYOUT_OF;
-    sum_cuts(values, limbs, special, base, begin, end, at);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS)
-sum_double(const double* values, Word* limbs, unsigned int* special, Long base, Long begin,
-           Long end, LAYOUT) {
-    const Layout at = LAYOUT_OF;
-    sum_cuts(values, limbs, special, base, begin, end, at);
-}
 """
-)
 
-CONSTANTS = {
-    **limbs_cuda.CONSTANTS,
-    "BATCH": BATCH,
-    "THREADS": THREADS,
-    "COUNT_BITS": COUNT_BITS,
-    "DIGITS": DIGITS,
-    "HUGE_POWER": HUGE_POWER,
-    "ROUND": ROUND,
-    "NONE": "(-(1 << 20))",
-}
+KERNEL = kernels(INDEXING + DEPOSIT + SOURCE)
 
 
-@cache
-def _kernel(name: str) -> Any:
-    return kernel_of(SOURCE, CONSTANTS, name)
-
-
-def block_sum_cuda(block: Array, axes: Sequence[int]) -> Binned:
-    """Sum a block of float32 or float64 with non-negative strides exactly.
-
-    The host does not wait for the sums of one run of a few columns.
-    """
-    columns = columns_of(block, axes)
-    if columns is not None:
-        return columns_sum_cuda(block, columns)
+def grid_sum_cuda(block: Array, axes: Sequence[int]) -> Binned:
+    """Sum a block of float32 or float64 with non-negative strides exactly."""
     block, grid = grid_of(block, axes)
     found = list(_sums(block, grid))
     low, high = limb_range(found)
@@ -196,8 +199,7 @@ def block_sum_cuda(block: Array, axes: Sequence[int]) -> Binned:
 
 def _sums(block: Array, grid: Grid) -> Iterator[Binned]:
     """Yield the sums in groups."""
-    kernel = _kernel("sum_float" if block.dtype == cupy.float32 else "sum_double")
-    (_, segments), threads = grid.launch
+    kernel = KERNEL("sum_grid", block.dtype.name)
     several = max(1, SUMS // grid.across) * grid.across
     for base in range(0, grid.sums, several):
         count = min(several, grid.sums - base)
@@ -207,8 +209,8 @@ def _sums(block: Array, grid: Grid) -> Iterator[Binned]:
         for part, begin in zip(limbs, begins, strict=True):
             end = min(begin + NUMBERS, grid.length)
             places = map(np.int64, (base, begin, end))
-            shape = (-(-count // grid.across), segments)
-            kernel(shape, threads, (block, part, special, *places, *grid.arguments))
+            shape = (-(-count // grid.across), grid.segments)
+            kernel(shape, (THREADS,), (block, part, special, *places, *grid.arguments))
         touched = np.flatnonzero(cupy.asnumpy((limbs != 0).any(axis=(0, 1))))
         first, last = (int(touched[0]), int(touched[-1])) if len(touched) else (0, -1)
         parts = np.moveaxis(cupy.asnumpy(limbs[..., first : last + 1]), -1, 1)

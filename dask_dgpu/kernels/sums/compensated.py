@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from dask_dgpu.kernels.sums.conversion import as_real, in_parts, narrowed, parts_of
 from dask_dgpu.kernels.sums.lanes import forwards, steps_of
-from dask_dgpu.kernels.sums.narrowed import narrowed
-from dask_dgpu.kernels.sums.parts import as_real, in_parts, parts_of, zeros_for
 
 Array = Any
 
@@ -30,20 +29,15 @@ LARGE = 2.0**64
 
 @dataclass(frozen=True)
 class Pair:
-    """Sums as unevaluated pairs.
+    """Sums as unevaluated pairs, float64 of one shape.
 
-    Parameters
-    ----------
-    sums, compensations : array
-        float64 of one shape; they add up to the value. If an element of ``sums`` is not
-        finite, its compensation is meaningless.
-    large : Pair, optional
-        An addend in units of ``LARGE``, for sums of doubles. Infinities and NaN are only here.
+    If an element of ``sums`` is not finite, its compensation is meaningless.
     """
 
     sums: Array
     compensations: Array
     large: Pair | None = None
+    """An addend in units of ``LARGE``, for sums of doubles. Infinities and NaN are only here."""
 
     @classmethod
     def of(cls, arrays: Sequence[Array]) -> Pair:
@@ -86,33 +80,21 @@ class Pair:
 
 
 def block_sum(block: Array, axes: Sequence[int], result: str = "float32") -> Pair:
-    """Sum a block along some axes, in one pass over its memory.
+    """Sum a NumPy or CuPy block along some axes, in one pass over its memory.
 
-    Parameters
-    ----------
-    block : numpy.ndarray or cupy.ndarray
-        Of any real or complex dtype and any strides; it is not copied. Integers are summed as
-        float64.
-    axes : sequence of int
-        Non-negative axes.
-    result : str
-        The real dtype of the result; for float64 all blocks are summed like doubles.
+    The block has any real or complex dtype and any strides, and is not copied; integers are summed
+    as float64. ``result`` is the real dtype of the result; for float64 all blocks are summed like
+    doubles. The sums have the shape of the other axes, and a last axis for the real and imaginary
+    part of complex numbers; they stay on the device of the block, with ``large`` for doubles.
 
-    Returns
-    -------
-    Pair
-        Sums with the shape of the other axes, on the device of the block, and a last axis for
-        the real and imaginary part of complex numbers; with ``large`` for doubles.
-
-    Notes
-    -----
     The order of the additions depends on shape and strides alone. As in a plain sum, infinities
     of one sign propagate, and both signs give NaN. If a partial sum of doubles overflows, the
     block is read twice.
     """
     block = as_real(block)
     if block.size == 0:
-        zeros = zeros_for(block, axes, "float64")
+        # not zeros_like: CuPy replaces the shape () by that of the block
+        zeros = np.zeros([n for k, n in enumerate(block.shape) if k not in axes], like=block)
         return Pair(zeros, zeros, Pair(zeros, zeros) if block.dtype == np.float64 else None)
     if block.dtype == np.float64:
         return _sum_of_doubles(block, axes)
@@ -151,16 +133,16 @@ def _sum_of(block: Array, axes: Sequence[int]) -> Pair:
     block, turned = forwards(block, axes)
     if isinstance(block, np.ndarray):
         return _on_host(block, axes).each(lambda sums: sums[turned])
-    from dask_dgpu.kernels.sums.compensated.cuda import block_sum_cuda
+    from dask_dgpu.kernels.sums.compensated_cuda import block_sum_cuda
 
     return block_sum_cuda(block, axes).each(lambda sums: sums[turned])
 
 
 def _on_host(block: Array, axes: Sequence[int]) -> Pair:
-    from dask_dgpu.kernels.sums.compensated.host import ADD
+    from dask_dgpu.kernels.sums.host import ADD_COMPENSATED
 
     flat, form, shape, steps = steps_of(block, axes)
-    add, pair = ADD[flat.dtype.name], Pair(np.zeros(shape), np.zeros(shape))
+    add, pair = ADD_COMPENSATED[flat.dtype.name], Pair(np.zeros(shape), np.zeros(shape))
     for target, walks in steps:
         for walk in walks:
             add(flat, pair.sums[target], pair.compensations[target], *walk)
