@@ -177,6 +177,7 @@ def test_page_of_the_api_has_every_setting_and_its_default() -> None:
     [
         "dask_dgpu.session.enable",
         "dask_dgpu.observe.explain",
+        "dask_dgpu.observe.versions",
         "dask_dgpu.array.fft",
         "dask_dgpu.array.jacobi",
         "dask_dgpu.array.poisson",
