@@ -239,7 +239,8 @@ def table(topic: Topic) -> str:
         for way in ways:
             name = f"**{way.name}**" if way.name.startswith(OURS) else way.name
             ratio = "" if way is ways[0] else _times(way.seconds / ours)
-            lines.append(f"| {problem} | {name} | {shown(way.seconds)} | {ratio} |")
+            time = shown(way.seconds).replace(" ", "\N{NO-BREAK SPACE}")
+            lines.append(f"| {problem} | {name} | {time} | {ratio} |")
             problem = ""
     return "\n".join(lines)
 
