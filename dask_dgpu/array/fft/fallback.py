@@ -111,4 +111,5 @@ def _with_start(
     arguments: tuple[Any, ...],
     block_id: tuple[int, ...],
 ) -> Any:
-    return function(block, tuple(map(tuple.__getitem__, starts, block_id)), *arguments)
+    start = tuple(along[at] for along, at in zip(starts, block_id, strict=True))
+    return function(block, start, *arguments)
