@@ -96,19 +96,9 @@ class DeferredLayer(_BlocksOfPiece):
     """An operation of our own: a piece, and its fallback to tasks of plain Dask.
 
     The optimizer replaces the layer by the piece. Otherwise the layer expands to tasks at first
-    use, usually in the scheduler's process.
-
-    Parameters
-    ----------
-    piece : Piece
-        The operation, with pickle support and a deterministic ``dask.tokenize`` token.
-    expand : callable
-        ``expand(piece)`` returns the name of an array with the chunks of the output, and
-        the tasks, the same for all types of blocks.
-    wanted : frozenset of tuple of int, optional
-        Blocks of the output that others read, all by default.
-    annotations : mapping of str to value, optional
-        Dask's annotations for all tasks.
+    use, usually in the scheduler's process. ``expand(piece)`` returns the name of an array with
+    the chunks of the output, and the tasks, the same for all types of blocks. The piece has
+    pickle support and a deterministic ``dask.tokenize`` token.
     """
 
     def __init__(
