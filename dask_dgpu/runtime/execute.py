@@ -150,12 +150,12 @@ class _Rank:
 
     def _conform(self, name: str) -> None:
         """Convert the blocks of a value to the graph's declaration, in the device's memory."""
-        value, blocks = self.declared[name], self.values[name]
+        value, blocks, shown = self.declared[name], self.values[name], label(name)
         was = dict(blocks)
         for index, block in was.items():
             # a collective's result may be on the device
             container = "cupy.ndarray" if self._on_device(block) else value.container
-            declared = label(name), value.dtype, value.block_shape(index), container
+            declared = shown, value.dtype, value.block_shape(index), container
             blocks[index] = self.device.to_device(conforming(block, *declared))
         if any(blocks[index] is not block for index, block in was.items()):
             self.device.join()  # before the originals are freed

@@ -2,7 +2,7 @@
 
 The life of a run::
 
-    gang task calls   -> open: members, epoch, ticket -> launch on every member
+    gang task calls   -> open: members, epoch, plans -> launch on every member
     members report    -> finished | failed | stale
     out tasks         -> take blocks on their workers, or ask for the worker
     a member is lost  -> the others give up; Dask reruns stage, gang, out
@@ -70,7 +70,6 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.records = Records(scheduler)
         self.endings = Endings(scheduler, self.runs, self.epochs)
         self.restarted = 0.0
-        self.tickets = count()
         self.run_ids = count()
         scheduler.handlers.update(
             {"dgpu_gang": self.gang, "dgpu_where": self.where, "dgpu_warm_up": self.warm_up}
@@ -161,11 +160,10 @@ class GangSchedulerPlugin(SchedulerPlugin):
             if run.outcome.done():
                 return
             restrict(self.scheduler, run)
-            # no await below: the streams must keep the order of the tickets
+            # no await between the launches: all streams must have gangs in the same order
             run.epoch = epoch.name
-            ticket = next(self.tickets)
             for rank, member in enumerate(run.members):
-                self.scheduler.worker_send(member, run.launch_message(rank, ticket, epoch))
+                self.scheduler.worker_send(member, run.launch_message(rank, epoch))
             self.staging.taken(run.stage_keys())
             await watch(self.scheduler, run, self.runs, self.endings.fail)
         except Exception as error:

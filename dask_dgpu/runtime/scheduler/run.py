@@ -104,7 +104,7 @@ class Run:
             for (name, _), tokens in zip(self.program.inputs, self.staged, strict=True)
         }
 
-    def launch_message(self, rank: int, ticket: int, epoch: Epoch) -> dict[str, Any]:
+    def launch_message(self, rank: int, epoch: Epoch) -> dict[str, Any]:
         """Return the message that starts a member."""
         member = self.members[rank]
         blocks = {}
@@ -118,7 +118,6 @@ class Run:
             "op": "dgpu-launch",
             "key": self.key,
             "run_id": self.run_id,
-            "ticket": ticket,
             "rank": rank,
             "size": len(self.members),
             "epoch": epoch.name,

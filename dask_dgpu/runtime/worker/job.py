@@ -37,7 +37,6 @@ class Job(Observer):
     worker: Worker
     key: Key
     run_id: int
-    ticket: int
     rank: int
     size: int
     epoch: str

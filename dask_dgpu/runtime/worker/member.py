@@ -71,7 +71,7 @@ class Member:
         timeout: float,
         patient: bool = False,
     ) -> Comm:
-        """Return the communicator of an epoch; all its members call this, in ticket order.
+        """Return the communicator of an epoch; all its members call this, in the order of launches.
 
         With ``patient``, other members are awaited without a limit: the scheduler watches a run,
         and makes its members leave if it makes no progress.

@@ -1,4 +1,4 @@
-"""The worker's side of gangs: it keeps blocks and runs programs in ticket order."""
+"""The worker's side of gangs: it keeps blocks and runs programs in the order of launches."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class GangWorkerPlugin(WorkerPlugin):
     """Runs this worker's part of every gang.
 
     ``stage`` tasks deliver blocks, and ``out`` tasks return them. The scheduler launches programs
-    over the worker's stream in the order of their tickets. One thread runs them in that order, so
-    that two gangs cannot wait for each other.
+    over the workers' streams, in the same order on all. One thread runs them in that order, so that
+    two gangs cannot wait for each other.
     """
 
     name = PLUGIN

@@ -15,7 +15,6 @@ from dask.core import flatten
 
 import dask_dgpu as dgpu
 from dask_dgpu.array import jacobi as jacobi_module
-from dask_dgpu.array.jacobi import fallback
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.runtime import tasks
 from graph_opt.pieces.stencil import StencilPiece
@@ -231,7 +230,7 @@ class TestLayer:
 
     def test_is_a_legal_graph_that_refuses_to_run(self, layer: da.Array) -> None:
         assert set(flatten(layer.__dask_keys__())) <= set(layer.dask)
-        with pytest.raises(fallback.NoGangError, match="expected a gang"):
+        with pytest.raises(jacobi_module.NoGangError, match="expected a gang"):
             dask.compute(layer, optimize_graph=False, scheduler="synchronous")
 
     def test_is_a_piece(self, layer: da.Array) -> None:
@@ -258,7 +257,7 @@ def test_an_optimizer_that_fails_leaves_it_to_dask(monkeypatch: pytest.MonkeyPat
 
 
 def test_plain_dask_in_rounds(enabled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "SWEEPS", 3)
+    monkeypatch.setattr(jacobi_module, "SWEEPS", 3)
     rhs = da.from_array(RHS, chunks=5)
     with dask.config.set(array_optimize=None):
         _, info = dgpu.jacobi(da.zeros_like(rhs), rhs, max_iterations=10)
