@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
-from dask_dgpu.comm.lifetime import Lifetime
+from dask_dgpu.comm.common import Lifetime, meet
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.comm.rendezvous import meet
 from dask_dgpu.errors import CommError
 
 Transport = Literal["gloo", "nccl", "ucx"]

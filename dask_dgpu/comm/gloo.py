@@ -16,10 +16,9 @@ import numpy as np
 import torch
 import torch.distributed
 
-from dask_dgpu.comm.lifetime import Lifetime
+from dask_dgpu.comm.common import KeyValueStore, Lifetime
 from dask_dgpu.comm.point_to_point import Message, PointToPointComm, Verb
 from dask_dgpu.comm.protocol import Buffer
-from dask_dgpu.comm.rendezvous import KeyValueStore
 from dask_dgpu.errors import CommError
 
 # torch has no stubs for much of this, or stubs that vary from version to version.

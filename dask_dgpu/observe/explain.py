@@ -19,7 +19,6 @@ from dask_dgpu.environment.facts import current_client
 from dask_dgpu.planner.fallbacks import arrays_of, fallbacks_of, reason_of
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.predict import Prediction, held_by
-from dask_dgpu.runtime.observer import Step
 from dask_dgpu.runtime.tasks import PLUGIN
 from graph_opt.dask_graph.emit import gang_key
 from graph_opt.model.layout import Declined, label
@@ -27,6 +26,8 @@ from graph_opt.model.piece import Piece, Region
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
+
+    from dask_dgpu.runtime.scheduler.records import Step
 
 MOST_SHOWN = 40
 """Most steps of a region to name; of a longer one the first and the last are named."""

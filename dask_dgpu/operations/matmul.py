@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.algorithms.summa import Operand, SummaPlan, plan_summa, summa_rank
-from dask_dgpu.algorithms.summa.choose import cost
-from dask_dgpu.algorithms.summa.schedule import traffic, workspace
+from dask_dgpu.algorithms.summa.choose import cost, traffic, workspace
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
@@ -35,27 +34,22 @@ class PartProduct:
 def _plan(request: Request) -> PartProduct:
     (a, b), result = request.inputs, request.result
     rows, columns = request.task
-    left = _operand(_taken(a.layout, rows, range(a.layout.grid[1])), a.dtype)
-    right = _operand(_taken(b.layout, range(b.layout.grid[0]), columns), b.dtype)
+    left = _taken(a.layout, a.dtype, rows, range(a.layout.grid[1]))
+    right = _taken(b.layout, b.dtype, range(b.layout.grid[0]), columns)
     limits = request.size, request.machine
     plan = plan_summa(left, right, result.dtype, *limits, room=request.room)
     height, width = result.cuts
     return PartProduct(plan, (height, width), rows, columns)
 
 
-def _taken(layout: Layout, *kept: Sequence[int]) -> Layout:
+def _taken(layout: Layout, dtype: str, *kept: Sequence[int]) -> Operand:
     """Leave some blocks of a matrix out, as if it were smaller."""
     sizes = [
         [cuts[at + 1] - cuts[at] for at in blocks]
         for cuts, blocks in zip(layout.cuts, kept, strict=True)
     ]
     owners = np.array(layout.owners, np.int64).reshape(layout.grid)[np.ix_(*kept)]
-    return Layout(tuple(map(cuts_of, sizes)), tuple(owners.reshape(-1).tolist()))
-
-
-def _operand(layout: Layout, dtype: str) -> Operand:
-    rows, columns = layout.cuts
-    return Operand(rows, columns, dtype, layout.owners)
+    return Operand(tuple(map(cuts_of, sizes)), tuple(owners.reshape(-1).tolist()), dtype)
 
 
 def _layout(part: PartProduct) -> Layout:
@@ -85,11 +79,11 @@ def _run(
 def _cost(part: PartProduct, machine: Machine) -> Cost:
     plan = part.plan
     steps = [traffic(plan, step)[1] for step in range(plan.steps)]
-    received = [sum(rank) for rank in zip(*steps, strict=True)]
+    received = np.sum(steps, axis=0).tolist()
     strategy = _strategy(plan)
     panels = "panel" if plan.steps == 1 else "panels"
     return Cost(
-        seconds=cost(plan, machine, max(received), max(steps[0])),
+        seconds=cost(plan, machine, max(received), int(steps[0].max())),
         moved_bytes=max(received),
         peak_bytes=_peak(plan),
         text=f"{strategy}, mesh {plan.mesh}, {plan.steps} {panels}",
@@ -110,13 +104,11 @@ def _strategy(plan: SummaPlan) -> str:
 
 
 def _peak(plan: SummaPlan) -> int:
-    owned = [0] * plan.size
-    itemsize = np.dtype(plan.accumulator).itemsize
+    shares = plan.a.shares(plan.size) + plan.b.shares(plan.size)
     for (i, j), rank in plan.owners().items():
         height = plan.a.rows[i + 1] - plan.a.rows[i]
-        owned[rank] += height * (plan.b.columns[j + 1] - plan.b.columns[j]) * itemsize
-    shares = (plan.a.share(rank) + plan.b.share(rank) + owned[rank] for rank in range(plan.size))
-    return max(shares) + workspace(plan)
+        shares[rank] += height * (plan.b.columns[j + 1] - plan.b.columns[j]) * plan.itemsize
+    return int(shares.max()) + workspace(plan)
 
 
 MATMUL = Operation(plan=_plan, layout=_layout, run=_run, cost=_cost, rule=RULE)

@@ -55,13 +55,14 @@ class Operation:
     - ``plan(request)`` returns the plan.
     - ``layout(plan)`` returns the layout of the result.
     - ``run(plan, comm, device, *inputs, progress)`` computes this rank's blocks of the result from
-      its blocks of the inputs. It may empty the mapping of an input that is ``spent``.
+      its blocks of the inputs. It may empty the mapping of an input that is ``spent``. It may
+      return a pair: the blocks, and a small picklable detail for the user; that of rank 0 counts.
     - ``cost(plan, machine)`` predicts the cost.
     - ``rule`` finds the operation in Dask's layers; operations with a layer of our own need none.
     """
 
     plan: Callable[[Request], Plan]
     layout: Callable[[Plan], Layout]
-    run: Callable[..., Blocks]
+    run: Callable[..., Blocks | tuple[Blocks, Any]]
     cost: Callable[[Plan, Machine], Cost]
     rule: Rule | None = None

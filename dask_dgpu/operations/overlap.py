@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from dask_dgpu.algorithms.halo import HaloPlan, cost, halo_rank, plan_halo, traffic, workspace
+import numpy as np
+
+from dask_dgpu.algorithms.halo import (
+    HaloPlan,
+    cost,
+    halo_rank,
+    plan_halo,
+    traffic,
+    workspace,
+)
 from dask_dgpu.operations.operation import Cost, Operation, Request
 from graph_opt.model.cost import Machine
 from graph_opt.pieces.overlap import RULE
@@ -20,8 +29,8 @@ def _plan(request: Request) -> HaloPlan:
 
 def _cost(plan: HaloPlan, machine: Machine) -> Cost:
     moved = traffic(plan)
-    received = [sum(column) for column in zip(*moved, strict=True)]
-    messages = sum(nbytes > 0 for row in moved for nbytes in row)
+    received = moved.sum(axis=0).tolist()
+    messages = np.count_nonzero(moved)
     shares = (
         plan.layout.share(rank, plan.itemsize) + plan.target.share(rank, plan.itemsize)
         for rank in range(plan.size)

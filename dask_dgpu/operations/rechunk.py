@@ -67,7 +67,7 @@ def _run(
 
 def _cost(rechunk: RechunkPlan, machine: Machine) -> Cost:
     plan = rechunk.plan
-    received = [sum(column) for column in zip(*traffic(plan), strict=True)]
+    received = traffic(plan).sum(axis=0).tolist()
     shares = (
         plan.source.share(rank, plan.itemsize) + plan.target.share(rank, plan.itemsize)
         for rank in range(plan.size)

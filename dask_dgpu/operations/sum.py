@@ -15,7 +15,7 @@ from dask_dgpu.algorithms.kahan_sum import (
 )
 from dask_dgpu.operations.operation import Cost, Operation, Request
 from graph_opt.model.cost import Machine
-from graph_opt.rules.sum import RULE
+from graph_opt.pieces.sum import RULE
 
 
 def _plan(request: Request) -> SumPlan:

@@ -20,8 +20,7 @@ from dask_dgpu.operations.value import shared, step_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, report
 from dask_dgpu.planner.predict import Held, Prediction, held_by, nothing, predict, usable
 from dask_dgpu.runtime import tasks
-from dask_dgpu.runtime.blockwork import Blockworks
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.program import Blockworks, Program
 from graph_opt.dask_graph.emit import Plain, TaskFunctions, emit, finish, guarded
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import fuse, members

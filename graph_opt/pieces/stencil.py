@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from graph_opt.model.cost import Machine, dask_rechunk_seconds
-from graph_opt.model.layout import ArrayNode, Index
+from graph_opt.model.layout import ArrayNode
 from graph_opt.model.piece import Piece
 
-REPORT_SWEEPS = 3
-"""Sweeps for a report: of zeros, of the first array and of the last."""
+RESIDUAL_SWEEPS = 3
+"""Sweeps for the residuals of zeros, of the first array and of the last."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +19,8 @@ class StencilPiece(Piece):
     """Sweeps over all of the first of ``sources``, by the task ``sweeps``.
 
     The piece reads of the task: ``operation``, the largest number of ``iterations``, ``operations``
-    of a sweep per element, and ``reach``, the elements read on either side along each axis.
-
-    The output has the blocks of the sources. It may have further blocks along the first axis;
-    only the first of them is computed: a report.
+    of a sweep per element, and ``reach``, the elements read on either side along each axis. The
+    output has the blocks of the sources.
     """
 
     sources: tuple[ArrayNode, ...]
@@ -52,26 +49,19 @@ class StencilPiece(Piece):
         source, sweeps = self.sources[0], self.sweeps.iterations
         return {**super().facts, "shape": source.shape, "chunks": source.chunks, "sweeps": sweeps}
 
-    @cached_property
-    def computed(self) -> tuple[Index, ...]:
-        """All blocks, and the first of the further ones."""
-        rows = len(self.sources[0].chunks[0])
-        return tuple(i for i in self.output.indices if i[0] < rows or not any(i[1:]))
-
     def fault(self) -> str | None:
         chunks = self.sources[0].chunks
         if any(source.chunks != chunks for source in self.sources):
             return "expected sources with the same chunks"
-        rows = self.output.chunks[0][: len(chunks[0])]
-        if (rows, *self.output.chunks[1:]) != chunks:
+        if self.output.chunks != chunks:
             return f"expected chunks {chunks}, got {self.output.chunks}"
         return None
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask: overlap, then a function per block."""
         source, sweeps = self.sources[0], self.sweeps.iterations
-        if len(self.output.chunks[0]) > len(source.chunks[0]):
-            sweeps += REPORT_SWEEPS
+        if self.operation == "jacobi":
+            sweeps += RESIDUAL_SWEEPS
         pieces = math.prod(3 * blocks - 2 for blocks in source.grid)
         tasks = pieces + 2 * source.blocks
         ghosts = sum(

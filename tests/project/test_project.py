@@ -129,7 +129,7 @@ def test_operation_is_in_the_table_of_the_architecture(name: str) -> None:
     assert rule is None or rule.match.__module__.replace(".", "/") in piece
     assert "graph_opt/pieces/" in piece
     assert f"dask_dgpu/operations/{name}.py" in operation
-    folder = re.findall(r"algorithms/(\w+)/", algorithm)[0]
+    folder = re.findall(r"algorithms/(\w+)[/.]", algorithm)[0]
     assert (
         f"dask_dgpu.algorithms.{folder} " in (ROOT / f"dask_dgpu/operations/{name}.py").read_text()
     )

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cupy
 import numpy as np
 
-from dask_dgpu.comm.buffers import check_peers
+from dask_dgpu.comm.common import check_peers, meet
 from dask_dgpu.comm.protocol import Buffer, Work
-from dask_dgpu.comm.rendezvous import meet
 
 if TYPE_CHECKING:
     from dask_dgpu.comm.nccl.communicator import NcclComm

@@ -25,16 +25,9 @@ def factor_dtype(kind: str, dtype: str) -> str:
 def accumulate(out: Array, a: Array, b: Array) -> None:
     """Add ``a @ b`` to ``out``, on the current stream if the arrays are CuPy's.
 
-    Parameters
-    ----------
-    out : numpy.ndarray or cupy.ndarray
-        C-contiguous, of shape (m, n). On a GPU float32 if the factors are float16, else of
-        their dtype.
-    a, b : numpy.ndarray or cupy.ndarray
-        C-contiguous, of shapes (m, k) and (k, n) and the dtype :func:`factor_dtype`.
+    All are C-contiguous; the factors have the dtype :func:`factor_dtype`. ``out`` has that too, but
+    on a GPU float32 if the factors are float16.
 
-    Notes
-    -----
     BLAS and cuBLAS add in place: BLAS without the GIL, cuBLAS in full precision, no TF32. NumPy's
     loops and CuPy's own kernel multiply integers and booleans, which wrap around as in NumPy.
     """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dask_dgpu.runtime.scheduler.membership import send
+from dask_dgpu.runtime.scheduler.messages import send
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from dask_dgpu.comm import bootstrap
-from dask_dgpu.comm.lifetime import Lifetime
-from dask_dgpu.comm.local import LocalComm
-from dask_dgpu.comm.local_hub import LocalHub
+from dask_dgpu.comm.common import Lifetime
+from dask_dgpu.comm.local import LocalComm, LocalHub
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.errors import CommAbortedError
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.device.host import HostDevice
-from dask_dgpu.kernels.device.malloc import keep_small_memory
+from dask_dgpu.kernels.device.host import HostDevice, keep_small_memory
 
 if TYPE_CHECKING:
     from dask_dgpu.comm.bootstrap import StoreServer, Transport
