@@ -18,8 +18,7 @@ from dask_dgpu.algorithms.pencil_fft import (
     received,
 )
 from dask_dgpu.operations.operation import Cost, Operation, Request
-from dask_dgpu.operations.rechunk import place
-from dask_dgpu.operations.value import Value
+from dask_dgpu.operations.value import Value, place
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Chunks, Layout, cuts_of
 
