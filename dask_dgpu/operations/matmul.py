@@ -15,7 +15,7 @@ from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
 from dask_dgpu.operations.value import Blocks
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Cuts, Layout, cuts_of
+from graph_opt.model.layout import Cuts, Layout, counted, cuts_of
 from graph_opt.pieces.matmul import RULE
 
 Matrix = dict[tuple[int, int], Any]
@@ -81,12 +81,11 @@ def _cost(part: PartProduct, machine: Machine) -> Cost:
     steps = [traffic(plan, step)[1] for step in range(plan.steps)]
     received = np.sum(steps, axis=0).tolist()
     strategy = _strategy(plan)
-    panels = "panel" if plan.steps == 1 else "panels"
     return Cost(
         seconds=cost(plan, machine, max(received), int(steps[0].max())),
         moved_bytes=max(received),
         peak_bytes=_peak(plan),
-        text=f"{strategy}, mesh {plan.mesh}, {plan.steps} {panels}",
+        text=f"{strategy}, mesh {plan.mesh}, {counted(plan.steps, 'panel')}",
         details=(("mesh", plan.mesh), ("strategy", strategy), ("steps", plan.steps)),
     )
 

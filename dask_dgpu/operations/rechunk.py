@@ -21,6 +21,7 @@ from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
 from dask_dgpu.operations.value import Blocks, place
 from graph_opt.model.cost import Machine
+from graph_opt.model.layout import counted
 from graph_opt.pieces.rechunk import RULE
 
 Axes = tuple[int, ...]
@@ -64,12 +65,11 @@ def _cost(rechunk: RechunkPlan, machine: Machine) -> Cost:
         plan.source.share(rank, plan.itemsize) + plan.target.share(rank, plan.itemsize)
         for rank in range(plan.size)
     )
-    rounds = "round" if plan.rounds == 1 else "rounds"
     return Cost(
         seconds=cost(plan, machine),
         moved_bytes=max(received),
         peak_bytes=max(shares) + workspace(plan),
-        text=f"redistributed in {plan.rounds} {rounds}",
+        text=f"redistributed in {counted(plan.rounds, 'round')}",
         details=(("rounds", plan.rounds), ("total_bytes", sum(received))),
     )
 
