@@ -16,7 +16,7 @@ from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
 from dask_dgpu.operations.value import Blocks, Placed
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Cuts, Layout, cuts_of
+from graph_opt.model.layout import Cuts, Layout, counted, cuts_of
 from graph_opt.pieces.matmul import RULE
 
 Matrix = dict[tuple[int, int], Any]
@@ -59,10 +59,8 @@ def _sorted(blocks: Sequence[int], owners: Any) -> tuple[int, ...]:
 def _operand(placed: Placed, *kept: Sequence[int]) -> Operand:
     """Return the matrix of some block rows and columns, in this order."""
     layout = placed.layout
-    sizes = [
-        [cuts[at + 1] - cuts[at] for at in blocks]
-        for cuts, blocks in zip(layout.cuts, kept, strict=True)
-    ]
+    chunks = zip(layout.lengths, kept, strict=True)
+    sizes = [[lengths[at] for at in blocks] for lengths, blocks in chunks]
     owners = np.array(layout.owners, np.int64).reshape(layout.grid)[np.ix_(*kept)]
     return Operand(tuple(map(cuts_of, sizes)), tuple(owners.reshape(-1).tolist()), placed.dtype)
 
@@ -99,12 +97,11 @@ def _cost(part: PartProduct, machine: Machine) -> Cost:
     steps = [traffic(plan, step)[1] for step in range(plan.steps)]
     received = np.sum(steps, axis=0).tolist()
     strategy = _strategy(plan)
-    panels = "panel" if plan.steps == 1 else "panels"
     return Cost(
         seconds=cost(plan, machine, max(received), int(steps[0].max())),
         moved_bytes=max(received),
         peak_bytes=_peak(plan),
-        text=f"{strategy}, mesh {plan.mesh}, {plan.steps} {panels}{_in_place(plan)}",
+        text=f"{strategy}, mesh {plan.mesh}, {counted(plan.steps, 'panel')}{_in_place(plan)}",
         details=(
             ("mesh", plan.mesh),
             ("strategy", strategy),

@@ -16,6 +16,7 @@ from dask_dgpu.algorithms.halo import (
 )
 from dask_dgpu.operations.operation import Cost, Operation, Request
 from graph_opt.model.cost import Machine
+from graph_opt.model.layout import counted
 from graph_opt.pieces.overlap import RULE
 
 
@@ -30,7 +31,7 @@ def _plan(request: Request) -> HaloPlan:
 def _cost(plan: HaloPlan, machine: Machine) -> Cost:
     moved = traffic(plan)
     received = moved.sum(axis=0).tolist()
-    messages = np.count_nonzero(moved)
+    messages = int(np.count_nonzero(moved))
     shares = (
         plan.layout.share(rank, plan.itemsize) + plan.target.share(rank, plan.itemsize)
         for rank in range(plan.size)
@@ -39,7 +40,7 @@ def _cost(plan: HaloPlan, machine: Machine) -> Cost:
         seconds=cost(plan, machine),
         moved_bytes=max(received),
         peak_bytes=max(shares) + workspace(plan),
-        text=f"ghost cells in {messages} {'message' if messages == 1 else 'messages'}",
+        text=f"ghost cells in {counted(messages, 'message')}",
         details=(("messages", messages), ("total_bytes", sum(received))),
     )
 

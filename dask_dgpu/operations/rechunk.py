@@ -1,12 +1,9 @@
-"""Rechunks, of an array or of its transpose, and the ranks of their blocks."""
+"""Rechunks, of an array or of its transpose."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 
@@ -22,16 +19,12 @@ from dask_dgpu.algorithms.redistribute import (
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
-from dask_dgpu.operations.value import Blocks, Value
+from dask_dgpu.operations.value import Blocks, place
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Index, Layout, common_lengths, dealt, spread
+from graph_opt.model.layout import counted
 from graph_opt.pieces.rechunk import RULE
 
 Axes = tuple[int, ...]
-Elements = np.ndarray[Any, np.dtype[np.float64]]
-
-MOST_PRODUCTS = 1 << 28
-"""Blocks are dealt out in order if finding out who has most of each takes more."""
 
 
 @dataclass(frozen=True)
@@ -72,71 +65,13 @@ def _cost(rechunk: RechunkPlan, machine: Machine) -> Cost:
         plan.source.share(rank, plan.itemsize) + plan.target.share(rank, plan.itemsize)
         for rank in range(plan.size)
     )
-    rounds = "round" if plan.rounds == 1 else "rounds"
     return Cost(
         seconds=cost(plan, machine),
         moved_bytes=max(received),
         peak_bytes=max(shares) + workspace(plan),
-        text=f"redistributed in {plan.rounds} {rounds}",
+        text=f"redistributed in {counted(plan.rounds, 'round')}",
         details=(("rounds", plan.rounds), ("total_bytes", sum(received))),
     )
-
-
-def place(source: Layout, result: Value, size: int) -> Layout:
-    """Give every rank about its share of a result, most of it from its own blocks.
-
-    No rank has more elements than the fullest would if contiguous blocks were dealt out evenly, or
-    little more if block sizes differ much. Blocks choose in the order of their largest part on one
-    rank. Each takes the rank with most of it that still has room; among equals the one that it
-    would be dealt to.
-    """
-    wanted = list(result.indices())
-    sizes = [prod(result.block_shape(index)) for index in wanted]
-    owners: Sequence[int] = dealt(len(wanted), size, sizes)
-    if _products(source, result) * size <= MOST_PRODUCTS:
-        owners = _settled(_held(source, result, wanted, size), sizes, owners)
-    return result.placed(owners).layout
-
-
-def _products(source: Layout, result: Value) -> int:
-    """Multiplications for the elements of every result block that one rank has."""
-    grid, total = list(source.grid), 0
-    for axis, blocks in enumerate(result.grid):
-        total += prod(grid) * blocks
-        grid[axis] = blocks
-    return total
-
-
-def _held(source: Layout, result: Value, wanted: list[Index], size: int) -> Elements:
-    """Return the elements of each wanted block that each rank has, (blocks, ranks)."""
-    owners = np.array(source.owners, np.int64).reshape(source.grid)
-    common = [common_lengths(*cuts).T for cuts in zip(source.cuts, result.cuts, strict=True)]
-    held = np.empty((len(wanted), size))
-    grid = result.grid
-    places = [int(np.ravel_multi_index(index, grid)) for index in wanted]
-    for rank in range(size):
-        held[:, rank] = spread((owners == rank).astype(float), common).reshape(-1)[places]
-    return held
-
-
-def _settled(held: Elements, sizes: list[int], even: Sequence[int]) -> Sequence[int]:
-    """Let each block take the rank with most of it that still has room, else that of ``even``."""
-    if (held == held[:, :1]).all():
-        return even
-    load = np.zeros(held.shape[1], np.int64)
-    owners = list(even)
-    np.add.at(load, owners, sizes)
-    room = int(load.max(initial=0))
-    load[:] = 0
-    for block in np.argsort(-held.max(axis=1, initial=0), kind="stable").tolist():
-        fits = load + sizes[block] <= room
-        if not fits.any():
-            fits = load == load.min()
-        mine = np.where(fits, held[block], -1)
-        best = int(mine.argmax())
-        owners[block] = even[block] if mine[even[block]] == mine[best] else best
-        load[owners[block]] += sizes[block]
-    return owners
 
 
 RECHUNK = Operation(plan=_plan, layout=attrgetter("plan.target"), run=_run, cost=_cost, rule=RULE)

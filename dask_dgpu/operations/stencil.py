@@ -20,6 +20,7 @@ from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
 from dask_dgpu.operations.value import Blocks
 from graph_opt.model.cost import Machine
+from graph_opt.model.layout import counted
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,8 @@ def moved_bytes(plan: SweepPlan, iterations: int) -> int:
 
 def describe(plan: SweepPlan) -> str:
     """Return a plan in a few words."""
-    sweeps = "sweep" if plan.steps == 1 else "sweeps"
     tiles = "blocks" if plan.into is None else f"tiles {plan.tiles.grid}"
-    return f"swept in {tiles}, {plan.steps} {sweeps} an exchange"
+    return f"swept in {tiles}, {counted(plan.steps, 'sweep')} an exchange"
 
 
 STENCIL = Operation(plan=_plan, layout=attrgetter("plan.source"), run=_run, cost=_cost)

@@ -1,4 +1,4 @@
-"""The named values of a program, arrays in blocks, and its steps: collectives and local work."""
+"""The named values of a program, the ranks of their blocks, and its steps."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ from graph_opt.model.layout import (
     Cuts,
     Index,
     Layout,
+    Lengths,
+    common_lengths,
     cuts_of,
+    dealt,
     dtype_named,
+    spread,
 )
 from graph_opt.model.piece import Blockwork, Member
 
@@ -28,6 +32,9 @@ Array = Any
 Blocks = dict[Index, Array]
 Need = tuple[int, Index]
 """An input of a step, and the index of one of its blocks."""
+
+MOST_PRODUCTS = 1 << 28
+"""Blocks are dealt out in order if finding out who has most of each takes more."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,63 @@ class Placed:
     def transposed(self, axes: tuple[int, ...]) -> Placed:
         """Return the transpose; its blocks stay on their ranks."""
         return Placed(self.layout.transposed(axes), self.dtype, self.spent)
+
+
+def place(source: Layout, result: Value, size: int) -> Layout:
+    """Give every rank about its share of a result, most of it from its own blocks.
+
+    No rank has more elements than the fullest would if contiguous blocks were dealt out evenly, or
+    little more if block sizes differ much. Blocks choose in the order of their largest part on one
+    rank. Each takes the rank with most of it that still has room; among equals the one that it
+    would be dealt to.
+    """
+    wanted = list(result.indices())
+    sizes = [prod(result.block_shape(index)) for index in wanted]
+    owners: Sequence[int] = dealt(len(wanted), size, sizes)
+    if _products(source, result) * size <= MOST_PRODUCTS:
+        owners = _settled(_held(source, result, wanted, size), sizes, owners)
+    return result.placed(owners).layout
+
+
+def _products(source: Layout, result: Value) -> int:
+    """Multiplications for the elements of every result block that one rank has."""
+    grid, total = list(source.grid), 0
+    for axis, blocks in enumerate(result.grid):
+        total += prod(grid) * blocks
+        grid[axis] = blocks
+    return total
+
+
+def _held(source: Layout, result: Value, wanted: list[Index], size: int) -> Lengths:
+    """Return the elements of each wanted block that each rank has, (blocks, ranks)."""
+    owners = np.array(source.owners, np.int64).reshape(source.grid)
+    common = [common_lengths(*cuts).T for cuts in zip(source.cuts, result.cuts, strict=True)]
+    held = np.empty((len(wanted), size))
+    grid = result.grid
+    places = [int(np.ravel_multi_index(index, grid)) for index in wanted]
+    for rank in range(size):
+        held[:, rank] = spread((owners == rank).astype(float), common).reshape(-1)[places]
+    return held
+
+
+def _settled(held: Lengths, sizes: list[int], even: Sequence[int]) -> Sequence[int]:
+    """Let each block take the rank with most of it that still has room, else that of ``even``."""
+    if (held == held[:, :1]).all():
+        return even
+    load = np.zeros(held.shape[1], np.int64)
+    owners = list(even)
+    np.add.at(load, owners, sizes)
+    room = int(load.max(initial=0))
+    load[:] = 0
+    for block in np.argsort(-held.max(axis=1, initial=0), kind="stable").tolist():
+        fits = load + sizes[block] <= room
+        if not fits.any():
+            fits = load == load.min()
+        mine = np.where(fits, held[block], -1)
+        best = int(mine.argmax())
+        owners[block] = even[block] if mine[even[block]] == mine[best] else best
+        load[owners[block]] += sizes[block]
+    return owners
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,11 @@ def label(name: str) -> str:
     return f"{operation}-{token[:8]}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number and its noun, in the plural if it is not 1."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def cuts_of(sizes: Sequence[int]) -> Cuts:
     """Return the cuts of an axis of these chunk sizes."""
     return (0, *accumulate(sizes))

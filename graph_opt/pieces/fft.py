@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graph_opt.model.cost import TRANSFORM_SHARE, Machine, dask_rechunk_seconds
-from graph_opt.model.layout import ArrayNode, common_lengths, cuts_of
+from graph_opt.model.layout import ArrayNode, common_lengths, counted, cuts_of
 from graph_opt.model.piece import Piece
 
 
@@ -35,9 +35,8 @@ class FftPiece(Piece):
     @property
     def summary(self) -> str:
         moves = sum(not exchange.local for exchange in self.plan.exchanges)
-        exchanges = "exchange" if moves == 1 else "exchanges"
         shape, dtype = self.output.shape, self.output.dtype
-        return f"{shape} {dtype} in {self.output.blocks} blocks by {moves} {exchanges}"
+        return f"{shape} {dtype} in {self.output.blocks} blocks by {counted(moves, 'exchange')}"
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graph_opt.model.cost import Machine, dask_rechunk_seconds
-from graph_opt.model.layout import ArrayNode
+from graph_opt.model.layout import ArrayNode, counted
 from graph_opt.model.piece import Piece
 
 RESIDUAL_SWEEPS = 3
@@ -40,9 +40,8 @@ class StencilPiece(Piece):
 
     @property
     def summary(self) -> str:
-        source, count = self.sources[0], self.sweeps.iterations
-        sweeps = "sweep" if count == 1 else "sweeps"
-        return f"{source.shape} {source.dtype} in {source.blocks} blocks, {count} {sweeps}"
+        source, sweeps = self.sources[0], counted(self.sweeps.iterations, "sweep")
+        return f"{source.shape} {source.dtype} in {source.blocks} blocks, {sweeps}"
 
     @property
     def facts(self) -> dict[str, Any]:

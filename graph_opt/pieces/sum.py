@@ -30,7 +30,7 @@ from graph_opt.dask_graph.parse import (
     unsupported,
 )
 from graph_opt.model.cost import TASK_SECONDS, Machine
-from graph_opt.model.layout import ArrayNode, Declined, Index
+from graph_opt.model.layout import ArrayNode, Declined, Index, counted
 from graph_opt.model.piece import SeparablePiece
 
 T = TypeVar("T")
@@ -66,10 +66,9 @@ class SumPiece(SeparablePiece):
     @property
     def summary(self) -> str:
         """Shape, dtype, method, and the number of blocks before and after."""
-        count, shape = len(self.computed), self.source.shape
         axes = f"axis {self.axes[0]}" if len(self.axes) == 1 else f"axes {self.axes}"
-        blocks = f"from {self.source.blocks} to {count} {'block' if count == 1 else 'blocks'}"
-        return f"{shape} {self.source.dtype} along {axes}, {self.method}, {blocks}"
+        blocks = f"from {self.source.blocks} to {counted(len(self.computed), 'block')}"
+        return f"{self.source.shape} {self.source.dtype} along {axes}, {self.method}, {blocks}"
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -11,13 +11,32 @@ import numpy as np
 import pytest
 from dask.highlevelgraph import HighLevelGraph
 
+from dask_dgpu.operations import OPERATIONS, RULES
 from graph_opt.dask_graph.layers import PieceLayer
-from graph_opt.passes import IllegalGraphError, check, insert
+from graph_opt.dask_graph.parse import ArrayGraph, Rule, parse
+from graph_opt.passes import IllegalGraphError, check, find, insert
 from graph_opt.pieces.matmul import MatmulPiece
 from tests.graph_opt.graphs import array, emitted, matches, one, rewritten
 
 A, B = array(11, 13, chunks=(4, 5)), array(13, 7, chunks=(5, 3), seed=1)
 PRODUCT = one(A @ B)
+
+
+def test_rules_start_only_where_they_can_match() -> None:
+    y = ((A + 1) @ B).map_overlap(np.sin, depth=1, boundary="none")
+    z = y.rechunk((11, 2))
+    operations = {operation.rule: name for name, operation in OPERATIONS.items()}
+    started: set[tuple[str, str]] = set()
+
+    def noted(rule: Rule) -> Rule:
+        def match(graph: ArrayGraph, name: str) -> None:
+            started.add((operations.get(rule, "deferred"), name.rpartition("-")[0]))
+
+        return replace(rule, match=match)
+
+    assert not find(parse(z.dask, z.__dask_keys__()), [noted(rule) for rule in RULES]).pieces
+    expected = {("matmul", "matmul"), ("overlap", "overlap"), ("rechunk", "rechunk-merge")}
+    assert started == expected
 
 
 def test_the_piece_takes_the_place_of_the_layers_dask_built() -> None:
