@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import sqrt
 from typing import Any
 
 import numpy as np
 from dask.array.core import Array, map_blocks
 from dask.base import persist
 
-from dask_dgpu.algorithms.jacobi import JacobiTask, Outcome, Scale, verdict
+from dask_dgpu.algorithms.jacobi import JacobiTask, Outcome, scale_of, verdict
 from dask_dgpu.array.stencil import swept, thick
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.kernels.stencil import neighbours_mean
@@ -33,12 +34,12 @@ def in_rounds(u0: Array, rhs: Array, task: JacobiTask) -> tuple[Array, Outcome]:
         return swept(x, taps, task.boundary, added)
 
     zero = u.map_blocks(np.zeros_like, dtype=u.dtype, meta=u._meta)
-    scale = Scale.of(task, float(_change(zero, sweep(zero)).compute()))
+    scale = scale_of(task, float(_change(zero, sweep(zero)).compute()))
     history: list[tuple[int, float]] = []
     done = 0
     while True:
         u, change = persist(u, _change(u, sweep(u)))
-        history.append((done, scale.residual(float(change.compute()))))
+        history.append((done, sqrt(float(change.compute())) * scale))
         reason = verdict(task, done, history[-1][1], history[0][1])
         if reason is not None:
             break
