@@ -43,9 +43,8 @@ def accumulate(out: Array, a: Array, b: Array) -> None:
 
     Notes
     -----
-    BLAS and cuBLAS add in place: BLAS without the GIL, cuBLAS in full precision, no TF32. Products
-    with a vector are ``gemv``; ``x.T @ x`` is ``syrk``, half the work. NumPy's loops and CuPy's own
-    kernel multiply integers and booleans, which wrap around as in NumPy.
+    BLAS and cuBLAS add in place: BLAS without the GIL, cuBLAS in full precision, no TF32. NumPy's
+    loops and CuPy's own kernel multiply integers and booleans, which wrap around as in NumPy.
     """
     if 0 in (*out.shape, a.shape[1]):
         return
@@ -57,13 +56,13 @@ def accumulate(out: Array, a: Array, b: Array) -> None:
     elif out.dtype.name not in BLAS:
         accumulate_slabs(out, a, b, SLAB_BYTES if on_host else SLAB_BYTES << 8)
     elif on_host:
-        from dask_dgpu.kernels.gemm.host import call_blas
+        from dask_dgpu.kernels.gemm.host import accumulate_host
 
-        _add_product(call_blas, out, a, b)
+        accumulate_host(out, *(each.astype(out.dtype, copy=False) for each in (a, b)))
     else:
         from dask_dgpu.kernels.gemm.cuda import call_cublas
 
-        _add_product(call_cublas, out, a, b)
+        add_product(call_cublas, out, *(each.astype(out.dtype, copy=False) for each in (a, b)))
 
 
 def column_major(matrix: Array) -> tuple[str, int, Array]:
@@ -89,61 +88,10 @@ def accumulate_slabs(out: Array, a: Array, b: Array, nbytes: int) -> None:
         slab += a[top : top + rows] @ b
 
 
-def _add_product(call: Call, out: Array, a: Array, b: Array) -> None:
+def add_product(call: Call, out: Array, a: Array, b: Array) -> None:
+    """Add ``a @ b`` to ``out`` by the library's product, ``out.T += b.T @ a.T``."""
     (m, k), n, dtype = a.shape, b.shape[1], out.dtype
-    a, b = (each.astype(dtype, copy=False) for each in (a, b))
-    if n == 1:
-        _add_vector(call, out[:, 0], a, b[:, 0])
-    elif m == 1:
-        _add_vector(call, out[0], b.T, a[0])
-    elif k >= m == n and _same_memory(a, b.T):
-        _add_square(call, out, a)
-    else:  # out.T += b.T @ a.T
-        (left, ld_left, b), (right, ld_right, a) = column_major(b.T), column_major(a.T)
-        ld_out = max(n, out.strides[0] // out.itemsize)
-        one = np.ones(1, dtype)
-        call("gemm", dtype, left, right, n, m, k, one, b, ld_left, a, ld_right, one, out, ld_out)
-
-
-def _add_vector(call: Call, out: Array, matrix: Array, vector: Array) -> None:
-    """Add ``matrix @ vector`` to ``out``."""
-    option, leading, matrix = column_major(matrix)
-    shape = matrix.shape if option == "N" else matrix.shape[::-1]
-    steps = [max(1, each.strides[0] // each.itemsize) for each in (vector, out)]
-    if vector.size > 1 and vector.strides[0] != steps[0] * vector.itemsize:
-        vector, steps[0] = vector.copy(), 1
-    one = np.ones(1, out.dtype)
-    call(
-        "gemv",
-        out.dtype,
-        option,
-        *shape,
-        one,
-        matrix,
-        leading,
-        vector,
-        steps[0],
-        one,
-        out,
-        steps[1],
-    )
-
-
-def _add_square(call: Call, out: Array, a: Array) -> None:
-    """Add ``a @ a.T`` to ``out``, from one triangle of it."""
-    option, leading, a = column_major(a)
-    n, k = a.shape
-    half = np.zeros((n, n), out.dtype, like=out)
-    one = np.ones(1, out.dtype)
-    # "L" of the column-major library is the upper triangle here
-    call("syrk", out.dtype, "L", option, n, k, one, a, leading, one, half, n)
-    out += half
-    out += np.triu(half, 1).T
-
-
-def _same_memory(a: Array, b: Array) -> bool:
-    return a.shape == b.shape and a.strides == b.strides and _address(a) == _address(b)
-
-
-def _address(array: Array) -> int:
-    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
+    (left, ld_left, b), (right, ld_right, a) = column_major(b.T), column_major(a.T)
+    ld_out = max(n, out.strides[0] // out.itemsize)
+    one = np.ones(1, dtype)
+    call("gemm", dtype, left, right, n, m, k, one, b, ld_left, a, ld_right, one, out, ld_out)

@@ -1,4 +1,4 @@
-"""Routines of cuBLAS, on the current stream."""
+"""Products by cuBLAS, on the current stream."""
 
 from __future__ import annotations
 
@@ -13,15 +13,11 @@ from dask_dgpu.kernels.gemm import column_major
 
 Array = Any
 
-OPTIONS = {
-    "N": cublas.CUBLAS_OP_N,
-    "T": cublas.CUBLAS_OP_T,
-    "L": cublas.CUBLAS_FILL_MODE_LOWER,
-}
+OPTIONS = {"N": cublas.CUBLAS_OP_N, "T": cublas.CUBLAS_OP_T}
 
 
 def call_cublas(routine: str, dtype: np.dtype[Any], *arguments: Any) -> None:
-    """Call a routine of cuBLAS for a dtype: ``gemm``, ``gemv`` or ``syrk``."""
+    """Call a routine of cuBLAS for a dtype."""
     letter = {"f": "s", "d": "d", "F": "c", "D": "z"}[dtype.char]
     function = getattr(cublas, f"{letter}{routine}")
     function(device.get_cublas_handle(), *map(_value, arguments))
