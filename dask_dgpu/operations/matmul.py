@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.algorithms.summa.choose import cost, plan_summa, traffic, workspace
-from dask_dgpu.algorithms.summa.owners import owners_along
+from dask_dgpu.algorithms.summa.choose import cost, owners_along, plan_summa, traffic, workspace
 from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.comm.protocol import Comm

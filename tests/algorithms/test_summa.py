@@ -13,8 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.summa.choose import Needs, cost, plan_summa, traffic, workspace
-from dask_dgpu.algorithms.summa.owners import owners_along
+from dask_dgpu.algorithms.summa.choose import (
+    Needs,
+    cost,
+    owners_along,
+    plan_summa,
+    traffic,
+    workspace,
+)
 from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.algorithms.summa.schedule import schedule
