@@ -209,6 +209,12 @@ def _transports() -> set[Transport]:
     return found
 
 
+def missing_transports() -> dict[Transport, str]:
+    """Return the transports that this process lacks, and the requirement of each."""
+    available = _transports()
+    return {name: NEEDED[name] for name in TRANSPORTS if name not in available}
+
+
 def _probe(forced: bool) -> WorkerFacts | None:
     """Return the facts about the device of this worker, ``None`` if it computes on the CPU.
 

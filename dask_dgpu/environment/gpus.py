@@ -61,13 +61,37 @@ def read_memory(gpus: Sequence[str]) -> list[GpuMemory]:
     found = []
     with _nvml() as nvml:
         for name in gpus:
-            by_number = name.isdigit()
-            find = nvml.nvmlDeviceGetHandleByIndex if by_number else nvml.nvmlDeviceGetHandleByUUID
             try:
-                memory = nvml.nvmlDeviceGetMemoryInfo(find(int(name) if by_number else name))
+                memory = nvml.nvmlDeviceGetMemoryInfo(_handle(nvml, name))
             except nvml.NVMLError:  # for example GPUs that share the host's memory
                 continue
             found.append(GpuMemory(name, int(memory.free), int(memory.total)))
+    return found
+
+
+def read_driver() -> str:
+    """Return the version of the driver and the newest version of CUDA that it supports.
+
+    Raises
+    ------
+    Exception
+        If NVML is not installed, or there is no driver.
+    """
+    with _nvml() as nvml:
+        newest = int(nvml.nvmlSystemGetCudaDriverVersion())
+        driver = _text(nvml.nvmlSystemGetDriverVersion())
+    return f"{driver}, for CUDA up to {newest // 1000}.{newest % 1000 // 10}"
+
+
+def read_models(gpus: Sequence[str]) -> dict[str, str]:
+    """Return the model of each GPU, except of those unknown to NVML."""
+    found = {}
+    with _nvml() as nvml:
+        for name in gpus:
+            try:
+                found[name] = _text(nvml.nvmlDeviceGetName(_handle(nvml, name)))
+            except nvml.NVMLError:
+                continue
     return found
 
 
@@ -98,3 +122,15 @@ def _nvml() -> Iterator[Any]:
         yield pynvml
     finally:
         pynvml.nvmlShutdown()
+
+
+def _handle(nvml: Any, name: str) -> Any:
+    """Return NVML's handle of a GPU by its number or UUID."""
+    if name.isdigit():
+        return nvml.nvmlDeviceGetHandleByIndex(int(name))
+    return nvml.nvmlDeviceGetHandleByUUID(name)
+
+
+def _text(value: str | bytes) -> str:
+    """Return a text of NVML, which older bindings return as bytes."""
+    return value.decode() if isinstance(value, bytes) else value

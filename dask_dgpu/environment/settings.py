@@ -100,6 +100,15 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
     )
 
 
+def effective() -> dict[str, tuple[Any, bool]]:
+    """Return each setting that :func:`read` sees, and whether it has its default."""
+    initial = _flatten(defaults()["dgpu"])
+    return {
+        f"dgpu.{name}": (value, name in initial and value == initial[name])
+        for name, value in _values().items()
+    }
+
+
 def _values() -> dict[str, Any]:
     """Return the configured values, and the defaults of the others."""
     configured = _flatten(dask.config.get("dgpu", {}) or {})
