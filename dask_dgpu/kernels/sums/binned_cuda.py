@@ -25,8 +25,7 @@ import numpy as np
 
 from dask_dgpu.kernels.sums.binned import LIMBS, Binned, PendingBinned, merged, trimmed
 from dask_dgpu.kernels.sums.binned_grid_cuda import DEPOSIT, NUMBERS, grid_sum_cuda
-from dask_dgpu.kernels.sums.columns_cuda import READING, columns_of
-from dask_dgpu.kernels.sums.cuda import THREADS, kernels
+from dask_dgpu.kernels.sums.cuda import READING, THREADS, columns_of, kernels
 from dask_dgpu.kernels.sums.lanes import Form
 
 Array = Any
