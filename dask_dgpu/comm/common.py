@@ -31,12 +31,8 @@ _LONGEST_PAUSE = 0.05
 class Lifetime:
     """Whether a communicator may still be used, and waiting for its transfers.
 
-    Parameters
-    ----------
-    on_abort : callable, optional
-        Called once, with no lock held, by the aborting thread; must not block.
-    threads : WeakSet of Thread, optional
-        A set for threads that end soon after the communicator.
+    The aborting thread calls ``on_abort`` once, with no lock held; it must not block. ``threads``
+    is a set for threads that end soon after the communicator.
     """
 
     def __init__(
@@ -86,15 +82,8 @@ class Lifetime:
     def wait_for(self, ready: Callable[[], bool], limit: float | None, phase: str) -> None:
         """Wait until ``ready()``; the thread that makes it true notifies ``changed``.
 
-        Parameters
-        ----------
-        ready : callable
-            The condition. If it holds, an abort is not reported.
-        limit : float or None
-            Seconds until this raises :class:`~dask_dgpu.errors.CommError`; ``None`` waits
-            until it is ready or aborted.
-        phase : str
-            The caller's activity, for the message.
+        If it is ready, an abort is not reported. After ``limit`` seconds this raises
+        :class:`~dask_dgpu.errors.CommError`, which names the caller's ``phase``.
         """
         with self.changed:
             self.changed.wait_for(lambda: ready() or self.reason is not None, limit)

@@ -103,20 +103,9 @@ class GlooComm(PointToPointComm):
     A separate thread ends the group when the communicator is closed or aborted, or when the
     interpreter exits: it makes all waits raise, then frees the group.
 
-    Parameters
-    ----------
-    store : torch.distributed.Store
-        A store for these ranks only: a prefix that is used once.
-    rank, size : int
-        This rank and the number of ranks, which all call this at the same time.
-    host : str
-        Address or name of this rank's host, to listen on.
-    timeout : float
-        Seconds to connect.
-    limit : float, optional
-        Seconds after which a wait raises; without it a wait lasts until aborted.
-    lifetime : Lifetime, optional
-        Aborting it ends the connecting.
+    All ranks create it at the same time, with a ``store`` for these ranks only: a prefix that is
+    used once. It listens on ``host``. Connecting ends after ``timeout`` seconds, or if ``lifetime``
+    is aborted. Waits raise after ``limit`` seconds; without it they last until aborted.
     """
 
     def __init__(

@@ -53,15 +53,7 @@ class _Message:
 
 
 class LocalHub:
-    """The shared state of the ranks of one process.
-
-    Parameters
-    ----------
-    size : int
-        Number of ranks.
-    limit : float, optional
-        Seconds after which a wait raises; by default there is no limit.
-    """
+    """The shared state of the ranks of one process; waits raise after ``limit`` seconds."""
 
     def __init__(self, size: int, limit: float | None = None) -> None:
         self.size = size
@@ -265,12 +257,8 @@ def run_local(
     """Call ``fn(comm, *args)`` on ``size`` threads, one per rank.
 
     If a rank raises, the others are aborted and its error is raised here. A rank waits until
-    the others have called or ended, at most ``limit`` seconds if that is given.
-
-    Returns
-    -------
-    list
-        The results of the ranks, in rank order.
+    the others have called or ended, at most ``limit`` seconds if that is given. Returns the
+    results of the ranks, in rank order.
     """
     hub = LocalHub(size, limit)
     results: list[T | None] = [None] * size

@@ -123,14 +123,8 @@ class _StepsWork:
 class PointToPointComm(ABC):
     """A :class:`~dask_dgpu.comm.protocol.Comm` over a transport for messages.
 
-    Parameters
-    ----------
-    rank, size : int
-        This rank and the number of ranks.
-    limit : float or None
-        Seconds after which a wait raises; ``None`` waits until aborted.
-    on_abort : callable, optional
-        Ends all waits of the transport; must not block.
+    Waits raise after ``limit`` seconds; ``None`` waits until aborted. ``on_abort`` ends all waits
+    of the transport, and must not block.
     """
 
     def __init__(

@@ -25,22 +25,13 @@ NUMPY = "numpy.ndarray"
 
 @dataclass
 class Span:
-    """The time of a step on a rank's host; on a GPU the work may continue after it.
+    """The time of a step on a rank's host, and the produced bytes.
 
-    Parameters
-    ----------
-    name : str
-        The layer of the step, in the user's words.
-    action : {"compute", "transfer"}
-        The main action, in the words of Dask's task stream.
-    start, stop : float
-        Seconds since the epoch.
-    nbytes : int
-        Bytes that the rank has produced.
+    On a GPU the work may continue after it.
     """
 
     name: str
-    action: str
+    action: str  # "compute" or "transfer", as in Dask's task stream
     start: float
     stop: float = 0.0
     nbytes: int = 0

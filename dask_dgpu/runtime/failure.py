@@ -23,18 +23,10 @@ IN_PROGRAM = "program"
 
 
 class RankError(GangError):
-    """An error of a step, for processes that cannot unpickle the error itself.
+    """An error of a step, for processes that cannot unpickle the error itself."""
 
-    Attributes
-    ----------
-    raised : bytes
-        The error, pickled.
-    undeclared : bool
-        Whether a block differs from its declaration in the graph, which Dask allows.
-    """
-
-    raised = b""
-    undeclared = False
+    raised = b""  # the error, pickled
+    undeclared = False  # whether a block differs from its declaration, which Dask allows
 
 
 def failure_of(error: BaseException, rank: int, worker: str, phase: str) -> GangError:

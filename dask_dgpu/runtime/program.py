@@ -34,15 +34,8 @@ Task = Callable[[Mapping[Any, Array]], Array]
 class Limits:
     """Limits of a gang.
 
-    Parameters
-    ----------
-    timeout : float
-        Seconds without progress after which a gang fails.
-    grace : float
-        Seconds between a broken transfer and its failure, in which the scheduler may notice a
-        lost worker.
-    restarts : int
-        Number of restarts after losses.
+    It fails after ``timeout`` seconds without progress, ``grace`` seconds after a broken transfer,
+    in which the scheduler may notice a lost worker, or after too many ``restarts``.
     """
 
     timeout: float = 300.0
@@ -55,13 +48,6 @@ class Blockworks:
 
     Their functions may be a user's. The scheduler forwards programs without these layers'
     packages, so only ranks unpickle them; all at once, so that shared objects travel once.
-
-    Parameters
-    ----------
-    layers : mapping of str to Layer, optional
-        Tasks are called with a mapping from keys to the blocks that they need.
-    pickled : bytes, optional
-        The same layers, pickled.
     """
 
     def __init__(self, layers: Mapping[str, Layer] | None = None, pickled: bytes = b"") -> None:
@@ -76,7 +62,7 @@ class Blockworks:
         return layers
 
     def tasks(self, name: str, blocks: Collection[Index]) -> dict[Index, Task]:
-        """Return the tasks of these blocks."""
+        """Return the tasks of these blocks; they are called with the needed blocks by keys."""
         if not blocks:
             return {}
         layer = self._layers[name]
@@ -96,30 +82,10 @@ class Blockworks:
 class Program:
     """Steps, in order, on named values.
 
-    Parameters
-    ----------
-    name : str
-        The user's name of the array, for messages.
-    inputs : tuple of (str, Value)
-        The inputs.
-    steps : tuple of Local or Collective
-        The steps, in the order of execution on every rank.
-    outputs : tuple of (str, tuple of tuple of int)
-        The results, and the wanted blocks of each.
-    machine : Machine
-        Rates of a rank, for the choice of plans.
-    transport : str
-        ``"gloo"``, ``"nccl"`` or ``"ucx"``.
-    limits : Limits
-        Time limits and restarts.
-    local_ranks : int
-        Number of ranks without Dask workers.
-    room : float or None
-        Usable bytes of a rank's device, ``None`` for no limit.
-    blockworks : Blockworks
-        The block functions of :class:`Local` steps.
-    plain : Plain, optional
-        Dask's own tasks for the fallback; they are not pickled.
+    Messages call it by the user's ``name`` of the array. ``outputs`` are the results, and the
+    wanted blocks of each. ``local_ranks`` is the number of ranks without Dask workers, ``room`` the
+    usable bytes of a rank's device. ``blockworks`` has the block functions of :class:`Local`
+    steps. ``plain`` are Dask's own tasks for the fallback; they are not pickled.
     """
 
     name: str
@@ -173,14 +139,6 @@ class Program:
             for (name, value), given in zip(self.inputs, staged, strict=True)
             for index, block in zip(value.indices(), given, strict=True)
         }
-
-    def block(self, key: Key) -> Key:
-        """Return the block of a result's key: name of the value, and place.
-
-        Dask and this package append suffixes to the names of some keys.
-        """
-        name = max((name for name, _ in self.outputs if key[0].startswith(name)), key=len)
-        return (name, *key[1:])
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from dask_dgpu.algorithms.summa import (
     summa_rank,
 )
 from dask_dgpu.algorithms.summa.choose import Needs, cost, traffic, workspace
+from dask_dgpu.algorithms.summa.owners import owners_along
 from dask_dgpu.algorithms.summa.schedule import schedule
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
@@ -387,6 +388,95 @@ def test_covariance_of_tall_operands_stays_in_place(size: int) -> None:
     plan = plan_summa(a, b, "float64", size, HOST)
     assert plan.mesh == (1, 1, size)
     assert not any(sum(traffic(plan, step)[0]) for step in range(plan.steps))
+
+
+@st.composite
+def owned_along(draw: st.DrawFn) -> Problem:
+    """A product whose ranks own whole blocks along the contraction, or all along it."""
+    size = draw(st.integers(1, 5))
+    inner = tuple(draw(st.lists(st.integers(0, 9), min_size=1, max_size=7)))
+    ranks = sorted(draw(st.integers(0, size - 1)) for _ in inner)
+    m, n = (draw(chunks(draw(st.integers(0, 5)))) for _ in range(2))
+    dtype = draw(st.sampled_from(["int32", "float32", "complex128"]))
+    owners_a: Any = ranks * len(m)
+    owners_b: Any = [rank for rank in ranks for _ in n]
+    rows, columns = inner, inner
+    if draw(st.booleans()):  # rows or columns of the result are owned instead
+        owners_a = [at * size // len(m) for at in range(len(m)) for _ in inner]
+    a, b = operand(m, columns, dtype, owners_a, size), operand(rows, n, dtype, owners_b, size)
+    machine = replace(HOST, one_sided=draw(st.booleans()))
+    steps = draw(st.none() | st.integers(1, 3))
+    plan = plan_summa(a, b, dtype, size, machine, steps=steps)
+    rng = np.random.default_rng(0)
+    order = draw(st.sampled_from(["C", "F", "gaps"]))
+    return Problem(
+        matrix(rng, (sum(m), sum(inner)), dtype, order),
+        matrix(rng, (sum(inner), sum(n)), dtype, order),
+        plan,
+    )
+
+
+@examples(200)
+@given(owned_along())
+def test_blocks_in_place(case: Problem) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize(
+    ("shape", "parts", "along", "in_place"),
+    [
+        ((16, 4000, 12), (1, 7, 2), "inner", (True, True)),
+        ((4000, 16, 3), (7, 1, 1), "rows", (True, False)),
+        ((3, 16, 4000), (1, 1, 7), "columns", (False, True)),
+        ((4000, 16, 1), (4, 1, 1), "rows", (True, False)),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["int64", "float32", "float64"])
+def test_skinny_products_copy_no_block(
+    shape: tuple[int, int, int],
+    parts: tuple[int, int, int],
+    along: str,
+    in_place: tuple[bool, bool],
+    dtype: str,
+) -> None:
+    """Only the small operand travels into panels; the large one is read where it lies."""
+    case = problem(shape, 3, dtype, parts=parts)
+    ranks = [at * 3 // 7 for at in range(7)] if max(parts) == 7 else [0, 1, 1, 2]
+    dealt = tuple(np.sort(np.arange(parts[1] * parts[2 if along != "rows" else 0]) % 3).tolist())
+    a, b = case.plan.a, case.plan.b
+    if along == "inner":
+        a = replace(a, owners=tuple(ranks))
+        b = replace(b, owners=tuple(np.repeat(ranks, 2).tolist()))
+    elif along == "rows":
+        a, b = replace(a, owners=tuple(ranks)), replace(b, owners=dealt[: parts[1] * parts[2]])
+    else:
+        a, b = replace(a, owners=dealt[:1]), replace(b, owners=tuple(ranks))
+    plan = plan_summa(a, b, dtype, 3, HOST)
+    assert plan.in_place == in_place
+    check(replace(case, plan=plan))
+    panels = 2 * sum(plan.panel_extents) * plan.deepest
+    assert panels <= (0 if all(in_place) else 2 * 16 * 3)
+    moved = sum(sum(traffic(plan, step)[1]) for step in range(plan.steps))
+    assert moved <= (0 if all(in_place) else 3 * (16 * 3 + 2) * 8)
+
+
+def test_square_products_use_panels() -> None:
+    """Blocks that are small next to the result would be multiplied one by one."""
+    assert problem((512, 512, 512), 4, parts=(8, 8, 8)).plan.in_place == (False, False)
+
+
+def test_float16_is_widened_in_panels() -> None:
+    plan = problem((16, 4000, 16), 1, "float16", parts=(1, 4, 1)).plan
+    assert plan.in_place == (False, False)
+
+
+def test_largest_share_of_a_block_row_decides_its_owner() -> None:
+    inner = cuts_of((5, 5, 0, 5))
+    a = Operand(((0, 3, 4), inner), (2, 0, 1, 2, 1, 1, 1, 0), "float64")
+    b = Operand((inner, (0, 2)), (2, 0, 0, 1), "float64")
+    rows, columns, along = (owners.tolist() for owners in owners_along(a, b, 3))
+    assert (rows, columns, along) == ([2, 1], [0], [2, 0, 0, 2])
+    assert len(owners_along(a, replace(b, cuts=((0, 5, 15), (0, 2)), owners=(0, 0)), 3)[2]) == 0
 
 
 def test_ranks_without_work_take_part() -> None:

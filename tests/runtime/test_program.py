@@ -96,13 +96,6 @@ def test_a_part_of_a_product_keeps_the_numbers_of_its_blocks() -> None:
     np.testing.assert_array_equal(blocks["c", 1, 0], A[2:] @ A.T)
 
 
-def test_names_that_dask_and_the_optimizer_have_marked() -> None:
-    made = program(inputs=(), outputs=(("sum-12ab", ()), ("sum-12ab-aggregate-3", ())))
-    assert made.block(("sum-12ab", 1, 2)) == ("sum-12ab", 1, 2)
-    assert made.block(("sum-12ab-0123abcd", 1)) == ("sum-12ab", 1)
-    assert made.block(("sum-12ab-aggregate-3-0123abcd-4567", 0)) == ("sum-12ab-aggregate-3", 0)
-
-
 TASKS = {
     "overlap": (((1, 1), (0, 2)), (None, None)),
     "sum": ((0, 1), True, "compensated", "sum"),

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from dask_dgpu.algorithms.summa.plan import Ints, Mesh, Operand, SummaPlan
+from dask_dgpu.algorithms.summa.owners import by_owner, in_place, local
+from dask_dgpu.algorithms.summa.plan import Floats, Ints, Mesh, Operand, SummaPlan
 from dask_dgpu.algorithms.summa.schedule import aligned
 from graph_opt.model.cost import Machine, pipelined
 from graph_opt.model.layout import Cuts, Span
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 STEPS = (1, 2, 4, 8, 16)
 """Numbers of panels; more were never faster, since each costs a collective."""
@@ -52,15 +50,19 @@ def plan_summa(
         raise ValueError(f"expected positive steps, got {steps}")
     best: tuple[float, float, SummaPlan] | None = None
     owned = int((a.shares(size) + b.shares(size)).max())
-    for candidate in [mesh] if mesh else _meshes(a, b, size):
-        bare = SummaPlan(a, b, dtype, size, candidate, (), 1, 1, machine.one_sided)
+    meshes = [mesh] if mesh else _meshes(a, b, size)
+    even = [SummaPlan(a, b, dtype, size, each, (), 1, 1, machine.one_sided) for each in meshes]
+    for bare in [*even, *by_owner(even)]:
         plan, moved = _placed(bare)
+        stays = local(plan, 0), local(plan, 1)
         needs, reduction = None, plan.reduction_bytes
         for count in [steps] if steps else [s for s in STEPS if s <= max(1, plan.deepest)]:
             stepped = replace(plan, steps=count, nominal_steps=count)
+            stepped = replace(stepped, in_place=in_place(stepped, stays))
             if mesh is None and reduction > stepped.workspace_limit:
                 continue  # the layers' partial sums would not fit into four panels
-            peak = owned + stepped.sum_bytes + stepped.workspace_limit
+            panels = min(stepped.workspace_limit, 4 * stepped.panel_bytes(count) + reduction)
+            peak = owned + stepped.sum_bytes + panels
             over = max(0.0, peak - room) if room is not None else 0.0
             if best is not None and (over, cost(stepped, machine, moved, 0.0)) >= best[:2]:
                 continue  # not even if its first transfer were hidden
@@ -85,13 +87,18 @@ def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> fl
     tallest, widest = plan.extents
     deepest, itemsize = plan.deepest, plan.itemsize
     compute = 2 * tallest * widest * (deepest + plan.steps * machine.ramp) / machine.flops
-    panels = (tallest + widest) * deepest * itemsize
+    if any(plan.in_place):  # each product reads and writes C
+        products = max(plan.steps, len(plan.a.columns) // depth)
+        touched = (tallest + widest) * deepest + 2 * products * tallest * widest
+        compute = max(compute, touched * itemsize / machine.memory_bandwidth)
+    panels = sum(plan.panel_extents) * deepest * itemsize
     transfers = received / machine.bandwidth, min(first, received) / machine.bandwidth
     seconds = pipelined(compute, *transfers, plan.steps)
     if received:  # otherwise there is no exchange
         seconds += machine.latency * (2 if plan.one_sided else plan.steps)
     passes = 2 if plan.one_sided else 4
-    seconds += (passes * panels + plan.workspace_limit) / machine.memory_bandwidth
+    buffers = 4 * plan.panel_bytes(plan.nominal_steps)
+    seconds += (passes * panels + buffers) / machine.memory_bandwidth
     if depth > 1:
         partial = tallest * widest * itemsize
         seconds += machine.latency + partial * (depth - 1) / depth / machine.bandwidth

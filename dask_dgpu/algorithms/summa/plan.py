@@ -16,6 +16,7 @@ from graph_opt.model.layout import Bare, Cuts, Layout, Span, block_spans, even_s
 
 Block = tuple[int, int]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 Matrix = Mapping[Block, Any]
 """Blocks of a matrix."""
 
@@ -26,7 +27,7 @@ WIDE = 512
 
 
 @dataclass(frozen=True)
-class Operand(Bare, Layout):
+class Operand(Layout):
     """The layout of a matrix, and its dtype."""
 
     dtype: str
@@ -52,7 +53,7 @@ class Operand(Bare, Layout):
         return np.array(self.owners, np.int64).reshape(self.grid)
 
     @cached_property
-    def sizes(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def sizes(self) -> Floats:
         """The bytes of each block, as a matrix."""
         heights, widths = map(np.diff, self.cuts)
         return np.outer(heights, widths).astype(float) * self.itemsize
@@ -85,6 +86,12 @@ class SummaPlan(Bare):
         :attr:`workspace_limit`.
     one_sided : bool
         Whether ranks read their pieces from the owners' blocks, if the transport can.
+    in_place : tuple of bool
+        Whether the blocks of A, and those of B, are multiplied where they lie. Every rank then owns
+        the blocks that it needs, and has no panel of that operand.
+    rows, columns, layers : tuple of (int, int)
+        Block rows of C for each row of the mesh, block columns of C for each column, and positions
+        along the contraction for each layer; even shares if empty.
     """
 
     a: Operand
@@ -96,6 +103,10 @@ class SummaPlan(Bare):
     steps: int
     nominal_steps: int
     one_sided: bool = False
+    in_place: tuple[bool, bool] = (False, False)
+    rows: tuple[Span, ...] = ()
+    columns: tuple[Span, ...] = ()
+    layers: tuple[Span, ...] = ()
 
     @property
     def accumulator(self) -> str:
@@ -105,12 +116,12 @@ class SummaPlan(Bare):
     @cached_property
     def row_spans(self) -> tuple[Span, ...]:
         """Block rows of C for each row of the mesh."""
-        return block_spans(self.a.rows, self.mesh[0])
+        return self.rows or block_spans(self.a.rows, self.mesh[0])
 
     @cached_property
     def column_spans(self) -> tuple[Span, ...]:
         """Block columns of C for each column of the mesh."""
-        return block_spans(self.b.columns, self.mesh[1])
+        return self.columns or block_spans(self.b.columns, self.mesh[1])
 
     @cached_property
     def extents(self) -> tuple[int, int]:
@@ -122,7 +133,7 @@ class SummaPlan(Bare):
     @cached_property
     def depth_spans(self) -> tuple[Span, ...]:
         """Positions along the contraction for each layer of the mesh."""
-        return even_spans(0, self.a.columns[-1], self.mesh[2])
+        return self.layers or even_spans(0, self.a.columns[-1], self.mesh[2])
 
     @property
     def deepest(self) -> int:
@@ -181,9 +192,15 @@ class SummaPlan(Bare):
     def _layers_of(self, blocks: int) -> Ints:
         return np.arange(blocks) * self.mesh[2] // max(1, blocks)
 
+    @property
+    def panel_extents(self) -> tuple[int, int]:
+        """Rows of the largest panel of A, and columns of that of B; 0 for blocks in place."""
+        (rows, columns), (left, right) = self.extents, self.in_place
+        return (0 if left else rows), (0 if right else columns)
+
     def panel_bytes(self, steps: int) -> int:
         """Return the bytes of the widest panel: A's part and B's together."""
-        return sum(self.extents) * -(-self.deepest // steps) * self.itemsize
+        return sum(self.panel_extents) * -(-self.deepest // steps) * self.itemsize
 
     @property
     def sum_bytes(self) -> int:
@@ -192,11 +209,11 @@ class SummaPlan(Bare):
 
     @property
     def workspace_limit(self) -> int:
-        """Bytes of a rank beyond its share of A, B and C: four panels.
+        """Bytes of a rank beyond its share of A, B and C: four panels, as if none were in place.
 
         The share of C counts in :attr:`accumulator`.
         """
-        return 4 * self.panel_bytes(self.nominal_steps)
+        return 4 * sum(self.extents) * -(-self.deepest // self.nominal_steps) * self.itemsize
 
     def groups(self, rank: int) -> tuple[Span, ...]:
         """Return the groups of block columns of C on a rank, as spans.

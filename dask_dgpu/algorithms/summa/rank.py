@@ -10,9 +10,9 @@ over all layers, in the order of the layers::
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -39,9 +39,9 @@ def summa_rank(
 
     Every rank receives the pieces of its next panel while it multiplies the present one. If
     plan and transport allow it, it reads them from the owners' blocks, straight into the panel,
-    and no rank packs or sends. The peak of memory is the rank's blocks of A, B and C and four
-    panels: two panels in use, one message out and one in. Blocks of C count in
-    ``plan.accumulator``.
+    and no rank packs or sends. Blocks that the plan leaves in place are multiplied where they lie.
+    The peak of memory is the rank's blocks of A, B and C and four panels: two panels in use, one
+    message out and one in. Blocks of C count in ``plan.accumulator``.
     """
     steps, operands = schedule(plan, comm.rank), [a, b]
     with device.computing():
@@ -76,27 +76,88 @@ def summa_rank(
 
 
 @dataclass(frozen=True)
+class _Factor:
+    """A part of an operand in a step, from a position along the contraction on.
+
+    ``column`` is the first column of a part of B within its strips.
+    """
+
+    values: Array
+    start: int = 0
+    column: int = 0
+
+
+class _Blocks(dict[int, list[_Factor]]):
+    """The parts of an operand in place, by block row of A or group of B."""
+
+
+@dataclass(frozen=True)
 class _Panel:
-    """A panel: a piece of A, and a piece of B for each group of block columns."""
+    """The factors of a step: a piece of A, and a piece of B for each group of block columns.
+
+    An operand in place has parts of its blocks instead, by block rows of A and groups of B, in
+    their order along the contraction.
+    """
 
     a: Array
     b: list[Array]
     starts: list[int]
+    left: _Blocks | None
+    right: _Blocks | None
 
     def place(self, piece: Piece) -> Array:
         """Return the place of a piece in the panel."""
         if piece.operand == 0:
             return self.a[piece.target]
-        rows, columns = piece.target
+        group, columns = self._columns(piece)
+        return self.b[group][piece.target[0], columns]
+
+    def add(self, piece: Piece, block: Array) -> None:
+        """Add a piece of this rank's own block: in place, or copied into the panel."""
+        values, (rows, columns) = block[piece.source], piece.target
+        if piece.operand == 0 and self.left is not None:
+            self.left.setdefault(piece.block[0], []).append(_Factor(values, columns.start))
+        elif piece.operand == 1 and self.right is not None:
+            group, within = self._columns(piece)
+            self.right.setdefault(group, []).append(_Factor(values, rows.start, within.start))
+        else:
+            self.place(piece)[...] = values
+
+    def factors(self, strip: _Strip) -> Iterator[tuple[_Factor, _Factor]]:
+        """Yield the factors whose products are added to a strip, both sides of equal length."""
+        if self.left is None:
+            left = [_Factor(self.a[strip.top : strip.top + len(strip.sums)])]
+        else:
+            left = self.left.get(strip.row, [])
+        if self.right is None:
+            right = [_Factor(self.b[strip.group])]
+        else:
+            right = self.right.get(strip.group, [])
+        starts = [factor.start for factor in left]
+        for b in right:
+            end = b.start + len(b.values)
+            for a in left[max(0, bisect_right(starts, b.start) - 1) : bisect_left(starts, end)]:
+                lo, hi = max(a.start, b.start), min(a.start + a.values.shape[1], end)
+                if lo < hi:
+                    columns, rows = (
+                        slice(lo - a.start, hi - a.start),
+                        slice(lo - b.start, hi - b.start),
+                    )
+                    yield replace(a, values=a.values[:, columns]), replace(b, values=b.values[rows])
+
+    def _columns(self, piece: Piece) -> tuple[int, slice]:
+        """Return the group of a piece of B, and its columns within the group."""
+        columns = piece.target[1]
         group = bisect_right(self.starts, columns.start) - 1
         start = self.starts[group]
-        return self.b[group][rows, columns.start - start : columns.stop - start]
+        return group, slice(columns.start - start, columns.stop - start)
 
     def multiply(self, strips: list[_Strip]) -> None:
         """Add the product to strips of C."""
         for strip in strips:
-            rows = self.a[strip.top : strip.top + len(strip.sums)]
-            gemm.accumulate(strip.sums, rows, self.b[strip.group])
+            for a, b in self.factors(strip):
+                columns = slice(b.column, b.column + b.values.shape[1])
+                gemm.accumulate(strip.sums[:, columns], a.values, b.values)
 
 
 class _Panels:
@@ -105,7 +166,9 @@ class _Panels:
     def __init__(self, plan: SummaPlan, device: Device, rank: int) -> None:
         self.device = device
         rows, columns = plan.rectangle(rank)
-        self.height, self.width = rows[1] - rows[0], columns[1] - columns[0]
+        self.in_place = plan.in_place
+        self.height = 0 if plan.in_place[0] else rows[1] - rows[0]
+        self.width = 0 if plan.in_place[1] else columns[1] - columns[0]
         self.starts = [plan.b.columns[j] - columns[0] for j, _ in plan.groups(rank)]
         dtype = gemm.factor_dtype(device.kind, plan.dtype)
         size = (self.height + self.width) * -(-plan.deepest // plan.steps)
@@ -117,17 +180,20 @@ class _Panels:
     def fill(
         self, step: Step, at: int, carrier: Messages | Pulls, operands: list[Matrix]
     ) -> _Panel:
-        """Copy local pieces into a panel, and wait for the pieces of other ranks."""
+        """Add local pieces to a panel, and wait for the pieces of other ranks."""
         which = at % len(self.buffers)
         depth = step.panel[1] - step.panel[0]
         split = self.height * depth
         buffer, rest = self.buffers[which][:split], self.buffers[which][split:]
-        edges = zip(self.starts, [*self.starts[1:], self.width], strict=True)
-        b = [rest[depth * lo : depth * hi].reshape(depth, hi - lo) for lo, hi in edges]
-        panel = _Panel(buffer.reshape(self.height, depth), b, self.starts)
+        b: list[Array] = []
+        if not self.in_place[1]:
+            edges = zip(self.starts, [*self.starts[1:], self.width], strict=True)
+            b = [rest[depth * lo : depth * hi].reshape(depth, hi - lo) for lo, hi in edges]
+        left, right = (_Blocks() if there else None for there in self.in_place)
+        panel = _Panel(buffer.reshape(self.height, depth), b, self.starts, left, right)
         self.device.after(self.marks[which])
         for piece in step.local:
-            panel.place(piece)[...] = operands[piece.operand][piece.block][piece.source]
+            panel.add(piece, operands[piece.operand][piece.block])
         carrier.unpack(step, panel.place)
         return panel
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal
 
+import dask
 import numpy as np
 from dask.array.core import Array
 from dask.utils import typename
@@ -25,11 +26,19 @@ from dask_dgpu.algorithms.pencil_fft import (
     Transform,
     plan_pencil_fft,
 )
-from dask_dgpu.arguments import check_choice, expected, integer, integers, sequence
+from dask_dgpu.arguments import (
+    check_choice,
+    check_chunk_sizes,
+    check_container,
+    check_dtype,
+    expected,
+    integer,
+    integers,
+    sequence,
+)
 from dask_dgpu.array.fft import long_axis
 from dask_dgpu.array.fft.fallback import apply, moved
-from dask_dgpu.array.inputs import check_chunk_sizes, check_container, check_dtype
-from dask_dgpu.environment.settings import fft_output_layout
+from dask_dgpu.environment.settings import read
 from dask_dgpu.kernels.fft import TO_HALF_COMPLEX, TO_REAL
 from graph_opt.model.layout import CUPY
 
@@ -40,6 +49,7 @@ NAMES = (
 # dask.array.fft is another object while array.query-planning is on
 DASK_FFT = import_module("dask.array.fft")
 DASKS_OWN = {name: getattr(DASK_FFT, name) for name in NAMES}
+FFT_LAYOUT = "dgpu.fft.output-layout"
 
 OTHER_WAY = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
 """Each norm, and the same of the other direction."""
@@ -200,7 +210,14 @@ def planned(
     """Return the result by a plan; ``argument`` is the user's name of ``x``."""
     check_chunk_sizes(argument, x)
     check_container(argument, x)
-    return transform_axes(x, transforms, name, output_layout=fft_output_layout())
+    return transform_axes(x, transforms, name, output_layout=output_layout())
+
+
+def output_layout() -> Literal["any", "input"]:
+    """Return the setting ``dgpu.fft.output-layout``, which each transform reads."""
+    layout = dask.config.get(FFT_LAYOUT, "any")
+    # to read all settings takes milliseconds, and raises for a value that is not allowed
+    return layout if layout in ("any", "input") else read().fft_output_layout
 
 
 def transform_axes(

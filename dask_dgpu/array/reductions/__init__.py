@@ -24,8 +24,7 @@ import dask.array as da
 import numpy as np
 from dask.array.core import Array
 
-from dask_dgpu.arguments import real
-from dask_dgpu.array.inputs import check_chunk_sizes
+from dask_dgpu.arguments import check_chunk_sizes, real
 from dask_dgpu.array.reductions.call import (
     Method,
     converted,

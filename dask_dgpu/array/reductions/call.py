@@ -19,13 +19,13 @@ from numpy.lib.array_utils import normalize_axis_tuple
 from dask_dgpu.arguments import (
     as_array,
     check_choice,
+    check_container,
     check_flag,
     expected,
     integer,
     integers,
     suggestion,
 )
-from dask_dgpu.array.inputs import check_container
 from dask_dgpu.kernels.sums.conversion import narrowed
 from dask_dgpu.kernels.sums.partial import Exact, Kind, Partial, added, finished, partial_sum
 from graph_opt.dask_graph.parse import CARRIED

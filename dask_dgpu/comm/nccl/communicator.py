@@ -59,18 +59,9 @@ _NATIVE = {np.dtype(t) for t in ("u1", "i1", "i4", "i8", "f2", "f4", "f8")}
 class NcclComm:
     """One rank over NCCL; see :class:`~dask_dgpu.comm.protocol.Comm`.
 
-    Parameters
-    ----------
-    store : torch.distributed.Store
-        A store for these ranks only: a prefix that is used once.
-    rank, size : int
-        This rank and the number of ranks, which all call this at the same time.
-    device : int
-        The CUDA device of this rank, in this process's numbering.
-    timeout : float
-        Seconds for which closing waits for the GPU.
-    limit : float, optional
-        Seconds after which a wait counts as failed; without it a wait lasts until aborted.
+    All ranks create it at the same time, with a ``store`` for these ranks only: a prefix that is
+    used once. Closing waits for the GPU, at most ``timeout`` seconds. Waits raise after ``limit``
+    seconds; without it they last until aborted.
     """
 
     def __init__(

@@ -23,12 +23,8 @@ _INTERVAL = 0.2
 class Marks:
     """Events that are recorded after waits; a thread recycles the passed ones.
 
-    Parameters
-    ----------
-    lifetime : Lifetime
-        The lifetime of the communicator; the thread ends with it.
-    limit : float or None
-        Seconds after which a pending wait aborts the communicator.
+    The thread ends with the communicator's ``lifetime``, which it aborts if a wait is pending for
+    ``limit`` seconds.
     """
 
     def __init__(self, lifetime: Lifetime, limit: float | None) -> None:

@@ -18,17 +18,7 @@ from dask_dgpu.comm.ucx.channel import UcxChannel
 
 
 class UcxComm(PointToPointComm):
-    """One rank over UCX; see :class:`~dask_dgpu.comm.protocol.Comm`.
-
-    Parameters
-    ----------
-    channel : UcxChannel
-        Carries the messages.
-    size : int
-        Number of ranks.
-    limit : float or None
-        Seconds after which a wait raises; ``None`` waits until aborted.
-    """
+    """One rank over UCX; see :class:`~dask_dgpu.comm.protocol.Comm`."""
 
     def __init__(self, channel: UcxChannel, size: int, limit: float | None) -> None:
         super().__init__(channel.rank, size, limit, self._end_messages)
@@ -107,20 +97,9 @@ def join(
 ) -> UcxComm:
     """Connect as one of ``size`` ranks, all of which call this at the same time.
 
-    Parameters
-    ----------
-    store : torch.distributed.Store
-        A store for these ranks only: a prefix that is used once.
-    rank, size : int
-        This rank and the number of ranks.
-    timeout : float
-        Seconds to connect with the others.
-    limit : float or None
-        Seconds after which a later wait raises; ``None`` waits until aborted.
-    device : int or None
-        The CUDA device of this rank, in this process's numbering; ``None`` for NumPy arrays.
-    lifetime : Lifetime
-        Aborting it ends the connecting.
+    ``store`` is for these ranks only: a prefix that is used once. ``device`` is ``None`` for NumPy
+    arrays. Connecting ends after ``timeout`` seconds, or if ``lifetime`` is aborted. Later waits
+    raise after ``limit`` seconds; ``None`` waits until aborted.
     """
     channel = UcxChannel(rank, size, timeout, device)
     try:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from dask_dgpu.runtime.scheduler.messages import send
+from graph_opt.dask_graph.internals import Task
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -52,7 +53,7 @@ def restrict(scheduler: Scheduler, run: Run) -> None:
     """Place each ``out`` on the worker that computes its block, if that worker runs tasks."""
     running = {ws.address for ws in scheduler.running}
     for out in scheduler.tasks[run.key].dependents:
-        worker = run.worker_of(_block(run, out))
+        worker = run.worker_of(_block(out))
         out.loose_restrictions = worker not in running
         scheduler.set_restrictions({out.key: {worker}})
 
@@ -78,5 +79,10 @@ def _is_stuck(scheduler: Scheduler, out: TaskState) -> bool:
     return out.state == "no-worker" and not out.loose_restrictions
 
 
-def _block(run: Run, out: TaskState) -> Key:
-    return run.program.block(cast(tuple[Any, ...], out.key))
+def _block(out: TaskState) -> Key:
+    """Return the block of an ``out``: an argument of the task, which may have another name."""
+    task = cast(Task, out.run_spec)
+    while len(task.args) == 1:  # the task within is of an array in a Delayed
+        (task,) = task.args
+    _, block = task.args
+    return block

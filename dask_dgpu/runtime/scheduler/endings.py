@@ -33,13 +33,7 @@ ANSWER_SECONDS = 2.0
 
 
 class Losses:
-    """The losses of each gang since its results were last taken.
-
-    Parameters
-    ----------
-    scheduler : Scheduler
-        The scheduler of the gangs' tasks.
-    """
+    """The losses of each gang since its results were last taken."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -92,27 +86,13 @@ class Losses:
 
 
 class Endings:
-    """Ends runs, on all their members.
-
-    Parameters
-    ----------
-    scheduler : Scheduler
-        The scheduler of the gangs' tasks.
-    runs : dict of key to Run
-        The current run of each gang.
-    epochs : Epochs
-        The epochs of the runs.
-
-    Attributes
-    ----------
-    cancelled : tuple of str and list of Run
-        The last event that cancelled runs, and these.
-    """
+    """Ends runs, on all their members; ``runs`` has the current run of each gang."""
 
     def __init__(self, scheduler: Scheduler, runs: dict[Key, Run], epochs: Epochs) -> None:
         self.scheduler = scheduler
         self.runs = runs
         self.epochs = epochs
+        # the last event that cancelled runs, and these
         self.cancelled: tuple[str, list[Run]] = ("", [])
 
     def fail(self, run: Run, error: GangError, may_be_lost: bool = False) -> None:

@@ -51,13 +51,7 @@ SECONDS_BETWEEN_CHECKS = 1.0
 
 
 class GangSchedulerPlugin(SchedulerPlugin):
-    """Forms, launches and restarts gangs.
-
-    Parameters
-    ----------
-    device : str
-        The workers' kind of device, ``"cpu"`` or ``"cuda"``.
-    """
+    """Forms, launches and restarts gangs of workers on one kind of device."""
 
     name = PLUGIN
     idempotent = True

@@ -26,17 +26,7 @@ KEPT_RUNS = 64
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a gang's run on all ranks.
-
-    Parameters
-    ----------
-    name : str
-        The layer of the step.
-    seconds : float
-        Time of the slowest rank.
-    nbytes : int
-        Bytes that all ranks have produced.
-    """
+    """One step of a gang's run: the time of the slowest rank, and the bytes of all ranks."""
 
     name: str
     seconds: float
@@ -63,13 +53,7 @@ class _Record:
 
 
 class Records:
-    """The steps of the last runs of gangs.
-
-    Parameters
-    ----------
-    scheduler : Scheduler
-        Its task stream and events show them too.
-    """
+    """The steps of the last runs of gangs; Dask's task stream and events show them too."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler

@@ -26,25 +26,11 @@ Key = Any
 
 @dataclass
 class Run:
-    """An attempt at a gang.
+    """An attempt at a gang, which the key of its ``gang`` task identifies.
 
-    Parameters
-    ----------
-    key : key
-        The key of the ``gang`` task.
-    run_id : int
-        The number of the attempt.
-    program : Program
-        The program of all ranks.
-    payload : bytes
-        The pickled program.
-    staged : list of list of (key, str)
-        For each input its blocks in row-major order: the ``stage`` task's key and the block's
-        worker.
-    placed : dict of key to int, optional
-        The rank of each block of the result, once the run is planned.
-    plans : bytes, optional
-        The plans as members get them, once the run is planned.
+    ``payload`` is the pickled program. ``staged`` has for each input its blocks in row-major order:
+    the ``stage`` task's key and the block's worker. Once the run is planned, ``placed`` has the
+    rank of each block of the result, ``plans`` the plans as members get them.
     """
 
     key: Key

@@ -54,11 +54,6 @@ class GangWorkerPlugin(WorkerPlugin):
     ``stage`` tasks deliver blocks, and ``out`` tasks return them. The scheduler launches programs
     over the worker's stream in the order of their tickets. One thread runs them in that order, so
     that two gangs cannot wait for each other.
-
-    Parameters
-    ----------
-    device : str
-        ``"cpu"`` or ``"cuda"``.
     """
 
     name = PLUGIN

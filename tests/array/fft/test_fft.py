@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.pencil_fft import Transform
-from dask_dgpu.array.fft.call import DASKS_OWN
-from dask_dgpu.environment.settings import defaults, fft_output_layout
+from dask_dgpu.array.fft.call import DASKS_OWN, output_layout
+from dask_dgpu.environment.settings import defaults
 from dask_dgpu.kernels.fft import transform
 from graph_opt.dask_graph.layers import DeferredLayer
 from tests.cluster.conftest import start_cluster
@@ -408,13 +408,13 @@ def test_what_somebody_else_put_there_stays() -> None:
 
 
 def test_layout_setting() -> None:
-    assert fft_output_layout() == defaults()["dgpu"]["fft"]["output-layout"] == "any"
+    assert output_layout() == defaults()["dgpu"]["fft"]["output-layout"] == "any"
     assert dgpu.fft.fft2(X).chunks != X.chunks
     with dgpu.enable(fft_output_layout="input"):
         assert da.fft.fft2(X).chunks == X.chunks
         with dask.config.set({"dgpu.fft.output-layout": "any"}):
             assert da.fft.fft2(X).chunks != X.chunks
-    assert fft_output_layout() == "any"
+    assert output_layout() == "any"
     with (
         dask.config.set({"dgpu.fft.output-layout": "same"}),
         pytest.raises(ValueError, match=r"dgpu\.fft\.output-layout"),
