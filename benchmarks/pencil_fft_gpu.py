@@ -164,7 +164,7 @@ def most_sent(client: Client, x: da.Array, y: da.Array) -> int:
         return Layout(tuple(map(cuts_of, z.chunks)), owners)
 
     plan = plan_redistribute(layout(x), layout(y), x.dtype.name, len(workers))
-    return max(map(sum, traffic(plan)))
+    return int(traffic(plan).sum(axis=1).max())
 
 
 def main() -> None:

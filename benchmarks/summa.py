@@ -157,7 +157,7 @@ def _run_ranks(rank: int, pipe: Connection, store: tuple[str, int], sizes: Sizes
         blocks = [(i, j) for i in range(side) for j in range(side)]
         spans = block_spans(tuple(range(len(blocks) + 1)), RANKS)
         owners = tuple(owner for owner, (lo, hi) in enumerate(spans) for _ in range(lo, hi))
-        operand = Operand(cuts, cuts, "float64", owners)
+        operand = Operand((cuts, cuts), owners, "float64")
         mine = blocks[slice(*spans[rank])]
         seconds = []
         for _ in range(1 + sizes.repetitions):

@@ -60,16 +60,16 @@ def gangs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def _recorded(monkeypatch: pytest.MonkeyPatch, value: Callable[[Any], Any]) -> list[Any]:
-    from dask_dgpu.runtime import local
+    from dask_dgpu.runtime import tasks
 
     ran: list[Any] = []
-    original = local.run_here
+    original = tasks.run_here
 
     def run_here(program: Any, staged: Any) -> Any:
         ran.append(value(program))
         return original(program, staged)
 
-    monkeypatch.setattr(local, "run_here", run_here)
+    monkeypatch.setattr(tasks, "run_here", run_here)
     return ran
 
 

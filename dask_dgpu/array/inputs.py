@@ -1,18 +1,22 @@
-"""Checks of the arrays that users pass, and of values for each of their axes."""
+"""What functions on arrays share: checks of their arguments, and a layer for their result."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Number
 from typing import Any
 
 import numpy as np
 from dask.array.core import Array
+from dask.highlevelgraph import HighLevelGraph
+from dask.tokenize import tokenize
 from dask.utils import typename
 
 from dask_dgpu.arguments import sequence
-from graph_opt.model.node import CONTAINERS
+from graph_opt.dask_graph.layers import DeferredLayer, Expand
+from graph_opt.model.layout import CONTAINERS, ArrayNode, Chunks
+from graph_opt.model.piece import Piece
 
 
 def check_dtype(
@@ -48,3 +52,29 @@ def check_container(name: str, x: Array) -> None:
     container = typename(type(x._meta))
     if container not in CONTAINERS:
         raise TypeError(f"expected {name} with blocks of NumPy or CuPy, got {container}")
+
+
+def deferred(
+    name: str,
+    sources: tuple[Array, ...],
+    chunks: Chunks,
+    dtype: str,
+    token: Any,
+    piece: Callable[[ArrayNode, tuple[ArrayNode, ...]], Piece],
+    expand: Expand,
+) -> Array:
+    """Return the result of an operation on arrays, as one layer; ``name`` begins its keys.
+
+    ``token`` is all that the result depends on besides its sources. ``piece(output, sources)``
+    returns the operation on array nodes, ``expand`` the tasks of plain Dask; see
+    :class:`~graph_opt.dask_graph.deferred.DeferredLayer`.
+    """
+    key = f"{name}-{tokenize(*(x.name for x in sources), token)}"
+    meta = np.empty_like(sources[0]._meta, dtype=dtype)
+    container = typename(type(meta))
+    nodes = tuple(ArrayNode(x.name, x.chunks, x.dtype.name, container) for x in sources)
+    layer = DeferredLayer(piece(ArrayNode(key, chunks, dtype, container), nodes), expand)
+    graph = HighLevelGraph.merge(*(x.dask for x in sources))
+    names = {name for x in sources for name in x.__dask_layers__()}
+    graph = HighLevelGraph({**graph.layers, key: layer}, {**graph.dependencies, key: names})
+    return Array(graph, key, chunks, dtype=dtype, meta=meta)

@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 Buffer = Any
+Counts = Sequence[int]
+Messages = Sequence[tuple[int, Buffer]]
+"""The other rank and the buffer of each message."""
 Reduction = Literal["sum", "min", "max"]
 
 
@@ -90,11 +93,7 @@ class Comm(Protocol):
     rank: int
     size: int
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[int, Buffer]],
-        recvs: Sequence[tuple[int, Buffer]],
-    ) -> Work:
+    def exchange(self, sends: Messages, recvs: Messages) -> Work:
         """Send and receive a batch of messages, point to point.
 
         Messages from one rank to another are matched in their order. Ranks without messages
@@ -153,13 +152,7 @@ class Comm(Protocol):
             The sum of bool is "or". Complex numbers have no minimum and no maximum.
         """
 
-    def all_to_all(
-        self,
-        out: Buffer,
-        out_counts: Sequence[int],
-        whole: Buffer,
-        in_counts: Sequence[int],
-    ) -> Work:
+    def all_to_all(self, out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts) -> Work:
         """Send ``in_counts[q]`` elements of flat ``whole`` to each rank q.
 
         Parameters

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dask.utils import format_bytes
 
@@ -21,17 +20,8 @@ LEAST_FREE = 2 << 30
 ALIGNMENT = 1 << 20
 
 
-@dataclass(frozen=True)
-class GpuMemory:
-    """The memory of a GPU.
-
-    Parameters
-    ----------
-    name : str
-        Its number or UUID, as in ``CUDA_VISIBLE_DEVICES``.
-    free, total : int
-        Bytes.
-    """
+class GpuMemory(NamedTuple):
+    """The memory of a GPU in bytes, and its number or UUID, as in ``CUDA_VISIBLE_DEVICES``."""
 
     name: str
     free: int
@@ -45,10 +35,7 @@ class GpuMemory:
 def visible_gpus(visible: Any = None) -> tuple[str, ...]:
     """Return numbers or UUIDs of the GPUs of this process; none without a driver.
 
-    Parameters
-    ----------
-    visible : str or sequence of int or str, optional
-        In the form of ``CUDA_VISIBLE_DEVICES``; by default that environment variable.
+    ``visible`` replaces the environment variable ``CUDA_VISIBLE_DEVICES``; it may be a sequence.
     """
     try:
         with _nvml() as nvml:
@@ -111,12 +98,8 @@ def read_models(gpus: Sequence[str]) -> dict[str, str]:
 def pool_bytes(memories: Sequence[GpuMemory]) -> int | None:
     """Return the initial bytes of each worker's RMM pool, ``None`` without known memories.
 
-    dask-cuda has one size for all workers, so the GPU with the least free memory decides.
-
-    Raises
-    ------
-    DgpuError
-        If a GPU has too little free memory for a worker.
+    dask-cuda has one size for all workers, so the GPU with the least free memory decides. Raises
+    :class:`DgpuError` if a GPU has too little free memory for a worker.
     """
     full = [memory for memory in memories if memory.free < LEAST_FREE]
     if full:

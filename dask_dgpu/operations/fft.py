@@ -18,11 +18,10 @@ from dask_dgpu.algorithms.pencil_fft import (
     received,
 )
 from dask_dgpu.operations.operation import Cost, Operation, Request
-from dask_dgpu.operations.place import place
+from dask_dgpu.operations.rechunk import place
 from dask_dgpu.operations.value import Value
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Layout, cuts_of
-from graph_opt.model.node import Chunks
+from graph_opt.model.layout import Chunks, Layout, cuts_of
 
 
 def _plan(request: Request) -> RankedPencil:

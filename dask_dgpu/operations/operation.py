@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask_dgpu.operations.value import Blocks, Placed, Value
+from graph_opt.dask_graph.parse import Rule
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Layout
-from graph_opt.passes.rewrite import Rule
 
 Plan = Any
 Progress = Callable[[int, int], None]
@@ -82,16 +82,16 @@ class Operation:
     run : callable
         ``run(plan, comm, device, *inputs, progress)`` computes this rank's blocks of the result
         from its blocks of the inputs. It may empty the mapping of an input whose place is
-        ``spent``.
+        ``spent``. It may return a pair: the blocks, and a small picklable detail for the user;
+        that of rank 0 counts.
     cost : callable
         ``cost(plan, machine)`` predicts a :class:`Cost`.
-    match : callable, optional
-        The rule that finds the operation in Dask's layers; an operation with a layer of its
-        own needs none.
+    rule : Rule, optional
+        Finds the operation in Dask's layers; an operation with a layer of its own needs none.
     """
 
     plan: Callable[[Request], Plan]
     layout: Callable[[Plan], Layout]
-    run: Callable[..., Blocks]
+    run: Callable[..., Blocks | tuple[Blocks, Any]]
     cost: Callable[[Plan, Machine], Cost]
-    match: Rule | None = None
+    rule: Rule | None = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from operator import attrgetter
 
+import numpy as np
+
 from dask_dgpu.algorithms.halo import (
     HaloPlan,
     cost,
@@ -14,7 +16,7 @@ from dask_dgpu.algorithms.halo import (
 )
 from dask_dgpu.operations.operation import Cost, Operation, Request
 from graph_opt.model.cost import Machine
-from graph_opt.rules.overlap import match
+from graph_opt.pieces.overlap import RULE
 
 
 def _plan(request: Request) -> HaloPlan:
@@ -27,8 +29,8 @@ def _plan(request: Request) -> HaloPlan:
 
 def _cost(plan: HaloPlan, machine: Machine) -> Cost:
     moved = traffic(plan)
-    received = [sum(column) for column in zip(*moved, strict=True)]
-    messages = sum(nbytes > 0 for row in moved for nbytes in row)
+    received = moved.sum(axis=0).tolist()
+    messages = np.count_nonzero(moved)
     shares = (
         plan.layout.share(rank, plan.itemsize) + plan.target.share(rank, plan.itemsize)
         for rank in range(plan.size)
@@ -42,4 +44,4 @@ def _cost(plan: HaloPlan, machine: Machine) -> Cost:
     )
 
 
-OVERLAP = Operation(plan=_plan, layout=attrgetter("target"), run=halo_rank, cost=_cost, match=match)
+OVERLAP = Operation(plan=_plan, layout=attrgetter("target"), run=halo_rank, cost=_cost, rule=RULE)

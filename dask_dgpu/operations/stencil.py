@@ -64,7 +64,7 @@ def _cost(sweeps: Sweeps, machine: Machine) -> Cost:
 
 def moved_bytes(plan: SweepPlan, iterations: int) -> int:
     """Return the bytes that the busiest rank receives in all exchanges."""
-    received = max(map(sum, zip(*traffic(plan.halo), strict=True)), default=0)
+    received = int(traffic(plan.halo).sum(axis=0).max())
     return received * -(-iterations // plan.steps)
 
 

@@ -1,9 +1,9 @@
-"""The named values of a program: arrays in blocks, before and after they have a place."""
+"""The named values of a program, arrays in blocks, and its steps: collectives and local work."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from itertools import product as cartesian
@@ -13,35 +13,27 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.errors import UndeclaredShapeError, UndeclaredTypeError
-from graph_opt.model.bare import Bare
-from graph_opt.model.dtype import dtype_named
-from graph_opt.model.layout import Cuts, Index, Layout
+from graph_opt.model.layout import NUMPY, ArrayNode, Bare, Cuts, Index, Layout, cuts_of, dtype_named
+from graph_opt.model.piece import Blockwork, Member
 
 Array = Any
 Blocks = dict[Index, Array]
+Need = tuple[int, Index]
+"""An input of a step, and the index of one of its blocks."""
 
 
 @dataclass(frozen=True)
 class Value(Bare):
-    """An array in blocks, as the graph knows it.
+    """An array in blocks, as the graph declares it.
 
-    Parameters
-    ----------
-    cuts : tuple of tuple of int
-        Where each axis is cut, from 0 to its length.
-    dtype : str
-        The dtype of the blocks.
-    blocks : tuple of tuple of int, optional
-        The blocks that there are, in row-major order; by default all.
-    container : str, optional
-        The type of the blocks as their user knows it; collectives compute on copies in
-        the device's memory if that is another.
+    ``blocks`` are the existing blocks in row-major order, ``None`` for all, and ``container`` is
+    their type; collectives compute on copies in the device's memory if that is another.
     """
 
     cuts: tuple[Cuts, ...]
     dtype: str
     blocks: tuple[Index, ...] | None = None
-    container: str = "numpy.ndarray"
+    container: str = NUMPY
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -49,7 +41,7 @@ class Value(Bare):
         return tuple(len(cuts) - 1 for cuts in self.cuts)
 
     def indices(self) -> Sequence[Index]:
-        """Return the blocks that there are, in row-major order."""
+        """Return the existing blocks, in row-major order."""
         if self.blocks is not None:
             return self.blocks
         return list(cartesian(*map(range, self.grid)))
@@ -70,7 +62,7 @@ class Value(Bare):
 
     @cached_property
     def _sizes(self) -> dict[Index, int]:
-        """Bytes of blocks that were asked for."""
+        """Cache of :meth:`nbytes`."""
         return {}
 
     def block_shape(self, index: Index) -> tuple[int, ...]:
@@ -78,29 +70,19 @@ class Value(Bare):
         return tuple([along[at] for along, at in zip(self._lengths, index, strict=True)])
 
     def placed(self, owners: Sequence[int]) -> Placed:
-        """Return the value with the rank that holds each block there is."""
-        if self.blocks is None:
-            return Placed(Layout(self.cuts, tuple(owners)), self.dtype)
-        holders = dict(zip(self.blocks, owners, strict=True))
-        everywhere = cartesian(*map(range, self.grid))
-        return Placed(
-            Layout(self.cuts, tuple(holders.get(index, -1) for index in everywhere)), self.dtype
-        )
+        """Return the value with the rank of each existing block."""
+        if self.blocks is not None:
+            holders = dict(zip(self.blocks, owners, strict=True))
+            owners = [holders.get(index, -1) for index in cartesian(*map(range, self.grid))]
+        return Placed(Layout(self.cuts, tuple(owners)), self.dtype)
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A value whose blocks have a place.
+    """A value whose blocks have ranks.
 
-    Parameters
-    ----------
-    layout : Layout
-        Which rank holds which block.
-    dtype : str
-        The dtype of the blocks.
-    spent : bool, optional
-        Whether the program itself has made it and nobody reads it after the step that is
-        planned, which may then let go of blocks before its end.
+    It is ``spent`` if the program itself has created it and no later step reads it: the planned
+    step may free its blocks early.
     """
 
     layout: Layout
@@ -108,32 +90,97 @@ class Placed:
     spent: bool = False
 
     def owners(self) -> Iterator[tuple[Index, int]]:
-        """Yield each block there is with the rank that holds it."""
+        """Yield each existing block and its rank."""
         for index, owner in zip(self.layout.indices(), self.layout.owners, strict=True):
             if owner >= 0:
                 yield index, owner
 
     def transposed(self, axes: tuple[int, ...]) -> Placed:
-        """Return the place of the transpose, whose blocks stay where they are."""
+        """Return the transpose; its blocks stay on their ranks."""
         return Placed(self.layout.transposed(axes), self.dtype, self.spent)
+
+
+@dataclass(frozen=True)
+class Local:
+    """Compute each block of a value from whole blocks of others, by a function of Dask's own.
+
+    ``needs`` are the blocks that each block of the result is computed from. The steps of a loop
+    differ in names, but not in this. With ``once`` each block is computed on one rank only.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+    result: Value
+    needs: tuple[tuple[Need, ...], ...]
+    once: bool = False
+
+    def blocks(self) -> dict[Index, tuple[Need, ...]]:
+        """Return the blocks that each block of the result is computed from."""
+        return dict(zip(self.result.indices(), self.needs, strict=True))
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Run an operation of :data:`dask_dgpu.operations.OPERATIONS`: ``output = operation(inputs)``.
+
+    The plan places the blocks of ``result``, and ``task`` has the operation's other parameters.
+    """
+
+    operation: str
+    inputs: tuple[str, ...]
+    output: str
+    result: Value
+    task: Any = None
+
+
+def shared(steps: Iterable[Local | Collective]) -> tuple[Local | Collective, ...]:
+    """Replace equal parts of steps by one object, which is pickled once."""
+    known: dict[Any, Any] = {}
+    found: list[Local | Collective] = []
+    for step in steps:
+        parts = {"result": known.setdefault(step.result, step.result)}
+        if isinstance(step, Local):
+            parts["needs"] = known.setdefault(step.needs, step.needs)
+        found.append(replace(step, **parts))
+    return tuple(found)
+
+
+def step_of(member: Member) -> Collective | Local:
+    """Return the step for a piece or a layer of Dask's; values have the arrays' names."""
+    output, result = member.output.name, value_of(member.output, member.computed)
+    names = tuple(node.name for node in member.inputs)
+    if not isinstance(member, Blockwork):
+        return Collective(member.operation, names, output, result, member.task)
+    at = {name: place for place, name in enumerate(names)}
+    needs = tuple(
+        tuple((at[name], need) for name, need in needs) for needs in member.needs.values()
+    )
+    return Local(names, output, result, needs, member.once)
+
+
+def value_of(node: ArrayNode, blocks: tuple[Index, ...]) -> Value:
+    """Return an array as a value of a program, with all of its blocks or some."""
+    some = None if len(blocks) == node.blocks else blocks
+    cuts = tuple(cuts_of(sizes) for sizes in node.chunks)
+    return Value(cuts, node.dtype, some, node.container)
 
 
 def conforming(
     block: Array, name: str, dtype: str, shape: tuple[int, ...], container: str
 ) -> Array:
-    """Return a block of array ``name`` as what the graph declares, or say what it is instead.
+    """Return a block of array ``name`` as the graph declares it, or raise.
 
-    A block without elements says nothing but that it is one: Dask's ``min`` and ``max`` make such
-    blocks in other shapes than they declare.
+    An empty block may have any shape and dtype: those of Dask's ``min`` and ``max`` differ from
+    the declaration.
     """
     kind = f"{type(block).__module__.split('.')[0]}.{type(block).__name__}"
     if kind != container:
         arraylike = hasattr(block, "__array__") or isinstance(block, list | tuple)
-        if container != "numpy.ndarray" or not arraylike:
-            raise UndeclaredTypeError(f"a block of {name} is declared as {container} but is {kind}")
-        if isinstance(block, np.ma.MaskedArray):
+        masked = isinstance(block, np.ma.MaskedArray)
+        if masked or container != NUMPY or not arraylike:
+            found = "a masked array" if masked else kind
             raise UndeclaredTypeError(
-                f"a block of {name} is declared as {container} but is a masked array"
+                f"a block of {name} is declared as {container} but is {found}"
             )
         block = np.asarray(block)
     if block.size == 0 and 0 in shape:

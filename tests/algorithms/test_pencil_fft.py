@@ -19,7 +19,7 @@ from dask_dgpu.algorithms.pencil_fft import (
     plan_pencil_fft,
 )
 from dask_dgpu.algorithms.pencil_fft.plan import Chunks
-from dask_dgpu.kernels.fft.kinds import TO_HALF_COMPLEX, TO_REAL
+from dask_dgpu.kernels.fft import TO_HALF_COMPLEX, TO_REAL
 from graph_opt.model.layout import even_spans
 
 DTYPES = ["bool", "int32", "float16", "float32", "float64", "complex64", "complex128"]

@@ -219,7 +219,7 @@ def test_thick_slices_are_bounded_too(
 def test_thick_slices_are_transformed_before_they_are_packed(
     kind: str, spent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("redistribute.cost", "pencil_fft.ranks"):
+    for module in ("redistribute.plan", "pencil_fft.plan"):
         monkeypatch.setattr(import_module(f"dask_dgpu.algorithms.{module}"), "LEAST", MIB // 4)
     shape, size = (4, 384, 384), 4
     chunks = ((1,) * 4, (384,), (384,))

@@ -24,7 +24,7 @@ from dask_dgpu.algorithms.redistribute import (
     traffic,
     workspace,
 )
-from dask_dgpu.algorithms.redistribute.cost import ROUND_SECONDS
+from dask_dgpu.algorithms.redistribute.plan import ROUND_SECONDS
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice

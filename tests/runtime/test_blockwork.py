@@ -16,7 +16,7 @@ from dask.core import flatten
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.runtime.blockwork import Blockworks, run_fused
+from dask_dgpu.runtime.program import Blockworks, run_fused
 
 
 def total(*values: Any) -> Any:

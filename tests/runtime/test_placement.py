@@ -14,7 +14,7 @@ from ml_dtypes import bfloat16
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations.value import Value
-from dask_dgpu.runtime.placement import Placement, Shipment
+from dask_dgpu.runtime.plans import Placement, Shipment
 from dask_dgpu.runtime.ship import HEADER, ship
 from graph_opt.model.layout import Layout
 
@@ -68,10 +68,10 @@ def test_what_is_made_of_nothing_is_made_where_it_is_read() -> None:
     placement = placed((2, 1, 0, 2))
     make(placement, "k", GRID, {index: [] for index in BLOCKS})
     make(placement, "mask", GRID, same("k"))
-    assert set(placement.holders("mask").values()) == {()}
+    assert set(placement.making("mask").ranks.values()) == {()}
     make(placement, "y", GRID, {index: [("x", index), ("mask", index)] for index in BLOCKS})
     for name in ("k", "mask", "y"):
-        assert list(placement.holders(name).values()) == [(2,), (1,), (0,), (2,)]
+        assert list(placement.making(name).ranks.values()) == [(2,), (1,), (0,), (2,)]
         assert placement.making(name).shipments == ()
 
 
@@ -80,7 +80,7 @@ def test_broadcast_blocks_are_made_by_all_who_read_them() -> None:
     make(placement, "k", LINE, {(0,): [], (1,): []})
     rows = {(i, j): [("x", (i, j)), ("k", (i,))] for i, j in BLOCKS}
     make(placement, "y", GRID, rows)
-    assert dict(placement.holders("k")) == {(0,): (0, 1), (1,): (1, 2)}
+    assert dict(placement.making("k").ranks) == {(0,): (0, 1), (1,): (1, 2)}
     assert placement.making("y").shipments == ()
 
 
@@ -88,7 +88,7 @@ def test_what_must_be_made_once_is_sent_to_who_else_reads_it() -> None:
     placement = placed((0, 1, 2, 1))
     make(placement, "k", LINE, {(0,): [], (1,): []}, once=True)
     make(placement, "y", GRID, {(i, j): [("x", (i, j)), ("k", (i,))] for i, j in BLOCKS})
-    assert dict(placement.holders("k")) == {(0,): (0,), (1,): (2,)}
+    assert dict(placement.making("k").ranks) == {(0,): (0,), (1,): (2,)}
     assert placement.making("y").shipments == (
         Shipment("k", (0,), 0, 1),
         Shipment("k", (1,), 2, 1),
@@ -100,7 +100,7 @@ def test_little_does_not_bind() -> None:
     placement = Placement(3)
     placement.put("k", LINE, Layout(LINE.cuts, (1, 1)))
     make(placement, "grid", GRID, {(i, j): [("k", (i,))] for i, j in BLOCKS})
-    assert set(placement.holders("grid").values()) == {()}
+    assert set(placement.making("grid").ranks.values()) == {()}
     assert placement.placed("grid").layout.owners == (0, 1, 1, 2)
     assert {(each.value, each.target) for each in placement.making("grid").shipments} == {
         ("k", 0),
@@ -122,13 +122,13 @@ def test_readers_of_readers() -> None:
     make(placement, "l", GRID, same("k"))
     turned = {(i, j): [("x", (i, j)), ("k", (i, j)), ("l", (j, i))] for i, j in BLOCKS}
     make(placement, "y", GRID, turned)
-    holders = placement.holders("k")
-    for index, ranks in placement.holders("l").items():
+    holders = placement.making("k").ranks
+    for index, ranks in placement.making("l").ranks.items():
         sent = {e.target for e in placement.making("l").shipments if e.index == index}
         assert set(ranks) <= set(holders[index]) | sent
-    for (i, j), (rank,) in placement.holders("y").items():
+    for (i, j), (rank,) in placement.making("y").ranks.items():
         assert rank in holders[i, j]
-        assert rank in placement.holders("l")[j, i]
+        assert rank in placement.making("l").ranks[j, i]
 
 
 @given(st.data())

@@ -11,8 +11,7 @@ from dask_dgpu.algorithms.pencil_fft import plan_pencil_fft
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.step import Collective
-from dask_dgpu.operations.value import Value
+from dask_dgpu.operations.value import Collective, Value
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Limits, Program
@@ -95,13 +94,6 @@ def test_a_part_of_a_product_keeps_the_numbers_of_its_blocks() -> None:
     blocks = run(made, 2, {"a": (1,), "b": (0,)}, given)
     assert blocks.keys() == {("c", 1, 0)}
     np.testing.assert_array_equal(blocks["c", 1, 0], A[2:] @ A.T)
-
-
-def test_names_that_dask_and_the_optimizer_have_marked() -> None:
-    made = program(inputs=(), outputs=(("sum-12ab", ()), ("sum-12ab-aggregate-3", ())))
-    assert made.block(("sum-12ab", 1, 2)) == ("sum-12ab", 1, 2)
-    assert made.block(("sum-12ab-0123abcd", 1)) == ("sum-12ab", 1)
-    assert made.block(("sum-12ab-aggregate-3-0123abcd-4567", 0)) == ("sum-12ab-aggregate-3", 0)
 
 
 TASKS = {

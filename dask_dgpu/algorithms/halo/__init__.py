@@ -29,9 +29,8 @@ References
    Workshop on Parallel Programming Patterns (2010).
 """
 
-from dask_dgpu.algorithms.halo.axis import Boundary, Depth
-from dask_dgpu.algorithms.halo.cost import cost, traffic, workspace
-from dask_dgpu.algorithms.halo.plan import HaloPlan, plan_halo
+from dask_dgpu.algorithms.halo.cells import Boundary, Depth
+from dask_dgpu.algorithms.halo.plan import HaloPlan, cost, plan_halo, traffic, workspace
 from dask_dgpu.algorithms.halo.rank import Exchange, halo_rank
 
 __all__ = [

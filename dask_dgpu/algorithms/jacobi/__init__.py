@@ -24,7 +24,6 @@ References
 .. [1] Y. Saad, "Iterative Methods for Sparse Linear Systems", 2nd edition, SIAM (2003).
 """
 
-from dask_dgpu.algorithms.jacobi import report
 from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, JacobiTask, cost, peak, plan_jacobi
 from dask_dgpu.algorithms.jacobi.rank import (
     CONVERGED,
@@ -44,6 +43,5 @@ __all__ = [
     "jacobi_rank",
     "peak",
     "plan_jacobi",
-    "report",
     "verdict",
 ]

@@ -13,9 +13,8 @@ from dask_dgpu.algorithms.stencil import SweepPlan, plan_sweeps
 from dask_dgpu.algorithms.stencil import cost as sweeps_cost
 from dask_dgpu.algorithms.stencil import peak as sweeps_peak
 from dask_dgpu.kernels.stencil import neighbours_mean
-from graph_opt.model.bare import Bare
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Layout
+from graph_opt.model.layout import Bare, Layout
 
 CHECK_SHARE = 0.02
 """Maximum share of the time for residuals."""

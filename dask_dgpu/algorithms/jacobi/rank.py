@@ -21,14 +21,10 @@ Blocks = Mapping[Index, Array]
 DIVERGED = 1e3
 """The iteration stops at this multiple of the residual of the first iterate."""
 
-CONVERGED, MAX_ITERATIONS, NOT_FINITE, DIVERGING = (
-    "converged",
-    "max_iterations",
-    "not finite",
-    "diverged",
-)
-REASONS = (CONVERGED, MAX_ITERATIONS, NOT_FINITE, DIVERGING)
-"""Reasons for the end of an iteration."""
+CONVERGED = "converged"
+MAX_ITERATIONS = "max_iterations"
+NOT_FINITE = "not finite"
+DIVERGING = "diverged"
 
 
 class Outcome(NamedTuple):

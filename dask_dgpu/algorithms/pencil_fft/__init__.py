@@ -37,13 +37,17 @@ from dask_dgpu.algorithms.pencil_fft.plan import (
     Chunks,
     Exchange,
     PencilPlan,
+    RankedPencil,
     Stage,
+    cost,
     even_chunks,
+    peak,
+    plan_on_ranks,
+    received,
     result_dtype,
 )
 from dask_dgpu.algorithms.pencil_fft.rank import pencil_fft_rank
-from dask_dgpu.algorithms.pencil_fft.ranks import RankedPencil, cost, peak, plan_on_ranks, received
-from dask_dgpu.kernels.fft.kinds import TRIGONOMETRIC, Transform
+from dask_dgpu.kernels.fft import TRIGONOMETRIC, Transform
 
 __all__ = [
     "TRIGONOMETRIC",

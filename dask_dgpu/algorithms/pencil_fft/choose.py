@@ -19,7 +19,7 @@ from dask_dgpu.algorithms.pencil_fft.plan import (
     shape_of,
     transformed,
 )
-from dask_dgpu.kernels.fft.kinds import TO_HALF_COMPLEX, TO_REAL, TRIGONOMETRIC, Transform
+from dask_dgpu.kernels.fft import TO_HALF_COMPLEX, TO_REAL, TRIGONOMETRIC, Transform
 
 MANY = 4
 """Up to this number of axes, all sets of them are candidates."""

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import MutableMapping
 
-from dask_dgpu.algorithms import Progress, no_progress
-from dask_dgpu.algorithms.pencil_fft.plan import Stage
-from dask_dgpu.algorithms.pencil_fft.ranks import RankedPencil
+from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
+from dask_dgpu.algorithms.pencil_fft.plan import RankedPencil, Stage
 from dask_dgpu.algorithms.redistribute import redistribute_rank
+from dask_dgpu.algorithms.redistribute.rank import Read
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.fft import transform
-from graph_opt.model.layout import Index, Layout
-
-Array = Any
-Blocks = Mapping[Index, Array]
-Read = Callable[[Index, tuple[slice, ...]], Array]
+from graph_opt.model.layout import Index
 
 
 def pencil_fft_rank(
@@ -37,12 +32,6 @@ def pencil_fft_rank(
     The last stage overwrites its input if the dtype allows it.
     """
     done = 0
-
-    def advance(steps: int = 1) -> None:
-        nonlocal done
-        done += steps
-        progress(done, ranked.steps)
-
     owned = False  # whether nothing else refers to the present blocks
     present = cropped(blocks, ranked)
     if ranked.spent:
@@ -59,10 +48,9 @@ def pencil_fft_rank(
             owned = True
         if move is not None:
             read = _reader(stage, present, overwrite=owned) if stage and fused else None
-            start = done
 
-            def report(at: int, rounds: int, start: int = start) -> None:
-                progress(start + at, ranked.steps)
+            def report(at: int, rounds: int, done: int = done) -> None:
+                progress(done + at, ranked.steps)
 
             present = redistribute_rank(move, comm, device, present, read=read, progress=report)
             del read  # it refers to the blocks
@@ -70,7 +58,8 @@ def pencil_fft_rank(
             # a block in place is passed on, and is ours only if a stage computed it
             owned = owned or stage is not None
         if stage is not None:
-            advance()
+            done += 1
+            progress(done, ranked.steps)
     return dict(present)
 
 
@@ -102,9 +91,5 @@ def cropped(blocks: Blocks, ranked: RankedPencil) -> dict[Index, Array]:
     return {
         index: block[tuple(slice(0, length) for length in layout.block_shape(index))]
         for index, block in blocks.items()
-        if _exists(index, layout)
+        if all(at < count for at, count in zip(index, layout.grid, strict=True))
     }
-
-
-def _exists(index: Index, layout: Layout) -> bool:
-    return all(at < blocks for at, blocks in zip(index, layout.grid, strict=True))

@@ -31,8 +31,15 @@ References
    using advanced MPI", Journal of Parallel and Distributed Computing 128 (2019).
 """
 
-from dask_dgpu.algorithms.redistribute.cost import LEAST, buffer_bytes, cost, traffic, workspace
-from dask_dgpu.algorithms.redistribute.plan import RedistributePlan, plan_redistribute
+from dask_dgpu.algorithms.redistribute.plan import (
+    LEAST,
+    RedistributePlan,
+    buffer_bytes,
+    cost,
+    plan_redistribute,
+    traffic,
+    workspace,
+)
 from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 
 __all__ = [

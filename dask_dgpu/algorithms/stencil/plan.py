@@ -12,8 +12,7 @@ import numpy as np
 from dask_dgpu.algorithms.halo import Boundary, HaloPlan, plan_halo
 from dask_dgpu.algorithms.redistribute import RedistributePlan, plan_redistribute
 from dask_dgpu.kernels.stencil import Region, Taps
-from graph_opt.model.bare import Bare
-from graph_opt.model.layout import Cuts, Index, Layout, even_spans
+from graph_opt.model.layout import Bare, Cuts, Index, Layout, even_spans
 
 
 @dataclass(frozen=True)

@@ -14,24 +14,26 @@ True
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
 import numpy as np
 from dask.array.core import Array
 from dask.base import persist
-from dask.highlevelgraph import HighLevelGraph
 
-from dask_dgpu.algorithms.jacobi import CONVERGED, JacobiTask, Outcome, report
+from dask_dgpu.algorithms.jacobi import CONVERGED, JacobiTask, Outcome
 from dask_dgpu.arguments import as_array, integer, positive
-from dask_dgpu.array.jacobi.fallback import expand, in_rounds
-from dask_dgpu.array.stencil.arguments import boundaries, check_array, working_dtype
-from dask_dgpu.array.stencil.fallback import sweeping
+from dask_dgpu.array.jacobi.fallback import NoGangError, expand, in_rounds
+from dask_dgpu.array.stencil import boundaries, check_array, sweeping, working_dtype
+from dask_dgpu.environment.facts import current_client
 from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.runtime import tasks
 
-Block = Any
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
@@ -159,14 +161,13 @@ def jacobi(
     some = tuple(tuple(size for size in sizes if size) for sizes in first.chunks)
     first = first.astype(dtype).rechunk(some)
     right = right.astype(dtype).rechunk(first.chunks)
-    both = sweeping("jacobi", (first, right), report.beside(first.chunks, task.dtype), task, expand)
-    u = both[: first.shape[0]]
-    last = _report_of(both, first)
-    if not _in_a_gang(both.name, u, last):
+    u = sweeping("jacobi", (first, right), first.chunks, task, expand)
+    outcome = None
+    if _in_a_gang(u):
+        u, outcome = _by_gang(u)
+    if outcome is None:
         u, outcome = in_rounds(first, right, task)
-        return u, JacobiInfo.of(outcome)
-    u, last = persist(u, last)
-    return u, JacobiInfo.of(report.read(last.compute()))
+    return u, JacobiInfo.of(outcome)
 
 
 def _distance(dx: Any, ndim: int, dtype: np.dtype[Any]) -> float:
@@ -179,24 +180,45 @@ def _distance(dx: Any, ndim: int, dtype: np.dtype[Any]) -> float:
     return distance
 
 
-def _report_of(both: Array, first: Array) -> Array:
-    """Return the block with the report, in host memory."""
-    tail = both[first.shape[0] :]
-    corner = tuple(slice(0, sizes[0]) for sizes in tail.chunks)
-    return tail[corner].map_blocks(
-        _on_host, dtype=both.dtype, meta=np.empty((0,) * both.ndim, both.dtype)
-    )
-
-
-def _on_host(block: Block) -> Block:
-    return block.get() if hasattr(block, "get") else block
-
-
-def _in_a_gang(name: str, *arrays: Array) -> bool:
-    """Whether the optimizer creates a gang for the layer of this name."""
+def _in_a_gang(u: Array) -> bool:
+    """Whether the optimizer creates a gang for an iteration."""
     optimizer = dask.config.get("array_optimize", None)
     if not isinstance(optimizer, GraphOptimizer):
         return False
-    graph = HighLevelGraph.merge(*(array.dask for array in arrays))
-    keys = [array.__dask_keys__() for array in arrays]
-    return any(piece.output.name == name for piece in optimizer.pieces(graph, keys))
+    pieces = optimizer.pieces(u.dask, u.__dask_keys__())
+    return any(piece.output.name == u.name for piece in pieces)
+
+
+def _by_gang(u: Array) -> tuple[Array, Outcome | None]:
+    """Iterate now; without an outcome, the gang was left to Dask or its record was dropped."""
+    name = u.name
+    try:
+        (u,) = persist(u)
+        return u, _outcome_of(u, name)
+    except NoGangError:
+        return u, None
+
+
+def _outcome_of(u: Array, name: str) -> Outcome | None:
+    """Wait for a persisted array, and return the outcome from the record of its gang."""
+    client = current_client()
+    futures: list[Any] = []
+    if client is not None:
+        from distributed import futures_of, wait
+
+        futures = futures_of(u)
+    if not futures:
+        found: Outcome | None = dict(tasks.details.copy()).get(name)
+        return found
+    wait(futures)
+    for future in futures:
+        if future.status != "finished":
+            future.result()  # raises
+    detail = futures[0].client.run_on_scheduler(_recorded, name=name)
+    return None if detail is None else pickle.loads(detail)
+
+
+def _recorded(name: str, dask_scheduler: Scheduler) -> bytes | None:
+    plugin: Any = dask_scheduler.plugins[tasks.PLUGIN]
+    found: bytes | None = plugin.records.detail(name)
+    return found

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from dask.array.core import Array, map_blocks
 from dask.base import persist
-from dask.tokenize import tokenize
 
-from dask_dgpu.algorithms.jacobi import (
-    JacobiTask,
-    Outcome,
-    Scale,
-    jacobi_rank,
-    plan_jacobi,
-    report,
-    verdict,
-)
-from dask_dgpu.array.stencil.fallback import swept, thick
-from dask_dgpu.comm.local import run_local
-from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.algorithms.jacobi import JacobiTask, Outcome, Scale, verdict
+from dask_dgpu.array.stencil import swept, thick
+from dask_dgpu.errors import DgpuError
 from dask_dgpu.kernels.stencil import neighbours_mean
-from graph_opt.dask_graph.internals import GraphNode, List, Task, TaskRef
-from graph_opt.model.cost import HOST
-from graph_opt.model.layout import Layout, cuts_of
-from graph_opt.model.node import ArrayNode
+from graph_opt.dask_graph.internals import GraphNode, Task
 from graph_opt.pieces.stencil import StencilPiece
 
 Block = Any
@@ -86,53 +70,19 @@ def _squares(before: Block, after: Block) -> Block:
     return np.full((1,) * before.ndim, float((abs(wide) ** 2).sum()))
 
 
+class NoGangError(DgpuError):
+    """An iteration as a task of plain Dask, which has to use :func:`in_rounds` instead."""
+
+
 def expand(piece: StencilPiece) -> tuple[str, Mapping[Any, GraphNode]]:
-    """Return the name of the output and its tasks: one iterates, the others select blocks.
+    """Return the name of the output, and tasks that raise :class:`NoGangError`.
 
-    ``jacobi`` uses :func:`in_rounds` if it expects no gang. This is for a layer that falls
-    back to Dask later.
+    ``jacobi`` iterates in rounds if it expects no gang, or if the gang is left to Dask later.
     """
-    (u0, rhs), task = piece.sources, cast(JacobiTask, piece.task)
-    name = f"jacobi-whole-{tokenize(u0.name, rhs.name, task)}"
-    solve = (f"solve-{name}", 0)
-    blocks = [List(*(TaskRef((node.name, *i)) for i in node.indices)) for node in piece.sources]
-    tasks: dict[Any, GraphNode] = {solve: Task(solve, solve_whole, task, u0.chunks, *blocks)}
-    output = ArrayNode(name, report.beside(u0.chunks, task.dtype), task.dtype, u0.container)
-    for index in output.indices:
-        key = (name, *index)
-        tasks[key] = Task(key, operator.getitem, TaskRef(solve), index)
-    return name, tasks
+    name = piece.output.name
+    keys = [(name, *index) for index in piece.output.indices]
+    return name, {key: Task(key, _refuse) for key in keys}
 
 
-def solve_whole(
-    task: JacobiTask, chunks: tuple[tuple[int, ...], ...], u0: list[Block], rhs: list[Block]
-) -> dict[tuple[int, ...], Block]:
-    """Iterate in one task; return all blocks, including those of the report."""
-    layout = Layout(tuple(map(cuts_of, chunks)), (0,) * len(u0))
-    plan = plan_jacobi(layout, layout, task, 1, HOST)
-    device = _device_of(u0[0])
-    first, right = (dict(zip(layout.indices(), blocks, strict=True)) for blocks in (u0, rhs))
-
-    def rank_program(comm: Comm) -> tuple[dict[tuple[int, ...], Block], Outcome]:
-        return jacobi_rank(plan, comm, device, first, right)
-
-    ((blocks, outcome),) = run_local(1, rank_program)
-    device.synchronize()
-    tail = report.beside(chunks, task.dtype)[0][-1]
-    for index in layout.indices():
-        if index[0] == 0:
-            shape = (tail, *layout.block_shape(index)[1:])
-            if any(index):
-                block = np.zeros(shape, task.dtype)
-            else:
-                block = report.written(outcome, shape, task.dtype)
-            blocks[layout.grid[0], *index[1:]] = device.to_device(block)
-    return blocks
-
-
-def _device_of(block: Block) -> Device:
-    if isinstance(block, np.ndarray):
-        return HostDevice()
-    from dask_dgpu.kernels.device.cuda import CudaDevice
-
-    return CudaDevice()
+def _refuse() -> Block:
+    raise NoGangError("expected a gang for Jacobi's iteration, got a task of plain Dask")

@@ -12,7 +12,7 @@ from dask.array.core import Array
 from dask_dgpu.arguments import check_flag
 from dask_dgpu.array.reductions.call import Method, checked, converted, reduced, summed_axes
 from dask_dgpu.kernels.sums.exact_product import count, terms
-from graph_opt.model.dtype import is_inexact, real_of
+from graph_opt.model.layout import is_inexact, real_of
 
 
 def dot(x: Any, y: Any, *, method: Method = "compensated") -> Array:

@@ -38,19 +38,15 @@ CACHE_BYTES = 1 << 19
 MIN_BAND = 8
 """Minimum number of rows of a band."""
 
+MOST_SWEEPS = 4
+"""Sweeps of a GPU's pass: more would need too many registers for enough warps."""
+
 
 @dataclass(frozen=True)
 class Taps:
-    """The non-zero weights of a stencil, and their offsets.
+    """The non-zero weights of a stencil, and their offsets from the position of the result.
 
-    Parameters
-    ----------
-    offsets : tuple of tuple of int
-        Relative to the position of the result.
-    weights : tuple of float or complex
-        One for each offset.
-    radius : tuple of int
-        How far the stencil reaches along each axis.
+    ``radius`` is how far the stencil reaches along each axis.
     """
 
     offsets: tuple[tuple[int, ...], ...]
@@ -111,11 +107,8 @@ def padded(array: Array, axis: int, width: tuple[int, int], boundary: complex | 
 
 def sweeps_at_once(kind: str, taps: Taps) -> int:
     """Return the number of sweeps of one pass on a kind of device; a pass keeps its source."""
-    if kind == "cpu":
-        return 1
-    from dask_dgpu.kernels.stencil.cuda import sweeps_at_once_cuda
-
-    return sweeps_at_once_cuda(taps)
+    marches = kind != "cpu" and len(taps.radius) == 2 and max(taps.radius) <= 1
+    return MOST_SWEEPS if marches else 1
 
 
 def sweeps(
@@ -127,6 +120,9 @@ def sweeps(
     change: Array | None = None,
 ) -> bool:
     """Sweep back and forth between two arrays, ``target`` first.
+
+    Return whether ``target`` has the result of the last sweep. On a kind of device it depends on
+    the number of regions, the taps and the dtype only.
 
     Parameters
     ----------
@@ -141,12 +137,6 @@ def sweeps(
         Of the same shape and dtype, added to the sums.
     change : array, optional
         Of one float64, to which the last sweep adds the sum of the squares of its changes.
-
-    Returns
-    -------
-    bool
-        Whether ``target`` has the result of the last sweep. On a kind of device it depends on the
-        number of regions, the taps and the dtype only.
 
     Notes
     -----

@@ -27,18 +27,14 @@ from distributed.utils import log_errors
 from tornado.ioloop import PeriodicCallback
 
 from dask_dgpu.errors import GangError
-from dask_dgpu.runtime.background import in_background
-from dask_dgpu.runtime.interpreter import guard_current_frames
-from dask_dgpu.runtime.observer import Span
-from dask_dgpu.runtime.plainly import answer_of
-from dask_dgpu.runtime.scheduler.delivery import free_stuck, restrict
-from dask_dgpu.runtime.scheduler.endings import Endings
+from dask_dgpu.runtime.background import guard_current_frames, in_background
+from dask_dgpu.runtime.execute import Span
+from dask_dgpu.runtime.scheduler.blocks import Staging, free_stuck, restrict
+from dask_dgpu.runtime.scheduler.endings import Endings, Losses
 from dask_dgpu.runtime.scheduler.epoch import Epochs
-from dask_dgpu.runtime.scheduler.losses import Losses
-from dask_dgpu.runtime.scheduler.membership import members, send
+from dask_dgpu.runtime.scheduler.messages import send
 from dask_dgpu.runtime.scheduler.records import Records
 from dask_dgpu.runtime.scheduler.run import Run
-from dask_dgpu.runtime.scheduler.staging import Staging
 from dask_dgpu.runtime.scheduler.watch import watch
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
@@ -55,13 +51,7 @@ SECONDS_BETWEEN_CHECKS = 1.0
 
 
 class GangSchedulerPlugin(SchedulerPlugin):
-    """Forms, launches and restarts gangs.
-
-    Parameters
-    ----------
-    device : str
-        The workers' kind of device, ``"cpu"`` or ``"cuda"``.
-    """
+    """Forms, launches and restarts gangs of workers on one kind of device."""
 
     name = PLUGIN
     idempotent = True
@@ -110,7 +100,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         if run is None or run.outcome.done():
             run = self.runs[key] = Run(key, next(self.run_ids), opened, program, staged)
             self._open(run)
-        return await answer_of(run, self.scheduler)
+        return await run.answer(self.scheduler)
 
     async def where(
         self, key: Key, run_id: int, block: Key, out: Key, worker: str, missing: str
@@ -154,7 +144,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         if failure is not None:
             run.fail(failure)
             return
-        run.members = members(self.scheduler, run)
+        run.choose_members(self.scheduler)
         lost = [member for member in run.members if member not in self.scheduler.workers]
         if lost:
             self.losses.add(run, lost[0], "stage")
@@ -185,11 +175,13 @@ class GangSchedulerPlugin(SchedulerPlugin):
 
     # reports of ranks
 
-    def finished(self, key: Key, run_id: int, spans: list[Any], worker: str) -> None:
+    def finished(
+        self, key: Key, run_id: int, spans: list[Any], details: dict[str, bytes], worker: str
+    ) -> None:
         """Note that a rank is done; the last one finishes the run."""
         run = self._current(key, run_id)
         if run is not None:
-            self.records.add(run, worker, [Span(*span) for span in spans])
+            self.records.add(run, worker, [Span(*span) for span in spans], details)
             run.awaited.discard(worker)
             if not run.awaited:
                 run.finish()
