@@ -89,6 +89,7 @@ def list_notebooks(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    app.connect("env-get-outdated", lambda *_: ["notebooks"])
     app.connect("source-read", list_notebooks)
 
 

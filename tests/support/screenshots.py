@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from PIL import Image
+
 from tests.support.browser import chromium
 
 ROOT = Path(__file__).parents[2]
@@ -12,13 +14,20 @@ PAGES = {
     "guide": "guide/explain.html",
     "notebook": "notebooks/01_quickstart.html",
 }
+PICTURE_INTO_VIEW = """
+document.querySelector("article .cell_output img")?.closest(".cell").scrollIntoView()
+"""
+"""Of a notebook its first picture."""
 
 
 def main() -> None:
     with chromium(1200, 800) as browser:
         for name, page in PAGES.items():
             browser.open(ROOT / "build/docs" / page)
-            browser.screenshot(ROOT / "docs/images" / f"{name}.png")
+            browser.value(PICTURE_INTO_VIEW)
+            picture = ROOT / "docs/images" / f"{name}.png"
+            browser.screenshot(picture)
+            Image.open(picture).convert("RGB").quantize(128).save(picture, optimize=True)
 
 
 if __name__ == "__main__":
