@@ -17,8 +17,8 @@ out of it and back in: all its inputs exist before it starts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from dask.blockwise import Blockwise
@@ -212,8 +212,10 @@ def _region(
     names: list[str], culled: Culled, arrays: ArrayGraph, requested: Mapping[str, set[Any]]
 ) -> Region:
     """Return the region of some layers; wanted blocks are requested, or others read them."""
-    members = _corrected([_member(name, culled, arrays) for name in names])
-    inside = set(names)
+    layers, inside = culled.graph.layers, set(names)
+    pieces = [layer.piece for name in names if isinstance(layer := layers[name], PieceLayer)]
+    known = {node.name: node for piece in pieces for node in piece.inputs}
+    members = tuple(_member(name, culled, arrays, known) for name in names)
     wanted = {}
     for member in members:
         name = member.output.name
@@ -225,25 +227,16 @@ def _region(
         )
         if blocks:
             wanted[name] = blocks
-    return Region(members, tuple(wanted.items()), culled.graph.layers[names[0]].annotations)
+    return Region(members, tuple(wanted.items()), layers[names[0]].annotations)
 
 
-def _corrected(members: Sequence[Member]) -> tuple[Member, ...]:
-    """Take the chunk sizes of arrays from the collectives that read them.
+def _member(
+    name: str, culled: Culled, arrays: ArrayGraph, known: Mapping[str, ArrayNode]
+) -> Member:
+    """Return a layer as a member; ``known`` are the inputs of collectives, with chunk sizes.
 
     Dask declares one value for a reduction with several, such as ``topk``.
     """
-    pieces = [member for member in members if isinstance(member, Piece)]
-    read = {node.name: node for piece in pieces for node in piece.inputs}
-    return tuple(
-        replace(member, output=read.get(member.output.name, member.output))
-        if isinstance(member, Blockwork)
-        else member
-        for member in members
-    )
-
-
-def _member(name: str, culled: Culled, arrays: ArrayGraph) -> Member:
     graph = culled.graph
     layer = graph.layers[name]
     if isinstance(layer, PieceLayer):
@@ -254,7 +247,7 @@ def _member(name: str, culled: Culled, arrays: ArrayGraph) -> Member:
         layer = MaterializedLayer(dict(tasks_of(graph, name)))
     read = sorted(culled.needs[name].items())
     needs = {key[1:]: tuple((each[0], each[1:]) for each in sorted(keys)) for key, keys in read}
-    return Blockwork(output, inputs, needs, layer, calls_others(layer))
+    return Blockwork(known.get(name, output), inputs, needs, layer, calls_others(layer))
 
 
 def _node(arrays: ArrayGraph, name: str) -> ArrayNode:

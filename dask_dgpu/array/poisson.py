@@ -28,10 +28,17 @@ from typing import Any
 from dask.array.core import Array
 
 from dask_dgpu.algorithms.pencil_fft import Transform
-from dask_dgpu.arguments import as_array, check_choice, positive
+from dask_dgpu.arguments import (
+    as_array,
+    check_choice,
+    check_chunk_sizes,
+    check_container,
+    check_dtype,
+    per_axis,
+    positive,
+)
 from dask_dgpu.array.fft.call import output_layout, transform_axes
 from dask_dgpu.array.fft.fallback import map_with_start
-from dask_dgpu.array.inputs import check_chunk_sizes, check_container, check_dtype, per_axis
 from dask_dgpu.kernels.fft.factors import Axis, divide
 
 FORWARD = {"zero": "dst1", "reflect": "dct2", "periodic": "fft"}

@@ -26,17 +26,20 @@ from dask.array.overlap import overlap
 
 from dask_dgpu.algorithms.halo import Boundary
 from dask_dgpu.algorithms.stencil import StencilTask
-from dask_dgpu.arguments import as_array, expected, integer, is_number, unknown
-from dask_dgpu.array.inputs import (
+from dask_dgpu.arguments import (
+    as_array,
     check_chunk_sizes,
     check_container,
     check_dtype,
-    deferred,
+    expected,
+    integer,
+    is_number,
     per_axis,
+    unknown,
 )
 from dask_dgpu.kernels.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, Taps, padded, weighted
 from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph, ensure_minimum_chunksize
-from graph_opt.dask_graph.layers import Expand
+from graph_opt.dask_graph.layers import Expand, deferred
 from graph_opt.model.layout import Chunks
 from graph_opt.pieces.stencil import StencilPiece
 

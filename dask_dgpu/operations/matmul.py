@@ -98,7 +98,7 @@ def _cost(part: PartProduct, machine: Machine) -> Cost:
     plan = part.plan
     steps = [traffic(plan, step)[1] for step in range(plan.steps)]
     received = np.sum(steps, axis=0).tolist()
-    strategy = strategy_of(plan)
+    strategy = _strategy(plan)
     panels = "panel" if plan.steps == 1 else "panels"
     return Cost(
         seconds=cost(plan, machine, max(received), int(steps[0].max())),
@@ -119,21 +119,16 @@ def _in_place(plan: SummaPlan) -> str:
     return f", {' and '.join(named)} in place" if named else ""
 
 
-def strategy_of(plan: SummaPlan) -> str:
+def _strategy(plan: SummaPlan) -> str:
     """Name the corner of the family of meshes that a plan is."""
-    name = _mesh_name(plan)
-    return f"{name}, one-sided" if plan.one_sided and plan.size > 1 else name
-
-
-def _mesh_name(plan: SummaPlan) -> str:
     rows, columns, depth = plan.mesh
     if depth > 1:
-        return "inner" if rows == columns == 1 else "summa with layers"
-    if rows == columns == 1:
-        return "one rank"
-    if columns == 1:
-        return "ring over rows"
-    return "ring over columns" if rows == 1 else "summa"
+        name = "inner" if rows == columns == 1 else "summa with layers"
+    elif columns == 1:
+        name = "one rank" if rows == 1 else "ring over rows"
+    else:
+        name = "ring over columns" if rows == 1 else "summa"
+    return f"{name}, one-sided" if plan.one_sided and plan.size > 1 else name
 
 
 def _peak(plan: SummaPlan) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import prod
 from operator import attrgetter
 from typing import Any
@@ -24,7 +24,7 @@ from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
 from dask_dgpu.operations.value import Blocks, Value
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Index, Layout, block_spans, common_lengths, cuts_of, spread
+from graph_opt.model.layout import Index, Layout, common_lengths, dealt, spread
 from graph_opt.pieces.rechunk import RULE
 
 Axes = tuple[int, ...]
@@ -85,41 +85,17 @@ def _cost(rechunk: RechunkPlan, machine: Machine) -> Cost:
 def place(source: Layout, result: Value, size: int) -> Layout:
     """Give every rank about its share of a result, most of it from its own blocks.
 
-    Parameters
-    ----------
-    source : Layout
-        Where the array is.
-    result : Value
-        How its blocks shall be cut, and which of them are wanted.
-    size : int
-        Number of ranks.
-
-    Returns
-    -------
-    Layout
-        No rank has more elements than the fullest would if contiguous blocks were
-        dealt out evenly, or but little more where blocks differ much.
-
-    Notes
-    -----
-    Blocks choose in the order of how much of them one rank has. Each takes the rank
-    that has most of it and still has room; among equals the one that it would be
-    dealt to.
+    No rank has more elements than the fullest would if contiguous blocks were dealt out evenly, or
+    little more if block sizes differ much. Blocks choose in the order of their largest part on one
+    rank. Each takes the rank with most of it that still has room; among equals the one that it
+    would be dealt to.
     """
     wanted = list(result.indices())
-    lengths = [[hi - lo for lo, hi in pairwise(cuts)] for cuts in result.cuts]
-    sizes = [prod(axis[at] for axis, at in zip(lengths, index, strict=True)) for index in wanted]
-    owners = _dealt(sizes, size)
+    sizes = [prod(result.block_shape(index)) for index in wanted]
+    owners: Sequence[int] = dealt(len(wanted), size, sizes)
     if _products(source, result) * size <= MOST_PRODUCTS:
         owners = _settled(_held(source, result, wanted, size), sizes, owners)
     return result.placed(owners).layout
-
-
-def _dealt(sizes: list[int], size: int) -> list[int]:
-    """Deal blocks out in order, near equal in size; empty ones near equal in number."""
-    weights = sizes if any(sizes) else [1] * len(sizes)
-    spans = block_spans(cuts_of(weights), size)
-    return [rank for rank, (lo, hi) in enumerate(spans) for _ in range(lo, hi)]
 
 
 def _products(source: Layout, result: Value) -> int:
@@ -143,22 +119,22 @@ def _held(source: Layout, result: Value, wanted: list[Index], size: int) -> Elem
     return held
 
 
-def _settled(held: Elements, sizes: list[int], dealt: list[int]) -> list[int]:
-    """Let each block take the rank that has most of it, as long as that one has room."""
+def _settled(held: Elements, sizes: list[int], even: Sequence[int]) -> Sequence[int]:
+    """Let each block take the rank with most of it that still has room, else that of ``even``."""
     if (held == held[:, :1]).all():
-        return dealt
+        return even
     load = np.zeros(held.shape[1], np.int64)
-    np.add.at(load, dealt, sizes)
+    owners = list(even)
+    np.add.at(load, owners, sizes)
     room = int(load.max(initial=0))
     load[:] = 0
-    owners = list(dealt)
     for block in np.argsort(-held.max(axis=1, initial=0), kind="stable").tolist():
         fits = load + sizes[block] <= room
         if not fits.any():
             fits = load == load.min()
         mine = np.where(fits, held[block], -1)
         best = int(mine.argmax())
-        owners[block] = dealt[block] if mine[dealt[block]] == mine[best] else best
+        owners[block] = even[block] if mine[even[block]] == mine[best] else best
         load[owners[block]] += sizes[block]
     return owners
 

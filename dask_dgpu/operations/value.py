@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from itertools import product as cartesian
 from math import prod
 from typing import Any
@@ -13,7 +12,16 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.errors import UndeclaredShapeError, UndeclaredTypeError
-from graph_opt.model.layout import NUMPY, ArrayNode, Bare, Cuts, Index, Layout, cuts_of, dtype_named
+from graph_opt.model.layout import (
+    NUMPY,
+    ArrayNode,
+    Blocked,
+    Cuts,
+    Index,
+    Layout,
+    cuts_of,
+    dtype_named,
+)
 from graph_opt.model.piece import Blockwork, Member
 
 Array = Any
@@ -23,7 +31,7 @@ Need = tuple[int, Index]
 
 
 @dataclass(frozen=True)
-class Value(Bare):
+class Value(Blocked):
     """An array in blocks, as the graph declares it.
 
     ``blocks`` are the existing blocks in row-major order, ``None`` for all, and ``container`` is
@@ -35,20 +43,11 @@ class Value(Bare):
     blocks: tuple[Index, ...] | None = None
     container: str = NUMPY
 
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """Number of blocks along each axis."""
-        return tuple(len(cuts) - 1 for cuts in self.cuts)
-
     def indices(self) -> Sequence[Index]:
         """Return the existing blocks, in row-major order."""
         if self.blocks is not None:
             return self.blocks
         return list(cartesian(*map(range, self.grid)))
-
-    @cached_property
-    def _lengths(self) -> list[list[int]]:
-        return [[hi - lo for lo, hi in pairwise(cuts)] for cuts in self.cuts]
 
     @cached_property
     def _itemsize(self) -> int:
@@ -64,10 +63,6 @@ class Value(Bare):
     def _sizes(self) -> dict[Index, int]:
         """Cache of :meth:`nbytes`."""
         return {}
-
-    def block_shape(self, index: Index) -> tuple[int, ...]:
-        """Return the lengths of a block."""
-        return tuple([along[at] for along, at in zip(self._lengths, index, strict=True)])
 
     def placed(self, owners: Sequence[int]) -> Placed:
         """Return the value with the rank of each existing block."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from dask.highlevelgraph import Layer
+import numpy as np
+from dask.array.core import Array
+from dask.highlevelgraph import HighLevelGraph, Layer
+from dask.tokenize import tokenize
+from dask.utils import typename
 
 from graph_opt.dask_graph.internals import GraphNode, cull
 from graph_opt.dask_graph.parse import ArrayGraph, Rule, unsupported
-from graph_opt.model.layout import Declined, Index
+from graph_opt.model.layout import ArrayNode, Chunks, Declined, Index
 from graph_opt.model.piece import Piece
 
 Key = Any
@@ -96,19 +100,9 @@ class DeferredLayer(_BlocksOfPiece):
     """An operation of our own: a piece, and its fallback to tasks of plain Dask.
 
     The optimizer replaces the layer by the piece. Otherwise the layer expands to tasks at first
-    use, usually in the scheduler's process.
-
-    Parameters
-    ----------
-    piece : Piece
-        The operation, with pickle support and a deterministic ``dask.tokenize`` token.
-    expand : callable
-        ``expand(piece)`` returns the name of an array with the chunks of the output, and
-        the tasks, the same for all types of blocks.
-    wanted : frozenset of tuple of int, optional
-        Blocks of the output that others read, all by default.
-    annotations : mapping of str to value, optional
-        Dask's annotations for all tasks.
+    use, usually in the scheduler's process. ``expand(piece)`` returns the name of an array with
+    the chunks of the output, and the tasks, the same for all types of blocks. The piece has
+    pickle support and a deterministic ``dask.tokenize`` token.
     """
 
     def __init__(
@@ -178,3 +172,29 @@ def _match(graph: ArrayGraph, name: str) -> Piece | Declined:
 
 DEFERRED = Rule(_match, layers=(DeferredLayer,))
 """Finds operations of our own: their layer has the piece."""
+
+
+def deferred(
+    name: str,
+    sources: tuple[Array, ...],
+    chunks: Chunks,
+    dtype: str,
+    token: Any,
+    piece: Callable[[ArrayNode, tuple[ArrayNode, ...]], Piece],
+    expand: Expand,
+) -> Array:
+    """Return the result of an operation on arrays, as one layer; ``name`` begins its keys.
+
+    ``token`` is all that the result depends on besides its sources. ``piece(output, sources)``
+    returns the operation on array nodes, ``expand`` the tasks of plain Dask; see
+    :class:`DeferredLayer`.
+    """
+    key = f"{name}-{tokenize(*(x.name for x in sources), token)}"
+    meta = np.empty_like(sources[0]._meta, dtype=dtype)
+    container = typename(type(meta))
+    nodes = tuple(ArrayNode(x.name, x.chunks, x.dtype.name, container) for x in sources)
+    layer = DeferredLayer(piece(ArrayNode(key, chunks, dtype, container), nodes), expand)
+    graph = HighLevelGraph.merge(*(x.dask for x in sources))
+    names = {name for x in sources for name in x.__dask_layers__()}
+    graph = HighLevelGraph({**graph.layers, key: layer}, {**graph.dependencies, key: names})
+    return Array(graph, key, chunks, dtype=dtype, meta=meta)

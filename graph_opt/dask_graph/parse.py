@@ -123,20 +123,10 @@ def unsupported(
 
 @dataclass(frozen=True)
 class Rule:
-    """Finds pieces in a graph.
+    """Finds pieces: ``match(graph, name)`` returns the one whose first layer is ``name``, or None.
 
-    Parameters
-    ----------
-    match : callable
-        ``match(graph, name)`` returns the piece whose first layer is ``name``, ``None`` if there
-        is none.
-    functions : tuple of str, optional
-        A piece may start at a blockwise layer with one of these block functions; see
-        :func:`function_name`.
-    layers : tuple of type, optional
-        A piece may start at a layer of one of these types.
-    prefixes : tuple of str, optional
-        A piece may start at a layer whose name starts with one of these.
+    A piece may start at a blockwise layer with one of some block functions, by
+    :func:`function_name`, at a layer of some types, or at one with a prefix of its name.
     """
 
     match: Callable[[ArrayGraph, str], Piece | Declined | None]

@@ -64,18 +64,10 @@ class Bare:
 
 @dataclass(frozen=True)
 class ArrayNode:
-    """One array of a graph.
+    """One array of a graph, by the first element of its blocks' keys.
 
-    Parameters
-    ----------
-    name : str
-        The first element of its blocks' keys.
-    chunks : tuple of tuple of int
-        Chunk sizes per axis; a size may be NaN when it is unknown.
-    dtype : str
-        The declared dtype, as NumPy spells it (``"float64"``).
-    container : str
-        The type of its blocks, for example ``"numpy.ndarray"``.
+    Chunk sizes may be NaN for unknown. The dtype is spelled as in NumPy (``"float64"``), and the
+    ``container`` is the type of the blocks, for example ``"numpy.ndarray"``.
     """
 
     name: str
@@ -182,10 +174,11 @@ def _nearest(cuts: Cuts, position: float) -> int:
     return bisect_left(cuts, before)
 
 
-def dealt(blocks: int, owners: int) -> tuple[int, ...]:
-    """Return the owner of each block if blocks are divided evenly, in order."""
-    spans = block_spans(tuple(range(blocks + 1)), owners)
-    return tuple(owner for owner, (lo, hi) in enumerate(spans) for _ in range(lo, hi))
+def dealt(blocks: int, owners: int, sizes: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return the owner of each block if blocks, of equal or these sizes, are dealt out in order."""
+    cuts = cuts_of(sizes) if any(sizes) else tuple(range(blocks + 1))
+    spans = enumerate(block_spans(cuts, owners))
+    return tuple(owner for owner, (lo, hi) in spans for _ in range(lo, hi))
 
 
 def overlaps(cuts: Cuts, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
@@ -200,21 +193,31 @@ def overlaps(cuts: Cuts, start: int, stop: int) -> Iterator[tuple[int, int, int]
             yield chunk, lo, hi
 
 
+class Blocked(Bare):
+    """An array in blocks, by the cuts of each axis."""
+
+    cuts: tuple[Cuts, ...]
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Number of blocks along each axis."""
+        return tuple(len(cuts) - 1 for cuts in self.cuts)
+
+    @cached_property
+    def lengths(self) -> list[list[int]]:
+        """The chunk sizes of each axis."""
+        return [[hi - lo for lo, hi in pairwise(cuts)] for cuts in self.cuts]
+
+    def block_shape(self, index: Index) -> tuple[int, ...]:
+        """Return the shape of a block."""
+        return tuple([along[at] for along, at in zip(self.lengths, index, strict=True)])
+
+
 @dataclass(frozen=True)
-class Layout:
-    """The blocks of an array, and the rank that owns each.
+class Layout(Blocked):
+    """The blocks of an array, and the rank that owns each, in row-major order.
 
-    Parameters
-    ----------
-    cuts : tuple of tuple of int
-        The cuts of each axis.
-    owners : tuple of int
-        The rank of each block, in row-major order; -1 for a block without an owner.
-
-    Raises
-    ------
-    ValueError
-        If there is not one owner for each block.
+    The owner is -1 for a block without one. Raises ValueError unless each block has one entry.
     """
 
     cuts: tuple[Cuts, ...]
@@ -238,11 +241,6 @@ class Layout:
         """Length of each axis."""
         return tuple(cuts[-1] for cuts in self.cuts)
 
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """Number of blocks along each axis."""
-        return tuple(len(cuts) - 1 for cuts in self.cuts)
-
     def indices(self) -> Iterator[Index]:
         """Yield the index of every block, in row-major order."""
         return cartesian(*map(range, self.grid))
@@ -259,10 +257,6 @@ class Layout:
         blocks = zip(self.indices(), self.owners, strict=True)
         return tuple(index for index, owner in blocks if owner == rank)
 
-    def block_shape(self, index: Index) -> tuple[int, ...]:
-        """Return the lengths of a block."""
-        return tuple(cuts[at + 1] - cuts[at] for cuts, at in zip(self.cuts, index, strict=True))
-
     def share(self, rank: int, itemsize: int) -> int:
         """Return the bytes of a rank's blocks."""
         return self._elements[rank] * itemsize
@@ -270,9 +264,8 @@ class Layout:
     @cached_property
     def _elements(self) -> Counter[int]:
         """The number of elements of each rank."""
-        lengths = [[hi - lo for lo, hi in pairwise(cuts)] for cuts in self.cuts]
         found: Counter[int] = Counter()
-        for shape, owner in zip(cartesian(*lengths), self.owners, strict=True):
+        for shape, owner in zip(cartesian(*self.lengths), self.owners, strict=True):
             found[owner] += prod(shape)
         return found
 

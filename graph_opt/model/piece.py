@@ -27,14 +27,8 @@ class Piece(ABC):
     """An array, computed from others by one gang.
 
     A rule finds a whole piece. :meth:`restrict` returns a piece for some of the blocks, with
-    the same arrays and block indices.
-
-    Parameters
-    ----------
-    output : ArrayNode
-        The result.
-    inner : tuple of str, optional
-        Dask's layers for the piece, which a rewrite replaces; by default that of the output.
+    the same arrays and block indices. A rewrite replaces Dask's layers ``inner`` by the piece, by
+    default that of the output.
     """
 
     output: ArrayNode
@@ -112,12 +106,7 @@ class Piece(ABC):
 class SeparablePiece(Piece):
     """A piece with one input that can compute any of its blocks alone.
 
-    Parameters
-    ----------
-    source : ArrayNode
-        The input.
-    wanted : tuple of tuple of int, optional
-        The computed blocks of the output, in row-major order; by default all.
+    The ``wanted`` blocks of the output are in row-major order, by default all.
     """
 
     source: ArrayNode
@@ -162,11 +151,6 @@ class Blockwork:
     layer: Layer
     once: bool = False
 
-    @property
-    def label(self) -> str:
-        """Name in messages."""
-        return label(self.output.name)
-
     @cached_property
     def computed(self) -> tuple[Index, ...]:
         """The computed blocks, in row-major order."""
@@ -187,14 +171,8 @@ Member = Piece | Blockwork
 class Region:
     """Members, each after those that it reads, and the blocks that others read.
 
-    Parameters
-    ----------
-    members : tuple of Piece or Blockwork
-        The members, in order.
-    wanted : tuple of (str, tuple of tuple of int)
-        Names of the arrays that others read, and the indices of their blocks.
-    annotations : mapping of str to value, optional
-        Dask's annotations, the same for all members.
+    ``wanted`` are the names of the arrays that others read and the indices of their blocks, and
+    ``annotations`` Dask's, the same for all members.
     """
 
     members: tuple[Member, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from dask.blockwise import Blockwise
@@ -20,13 +20,8 @@ Boundary = str | complex | None
 FILL = unwrapped(_broadcast_trick_inner)
 """The block function of ``full_like``."""
 
-
-class Edge(NamedTuple):
-    """The boundary along an axis, the array inside, and Dask's layers."""
-
-    kind: Boundary
-    source: ArrayNode
-    layers: tuple[str, ...]
+Edge = tuple[Boundary, ArrayNode, tuple[str, ...]]
+"""The boundary along an axis, the array inside, and Dask's layers."""
 
 
 def target_of(graph: ArrayGraph, node: ArrayNode, index: Index) -> Any:
@@ -66,13 +61,13 @@ def edge_of(graph: ArrayGraph, joined: ArrayNode, axis: int, depth: int) -> Edge
         return None
     kind = _constant(graph, left, source) if left == right else None
     if kind is not None:
-        return Edge(kind, source, (joined.name, left.name))
+        return kind, source, (joined.name, left.name)
     cells = [_cells(graph, end, source, axis) for end in (left, right)]
     kind = _kind(cells, source.shape[axis], depth)
     if kind is None:
         return None
     layers = [name for end in (left, right) for name in _between(graph, end.name, source.name)]
-    return Edge(kind, source, (joined.name, *dict.fromkeys(layers)))
+    return kind, source, (joined.name, *dict.fromkeys(layers))
 
 
 def _constant(graph: ArrayGraph, end: ArrayNode, source: ArrayNode) -> Boundary:

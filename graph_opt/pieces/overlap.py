@@ -104,27 +104,21 @@ class OverlapPiece(SeparablePiece):
         """The wanted blocks and their neighbours."""
         if self.wanted is None:
             return (tuple(self.source.indices),)
-        around = self._around
+        around: list[list[set[int]]] = []  # for each axis the neighbours of each of its chunks
+        for count, depth, kind in zip(self.source.grid, self.depth, self.boundary, strict=True):
+            ghost = enumerate(ghosts(count, depth, kind if kind == "periodic" else None))
+            around.append(
+                [
+                    {at, (at - bool(before)) % count, (at + bool(after)) % count}
+                    for at, (before, after) in ghost
+                ]
+            )
         read = {
             index
             for at in self.wanted
             for index in cartesian(*(axis[i] for axis, i in zip(around, at, strict=True)))
         }
         return (tuple(sorted(read)),)
-
-    @property
-    def _around(self) -> list[list[set[int]]]:
-        """For each axis and each of its chunks, that chunk and the neighbours it reads."""
-        found = []
-        for count, depth, kind in zip(self.source.grid, self.depth, self.boundary, strict=True):
-            ghost = ghosts(count, depth, kind if kind == "periodic" else None)
-            found.append(
-                [
-                    {at, (at - bool(before)) % count, (at + bool(after)) % count}
-                    for at, (before, after) in enumerate(ghost)
-                ]
-            )
-        return found
 
     def __dask_tokenize__(self) -> Any:
         return "halo", self.output.name, self.wanted  # Dask's name depends on all the rest
@@ -162,11 +156,9 @@ def _shown(depth: Depth) -> str:
     return str(before) if before == after else f"{before} and {after}"
 
 
-def match(graph: ArrayGraph, name: str) -> OverlapPiece | Declined | None:
-    """Match the overlap whose layer is ``name``; ``None`` is no overlap."""
-    layer = graph.layers[name]
-    if not isinstance(layer, ArrayOverlapLayer):
-        return None
+def match(graph: ArrayGraph, name: str) -> OverlapPiece | Declined:
+    """Match the overlap whose layer is ``name``."""
+    layer: Any = graph.layers[name]
     source, output = graph.node(layer.name), graph.node(name)
     if source is None or output is None:
         return Declined(name, "its array is not a Dask array with known facts")
@@ -214,8 +206,8 @@ def _bounded(
         edge = edge_of(graph, source, axis, before) if before == after > 0 else None
         if edge is None:
             return None
-        boundary[axis], source = edge.kind, edge.source
-        passed += edge.layers
+        boundary[axis], source, layers = edge
+        passed += layers
     if not axes or last.chunks != extended(source.chunks, depth, boundary):
         return None
     inner = (name, *(layer for layer in _replaceable(graph, passed) if layer != name))

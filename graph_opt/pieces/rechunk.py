@@ -38,7 +38,6 @@ from graph_opt.model.cost import Machine, dask_rechunk_seconds
 from graph_opt.model.layout import (
     ArrayNode,
     Chunks,
-    Cuts,
     Declined,
     Index,
     common_lengths,
@@ -92,11 +91,6 @@ class RechunkPiece(SeparablePiece):
         return None if self.axes == tuple(range(len(self.axes))) else self.axes
 
     @property
-    def cuts(self) -> tuple[tuple[Cuts, ...], tuple[Cuts, ...]]:
-        """The cuts of the source, in the order of its own axes, and of the output."""
-        return tuple(map(cuts_of, self.source.chunks)), tuple(map(cuts_of, self.output.chunks))
-
-    @property
     def summary(self) -> str:
         before, after = (" x ".join(map(str, node.grid)) for node in (self.source, self.output))
         order = f", transposed to axes {self.axes}," if self.task is not None else ""
@@ -112,13 +106,12 @@ class RechunkPiece(SeparablePiece):
     @cached_property
     def staged(self) -> tuple[tuple[Index, ...], ...]:
         """The blocks of the source with elements of a wanted block."""
-        before, after = self.cuts
         wanted = np.zeros(self.output.grid)
         for index in self.computed:
             wanted[index] = 1
         common = [
-            common_lengths(before[axis], cuts) > 0
-            for axis, cuts in zip(self.axes, after, strict=True)
+            common_lengths(cuts_of(self.source.chunks[axis]), cuts_of(sizes)) > 0
+            for axis, sizes in zip(self.axes, self.output.chunks, strict=True)
         ]
         read = spread(wanted, [matrix.astype(float) for matrix in common])
         read = read.transpose([self.axes.index(axis) for axis in range(len(self.axes))])

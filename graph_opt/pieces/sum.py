@@ -25,9 +25,9 @@ from graph_opt.dask_graph.parse import (
     Rule,
     array_operands,
     block_function,
+    function_name,
     only_reader,
     unsupported,
-    unwrapped,
 )
 from graph_opt.model.cost import TASK_SECONDS, Machine
 from graph_opt.model.layout import ArrayNode, Declined, Index
@@ -38,7 +38,7 @@ T = TypeVar("T")
 PARTIAL_BYTES = 16
 """Bytes of a compensated partial sum; an exact one has about twice as many."""
 
-FUNCTIONS = "dask_dgpu.array.reductions.call"
+MODULE = "dask_dgpu.array.reductions.call"
 WIDE = 1 << 20
 """Bytes of partial sums per block from which a gang may pay."""
 
@@ -115,41 +115,30 @@ class SumPiece(SeparablePiece):
 
 def match(graph: ArrayGraph, name: str) -> SumPiece | Declined | None:
     """Match the sum whose blockwise layer is ``name``; ``None`` is no sum, or one for Dask."""
-    function = block_function(graph, name)
-    if not _is(function, "sum_block"):
-        return None
+    function: Any = block_function(graph, name)
     operands = array_operands(graph, name)
     source = graph.node(operands[0][0]) if len(operands) == 1 else None
     inner = [name]
     while (reader := only_reader(graph, inner[-1])) is not None:
         inner.append(reader)
-        if not _is(_function(graph, reader), "add_partials"):
+        if function_name(_function(graph, reader)) != f"{MODULE}.add_partials":
             break
     last = _function(graph, inner[-1])
     output = graph.node(inner[-1])
-    if source is None or output is None or not _is(last, "finish"):
+    if source is None or output is None or function_name(last) != f"{MODULE}.finish":
         return None
-    if unsupported((source,), output, CARRIED) or not _wide(output) or _fused(graph, source):
+    wide = output.size and PARTIAL_BYTES * math.prod(map(max, output.chunks)) >= WIDE
+    if unsupported((source,), output, CARRIED) or not wide or _fused(graph, source):
         return None
     options = last.keywords
-    piece = SumPiece(
-        output,
-        source,
-        tuple(options["axis"]),
-        options["keepdims"],
-        getattr(function, "keywords", {})["method"],
-        options["kind"],
-        inner=tuple(inner),
-    )
+    axes, method = tuple(options["axis"]), function.keywords["method"]
+    task = axes, options["keepdims"], method, options["kind"]
+    piece = SumPiece(output, source, *task, inner=tuple(inner))
     fault = piece.fault()
     return piece if fault is None else Declined(output.name, fault)
 
 
-RULE = Rule(match, functions=(f"{FUNCTIONS}.sum_block",))
-
-
-def _wide(output: ArrayNode) -> bool:
-    return PARTIAL_BYTES * math.prod(map(max, output.chunks)) >= WIDE if output.size else False
+RULE = Rule(match, functions=(f"{MODULE}.sum_block",))
 
 
 def _fused(graph: ArrayGraph, source: ArrayNode) -> bool:
@@ -158,14 +147,8 @@ def _fused(graph: ArrayGraph, source: ArrayNode) -> bool:
     return blockwise and only_reader(graph, source.name) is not None
 
 
-def _is(function: Any, name: str) -> bool:
-    function = unwrapped(function)
-    return getattr(function, "__module__", None) == FUNCTIONS and function.__name__ == name
-
-
 def _function(graph: ArrayGraph, name: str) -> Any:
     """Return the function of the tasks of a materialized layer."""
     layer = graph.layers[name]
-    key = next(iter(layer), None)
-    task = None if key is None else layer[key]
+    task = next((layer[key] for key in layer), None)
     return task[0] if isinstance(task, tuple) else getattr(task, "func", None)

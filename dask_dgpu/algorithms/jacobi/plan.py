@@ -7,7 +7,7 @@ from functools import cached_property
 from math import ceil
 
 from dask_dgpu.algorithms.halo import Boundary
-from dask_dgpu.algorithms.redistribute import RedistributePlan, plan_redistribute
+from dask_dgpu.algorithms.redistribute import RedistributePlan
 from dask_dgpu.algorithms.redistribute import cost as move_cost
 from dask_dgpu.algorithms.stencil import SweepPlan, plan_sweeps
 from dask_dgpu.algorithms.stencil import cost as sweeps_cost
@@ -90,10 +90,7 @@ class JacobiPlan(Bare):
     @cached_property
     def rhs_into(self) -> RedistributePlan | None:
         """The redistribution of the right-hand side to tiles; ``None`` if it is in place."""
-        sweeps = self.sweeps
-        if sweeps.tiles == self.rhs:
-            return None
-        return plan_redistribute(self.rhs, sweeps.tiles, sweeps.dtype, sweeps.size)
+        return self.sweeps.move(self.rhs, self.sweeps.tiles)
 
 
 def plan_jacobi(

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from math import isfinite, sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from dask_dgpu.algorithms import Progress, no_progress
+from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
 from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, JacobiTask
-from dask_dgpu.algorithms.redistribute import redistribute_rank
-from dask_dgpu.algorithms.stencil import Tiles, load, unload
+from dask_dgpu.algorithms.stencil import Tiles
 from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels.device import Device
 from graph_opt.model.layout import Index
-
-Array = Any
-Blocks = Mapping[Index, Array]
 
 DIVERGED = 1e3
 """The iteration stops at this multiple of the residual of the first iterate."""
@@ -52,16 +46,13 @@ def jacobi_rank(
     Returns its blocks of the last iterate, and the outcome: the same on every rank, since the bits
     of an all-reduce are.
     """
-    task, sweeps = plan.task, plan.sweeps
-    tiles = Tiles(sweeps, comm, device)
-    if plan.rhs_into is not None:
-        rhs = redistribute_rank(plan.rhs_into, comm, device, rhs)
-    tiles.add(rhs, -task.damping)
+    tiles = Tiles(plan.sweeps, comm, device)
+    tiles.add(rhs, plan.rhs_into, -plan.task.damping)
     zero_change = _Sum(comm, device, tiles).value()
-    load(sweeps, comm, device, tiles, u0)
-    run = _Run(plan, comm, device, tiles, Scale.of(task, zero_change), progress)
+    tiles.load(u0)
+    run = _Run(plan, comm, device, tiles, Scale.of(plan.task, zero_change), progress)
     reason = run.iterate()
-    return unload(sweeps, comm, device, tiles), Outcome(reason, tuple(run.history))
+    return tiles.unload(), Outcome(reason, tuple(run.history))
 
 
 class _Sum:
@@ -110,33 +101,30 @@ class Scale(NamedTuple):
         return sqrt(change) * self.factor
 
 
-@dataclass
 class _Run:
     """The iteration: sweeps, and residuals that are read later."""
 
-    plan: JacobiPlan
-    comm: Comm
-    device: Device
-    tiles: Tiles
-    scale: Scale
-    progress: Callable[[int, int], None]
-    done: int = 0
-    rounds: int = 0
-    history: list[tuple[int, float]] = field(default_factory=list)
+    def __init__(
+        self,
+        plan: JacobiPlan,
+        comm: Comm,
+        device: Device,
+        tiles: Tiles,
+        scale: Scale,
+        progress: Progress,
+    ) -> None:
+        self.plan, self.comm, self.device, self.tiles = plan, comm, device, tiles
+        self.scale, self.progress = scale, progress
+        self.done = self.rounds = 0
+        self.history: list[tuple[int, float]] = []
 
     def iterate(self) -> str:
         """Iterate; return the reason for the end."""
         while True:
-            change = _Sum(self.comm, self.device, self.tiles).value()
-            self.history.append((self.done, self.scale.residual(change)))
-            reason = self._verdict(*self.history[-1])
+            reason = self._record(self.done, _Sum(self.comm, self.device, self.tiles))
             if reason is not None:
                 return reason
             self._sweep_on()
-
-    def _verdict(self, done: int, residual: float) -> str | None:
-        """Return the reason for the end, ``None`` to go on."""
-        return verdict(self.plan.task, done, residual, self.history[0][1])
 
     def _sweep_on(self) -> None:
         """Sweep until a residual suggests the end, or all sweeps are done."""
@@ -162,8 +150,13 @@ class _Run:
 
     def _read(self, done: int, sums: _Sum) -> bool:
         """Read a requested residual; return whether the iteration may end."""
-        self.history.append((done, self.scale.residual(sums.value())))
-        return self._verdict(*self.history[-1]) is not None
+        return self._record(done, sums) is not None
+
+    def _record(self, done: int, sums: _Sum) -> str | None:
+        """Record a residual; return the reason for the end, ``None`` to go on."""
+        residual = self.scale.residual(sums.value())
+        self.history.append((done, residual))
+        return verdict(self.plan.task, done, residual, self.history[0][1])
 
 
 def verdict(task: JacobiTask, done: int, residual: float, first: float) -> str | None:

@@ -24,23 +24,15 @@ References
    solving PDE problems", Supercomputing (2001).
 """
 
-from dask_dgpu.algorithms.stencil.choose import cost, peak, plan_sweeps
-from dask_dgpu.algorithms.stencil.plan import StencilTask, SweepPlan
-from dask_dgpu.algorithms.stencil.rank import (
-    load,
-    stencil_rank,
-    unload,
-)
-from dask_dgpu.algorithms.stencil.tiles import Tiles
+from dask_dgpu.algorithms.stencil.plan import StencilTask, SweepPlan, cost, peak, plan_sweeps
+from dask_dgpu.algorithms.stencil.rank import Tiles, stencil_rank
 
 __all__ = [
     "StencilTask",
     "SweepPlan",
     "Tiles",
     "cost",
-    "load",
     "peak",
     "plan_sweeps",
     "stencil_rank",
-    "unload",
 ]

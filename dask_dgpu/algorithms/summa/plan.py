@@ -27,7 +27,7 @@ WIDE = 512
 
 
 @dataclass(frozen=True)
-class Operand(Bare, Layout):
+class Operand(Layout):
     """The layout of a matrix, and its dtype."""
 
     dtype: str

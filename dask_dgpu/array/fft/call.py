@@ -26,10 +26,18 @@ from dask_dgpu.algorithms.pencil_fft import (
     Transform,
     plan_pencil_fft,
 )
-from dask_dgpu.arguments import check_choice, expected, integer, integers, sequence
+from dask_dgpu.arguments import (
+    check_choice,
+    check_chunk_sizes,
+    check_container,
+    check_dtype,
+    expected,
+    integer,
+    integers,
+    sequence,
+)
 from dask_dgpu.array.fft import long_axis
 from dask_dgpu.array.fft.fallback import apply, moved
-from dask_dgpu.array.inputs import check_chunk_sizes, check_container, check_dtype
 from dask_dgpu.environment.settings import read
 from dask_dgpu.kernels.fft import TO_HALF_COMPLEX, TO_REAL
 from graph_opt.model.layout import CUPY

@@ -13,9 +13,9 @@ from dask.array.core import Array
 from dask.utils import funcname
 
 from dask_dgpu.algorithms.pencil_fft import Chunks, PencilPlan, result_dtype
-from dask_dgpu.array.inputs import deferred
 from dask_dgpu.kernels import fft as kernel
 from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph
+from graph_opt.dask_graph.layers import deferred
 from graph_opt.pieces.fft import FftPiece
 
 

@@ -24,16 +24,14 @@ import dask.array as da
 import numpy as np
 from dask.array.core import Array
 
-from dask_dgpu.arguments import check_flag, real
-from dask_dgpu.array.inputs import check_chunk_sizes
+from dask_dgpu.arguments import check_chunk_sizes, real
 from dask_dgpu.array.reductions.call import (
     Method,
-    checked,
     converted,
     extreme,
     reduced,
+    reducible,
     result_dtype,
-    summed_axes,
 )
 from dask_dgpu.array.reductions.products import dot, norm
 from graph_opt.model.layout import is_bfloat16, real_of
@@ -221,10 +219,8 @@ def var(
     .. [1] T. F. Chan, G. H. Golub and R. J. LeVeque, "Algorithms for computing the sample
        variance", The American Statistician 37 (1983).
     """
-    x = checked("x", x, method)
+    x, axes = reducible(x, axis, keepdims, method)
     ddof = real("ddof", ddof)
-    check_flag("keepdims", keepdims)
-    axes = summed_axes(axis, x.ndim)
     if method != "dask":
         check_chunk_sizes("x", x, axes)
     result = real_of(result_dtype("mean", x.dtype, dtype))

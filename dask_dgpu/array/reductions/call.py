@@ -19,13 +19,13 @@ from numpy.lib.array_utils import normalize_axis_tuple
 from dask_dgpu.arguments import (
     as_array,
     check_choice,
+    check_container,
     check_flag,
     expected,
     integer,
     integers,
     suggestion,
 )
-from dask_dgpu.array.inputs import check_container
 from dask_dgpu.kernels.sums.conversion import narrowed
 from dask_dgpu.kernels.sums.partial import Exact, Kind, Partial, added, finished, partial_sum
 from graph_opt.dask_graph.parse import CARRIED
@@ -51,14 +51,10 @@ def reduced(
     split_every: Any = None,
 ) -> Array:
     """Return a sum or a mean by one of the methods; raise for arguments that are not allowed."""
-    x = checked("x", x, method)
-    check_flag("keepdims", keepdims)
-    axes = summed_axes(axis, x.ndim)
+    x, axes = reducible(x, axis, keepdims, method)
     result = result_dtype(kind, x.dtype, dtype)
     if method == "dask" or not is_inexact(result):  # integers are exact in any order
-        own: Array = DASKS_OWN[kind](
-            x, axis=axes, dtype=result, keepdims=keepdims, split_every=split_every
-        )
+        own: Array = DASKS_OWN[kind](x, axes, result, keepdims, split_every)
         return own
     if not np.can_cast(x.dtype, result, "safe"):
         x = converted(x, result)
@@ -143,9 +139,7 @@ def extreme(
 
     bfloat16 is compared as float32, which is quicker and does not warn about NaN.
     """
-    x = checked("x", x)
-    check_flag("keepdims", keepdims)
-    axes = summed_axes(axis, x.ndim)
+    x, axes = reducible(x, axis, keepdims)
     for each in axes:
         if x.shape[each] == 0:  # Dask's result has another shape than it declares
             raise ValueError(f"expected x with elements along axis {each}, got 0")
@@ -179,6 +173,18 @@ def checked(name: str, x: Any, method: Method = "compensated") -> Array:
     return array
 
 
+def reducible(
+    x: Any, axis: Any, keepdims: bool, method: Method = "compensated"
+) -> tuple[Array, tuple[int, ...]]:
+    """Return a Dask array and its reduced axes in rising order; raise if any is not allowed."""
+    x = checked("x", x, method)
+    check_flag("keepdims", keepdims)
+    if axis is None:
+        return x, tuple(range(x.ndim))
+    axes = integers("axis", axis) if isinstance(axis, tuple | list) else (integer("axis", axis),)
+    return x, tuple(sorted(normalize_axis_tuple(axes, x.ndim, "axis")))
+
+
 def is_number(dtype: np.dtype[Any]) -> bool:
     """Whether arrays of a dtype can be summed."""
     return dtype.char in DTYPES or is_bfloat16(dtype)
@@ -192,14 +198,6 @@ def converted(x: Array, dtype: np.dtype[Any]) -> Array:
         return x.astype(dtype)
     meta = x._meta.astype(dtype)
     return cast(Array, da.map_blocks(narrowed, x, dtype.name, dtype=dtype, meta=meta))
-
-
-def summed_axes(axis: Any, ndim: int) -> tuple[int, ...]:
-    """Return the axes as non-negative numbers, in rising order."""
-    if axis is None:
-        return tuple(range(ndim))
-    axes = integers("axis", axis) if isinstance(axis, tuple | list) else (integer("axis", axis),)
-    return tuple(sorted(normalize_axis_tuple(axes, ndim, "axis")))
 
 
 def result_dtype(kind: Kind, dtype: np.dtype[Any], wanted: Any) -> np.dtype[Any]:

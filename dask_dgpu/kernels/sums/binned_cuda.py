@@ -44,14 +44,11 @@ __device__ __forceinline__ bool all_within(const Vector (&read)[SEVERAL], Value 
                                            Value limit) {
     if (sizeof(Value) == 8) return false;
     unsigned int smallest = ~0u, largest = 0;
-    #pragma unroll
-    for (int k = 0; k < SEVERAL; ++k)
-        #pragma unroll
-        for (int j = 0; j < LANES; ++j) {
-            const unsigned int bits = __float_as_uint(read[k].lane[j]) & 0x7FFFFFFF;
-            largest = max(largest, bits);
-            smallest = min(smallest, bits - 1);  // zero is the largest
-        }
+    EACH_NUMBER(k, j) {
+        const unsigned int bits = __float_as_uint(read[k].lane[j]) & 0x7FFFFFFF;
+        largest = max(largest, bits);
+        smallest = min(smallest, bits - 1);  // zero is the largest
+    }
     return largest < __float_as_uint(limit) && smallest >= __float_as_uint(least) - 1;
 }
 
@@ -90,18 +87,15 @@ struct Cuts {
     // Levels for numbers of which some are too large for those there are.
     __device__ __forceinline__ void raise(Vector (&read)[SEVERAL]) {
         double largest = 0.0;
-        #pragma unroll
-        for (int k = 0; k < SEVERAL; ++k)
-            #pragma unroll
-            for (int j = 0; j < LANES; ++j) {
-                const double value = widened(read[k].lane[j]);
-                if (fabs(value) < TOO_LARGE) {
-                    largest = fmax(largest, fabs(value));
-                } else {
-                    deposit_number(sums(entry(j)), value);
-                    read[k].lane[j] = 0;
-                }
+        EACH_NUMBER(k, j) {
+            const double value = widened(read[k].lane[j]);
+            if (fabs(value) < TOO_LARGE) {
+                largest = fmax(largest, fabs(value));
+            } else {
+                deposit_number(sums(entry(j)), value);
+                read[k].lane[j] = 0;
             }
+        }
         if (largest < limit) return;
         const int lower = high;
         spill();
@@ -143,46 +137,33 @@ struct Cuts {
 
     // What the levels have no digits for.
     __device__ __forceinline__ void rest(const Vector (&read)[SEVERAL]) {
-        #pragma unroll
-        for (int k = 0; k < SEVERAL; ++k)
-            #pragma unroll
-            for (int j = 0; j < LANES; ++j) {
-                double value = widened(read[k].lane[j]);
-                value = __dadd_rn(value, -__dadd_rn(__dadd_rn(value, big), -big));
-                value = __dadd_rn(value, -__dadd_rn(__dadd_rn(value, small), -small));
-                if (value != 0.0) deposit_number(sums(entry(j)), value);
-            }
+        EACH_NUMBER(k, j) {
+            double value = widened(read[k].lane[j]);
+            value = __dadd_rn(value, -__dadd_rn(__dadd_rn(value, big), -big));
+            value = __dadd_rn(value, -__dadd_rn(__dadd_rn(value, small), -small));
+            if (value != 0.0) deposit_number(sums(entry(j)), value);
+        }
     }
 
     __device__ __forceinline__ void cut(Vector (&read)[SEVERAL]) {
         bool fits = true, whole = true;
-        #pragma unroll
-        for (int k = 0; k < SEVERAL; ++k)
-            #pragma unroll
-            for (int j = 0; j < LANES; ++j) fits = fits & (fabs(widened(read[k].lane[j])) < limit);
+        EACH_NUMBER(k, j) fits = fits & (fabs(widened(read[k].lane[j])) < limit);
         if (!fits) raise(read);
-        #pragma unroll
-        for (int k = 0; k < SEVERAL; ++k)
-            #pragma unroll
-            for (int j = 0; j < LANES; ++j) {
-                double value = widened(read[k].lane[j]);
-                double part = __dadd_rn(__dadd_rn(value, big), -big);
-                first[j] = __dadd_rn(first[j], part);
-                value = __dadd_rn(value, -part);
-                part = __dadd_rn(__dadd_rn(value, small), -small);
-                second[j] = __dadd_rn(second[j], part);
-                whole = whole & (value == part);
-            }
+        EACH_NUMBER(k, j) {
+            double value = widened(read[k].lane[j]);
+            double part = __dadd_rn(__dadd_rn(value, big), -big);
+            first[j] = __dadd_rn(first[j], part);
+            value = __dadd_rn(value, -part);
+            part = __dadd_rn(__dadd_rn(value, small), -small);
+            second[j] = __dadd_rn(second[j], part);
+            whole = whole & (value == part);
+        }
         if (!whole) rest(read);
     }
 
     __device__ __forceinline__ void take(Vector (&read)[SEVERAL]) {
         if (all_within(read, least, limit)) {
-            #pragma unroll
-            for (int k = 0; k < SEVERAL; ++k)
-                #pragma unroll
-                for (int j = 0; j < LANES; ++j)
-                    first[j] = __dadd_rn(first[j], widened(read[k].lane[j]));
+            EACH_NUMBER(k, j) first[j] = __dadd_rn(first[j], widened(read[k].lane[j]));
         } else {
             cut(read);
         }

@@ -45,6 +45,11 @@ struct Vector {
     }
 };
 
+// For each number j of each of several vectors k.
+#define EACH_NUMBER(k, j)                                \
+    _Pragma("unroll") for (int k = 0; k < SEVERAL; ++k)  \
+    _Pragma("unroll") for (int j = 0; j < LANES; ++j)
+
 // Has lanes.take(vectors) for several vectors of this thread at a time, the rest as zeros.
 template <typename Lanes>
 __device__ __forceinline__ void read_all(const Value* values, Long length, Lanes& lanes) {

@@ -103,10 +103,7 @@ sum_grid(const Value* values, double* sums, double* lost, LAYOUT) {
 struct Accumulators {
     Pair each[LANES] = {};
     __device__ __forceinline__ void take(const Vector (&read)[SEVERAL]) {
-        #pragma unroll
-        for (int k = 0; k < SEVERAL; ++k)
-            #pragma unroll
-            for (int j = 0; j < LANES; ++j) ::take(each[j], read[k].lane[j]);
+        EACH_NUMBER(k, j) ::take(each[j], read[k].lane[j]);
     }
 };
 
