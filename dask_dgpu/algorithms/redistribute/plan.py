@@ -116,18 +116,12 @@ def plan_redistribute(
     if missing.any():
         (index,) = indices_at(plan.overlap.source[missing][:1], source.grid)
         raise ValueError(f"expected an owner of block {index} in source, got none")
-    if _most(plan) <= limit:
+    away, own = traffic(plan), plan.copied.sum(axis=1) if transformed else 0
+    if (away.sum(axis=0) + away.sum(axis=1) + own).max() <= limit:  # in one round
         return plan
     parts = UNITS_A_ROUND * (2 if transformed else 1)
     cuts = _unit_cuts(source.cuts, plan.itemsize, max(1, limit // 2 // parts), whole_axes)
     return replace(plan, unit_cuts=cuts)
-
-
-def _most(plan: RedistributePlan) -> int:
-    """Return the bytes of the busiest rank if there is one round."""
-    away = traffic(plan)
-    own = plan.copied.sum(axis=1) if plan.transformed else 0
-    return int((away.sum(axis=0) + away.sum(axis=1) + own).max())
 
 
 def _unit_cuts(
