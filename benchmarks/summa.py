@@ -18,7 +18,9 @@ from distributed import Client, LocalCluster
 from harness import PLAIN, Report, blas_threads, fresh, no_wait, processes, timed
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.summa import Operand, plan_summa, summa_rank
+from dask_dgpu.algorithms.summa.choose import plan_summa
+from dask_dgpu.algorithms.summa.plan import Operand
+from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.comm import bootstrap
 from dask_dgpu.environment import settings
 from dask_dgpu.environment.facts import ClusterFacts

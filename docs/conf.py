@@ -55,7 +55,13 @@ html_theme_options = {
     "navbar_persistent": ["search-button"],
     "navbar_end": ["theme-switcher"],
     "navigation_with_keys": False,
-    "secondary_sidebar_items": ["page-toc"],
+    # without it there is room for the diagrams
+    "secondary_sidebar_items": {
+        "**": ["page-toc"],
+        "architecture": [],
+        "algorithms": [],
+        "examples": [],
+    },
     "show_prev_next": True,
     "show_toc_level": 2,
     "footer_start": ["copyright"],
@@ -83,6 +89,7 @@ def list_notebooks(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    app.connect("env-get-outdated", lambda *_: ["notebooks"])
     app.connect("source-read", list_notebooks)
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from dask.array.core import Array, map_blocks
 from dask.base import persist
 
-from dask_dgpu.algorithms.jacobi import CONVERGED, JacobiTask, Outcome, Scale, verdict
+from dask_dgpu.algorithms.jacobi import CONVERGED, JacobiTask, Outcome, scale_of, verdict
 from dask_dgpu.arguments import as_array, integer, positive
 from dask_dgpu.array.stencil import (
     boundaries,
@@ -243,12 +243,12 @@ def in_rounds(u0: Array, rhs: Array, task: JacobiTask) -> tuple[Array, Outcome]:
         return swept(x, taps, task.boundary, added)
 
     zero = u.map_blocks(np.zeros_like, dtype=u.dtype, meta=u._meta)
-    scale = Scale.of(task, float(_change(zero, sweep(zero)).compute()))
+    scale = scale_of(task, float(_change(zero, sweep(zero)).compute()))
     history: list[tuple[int, float]] = []
     done = 0
     while True:
         u, change = persist(u, _change(u, sweep(u)))
-        history.append((done, scale.residual(float(change.compute()))))
+        history.append((done, math.sqrt(float(change.compute())) * scale))
         reason = verdict(task, done, history[-1][1], history[0][1])
         if reason is not None:
             break

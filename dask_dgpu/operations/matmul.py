@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.algorithms.summa import Operand, SummaPlan, plan_summa, summa_rank
-from dask_dgpu.algorithms.summa.choose import cost, traffic, workspace
-from dask_dgpu.algorithms.summa.owners import owners_along
+from dask_dgpu.algorithms.summa.choose import cost, owners_along, plan_summa, traffic, workspace
+from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
+from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request

@@ -6,14 +6,8 @@ from operator import attrgetter
 
 import numpy as np
 
-from dask_dgpu.algorithms.halo import (
-    HaloPlan,
-    cost,
-    halo_rank,
-    plan_halo,
-    traffic,
-    workspace,
-)
+from dask_dgpu.algorithms.halo.plan import HaloPlan, cost, plan_halo, traffic, workspace
+from dask_dgpu.algorithms.halo.rank import halo_rank
 from dask_dgpu.operations.operation import Cost, Operation, Request
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import counted

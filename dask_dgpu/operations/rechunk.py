@@ -7,15 +7,15 @@ from operator import attrgetter
 
 import numpy as np
 
-from dask_dgpu.algorithms.redistribute import (
+from dask_dgpu.algorithms.redistribute.plan import (
     RedistributePlan,
     buffer_bytes,
     cost,
     plan_redistribute,
-    redistribute_rank,
     traffic,
     workspace,
 )
+from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request

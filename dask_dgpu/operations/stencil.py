@@ -6,15 +6,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import cast
 
-from dask_dgpu.algorithms.halo import traffic
-from dask_dgpu.algorithms.stencil import (
-    StencilTask,
-    SweepPlan,
-    cost,
-    peak,
-    plan_sweeps,
-    stencil_rank,
-)
+from dask_dgpu.algorithms.halo.plan import traffic
+from dask_dgpu.algorithms.stencil.plan import StencilTask, SweepPlan, cost, peak, plan_sweeps
+from dask_dgpu.algorithms.stencil.rank import stencil_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request

@@ -13,14 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.summa import (
-    Operand,
-    SummaPlan,
+from dask_dgpu.algorithms.summa.choose import (
+    Needs,
+    cost,
+    owners_along,
     plan_summa,
-    summa_rank,
+    traffic,
+    workspace,
 )
-from dask_dgpu.algorithms.summa.choose import Needs, cost, traffic, workspace
-from dask_dgpu.algorithms.summa.owners import owners_along
+from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
+from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.algorithms.summa.schedule import schedule
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm

@@ -20,6 +20,12 @@ from tests.support.browser import chromium
 ROOT = Path(__file__).parents[2]
 WIDTH = 1200
 LONGEST_BUILD = 180
+CUT_OFF = """
+[...document.querySelectorAll("article pre, article table")]
+    .filter(each => each.scrollWidth > each.clientWidth + 1)
+    .map(each => each.innerText.slice(0, 60))
+"""
+"""The code and tables that do not fit in their width."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -89,12 +95,16 @@ def test_function_has_a_page_with_each_parameter_once(name: str, site: Path) -> 
 
 
 @pytest.mark.browser
-def test_no_page_scrolls_sideways(site: Path) -> None:
-    wide = {}
+def test_no_page_scrolls_sideways_and_no_code_is_cut_off(site: Path) -> None:
+    wide, cut = {}, {}
     with chromium(WIDTH, 900) as browser:
         for page in pages(site):
             browser.open(page)
+            name = str(page.relative_to(site))
             width = browser.value("document.documentElement.scrollWidth")
             if width > WIDTH:
-                wide[str(page.relative_to(site))] = width
+                wide[name] = width
+            if texts := browser.value(CUT_OFF):
+                cut[name] = texts
     assert wide == {}
+    assert cut == {}

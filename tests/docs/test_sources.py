@@ -273,6 +273,13 @@ def test_versions_that_work_together() -> None:
     assert rows["Python"][1] == recorded["python"]
 
 
+@pytest.mark.parametrize("name", ["landing", "guide", "notebook"])
+def test_screenshots_are_small(name: str) -> None:
+    picture = DOCS / "images" / f"{name}.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size < 200_000
+
+
 def test_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     """Numbers differ between machines; names of sections and rows do not."""
 

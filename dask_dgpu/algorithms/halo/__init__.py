@@ -28,19 +28,3 @@ References
 .. [1] F. B. Kjolstad and M. Snir, "Ghost cell pattern", Proceedings of the 2010
    Workshop on Parallel Programming Patterns (2010).
 """
-
-from dask_dgpu.algorithms.halo.cells import Boundary, Depth
-from dask_dgpu.algorithms.halo.plan import HaloPlan, cost, plan_halo, traffic, workspace
-from dask_dgpu.algorithms.halo.rank import Exchange, halo_rank
-
-__all__ = [
-    "Boundary",
-    "Depth",
-    "Exchange",
-    "HaloPlan",
-    "cost",
-    "halo_rank",
-    "plan_halo",
-    "traffic",
-    "workspace",
-]

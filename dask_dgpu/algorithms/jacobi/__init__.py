@@ -28,8 +28,8 @@ from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, JacobiTask, cost, peak,
 from dask_dgpu.algorithms.jacobi.rank import (
     CONVERGED,
     Outcome,
-    Scale,
     jacobi_rank,
+    scale_of,
     verdict,
 )
 
@@ -38,10 +38,10 @@ __all__ = [
     "JacobiPlan",
     "JacobiTask",
     "Outcome",
-    "Scale",
     "cost",
     "jacobi_rank",
     "peak",
     "plan_jacobi",
+    "scale_of",
     "verdict",
 ]

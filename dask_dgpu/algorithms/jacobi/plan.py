@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
-from dask_dgpu.algorithms.halo import Boundary
-from dask_dgpu.algorithms.redistribute import RedistributePlan
-from dask_dgpu.algorithms.redistribute import cost as move_cost
-from dask_dgpu.algorithms.stencil import SweepPlan, plan_sweeps
-from dask_dgpu.algorithms.stencil import cost as sweeps_cost
-from dask_dgpu.algorithms.stencil import peak as sweeps_peak
+from dask_dgpu.algorithms.halo.cells import Boundary
+from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
+from dask_dgpu.algorithms.redistribute.plan import cost as move_cost
+from dask_dgpu.algorithms.stencil.plan import SweepPlan, plan_sweeps
+from dask_dgpu.algorithms.stencil.plan import cost as sweeps_cost
+from dask_dgpu.algorithms.stencil.plan import peak as sweeps_peak
 from dask_dgpu.kernels.stencil import neighbours_mean
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Bare, Layout

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
 from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, JacobiTask
-from dask_dgpu.algorithms.stencil import Tiles
+from dask_dgpu.algorithms.stencil.rank import Tiles
 from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels.device import Device
 from graph_opt.model.layout import Index
@@ -50,7 +50,7 @@ def jacobi_rank(
     tiles.add(rhs, plan.rhs_into, -plan.task.damping)
     zero_change = _Sum(comm, device, tiles).value()
     tiles.load(u0)
-    run = _Run(plan, comm, device, tiles, Scale.of(plan.task, zero_change), progress)
+    run = _Run(plan, comm, device, tiles, scale_of(plan.task, zero_change), progress)
     reason = run.iterate()
     return tiles.unload(), Outcome(reason, tuple(run.history))
 
@@ -86,19 +86,12 @@ class _Sum:
             return float(self.device.to_host(self.change)[0])
 
 
-class Scale(NamedTuple):
-    """Factor from the changes of a sweep to a relative residual."""
+def scale_of(task: JacobiTask, zero_change: float) -> float:
+    """Return the factor from the changes of a sweep to a residual.
 
-    factor: float
-
-    @classmethod
-    def of(cls, task: JacobiTask, zero_change: float) -> Scale:
-        """Return the scale, given the changes of u = 0; absolute if there are none."""
-        return cls(1 / task.damping if zero_change == 0 else 1 / sqrt(zero_change))
-
-    def residual(self, change: float) -> float:
-        """Return the relative residual."""
-        return sqrt(change) * self.factor
+    It is relative to that of u = 0, given the squared changes of u = 0; absolute if they are zero.
+    """
+    return 1 / task.damping if zero_change == 0 else 1 / sqrt(zero_change)
 
 
 class _Run:
@@ -110,7 +103,7 @@ class _Run:
         comm: Comm,
         device: Device,
         tiles: Tiles,
-        scale: Scale,
+        scale: float,
         progress: Progress,
     ) -> None:
         self.plan, self.comm, self.device, self.tiles = plan, comm, device, tiles
@@ -154,7 +147,7 @@ class _Run:
 
     def _record(self, done: int, sums: _Sum) -> str | None:
         """Record a residual; return the reason for the end, ``None`` to go on."""
-        residual = self.scale.residual(sums.value())
+        residual = sqrt(sums.value()) * self.scale
         self.history.append((done, residual))
         return verdict(self.plan.task, done, residual, self.history[0][1])
 

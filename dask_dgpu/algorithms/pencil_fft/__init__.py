@@ -34,20 +34,22 @@ References
 
 from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
 from dask_dgpu.algorithms.pencil_fft.plan import (
-    Chunks,
     Exchange,
     PencilPlan,
-    RankedPencil,
     Stage,
-    cost,
     even_chunks,
-    peak,
-    plan_on_ranks,
-    received,
     result_dtype,
 )
-from dask_dgpu.algorithms.pencil_fft.rank import pencil_fft_rank
+from dask_dgpu.algorithms.pencil_fft.rank import (
+    RankedPencil,
+    cost,
+    peak,
+    pencil_fft_rank,
+    plan_on_ranks,
+    received,
+)
 from dask_dgpu.kernels.fft import TRIGONOMETRIC, Transform
+from graph_opt.model.layout import Chunks
 
 __all__ = [
     "TRIGONOMETRIC",

@@ -23,16 +23,3 @@ References
 .. [1] C. Ding and Y. He, "A ghost cell expansion method for reducing communications in
    solving PDE problems", Supercomputing (2001).
 """
-
-from dask_dgpu.algorithms.stencil.plan import StencilTask, SweepPlan, cost, peak, plan_sweeps
-from dask_dgpu.algorithms.stencil.rank import Tiles, stencil_rank
-
-__all__ = [
-    "StencilTask",
-    "SweepPlan",
-    "Tiles",
-    "cost",
-    "peak",
-    "plan_sweeps",
-    "stencil_rank",
-]

@@ -9,12 +9,13 @@ from math import prod
 
 import numpy as np
 
-from dask_dgpu.algorithms.halo import Boundary, HaloPlan, plan_halo
-from dask_dgpu.algorithms.halo import cost as exchange_cost
-from dask_dgpu.algorithms.halo import workspace as message_bytes
-from dask_dgpu.algorithms.redistribute import RedistributePlan, plan_redistribute
-from dask_dgpu.algorithms.redistribute import cost as move_cost
-from dask_dgpu.algorithms.redistribute import workspace as move_bytes
+from dask_dgpu.algorithms.halo.cells import Boundary
+from dask_dgpu.algorithms.halo.plan import HaloPlan, plan_halo
+from dask_dgpu.algorithms.halo.plan import cost as exchange_cost
+from dask_dgpu.algorithms.halo.plan import workspace as message_bytes
+from dask_dgpu.algorithms.redistribute.plan import RedistributePlan, plan_redistribute
+from dask_dgpu.algorithms.redistribute.plan import cost as move_cost
+from dask_dgpu.algorithms.redistribute.plan import workspace as move_bytes
 from dask_dgpu.algorithms.stencil.regions import Side, Tile
 from dask_dgpu.kernels.stencil import Taps
 from graph_opt.model.cost import Machine
@@ -160,41 +161,28 @@ def plan_sweeps(
     ``arrays`` is the number of arrays that a sweep reads or writes, 3 with an added array, and
     ``room`` the bytes of free memory on a rank's device.
     """
-    tilings = _tilings(source, taps, iterations, size)
+    tilings = [source] if prod(source.grid) <= MOST_BLOCKS else []
+    even = _even(source, taps, size)
+    if even != source and (iterations > 1 or not tilings):
+        tilings.append(even)
     plans = [
         SweepPlan(source, tiles, dtype, taps, boundary, steps, size)
         for tiles in tilings
         for steps in _steps(tiles, taps, min(iterations, most_steps))
     ]
-    costs = {id(plan): cost(plan, iterations, machine, arrays=arrays) for plan in plans}
     fitting = [plan for plan in plans if room is None or peak(plan, arrays=arrays) <= room]
     if not fitting:
         return min(plans, key=lambda plan: peak(plan, arrays=arrays))
-    return min(fitting, key=lambda plan: costs[id(plan)])
-
-
-def _tilings(source: Layout, taps: Taps, iterations: int, size: int) -> list[Layout]:
-    """Return the candidate tiles: the blocks, and one even tile for each rank."""
-    tilings = [source] if prod(source.grid) <= MOST_BLOCKS else []
-    even = _even(source, taps, size)
-    if even != source and (iterations > 1 or not tilings):
-        tilings.append(even)
-    return tilings
+    return min(fitting, key=lambda plan: cost(plan, iterations, machine, arrays=arrays))
 
 
 def _steps(tiles: Layout, taps: Taps, most: int) -> Iterator[int]:
-    """Yield candidate numbers of sweeps: ghost cells must not outgrow tiles."""
-    longest, reach = max(_typical(tiles)), max(taps.radius)
+    """Yield candidate numbers of sweeps: ghost cells must not outgrow an average tile."""
+    averages = (-(-n // max(1, parts)) for n, parts in zip(tiles.shape, tiles.grid, strict=True))
+    longest = max(averages)
     for steps in STEPS:
-        if steps == 1 or (steps <= most and 2 * steps * reach <= longest):
+        if steps == 1 or (steps <= most and 2 * steps * max(taps.radius) <= longest):
             yield steps
-
-
-def _typical(tiles: Layout) -> tuple[int, ...]:
-    """Return the lengths of an average tile."""
-    return tuple(
-        -(-length // max(1, blocks)) for length, blocks in zip(tiles.shape, tiles.grid, strict=True)
-    )
 
 
 def _even(source: Layout, taps: Taps, size: int) -> Layout:

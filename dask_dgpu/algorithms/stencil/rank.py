@@ -17,8 +17,11 @@ from functools import lru_cache, partial
 from typing import Any
 
 from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
-from dask_dgpu.algorithms.halo import Boundary, Exchange, HaloPlan, plan_halo
-from dask_dgpu.algorithms.redistribute import RedistributePlan, redistribute_rank
+from dask_dgpu.algorithms.halo.cells import Boundary
+from dask_dgpu.algorithms.halo.plan import HaloPlan, plan_halo
+from dask_dgpu.algorithms.halo.rank import Exchange
+from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
+from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 from dask_dgpu.algorithms.stencil.plan import SweepPlan
 from dask_dgpu.algorithms.stencil.regions import Passes, Regions, Tile, passes_of
 from dask_dgpu.comm.protocol import Comm

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import prod
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from dask_dgpu.algorithms.summa.owners import by_owner, in_place, local
 from dask_dgpu.algorithms.summa.plan import Floats, Ints, Mesh, Operand, SummaPlan
 from dask_dgpu.algorithms.summa.schedule import aligned
 from graph_opt.model.cost import Machine, pipelined
@@ -52,13 +53,12 @@ def plan_summa(
     owned = int((a.shares(size) + b.shares(size)).max())
     meshes = [mesh] if mesh else _meshes(a, b, size)
     even = [SummaPlan(a, b, dtype, size, each, (), 1, 1, machine.one_sided) for each in meshes]
-    for bare in [*even, *by_owner(even)]:
-        plan, moved = _placed(bare)
-        stays = local(plan, 0), local(plan, 1)
+    for bare in [*even, *_by_owners(even)]:
+        plan, moved, stays = _placed(bare)
         needs, reduction = None, plan.reduction_bytes
         for count in [steps] if steps else [s for s in STEPS if s <= max(1, plan.deepest)]:
             stepped = replace(plan, steps=count, nominal_steps=count)
-            stepped = replace(stepped, in_place=in_place(stepped, stays))
+            stepped = replace(stepped, in_place=_in_place(stepped, stays))
             if mesh is None and reduction > stepped.workspace_limit:
                 continue  # the layers' partial sums would not fit into four panels
             panels = min(stepped.workspace_limit, 4 * stepped.panel_bytes(count) + reduction)
@@ -118,38 +118,112 @@ def _meshes(a: Operand, b: Operand, size: int) -> list[Mesh]:
     return found
 
 
-def _placed(plan: SummaPlan) -> tuple[SummaPlan, float]:
+def _by_owners(plans: list[SummaPlan]) -> list[SummaPlan]:
+    """Divide rows, columns and contraction by the owners of their blocks, if this is possible.
+
+    Blocks of a rank must be side by side, and the ranks as many as the mesh has along the axis.
+    """
+    if not plans:
+        return []
+    a, b = plans[0].a, plans[0].b
+    cuts = a.rows, b.columns, a.columns
+    edges = list(map(_edges, owners_along(a, b, plans[0].size), cuts))
+    found = []
+    for plan in plans:
+        rows, columns, inner = (
+            tuple(pairwise(each)) if len(each) == extent + 1 > 2 else ()
+            for each, extent in zip(edges, plan.mesh, strict=True)
+        )
+        layers = tuple((a.columns[lo], a.columns[hi]) for lo, hi in inner)
+        owned = replace(plan, rows=rows, columns=columns, layers=layers)
+        if owned.spans != plan.spans:
+            found.append(owned)
+    return found
+
+
+def _edges(owners: Ints, cuts: Cuts) -> list[int]:
+    """Return the first block of each owner and the number of blocks; empty blocks do not count."""
+    if not len(owners):
+        return [0]
+    full = np.flatnonzero(np.diff(cuts))
+    changes = full[1:][owners[full][1:] != owners[full][:-1]]
+    return [0, *changes.tolist(), len(owners)]
+
+
+def owners_along(a: Operand, b: Operand, size: int) -> tuple[Ints, Ints, Ints]:
+    """Return the rank with most bytes of each block row, block column and block between them.
+
+    Operands that have different chunks along the contraction have no such blocks.
+    """
+    rows, columns = _owners(a, size, 0), _owners(b, size, 1)
+    if a.columns != b.rows:
+        return rows.argmax(axis=0), columns.argmax(axis=0), np.zeros(0, np.int64)
+    inner = _owners(a, size, 1) + _owners(b, size, 0)
+    return rows.argmax(axis=0), columns.argmax(axis=0), inner.argmax(axis=0)
+
+
+def _owners(operand: Operand, size: int, axis: int) -> Floats:
+    """Return the bytes of each rank in each block row, or block column."""
+    nbytes = np.zeros((size, operand.grid[axis]))
+    np.add.at(nbytes, (operand.ranks, np.indices(operand.grid)[axis]), operand.sizes)
+    return nbytes
+
+
+def _placed(plan: SummaPlan) -> tuple[SummaPlan, float, list[bool]]:
     """Place each rank where it owns most of its operands.
 
-    Returns the plan and the bytes that the busiest rank receives.
+    Returns the plan, the bytes that the busiest rank receives, and which operands stay.
     """
-    bytes_a = _owned_bytes(plan, plan.a.ranks, plan.a.sizes, plan.row_spans, plan.a.columns)
-    bytes_b = _owned_bytes(plan, plan.b.ranks.T, plan.b.sizes.T, plan.column_spans, plan.b.rows)
-    local = bytes_a[:, :, None, :] + bytes_b[:, None, :, :]
+    owned = [_owned_bytes(plan, which) for which in (0, 1)]
+    local = owned[0][:, :, None, :] + owned[1][:, None, :, :]
     needed = local.sum(axis=0).reshape(-1)
     local = local.reshape(plan.size, -1)
     ranks, seats = linear_sum_assignment(local, maximize=True)
     places = np.zeros(prod(plan.mesh), np.int64)
     places[seats] = ranks
     received = max(0.0, float((needed[seats] - local[ranks, seats]).max()))
-    return replace(plan, places=tuple(places.tolist())), received
+    placed = replace(plan, places=tuple(places.tolist()))
+    return placed, received, [_stays(placed, which, owned[which]) for which in (0, 1)]
 
 
-def _owned_bytes(
-    plan: SummaPlan, ranks: Ints, sizes: Floats, spans: tuple[Span, ...], contraction: Cuts
-) -> Floats:
-    """Return the bytes of each rank for each (part of the mesh, layer of the mesh).
+def _stays(plan: SummaPlan, which: int, nbytes: Floats) -> bool:
+    """Whether every rank owns all blocks of an operand that it multiplies."""
+    starts = {lo for lo, _ in plan.depth_spans}
+    if plan.mesh[1 - which] > 1 or not starts.issubset(plan.operands[which].cuts[1 - which]):
+        return False  # several ranks need a block
+    places = np.reshape(plan.places, (1, plan.mesh[which], plan.mesh[2]))
+    return bool(np.all(np.take_along_axis(nbytes, places, axis=0) == nbytes.sum(axis=0)))
 
-    ``spans`` are the parts of the first axis of the operand; ``contraction`` cuts the other.
-    """
+
+def _owned_bytes(plan: SummaPlan, which: int) -> Floats:
+    """Return the bytes of an operand for each rank, part of the mesh, and layer of the mesh."""
+    operand, spans = plan.operands[which], plan.spans[which]
+    ranks, sizes, inner = operand.ranks, operand.sizes, operand.cuts[1 - which]
+    if which == 1:
+        ranks, sizes = ranks.T, sizes.T
     nbytes = np.zeros((plan.size, len(spans), plan.mesh[2]))
     parts = np.repeat(np.arange(len(spans)), [hi - lo for lo, hi in spans])
     starts = [lo for lo, _ in plan.depth_spans]
-    middles = (np.array(contraction[:-1]) + contraction[1:]) / 2
+    middles = (np.array(inner[:-1]) + inner[1:]) / 2
     # the layer of most of each chunk
     layers = np.maximum(np.searchsorted(starts, middles, side="right") - 1, 0)
     np.add.at(nbytes, (ranks, parts[:, None], layers), sizes)
     return nbytes
+
+
+def _in_place(plan: SummaPlan, stays: Sequence[bool]) -> tuple[bool, bool]:
+    """Return which operands are multiplied where they lie, block by block.
+
+    Each product reads and writes a part of C. That must not take longer than copying the blocks
+    into a panel, so a block must be at least as deep as C is wide, or high.
+    """
+    blocks = max(1, int(np.count_nonzero(np.diff(plan.a.columns))))
+    depth = min(plan.a.columns[-1] / blocks, plan.deepest / plan.steps)
+    left, right = (
+        there and operand.dtype == plan.accumulator and other <= depth
+        for there, operand, other in zip(stays, plan.operands, plan.extents[::-1], strict=True)
+    )
+    return left, right
 
 
 class Needs:
@@ -161,12 +235,9 @@ class Needs:
 
     def __init__(self, plan: SummaPlan) -> None:
         self._curves: list[tuple[int, Cuts, Floats]] = []
-        for rank, (r, c, _) in plan.positions.items():
-            for axis, operand, span in (
-                (0, plan.a, plan.row_spans[r]),
-                (1, plan.b, plan.column_spans[c]),
-            ):
-                mine, inner = slice(*span), operand.cuts[1 - axis]
+        for rank, place in plan.positions.items():
+            for axis, operand in enumerate(plan.operands):
+                mine, inner = slice(*plan.spans[axis][place[axis]]), operand.cuts[1 - axis]
                 remote = operand.ranks != rank
                 lengths = np.diff(operand.cuts[axis])[mine]
                 each = lengths @ (remote if axis == 0 else remote.T)[mine]

@@ -109,6 +109,16 @@ class SummaPlan(Bare):
     layers: tuple[Span, ...] = ()
 
     @property
+    def operands(self) -> tuple[Operand, Operand]:
+        """Both operands."""
+        return self.a, self.b
+
+    @property
+    def spans(self) -> tuple[tuple[Span, ...], ...]:
+        """Block rows, block columns and positions along the contraction, each by the mesh."""
+        return self.row_spans, self.column_spans, self.depth_spans
+
+    @property
     def accumulator(self) -> str:
         """The dtype of panels and sums on a host."""
         return "float32" if self.dtype == "float16" else self.dtype

@@ -25,8 +25,7 @@ import numpy as np
 
 from dask_dgpu.kernels.sums.binned import LIMBS, Binned, PendingBinned, merged, trimmed
 from dask_dgpu.kernels.sums.binned_grid_cuda import DEPOSIT, NUMBERS, grid_sum_cuda
-from dask_dgpu.kernels.sums.columns_cuda import READING, columns_of
-from dask_dgpu.kernels.sums.cuda import THREADS, kernels
+from dask_dgpu.kernels.sums.cuda import READING, THREADS, columns_of, kernels
 from dask_dgpu.kernels.sums.lanes import Form
 
 Array = Any
@@ -35,7 +34,7 @@ SOURCE = r"""
 constexpr int DIGITS = 42;      // of a part: a thread block adds up to 2**20 parts in 64 bits
 constexpr int COUNT_BITS = 11;  // digits of a double beyond those of a part
 constexpr int ROUND = 4;        // levels are multiples, so that threads usually share them
-#define TOO_LARGE 8.452712498170644e+270  // 2**HUGE_POWER
+#define TOO_LARGE 8.452712498170644e+270  // 2**900: such numbers go to the limbs one by one
 constexpr int LOWEST_TOP = sizeof(Value) == 4 ? -120 : -960;  // the lowest first level
 
 // Whether all numbers are zero, or of a size of which the first level holds all digits.

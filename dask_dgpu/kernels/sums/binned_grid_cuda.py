@@ -28,7 +28,6 @@ constexpr int LIMBS = {LIMBS}, LOWEST = {binned.LOWEST};
 constexpr int INFINITE = {binned.INFINITE}, NEGATIVE = {binned.NEGATIVE};
 constexpr int NOT_A_NUMBER = {binned.NOT_A_NUMBER};
 constexpr int NONE = -(1 << 20);  // the level without numbers
-constexpr int HUGE_POWER = 900;   // larger numbers go to the limbs one by one
 """
 
 DEPOSIT = (
@@ -76,6 +75,7 @@ SOURCE = r"""
 constexpr int BATCH = 8;           // concurrent reads of a thread
 constexpr int COUNT_BITS = 13;     // 2**13 numbers are added to a level before it is flushed
 constexpr int DIGITS = 53 - COUNT_BITS;
+constexpr int HUGE_POWER = 900;    // numbers from 2**900 on go to the limbs one by one
 constexpr int ROUND = 8;           // levels are multiples, so that threads usually share them
 
 struct Cuts {

@@ -12,9 +12,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from dask_dgpu.kernels.sums.columns_cuda import READING, columns_of
 from dask_dgpu.kernels.sums.compensated import Pair
-from dask_dgpu.kernels.sums.cuda import INDEXING, THREADS, grid_of, kernels
+from dask_dgpu.kernels.sums.cuda import INDEXING, READING, THREADS, columns_of, grid_of, kernels
 
 Array = Any
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.algorithms.summa import SummaPlan
+from dask_dgpu.algorithms.summa.plan import SummaPlan
 from dask_dgpu.algorithms.summa.schedule import pieces
 
 Array = Any
