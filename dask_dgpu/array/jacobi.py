@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -179,7 +180,9 @@ def jacobi(
     u = sweeping("jacobi", (first, right), first.chunks, task, expand)
     outcome = None
     if _in_a_gang(u):
-        u, outcome = _by_gang(u)
+        with suppress(NoGangError):  # the gang was left to Dask
+            (u,) = persist(u)
+            outcome = _outcome_of(u)
     if outcome is None:
         u, outcome = in_rounds(first, right, task)
     return u, JacobiInfo.of(outcome)
@@ -204,18 +207,8 @@ def _in_a_gang(u: Array) -> bool:
     return any(piece.output.name == u.name for piece in pieces)
 
 
-def _by_gang(u: Array) -> tuple[Array, Outcome | None]:
-    """Iterate now; without an outcome, the gang was left to Dask or its record was dropped."""
-    name = u.name
-    try:
-        (u,) = persist(u)
-        return u, _outcome_of(u, name)
-    except NoGangError:
-        return u, None
-
-
-def _outcome_of(u: Array, name: str) -> Outcome | None:
-    """Wait for a persisted array, and return the outcome from the record of its gang."""
+def _outcome_of(u: Array) -> Outcome | None:
+    """Wait for a persisted array; return the outcome from its gang's record, if it is kept."""
     client = current_client()
     futures: list[Any] = []
     if client is not None:
@@ -223,13 +216,13 @@ def _outcome_of(u: Array, name: str) -> Outcome | None:
 
         futures = futures_of(u)
     if not futures:
-        found: Outcome | None = dict(tasks.details.copy()).get(name)
+        found: Outcome | None = dict(tasks.details.copy()).get(u.name)
         return found
     wait(futures)
     for future in futures:
         if future.status != "finished":
             future.result()  # raises
-    detail = futures[0].client.run_on_scheduler(_recorded, name=name)
+    detail = futures[0].client.run_on_scheduler(_recorded, name=u.name)
     return None if detail is None else pickle.loads(detail)
 
 

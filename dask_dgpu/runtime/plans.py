@@ -1,8 +1,7 @@
 """The plans of a program: fixed once, reused for the same structure, and sent to all ranks.
 
-The optimizer plans a program for blocks that are dealt out evenly, the scheduler for the
-blocks where they are. Both are in one process as a rule, so the second is a lookup unless
-placement differs. Ranks get the scheduler's plans.
+The optimizer plans a program for evenly dealt blocks, the scheduler for the blocks where they are.
+In one process the second is a lookup if the places agree. Ranks get the scheduler's plans.
 
 The ranks that compute each block, and the blocks that travel whole:
 
