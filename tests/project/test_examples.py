@@ -16,6 +16,8 @@ DIFFERS = {
     r"about \S+ s instead of \S+ s": "about T s instead of T s",
     r"\b[\d.]+ s\b": "T s",
     r"-[0-9a-f]{8}\b": "-HASH",
+    r"│ +\d+\.\d{3}(?= │)": "│ T",
+    r".* is faster here, by a factor of \S+": "FASTER",
     r"\b\d\.?\d*e[-+]\d+": "E",
 }
 """Times, hashes of layers, and rounding errors differ between machines."""
@@ -58,6 +60,13 @@ def test_example_says_what_it_prints(name: str) -> None:
         assert f"It prints what ``examples/output/{name}.txt`` shows" in source
         assert f"{{literalinclude}} ../examples/output/{name}.txt" in page
     assert expected(name)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_eigen_patches(tmp_path: Path) -> None:
+    told = drawn("eigen_patches", tmp_path)
+    assert "inner" in told
 
 
 @pytest.mark.cluster
