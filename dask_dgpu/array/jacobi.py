@@ -226,10 +226,9 @@ def _outcome_of(u: Array) -> Outcome | None:
     return None if detail is None else pickle.loads(detail)
 
 
-def _recorded(name: str, dask_scheduler: Scheduler) -> bytes | None:
+def _recorded(name: str, dask_scheduler: Scheduler) -> Any:
     plugin: Any = dask_scheduler.plugins[tasks.PLUGIN]
-    found: bytes | None = plugin.records.detail(name)
-    return found
+    return plugin.records.detail(name)
 
 
 def in_rounds(u0: Array, rhs: Array, task: JacobiTask) -> tuple[Array, Outcome]:
@@ -237,7 +236,7 @@ def in_rounds(u0: Array, rhs: Array, task: JacobiTask) -> tuple[Array, Outcome]:
     taps = neighbours_mean(task.ndim)
     u = thick(u0, taps)
     added = (rhs * np.dtype(task.dtype).type(-task.damping)).rechunk(u.chunks, method="tasks")
-    (u, added) = persist(u, added)
+    u, added = persist(u, map_blocks(_beside, added, u, dtype=u.dtype, meta=added._meta))
 
     def sweep(x: Array) -> Array:
         return swept(x, taps, task.boundary, added)
@@ -259,6 +258,13 @@ def in_rounds(u0: Array, rhs: Array, task: JacobiTask) -> tuple[Array, Outcome]:
     u = Array(u.dask, u.name, u.chunks, dtype=u.dtype, meta=u0._meta)
     (u,) = persist(u.rechunk(u0.chunks, method="tasks"))
     return u, Outcome(reason, tuple(history))
+
+
+def _beside(block: Block, other: Block) -> Block:
+    """Return a block on the device of another; Dask may have declared the wrong one for either."""
+    if isinstance(other, np.ndarray) and hasattr(block, "get"):
+        return block.get()
+    return block if isinstance(other, np.ndarray) else np.asarray(block, like=other)
 
 
 def _change(before: Array, after: Array) -> Array:
