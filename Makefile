@@ -12,7 +12,8 @@ THOROUGH = $(PARALLEL) --hypothesis-profile thorough -m "(slow or hypothesis) an
 
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help .venv .venv-latest demo test test-all test-latest lint compat docs dist bench clean
+.PHONY: help .venv .venv-latest demo test test-all test-latest lint compat notebooks docs dist bench \
+    clean
 
 help:  ## say what can be made
 	@grep -E '^[a-z.-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -53,6 +54,9 @@ lint: .venv  ## every check of .pre-commit-config.yaml
 
 compat: .venv  ## Dask's own array tests with the plugin enabled
 	.venv/bin/python -m tests.support.compat
+
+notebooks: .venv  ## run the notebooks and store their outputs
+	.venv/bin/python -m tests.support.notebooks
 
 docs: .venv  ## the documentation as a site, in build/docs: at most 3 minutes on 2 cores
 	.venv/bin/python -m sphinx -W --keep-going -q docs build/docs

@@ -141,6 +141,10 @@ class Explanation:
             "nothing here that dask_dgpu knows how to rewrite: everything is left to Dask"
         )
 
+    def __repr__(self) -> str:
+        """Return the text, for a prompt shows this instead of :meth:`__str__`."""
+        return str(self)
+
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><td><code>{escape(name)}</code></td><td>{escape(text)}</td></tr>"

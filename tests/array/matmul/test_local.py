@@ -369,6 +369,7 @@ def test_explain_a_product() -> None:
     assert piece["peak_bytes"] >= (A.nbytes + B.nbytes) // 3
     assert str(explanation).startswith(f"{label}: (11, 13) @ (13, 7) float64 runs as a gang: ")
     assert "panel" in str(explanation)
+    assert repr(explanation) == str(explanation)
     assert f"<code>{label}</code>" in explanation._repr_html_()
     pickle.loads(pickle.dumps(explanation))
 
