@@ -75,9 +75,8 @@ def run(notebook: NotebookNode, folder: Path) -> NotebookNode:
         kernel_name="python3",
         record_timing=False,
         resources={"metadata": {"path": str(folder)}},
-        env=os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"},
     )
-    client.execute()
+    client.execute(env=os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"})
     return copy
 
 
