@@ -12,7 +12,7 @@ THOROUGH = $(PARALLEL) --hypothesis-profile thorough -m "(slow or hypothesis) an
 
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help .venv .venv-latest demo test test-all test-latest lint compat notebooks docs bench clean
+.PHONY: help .venv .venv-latest demo test test-all test-latest lint compat notebooks docs dist bench clean
 
 help:  ## say what can be made
 	@grep -E '^[a-z.-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -57,8 +57,14 @@ compat: .venv  ## Dask's own array tests with the plugin enabled
 notebooks: .venv  ## run the notebooks and store their outputs
 	.venv/bin/python -m tests.support.notebooks
 
-docs: .venv  ## the documentation, in build/docs
+docs: .venv  ## the documentation as a site, in build/docs: at most 3 minutes on 2 cores
 	.venv/bin/python -m sphinx -W --keep-going -q docs build/docs
+
+dist: .venv  ## wheel and sdist in build/dist, checked and tried in an empty environment
+	rm -rf build/dist
+	.venv/bin/python -m build --outdir build/dist
+	.venv/bin/twine check --strict build/dist/*
+	.venv/bin/python ci/check_dist.py
 
 bench: .venv  ## the benchmarks; those for GPUs where there are any
 	set -e; for file in $(filter-out %harness.py %_gpu.py,$(wildcard benchmarks/*.py)) \

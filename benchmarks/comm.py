@@ -19,7 +19,7 @@ from typing import Any
 from harness import Report, blas_threads, processes
 
 from dask_dgpu.comm import bootstrap
-from dask_dgpu.comm.buffers import even_counts
+from dask_dgpu.comm.common import even_counts
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.environment.gpus import count_gpus
 

@@ -15,17 +15,15 @@ from typing import Any
 
 import dask
 import dask.array as da
-import numpy as np
 from dask.base import annotate
 from fft_harness import outer
-from gpu_harness import FEW_BYTES, Arrays, GpuBench, options, run
+from gpu_harness import Arrays, GpuBench, options, run
 from halo_harness import eigenvector, fused_step, jacobis_case
 from harness import PLAIN, fresh
 from map_overlap import loop, mean_of_neighbours
 from worker_harness import program_seconds
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.jacobi.report import beside
 
 DTYPE = "float32"
 TOL = 1e-300
@@ -147,14 +145,12 @@ class Bench(GpuBench):
         super().figure(what, seconds, **facts)
 
     def traces(self) -> None:
-        """Record what is copied to the host; Jacobi's report is some rows beside the grid."""
+        """Record what is copied to the host."""
         given, every = self.given, len(self.workers())
         facts = self.iterations(every)
         with self.report.guard("jacobi, host copies", **facts):
             make, solve = partial(self.grids, every, 2), self.solver(every)
-            report_rows = beside(((facts["chunk"],), (given.n,)), DTYPE)[0][-1]
-            few = FEW_BYTES + report_rows * given.n * np.dtype(DTYPE).itemsize
-            self.host_copies("jacobi, ", make, solve, few, **facts)
+            self.host_copies("jacobi, ", make, solve, **facts)
         for kind in STEPS:
             prefix, facts = f"map_overlap, {kind}, ", self.steps(given.steps)
             with self.report.guard(f"{prefix}host copies", **facts):

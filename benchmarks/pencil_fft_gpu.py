@@ -21,7 +21,7 @@ from fft_harness import dasks_fftn, difference, outer, slab_rows, turned
 from gpu_harness import GpuBench, options, run
 from harness import fresh_complex
 
-from dask_dgpu.algorithms.redistribute import plan_redistribute, traffic
+from dask_dgpu.algorithms.redistribute.plan import plan_redistribute, traffic
 from graph_opt.model.layout import Layout, cuts_of
 
 SLABS_A_RANK = 2
@@ -164,7 +164,7 @@ def most_sent(client: Client, x: da.Array, y: da.Array) -> int:
         return Layout(tuple(map(cuts_of, z.chunks)), owners)
 
     plan = plan_redistribute(layout(x), layout(y), x.dtype.name, len(workers))
-    return max(map(sum, traffic(plan)))
+    return int(traffic(plan).sum(axis=1).max())
 
 
 def main() -> None:

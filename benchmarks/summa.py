@@ -18,7 +18,9 @@ from distributed import Client, LocalCluster
 from harness import PLAIN, Report, blas_threads, fresh, no_wait, processes, timed
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.summa import Operand, plan_summa, summa_rank
+from dask_dgpu.algorithms.summa.choose import plan_summa
+from dask_dgpu.algorithms.summa.plan import Operand
+from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.comm import bootstrap
 from dask_dgpu.environment import settings
 from dask_dgpu.environment.facts import ClusterFacts
@@ -157,7 +159,7 @@ def _run_ranks(rank: int, pipe: Connection, store: tuple[str, int], sizes: Sizes
         blocks = [(i, j) for i in range(side) for j in range(side)]
         spans = block_spans(tuple(range(len(blocks) + 1)), RANKS)
         owners = tuple(owner for owner, (lo, hi) in enumerate(spans) for _ in range(lo, hi))
-        operand = Operand(cuts, cuts, "float64", owners)
+        operand = Operand((cuts, cuts), owners, "float64")
         mine = blocks[slice(*spans[rank])]
         seconds = []
         for _ in range(1 + sizes.repetitions):

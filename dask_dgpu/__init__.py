@@ -20,6 +20,7 @@ from dask_dgpu.array.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, stencil
 from dask_dgpu.observe.explain import Explanation, explain
 from dask_dgpu.observe.health import Health, check_health
 from dask_dgpu.observe.progress import progress
+from dask_dgpu.observe.versions import show_versions
 from dask_dgpu.session.enable import Enabled, disable, enable
 from dask_dgpu.session.startup import start
 
@@ -45,6 +46,7 @@ __all__ = [
     "norm",
     "poisson",
     "progress",
+    "show_versions",
     "start",
     "std",
     "stencil",

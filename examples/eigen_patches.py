@@ -5,6 +5,8 @@ one patch a row. The leading eigenvectors of the patches' covariance are the
 colours, edges and waves that natural images are made of. The covariance is a
 product with a very long inner dimension, ``x.T @ x``, in plain Dask code; the
 same line runs twice, with and without dask_dgpu.
+
+It prints what the README shows, and draws ``build/eigen_patches.png``.
 """
 
 from __future__ import annotations

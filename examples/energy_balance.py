@@ -9,6 +9,8 @@ balance in rounding errors; a compensated one does not, and a reproducible one h
 same bits however the series is cut.
 
 L. Verlet, "Computer experiments on classical fluids", Physical Review 159 (1967).
+
+It prints what ``examples/output/energy_balance.txt`` shows, and draws ``build/energy_balance.png``.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ stencil of fixed weights has. It is written in slices of NumPy and given to ``da
 J. J. Roering, J. W. Kirchner and W. E. Dietrich, "Evidence for nonlinear, diffusive sediment
 transport on hillslopes and implications for landscape morphology", Water Resources Research
 35 (1999): the law of transport, and its constants as found in the Oregon Coast Range.
+
+It prints what ``examples/output/hillslopes.txt`` shows, and draws ``build/hillslopes.png``.
 """
 
 from __future__ import annotations

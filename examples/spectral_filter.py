@@ -5,6 +5,9 @@ as a telescope would deliver it. A blur by a Gaussian is a product of spectra, s
 it costs the same however wide it is; what it takes away, added once more, sharpens
 the picture. Dask alone refuses the transform, since both axes would have to be
 single chunks; with dask_dgpu the same two lines run on all workers.
+
+It prints what ``examples/output/spectral_filter.txt`` shows, and draws
+``build/spectral_filter.png``.
 """
 
 from __future__ import annotations

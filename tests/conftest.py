@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.browser import CHROMIUM
 from tests.support.profiles import register_profiles
 
 HINTS = {
     "tests deselected that need a GPU": "run them with -m 'gpu or multigpu'",
+    "tests deselected that need a browser": "install chromium, as with apt-get install chromium",
     "slow tests deselected": "run them with make test-all",
     "other tests deselected": "run them with make test",
 }
@@ -58,24 +60,37 @@ def gangs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def _recorded(monkeypatch: pytest.MonkeyPatch, value: Callable[[Any], Any]) -> list[Any]:
-    from dask_dgpu.runtime import local
+    from dask_dgpu.runtime import tasks
 
     ran: list[Any] = []
-    original = local.run_here
+    original = tasks.run_here
 
     def run_here(program: Any, staged: Any) -> Any:
         ran.append(value(program))
         return original(program, staged)
 
-    monkeypatch.setattr(local, "run_here", run_here)
+    monkeypatch.setattr(tasks, "run_here", run_here)
     return ran
 
 
 def _reason(item: pytest.Item) -> str:
     if item.get_closest_marker("gpu") or item.get_closest_marker("multigpu"):
         return "tests deselected that need a GPU"
+    if item.get_closest_marker("browser") and CHROMIUM is None:
+        return "tests deselected that need a browser"
     slow = item.get_closest_marker("slow")
     return "slow tests deselected" if slow else "other tests deselected"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect tests that need a browser where there is none."""
+    if CHROMIUM is not None:
+        return
+    without = [item for item in items if item.get_closest_marker("browser")]
+    if without:
+        config.hook.pytest_deselected(items=without)
+        items[:] = [item for item in items if item not in without]
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:

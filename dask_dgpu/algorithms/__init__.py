@@ -1,4 +1,4 @@
-"""Distributed algorithms on blocks, one package each: a plan, its cost and a rank program.
+"""Distributed algorithms on blocks: for each one a plan, its cost and a rank program.
 
 A rank program ``*_rank(plan, comm, device, blocks, ..., progress)`` computes one rank's part:
 
@@ -17,8 +17,13 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from graph_opt.model.layout import Index
+
+Array = Any
+Blocks = Mapping[Index, Array]
 Progress = Callable[[int, int], None]
 
 

@@ -23,18 +23,23 @@ Examples
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
-import dask.array as da
 from dask.array.core import Array
 
 from dask_dgpu.algorithms.pencil_fft import Transform
-from dask_dgpu.arguments import as_array, check_choice, positive
-from dask_dgpu.array.fft.long_axis import transform_axes
-from dask_dgpu.array.inputs import check_chunk_sizes, check_container, check_dtype, per_axis
-from dask_dgpu.environment.settings import fft_output_layout
-from dask_dgpu.kernels.fft.laplacian import Axis, inverted
+from dask_dgpu.arguments import (
+    as_array,
+    check_choice,
+    check_chunk_sizes,
+    check_container,
+    check_dtype,
+    per_axis,
+    positive,
+)
+from dask_dgpu.array.fft.call import output_layout, transform_axes
+from dask_dgpu.array.fft.fallback import map_with_start
+from dask_dgpu.kernels.fft.factors import Axis, divide
 
 FORWARD = {"zero": "dst1", "reflect": "dct2", "periodic": "fft"}
 BACKWARD = {"zero": "dst1", "reflect": "dct3", "periodic": "ifft"}
@@ -111,17 +116,8 @@ def poisson(
     axes = tuple(map(Axis, x.shape, distances, boundaries))
     forward, backward = _transforms(x, boundaries)
     spectrum = transform_axes(x, forward, "poisson-forward")
-    starts = tuple(tuple(accumulate(sizes, initial=0)) for sizes in spectrum.chunks)
-    solution = da.map_blocks(
-        _inverted_block,
-        spectrum,
-        starts=starts,
-        token="divide",
-        axes=axes,
-        dtype=spectrum.dtype,
-        meta=spectrum._meta,
-    )
-    layout = fft_output_layout()
+    solution = map_with_start(divide, spectrum, axes)
+    layout = output_layout()
     return transform_axes(solution, backward, "poisson", output_layout=layout, chunks=x.chunks)
 
 
@@ -141,13 +137,3 @@ def _transforms(
         forward[first] = Transform("rfft", first, x.shape[first])
         backward[first] = Transform("irfft", first, x.shape[first])
     return tuple(forward), tuple(backward)
-
-
-def _inverted_block(
-    block: Any,
-    starts: tuple[tuple[int, ...], ...],
-    axes: tuple[Axis, ...],
-    block_id: tuple[int, ...],
-) -> Any:
-    begin = tuple(along[at] for along, at in zip(starts, block_id, strict=True))
-    return inverted(block, begin, axes)

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
-from dask_dgpu.comm.lifetime import Lifetime
+from dask_dgpu.comm.common import Lifetime, meet
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.comm.rendezvous import meet
 from dask_dgpu.errors import CommError
 
 Transport = Literal["gloo", "nccl", "ucx"]
@@ -31,15 +30,7 @@ _PAUSE = 0.05
 
 @dataclass(frozen=True)
 class StoreServer:
-    """A store that is served during the life of this object.
-
-    Attributes
-    ----------
-    host : str
-        Its address or name for ranks.
-    port : int
-        A free port.
-    """
+    """A store that is served on ``host`` and ``port`` during the life of this object."""
 
     host: str
     port: int
@@ -77,31 +68,15 @@ def connect(
 ) -> Comm:
     """Connect with the other ranks under ``name``; returns when all have connected.
 
-    Parameters
-    ----------
-    kind : {"gloo", "nccl", "ucx"}
-        The transport, the same on all ranks.
-    host : str
-        Address or name of this rank's host, to listen on.
-    store_address : tuple of str and int
-        Host and port of the store.
-    rank, size : int
-        This rank and the number of ranks.
-    name : str
-        Name of the communicator, used once per store.
-    timeout : float
-        Seconds to wait for the other ranks, and to connect with them.
-    limit : float, optional
-        Seconds after which a later wait raises. By default a wait lasts until the communicator
-        is aborted, from outside or because a peer is lost.
-    patient : bool, optional
-        Whether to wait for the other ranks until aborted, because they may be busy.
-    device : int, optional
-        The CUDA device of this rank, in this process's numbering. ``"gloo"`` ignores it;
-        without it, ``"ucx"`` only carries NumPy arrays.
-    lifetime : Lifetime, optional
-        Aborting it, from any thread, ends the connecting. Its ``threads`` then include a thread
-        that is still blocked in a library.
+    - ``host`` is the address or name of this rank's host, ``name`` is used once per store.
+    - Other ranks are awaited for ``timeout`` seconds, if ``patient`` until aborted: they may be
+      busy.
+    - A later wait raises after ``limit`` seconds. By default it lasts until the communicator is
+      aborted, from outside or because a peer is lost.
+    - ``device`` is this rank's CUDA device, in this process's numbering. Without it, ``"ucx"`` only
+      carries NumPy arrays; ``"gloo"`` never carries others.
+    - Aborting ``lifetime``, from any thread, ends the connecting. Its ``threads`` then include a
+      thread that is still blocked in a library.
 
     Raises
     ------
@@ -128,7 +103,7 @@ def connect(
                 store, **ranks, host=host, timeout=timeout, limit=limit, lifetime=attempt
             )
         if kind == "ucx":
-            return _ucx().join(
+            return _import_ucx().join(
                 store, **ranks, timeout=timeout, limit=limit, device=device, lifetime=attempt
             )
         from dask_dgpu.comm.nccl.communicator import NcclComm
@@ -182,7 +157,7 @@ def _abandonable(
     return created[0]
 
 
-def _ucx() -> Any:
+def _import_ucx() -> Any:
     try:
         from dask_dgpu.comm.ucx import communicator as ucx
     except ImportError as error:

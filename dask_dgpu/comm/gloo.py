@@ -16,10 +16,9 @@ import numpy as np
 import torch
 import torch.distributed
 
-from dask_dgpu.comm.lifetime import Lifetime
+from dask_dgpu.comm.common import KeyValueStore, Lifetime
 from dask_dgpu.comm.point_to_point import Message, PointToPointComm, Verb
 from dask_dgpu.comm.protocol import Buffer
-from dask_dgpu.comm.rendezvous import KeyValueStore
 from dask_dgpu.errors import CommError
 
 # torch has no stubs for much of this, or stubs that vary from version to version.
@@ -104,20 +103,9 @@ class GlooComm(PointToPointComm):
     A separate thread ends the group when the communicator is closed or aborted, or when the
     interpreter exits: it makes all waits raise, then frees the group.
 
-    Parameters
-    ----------
-    store : torch.distributed.Store
-        A store for these ranks only: a prefix that is used once.
-    rank, size : int
-        This rank and the number of ranks, which all call this at the same time.
-    host : str
-        Address or name of this rank's host, to listen on.
-    timeout : float
-        Seconds to connect.
-    limit : float, optional
-        Seconds after which a wait raises; without it a wait lasts until aborted.
-    lifetime : Lifetime, optional
-        Aborting it ends the connecting.
+    All ranks create it at the same time, with a ``store`` for these ranks only: a prefix that is
+    used once. It listens on ``host``. Connecting ends after ``timeout`` seconds, or if ``lifetime``
+    is aborted. Waits raise after ``limit`` seconds; without it they last until aborted.
     """
 
     def __init__(

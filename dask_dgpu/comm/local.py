@@ -1,7 +1,7 @@
 """Ranks as threads of one process: for tests, and for gangs of one process.
 
 All ranks of a :class:`LocalHub` see each other's buffers. Each rank posts its arguments; the
-last rank copies for all. That needs no extra thread. The hub sees the calls of all ranks, so a
+last rank copies for all, without an extra thread. The hub sees the calls of all ranks, so a
 program whose ranks disagree raises instead of hanging.
 """
 
@@ -11,11 +11,13 @@ program whose ranks disagree raises instead of hanging.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from dask_dgpu.comm.buffers import (
+from dask_dgpu.comm.common import (
+    Lifetime,
     check_all_to_all,
     check_gather,
     check_peers,
@@ -25,25 +27,69 @@ from dask_dgpu.comm.buffers import (
     reduce_parts,
     settle,
 )
-from dask_dgpu.comm.local_hub import Call, LocalHub, Message
-from dask_dgpu.comm.protocol import Buffer, Reduction, Window, Work
+from dask_dgpu.comm.protocol import Buffer, Counts, Messages, Reduction, Window, Work
 from dask_dgpu.errors import CommAbortedError, CommError
 
 T = TypeVar("T")
 Finish = Callable[[list[Any]], None]
 
 
+class _Call:
+    """A collective call: the arguments of the ranks, and the ranks that have not called it."""
+
+    def __init__(self, what: tuple[object, ...], size: int) -> None:
+        self.what = what
+        self.given: list[Any] = [None] * size
+        self.awaited = set(range(size))
+
+
+@dataclass(eq=False)
+class _Message:
+    """One side of a message: its buffer, the other rank, and whether it was delivered."""
+
+    buffer: Buffer
+    peer: int
+    over: bool = False
+
+
+class LocalHub:
+    """The shared state of the ranks of one process; waits raise after ``limit`` seconds."""
+
+    def __init__(self, size: int, limit: float | None = None) -> None:
+        self.size = size
+        self.limit = limit
+        self.lifetime = Lifetime()
+        self.calls: dict[int, _Call] = {}
+        self.sent: defaultdict[tuple[int, int], deque[_Message]] = defaultdict(deque)
+        self.expected: defaultdict[tuple[int, int], deque[_Message]] = defaultdict(deque)
+        self.ended: set[int] = set()
+
+
 class _LocalWork:
+    """A transfer that is done when no ranks are awaited.
+
+    If an awaited rank has ended, the ranks' programs disagree.
+    """
+
     def __init__(self, comm: LocalComm, name: str, awaited: Callable[[], Collection[int]]) -> None:
-        self._comm = comm
-        self._name = name
+        self._hub = comm.hub
+        self._name = f"{name} on rank {comm.rank}"
         self._awaited = awaited
 
     def wait(self) -> None:
-        self._comm.hub.wait(self._awaited, f"{self._name} on rank {self._comm.rank}")
+        missing: set[int] = set()
+
+        def over() -> bool:
+            missing.update(self._hub.ended.intersection(self._awaited()))
+            return bool(missing) or not self._awaited()
+
+        self._hub.lifetime.wait_for(over, self._hub.limit, self._name)
+        if missing:
+            self._hub.lifetime.check()
+            raise CommError(f"{self._name} waits for rank {min(missing)}, whose program has ended")
 
     def done(self) -> bool:
-        return self._comm.hub.lifetime.reason is not None or not self._awaited()
+        return self._hub.lifetime.reason is not None or not self._awaited()
 
 
 class _LocalWindow:
@@ -73,35 +119,24 @@ class LocalComm:
         self.size = hub.size
         self._calls = 0
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[int, Buffer]],
-        recvs: Sequence[tuple[int, Buffer]],
-    ) -> Work:
+    def exchange(self, sends: Messages, recvs: Messages) -> Work:
         check_peers([peer for peer, _ in (*sends, *recvs)], self.size)
         settle(*(buffer for _, buffer in (*sends, *recvs)))
         hub, rank = self.hub, self.rank
-        mine = []
+        sent = [_Message(flat(buffer), peer) for peer, buffer in sends]
+        expected = [_Message(flat(buffer), peer) for peer, buffer in recvs]
         with hub.lifetime.changed:
             hub.lifetime.check()
-            for peer, buffer in sends:
-                mine.append(Message(buffer, peer))
-                hub.sent[rank, peer].append(mine[-1])
-            for peer, buffer in recvs:
-                mine.append(Message(buffer, peer))
-                hub.expected[peer, rank].append(mine[-1])
-            pairs = {(rank, peer) for peer, _ in sends}
-            for pair in pairs | {(peer, rank) for peer, _ in recvs}:
-                self._deliver(hub.sent[pair], hub.expected[pair])
+            for message in sent:
+                hub.sent[rank, message.peer].append(message)
+            for message in expected:
+                hub.expected[message.peer, rank].append(message)
+            pairs = {(rank, peer) for peer, _ in sends} | {(peer, rank) for peer, _ in recvs}
+            for pair in pairs:
+                _deliver(hub.sent[pair], hub.expected[pair])
             hub.lifetime.changed.notify_all()
+        mine = [*sent, *expected]
         return _LocalWork(self, "exchange", lambda: {m.peer for m in mine if not m.over})
-
-    def _deliver(self, sent: deque[Message], expected: deque[Message]) -> None:
-        while sent and expected:
-            source, target = sent.popleft(), expected.popleft()
-            target.buffer[...] = source.buffer
-            settle(target.buffer)
-            source.over = target.over = True
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
         check_peers([root], self.size)
@@ -115,15 +150,8 @@ class LocalComm:
 
     def all_gather(self, out: Buffer, part: Buffer) -> Work:
         check_gather(out, part, self.size)
-
-        def finish(given: list[tuple[Buffer, Buffer]]) -> None:
-            for whole, _ in given:
-                counts = [part.size for _, part in given]
-                for target, (_, source) in zip(pieces(whole, counts), given, strict=True):
-                    target[...] = source
-
-        what = ("all_gather", part.size)
-        return self._collect(what, (flat(out), flat(part)), finish)
+        targets = pieces(flat(out), [part.size] * self.size)
+        return self._swap(("all_gather", part.size), targets, [flat(part)] * self.size)
 
     def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
         check_gather(whole, part, self.size)
@@ -148,22 +176,10 @@ class LocalComm:
         what = ("all_reduce", op, buffer.size)
         return self._collect(what, flat(buffer), finish)
 
-    def all_to_all(
-        self,
-        out: Buffer,
-        out_counts: Sequence[int],
-        whole: Buffer,
-        in_counts: Sequence[int],
-    ) -> Work:
+    def all_to_all(self, out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts) -> Work:
         check_all_to_all(out, out_counts, whole, in_counts, self.rank, self.size)
-
-        def finish(given: list[tuple[list[Buffer], list[Buffer]]]) -> None:
-            for rank, (targets, _) in enumerate(given):
-                for target, (_, parts) in zip(targets, given, strict=True):
-                    target[...] = parts[rank]
-
-        given = pieces(flat(out), out_counts), pieces(flat(whole), in_counts)
-        return self._collect(("all_to_all",), given, finish)
+        targets, parts = pieces(flat(out), out_counts), pieces(flat(whole), in_counts)
+        return self._swap(("all_to_all",), targets, parts)
 
     def barrier(self) -> None:
         self._collect(("barrier",), None, lambda given: None).wait()
@@ -187,6 +203,18 @@ class LocalComm:
     def close(self) -> None:
         """Do nothing: the hub is freed with the last of its communicators."""
 
+    def _swap(
+        self, what: tuple[object, ...], targets: Sequence[Buffer], parts: Sequence[Buffer]
+    ) -> Work:
+        """Give ``parts[q]`` to each rank q, and get ``targets[q]`` from it."""
+
+        def finish(given: list[tuple[Sequence[Buffer], Sequence[Buffer]]]) -> None:
+            for rank, (targets, _) in enumerate(given):
+                for target, (_, parts) in zip(targets, given, strict=True):
+                    target[...] = parts[rank]
+
+        return self._collect(what, (targets, parts), finish)
+
     def _collect(self, what: tuple[object, ...], given: Any, finish: Finish) -> Work:
         """Post this rank's arguments; the last rank finishes the call for all."""
         hub = self.hub
@@ -194,7 +222,7 @@ class LocalComm:
         settle(*_leaves(given))
         with hub.lifetime.changed:
             hub.lifetime.check()
-            call = hub.calls.setdefault(number, Call(what, self.size))
+            call = hub.calls.setdefault(number, _Call(what, self.size))
             if call.what != what:
                 reason = f"rank {self.rank} called {what}, another rank {call.what}"
                 hub.lifetime.abort(reason)
@@ -209,6 +237,14 @@ class LocalComm:
         return _LocalWork(self, str(what[0]), lambda: call.awaited)
 
 
+def _deliver(sent: deque[_Message], expected: deque[_Message]) -> None:
+    while sent and expected:
+        source, target = sent.popleft(), expected.popleft()
+        target.buffer[...] = source.buffer
+        settle(target.buffer)
+        source.over = target.over = True
+
+
 def _leaves(given: Any) -> list[Any]:
     if isinstance(given, tuple | list):
         return [leaf for item in given for leaf in _leaves(item)]
@@ -221,12 +257,8 @@ def run_local(
     """Call ``fn(comm, *args)`` on ``size`` threads, one per rank.
 
     If a rank raises, the others are aborted and its error is raised here. A rank waits until
-    the others have called or ended, at most ``limit`` seconds if that is given.
-
-    Returns
-    -------
-    list
-        The results of the ranks, in rank order.
+    the others have called or ended, at most ``limit`` seconds if that is given. Returns the
+    results of the ranks, in rank order.
     """
     hub = LocalHub(size, limit)
     results: list[T | None] = [None] * size
@@ -239,7 +271,8 @@ def run_local(
             errors.append(error)
             comm.abort(f"rank {comm.rank} raised {error!r}")
         finally:
-            hub.end(comm.rank)
+            hub.ended.add(comm.rank)
+            hub.lifetime.wake()
 
     threads = [
         threading.Thread(target=rank_main, args=(LocalComm(hub, rank),), name=f"rank-{rank}")

@@ -28,7 +28,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from dask_dgpu.comm.buffers import (
+from dask_dgpu.comm.common import (
+    Lifetime,
     as_bytes,
     check_all_to_all,
     check_gather,
@@ -40,8 +41,7 @@ from dask_dgpu.comm.buffers import (
     pieces,
     reduce_parts,
 )
-from dask_dgpu.comm.lifetime import Lifetime
-from dask_dgpu.comm.protocol import Buffer, Reduction, Window, Work
+from dask_dgpu.comm.protocol import Buffer, Counts, Messages, Reduction, Window, Work
 from dask_dgpu.errors import CommError
 
 # Up to this many bytes one round of whole buffers is faster than two rounds of pieces.
@@ -123,14 +123,8 @@ class _StepsWork:
 class PointToPointComm(ABC):
     """A :class:`~dask_dgpu.comm.protocol.Comm` over a transport for messages.
 
-    Parameters
-    ----------
-    rank, size : int
-        This rank and the number of ranks.
-    limit : float or None
-        Seconds after which a wait raises; ``None`` waits until aborted.
-    on_abort : callable, optional
-        Ends all waits of the transport; must not block.
+    Waits raise after ``limit`` seconds; ``None`` waits until aborted. ``on_abort`` ends all waits
+    of the transport, and must not block.
     """
 
     def __init__(
@@ -150,11 +144,7 @@ class PointToPointComm(ABC):
     def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Message:
         """Post bytes, in order for one verb, peer and tag; errors call the message ``what``."""
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[int, Buffer]],
-        recvs: Sequence[tuple[int, Buffer]],
-    ) -> Work:
+    def exchange(self, sends: Messages, recvs: Messages) -> Work:
         check_peers([peer for peer, _ in (*sends, *recvs)], self.size)
         return self._start("exchange", self._post(sends, recvs, tag=0))
 
@@ -179,13 +169,7 @@ class PointToPointComm(ABC):
         check_reduction(buffer, op)
         return self._start("all_reduce", self._all_reduce(flat(buffer), op))
 
-    def all_to_all(
-        self,
-        out: Buffer,
-        out_counts: Sequence[int],
-        whole: Buffer,
-        in_counts: Sequence[int],
-    ) -> Work:
+    def all_to_all(self, out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts) -> Work:
         check_all_to_all(out, out_counts, whole, in_counts, self.rank, self.size)
         steps = self._swap(pieces(flat(out), out_counts), pieces(flat(whole), in_counts))
         return self._start("all_to_all", steps)
@@ -224,12 +208,7 @@ class PointToPointComm(ABC):
         self._calls = self._calls % (2**30) + 1
         return self._calls
 
-    def _post(
-        self,
-        sends: Sequence[tuple[int, Buffer]],
-        recvs: Sequence[tuple[int, Buffer]],
-        tag: int,
-    ) -> Steps:
+    def _post(self, sends: Messages, recvs: Messages, tag: int) -> Steps:
         own = own_messages(self.rank, sends, recvs)
         # Receives first: an expected message needs no extra copy.
         batch: list[tuple[Verb, int, Buffer]] = [("recv", *each) for each in recvs]

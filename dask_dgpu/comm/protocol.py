@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 Buffer = Any
+Counts = Sequence[int]
+Messages = Sequence[tuple[int, Buffer]]
+"""The other rank and the buffer of each message."""
 Reduction = Literal["sum", "min", "max"]
 
 
@@ -53,150 +56,66 @@ class Window(Protocol):
     def get(self, peer: int, which: int, part: tuple[slice, ...], target: Buffer) -> None:
         """Copy a part of a rank's buffer; on a GPU on the caller's stream.
 
-        Parameters
-        ----------
-        peer : int
-            The rank that owns the buffer; it may be this one.
-        which : int
-            The position among the owner's buffers.
-        part : tuple of slice
-            The part to read.
-        target : array
-            The destination: of the shape of the part and the buffer's dtype, any strides.
+        ``peer`` may be this rank. ``which`` is the position among its buffers. The target has the
+        shape of the part, the buffer's dtype and any strides.
         """
 
     def close(self) -> Work:
         """Announce that this rank has read all it needs; collective.
 
-        Returns
-        -------
-        Work
-            Done when all ranks have closed the window; only then may the buffers be written
-            to or freed.
+        When all ranks have closed the window, the work is done. Only then may the buffers be
+        written to or freed.
         """
 
 
 class Comm(Protocol):
-    """Ranks that can exchange buffers.
-
-    Attributes
-    ----------
-    rank : int
-        This rank, from 0.
-    size : int
-        Number of ranks.
-    """
+    """One of ``size`` ranks that can exchange buffers."""
 
     rank: int
     size: int
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[int, Buffer]],
-        recvs: Sequence[tuple[int, Buffer]],
-    ) -> Work:
+    def exchange(self, sends: Messages, recvs: Messages) -> Work:
         """Send and receive a batch of messages, point to point.
 
         Messages from one rank to another are matched in their order. Ranks without messages
-        do not call it.
-
-        Parameters
-        ----------
-        sends, recvs : sequence of (int, array)
-            The other rank and the buffer. Sender and receiver give buffers of the same number
-            of bytes. A rank may send to itself if the same batch receives the message.
+        do not call it. Sender and receiver give buffers of the same number of bytes. A rank may
+        send to itself if the same batch receives the message.
         """
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
-        """Copy the buffer of ``root`` to the buffers of all ranks.
-
-        Parameters
-        ----------
-        buffer : array
-            Of the same shape and dtype on every rank.
-        root : int
-            The sender.
-        """
+        """Copy the buffer of ``root`` to those of all ranks, of the same shape and dtype."""
 
     def all_gather(self, out: Buffer, part: Buffer) -> Work:
-        """Concatenate the ranks' equal-sized ``part`` into ``out`` (flat).
-
-        Parameters
-        ----------
-        out : array
-            Of ``size`` times as many elements as ``part``, and its dtype.
-        part : array
-            The contribution of this rank.
-        """
+        """Concatenate the ranks' equal-sized ``part`` into ``out``, flat and of the same dtype."""
 
     def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
-        """Reduce the ranks' ``whole`` and keep slice ``rank`` of the result (flat, equal).
+        """Reduce the ranks' ``whole``; write this rank's slice of the flat result to ``part``.
 
-        Parameters
-        ----------
-        part : array
-            The destination of this rank's slice of the result.
-        whole : array
-            The contribution of this rank: ``size`` times as many elements, of the same dtype.
-        op : {"sum", "min", "max"}
-            As in :meth:`all_reduce`.
+        ``whole`` has ``size`` times as many elements as ``part``, of the same dtype. ``op`` is as
+        in :meth:`all_reduce`.
         """
 
     def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
         """Reduce ``buffer`` over the ranks in place, with the same bits on every rank.
 
-        Parameters
-        ----------
-        buffer : array
-            The contribution of this rank, then the result.
-        op : {"sum", "min", "max"}
-            The sum of bool is "or". Complex numbers have no minimum and no maximum.
+        The sum of bool is "or". Complex numbers have no minimum and no maximum.
         """
 
-    def all_to_all(
-        self,
-        out: Buffer,
-        out_counts: Sequence[int],
-        whole: Buffer,
-        in_counts: Sequence[int],
-    ) -> Work:
-        """Send ``in_counts[q]`` elements of flat ``whole`` to each rank q.
+    def all_to_all(self, out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts) -> Work:
+        """Send ``in_counts[q]`` elements of flat ``whole`` to each rank q, in order of the ranks.
 
-        Parameters
-        ----------
-        out : array
-            The received elements, in the order of the ranks.
-        out_counts : sequence of int
-            Number of elements from each rank. Counts may be uneven and zero.
-        whole : array
-            The elements to send, in the order of the ranks; of the dtype of ``out``.
-        in_counts : sequence of int
-            Number of elements for each rank.
+        Write the ``out_counts[q]`` received elements of each to ``out``, in that order too. The
+        buffers have one dtype. Counts may be uneven and zero.
         """
 
     def barrier(self) -> None:
-        """Return when every rank has called this.
-
-        Raises
-        ------
-        CommError
-            If a peer is lost or the time limit passes.
-        """
+        """Return when every rank has called this; raise as :meth:`Work.wait` does."""
 
     def window(self, buffers: Sequence[Buffer]) -> Window | None:
-        """Let all ranks read these buffers of each rank.
+        """Let all ranks read these buffers of each rank, of any shape, dtype and strides.
 
-        Parameters
-        ----------
-        buffers : sequence of array
-            Any number, of any shape, dtype and strides. Others read the data that was written
-            on the caller's stream so far.
-
-        Returns
-        -------
-        Window or None
-            ``None``, on every rank, if the transport, a host or the memory of any rank does
-            not allow it.
+        Others read the data that was written on the caller's stream so far. Returns ``None``, on
+        every rank, if the transport, a host or the memory of any rank does not allow it.
         """
 
     def check(self) -> None:
@@ -209,13 +128,8 @@ class Comm(Protocol):
     def abort(self, reason: str) -> None:
         """Make every pending and later call of this rank raise; from any thread, never blocks.
 
-        The other ranks may notice it by an error. Over NCCL they do not, and must be aborted
-        too.
-
-        Parameters
-        ----------
-        reason : str
-            Part of the text of the errors; only the first reason counts.
+        The errors contain the first reason. The other ranks may notice it by an error. Over NCCL
+        they do not, and must be aborted too.
         """
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import os
 import runpy
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -34,44 +34,24 @@ NEEDED = {"ucx": "ucxx (pip install 'dask-dgpu[ucx]')", "nccl": "torch with CUDA
 class ClusterFacts:
     """The workers of a cluster, or this process without a cluster.
 
-    Parameters
-    ----------
-    workers : int
-        Number of workers; 0 without a cluster.
-    device : str
-        ``"cpu"`` or ``"cuda"``: where gangs compute.
-    device_memory : int or None
-        Bytes for blocks on the worker with the least: of its device, without the memory of
-        other processes; on CPUs of its memory limit, without the memory of its process. A
-        gang cannot spill to disk. ``None`` without a limit.
-    one_sided : bool
-        Whether ranks can read each other's memory: GPUs of one host with RMM pools, or
-        threads.
-    transport : {"gloo", "nccl", "ucx"}
-        Default transport of blocks.
-    cores : int
-        Blocks that Dask computes at a time, at least one per worker; without a cluster the
-        cores of this machine.
-    scheduler : str, optional
-        The id of the cluster's scheduler.
-    protocol : str, optional
-        Protocol of Dask's own transfers: ``"tcp"``, ``"tls"``, ``"ucx"``, ``"ucxx"``, or
-        ``"inproc"`` within one process.
+    ``device_memory`` are bytes for blocks on the worker with the least: of its device, without the
+    memory of other processes; on CPUs of its memory limit, without the memory of its process. A
+    gang cannot spill to disk. ``None`` means no limit.
     """
 
-    workers: int
+    workers: int  # 0 without a cluster
     device: Literal["cpu", "cuda"]
     device_memory: int | None
-    one_sided: bool = False
+    one_sided: bool = False  # ranks can read each other's memory: GPUs of one host, or threads
     transport: Transport = "gloo"
-    cores: int = 1
+    cores: int = 1  # blocks that Dask computes at a time
     scheduler: str | None = None
-    protocol: str = "tcp"
+    protocol: str = "tcp"  # of Dask's own transfers: tcp, tls, ucx, ucxx, or inproc
+    machine: Machine = field(init=False)  # the rates of one rank
 
-    @property
-    def machine(self) -> Machine:
-        """Rates of one rank."""
-        return machine_of(self.device, self.protocol, self.one_sided)
+    def __post_init__(self) -> None:
+        machine = machine_of(self.device, self.protocol, self.one_sided)
+        object.__setattr__(self, "machine", machine)
 
 
 ALONE = ClusterFacts(
@@ -86,21 +66,11 @@ ALONE = ClusterFacts(
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """The CUDA device of one worker.
+    """The CUDA device of one worker."""
 
-    Parameters
-    ----------
-    memory : int
-        Its bytes, without those of other processes.
-    host : str
-        Name of its host.
-    pooled : bool
-        Whether other workers of that host can read its memory.
-    """
-
-    memory: int
+    memory: int  # bytes, without those of other processes
     host: str
-    pooled: bool
+    pooled: bool  # whether other workers of that host can read its memory
 
 
 def current_client() -> Client | None:
@@ -237,6 +207,12 @@ def _transports() -> set[Transport]:
         if version["cuda"] is not None:
             found.add("nccl")
     return found
+
+
+def missing_transports() -> dict[Transport, str]:
+    """Return the transports that this process lacks, and the requirement of each."""
+    available = _transports()
+    return {name: NEEDED[name] for name in TRANSPORTS if name not in available}
 
 
 def _probe(forced: bool) -> WorkerFacts | None:

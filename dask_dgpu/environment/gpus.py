@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dask.utils import format_bytes
 
@@ -21,17 +20,8 @@ LEAST_FREE = 2 << 30
 ALIGNMENT = 1 << 20
 
 
-@dataclass(frozen=True)
-class GpuMemory:
-    """The memory of a GPU.
-
-    Parameters
-    ----------
-    name : str
-        Its number or UUID, as in ``CUDA_VISIBLE_DEVICES``.
-    free, total : int
-        Bytes.
-    """
+class GpuMemory(NamedTuple):
+    """The memory of a GPU in bytes, and its number or UUID, as in ``CUDA_VISIBLE_DEVICES``."""
 
     name: str
     free: int
@@ -45,10 +35,7 @@ class GpuMemory:
 def visible_gpus(visible: Any = None) -> tuple[str, ...]:
     """Return numbers or UUIDs of the GPUs of this process; none without a driver.
 
-    Parameters
-    ----------
-    visible : str or sequence of int or str, optional
-        In the form of ``CUDA_VISIBLE_DEVICES``; by default that environment variable.
+    ``visible`` replaces the environment variable ``CUDA_VISIBLE_DEVICES``; it may be a sequence.
     """
     try:
         with _nvml() as nvml:
@@ -74,25 +61,45 @@ def read_memory(gpus: Sequence[str]) -> list[GpuMemory]:
     found = []
     with _nvml() as nvml:
         for name in gpus:
-            by_number = name.isdigit()
-            find = nvml.nvmlDeviceGetHandleByIndex if by_number else nvml.nvmlDeviceGetHandleByUUID
             try:
-                memory = nvml.nvmlDeviceGetMemoryInfo(find(int(name) if by_number else name))
+                memory = nvml.nvmlDeviceGetMemoryInfo(_handle(nvml, name))
             except nvml.NVMLError:  # for example GPUs that share the host's memory
                 continue
             found.append(GpuMemory(name, int(memory.free), int(memory.total)))
     return found
 
 
-def pool_bytes(memories: Sequence[GpuMemory]) -> int | None:
-    """Return the initial bytes of each worker's RMM pool, ``None`` without known memories.
-
-    dask-cuda has one size for all workers, so the GPU with the least free memory decides.
+def read_driver() -> str:
+    """Return the version of the driver and the newest version of CUDA that it supports.
 
     Raises
     ------
-    DgpuError
-        If a GPU has too little free memory for a worker.
+    Exception
+        If NVML is not installed, or there is no driver.
+    """
+    with _nvml() as nvml:
+        newest = int(nvml.nvmlSystemGetCudaDriverVersion())
+        driver = _text(nvml.nvmlSystemGetDriverVersion())
+    return f"{driver}, for CUDA up to {newest // 1000}.{newest % 1000 // 10}"
+
+
+def read_models(gpus: Sequence[str]) -> dict[str, str]:
+    """Return the model of each GPU, except of those unknown to NVML."""
+    found = {}
+    with _nvml() as nvml:
+        for name in gpus:
+            try:
+                found[name] = _text(nvml.nvmlDeviceGetName(_handle(nvml, name)))
+            except nvml.NVMLError:
+                continue
+    return found
+
+
+def pool_bytes(memories: Sequence[GpuMemory]) -> int | None:
+    """Return the initial bytes of each worker's RMM pool, ``None`` without known memories.
+
+    dask-cuda has one size for all workers, so the GPU with the least free memory decides. Raises
+    :class:`DgpuError` if a GPU has too little free memory for a worker.
     """
     full = [memory for memory in memories if memory.free < LEAST_FREE]
     if full:
@@ -115,3 +122,15 @@ def _nvml() -> Iterator[Any]:
         yield pynvml
     finally:
         pynvml.nvmlShutdown()
+
+
+def _handle(nvml: Any, name: str) -> Any:
+    """Return NVML's handle of a GPU by its number or UUID."""
+    if name.isdigit():
+        return nvml.nvmlDeviceGetHandleByIndex(int(name))
+    return nvml.nvmlDeviceGetHandleByUUID(name)
+
+
+def _text(value: str | bytes) -> str:
+    """Return a text of NVML, which older bindings return as bytes."""
+    return value.decode() if isinstance(value, bytes) else value

@@ -52,18 +52,9 @@ def schema() -> dict[str, Any]:
 
 
 def read(overrides: Mapping[str, Any] | None = None) -> Settings:
-    """Read the settings from Dask's configuration.
+    """Read the settings from Dask's configuration; raise for unknown names and bad values.
 
-    Parameters
-    ----------
-    overrides : mapping of str to value, optional
-        Names as in ``dgpu.*``, with underscores for hyphens and dots:
-        ``gang_timeout="30s"``, ``local_ranks=3``.
-
-    Raises
-    ------
-    ValueError
-        If a name is unknown or a value is not allowed.
+    Names of ``overrides`` have underscores for hyphens and dots: ``gang_timeout="30s"``.
     """
     values = _values()
     for name, value in (overrides or {}).items():
@@ -109,15 +100,13 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
     )
 
 
-def fft_output_layout() -> Literal["any", "input"]:
-    """Return the current ``dgpu.fft.output-layout``; each transform reads it.
-
-    Raises
-    ------
-    ValueError
-        If a value under ``dgpu.*`` is not allowed.
-    """
-    return read().fft_output_layout
+def effective() -> dict[str, tuple[Any, bool]]:
+    """Return each setting that :func:`read` sees, and whether it has its default."""
+    initial = _flatten(defaults()["dgpu"])
+    return {
+        f"dgpu.{name}": (value, name in initial and value == initial[name])
+        for name, value in _values().items()
+    }
 
 
 def _values() -> dict[str, Any]:

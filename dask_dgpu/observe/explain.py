@@ -17,18 +17,17 @@ from dask.utils import format_bytes
 from dask_dgpu.arguments import check_flag, expected
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.planner.fallbacks import arrays_of, fallbacks_of, reason_of
-from dask_dgpu.planner.held import held_by
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.predict import Prediction
-from dask_dgpu.runtime.observer import Step
+from dask_dgpu.planner.predict import Prediction, held_by
 from dask_dgpu.runtime.tasks import PLUGIN
 from graph_opt.dask_graph.emit import gang_key
-from graph_opt.model.node import Declined, label
-from graph_opt.pieces.piece import Piece
-from graph_opt.pieces.region import Region
+from graph_opt.model.layout import Declined, label
+from graph_opt.model.piece import Piece, Region
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
+
+    from dask_dgpu.runtime.scheduler.records import Step
 
 MOST_SHOWN = 40
 """Most steps of a region to name; of a longer one the first and the last are named."""
@@ -249,7 +248,7 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
     client, keys = current_client(), array.__dask_keys__()
     names = arrays_of(graph, set(flatten(keys)))
     reported = fallbacks_of(client, names) if optimizer.facts.scheduler else ()
-    held = held_by(client, optimizer.facts.scheduler)
+    held = held_by(optimizer.facts.scheduler, client)
     try:
         rewriting = optimizer.rewrite(graph, keys, held)
     except Exception as error:

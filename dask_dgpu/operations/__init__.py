@@ -1,13 +1,13 @@
 """The operations that gangs compute, one file each.
 
-All other modules read the table :data:`OPERATIONS`. Rules are tried in its order.
+All other modules read the table :data:`OPERATIONS`.
 """
 
 from dask_dgpu.operations import fft, jacobi, matmul, overlap, rechunk, stencil
 from dask_dgpu.operations import sum as sum_
 from dask_dgpu.operations.operation import Cost, Operation
-from graph_opt.passes.rewrite import Rule
-from graph_opt.rules import deferred
+from graph_opt.dask_graph.layers import DEFERRED
+from graph_opt.dask_graph.parse import Rule
 
 OPERATIONS: dict[str, Operation] = {
     "matmul": matmul.MATMUL,
@@ -19,11 +19,10 @@ OPERATIONS: dict[str, Operation] = {
     "sum": sum_.SUM,
 }
 
+RULES: tuple[Rule, ...] = (
+    DEFERRED,
+    *(operation.rule for operation in OPERATIONS.values() if operation.rule is not None),
+)
+"""The rules of all operations, in the order of trial."""
 
-def rules() -> tuple[Rule, ...]:
-    """Return the rules of all operations; the first is that of operations of our own."""
-    found = (operation.match for operation in OPERATIONS.values())
-    return (deferred.match, *(rule for rule in found if rule is not None))
-
-
-__all__ = ["OPERATIONS", "Cost", "Operation", "rules"]
+__all__ = ["OPERATIONS", "RULES", "Cost", "Operation"]

@@ -18,11 +18,9 @@ from dask_dgpu.algorithms.pencil_fft import (
     received,
 )
 from dask_dgpu.operations.operation import Cost, Operation, Request
-from dask_dgpu.operations.place import place
-from dask_dgpu.operations.value import Value
+from dask_dgpu.operations.value import Value, place
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Layout, cuts_of
-from graph_opt.model.node import Chunks
+from graph_opt.model.layout import Chunks, Layout, counted, cuts_of
 
 
 def _plan(request: Request) -> RankedPencil:
@@ -78,8 +76,7 @@ def _cost(plan: RankedPencil, machine: Machine) -> Cost:
         seconds=cost(plan, machine),
         moved_bytes=max(came),
         peak_bytes=peak(plan),
-        text=f"transformed in {stages} {'stage' if stages == 1 else 'stages'}, "
-        f"moved in {rounds} {'round' if rounds == 1 else 'rounds'}",
+        text=f"transformed in {counted(stages, 'stage')}, moved in {counted(rounds, 'round')}",
         details=(("stages", stages), ("rounds", rounds), ("total_bytes", sum(came))),
     )
 

@@ -8,54 +8,61 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.algorithms.summa import Operand, SummaPlan, plan_summa, summa_rank
-from dask_dgpu.algorithms.summa.choose import cost
-from dask_dgpu.algorithms.summa.schedule import traffic, workspace
+from dask_dgpu.algorithms.summa.choose import cost, owners_along, plan_summa, traffic, workspace
+from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
+from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
-from dask_dgpu.operations.value import Blocks
+from dask_dgpu.operations.value import Blocks, Placed
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Cuts, Layout, cuts_of
-from graph_opt.rules.matmul import match
+from graph_opt.model.layout import Cuts, Layout, counted, cuts_of
+from graph_opt.pieces.matmul import RULE
 
 Matrix = dict[tuple[int, int], Any]
 
 
 @dataclass(frozen=True)
 class PartProduct:
-    """The block rows and columns of a product that are made, by a plan that knows no others."""
+    """The block rows and columns of a product that are made, by a plan that knows no others.
+
+    They are ordered by owner, and so are the blocks along the contraction, ``inner``, which is
+    empty if the operands have different chunks there.
+    """
 
     plan: SummaPlan
     cuts: tuple[Cuts, Cuts]
     rows: tuple[int, ...]
     columns: tuple[int, ...]
+    inner: tuple[int, ...]
 
 
 def _plan(request: Request) -> PartProduct:
-    (a, b), result = request.inputs, request.result
-    rows, columns = request.task
-    left = _operand(_taken(a.layout, rows, range(a.layout.grid[1])), a.dtype)
-    right = _operand(_taken(b.layout, range(b.layout.grid[0]), columns), b.dtype)
+    (a, b), result, (rows, columns) = request.inputs, request.result, request.task
+    plain = range(a.layout.grid[1]), range(b.layout.grid[0])
+    left, right = _operand(a, rows, plain[0]), _operand(b, plain[1], columns)
+    by_row, by_column, by_inner = owners_along(left, right, request.size)
+    rows, columns = _sorted(rows, by_row), _sorted(columns, by_column)
+    inner = _sorted(plain[0], by_inner) if len(by_inner) else ()
+    left, right = _operand(a, rows, inner or plain[0]), _operand(b, inner or plain[1], columns)
     limits = request.size, request.machine
     plan = plan_summa(left, right, result.dtype, *limits, room=request.room)
     height, width = result.cuts
-    return PartProduct(plan, (height, width), rows, columns)
+    return PartProduct(plan, (height, width), rows, columns, inner)
 
 
-def _taken(layout: Layout, *kept: Sequence[int]) -> Layout:
-    """Leave some blocks of a matrix out, as if it were smaller."""
-    sizes = [
-        [cuts[at + 1] - cuts[at] for at in blocks]
-        for cuts, blocks in zip(layout.cuts, kept, strict=True)
-    ]
+def _sorted(blocks: Sequence[int], owners: Any) -> tuple[int, ...]:
+    """Order blocks by owner, so that a part of the mesh can have the blocks of one rank."""
+    return tuple(np.array(blocks, np.int64)[np.argsort(owners, kind="stable")].tolist())
+
+
+def _operand(placed: Placed, *kept: Sequence[int]) -> Operand:
+    """Return the matrix of some block rows and columns, in this order."""
+    layout = placed.layout
+    chunks = zip(layout.lengths, kept, strict=True)
+    sizes = [[lengths[at] for at in blocks] for lengths, blocks in chunks]
     owners = np.array(layout.owners, np.int64).reshape(layout.grid)[np.ix_(*kept)]
-    return Layout(tuple(map(cuts_of, sizes)), tuple(owners.reshape(-1).tolist()))
-
-
-def _operand(layout: Layout, dtype: str) -> Operand:
-    rows, columns = layout.cuts
-    return Operand(rows, columns, dtype, layout.owners)
+    return Operand(tuple(map(cuts_of, sizes)), tuple(owners.reshape(-1).tolist()), placed.dtype)
 
 
 def _layout(part: PartProduct) -> Layout:
@@ -76,8 +83,11 @@ def _run(
 ) -> Blocks:
     rows = {row: i for i, row in enumerate(plan.rows)}
     columns = {column: j for j, column in enumerate(plan.columns)}
-    a: Matrix = {(rows[i], k): block for (i, k), block in left.items() if i in rows}
-    b: Matrix = {(k, columns[j]): block for (k, j), block in right.items() if j in columns}
+    inner = {block: k for k, block in enumerate(plan.inner)}
+    a: Matrix = {(rows[i], inner.get(k, k)): block for (i, k), block in left.items() if i in rows}
+    b: Matrix = {
+        (inner.get(k, k), columns[j]): block for (k, j), block in right.items() if j in columns
+    }
     c = summa_rank(plan.plan, comm, device, a, b, progress)
     return {(plan.rows[i], plan.columns[j]): block for (i, j), block in c.items()}
 
@@ -85,43 +95,45 @@ def _run(
 def _cost(part: PartProduct, machine: Machine) -> Cost:
     plan = part.plan
     steps = [traffic(plan, step)[1] for step in range(plan.steps)]
-    received = [sum(rank) for rank in zip(*steps, strict=True)]
-    strategy = strategy_of(plan)
-    panels = "panel" if plan.steps == 1 else "panels"
+    received = np.sum(steps, axis=0).tolist()
+    strategy = _strategy(plan)
     return Cost(
-        seconds=cost(plan, machine, max(received), max(steps[0])),
+        seconds=cost(plan, machine, max(received), int(steps[0].max())),
         moved_bytes=max(received),
         peak_bytes=_peak(plan),
-        text=f"{strategy}, mesh {plan.mesh}, {plan.steps} {panels}",
-        details=(("mesh", plan.mesh), ("strategy", strategy), ("steps", plan.steps)),
+        text=f"{strategy}, mesh {plan.mesh}, {counted(plan.steps, 'panel')}{_in_place(plan)}",
+        details=(
+            ("mesh", plan.mesh),
+            ("strategy", strategy),
+            ("steps", plan.steps),
+            ("in_place", plan.in_place),
+        ),
     )
 
 
-def strategy_of(plan: SummaPlan) -> str:
+def _in_place(plan: SummaPlan) -> str:
+    named = [name for name, there in zip(("left", "right"), plan.in_place, strict=True) if there]
+    return f", {' and '.join(named)} in place" if named else ""
+
+
+def _strategy(plan: SummaPlan) -> str:
     """Name the corner of the family of meshes that a plan is."""
-    name = _mesh_name(plan)
+    rows, columns, depth = plan.mesh
+    if depth > 1:
+        name = "inner" if rows == columns == 1 else "summa with layers"
+    elif columns == 1:
+        name = "one rank" if rows == 1 else "ring over rows"
+    else:
+        name = "ring over columns" if rows == 1 else "summa"
     return f"{name}, one-sided" if plan.one_sided and plan.size > 1 else name
 
 
-def _mesh_name(plan: SummaPlan) -> str:
-    rows, columns, depth = plan.mesh
-    if depth > 1:
-        return "inner" if rows == columns == 1 else "summa with layers"
-    if rows == columns == 1:
-        return "one rank"
-    if columns == 1:
-        return "ring over rows"
-    return "ring over columns" if rows == 1 else "summa"
-
-
 def _peak(plan: SummaPlan) -> int:
-    owned = [0] * plan.size
-    itemsize = np.dtype(plan.accumulator).itemsize
+    shares = plan.a.shares(plan.size) + plan.b.shares(plan.size)
     for (i, j), rank in plan.owners().items():
         height = plan.a.rows[i + 1] - plan.a.rows[i]
-        owned[rank] += height * (plan.b.columns[j + 1] - plan.b.columns[j]) * itemsize
-    shares = (plan.a.share(rank) + plan.b.share(rank) + owned[rank] for rank in range(plan.size))
-    return max(shares) + workspace(plan)
+        shares[rank] += height * (plan.b.columns[j + 1] - plan.b.columns[j]) * plan.itemsize
+    return int(shares.max()) + workspace(plan)
 
 
-MATMUL = Operation(plan=_plan, layout=_layout, run=_run, cost=_cost, match=match)
+MATMUL = Operation(plan=_plan, layout=_layout, run=_run, cost=_cost, rule=RULE)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask_dgpu.operations.value import Blocks, Placed, Value
+from graph_opt.dask_graph.parse import Rule
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Layout
-from graph_opt.passes.rewrite import Rule
 
 Plan = Any
 Progress = Callable[[int, int], None]
@@ -20,18 +20,9 @@ Progress = Callable[[int, int], None]
 class Cost:
     """What a plan takes.
 
-    Parameters
-    ----------
-    seconds : float
-        Predicted time.
-    moved_bytes : int
-        Bytes that the busiest rank receives.
-    peak_bytes : int
-        Most bytes on one rank: its share of inputs and output, and the workspace.
-    text : str
-        The plan in a few words.
-    details : tuple of (str, value)
-        The plan as plain values.
+    ``moved_bytes`` are received by the busiest rank. ``peak_bytes`` are the most on one rank: its
+    share of inputs and output, and the workspace. ``text`` is the plan in a few words, and
+    ``details`` are its plain values by name.
     """
 
     seconds: float
@@ -45,20 +36,8 @@ class Cost:
 class Request:
     """All that a plan depends on.
 
-    Parameters
-    ----------
-    inputs : tuple of Placed
-        Layouts and dtypes of the inputs.
-    result : Value
-        The result as the graph declares it.
-    task : object
-        The task of the piece.
-    size : int
-        Number of ranks.
-    machine : Machine
-        Rates of a rank.
-    room : float or None
-        Free bytes on a rank's device, ``None`` for no limit.
+    ``result`` is as the graph declares it, ``task`` is that of the piece, ``size`` the number of
+    ranks, and ``room`` the free bytes on a rank's device, ``None`` for no limit.
     """
 
     inputs: tuple[Placed, ...]
@@ -73,25 +52,17 @@ class Request:
 class Operation:
     """All that gangs know of an operation.
 
-    Parameters
-    ----------
-    plan : callable
-        ``plan(request)`` is the plan.
-    layout : callable
-        ``layout(plan)`` is the layout of the result.
-    run : callable
-        ``run(plan, comm, device, *inputs, progress)`` computes this rank's blocks of the result
-        from its blocks of the inputs. It may empty the mapping of an input whose place is
-        ``spent``.
-    cost : callable
-        ``cost(plan, machine)`` predicts a :class:`Cost`.
-    match : callable, optional
-        The rule that finds the operation in Dask's layers; an operation with a layer of its
-        own needs none.
+    - ``plan(request)`` returns the plan.
+    - ``layout(plan)`` returns the layout of the result.
+    - ``run(plan, comm, device, *inputs, progress)`` computes this rank's blocks of the result from
+      its blocks of the inputs. It may empty the mapping of an input that is ``spent``. It may
+      return a pair: the blocks, and a small picklable detail for the user; that of rank 0 counts.
+    - ``cost(plan, machine)`` predicts the cost.
+    - ``rule`` finds the operation in Dask's layers; operations with a layer of our own need none.
     """
 
     plan: Callable[[Request], Plan]
     layout: Callable[[Plan], Layout]
-    run: Callable[..., Blocks]
+    run: Callable[..., Blocks | tuple[Blocks, Any]]
     cost: Callable[[Plan, Machine], Cost]
-    match: Rule | None = None
+    rule: Rule | None = None

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from dask_dgpu.algorithms.halo import (
-    HaloPlan,
-    cost,
-    halo_rank,
-    plan_halo,
-    traffic,
-    workspace,
-)
+import numpy as np
+
+from dask_dgpu.algorithms.halo.plan import HaloPlan, cost, plan_halo, traffic, workspace
+from dask_dgpu.algorithms.halo.rank import halo_rank
 from dask_dgpu.operations.operation import Cost, Operation, Request
 from graph_opt.model.cost import Machine
-from graph_opt.rules.overlap import match
+from graph_opt.model.layout import counted
+from graph_opt.pieces.overlap import RULE
 
 
 def _plan(request: Request) -> HaloPlan:
@@ -27,8 +24,8 @@ def _plan(request: Request) -> HaloPlan:
 
 def _cost(plan: HaloPlan, machine: Machine) -> Cost:
     moved = traffic(plan)
-    received = [sum(column) for column in zip(*moved, strict=True)]
-    messages = sum(nbytes > 0 for row in moved for nbytes in row)
+    received = moved.sum(axis=0).tolist()
+    messages = int(np.count_nonzero(moved))
     shares = (
         plan.layout.share(rank, plan.itemsize) + plan.target.share(rank, plan.itemsize)
         for rank in range(plan.size)
@@ -37,9 +34,9 @@ def _cost(plan: HaloPlan, machine: Machine) -> Cost:
         seconds=cost(plan, machine),
         moved_bytes=max(received),
         peak_bytes=max(shares) + workspace(plan),
-        text=f"ghost cells in {messages} {'message' if messages == 1 else 'messages'}",
+        text=f"ghost cells in {counted(messages, 'message')}",
         details=(("messages", messages), ("total_bytes", sum(received))),
     )
 
 
-OVERLAP = Operation(plan=_plan, layout=attrgetter("target"), run=halo_rank, cost=_cost, match=match)
+OVERLAP = Operation(plan=_plan, layout=attrgetter("target"), run=halo_rank, cost=_cost, rule=RULE)

@@ -7,22 +7,22 @@ from operator import attrgetter
 
 import numpy as np
 
-from dask_dgpu.algorithms.redistribute import (
+from dask_dgpu.algorithms.redistribute.plan import (
     RedistributePlan,
     buffer_bytes,
     cost,
     plan_redistribute,
-    redistribute_rank,
     traffic,
     workspace,
 )
+from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
-from dask_dgpu.operations.place import place
-from dask_dgpu.operations.value import Blocks
+from dask_dgpu.operations.value import Blocks, place
 from graph_opt.model.cost import Machine
-from graph_opt.rules.rechunk import match
+from graph_opt.model.layout import counted
+from graph_opt.pieces.rechunk import RULE
 
 Axes = tuple[int, ...]
 
@@ -60,19 +60,18 @@ def _run(
 
 def _cost(rechunk: RechunkPlan, machine: Machine) -> Cost:
     plan = rechunk.plan
-    received = [sum(column) for column in zip(*traffic(plan), strict=True)]
+    received = traffic(plan).sum(axis=0).tolist()
     shares = (
         plan.source.share(rank, plan.itemsize) + plan.target.share(rank, plan.itemsize)
         for rank in range(plan.size)
     )
-    rounds = "round" if plan.rounds == 1 else "rounds"
     return Cost(
         seconds=cost(plan, machine),
         moved_bytes=max(received),
         peak_bytes=max(shares) + workspace(plan),
-        text=f"redistributed in {plan.rounds} {rounds}",
+        text=f"redistributed in {counted(plan.rounds, 'round')}",
         details=(("rounds", plan.rounds), ("total_bytes", sum(received))),
     )
 
 
-RECHUNK = Operation(plan=_plan, layout=attrgetter("plan.target"), run=_run, cost=_cost, match=match)
+RECHUNK = Operation(plan=_plan, layout=attrgetter("plan.target"), run=_run, cost=_cost, rule=RULE)

@@ -6,20 +6,15 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import cast
 
-from dask_dgpu.algorithms.halo import traffic
-from dask_dgpu.algorithms.stencil import (
-    StencilTask,
-    SweepPlan,
-    cost,
-    peak,
-    plan_sweeps,
-    stencil_rank,
-)
+from dask_dgpu.algorithms.halo.plan import traffic
+from dask_dgpu.algorithms.stencil.plan import StencilTask, SweepPlan, cost, peak, plan_sweeps
+from dask_dgpu.algorithms.stencil.rank import stencil_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
 from dask_dgpu.operations.value import Blocks
 from graph_opt.model.cost import Machine
+from graph_opt.model.layout import counted
 
 
 @dataclass(frozen=True)
@@ -64,15 +59,14 @@ def _cost(sweeps: Sweeps, machine: Machine) -> Cost:
 
 def moved_bytes(plan: SweepPlan, iterations: int) -> int:
     """Return the bytes that the busiest rank receives in all exchanges."""
-    received = max(map(sum, zip(*traffic(plan.halo), strict=True)), default=0)
+    received = int(traffic(plan.halo).sum(axis=0).max())
     return received * -(-iterations // plan.steps)
 
 
 def describe(plan: SweepPlan) -> str:
     """Return a plan in a few words."""
-    sweeps = "sweep" if plan.steps == 1 else "sweeps"
     tiles = "blocks" if plan.into is None else f"tiles {plan.tiles.grid}"
-    return f"swept in {tiles}, {plan.steps} {sweeps} an exchange"
+    return f"swept in {tiles}, {counted(plan.steps, 'sweep')} an exchange"
 
 
 STENCIL = Operation(plan=_plan, layout=attrgetter("plan.source"), run=_run, cost=_cost)

@@ -15,7 +15,7 @@ from dask_dgpu.algorithms.kahan_sum import (
 )
 from dask_dgpu.operations.operation import Cost, Operation, Request
 from graph_opt.model.cost import Machine
-from graph_opt.rules.sum import match
+from graph_opt.pieces.sum import RULE
 
 
 def _plan(request: Request) -> SumPlan:
@@ -36,6 +36,4 @@ def _cost(plan: SumPlan, machine: Machine) -> Cost:
     )
 
 
-SUM = Operation(
-    plan=_plan, layout=attrgetter("result"), run=kahan_sum_rank, cost=_cost, match=match
-)
+SUM = Operation(plan=_plan, layout=attrgetter("result"), run=kahan_sum_rank, cost=_cost, rule=RULE)

@@ -1,11 +1,10 @@
-"""The named values of a program: arrays in blocks, before and after they have a place."""
+"""The named values of a program, the ranks of their blocks, and its steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from itertools import product as cartesian
 from math import prod
 from typing import Any
@@ -13,50 +12,49 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.errors import UndeclaredShapeError, UndeclaredTypeError
-from graph_opt.model.bare import Bare
-from graph_opt.model.dtype import dtype_named
-from graph_opt.model.layout import Cuts, Index, Layout
+from graph_opt.model.layout import (
+    NUMPY,
+    ArrayNode,
+    Blocked,
+    Cuts,
+    Index,
+    Layout,
+    Lengths,
+    common_lengths,
+    cuts_of,
+    dealt,
+    dtype_named,
+    spread,
+)
+from graph_opt.model.piece import Blockwork, Member
 
 Array = Any
 Blocks = dict[Index, Array]
+Need = tuple[int, Index]
+"""An input of a step, and the index of one of its blocks."""
+
+MOST_PRODUCTS = 1 << 28
+"""Blocks are dealt out in order if finding out who has most of each takes more."""
 
 
 @dataclass(frozen=True)
-class Value(Bare):
-    """An array in blocks, as the graph knows it.
+class Value(Blocked):
+    """An array in blocks, as the graph declares it.
 
-    Parameters
-    ----------
-    cuts : tuple of tuple of int
-        Where each axis is cut, from 0 to its length.
-    dtype : str
-        The dtype of the blocks.
-    blocks : tuple of tuple of int, optional
-        The blocks that there are, in row-major order; by default all.
-    container : str, optional
-        The type of the blocks as their user knows it; collectives compute on copies in
-        the device's memory if that is another.
+    ``blocks`` are the existing blocks in row-major order, ``None`` for all, and ``container`` is
+    their type; collectives compute on copies in the device's memory if that is another.
     """
 
     cuts: tuple[Cuts, ...]
     dtype: str
     blocks: tuple[Index, ...] | None = None
-    container: str = "numpy.ndarray"
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """Number of blocks along each axis."""
-        return tuple(len(cuts) - 1 for cuts in self.cuts)
+    container: str = NUMPY
 
     def indices(self) -> Sequence[Index]:
-        """Return the blocks that there are, in row-major order."""
+        """Return the existing blocks, in row-major order."""
         if self.blocks is not None:
             return self.blocks
         return list(cartesian(*map(range, self.grid)))
-
-    @cached_property
-    def _lengths(self) -> list[list[int]]:
-        return [[hi - lo for lo, hi in pairwise(cuts)] for cuts in self.cuts]
 
     @cached_property
     def _itemsize(self) -> int:
@@ -70,37 +68,23 @@ class Value(Bare):
 
     @cached_property
     def _sizes(self) -> dict[Index, int]:
-        """Bytes of blocks that were asked for."""
+        """Cache of :meth:`nbytes`."""
         return {}
 
-    def block_shape(self, index: Index) -> tuple[int, ...]:
-        """Return the lengths of a block."""
-        return tuple([along[at] for along, at in zip(self._lengths, index, strict=True)])
-
     def placed(self, owners: Sequence[int]) -> Placed:
-        """Return the value with the rank that holds each block there is."""
-        if self.blocks is None:
-            return Placed(Layout(self.cuts, tuple(owners)), self.dtype)
-        holders = dict(zip(self.blocks, owners, strict=True))
-        everywhere = cartesian(*map(range, self.grid))
-        return Placed(
-            Layout(self.cuts, tuple(holders.get(index, -1) for index in everywhere)), self.dtype
-        )
+        """Return the value with the rank of each existing block."""
+        if self.blocks is not None:
+            holders = dict(zip(self.blocks, owners, strict=True))
+            owners = [holders.get(index, -1) for index in cartesian(*map(range, self.grid))]
+        return Placed(Layout(self.cuts, tuple(owners)), self.dtype)
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A value whose blocks have a place.
+    """A value whose blocks have ranks.
 
-    Parameters
-    ----------
-    layout : Layout
-        Which rank holds which block.
-    dtype : str
-        The dtype of the blocks.
-    spent : bool, optional
-        Whether the program itself has made it and nobody reads it after the step that is
-        planned, which may then let go of blocks before its end.
+    It is ``spent`` if the program itself has created it and no later step reads it: the planned
+    step may free its blocks early.
     """
 
     layout: Layout
@@ -108,32 +92,154 @@ class Placed:
     spent: bool = False
 
     def owners(self) -> Iterator[tuple[Index, int]]:
-        """Yield each block there is with the rank that holds it."""
+        """Yield each existing block and its rank."""
         for index, owner in zip(self.layout.indices(), self.layout.owners, strict=True):
             if owner >= 0:
                 yield index, owner
 
     def transposed(self, axes: tuple[int, ...]) -> Placed:
-        """Return the place of the transpose, whose blocks stay where they are."""
+        """Return the transpose; its blocks stay on their ranks."""
         return Placed(self.layout.transposed(axes), self.dtype, self.spent)
+
+
+def place(source: Layout, result: Value, size: int) -> Layout:
+    """Give every rank about its share of a result, most of it from its own blocks.
+
+    No rank has more elements than the fullest would if contiguous blocks were dealt out evenly, or
+    little more if block sizes differ much. Blocks choose in the order of their largest part on one
+    rank. Each takes the rank with most of it that still has room; among equals the one that it
+    would be dealt to.
+    """
+    wanted = list(result.indices())
+    sizes = [prod(result.block_shape(index)) for index in wanted]
+    owners: Sequence[int] = dealt(len(wanted), size, sizes)
+    if _products(source, result) * size <= MOST_PRODUCTS:
+        owners = _settled(_held(source, result, wanted, size), sizes, owners)
+    return result.placed(owners).layout
+
+
+def _products(source: Layout, result: Value) -> int:
+    """Multiplications for the elements of every result block that one rank has."""
+    grid, total = list(source.grid), 0
+    for axis, blocks in enumerate(result.grid):
+        total += prod(grid) * blocks
+        grid[axis] = blocks
+    return total
+
+
+def _held(source: Layout, result: Value, wanted: list[Index], size: int) -> Lengths:
+    """Return the elements of each wanted block that each rank has, (blocks, ranks)."""
+    owners = np.array(source.owners, np.int64).reshape(source.grid)
+    common = [common_lengths(*cuts).T for cuts in zip(source.cuts, result.cuts, strict=True)]
+    held = np.empty((len(wanted), size))
+    grid = result.grid
+    places = [int(np.ravel_multi_index(index, grid)) for index in wanted]
+    for rank in range(size):
+        held[:, rank] = spread((owners == rank).astype(float), common).reshape(-1)[places]
+    return held
+
+
+def _settled(held: Lengths, sizes: list[int], even: Sequence[int]) -> Sequence[int]:
+    """Let each block take the rank with most of it that still has room, else that of ``even``."""
+    if (held == held[:, :1]).all():
+        return even
+    load = np.zeros(held.shape[1], np.int64)
+    owners = list(even)
+    np.add.at(load, owners, sizes)
+    room = int(load.max(initial=0))
+    load[:] = 0
+    for block in np.argsort(-held.max(axis=1, initial=0), kind="stable").tolist():
+        fits = load + sizes[block] <= room
+        if not fits.any():
+            fits = load == load.min()
+        mine = np.where(fits, held[block], -1)
+        best = int(mine.argmax())
+        owners[block] = even[block] if mine[even[block]] == mine[best] else best
+        load[owners[block]] += sizes[block]
+    return owners
+
+
+@dataclass(frozen=True)
+class Local:
+    """Compute each block of a value from whole blocks of others, by a function of Dask's own.
+
+    ``needs`` are the blocks that each block of the result is computed from. The steps of a loop
+    differ in names, but not in this. With ``once`` each block is computed on one rank only.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+    result: Value
+    needs: tuple[tuple[Need, ...], ...]
+    once: bool = False
+
+    def blocks(self) -> dict[Index, tuple[Need, ...]]:
+        """Return the blocks that each block of the result is computed from."""
+        return dict(zip(self.result.indices(), self.needs, strict=True))
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Run an operation of :data:`dask_dgpu.operations.OPERATIONS`: ``output = operation(inputs)``.
+
+    The plan places the blocks of ``result``, and ``task`` has the operation's other parameters.
+    """
+
+    operation: str
+    inputs: tuple[str, ...]
+    output: str
+    result: Value
+    task: Any = None
+
+
+def shared(steps: Iterable[Local | Collective]) -> tuple[Local | Collective, ...]:
+    """Replace equal parts of steps by one object, which is pickled once."""
+    known: dict[Any, Any] = {}
+    found: list[Local | Collective] = []
+    for step in steps:
+        parts = {"result": known.setdefault(step.result, step.result)}
+        if isinstance(step, Local):
+            parts["needs"] = known.setdefault(step.needs, step.needs)
+        found.append(replace(step, **parts))
+    return tuple(found)
+
+
+def step_of(member: Member) -> Collective | Local:
+    """Return the step for a piece or a layer of Dask's; values have the arrays' names."""
+    output, result = member.output.name, value_of(member.output, member.computed)
+    names = tuple(node.name for node in member.inputs)
+    if not isinstance(member, Blockwork):
+        return Collective(member.operation, names, output, result, member.task)
+    at = {name: place for place, name in enumerate(names)}
+    needs = tuple(
+        tuple((at[name], need) for name, need in needs) for needs in member.needs.values()
+    )
+    return Local(names, output, result, needs, member.once)
+
+
+def value_of(node: ArrayNode, blocks: tuple[Index, ...]) -> Value:
+    """Return an array as a value of a program, with all of its blocks or some."""
+    some = None if len(blocks) == node.blocks else blocks
+    cuts = tuple(cuts_of(sizes) for sizes in node.chunks)
+    return Value(cuts, node.dtype, some, node.container)
 
 
 def conforming(
     block: Array, name: str, dtype: str, shape: tuple[int, ...], container: str
 ) -> Array:
-    """Return a block of array ``name`` as what the graph declares, or say what it is instead.
+    """Return a block of array ``name`` as the graph declares it, or raise.
 
-    A block without elements says nothing but that it is one: Dask's ``min`` and ``max`` make such
-    blocks in other shapes than they declare.
+    An empty block may have any shape and dtype: those of Dask's ``min`` and ``max`` differ from
+    the declaration.
     """
     kind = f"{type(block).__module__.split('.')[0]}.{type(block).__name__}"
     if kind != container:
         arraylike = hasattr(block, "__array__") or isinstance(block, list | tuple)
-        if container != "numpy.ndarray" or not arraylike:
-            raise UndeclaredTypeError(f"a block of {name} is declared as {container} but is {kind}")
-        if isinstance(block, np.ma.MaskedArray):
+        masked = isinstance(block, np.ma.MaskedArray)
+        if masked or container != NUMPY or not arraylike:
+            found = "a masked array" if masked else kind
             raise UndeclaredTypeError(
-                f"a block of {name} is declared as {container} but is a masked array"
+                f"a block of {name} is declared as {container} but is {found}"
             )
         block = np.asarray(block)
     if block.size == 0 and 0 in shape:

@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from dask_dgpu.planner.held import scheduler_here
-from dask_dgpu.runtime.scheduler.announce import TOPIC, announce
+from dask_dgpu.planner.predict import scheduler_here
+from dask_dgpu.runtime.scheduler.messages import TOPIC, announce
 
 if TYPE_CHECKING:
     from distributed import Client

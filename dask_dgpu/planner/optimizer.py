@@ -1,11 +1,10 @@
-"""The optimizer that Dask calls on every array graph; it inserts gangs that are quicker."""
+"""The optimizer that Dask calls on every array graph: it inserts gangs that are quicker."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from dataclasses import replace as replace_field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dask.array.optimization
@@ -16,25 +15,19 @@ from dask.utils import format_bytes
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
-from dask_dgpu.operations import rules
-from dask_dgpu.operations.step import shared, step_of, value_of
+from dask_dgpu.operations import RULES
+from dask_dgpu.operations.value import shared, step_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, report
-from dask_dgpu.planner.held import Held, held_here, nothing
-from dask_dgpu.planner.predict import Prediction, predict, usable
+from dask_dgpu.planner.predict import Held, Prediction, held_by, nothing, predict, usable
 from dask_dgpu.runtime import tasks
-from dask_dgpu.runtime.blockwork import Blockworks
-from dask_dgpu.runtime.program import Program
-from graph_opt.dask_graph.culling import Culled, cull
-from graph_opt.dask_graph.emit import GangLayer, TaskFunctions, emit, finish, guarded
+from dask_dgpu.runtime.program import Blockworks, Program
+from graph_opt.dask_graph.emit import Plain, TaskFunctions, emit, finish, guarded
+from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import fuse, members
-from graph_opt.dask_graph.parse import ArrayGraph, parse
-from graph_opt.dask_graph.piece_layer import PieceLayer
-from graph_opt.dask_graph.plain import Plain
-from graph_opt.model.node import CUPY, NUMPY, Declined
-from graph_opt.passes.partition import partition
-from graph_opt.passes.rewrite import check, find, replace
-from graph_opt.pieces.piece import Piece
-from graph_opt.pieces.region import Region
+from graph_opt.dask_graph.parse import ArrayGraph, Culled, cull, parse
+from graph_opt.model.layout import CUPY, NUMPY, Declined
+from graph_opt.model.piece import Piece, Region
+from graph_opt.passes import check, find, insert, partition
 
 MOST_WASTE = 0.5
 """Leave a piece to Dask if more than this fraction of its computed blocks is unused."""
@@ -42,6 +35,7 @@ MOST_WASTE = 0.5
 ROOM_STEPS = 64
 """Free memory counts in such fractions of the limit, so equal programs have equal plans."""
 
+Gang = tuple[Region, Prediction, Program]
 FUNCTIONS = TaskFunctions(tasks.stage, tasks.gang, tasks.out)
 
 
@@ -57,15 +51,6 @@ class Rewriting:
     def pieces(self) -> tuple[Piece, ...]:
         """The collectives of all gangs."""
         return tuple(piece for region, _ in self.regions for piece in region.pieces)
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """A region that becomes a gang: its cost, and its program for the available memory."""
-
-    region: Region
-    prediction: Prediction
-    program: Program
 
 
 @dataclass(frozen=True)
@@ -86,14 +71,13 @@ class GraphOptimizer:
             if not isinstance(graph, HighLevelGraph):
                 graph = HighLevelGraph.from_collections(str(id(dsk)), dsk, dependencies=())
             graph = guarded(graph)
-            held = held_here(self.facts.scheduler) or nothing
-            rewriting = self.rewrite(graph, keys, held)
+            rewriting = self.rewrite(graph, keys, held_by(self.facts.scheduler))
             if not rewriting.regions:
                 return dask.array.optimization.optimize(graph, keys, **kwargs)
             optimized = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
             if isinstance(optimized, HighLevelGraph):  # fusion is switched off
                 return optimized
-            return finish(optimized, _flat(keys), _gangs(rewriting.graph))
+            return finish(optimized, _flat(keys), rewriting.graph)
         except Exception as error:
             if self.settings.on_error == "raise":
                 raise
@@ -116,28 +100,37 @@ class GraphOptimizer:
         """
         wanted = _flat(keys)
         arrays = parse(graph, wanted)
-        matches = find(arrays, rules())
+        matches = find(arrays, RULES)
         pieces, declined = list(matches.pieces), list(matches.declined)
         while pieces:
             culled, local = self._culled(graph, arrays, pieces, wanted)
-            layers = [each for each in culled.graph.layers.values() if isinstance(each, PieceLayer)]
-            accepted, refused = self._decided(culled, arrays, local, layers, wanted, held)
+            layers = {
+                layer.piece.output.name: layer
+                for layer in culled.graph.layers.values()
+                if isinstance(layer, PieceLayer)
+            }
+            refused = {
+                name: reason for name, layer in layers.items() if (reason := self._hindrance(layer))
+            }
+            gangs: list[Gang] = []
+            if not refused:
+                found = [_alone(layer) for layer in layers.values()]
+                if self.settings.regions:
+                    found = partition(culled, arrays, local, wanted)
+                for region in found:
+                    gangs += self._gangs(region, layers, held, refused)
             declined += [Declined(name, reason) for name, reason in refused.items()]
-            needed = {layer.piece.output.name for layer in layers} - refused.keys()
-            kept = [piece for piece in pieces if piece.output.name in needed]
+            kept = [p for p in pieces if p.output.name in layers.keys() - refused.keys()]
             if len(kept) == len(pieces):
-                gangs = [(each.region, self._with_plain(graph, each)) for each in accepted]
-                put = emit(culled.graph, gangs, FUNCTIONS)
-                predicted = tuple((each.region, each.prediction) for each in accepted)
+                programs = [
+                    (region, self._with_plain(graph, region, program))
+                    for region, _, program in gangs
+                ]
+                put = emit(culled.graph, programs, FUNCTIONS)
+                predicted = tuple((region, prediction) for region, prediction, _ in gangs)
                 return Rewriting(put, predicted, tuple(declined))
             pieces = kept  # the others change which blocks of these are needed
         return Rewriting(graph, (), tuple(declined))
-
-    def _with_plain(self, graph: HighLevelGraph, accepted: Accepted) -> Program:
-        """Return the program, with Dask's tasks for blocks that differ from their declaration."""
-        if self.settings.on_error == "raise":
-            return accepted.program
-        return replace_field(accepted.program, plain=Plain.of(graph, accepted.region))
 
     def _culled(
         self, graph: HighLevelGraph, arrays: ArrayGraph, pieces: list[Piece], wanted: set[Any]
@@ -146,66 +139,41 @@ class GraphOptimizer:
 
         Also return the names of Dask's layers that can run in a gang.
         """
-        replaced = check(replace(graph, pieces))
+        replaced = check(insert(graph, pieces))
         local: set[str] = set()
         if self.settings.regions:
             local = members(arrays, replaced)
             replaced = fuse(replaced, local, wanted)
         return cull(replaced, wanted), local
 
-    def _decided(
-        self,
-        culled: Culled,
-        arrays: ArrayGraph,
-        local: set[str],
-        layers: list[PieceLayer],
-        wanted: set[Any],
-        held: Held,
-    ) -> tuple[list[Accepted], dict[str, str]]:
-        """Return the regions that become gangs, and the reasons against other pieces."""
-        refused = {
-            layer.piece.output.name: reason
-            for layer in layers
-            if (reason := self._hindrance(layer)) is not None
-        }
-        if refused:
-            return [], refused
-        named = {layer.piece.output.name: layer for layer in layers}
-        accepted: list[Accepted] = []
-        if self.settings.regions:
-            found = partition(culled, arrays, local, wanted)
-        else:
-            found = [_alone(layer) for layer in layers]
-        for region in found:
-            parts, reasons = self._parts(region, named, held)
-            accepted += parts
-            refused |= reasons
-        return accepted, refused
+    def _gangs(
+        self, region: Region, layers: Mapping[str, PieceLayer], held: Held, refused: dict[str, str]
+    ) -> Iterator[Gang]:
+        """Yield a region, or the parts of it that fit, or its pieces without Dask's layers.
 
-    def _parts(
-        self, region: Region, layers: Mapping[str, PieceLayer], held: Held
-    ) -> tuple[list[Accepted], dict[str, str]]:
-        """Accept a region, or the parts of it that fit, or its pieces without Dask's layers."""
+        Add the reasons against other pieces to ``refused``.
+        """
         room = self.room(region, held)
         program = self.program(region, room)
         prediction = predict(region, program, self.facts)
         reason = self._refusal(prediction, room)
         if reason is None:
-            return [Accepted(region, prediction, program)], {}
-        if len(region.members) == 1:
-            return [], {region.members[0].output.name: reason}
-        if _fits(prediction, room):
-            smaller: Iterable[Region] = (_alone(layers[p.output.name]) for p in region.pieces)
+            yield region, prediction, program
+        elif len(region.members) == 1:
+            refused[region.members[0].output.name] = reason
         else:
-            smaller = region.split()
-        accepted: list[Accepted] = []
-        refused: dict[str, str] = {}
-        for part in smaller:
-            if part.pieces:
-                parts, reasons = self._parts(part, layers, held)
-                accepted += parts
-                refused |= reasons
-        return accepted, refused
+            smaller: Iterable[Region] = region.split()
+            if _fits(prediction, room):
+                smaller = (_alone(layers[piece.output.name]) for piece in region.pieces)
+            for part in smaller:
+                if part.pieces:
+                    yield from self._gangs(part, layers, held, refused)
+
+    def _with_plain(self, graph: HighLevelGraph, region: Region, program: Program) -> Program:
+        """Return the program, with Dask's tasks for blocks that differ from their declaration."""
+        if self.settings.on_error == "raise":
+            return program
+        return replace(program, plain=Plain.of(graph, region))
 
     def _hindrance(self, layer: PieceLayer) -> str | None:
         """Return why a piece cannot run in a gang, at any cost."""
@@ -276,10 +244,6 @@ def _alone(layer: PieceLayer) -> Region:
     """Return the region of one piece and its used blocks."""
     wanted = ((layer.piece.output.name, tuple(sorted(layer.wanted))),)
     return Region((layer.piece,), wanted, layer.annotations)
-
-
-def _gangs(graph: HighLevelGraph) -> list[GangLayer]:
-    return [layer for layer in graph.layers.values() if isinstance(layer, GangLayer)]
 
 
 def _flat(keys: Any) -> set[Any]:

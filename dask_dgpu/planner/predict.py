@@ -1,10 +1,12 @@
-"""Predictions of the cost of a region."""
+"""Predictions of the cost of a region, and the memory that a gang may use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,48 +14,33 @@ from numpy.typing import NDArray
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import OPERATIONS, Cost
-from dask_dgpu.operations.step import Collective, Local
-from dask_dgpu.runtime.placement import Ranks
+from dask_dgpu.operations.value import Collective, Local
 from dask_dgpu.runtime.plans import Plans, plans
 from dask_dgpu.runtime.program import Program
 from graph_opt.model.cost import GANG_SECONDS, STEP_SECONDS, TASK_SECONDS
-from graph_opt.model.layout import Index, dealt
-from graph_opt.model.node import label
-from graph_opt.pieces.region import Region
+from graph_opt.model.layout import dealt, label
+from graph_opt.model.piece import Region
 
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.scheduler import Scheduler
+
+Key = Any
+Held = Callable[[Collection[Key]], int]
+"""Returns the most bytes of results in memory on one worker, without those of some keys."""
 Bytes = NDArray[np.int64]
 """A number for each rank."""
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The cost of a region, or of one piece.
+@dataclass(frozen=True, kw_only=True)
+class Prediction(Cost):
+    """The cost of a region, or of one piece, in a gang and in plain Dask.
 
-    Parameters
-    ----------
-    text : str
-        The algorithm in a few words.
-    details : tuple of (str, value)
-        The algorithm as plain values; the names depend on it.
-    tasks, dask_tasks : int
-        Tasks on the scheduler, with a gang and without.
-    moved_bytes : int
-        Bytes that the busiest rank receives, with blocks in even shares.
-    peak_bytes : int
-        Most bytes on one rank: its share of inputs and output, and the workspace.
-    seconds, dask_seconds : float
-        Time with a gang and without.
-    steps : tuple of (str, float)
-        The layer of each step, and its seconds.
+    ``tasks`` are those in the scheduler, and ``steps`` the layer of each step and its seconds.
     """
 
-    text: str
-    details: tuple[tuple[str, Any], ...]
     tasks: int
     dask_tasks: int
-    moved_bytes: int
-    peak_bytes: int
-    seconds: float
     dask_seconds: float
     steps: tuple[tuple[str, float], ...]
 
@@ -62,6 +49,54 @@ def usable(facts: ClusterFacts, settings: Settings) -> float | None:
     """Return the bytes of a device that a gang may use, ``None`` for no limit."""
     memory = facts.device_memory if settings.memory_limit is None else settings.memory_limit
     return None if memory is None else memory * (1 - settings.safety_margin)
+
+
+def nothing(keys: Collection[Key]) -> int:
+    """Return 0, for no workers."""
+    return 0
+
+
+def scheduler_here(scheduler_id: str | None) -> Scheduler | None:
+    """Return the scheduler of this id if it is in this process."""
+    if scheduler_id is None:
+        return None
+    from distributed.scheduler import Scheduler
+
+    return next((each for each in list(Scheduler._instances) if each.id == scheduler_id), None)
+
+
+def held_by(scheduler_id: str | None, client: Client | None = None) -> Held:
+    """Return the :data:`Held` of a scheduler, here or of a client; nothing without a cluster."""
+    scheduler = scheduler_here(scheduler_id)
+    if scheduler is not None:
+        return partial(_other_results, dask_scheduler=scheduler)
+    if client is None or scheduler_id is None:
+        return nothing
+
+    def ask(keys: Collection[Key]) -> int:
+        return int(client.run_on_scheduler(_other_results, keys=list(keys)))
+
+    return ask
+
+
+def _other_results(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
+    """Return the bytes on the worker with the most, without spilled ones.
+
+    This runs outside of the event loop's thread, so it copies containers before iterating.
+    """
+    counted: Counter[str] = Counter()
+    for key in keys:
+        ts = dask_scheduler.tasks.get(key)
+        if ts is not None:
+            for ws in list(ts.who_has or ()):
+                counted[ws.address] += max(0, ts.nbytes)
+    return max(
+        (
+            max(0, ws.memory.managed - counted[ws.address])
+            for ws in list(dask_scheduler.workers.values())
+        ),
+        default=0,
+    )
 
 
 def predict(region: Region, program: Program, facts: ClusterFacts) -> Prediction:
@@ -111,17 +146,7 @@ def _costs(program: Program, fixed: Plans, facts: ClusterFacts) -> dict[str, Cos
 
 
 class Shares:
-    """The bytes of each value on each rank.
-
-    Parameters
-    ----------
-    program : Program
-        The program of all ranks.
-    fixed : Plans
-        The places of its blocks.
-    size : int
-        Number of ranks.
-    """
+    """The bytes of each value of a program on each of ``size`` ranks."""
 
     def __init__(self, program: Program, fixed: Plans, size: int) -> None:
         self.program = program
@@ -166,17 +191,16 @@ class Shares:
                 total[each.target] += self.values[names[each.value]].nbytes(each.index)
         return max(total)
 
-    def _ranks(self, name: str) -> Mapping[Index, Ranks]:
-        making = self.fixed.makings.get(name)
-        if making is not None:
-            return making.ranks
-        return {index: (rank,) for index, rank in self.fixed.values[name].owners()}
-
     def _share(self, name: str) -> Bytes:
         total = [0] * self.size
-        for index, ranks in self._ranks(name).items():
-            for rank in ranks:
-                total[rank] += self.values[name].nbytes(index)
+        making, value = self.fixed.makings.get(name), self.values[name]
+        if making is None:
+            for index, rank in self.fixed.values[name].owners():
+                total[rank] += value.nbytes(index)
+        else:
+            for index, ranks in making.ranks.items():
+                for rank in ranks:
+                    total[rank] += value.nbytes(index)
         return np.array(total, np.int64)
 
     def _sum(self, names: Iterable[str]) -> Bytes:

@@ -1,17 +1,29 @@
-"""Threads that block neither the event loop nor the end of a process."""
+"""Threads that block neither the event loop, nor the end of a process, nor all of it."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 PAUSE = 0.01
+
+AFFECTED = (3, 11) <= sys.version_info < (3, 11, 12)
+"""Whether this interpreter has a deadlock that freezes a whole process.
+
+Since 3.12 CPython collects garbage only between bytecodes.
+"""
+
+_current_frames = sys._current_frames
+_lock = threading.RLock()
 
 
 async def in_background(call: Callable[[], T]) -> T:
@@ -48,3 +60,26 @@ async def ended(threads: Iterable[threading.Thread], seconds: float) -> None:
     late = time.monotonic() + seconds
     while any(thread.is_alive() for thread in threads) and time.monotonic() < late:
         await asyncio.sleep(PAUSE)
+
+
+def guard_current_frames() -> None:
+    """Have ``sys._current_frames`` run without garbage collection, as CPython 3.11.12 does.
+
+    Dask's profiler calls it every 10 ms. It allocates objects with the interpreter's list of
+    threads locked. If that starts a collection which releases the GIL, the next thread to start
+    or to end takes the GIL and waits for the list: nothing in the process ever runs again
+    (https://github.com/python/cpython/issues/106883). Gangs start a thread for each transfer.
+    """
+    if AFFECTED:
+        sys._current_frames = _frames_without_collection
+
+
+def _frames_without_collection() -> dict[int, FrameType]:
+    with _lock:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return _current_frames()
+        finally:
+            if enabled:
+                gc.enable()

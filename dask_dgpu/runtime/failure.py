@@ -1,37 +1,32 @@
-"""The errors of ranks, which reach the caller unchanged.
+"""Failed gangs on the side of workers: the errors of ranks, and the fallback to Dask's own tasks.
 
-The scheduler may lack the package of an error. So it gets a :class:`GangError` with the text, and
-the error itself as bytes, which it only forwards.
+The errors reach the caller unchanged. The scheduler may lack the package of an error. So it gets a
+:class:`GangError` with the text, and the error itself as bytes, which it only forwards.
 """
 
 from __future__ import annotations
 
 import pickle
 import traceback
-from typing import cast
+from typing import Any, cast
 
+import cloudpickle
 from distributed.core import error_message
 from distributed.exceptions import Reschedule
 
 from dask_dgpu.errors import CommError, GangError, UndeclaredError
+from dask_dgpu.runtime.program import Key
+from graph_opt.dask_graph.emit import Plain
 
 IN_PROGRAM = "program"
 """The start of a rank's phase while it runs steps."""
 
 
 class RankError(GangError):
-    """An error of a step, for processes that cannot unpickle the error itself.
+    """An error of a step, for processes that cannot unpickle the error itself."""
 
-    Attributes
-    ----------
-    raised : bytes
-        The error, pickled.
-    undeclared : bool
-        Whether a block differs from its declaration in the graph, which Dask allows.
-    """
-
-    raised = b""
-    undeclared = False
+    raised = b""  # the error, pickled
+    undeclared = False  # whether a block differs from its declaration, which Dask allows
 
 
 def failure_of(error: BaseException, rank: int, worker: str, phase: str) -> GangError:
@@ -75,3 +70,18 @@ def opened(payload: bytes) -> BaseException:
     except Exception:  # unpickling runs the error's own code
         return GangError(*failure.args)
     return error
+
+
+def compute_plainly(answer: dict[str, Any]) -> dict[Key, Any]:
+    """Let Dask compute the wanted blocks; return them by name and place.
+
+    The tasks have new names, because ``out`` tasks have Dask's. They read the inputs under Dask's
+    names; Dask recomputes inputs that it has dropped since they were staged.
+    """
+    from distributed import worker_client
+
+    plain: Plain = cloudpickle.loads(answer["plain"])
+    tasks, keys = plain.tasks(f"plain-{answer['run_id']}-")
+    with worker_client() as client:
+        blocks = client.get(tasks, keys, workers=answer["workers"] or None)
+    return dict(zip(plain.wanted, blocks, strict=True))

@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import sys
 import warnings
-from contextlib import suppress
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, cast
 
+from dask_dgpu.comm.local import run_local
+from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.errors import DgpuError, UndeclaredError
-from dask_dgpu.operations.value import conforming
+from dask_dgpu.kernels.device import Device
+from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.operations.value import Blocks, conforming
+from dask_dgpu.runtime.execute import Observer, Span, execute
+from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.emit import GANG, STAGE, Key
+from graph_opt.model.layout import dealt
 
 if TYPE_CHECKING:
     from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
@@ -22,6 +32,9 @@ if TYPE_CHECKING:
 Array = Any
 
 PLUGIN = "dask-dgpu"
+
+details: deque[tuple[str, Any]] = deque(maxlen=64)
+"""The last details of operations in this process, with the names of the operations' outputs."""
 
 
 def stage(block: Array, declared: tuple[str, str, tuple[int, ...], str] | None) -> Any:
@@ -44,8 +57,6 @@ def gang(program: Program, *staged: list[Any]) -> Any:
     """Run a program on all ranks; return a handle for ``out``."""
     here = _worker_plugin()
     if here is None:
-        from dask_dgpu.runtime.local import run_here
-
         try:
             return run_here(program, staged)
         except UndeclaredError as error:
@@ -93,3 +104,65 @@ def _worker_plugin(prefix: str | None = None) -> tuple[GangWorkerPlugin, Any] | 
             "a worker runs a gang's task but has no dask_dgpu plugin; "
             "call dask_dgpu.enable(client) with the client of this cluster"
         ) from None
+
+
+class Naming(Observer):
+    """An observer that notes step and rank in errors, and keeps the details of rank 0."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def detail(self, output: str, detail: Any) -> None:
+        """Keep a detail."""
+        if self.rank == 0:
+            details.append((output, detail))
+
+    @contextmanager
+    def step(self, name: str, action: str) -> Iterator[Span]:
+        """Add the step and the rank to an error; yield the span of the step."""
+        try:
+            with super().step(name, action) as span:
+                yield span
+        except Exception as error:
+            error.add_note(f"in {name}, on rank {self.rank}")
+            raise
+
+
+def run_here(program: Program, staged: Sequence[list[Array]]) -> dict[Key, Array]:
+    """Run a program on ``program.local_ranks`` threads; return all blocks of its results."""
+    size = program.local_ranks
+    owners: dict[str, tuple[int, ...]] = {}
+    blocks: dict[str, Blocks] = {}
+    for (name, value), given in zip(program.inputs, staged, strict=True):
+        indices = value.indices()
+        blocks[name] = dict(zip(indices, given, strict=True))
+        owners[name] = dealt(len(indices), size)
+    fixed = plans(program, owners, size)
+
+    # the caller's context holds NumPy's reaction to overflow, for example
+    contexts = [copy_context() for _ in range(size)]
+
+    def rank_program(comm: Comm) -> dict[Key, Array]:
+        mine = {
+            name: {
+                index: block
+                for (index, block), owner in zip(values.items(), owners[name], strict=True)
+                if owner == comm.rank
+            }
+            for name, values in blocks.items()
+        }
+        return execute(program, fixed, comm, _device(program), mine, Naming(comm.rank))
+
+    result: dict[Key, Array] = {}
+    for part in run_local(size, lambda comm: contexts[comm.rank].run(rank_program, comm)):
+        result.update(part)
+    return result
+
+
+def _device(program: Program) -> Device:
+    values = [value for _, value in program.inputs] + [step.result for step in program.steps]
+    if any(value.container == "cupy.ndarray" for value in values):
+        from dask_dgpu.kernels.device.cuda import CudaDevice
+
+        return CudaDevice()
+    return HostDevice()

@@ -13,8 +13,9 @@ import dask.array
 from dask.array.backends import array_creation_dispatch
 
 from dask_dgpu.arguments import check_client
+from dask_dgpu.array.fft.call import FFT_LAYOUT
 from dask_dgpu.environment.facts import current_client, gather
-from dask_dgpu.environment.settings import fft_output_layout, read
+from dask_dgpu.environment.settings import read
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.predict import usable
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OPTIMIZE = "array_optimize"
-FFT_LAYOUT = "dgpu.fft.output-layout"
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
     before = {OPTIMIZE: dask.config.get(OPTIMIZE, None)}
     dask.config.set({OPTIMIZE: optimizer})
     if "fft_output_layout" in settings:
-        before[FFT_LAYOUT] = fft_output_layout()
+        before[FFT_LAYOUT] = dask.config.get(FFT_LAYOUT, "any")
         dask.config.set({FFT_LAYOUT: settings["fft_output_layout"]})
     hooks.install(read_settings.sum_method)
     return Enabled(optimizer, before)

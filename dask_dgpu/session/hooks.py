@@ -19,8 +19,7 @@ from dask_dgpu.array import fft
 from dask_dgpu.array.fft.call import DASK_FFT, DASKS_OWN
 from dask_dgpu.array.reductions.call import Method, is_number, reduced
 from dask_dgpu.kernels.sums.partial import Kind
-from graph_opt.model.dtype import BFLOAT16
-from graph_opt.model.node import CONTAINERS
+from graph_opt.model.layout import BFLOAT16, CONTAINERS
 
 Function = Callable[..., Any]
 

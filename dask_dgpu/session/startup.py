@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import logging
+import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from inspect import Parameter, signature
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import dask
@@ -16,7 +20,6 @@ from dask_dgpu.arguments import check_choice, expected, integer, suggestion
 from dask_dgpu.environment.gpus import GpuMemory, pool_bytes, read_memory, visible_gpus
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.session.enable import disable, enable
-from dask_dgpu.session.main_guard import require_main_guard
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -126,17 +129,8 @@ def _undo_start(backend_before: str | None) -> None:
 def cuda_options(gpus: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a ``LocalCUDACluster`` of one worker per GPU.
 
-    Parameters
-    ----------
-    gpus : sequence of str
-        Numbers or UUIDs.
-    options : mapping of str to value
-        The user's options. With an ``rmm_*`` option among them, no other is added.
-
-    Raises
-    ------
-    DgpuError
-        If a GPU has too little free memory for a worker.
+    With an ``rmm_*`` option among the user's ``options``, no other is added. Raises
+    :class:`DgpuError` if a GPU has too little free memory for a worker.
     """
     if any(name.startswith("rmm_") for name in options):
         return dict(options)
@@ -169,14 +163,9 @@ def check_options(options: Mapping[str, Any], *classes: type) -> None:
 
 @contextmanager
 def explained(gpus: Sequence[str]) -> Iterator[list[str]]:
-    """Collect the errors that nannies log about workers that fail to start.
+    """Collect the errors that nannies log about workers that fail to start; yield them.
 
     With GPUs, any error becomes a :class:`DgpuError` with the free memory of each GPU.
-
-    Yields
-    ------
-    list of str
-        The errors so far.
     """
     collector = _Errors()
     nannies = logging.getLogger("distributed.nanny")
@@ -205,11 +194,8 @@ def require_workers(
 ) -> None:
     """Wait for the workers of these names.
 
-    Raises
-    ------
-    DgpuError
-        If one is still missing after ``patience`` seconds. It names the worker, its GPU and
-        the known errors.
+    If one is still missing after ``patience`` seconds, raise a :class:`DgpuError` with the worker,
+    its GPU and the known errors.
     """
     wanted = set(map(str, names))
     deadline = time.monotonic() + patience
@@ -222,19 +208,7 @@ def require_workers(
 def missing_text(
     missing: Collection[str], wanted: int, gpus: Sequence[str], errors: Sequence[str]
 ) -> str:
-    """Return the message about workers that did not start.
-
-    Parameters
-    ----------
-    missing : collection of str
-        Names of the workers; dask-cuda names a worker after its GPU.
-    wanted : int
-        Number of workers of the cluster.
-    gpus : sequence of str
-        GPUs of all workers, if they use any.
-    errors : sequence of str
-        Errors that nannies logged.
-    """
+    """Return the message about workers that did not start; dask-cuda names one after its GPU."""
     names = sorted(missing)
     what = "on GPU " if gpus else ""
     text = f"{len(names)} of {wanted} workers did not start: {what}{', '.join(names)}"
@@ -266,3 +240,32 @@ class _Errors(logging.Handler):
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             self.errors.append(f"{type(error).__name__}: {error}")
+
+
+def require_main_guard(what: str) -> None:
+    """Raise if the running script calls ``what`` outside of ``if __name__ == "__main__":``.
+
+    Workers are new processes that import the script. Outside of the guard each would start
+    a cluster of its own. Python reports that once per process, at length.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") in ("__main__", "__mp_main__"):
+            path = Path(frame.f_globals.get("__file__") or "")
+            script = frame.f_code.co_name == "<module>" and path.suffix == ".py"
+            if script and path.is_file() and not _is_guarded(path.read_text(), frame.f_lineno):
+                raise DgpuError(
+                    f'expected {what} within `if __name__ == "__main__":`, got a call at line '
+                    f"{frame.f_lineno} of {path.name}: every worker would call it again"
+                )
+        frame = frame.f_back
+
+
+def _is_guarded(source: str, line: int) -> bool:
+    """Whether a line of a script is within an ``if`` about ``__name__``."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.If) and node.lineno <= line <= (node.end_lineno or line):
+            names = {name.id for name in ast.walk(node.test) if isinstance(name, ast.Name)}
+            if "__name__" in names:
+                return True
+    return False

@@ -6,7 +6,8 @@
 
 A ``stage`` runs on a worker with its block and passes it on without a copy. The ``gang`` task
 has the scheduler run one program on all ranks. An ``out`` runs on the worker that computed its
-block and returns it. The number of tasks is linear in the number of blocks.
+block and returns it. The number of tasks is linear in the number of blocks. :class:`Plain` has
+Dask's own tasks for a gang that cannot compute its region.
 """
 
 from __future__ import annotations
@@ -19,9 +20,18 @@ from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from graph_opt.dask_graph.internals import GraphNode, List, Task, TaskRef
-from graph_opt.model.node import label
-from graph_opt.pieces.region import Region
+from graph_opt.dask_graph.internals import (
+    DataNode,
+    GraphNode,
+    List,
+    Task,
+    TaskRef,
+    convert_legacy_graph,
+    cull,
+    get_sync,
+)
+from graph_opt.model.layout import label
+from graph_opt.model.piece import Region
 
 Key = tuple[Any, ...]
 
@@ -63,7 +73,21 @@ class GangLayer(MaterializedLayer):
     def __init__(self, region: Region, functions: TaskFunctions, program: Any) -> None:
         self.region = region
         self.gang = gang_key(region)
-        super().__init__(_gang_tasks(region, functions, program), region.annotations)
+        tasks: dict[Key, GraphNode] = {}
+        staged: list[List] = []
+        operands = region.operands
+        for at, (node, indices) in enumerate(region.inputs):
+            keys: list[Key] = [(f"{STAGE}-{at}-{region.token}", *index) for index in indices]
+            for key, index in zip(keys, indices, strict=True):
+                declared = None
+                if node.name in operands:
+                    shape = node.block_shape(index)
+                    declared = label(node.name), node.dtype, shape, node.container
+                block = TaskRef((node.name, *index))
+                tasks[key] = UnfusedTask(key, functions.stage, block, declared)
+            staged.append(List(*map(TaskRef, keys)))
+        tasks[self.gang] = UnfusedTask(self.gang, functions.gang, program, *staged)
+        super().__init__(tasks, region.annotations)
 
 
 def guarded(graph: HighLevelGraph) -> HighLevelGraph:
@@ -92,16 +116,12 @@ def guarded(graph: HighLevelGraph) -> HighLevelGraph:
 
 def is_gang(key: Any) -> bool:
     """Whether a key belongs to a ``gang`` task."""
-    return _begins(key, GANG)
+    return type(key) is tuple and type(key[0]) is str and key[0].startswith(GANG)
 
 
 def is_stage(key: Any) -> bool:
     """Whether a key belongs to a ``stage`` task."""
-    return _begins(key, STAGE)
-
-
-def _begins(key: Any, prefix: str) -> bool:
-    return type(key) is tuple and type(key[0]) is str and key[0].startswith(prefix)
+    return type(key) is tuple and type(key[0]) is str and key[0].startswith(STAGE)
 
 
 def gang_key(region: Region) -> Key:
@@ -110,9 +130,7 @@ def gang_key(region: Region) -> Key:
 
 
 def emit(
-    graph: HighLevelGraph,
-    gangs: Iterable[tuple[Region, Any]],
-    functions: TaskFunctions,
+    graph: HighLevelGraph, gangs: Iterable[tuple[Region, Any]], functions: TaskFunctions
 ) -> HighLevelGraph:
     """Replace the members of each region by its gang and a layer for each wanted array.
 
@@ -135,28 +153,8 @@ def emit(
     return HighLevelGraph(layers, dependencies)
 
 
-def _gang_tasks(region: Region, functions: TaskFunctions, program: Any) -> dict[Key, GraphNode]:
-    tasks: dict[Key, GraphNode] = {}
-    staged: list[List] = []
-    operands = region.operands
-    for at, (node, indices) in enumerate(region.inputs):
-        keys: list[Key] = [(f"{STAGE}-{at}-{region.token}", *index) for index in indices]
-        for key, index in zip(keys, indices, strict=True):
-            declared = None
-            if node.name in operands:
-                declared = label(node.name), node.dtype, node.block_shape(index), node.container
-            block = TaskRef((node.name, *index))
-            tasks[key] = UnfusedTask(key, functions.stage, block, declared)
-        staged.append(List(*map(TaskRef, keys)))
-    gang = gang_key(region)
-    tasks[gang] = UnfusedTask(gang, functions.gang, program, *staged)
-    return tasks
-
-
 def finish(
-    graph: Mapping[Any, GraphNode],
-    wanted: AbstractSet[Any],
-    gangs: Iterable[GangLayer],
+    graph: Mapping[Any, GraphNode], wanted: AbstractSet[Any], emitted: HighLevelGraph
 ) -> Any:
     """Rename blocks that another gang may compute too, and annotate gangs again.
 
@@ -164,9 +162,10 @@ def finish(
     depend on different gangs, so a scheduler that knows both would report a collision.
     Requested keys, those in ``wanted``, stay.
 
-    Dask's fusion drops all annotations; ``gangs`` are the layers before it. Returns a dict, or
+    Dask's fusion drops all annotations; the graph ``emitted`` still has them. Returns a dict, or
     a graph with layers if there are annotations.
     """
+    gangs = [layer for layer in emitted.layers.values() if isinstance(layer, GangLayer)]
     # gangs of a graph that was optimized before are finished
     layers = {layer.gang: layer for layer in gangs if layer.gang in graph}
     outs: dict[Any, defaultdict[str, list[Any]]] = {gang: defaultdict(list) for gang in layers}
@@ -198,3 +197,60 @@ def _renamed(key: Any, task: GraphNode, names: dict[Any, Any]) -> GraphNode:
     if key in names or not names.keys().isdisjoint(task.dependencies):
         return task.substitute(names, names.get(key))
     return task
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Dask's own layers between the inputs and the wanted blocks of a region.
+
+    Their tasks accept blocks that differ from Dask's declaration. ``given`` are the keys of the
+    input blocks, and ``wanted`` those of the blocks that others read.
+    """
+
+    layers: Mapping[str, Layer]
+    given: tuple[Key, ...]
+    wanted: tuple[Key, ...]
+
+    @classmethod
+    def of(cls, graph: HighLevelGraph, region: Region) -> Plain | None:
+        """Return the layers that a region replaces in a graph.
+
+        ``None`` if one is a P2P rechunk: its tasks cannot be renamed.
+        """
+        inputs = {node.name for node, _ in region.inputs}
+        layers: dict[str, Layer] = {}
+        waiting = [name for name, _ in region.wanted]
+        while waiting:
+            name = waiting.pop()
+            if name not in inputs and name not in layers:
+                layers[name] = graph.layers[name]
+                waiting += graph.dependencies[name]
+        if any(type(layer).__name__.startswith("P2P") for layer in layers.values()):
+            return None
+        given = [(node.name, *index) for node, blocks in region.inputs for index in blocks]
+        wanted = [(name, *index) for name, blocks in region.wanted for index in blocks]
+        return cls(layers, tuple(given), tuple(wanted))
+
+    def __dask_tokenize__(self) -> Any:
+        return type(self).__name__, self.wanted
+
+    def tasks(self, prefix: str) -> tuple[dict[Key, GraphNode], list[Key]]:
+        """Return the tasks with prefixed names, and the keys of the wanted blocks."""
+        every: dict[Any, Any] = {}
+        for layer in self.layers.values():
+            every.update(layer)
+        known = {*every, *self.given}
+        tasks = cull(convert_legacy_graph(every, known), self.wanted)
+        names = {key: _named(prefix, key) for key in tasks}
+        renamed = {names[key]: task.substitute(names, names[key]) for key, task in tasks.items()}
+        return renamed, [names[key] for key in self.wanted]
+
+    def blocks(self, given: Mapping[Key, Any]) -> dict[Key, Any]:
+        """Compute the wanted blocks from the given ones, in this thread."""
+        tasks, keys = self.tasks("plain-")
+        inputs = {key: DataNode(key, block) for key, block in given.items()}
+        return dict(zip(self.wanted, get_sync(inputs | tasks, keys), strict=True))
+
+
+def _named(prefix: str, key: Any) -> Any:
+    return (prefix + key[0], *key[1:]) if isinstance(key, tuple) else f"{prefix}{key}"

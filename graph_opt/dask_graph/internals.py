@@ -4,9 +4,6 @@ Dask may rename them in any release. A missing name becomes a placeholder: nothi
 of it or identical to it, so rules match nothing, and a call raises ImportError.
 """
 
-# mypy: implicit-reexport
-# ruff: noqa: F401
-
 from __future__ import annotations
 
 from importlib import import_module
@@ -50,36 +47,10 @@ def _look_up(module: str, name: str) -> Any:
         return _placeholder(MISSING[-1])
 
 
+globals().update(
+    (name, _look_up(module, name)) for module, names in NAMES.items() for name in names.split()
+)
+
 if TYPE_CHECKING:
-    from dask._task_spec import (
-        Alias,
-        DataNode,
-        GraphNode,
-        List,
-        Task,
-        TaskRef,
-        convert_legacy_graph,
-        cull,
-    )
-    from dask.array.chunk import getitem
-    from dask.array.core import (
-        concatenate_shaped,
-        getter,
-        getter_inline,
-        getter_nofancy,
-        load_store_chunk,
-    )
-    from dask.array.einsumfuncs import chunk_einsum
-    from dask.array.overlap import ensure_minimum_chunksize
-    from dask.array.random import _apply_random, _apply_random_func
-    from dask.array.routines import _matmul, _tensordot
-    from dask.array.slicing import getitem_variadic
-    from dask.array.wrap import _broadcast_trick_inner
-    from dask.blockwise import BlockwiseDep, blockwise_token, optimize_blockwise
-    from dask.layers import ArrayOverlapLayer
-    from dask.local import get_sync
-    from tlz import curry
-else:
-    globals().update(
-        (name, _look_up(module, name)) for module, names in NAMES.items() for name in names.split()
-    )
+
+    def __getattr__(name: str) -> Any: ...

@@ -26,8 +26,8 @@ from graph_opt.dask_graph.internals import (
     load_store_chunk,
     optimize_blockwise,
 )
+from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.parse import CARRIED, ArrayGraph, unsupported, unwrapped
-from graph_opt.dask_graph.piece_layer import PieceLayer
 
 OUTSIDE = (getter, getter_nofancy, getter_inline, load_store_chunk)
 """Functions that read or write a file or an array in memory."""

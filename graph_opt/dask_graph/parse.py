@@ -1,9 +1,11 @@
-"""Read Dask's layers as arrays, and answer the questions of rules."""
+"""Read Dask's layers as arrays, answer the questions of rules, and leave out unused blocks."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -13,8 +15,10 @@ from dask.core import flatten, reverse_dict
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from graph_opt.dask_graph.internals import curry, getitem_variadic
-from graph_opt.model.dtype import BFLOAT16
-from graph_opt.model.node import CONTAINERS, ArrayNode, Chunks
+from graph_opt.model.layout import BFLOAT16, CONTAINERS, ArrayNode, Chunks, Declined
+from graph_opt.model.piece import Piece
+
+Key = Any
 
 DTYPES = frozenset(
     {"bool", "float16", "float32", "float64", "complex64", "complex128"}
@@ -117,6 +121,34 @@ def unsupported(
     return None
 
 
+@dataclass(frozen=True)
+class Rule:
+    """Finds pieces: ``match(graph, name)`` returns the one whose first layer is ``name``, or None.
+
+    A piece may start at a blockwise layer with one of some block functions, by
+    :func:`function_name`, at a layer of some types, or at one with a prefix of its name.
+    """
+
+    match: Callable[[ArrayGraph, str], Piece | Declined | None]
+    functions: tuple[str, ...] = ()
+    layers: tuple[type[Layer], ...] = ()
+    prefixes: tuple[str, ...] = ()
+
+    def starts(self, name: str, layer: Layer, function: str) -> bool:
+        """Whether a piece may start at a layer, with this name of its block function."""
+        return (
+            function in self.functions
+            or isinstance(layer, self.layers)
+            or name.startswith(self.prefixes)
+        )
+
+
+def function_name(function: Any) -> str:
+    """Return the module and the name of a function without the arguments that are bound to it."""
+    function = unwrapped(function)
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
+
+
 def block_function(graph: ArrayGraph, name: str) -> Callable[..., Any] | None:
     """Return the function that a blockwise layer applies to each block."""
     layer = graph.layers[name]
@@ -164,3 +196,77 @@ def follow(graph: ArrayGraph, name: str, prefixes: Sequence[str], ndim: int) -> 
             return passed
         reader = only_reader(graph, reader)
     return []
+
+
+@dataclass(frozen=True)
+class Culled:
+    """A graph with only the needed layers and tasks.
+
+    ``reads`` are the keys of other layers that each layer reads, and ``needs`` the keys that
+    each of its tasks reads.
+    """
+
+    graph: HighLevelGraph
+    reads: dict[str, set[Key]]
+    needs: dict[str, Mapping[Key, set[Key]]]
+
+    @cached_property
+    def readers(self) -> Mapping[str, set[str]]:
+        """The layers that read each layer."""
+        readers: Mapping[str, set[str]] = reverse_dict(self.graph.dependencies)
+        return readers
+
+
+def cull(graph: HighLevelGraph, keys: Collection[Key]) -> Culled:
+    """Leave out all tasks that ``keys`` do not need.
+
+    Dask's own culling renames layers and drops the dependencies between them.
+    """
+    legacy = any(layer.has_legacy_tasks for layer in graph.layers.values())
+    known: set[Key] = graph.get_all_external_keys() if legacy else set()
+    needed = set(keys)
+    named = by_name(needed)
+    layers: dict[str, Layer] = {}
+    reads: dict[str, set[Key]] = {}
+    needs: dict[str, Mapping[Key, set[Key]]] = {}
+    for name in reversed(depth_first(graph.dependencies)):
+        layer = graph.layers[name]
+        wanted = needed.intersection(layer.get_output_keys())
+        if isinstance(layer, Blockwise):
+            wanted |= named[name]  # of chunks (0, 1) it lists one block, but makes both
+        if wanted:
+            layers[name], needs[name] = layer.cull(wanted, known)
+            alike = {id(read): read for read in needs[name].values()}  # a piece's tasks share one
+            reads[name] = set().union(*alike.values()) - needs[name].keys()
+            needed |= reads[name]
+            for other, read in by_name(reads[name]).items():
+                named[other] |= read
+    between = {name: graph.dependencies[name] & layers.keys() for name in layers}
+    return Culled(HighLevelGraph(layers, between), reads, needs)
+
+
+def by_name(keys: Collection[Key]) -> defaultdict[Any, set[Key]]:
+    """Group keys by the name of their array."""
+    found: defaultdict[Any, set[Key]] = defaultdict(set)
+    for key in keys:
+        found[key[0] if isinstance(key, tuple) else key].add(key)
+    return found
+
+
+def depth_first(dependencies: Mapping[str, AbstractSet[str]]) -> list[str]:
+    """Order layers, each after all that it reads and right before its first reader.
+
+    Late results occupy memory for a shorter time. The order depends only on names, not on the
+    iteration of mappings and sets, so every process derives the same program and gang name.
+    ``dependencies`` are the layers that each layer reads, without cycles.
+    """
+    read = set().union(*dependencies.values())
+    stack = sorted(dependencies.keys() - read, reverse=True)
+    order: dict[str, None] = {}
+    while stack:
+        missing = dependencies[stack[-1]] - order.keys()
+        if missing and stack[-1] not in order:
+            stack += sorted(missing, reverse=True)
+        else:
+            order.setdefault(stack.pop())
+    return list(order)

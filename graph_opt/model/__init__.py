@@ -1,1 +1,1 @@
-"""Arrays, layouts, dtypes and costs, independent of Dask."""
+"""Arrays, layouts, dtypes and costs, and the bases of pieces and regions."""

@@ -10,23 +10,15 @@ from dataclasses import dataclass, replace
 class Machine:
     """Rates of one rank.
 
-    Parameters
-    ----------
-    flops : float
-        Floating-point operations per second in a large float64 product.
-    bandwidth : float
-        Bytes per second that one rank receives while all ranks exchange.
-    latency : float
-        Seconds of the smallest collective.
-    memory_bandwidth : float
-        Bytes per second of a copy within the rank's memory, read and written.
-    ramp : float, optional
-        Inner length at which a product reaches half of ``flops``; each panel has a fixed cost.
-    one_sided : bool, optional
-        Whether ranks can read each other's memory, without packing and by copy engines.
-    dask_bandwidth : float, optional
-        Bytes per second that one worker receives if Dask transfers blocks; by default
-        ``bandwidth``.
+    - ``flops``: floating-point operations per second in a large float64 product.
+    - ``bandwidth``: bytes per second that one rank receives while all ranks exchange.
+    - ``latency``: seconds of the smallest collective.
+    - ``memory_bandwidth``: bytes per second of a copy in the rank's memory, read and written.
+    - ``ramp``: inner length at which a product reaches half of ``flops``; each panel has a fixed
+      cost.
+    - ``one_sided``: whether ranks can read each other's memory, without packing, by copy engines.
+    - ``dask_bandwidth``: bytes per second that one worker receives if Dask transfers blocks; by
+      default ``bandwidth``.
     """
 
     flops: float
@@ -90,17 +82,10 @@ STEP_SECONDS = 5e-4
 
 
 def machine_of(device: str, protocol: str, one_sided: bool = False) -> Machine:
-    """Return the rates of one rank.
+    """Return the rates of one rank on a device, ``"cpu"`` or ``"cuda"``.
 
-    Parameters
-    ----------
-    device : {"cpu", "cuda"}
-        The device of gangs.
-    protocol : str
-        Dask's protocol between workers: ``"tcp"``, ``"tls"``, ``"ucx"``, ``"ucxx"``, or
-        ``"inproc"`` within one process.
-    one_sided : bool, optional
-        Whether ranks can read each other's memory.
+    Dask's ``protocol`` between workers is ``"tcp"``, ``"tls"``, ``"ucx"``, ``"ucxx"``, or
+    ``"inproc"`` within one process. With ``one_sided`` ranks can read each other's memory.
     """
     rate = DASK_BANDWIDTHS[device][PROTOCOLS.get(protocol, "tcp")]
     machine = CUDA if device == "cuda" else HOST

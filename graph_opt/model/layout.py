@@ -1,4 +1,4 @@
-"""Layouts: the cuts of each axis, and the rank that owns each block.
+"""Arrays before they exist: dtypes, chunks and their cuts, and the rank that owns each block.
 
 An axis of chunks ``(3, 3, 2)`` has the cuts ``(0, 3, 6, 8)``.
 """
@@ -8,17 +8,140 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import accumulate, pairwise
 from itertools import product as cartesian
-from math import prod
+from math import isnan, prod
+from typing import Any, cast
 
 import numpy as np
 
 Cuts = tuple[int, ...]
 Span = tuple[int, int]
 Index = tuple[int, ...]
+Chunks = tuple[tuple[int, ...], ...]
+Lengths = np.ndarray[Any, np.dtype[np.float64]]
+
+BFLOAT16 = "bfloat16"
+NUMPY = "numpy.ndarray"
+CUPY = "cupy.ndarray"
+CONTAINERS = (NUMPY, CUPY)
+"""Types of blocks with kernels."""
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """Return a dtype; NumPy knows bfloat16 only after the import of ml_dtypes."""
+    if name == BFLOAT16:
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def real_of(dtype: str | np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of real and imaginary parts; a real dtype is returned as it is."""
+    real: np.dtype[Any] = np.empty(0, dtype).real.dtype
+    return real
+
+
+def is_bfloat16(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is bfloat16; its NumPy kind is V."""
+    return dtype.name == BFLOAT16
+
+
+def is_inexact(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is of real or complex floating-point numbers."""
+    return dtype.kind in "fc" or is_bfloat16(dtype)
+
+
+class Bare:
+    """A dataclass whose cached properties are not pickled: to recompute them takes less time."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
+
+
+@dataclass(frozen=True)
+class ArrayNode:
+    """One array of a graph, by the first element of its blocks' keys.
+
+    Chunk sizes may be NaN for unknown. The dtype is spelled as in NumPy (``"float64"``), and the
+    ``container`` is the type of the blocks, for example ``"numpy.ndarray"``.
+    """
+
+    name: str
+    chunks: Chunks
+    dtype: str
+    container: str
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.chunks)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each axis."""
+        return tuple(sum(sizes) for sizes in self.chunks)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Number of blocks along each axis."""
+        return tuple(map(len, self.chunks))
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return prod(self.grid)
+
+    @property
+    def indices(self) -> Iterator[Index]:
+        """The index of every block, in row-major order."""
+        return cartesian(*map(range, self.grid))
+
+    def block_shape(self, index: Index) -> tuple[int, ...]:
+        """Return the shape of a block."""
+        return tuple(sizes[at] for sizes, at in zip(self.chunks, index, strict=True))
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return self.size * self.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return dtype_named(self.dtype).itemsize
+
+    @cached_property
+    def known(self) -> bool:
+        """Whether every chunk size is known."""
+        return not any(isnan(size) for sizes in self.chunks for size in sizes)
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A piece that stays with Dask, and the reason for the user."""
+
+    name: str
+    reason: str
+
+
+def label(name: str) -> str:
+    """Return a layer's name with a short token."""
+    operation, _, token = name.rpartition("-")
+    return f"{operation}-{token[:8]}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number and its noun, in the plural if it is not 1."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def cuts_of(sizes: Sequence[int]) -> Cuts:
@@ -56,10 +179,11 @@ def _nearest(cuts: Cuts, position: float) -> int:
     return bisect_left(cuts, before)
 
 
-def dealt(blocks: int, owners: int) -> tuple[int, ...]:
-    """Return the owner of each block if blocks are divided evenly, in order."""
-    spans = block_spans(tuple(range(blocks + 1)), owners)
-    return tuple(owner for owner, (lo, hi) in enumerate(spans) for _ in range(lo, hi))
+def dealt(blocks: int, owners: int, sizes: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return the owner of each block if blocks, of equal or these sizes, are dealt out in order."""
+    cuts = cuts_of(sizes) if any(sizes) else tuple(range(blocks + 1))
+    spans = enumerate(block_spans(cuts, owners))
+    return tuple(owner for owner, (lo, hi) in spans for _ in range(lo, hi))
 
 
 def overlaps(cuts: Cuts, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
@@ -74,21 +198,31 @@ def overlaps(cuts: Cuts, start: int, stop: int) -> Iterator[tuple[int, int, int]
             yield chunk, lo, hi
 
 
+class Blocked(Bare):
+    """An array in blocks, by the cuts of each axis."""
+
+    cuts: tuple[Cuts, ...]
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Number of blocks along each axis."""
+        return tuple(len(cuts) - 1 for cuts in self.cuts)
+
+    @cached_property
+    def lengths(self) -> list[list[int]]:
+        """The chunk sizes of each axis."""
+        return [[hi - lo for lo, hi in pairwise(cuts)] for cuts in self.cuts]
+
+    def block_shape(self, index: Index) -> tuple[int, ...]:
+        """Return the shape of a block."""
+        return tuple([along[at] for along, at in zip(self.lengths, index, strict=True)])
+
+
 @dataclass(frozen=True)
-class Layout:
-    """The blocks of an array, and the rank that owns each.
+class Layout(Blocked):
+    """The blocks of an array, and the rank that owns each, in row-major order.
 
-    Parameters
-    ----------
-    cuts : tuple of tuple of int
-        The cuts of each axis.
-    owners : tuple of int
-        The rank of each block, in row-major order; -1 for a block without an owner.
-
-    Raises
-    ------
-    ValueError
-        If there is not one owner for each block.
+    The owner is -1 for a block without one. Raises ValueError unless each block has one entry.
     """
 
     cuts: tuple[Cuts, ...]
@@ -112,11 +246,6 @@ class Layout:
         """Length of each axis."""
         return tuple(cuts[-1] for cuts in self.cuts)
 
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """Number of blocks along each axis."""
-        return tuple(len(cuts) - 1 for cuts in self.cuts)
-
     def indices(self) -> Iterator[Index]:
         """Yield the index of every block, in row-major order."""
         return cartesian(*map(range, self.grid))
@@ -133,10 +262,6 @@ class Layout:
         blocks = zip(self.indices(), self.owners, strict=True)
         return tuple(index for index, owner in blocks if owner == rank)
 
-    def block_shape(self, index: Index) -> tuple[int, ...]:
-        """Return the lengths of a block."""
-        return tuple(cuts[at + 1] - cuts[at] for cuts, at in zip(self.cuts, index, strict=True))
-
     def share(self, rank: int, itemsize: int) -> int:
         """Return the bytes of a rank's blocks."""
         return self._elements[rank] * itemsize
@@ -144,9 +269,8 @@ class Layout:
     @cached_property
     def _elements(self) -> Counter[int]:
         """The number of elements of each rank."""
-        lengths = [[hi - lo for lo, hi in pairwise(cuts)] for cuts in self.cuts]
         found: Counter[int] = Counter()
-        for shape, owner in zip(cartesian(*lengths), self.owners, strict=True):
+        for shape, owner in zip(cartesian(*self.lengths), self.owners, strict=True):
             found[owner] += prod(shape)
         return found
 
@@ -156,3 +280,23 @@ class Layout:
             raise ValueError(f"expected axes to order {self.ndim} axes, got {tuple(axes)}")
         owners = np.reshape(self.owners, self.grid).transpose(axes)
         return Layout(tuple(self.cuts[axis] for axis in axes), tuple(owners.ravel().tolist()))
+
+
+def common_lengths(source: Cuts, target: Cuts) -> Lengths:
+    """Return the common length of each target chunk (rows) and each source chunk (columns)."""
+    (s, t) = (np.asarray(cuts, float) for cuts in (source, target))
+    start = np.maximum(t[:-1, None], s[None, :-1])
+    stop = np.minimum(t[1:, None], s[None, 1:])
+    return np.maximum(stop - start, 0.0)
+
+
+def spread(values: Lengths, along: Sequence[Lengths]) -> Lengths:
+    """Map values on one grid of blocks to another by one matrix (from, to) for each axis.
+
+    With the transposes of :func:`common_lengths`, and 1 for some blocks of the source and 0 for
+    others, the result is the number of elements that each target block shares with these.
+    Floating point is quick, and exact up to 2**53 elements.
+    """
+    for matrix in along:
+        values = np.tensordot(values, matrix, axes=(0, 0))  # appends the new axis at the end
+    return values

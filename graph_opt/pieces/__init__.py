@@ -1,1 +1,1 @@
-"""Pieces of a graph that need a collective, and regions of connected pieces."""
+"""Pieces of a graph that need a collective, each with the rule that finds it."""

@@ -3,79 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from graph_opt.model.cost import TRANSFORM_SHARE, Machine, dask_rechunk_seconds
-from graph_opt.model.layout import cuts_of
-from graph_opt.model.node import ArrayNode, Chunks
-from graph_opt.model.overlap import common_lengths
-from graph_opt.pieces.piece import Piece
-
-
-class Move(Protocol):
-    """A rechunk within a transform."""
-
-    @property
-    def source(self) -> Chunks:
-        """Chunks before."""
-
-    @property
-    def target(self) -> Chunks:
-        """Chunks after."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the array."""
-
-    @property
-    def local(self) -> bool:
-        """Whether no chunk changes."""
-
-
-class TransformPlan(Hashable, Protocol):
-    """The properties of a plan that the piece reads."""
-
-    @property
-    def exchanges(self) -> Sequence[Move]:
-        """The rechunks, in order."""
-
-    @property
-    def flops(self) -> float:
-        """Floating-point operations."""
+from graph_opt.model.layout import ArrayNode, common_lengths, counted, cuts_of
+from graph_opt.model.piece import Piece
 
 
 @dataclass(frozen=True)
 class FftPiece(Piece):
-    """Transforms of all of ``source`` along some axes, by ``plan``."""
+    """Transforms of all of ``source`` along some axes, by ``plan``.
+
+    The piece reads ``flops`` and ``exchanges`` of the plan. These are its rechunks in order, from
+    the chunks ``source`` to ``target``; a ``local`` one changes no chunk.
+    """
 
     source: ArrayNode
-    plan: TransformPlan
+    plan: Any
 
     operation = "fft"
 
     @property
-    def task(self) -> TransformPlan:
-        """The plan."""
+    def task(self) -> Any:
         return self.plan
 
     @property
     def inputs(self) -> tuple[ArrayNode, ...]:
-        """The source."""
         return (self.source,)
 
     @property
     def summary(self) -> str:
-        """Shape, dtype, blocks and the number of exchanges."""
         moves = sum(not exchange.local for exchange in self.plan.exchanges)
-        exchanges = "exchange" if moves == 1 else "exchanges"
         shape, dtype = self.output.shape, self.output.dtype
-        return f"{shape} {dtype} in {self.output.blocks} blocks by {moves} {exchanges}"
+        return f"{shape} {dtype} in {self.output.blocks} blocks by {counted(moves, 'exchange')}"
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Name, shape, dtype, chunks before and after, and exchanges."""
         return {
             **super().facts,
             "chunks_before": self.source.chunks,
@@ -84,7 +48,6 @@ class FftPiece(Piece):
         }
 
     def fault(self) -> str | None:
-        """Return which chunks do not match the plan, ``None`` if all do."""
         exchanges = self.plan.exchanges
         if exchanges[0].source != self.source.chunks:
             return f"expected source chunks {exchanges[0].source}, got {self.source.chunks}"
@@ -105,7 +68,7 @@ class FftPiece(Piece):
         return tasks, seconds + self.plan.flops / (TRANSFORM_SHARE * machine.flops * ranks)
 
 
-def _overlaps(exchange: Move) -> int:
+def _overlaps(exchange: Any) -> int:
     """Return the number of pairs of blocks, before and after, with common elements."""
     pairs = zip(exchange.source, exchange.target, strict=True)
     return math.prod(

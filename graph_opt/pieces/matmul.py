@@ -1,4 +1,14 @@
-"""The piece of a matrix product."""
+"""The piece of a matrix product, and its rule; its target is the ``summa`` algorithm.
+
+Dask builds three or more layers for one product of two matrices::
+
+    da.matmul, @       _matmul -> chunk_sum -> _chunk_sum-partial ... -> _chunk_sum-aggregate
+      K in one chunk   _matmul -> getitem (drops the contracted axis)
+    da.dot             _tensordot -> sum -> sum-partial ... -> sum-aggregate
+
+The first layer is blockwise with one axis for the contraction; the last is the result. For
+one-dimensional operands Dask adds other layers around these.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +16,26 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product as cartesian
-from typing import Any
+from typing import Any, cast
 
+from graph_opt.dask_graph.internals import _matmul, _tensordot
+from graph_opt.dask_graph.parse import (
+    ArrayGraph,
+    Rule,
+    array_operands,
+    block_function,
+    follow,
+    function_name,
+    unsupported,
+)
 from graph_opt.model.cost import Machine, dask_product_seconds
-from graph_opt.model.layout import Index
-from graph_opt.model.node import ArrayNode, label
-from graph_opt.pieces.piece import Piece
+from graph_opt.model.layout import ArrayNode, Declined, Index, label
+from graph_opt.model.piece import Piece
+
+REDUCTIONS = (
+    (_matmul, ("chunk_sum-", "_chunk_sum-partial-", "_chunk_sum-aggregate-", "getitem-")),
+    (_tensordot, ("sum-", "sum-partial-", "sum-aggregate-")),
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +55,6 @@ class MatmulPiece(Piece):
 
     @property
     def inputs(self) -> tuple[ArrayNode, ...]:
-        """The two operands."""
         return self.left, self.right
 
     @property
@@ -62,13 +85,11 @@ class MatmulPiece(Piece):
 
     @property
     def summary(self) -> str:
-        """Shapes and dtype."""
         (m, n), k = self.part.output.shape, self.left.shape[1]
         return f"({m}, {k}) @ ({k}, {n}) {self.output.dtype}"
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Name, shape, dtype and length of the contraction."""
         return {**super().facts, "shape": self.part.output.shape, "inner": self.left.shape[1]}
 
     @cached_property
@@ -89,7 +110,6 @@ class MatmulPiece(Piece):
         return replace(self, rows=rows, columns=columns)
 
     def fault(self) -> str | None:
-        """Return which shapes, chunks or blocks do not match, ``None`` if all do."""
         left, right, output = self.left, self.right, self.output
         if left.shape[1] != right.shape[0]:
             return f"expected equal inner lengths, got shapes {left.shape} and {right.shape}"
@@ -109,3 +129,67 @@ class MatmulPiece(Piece):
         blocks = rows, inner, columns
         seconds = dask_product_seconds((m, k, n), blocks, part.output.itemsize, ranks, machine)
         return 2 * math.prod(blocks), seconds
+
+
+def match(graph: ArrayGraph, name: str) -> MatmulPiece | Declined | None:
+    """Match the product whose blockwise layer is ``name``; ``None`` is no product."""
+    function = block_function(graph, name)
+    reductions = [names for product, names in REDUCTIONS if product is function]
+    if not reductions:
+        return None
+    operands = array_operands(graph, name)
+    nodes = [graph.node(operand) for operand, _ in operands]
+    if len(nodes) != 2 or nodes[0] is None or nodes[1] is None:
+        return Declined(name, "an operand is not a Dask array with known facts")
+    left, right = nodes[0], nodes[1]
+    if left.ndim != 2 or right.ndim != 2:
+        return Declined(name, f"operands of {left.ndim} and {right.ndim} axes are not matrices")
+    (rows, inner), (inner_right, columns) = (index for _, index in operands)
+    if inner != inner_right or rows == columns or not _contracts_plainly(graph, name):
+        return Declined(name, "the contraction is not that of a plain matrix product")
+    passed = follow(graph, name, reductions[0], ndim=2)
+    output = graph.node(passed[-1]) if passed else None
+    if output is None:
+        return Declined(name, "other layers than the sum read the partial products")
+    if not output.known:
+        return Declined(output.name, "chunk sizes are unknown")
+    if (left.grid[0], right.grid[1]) != output.grid:
+        return Declined(output.name, "the blocks of the result differ from those of the operands")
+    left, right = _up_to_date(left, right, output)
+    reason = unsupported((left, right), output)
+    if reason is None and left.container != right.container:
+        reason = "one operand has NumPy blocks and the other CuPy blocks"
+    if reason is not None:
+        return Declined(output.name, reason)
+    return MatmulPiece(output, left, right, inner=(name, *passed))
+
+
+RULE = Rule(match, functions=tuple(function_name(product) for product, _ in REDUCTIONS))
+
+
+def _up_to_date(
+    left: ArrayNode, right: ArrayNode, output: ArrayNode
+) -> tuple[ArrayNode, ArrayNode]:
+    """Correct the operands' chunk sizes by those of the product, which Dask declared last.
+
+    ``compute_chunk_sizes``, for example, does not update the layer of its array. Only the
+    operands have the sizes along the contraction, and Dask has made these equal.
+    """
+    inner, inner_right = left.chunks[1], right.chunks[0]
+    # Dask declares one value for a reduction with several, so (1,) may be more
+    reduced = all("-aggregate-" in node.name for node in (left, right)) and inner == (1,)
+    if any(map(math.isnan, inner)):
+        inner = inner_right
+    elif reduced or (not any(map(math.isnan, inner_right)) and inner != inner_right):
+        inner = (cast(int, math.nan),) * len(inner)  # one of the two is out of date
+    rows, columns = output.chunks
+    return replace(left, chunks=(rows, inner)), replace(right, chunks=(inner, columns))
+
+
+def _contracts_plainly(graph: ArrayGraph, name: str) -> bool:
+    layer: Any = graph.layers[name]
+    axes = layer.task.kwargs.get("axes")
+    if axes is None:
+        return True
+    left, right = (tuple(getattr(side, "args", side)) for side in getattr(axes, "args", axes))
+    return left in ((1,), (-1,)) and right in ((0,), (-2,)) and not layer.concatenate

@@ -13,15 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.halo import (
-    Exchange,
-    HaloPlan,
-    cost,
-    halo_rank,
-    plan_halo,
-    traffic,
-    workspace,
-)
+from dask_dgpu.algorithms.halo.plan import HaloPlan, cost, plan_halo, traffic, workspace
+from dask_dgpu.algorithms.halo.rank import Exchange, halo_rank
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import pack

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse.linalg import spsolve
 
-from dask_dgpu.algorithms.halo import traffic
+from dask_dgpu.algorithms.halo.plan import traffic
 from dask_dgpu.algorithms.jacobi import (
     JacobiPlan,
     JacobiTask,

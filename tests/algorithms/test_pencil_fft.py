@@ -18,9 +18,8 @@ from dask_dgpu.algorithms.pencil_fft import (
     Transform,
     plan_pencil_fft,
 )
-from dask_dgpu.algorithms.pencil_fft.plan import Chunks
-from dask_dgpu.kernels.fft.kinds import TO_HALF_COMPLEX, TO_REAL
-from graph_opt.model.layout import even_spans
+from dask_dgpu.kernels.fft import TO_HALF_COMPLEX, TO_REAL
+from graph_opt.model.layout import Chunks, even_spans
 
 DTYPES = ["bool", "int32", "float16", "float32", "float64", "complex64", "complex128"]
 

@@ -23,7 +23,7 @@ from dask_dgpu.algorithms.pencil_fft import (
     plan_on_ranks,
     plan_pencil_fft,
 )
-from dask_dgpu.algorithms.redistribute import traffic
+from dask_dgpu.algorithms.redistribute.plan import traffic
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
@@ -219,7 +219,7 @@ def test_thick_slices_are_bounded_too(
 def test_thick_slices_are_transformed_before_they_are_packed(
     kind: str, spent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("redistribute.cost", "pencil_fft.ranks"):
+    for module in ("redistribute.plan", "pencil_fft.rank"):
         monkeypatch.setattr(import_module(f"dask_dgpu.algorithms.{module}"), "LEAST", MIB // 4)
     shape, size = (4, 384, 384), 4
     chunks = ((1,) * 4, (384,), (384,))

@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.redistribute import (
+from dask_dgpu.algorithms.redistribute.plan import (
+    ROUND_SECONDS,
     RedistributePlan,
     cost,
     plan_redistribute,
-    redistribute_rank,
     traffic,
     workspace,
 )
-from dask_dgpu.algorithms.redistribute.cost import ROUND_SECONDS
+from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice

@@ -16,17 +16,11 @@ import scipy.ndimage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.halo import traffic
-from dask_dgpu.algorithms.stencil import (
-    SweepPlan,
-    cost,
-    peak,
-    plan_sweeps,
-    stencil_rank,
-    tiles,
-)
-from dask_dgpu.algorithms.stencil.passes import passes_of
-from dask_dgpu.algorithms.stencil.plan import even_tiles
+from dask_dgpu.algorithms.halo.plan import traffic
+from dask_dgpu.algorithms.stencil import rank
+from dask_dgpu.algorithms.stencil.plan import SweepPlan, cost, even_tiles, peak, plan_sweeps
+from dask_dgpu.algorithms.stencil.rank import stencil_rank
+from dask_dgpu.algorithms.stencil.regions import passes_of
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import stencil
@@ -166,27 +160,6 @@ class Spoiled(SeveralAtOnce):
             return len(arguments[3]) % 6 in (1, 2, 3)
         return super().sweeps(*arguments)
 
-
-@contextmanager
-def kernels_of(device: type[HostDevice]) -> Iterator[Callable[[], HostDevice]]:
-    """Have ranks sweep by the methods of a class of devices; makes the device of a rank."""
-    if not issubclass(device, SeveralAtOnce):
-        yield device
-        return
-    rank = threading.local()
-
-    def made() -> HostDevice:
-        rank.device = device()
-        return cast("HostDevice", rank.device)
-
-    kernels = SimpleNamespace(
-        sweeps=lambda *arguments: rank.device.sweeps(*arguments),
-        sweeps_at_once=lambda kind, taps: rank.device.sweeps_at_once(taps),
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "stencil", kernels)
-        yield made
-
     def again(self, known: dict[Any, Any], key: Any, work: Any) -> Any:
         for launch in range(1, 6):
             self.left = launch
@@ -194,6 +167,27 @@ def kernels_of(device: type[HostDevice]) -> Iterator[Callable[[], HostDevice]]:
                 work()
         self.left = -1
         return work()
+
+
+@contextmanager
+def kernels_of(device: type[HostDevice]) -> Iterator[Callable[[], HostDevice]]:
+    """Have ranks sweep by the methods of a class of devices; makes the device of a rank."""
+    if not issubclass(device, SeveralAtOnce):
+        yield device
+        return
+    local = threading.local()
+
+    def made() -> HostDevice:
+        local.device = device()
+        return cast("HostDevice", local.device)
+
+    kernels = SimpleNamespace(
+        sweeps=lambda *arguments: local.device.sweeps(*arguments),
+        sweeps_at_once=lambda kind, taps: local.device.sweeps_at_once(taps),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank, "stencil", kernels)
+        yield made
 
 
 @pytest.mark.parametrize("device", [HostDevice, SeveralAtOnce, Replaying, Spoiled])
@@ -269,7 +263,7 @@ def test_passes_make_every_cell_of_a_sweep_once(
     first = min(first, sweeps)
     plan = even_plan(n, (2, 2), LAPLACIAN_5PT, 4, edge)
     tiles = plan.tiles_of(0)
-    passes = passes_of(tiles, plan.taps.radius, sweeps, first=first, others=others)
+    passes = passes_of(tiles, sweeps, first=first, others=others)
     assert [len(regions) for made in passes.rest for regions in made.values()] == [
         min(others, sweeps - done) for done in range(first, sweeps, others)
     ]
@@ -280,7 +274,7 @@ def test_passes_make_every_cell_of_a_sweep_once(
             if all(along.start < along.stop for along in regions[-1]):
                 made[regions[-1]] += 1
         wanted = np.zeros(tile.shape, int)
-        wanted[tile.region((sweeps - first,) * 2)] = 1
+        wanted[tile.region(sweeps - first)] = 1
         np.testing.assert_array_equal(made, wanted)
         if passes.rest:
             assert passes.rest[-1][index][-1] == tile.inside

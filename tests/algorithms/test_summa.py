@@ -13,14 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.summa import (
-    Operand,
-    SummaPlan,
+from dask_dgpu.algorithms.summa.choose import (
+    Needs,
+    cost,
+    owners_along,
     plan_summa,
-    summa_rank,
+    traffic,
+    workspace,
 )
-from dask_dgpu.algorithms.summa.choose import cost
-from dask_dgpu.algorithms.summa.schedule import Needs, schedule, traffic, workspace
+from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
+from dask_dgpu.algorithms.summa.rank import summa_rank
+from dask_dgpu.algorithms.summa.schedule import schedule
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
@@ -84,7 +87,7 @@ class Problem:
         return {
             index: block
             for index, block in self.blocks(which).items()
-            if operand.owner(*index) == rank
+            if operand.owner(index) == rank
         }
 
     @property
@@ -157,7 +160,7 @@ def operand(
     if owners == "even":
         spans = block_spans(tuple(range(count + 1)), size)
         owners = [rank for rank, (lo, hi) in enumerate(spans) for _ in range(lo, hi)]
-    return Operand(cuts_of(rows), cuts_of(columns), dtype, tuple(owners))
+    return Operand((cuts_of(rows), cuts_of(columns)), tuple(owners), dtype)
 
 
 @st.composite
@@ -262,9 +265,7 @@ def check_traffic(plan: SummaPlan, rank: int, ledger: Ledger) -> None:
     moving = sum(step.moves for step in schedule(plan, rank))
     layers = plan.mesh[2] > 1
     if plan.one_sided and plan.a.dtype == plan.b.dtype == plan.accumulator and moving:
-        reads = sum(
-            len(pieces) for step in schedule(plan, rank) for pieces in step.receives.values()
-        )
+        reads = sum(len(pieces) for step in schedule(plan, rank) for pieces in step.receives)
         wanted = Counter({"window": 1, "get": reads, "close": 1, "all_to_all": layers})
         sent = 0
         received = sum(Needs(plan).received(plan, step)[rank] for step in range(plan.steps))
@@ -274,7 +275,7 @@ def check_traffic(plan: SummaPlan, rank: int, ledger: Ledger) -> None:
             sum(traffic(plan, step)[way][rank] for step in range(plan.steps)) for way in (0, 1)
         )
     assert ledger.calls == +wanted
-    if layers and plan.position(rank) is not None:
+    if layers and rank in plan.positions:
         (r0, r1), (c0, c1) = plan.rectangle(rank)
         mine = kept(plan, rank)
         sent += (r1 - r0) * (c1 - c0) * np.dtype(plan.accumulator).itemsize - mine
@@ -297,7 +298,7 @@ def check_workspace(plan: SummaPlan, rank: int, device: CountingDevice) -> None:
     layers = plan.mesh[2] > 1
     messages = sum(device.allocated[-2:]) if layers else 0
     buffers = sum(device.allocated) - sums - messages
-    assert buffers <= workspace(plan) - plan.partial_bytes
+    assert buffers <= workspace(plan) - (plan.sum_bytes if layers else 0)
     assert sums + messages <= plan.reduction_bytes + kept(plan, rank) or not layers
     deepest = max(hi - lo for lo, hi in plan.depth_spans)
     assert workspace(plan) <= plan.workspace_limit or plan.steps >= deepest or layers
@@ -384,11 +385,100 @@ def test_covariance_of_tall_operands_stays_in_place(size: int) -> None:
     """Of X (long, narrow), X.T @ X: every rank has its rows of X, and only sums travel."""
     rows = (1000,) * size
     owners = tuple(range(size))
-    a = Operand(cuts_of((16, 16)), cuts_of(rows), "float64", owners * 2)
-    b = Operand(cuts_of(rows), cuts_of((16, 16)), "float64", tuple(np.repeat(owners, 2).tolist()))
+    a = Operand((cuts_of((16, 16)), cuts_of(rows)), owners * 2, "float64")
+    b = Operand((cuts_of(rows), cuts_of((16, 16))), tuple(np.repeat(owners, 2).tolist()), "float64")
     plan = plan_summa(a, b, "float64", size, HOST)
     assert plan.mesh == (1, 1, size)
     assert not any(sum(traffic(plan, step)[0]) for step in range(plan.steps))
+
+
+@st.composite
+def owned_along(draw: st.DrawFn) -> Problem:
+    """A product whose ranks own whole blocks along the contraction, or all along it."""
+    size = draw(st.integers(1, 5))
+    inner = tuple(draw(st.lists(st.integers(0, 9), min_size=1, max_size=7)))
+    ranks = sorted(draw(st.integers(0, size - 1)) for _ in inner)
+    m, n = (draw(chunks(draw(st.integers(0, 5)))) for _ in range(2))
+    dtype = draw(st.sampled_from(["int32", "float32", "complex128"]))
+    owners_a: Any = ranks * len(m)
+    owners_b: Any = [rank for rank in ranks for _ in n]
+    rows, columns = inner, inner
+    if draw(st.booleans()):  # rows or columns of the result are owned instead
+        owners_a = [at * size // len(m) for at in range(len(m)) for _ in inner]
+    a, b = operand(m, columns, dtype, owners_a, size), operand(rows, n, dtype, owners_b, size)
+    machine = replace(HOST, one_sided=draw(st.booleans()))
+    steps = draw(st.none() | st.integers(1, 3))
+    plan = plan_summa(a, b, dtype, size, machine, steps=steps)
+    rng = np.random.default_rng(0)
+    order = draw(st.sampled_from(["C", "F", "gaps"]))
+    return Problem(
+        matrix(rng, (sum(m), sum(inner)), dtype, order),
+        matrix(rng, (sum(inner), sum(n)), dtype, order),
+        plan,
+    )
+
+
+@examples(200)
+@given(owned_along())
+def test_blocks_in_place(case: Problem) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize(
+    ("shape", "parts", "along", "in_place"),
+    [
+        ((16, 4000, 12), (1, 7, 2), "inner", (True, True)),
+        ((4000, 16, 3), (7, 1, 1), "rows", (True, False)),
+        ((3, 16, 4000), (1, 1, 7), "columns", (False, True)),
+        ((4000, 16, 1), (4, 1, 1), "rows", (True, False)),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["int64", "float32", "float64"])
+def test_skinny_products_copy_no_block(
+    shape: tuple[int, int, int],
+    parts: tuple[int, int, int],
+    along: str,
+    in_place: tuple[bool, bool],
+    dtype: str,
+) -> None:
+    """Only the small operand travels into panels; the large one is read where it lies."""
+    case = problem(shape, 3, dtype, parts=parts)
+    ranks = [at * 3 // 7 for at in range(7)] if max(parts) == 7 else [0, 1, 1, 2]
+    dealt = tuple(np.sort(np.arange(parts[1] * parts[2 if along != "rows" else 0]) % 3).tolist())
+    a, b = case.plan.a, case.plan.b
+    if along == "inner":
+        a = replace(a, owners=tuple(ranks))
+        b = replace(b, owners=tuple(np.repeat(ranks, 2).tolist()))
+    elif along == "rows":
+        a, b = replace(a, owners=tuple(ranks)), replace(b, owners=dealt[: parts[1] * parts[2]])
+    else:
+        a, b = replace(a, owners=dealt[:1]), replace(b, owners=tuple(ranks))
+    plan = plan_summa(a, b, dtype, 3, HOST)
+    assert plan.in_place == in_place
+    check(replace(case, plan=plan))
+    panels = 2 * sum(plan.panel_extents) * plan.deepest
+    assert panels <= (0 if all(in_place) else 2 * 16 * 3)
+    moved = sum(sum(traffic(plan, step)[1]) for step in range(plan.steps))
+    assert moved <= (0 if all(in_place) else 3 * (16 * 3 + 2) * 8)
+
+
+def test_square_products_use_panels() -> None:
+    """Blocks that are small next to the result would be multiplied one by one."""
+    assert problem((512, 512, 512), 4, parts=(8, 8, 8)).plan.in_place == (False, False)
+
+
+def test_float16_is_widened_in_panels() -> None:
+    plan = problem((16, 4000, 16), 1, "float16", parts=(1, 4, 1)).plan
+    assert plan.in_place == (False, False)
+
+
+def test_largest_share_of_a_block_row_decides_its_owner() -> None:
+    inner = cuts_of((5, 5, 0, 5))
+    a = Operand(((0, 3, 4), inner), (2, 0, 1, 2, 1, 1, 1, 0), "float64")
+    b = Operand((inner, (0, 2)), (2, 0, 0, 1), "float64")
+    rows, columns, along = (owners.tolist() for owners in owners_along(a, b, 3))
+    assert (rows, columns, along) == ([2, 1], [0], [2, 0, 0, 2])
+    assert len(owners_along(a, replace(b, cuts=((0, 5, 15), (0, 2)), owners=(0, 0)), 3)[2]) == 0
 
 
 def test_ranks_without_work_take_part() -> None:
@@ -417,7 +507,7 @@ def test_planning_does_not_go_through_blocks_one_by_one() -> None:
     def planned(blocks: int) -> int:
         cuts = cuts_of([4] * blocks)
         owners = tuple(at * 8 // blocks**2 for at in range(blocks**2))
-        operand = Operand(cuts, cuts, "float64", owners)
+        operand = Operand((cuts, cuts), owners, "float64")
         return calls_of(lambda: plan_summa(operand, operand, "float64", 8, HOST))
 
     assert planned(32) < 2 * planned(4)
@@ -428,7 +518,7 @@ def test_what_is_needed_first() -> None:
     ring = problem((64, 64, 64), 4, mesh=(4, 1, 1), steps=4).plan
     assert Needs(ring).received(ring, 0) == [0] * 4
     for step in range(ring.steps):  # pieces of these sizes need no padding
-        assert Needs(ring).received(ring, step) == traffic(ring, step)[1]
+        assert Needs(ring).received(ring, step) == traffic(ring, step)[1].tolist()
     flat = problem((64, 64, 64), 4, mesh=(2, 2, 1), steps=2).plan
     assert min(Needs(flat).received(flat, 0)) > 0
 
@@ -457,7 +547,7 @@ def test_wrong_choices(choices: dict[str, Any], message: str) -> None:
 
 
 def test_operands_must_conform() -> None:
-    a = Operand((0, 3), (0, 4), "float64", (0,))
+    a = Operand(((0, 3), (0, 4)), (0,), "float64")
     with pytest.raises(ValueError, match="expected as many columns of a as rows of b, got 4 and 3"):
         plan_summa(a, a, "float64", 1, HOST)
 

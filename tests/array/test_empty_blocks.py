@@ -12,10 +12,10 @@ import pytest
 import scipy.fft
 
 import dask_dgpu as dgpu
-from dask_dgpu.kernels.fft import four_step, laplacian
+from dask_dgpu.kernels.fft import factors
 from dask_dgpu.kernels.sums.partial import partial_sum
 from dask_dgpu.operations.value import conforming
-from graph_opt.model.dtype import dtype_named
+from graph_opt.model.layout import dtype_named
 
 A = np.random.default_rng(12).random((6, 8))
 CHUNKS: list[Any] = [
@@ -152,13 +152,13 @@ def test_kernels_of_long_axes_and_of_the_laplacian() -> None:
     for shape in ((0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 4)):
         for axis in (0, 1):
             block = np.zeros(shape, complex)
-            line = four_step.line_of(block, axis, by_columns=True)
+            line = factors.line_of(block, axis, by_columns=True)
             wanted = [n for k, n in enumerate(shape) if k not in (axis, axis + 1)]
             wanted.insert(axis, shape[axis] * shape[axis + 1])
             assert line.shape == tuple(wanted)
-            assert four_step.twiddled(block, axis, (0, 0), 12, 1).shape == shape
-        axes = tuple(laplacian.Axis(max(n, 1), 1.0, "periodic") for n in shape)
-        assert laplacian.inverted(np.zeros(shape), (0, 0, 0), axes).shape == shape
+            assert factors.twiddled(block, (0,) * 3, axis, 12, 1).shape == shape
+        axes = tuple(factors.Axis(max(n, 1), 1.0, "periodic") for n in shape)
+        assert factors.divide(np.zeros(shape), (0, 0, 0), axes).shape == shape
 
 
 @pytest.mark.parametrize("name", ["max", "min"])

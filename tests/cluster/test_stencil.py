@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import dask
@@ -79,6 +80,21 @@ def test_jacobi(client: Client, x: da.Array) -> None:
     eventually(lambda: left_over(client) == 0)
 
 
+def test_jacobis_records(client: Client, x: da.Array) -> None:
+    """They stay when a result is used again, and belong to their own gangs."""
+
+    def solve(iterations: int) -> Any:
+        return dgpu.jacobi(x * 0, x, max_iterations=iterations, tol=1e-300)
+
+    u, first = solve(10)
+    before = launched_runs(client)
+    same, again = solve(10)
+    assert (launched_runs(client), again, same.name) == (before, first, u.name)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(solve, [20, 30, 40]))
+    assert [info.iterations for _, info in found] == [20, 30, 40]
+
+
 @pytest.mark.slow
 def test_jacobi_not_enabled_is_plain_dask(client: Client, x: da.Array) -> None:
     before = launched_runs(client)
@@ -117,7 +133,8 @@ class TestLosses(Losses):
 
     @pytest.mark.slow
     def test_killed_in_an_iteration(self, client: Client, cluster: Any, x: da.Array) -> None:
-        _, known = dgpu.jacobi(x * 0, x, max_iterations=3000, tol=1e-30)
+        known = dgpu.jacobi(x * 0, x, max_iterations=3000, tol=1e-30)[1]
+        eventually(lambda: left_over(client) == 0)
         self.slow(client, 1.0)
         found: list[Any] = []
         caller = threading.Thread(

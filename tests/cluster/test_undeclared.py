@@ -54,6 +54,25 @@ def test_inputs_that_are_there_already(client: Any, on_device: Any) -> None:
     eventually(lambda: not client.run_on_scheduler(_tasks))
 
 
+def another_container(block: Any) -> Any:
+    return block.get() if hasattr(block, "get") else np.ma.masked_array(block)
+
+
+def test_jacobi(client: Any, on_device: Any) -> None:
+    x = on_device(A, 4)
+    odd = x.map_blocks(another_container, dtype=x.dtype, meta=x._meta)
+    with (
+        dgpu.enable(client, **(SETTINGS | {"on_error": "fallback"})),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        u, info = dgpu.jacobi(odd, x, max_iterations=30, tol=1e-12)
+        eventually(lambda: [each for each in caught if LEFT in str(each.message)])
+        v, known = dgpu.jacobi(x, x, max_iterations=30, tol=1e-12)
+        assert info.iterations == known.iterations == 30
+        np.testing.assert_allclose(host(u.compute()), host(v.compute()), atol=1e-12)
+
+
 def _tasks(dask_scheduler: Any) -> list[str]:
     return [str(key) for key in dask_scheduler.tasks if "plain-" in str(key) or "dgpu" in str(key)]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dask_dgpu.comm.bootstrap import _abandonable, connect, serve_store
-from dask_dgpu.comm.lifetime import Lifetime
+from dask_dgpu.comm.common import Lifetime
 from dask_dgpu.errors import CommAbortedError, CommError
 
 
@@ -64,8 +64,8 @@ def test_an_abort_ends_the_threads(patient: bool) -> None:
 
 def test_gloo_does_not_wait_for_a_rank_that_gave_up() -> None:
     """All ranks have met, and one does not go on: the others are in gloo's own connecting."""
+    from dask_dgpu.comm.common import KeyValueStore
     from dask_dgpu.comm.gloo import GlooComm
-    from dask_dgpu.comm.rendezvous import KeyValueStore
 
     class Store(KeyValueStore):
         """A store to which nobody else writes."""

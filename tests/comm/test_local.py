@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dask_dgpu.comm.lifetime import Lifetime
+from dask_dgpu.comm.common import Lifetime
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.errors import CommError
 

@@ -9,16 +9,14 @@ import numpy as np
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
-from dask_dgpu.operations import rules
-from graph_opt.dask_graph.culling import Culled, cull
+from dask_dgpu.operations import RULES
 from graph_opt.dask_graph.emit import GangLayer, TaskFunctions, emit
 from graph_opt.dask_graph.members import fuse, members
-from graph_opt.dask_graph.parse import parse
-from graph_opt.passes.partition import partition
-from graph_opt.passes.rewrite import Matches, find, replace
+from graph_opt.dask_graph.parse import Culled, cull, parse
+from graph_opt.model.piece import Blockwork, Member, Region
+from graph_opt.passes import Matches, find, insert, partition
 from graph_opt.pieces.matmul import MatmulPiece
 from graph_opt.pieces.rechunk import RechunkPiece
-from graph_opt.pieces.region import Blockwork, Member, Region
 
 
 def stage(block: Any, declared: Any) -> Any:
@@ -74,7 +72,7 @@ def array(*shape: int, chunks: Any = 4, seed: int = 0, dtype: Any = float) -> da
 def matches(*arrays: da.Array) -> Matches:
     """Return what the rules find in the graph of some arrays."""
     merged = HighLevelGraph.merge(*(each.__dask_graph__() for each in arrays))
-    return find(parse(merged, [each.__dask_keys__() for each in arrays]), rules())
+    return find(parse(merged, [each.__dask_keys__() for each in arrays]), RULES)
 
 
 def keys_of(*arrays: da.Array) -> list[Any]:
@@ -84,7 +82,7 @@ def keys_of(*arrays: da.Array) -> list[Any]:
 
 def rewritten(x: da.Array) -> HighLevelGraph:
     """Return the graph of an array with its products put in place."""
-    return replace(x.__dask_graph__(), products(x))
+    return insert(x.__dask_graph__(), products(x))
 
 
 def regions(*arrays: da.Array, local: bool = False, keys: Any = None) -> list[Region]:
@@ -104,7 +102,7 @@ def _partitioned(
     wanted = keys_of(*arrays) if keys is None else keys
     merged = HighLevelGraph.merge(*(each.__dask_graph__() for each in arrays))
     facts = parse(merged, wanted)
-    graph = replace(merged, products(*arrays))
+    graph = insert(merged, products(*arrays))
     if local:
         graph = fuse(graph, members(facts, graph), wanted)
     culled = cull(graph, wanted)

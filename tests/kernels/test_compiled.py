@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 
 from dask_dgpu.kernels.sums import compensated
-from dask_dgpu.kernels.sums.compensated import host
+from dask_dgpu.kernels.sums import host
 assert compensated.block_sum(np.ones(100), (0,)).value() == 100
 print(sum(host.add_compensated.stats.cache_misses.values()))
 """

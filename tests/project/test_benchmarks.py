@@ -94,6 +94,24 @@ def test_the_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
+def test_the_benchmark_of_skinny_products_runs_on_a_cpu(tmp_path: Path) -> None:
+    sizes = ["--rows", "4096", "--columns", "16", "--chunk", "512", "--repetitions", "1"]
+    arguments = ["--device", "cpu", *sizes]
+    lines = lines_of(tmp_path / "figures.jsonl", "skinny_gpu.py", *arguments)
+    assert not any("error" in line for line in lines)
+    for product in ("x.T @ x", "x @ w", "x.T @ v"):
+        assert [line["what"] for line in lines if line.get("product") == product] == [
+            "one device's share",
+            "first use, dask_dgpu",
+            "end to end, dask_dgpu",
+            "communicators made, first and later uses",
+            "rank program",
+            "end to end, dask",
+        ]
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_pencil_fft_writes_every_figure(tmp_path: Path) -> None:
     out = tmp_path / "figures.jsonl"
     nothing = tmp_path / "python"  # in a folder without mpiexec, and without mpi4py-fft

@@ -9,7 +9,34 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+DIFFERS = {
+    r"about \S+ s instead of \S+ s": "about T s instead of T s",
+    r"\b[\d.]+ s\b": "T s",
+    r"-[0-9a-f]{8}\b": "-HASH",
+    r"│ +\d+\.\d{3}(?= │)": "│ T",
+    r".* is faster here, by a factor of \S+": "FASTER",
+    r"\b\d\.?\d*e[-+]\d+": "E",
+}
+"""Times, hashes of layers, and rounding errors differ between machines."""
+
+
+def expected(name: str) -> str:
+    """Return what an example prints, as its documentation shows it."""
+    if name == "eigen_patches":
+        readme = (ROOT / "README.md").read_text()
+        part = readme[readme.index("<!-- docs: demo -->") :]
+        return re.findall(r"```text\n(.*?)```", part, re.S)[0]
+    return (EXAMPLES / "output" / f"{name}.txt").read_text()
+
+
+def plain(text: str) -> list[str]:
+    """Return the lines without what differs; the planner may find pieces in another order."""
+    for pattern, same in DIFFERS.items():
+        text = re.sub(pattern, same, text)
+    return sorted(" ".join(line.split()) for line in text.splitlines())
 
 
 def drawn(name: str, folder: Path) -> str:
@@ -18,7 +45,28 @@ def drawn(name: str, folder: Path) -> str:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (folder / "build" / f"{name}.png").stat().st_size > 10_000
+    assert plain(done.stdout) == plain(expected(name))
     return done.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_example_says_what_it_prints(name: str) -> None:
+    source = (EXAMPLES / f"{name}.py").read_text()
+    page = (ROOT / "docs/examples.md").read_text()
+    if name == "eigen_patches":
+        assert "It prints what the README shows" in source
+        assert "<!-- docs: demo -->" in page
+    else:
+        assert f"It prints what ``examples/output/{name}.txt`` shows" in source
+        assert f"{{literalinclude}} ../examples/output/{name}.txt" in page
+    assert expected(name)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_eigen_patches(tmp_path: Path) -> None:
+    told = drawn("eigen_patches", tmp_path)
+    assert "inner" in told
 
 
 @pytest.mark.cluster

@@ -13,10 +13,10 @@ from dask.array.core import Array
 import dask_dgpu as dgpu
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
-from dask_dgpu.operations import OPERATIONS, rules
+from dask_dgpu.operations import OPERATIONS, RULES
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from graph_opt.dask_graph.parse import parse
-from graph_opt.passes.rewrite import find
+from graph_opt.passes import find
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 ROW = re.compile(
@@ -57,7 +57,7 @@ def test_every_operation_has_an_example() -> None:
     used = set()
     for example, who in EXAMPLES:
         array: Array = eval(example, NAMES)
-        found = find(parse(array.dask, array.__dask_keys__()), rules())
+        found = find(parse(array.dask, array.__dask_keys__()), RULES)
         used |= {(piece.operation, who) for piece in found.pieces}
     # jacobi computes at once
     assert {(name, "gang") for name in OPERATIONS.keys() - {"jacobi"}} == used

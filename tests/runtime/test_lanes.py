@@ -20,7 +20,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.kernels import gemm, pack
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.kernels.pack import InMessage, Pieces
-from dask_dgpu.runtime import local
+from dask_dgpu.runtime import tasks
 
 Array = Any
 Clock = dict[str, int]
@@ -189,7 +189,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LaneDevice]]:
     """The devices of the programs that are run; at the end nothing was let go of too early."""
     devices: list[LaneDevice] = []
     rank = threading.local()
-    original, multiply, copy = local.execute, gemm.accumulate, pack.copy_pieces
+    original, multiply, copy = tasks.execute, gemm.accumulate, pack.copy_pieces
 
     def execute(program: Any, fixed: Any, comm: Any, device: Any, *arguments: Any) -> Any:
         rank.device = device = LaneDevice()
@@ -212,7 +212,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LaneDevice]]:
             for array in arrays_of(pieces.target):
                 device.wrote(array)
 
-    monkeypatch.setattr(local, "execute", execute)
+    monkeypatch.setattr(tasks, "execute", execute)
     monkeypatch.setattr(gemm, "accumulate", accumulate)
     monkeypatch.setattr(pack, "copy_pieces", copy_pieces)
     yield devices
@@ -268,7 +268,7 @@ class Lender(HostDevice):
 def test_blocks_of_others_are_borrowed_and_results_handed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local, "_device", lambda program: Lender())
+    monkeypatch.setattr(tasks, "_device", lambda program: Lender())
     x = da.from_array(A.copy(), chunks=(7, 6))
     with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
         value = (x[::2] @ x.T + 1).compute(scheduler="threads")

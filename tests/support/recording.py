@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dask_dgpu.comm.buffers import even_counts
+from dask_dgpu.comm.common import even_counts
 from dask_dgpu.comm.protocol import Buffer, Comm, Reduction, Window, Work
 
 

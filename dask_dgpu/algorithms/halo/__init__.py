@@ -28,20 +28,3 @@ References
 .. [1] F. B. Kjolstad and M. Snir, "Ghost cell pattern", Proceedings of the 2010
    Workshop on Parallel Programming Patterns (2010).
 """
-
-from dask_dgpu.algorithms.halo.axis import Boundary, Depth
-from dask_dgpu.algorithms.halo.cost import cost, traffic, workspace
-from dask_dgpu.algorithms.halo.plan import HaloPlan, plan_halo
-from dask_dgpu.algorithms.halo.rank import Exchange, halo_rank
-
-__all__ = [
-    "Boundary",
-    "Depth",
-    "Exchange",
-    "HaloPlan",
-    "cost",
-    "halo_rank",
-    "plan_halo",
-    "traffic",
-    "workspace",
-]

@@ -1,19 +1,21 @@
-"""The plan of a halo exchange: the parts of blocks in each extended block."""
+"""The plan of a halo exchange, and its cost: bytes between ranks, memory, seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 
-from dask_dgpu.algorithms.halo.axis import NAMES, Axis, Boundary, Depth, extends_beyond
-from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, row_major, unravel, volumes
+from dask_dgpu.algorithms.halo.cells import Axis, Boundary, Cells, Depth, extends_beyond
+from dask_dgpu.algorithms.redistribute.moves import Ints, indices_at, table_of
 from dask_dgpu.algorithms.redistribute.plan import check_owners
-from graph_opt.model.bare import Bare
-from graph_opt.model.layout import Index, Layout, cuts_of
+from graph_opt.model.cost import Machine
+from graph_opt.model.layout import Bare, Index, Layout, cuts_of
+
+NAMES = ("none", "periodic", "reflect", "mirror", "nearest")
+"""Boundaries, besides None and a number."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +67,16 @@ class HaloPlan(Bare):
             kept = set(self.wanted)
             pairs = zip(self.layout.indices(), owners, strict=True)
             owners = tuple(owner if index in kept else -1 for index, owner in pairs)
-        return Layout(tuple(cuts_of(axis.lengths) for axis in self.axes), owners)
+        lengths = (
+            np.bincount(axis.target, axis.length, blocks).astype(np.int64).tolist()
+            for axis, blocks in zip(self.axes, self.layout.grid, strict=True)
+        )
+        return Layout(tuple(map(cuts_of, lengths)), owners)
 
     @cached_property
     def cells(self) -> Cells:
         """All parts of all extended blocks."""
         return Cells(self)
-
-    @cached_property
-    def schedules(self) -> dict[int, Any]:
-        """The work of this process's ranks, as far as it is computed."""
-        return {}
 
     def interior(self, index: Index) -> tuple[slice, ...]:
         """Return the place of a block in its extended block."""
@@ -87,67 +88,6 @@ class HaloPlan(Bare):
         )
         lengths = self.layout.block_shape(index)
         return tuple(slice(lo, lo + n) for lo, n in zip(starts, lengths, strict=True))
-
-
-class Cells:
-    """Wanted parts of extended blocks, a segment along each axis.
-
-    Attributes
-    ----------
-    segments : array of int
-        The segment along each axis: (cells, axes).
-    target, source : array of int
-        The extended block and the source block, as places in row-major order.
-    constant : array of int
-        The axis of the constant, the last of several; -1 for a cell with a source.
-    ghost : array of bool
-        Whether the cell is not the block itself.
-    length : array of int
-        Number of elements.
-    sender, receiver : array of int
-        The ranks of source and target; the same for a constant.
-    """
-
-    def __init__(self, plan: HaloPlan) -> None:
-        axes, grid = plan.axes, plan.layout.grid
-        owners = np.array([*plan.layout.owners, -1], np.int64)
-        wanted = np.array([*plan.target.owners, -1], np.int64)
-        sizes = volumes([axis.length for axis in axes])
-        target = row_major([axis.target for axis in axes], grid)
-        ghosts = _combined(np.add, [axis.ghost for axis in axes], 0)
-        places = [np.where(axis.source < 0, k, -1) for k, axis in enumerate(axes)]
-        constant = _combined(np.maximum, places, -1)
-        kept = (wanted[target] >= 0) & (sizes > 0)
-        if not plan.corners:
-            kept &= ghosts <= 1
-        self._axes = axes
-        chosen = np.flatnonzero(kept)
-        self.segments = unravel(chosen, tuple(len(axis.target) for axis in axes))
-        self.target, self.length = target[chosen], sizes[chosen]
-        self.constant, self.ghost = constant[chosen], ghosts[chosen] > 0
-        source = row_major([axis.source for axis in axes], grid)[chosen]
-        self.source = np.where(self.constant < 0, source, -1)
-        self.receiver = owners[self.target]
-        self.sender = np.where(self.constant < 0, owners[self.source], self.receiver)
-
-    def column(self, name: str, cells: Ints) -> Ints:
-        """Return a column of the axes' segments for some cells: (cells, axes)."""
-        found = [getattr(axis, name)[self.segments[cells, k]] for k, axis in enumerate(self._axes)]
-        return np.stack(found, axis=1) if found else np.zeros((len(cells), 0), np.int64)
-
-    @property
-    def travels(self) -> Mask:
-        """Whether a cell comes from another rank."""
-        moved: Mask = self.sender != self.receiver
-        return moved
-
-
-def _combined(operation: Callable[[Any, Any], Any], columns: Sequence[Ints], start: int) -> Ints:
-    """Combine the values of every combination of segments along the axes."""
-    total = reduce(
-        lambda so_far, along: operation(so_far[..., None], along), columns, np.array(start)
-    )
-    return total.reshape(-1)
 
 
 def plan_halo(
@@ -176,8 +116,8 @@ def plan_halo(
     plan = HaloPlan(layout, dtype, tuple(depth), tuple(boundary), size, corners, kept)
     _check(plan)
     cells = plan.cells
-    sources = unravel(cells.source[cells.sender < 0], layout.grid).tolist()
-    missing = [*map(tuple, sources), *(index for index in kept or () if layout.owner(index) < 0)]
+    missing = indices_at(cells.source[cells.sender < 0], layout.grid)
+    missing += (index for index in kept or () if layout.owner(index) < 0)
     if missing:
         raise ValueError(f"expected an owner of block {missing[0]} in layout, got none")
     return plan
@@ -202,3 +142,33 @@ def _check(plan: HaloPlan) -> None:
             raise ValueError(
                 f"expected elements to repeat along axis {axis} for boundary {boundary!r}, got none"
             )
+
+
+def traffic(plan: HaloPlan) -> Ints:
+    """Return the bytes that each rank sends to each: ``traffic(plan)[sender, receiver]``."""
+    cells, shape = plan.cells, (plan.size, plan.size)
+    moved = cells.sender != cells.receiver
+    elements = table_of(cells.sender[moved], cells.receiver[moved], cells.length[moved], shape)
+    return elements * plan.itemsize
+
+
+def workspace(plan: HaloPlan) -> int:
+    """Return the bytes of the messages of the busiest rank, in and out."""
+    counts = traffic(plan)
+    return int((counts.sum(axis=0) + counts.sum(axis=1)).max(initial=0))
+
+
+def cost(plan: HaloPlan, machine: Machine, *, copied: bool = True) -> float:
+    """Predict the seconds of an exchange on the busiest rank.
+
+    ``copied`` is whether the blocks themselves are copied too, while messages are in transit.
+    """
+    counts = traffic(plan)
+    sent, received = counts.sum(axis=1), counts.sum(axis=0)
+    moved = int(np.maximum(sent, received).max(initial=0))
+    transfer = moved / machine.bandwidth + (machine.latency if moved else 0.0)
+    inside = 0
+    if copied:
+        inside = max(plan.target.share(rank, plan.itemsize) for rank in range(plan.size))
+    packed = 2 * int((sent + received).max(initial=0))
+    return packed / machine.memory_bandwidth + max(transfer, 2 * inside / machine.memory_bandwidth)

@@ -1,26 +1,27 @@
-"""The rank program: a halo exchange into new or into existing storage."""
+"""The rank program: a halo exchange into new or into existing storage.
+
+The result of a function of an extended block has the same size, and is trimmed. The next
+exchange can fill the ghost cells around the trimmed block without copying it, so a loop keeps
+its storage from step to step. This must be invisible: nothing else may refer to the block, or to
+the memory around it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import sys
+from collections.abc import Sequence
 
 import numpy as np
 
-from dask_dgpu.algorithms import Progress, no_progress
+from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
 from dask_dgpu.algorithms.halo.plan import HaloPlan
 from dask_dgpu.algorithms.halo.schedule import View, schedule
-from dask_dgpu.algorithms.halo.storage import storage_around
-from dask_dgpu.algorithms.redistribute.message import messages_of
-from dask_dgpu.algorithms.redistribute.rank import checked
+from dask_dgpu.algorithms.redistribute.rank import checked, exchange
 from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.pack import Arrays
 from graph_opt.model.layout import Index
-
-Array = Any
-Blocks = Mapping[Index, Array]
 
 
 def halo_rank(
@@ -48,13 +49,13 @@ def halo_rank(
         device.after(given)
         make = device.empty if plan.corners else device.zeros
         mine = schedule(plan, comm.rank).blocks
-        existing = storage_around(plan, device, blocks, mine)
+        existing = _storage_around(plan, device, blocks, mine)
         extended = existing or {i: make(plan.target.block_shape(i), plan.dtype) for i in mine}
-        exchange = Exchange(plan, comm, device, blocks, extended)
-        exchange.start()
+        ghosts = Exchange(plan, comm, device, blocks, extended)
+        ghosts.start()
         if existing is None:
-            exchange.copy_blocks()
-        exchange.finish()
+            ghosts.copy_blocks()
+        ghosts.finish()
     device.join()
     progress(1, 1)
     return extended
@@ -91,11 +92,10 @@ class Exchange:
         split = sum(work.send_counts)
         buffer = device.workspace("halo", split + sum(work.receive_counts), plan.dtype)
         self.out, self.inbox = buffer[:split], buffer[split:]
-        of_sends, of_receives, of_stays, of_own = work.described
-        self._sends = work.sends.pieces(self.out, views, of_sends)
-        self._receives = work.receives.pieces(self.inbox, ghosted, of_receives)
-        self._stays = work.stays.pieces(views, ghosted, of_stays)
-        self._own = work.own.pieces(views, ghosted, of_own)
+        self._sends = work.sends.pieces(self.out, views)
+        self._receives = work.receives.pieces(ghosted, self.inbox)
+        self._stays = work.stays.pieces(ghosted, views)
+        self._own = work.own.pieces(ghosted, views)
         self._under_way: Work | None = None
 
     @property
@@ -106,10 +106,10 @@ class Exchange:
     def start(self) -> None:
         """Send cells to other ranks, and fill ghost cells from this rank's own blocks."""
         pack.copy_pieces(self.device, self._sends, self._stays)
-        sends = messages_of(self.comm, self.out, self.work.send_counts, 1)
-        receives = messages_of(self.comm, self.inbox, self.work.receive_counts, -1)
-        if sends or receives:
-            self._under_way = self.comm.exchange(sends, receives)
+        work = self.work
+        self._under_way = exchange(
+            self.comm, self.out, work.send_counts, self.inbox, work.receive_counts
+        )
 
     def copy_blocks(self) -> None:
         """Copy the blocks themselves, if they are not the middles of the extended ones."""
@@ -148,5 +148,55 @@ def _views(
 def _constant(plan: HaloPlan, device: Device, axis: int) -> Array:
     """Return the constant beyond an axis as an array as large as any cell."""
     value = np.asarray(plan.boundary[axis]).astype(plan.dtype)
-    lengths = [max(each.lengths, default=0) for each in plan.axes]
+    lengths = [int(np.diff(cuts).max(initial=0)) for cuts in plan.target.cuts]
     return np.broadcast_to(device.constant(value), lengths)
+
+
+def _storage_around(
+    plan: HaloPlan, device: Device, blocks: Blocks, wanted: Sequence[Index]
+) -> dict[Index, Array] | None:
+    """Return the memory around the wanted blocks, shaped as extended blocks.
+
+    None unless each wanted block has such memory, and only the mapping ``blocks`` refers to it.
+    """
+    if not plan.corners:  # they must be zero
+        return None
+    found = {}
+    for index in wanted:
+        if index not in blocks or _references(blocks, index) != ALONE:
+            return None
+        whole = blocks[index].base
+        if not device.owns(whole) or not _is_middle(plan, index, blocks[index], whole):
+            return None
+        found[index] = whole
+    return found
+
+
+def _references(blocks: Blocks, index: Index) -> tuple[int, int]:
+    """Count the references to a block, and to the memory of which it is a view."""
+    block = blocks[index]
+    whole = block.base
+    return sys.getrefcount(block), sys.getrefcount(whole)
+
+
+ALONE = _references({(): np.empty(2)[1:]}, ())
+"""The counts if the view in its mapping is the only reference."""
+
+
+def _is_middle(plan: HaloPlan, index: Index, block: Array, whole: Array) -> bool:
+    """Whether a block is at its place in its extended block."""
+    if whole.shape != plan.target.block_shape(index) or whole.dtype != block.dtype:
+        return False
+    middle = whole[plan.interior(index)]
+    here, there = (
+        array.__array_interface__
+        if isinstance(array, np.ndarray)
+        else array.__cuda_array_interface__
+        for array in (block, middle)
+    )
+    return bool(
+        whole.flags.c_contiguous
+        and here["data"] == there["data"]
+        and block.shape == middle.shape
+        and block.strides == middle.strides
+    )

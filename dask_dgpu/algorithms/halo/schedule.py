@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dask_dgpu.algorithms.halo.plan import HaloPlan
-from dask_dgpu.algorithms.redistribute.cells import Ints, Mask, indices_at, unravel
-from dask_dgpu.algorithms.redistribute.tables import Receives, Sends, Stays
+from dask_dgpu.algorithms.redistribute.moves import Ints, Mask, indices_at, unravel, values_at
+from dask_dgpu.algorithms.redistribute.schedule import Copies, Place, once_per_rank
 from dask_dgpu.kernels.pack import Described
 from graph_opt.model.layout import Index
 
@@ -34,71 +34,55 @@ class Schedule(NamedTuple):
         Its blocks, and those to extend.
     views : list of View
         The views for reading.
-    sends, receives : Sends, Receives
+    sends, receives : Copies
         Cells for and from other ranks.
-    stays, own : Stays
+    stays, own : Copies
         Ghost cells from its own blocks or constants; the blocks themselves.
     send_counts, receive_counts : list of int
         Elements of the message to and from each rank.
-    described : tuple of Described
-        Cached descriptions of sends, receives, stays and own for the next exchange.
     """
 
     sources: list[Index]
     blocks: list[Index]
     views: list[View]
-    sends: Sends
-    receives: Receives
-    stays: Stays
-    own: Stays
+    sends: Copies
+    receives: Copies
+    stays: Copies
+    own: Copies
     send_counts: list[int]
     receive_counts: list[int]
-    described: tuple[Described, Described, Described, Described]
 
 
+@once_per_rank
 def schedule(plan: HaloPlan, rank: int) -> Schedule:
-    """Return the work of a rank; computed once for each plan."""
-    if rank not in plan.schedules:
-        plan.schedules[rank] = _scheduled(plan, rank)
-    found: Schedule = plan.schedules[rank]
-    return found
-
-
-def _scheduled(plan: HaloPlan, rank: int) -> Schedule:
     """Return the work of a rank; both sides of a message know the order of its cells."""
     cells = plan.cells
-    owned = np.flatnonzero(np.array(plan.layout.owners, np.int64) == rank)
-    wanted = np.flatnonzero(np.array(plan.target.owners, np.int64) == rank)
+    owned, wanted = (
+        np.flatnonzero(np.array(layout.owners, np.int64) == rank)
+        for layout in (plan.layout, plan.target)
+    )
     mine, here = cells.sender == rank, cells.receiver == rank
     out, send_counts, out_at = _message(plan, mine & ~here, cells.receiver)
     into, receive_counts, into_at = _message(plan, here & ~mine, cells.sender)
-    reading = _Reading(plan, owned)
+    ghosts = np.flatnonzero(mine & here & cells.ghost)
+    own = np.flatnonzero(mine & here & ~cells.ghost)
+    views: dict[View, int] = {}
 
-    def stays(chosen: Mask) -> Stays:
-        which = np.flatnonzero(chosen)
-        shapes, block = cells.column("length", which), np.searchsorted(wanted, cells.target[which])
-        return Stays(shapes, *reading.views_of(which), block, cells.column("at", which))
+    def copies(which: Ints, target: Place | None = None, source: Place | None = None) -> Copies:
+        if target is None:
+            target = np.searchsorted(wanted, cells.target[which]), cells.column("at", which)
+        if source is None:
+            source = _in_views(plan, which, owned, views)
+        return Copies(cells.column("length", which), target, source, Described())
 
-    sends = Sends(cells.column("length", out), *reading.views_of(out), out_at)
-    receives = Receives(
-        cells.column("length", into),
-        into_at,
-        np.searchsorted(wanted, cells.target[into]),
-        cells.column("at", into),
+    work = (
+        copies(out, target=(out_at,)),
+        copies(into, source=(into_at,)),
+        copies(ghosts),
+        copies(own),
     )
-    ghosts, own = stays(mine & here & cells.ghost), stays(mine & here & ~cells.ghost)
-    return Schedule(
-        indices_at(owned, plan.layout.grid),
-        indices_at(wanted, plan.layout.grid),
-        list(reading.views),
-        sends,
-        receives,
-        ghosts,
-        own,
-        send_counts,
-        receive_counts,
-        (Described(), Described(), Described(), Described()),
-    )
+    blocks, extended = (indices_at(some, plan.layout.grid) for some in (owned, wanted))
+    return Schedule(blocks, extended, list(views), *work, send_counts, receive_counts)
 
 
 def _message(plan: HaloPlan, chosen: Mask, peer: Ints) -> tuple[Ints, list[int], Ints]:
@@ -111,36 +95,22 @@ def _message(plan: HaloPlan, chosen: Mask, peer: Ints) -> tuple[Ints, list[int],
     return which, counts.tolist(), np.cumsum(lengths) - lengths
 
 
-class _Reading:
-    """The views for a rank's cells."""
+def _in_views(plan: HaloPlan, which: Ints, owned: Ints, views: dict[View, int]) -> Place:
+    """Return the view of each cell, and the position of its first element there.
 
-    def __init__(self, plan: HaloPlan, owned: Ints) -> None:
-        self.plan, self.owned = plan, owned
-        self.views: dict[View, int] = {}
-
-    def views_of(self, which: Ints) -> tuple[Ints, Ints]:
-        """Return the view of each cell, and the position of its first element there."""
-        plan, cells = self.plan, self.plan.cells
-        source, constant = cells.source[which], cells.constant[which]
-        step, start = cells.column("step", which), cells.column("start", which)
-        lengths = self._block_lengths(source)
-        at = np.where(step == 0, 0, np.where(step > 0, start, lengths - 1 - start))
-        at[constant >= 0] = 0
-        fixed = np.where(step == 0, start, 0)
-        place = np.where(
-            constant >= 0, constant, plan.layout.ndim + np.searchsorted(self.owned, source)
-        )
-        found = []
-        for block, steps, positions in zip(
-            place.tolist(), step.tolist(), fixed.tolist(), strict=True
-        ):
-            turns = tuple(zip(steps, positions, strict=True))
-            view = View(block, turns if block >= plan.layout.ndim else ())
-            found.append(self.views.setdefault(view, len(self.views)))
-        return np.array(found, np.int64), at
-
-    def _block_lengths(self, places: Ints) -> Ints:
-        cuts = self.plan.layout.cuts
-        index = unravel(np.maximum(places, 0), self.plan.layout.grid)
-        columns = [np.diff(np.array(along))[index[:, k]] for k, along in enumerate(cuts)]
-        return np.stack(columns, axis=1) if columns else index
+    New views are numbered in ``views``; ``owned`` are the rank's blocks.
+    """
+    cells, layout = plan.cells, plan.layout
+    source, constant = cells.source[which], cells.constant[which]
+    step, start = cells.column("step", which), cells.column("start", which)
+    index = unravel(np.maximum(source, 0), layout.grid)
+    last = values_at(map(np.diff, layout.cuts), index) - 1
+    at = np.where(step == 0, 0, np.where(step > 0, start, last - start))
+    at[constant >= 0] = 0
+    fixed = np.where(step == 0, start, 0)
+    place = np.where(constant >= 0, constant, layout.ndim + np.searchsorted(owned, source))
+    found = []
+    for block, *turns in zip(place.tolist(), step.tolist(), fixed.tolist(), strict=True):
+        view = View(block, tuple(zip(*turns, strict=True)) if block >= layout.ndim else ())
+        found.append(views.setdefault(view, len(views)))
+    return np.array(found, np.int64), at

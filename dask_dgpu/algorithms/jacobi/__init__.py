@@ -24,13 +24,12 @@ References
 .. [1] Y. Saad, "Iterative Methods for Sparse Linear Systems", 2nd edition, SIAM (2003).
 """
 
-from dask_dgpu.algorithms.jacobi import report
 from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, JacobiTask, cost, peak, plan_jacobi
 from dask_dgpu.algorithms.jacobi.rank import (
     CONVERGED,
     Outcome,
-    Scale,
     jacobi_rank,
+    scale_of,
     verdict,
 )
 
@@ -39,11 +38,10 @@ __all__ = [
     "JacobiPlan",
     "JacobiTask",
     "Outcome",
-    "Scale",
     "cost",
     "jacobi_rank",
     "peak",
     "plan_jacobi",
-    "report",
+    "scale_of",
     "verdict",
 ]

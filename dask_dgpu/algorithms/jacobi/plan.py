@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
-from dask_dgpu.algorithms.halo import Boundary
-from dask_dgpu.algorithms.redistribute import RedistributePlan, plan_redistribute
-from dask_dgpu.algorithms.redistribute import cost as move_cost
-from dask_dgpu.algorithms.stencil import SweepPlan, plan_sweeps
-from dask_dgpu.algorithms.stencil import cost as sweeps_cost
-from dask_dgpu.algorithms.stencil import peak as sweeps_peak
+from dask_dgpu.algorithms.halo.cells import Boundary
+from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
+from dask_dgpu.algorithms.redistribute.plan import cost as move_cost
+from dask_dgpu.algorithms.stencil.plan import SweepPlan, plan_sweeps
+from dask_dgpu.algorithms.stencil.plan import cost as sweeps_cost
+from dask_dgpu.algorithms.stencil.plan import peak as sweeps_peak
 from dask_dgpu.kernels.stencil import neighbours_mean
-from graph_opt.model.bare import Bare
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Layout
+from graph_opt.model.layout import Bare, Layout
 
 CHECK_SHARE = 0.02
 """Maximum share of the time for residuals."""
@@ -91,10 +90,7 @@ class JacobiPlan(Bare):
     @cached_property
     def rhs_into(self) -> RedistributePlan | None:
         """The redistribution of the right-hand side to tiles; ``None`` if it is in place."""
-        sweeps = self.sweeps
-        if sweeps.tiles == self.rhs:
-            return None
-        return plan_redistribute(self.rhs, sweeps.tiles, sweeps.dtype, sweeps.size)
+        return self.sweeps.move(self.rhs, self.sweeps.tiles)
 
 
 def plan_jacobi(

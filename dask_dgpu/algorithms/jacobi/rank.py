@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from math import isfinite, sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from dask_dgpu.algorithms import Progress, no_progress
+from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
 from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, JacobiTask
-from dask_dgpu.algorithms.redistribute import redistribute_rank
-from dask_dgpu.algorithms.stencil import Tiles, load, unload
+from dask_dgpu.algorithms.stencil.rank import Tiles
 from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels.device import Device
 from graph_opt.model.layout import Index
 
-Array = Any
-Blocks = Mapping[Index, Array]
-
 DIVERGED = 1e3
 """The iteration stops at this multiple of the residual of the first iterate."""
 
-CONVERGED, MAX_ITERATIONS, NOT_FINITE, DIVERGING = (
-    "converged",
-    "max_iterations",
-    "not finite",
-    "diverged",
-)
-REASONS = (CONVERGED, MAX_ITERATIONS, NOT_FINITE, DIVERGING)
-"""Reasons for the end of an iteration."""
+CONVERGED = "converged"
+MAX_ITERATIONS = "max_iterations"
+NOT_FINITE = "not finite"
+DIVERGING = "diverged"
 
 
 class Outcome(NamedTuple):
@@ -56,16 +46,13 @@ def jacobi_rank(
     Returns its blocks of the last iterate, and the outcome: the same on every rank, since the bits
     of an all-reduce are.
     """
-    task, sweeps = plan.task, plan.sweeps
-    tiles = Tiles(sweeps, comm, device)
-    if plan.rhs_into is not None:
-        rhs = redistribute_rank(plan.rhs_into, comm, device, rhs)
-    tiles.add(rhs, -task.damping)
+    tiles = Tiles(plan.sweeps, comm, device)
+    tiles.add(rhs, plan.rhs_into, -plan.task.damping)
     zero_change = _Sum(comm, device, tiles).value()
-    load(sweeps, comm, device, tiles, u0)
-    run = _Run(plan, comm, device, tiles, Scale.of(task, zero_change), progress)
+    tiles.load(u0)
+    run = _Run(plan, comm, device, tiles, scale_of(plan.task, zero_change), progress)
     reason = run.iterate()
-    return unload(sweeps, comm, device, tiles), Outcome(reason, tuple(run.history))
+    return tiles.unload(), Outcome(reason, tuple(run.history))
 
 
 class _Sum:
@@ -99,48 +86,38 @@ class _Sum:
             return float(self.device.to_host(self.change)[0])
 
 
-class Scale(NamedTuple):
-    """Factor from the changes of a sweep to a relative residual."""
+def scale_of(task: JacobiTask, zero_change: float) -> float:
+    """Return the factor from the changes of a sweep to a residual.
 
-    factor: float
-
-    @classmethod
-    def of(cls, task: JacobiTask, zero_change: float) -> Scale:
-        """Return the scale, given the changes of u = 0; absolute if there are none."""
-        return cls(1 / task.damping if zero_change == 0 else 1 / sqrt(zero_change))
-
-    def residual(self, change: float) -> float:
-        """Return the relative residual."""
-        return sqrt(change) * self.factor
+    It is relative to that of u = 0, given the squared changes of u = 0; absolute if they are zero.
+    """
+    return 1 / task.damping if zero_change == 0 else 1 / sqrt(zero_change)
 
 
-@dataclass
 class _Run:
     """The iteration: sweeps, and residuals that are read later."""
 
-    plan: JacobiPlan
-    comm: Comm
-    device: Device
-    tiles: Tiles
-    scale: Scale
-    progress: Callable[[int, int], None]
-    done: int = 0
-    rounds: int = 0
-    history: list[tuple[int, float]] = field(default_factory=list)
+    def __init__(
+        self,
+        plan: JacobiPlan,
+        comm: Comm,
+        device: Device,
+        tiles: Tiles,
+        scale: float,
+        progress: Progress,
+    ) -> None:
+        self.plan, self.comm, self.device, self.tiles = plan, comm, device, tiles
+        self.scale, self.progress = scale, progress
+        self.done = self.rounds = 0
+        self.history: list[tuple[int, float]] = []
 
     def iterate(self) -> str:
         """Iterate; return the reason for the end."""
         while True:
-            change = _Sum(self.comm, self.device, self.tiles).value()
-            self.history.append((self.done, self.scale.residual(change)))
-            reason = self._verdict(*self.history[-1])
+            reason = self._record(self.done, _Sum(self.comm, self.device, self.tiles))
             if reason is not None:
                 return reason
             self._sweep_on()
-
-    def _verdict(self, done: int, residual: float) -> str | None:
-        """Return the reason for the end, ``None`` to go on."""
-        return verdict(self.plan.task, done, residual, self.history[0][1])
 
     def _sweep_on(self) -> None:
         """Sweep until a residual suggests the end, or all sweeps are done."""
@@ -166,8 +143,13 @@ class _Run:
 
     def _read(self, done: int, sums: _Sum) -> bool:
         """Read a requested residual; return whether the iteration may end."""
-        self.history.append((done, self.scale.residual(sums.value())))
-        return self._verdict(*self.history[-1]) is not None
+        return self._record(done, sums) is not None
+
+    def _record(self, done: int, sums: _Sum) -> str | None:
+        """Record a residual; return the reason for the end, ``None`` to go on."""
+        residual = sqrt(sums.value()) * self.scale
+        self.history.append((done, residual))
+        return verdict(self.plan.task, done, residual, self.history[0][1])
 
 
 def verdict(task: JacobiTask, done: int, residual: float, first: float) -> str | None:

@@ -34,16 +34,22 @@ References
 
 from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
 from dask_dgpu.algorithms.pencil_fft.plan import (
-    Chunks,
     Exchange,
     PencilPlan,
     Stage,
     even_chunks,
     result_dtype,
 )
-from dask_dgpu.algorithms.pencil_fft.rank import pencil_fft_rank
-from dask_dgpu.algorithms.pencil_fft.ranks import RankedPencil, cost, peak, plan_on_ranks, received
-from dask_dgpu.kernels.fft.kinds import TRIGONOMETRIC, Transform
+from dask_dgpu.algorithms.pencil_fft.rank import (
+    RankedPencil,
+    cost,
+    peak,
+    pencil_fft_rank,
+    plan_on_ranks,
+    received,
+)
+from dask_dgpu.kernels.fft import TRIGONOMETRIC, Transform
+from graph_opt.model.layout import Chunks
 
 __all__ = [
     "TRIGONOMETRIC",

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dask_dgpu.algorithms.pencil_fft.plan import (
-    Chunks,
     Exchange,
     PencilPlan,
     Stage,
@@ -19,7 +18,8 @@ from dask_dgpu.algorithms.pencil_fft.plan import (
     shape_of,
     transformed,
 )
-from dask_dgpu.kernels.fft.kinds import TO_HALF_COMPLEX, TO_REAL, TRIGONOMETRIC, Transform
+from dask_dgpu.kernels.fft import TO_HALF_COMPLEX, TO_REAL, TRIGONOMETRIC, Transform
+from graph_opt.model.layout import Chunks, cuts_of
 
 MANY = 4
 """Up to this number of axes, all sets of them are candidates."""
@@ -226,13 +226,10 @@ def _cropped(chunks: Chunks, transforms: Iterable[Transform]) -> Chunks:
     """Crop the elements that no transform uses."""
     cropped = list(chunks)
     for transform in transforms:
-        if transform.input_length < sum(chunks[transform.axis]):
-            starts = itertools.accumulate(chunks[transform.axis], initial=0)
-            sizes = [
-                min(size, transform.input_length - start)
-                for start, size in zip(starts, chunks[transform.axis], strict=False)
-            ]
-            cropped[transform.axis] = tuple(size for size in sizes if size > 0)
+        cuts = cuts_of(chunks[transform.axis])
+        if transform.input_length < cuts[-1]:
+            inside = itertools.pairwise(min(cut, transform.input_length) for cut in cuts)
+            cropped[transform.axis] = tuple(hi - lo for lo, hi in inside if lo < hi)
     return tuple(cropped)
 
 

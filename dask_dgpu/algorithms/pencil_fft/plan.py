@@ -1,18 +1,15 @@
-"""The plan of a transform along several axes."""
+"""The plan of a transform along several axes, in chunks."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from dask_dgpu.kernels.fft.kinds import Transform
-from graph_opt.model.layout import even_spans
-
-Chunks = tuple[tuple[int, ...], ...]
+from dask_dgpu.kernels.fft import Transform
+from graph_opt.model.layout import Chunks, cuts_of, even_spans
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ class Exchange:
         if self.local:
             return 0.0
         pairs = zip(self.source, self.target, strict=True)
-        kept = math.prod(1 + len(_cuts(old) & _cuts(new)) for old, new in pairs)
+        kept = math.prod(len({*cuts_of(old[:-1])} & {*cuts_of(new[:-1])}) for old, new in pairs)
         blocks = math.prod(map(len, self.target))
         groups = min(ranks, blocks) ** (math.log(kept) / math.log(blocks)) if kept > 1 else 1
         return self.nbytes * (1 - groups / ranks)
@@ -113,14 +110,11 @@ class PencilPlan:
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
         """The exchanges before each stage and after the last, even if local."""
-        return tuple(self._exchanges())
-
-    def _exchanges(self) -> Iterator[Exchange]:
-        chunks, dtype = self.input_chunks, self.dtype
+        chunks, dtype, found = self.input_chunks, self.dtype, []
         for stage in self.stages:
-            yield Exchange(chunks, stage.chunks, dtype)
+            found.append(Exchange(chunks, stage.chunks, dtype))
             chunks, dtype = stage.output_chunks, result_dtype(dtype, stage.transforms)
-        yield Exchange(chunks, self.output_chunks, dtype)
+        return (*found, Exchange(chunks, self.output_chunks, dtype))
 
     def moved(self, ranks: int) -> float:
         """Return the expected bytes that all ranks together send."""
@@ -137,11 +131,6 @@ class PencilPlan:
                 total += lines * transform.flops
                 shape[transform.axis] = transform.output_length
         return total
-
-
-def _cuts(sizes: tuple[int, ...]) -> set[int]:
-    """Return the cuts of an axis, without its ends."""
-    return set(itertools.accumulate(sizes[:-1]))
 
 
 def even_chunks(length: int, parts: int) -> tuple[int, ...]:

@@ -1,22 +1,183 @@
-"""The rank program of a transform."""
+"""A plan on ranks: the layouts before and after every exchange, the cost, the rank program."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+import itertools
+import math
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from dask_dgpu.algorithms import Progress, no_progress
-from dask_dgpu.algorithms.pencil_fft.plan import Stage
-from dask_dgpu.algorithms.pencil_fft.ranks import RankedPencil
-from dask_dgpu.algorithms.redistribute import redistribute_rank
+import numpy as np
+
+from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
+from dask_dgpu.algorithms.pencil_fft.plan import PencilPlan, Stage, shape_of
+from dask_dgpu.algorithms.redistribute.plan import (
+    LEAST,
+    RedistributePlan,
+    buffer_bytes,
+    plan_redistribute,
+    traffic,
+    workspace,
+)
+from dask_dgpu.algorithms.redistribute.plan import cost as exchange_cost
+from dask_dgpu.algorithms.redistribute.rank import Read, redistribute_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.fft import transform
-from graph_opt.model.layout import Index, Layout
+from graph_opt.model.cost import TRANSFORM_SHARE, Machine
+from graph_opt.model.layout import Chunks, Index, Layout, cuts_of
 
-Array = Any
-Blocks = Mapping[Index, Array]
-Read = Callable[[Index, tuple[slice, ...]], Array]
+Place = Callable[[Layout, Chunks], Layout]
+"""Returns the layout of an array with new chunks, given its layout."""
+
+
+@dataclass(frozen=True)
+class RankedPencil:
+    """The plan of a transform on ``size`` ranks.
+
+    Parameters
+    ----------
+    plan : PencilPlan
+        Stages and exchanges.
+    size : int
+        Number of ranks.
+    source : Layout
+        The layout of the input.
+    layouts : tuple of Layout
+        Layouts of the input of each stage, and of the output.
+    moves : tuple of RedistributePlan or None
+        The redistributions into each of ``layouts``; ``None`` if blocks are only cropped.
+    spent : bool, optional
+        Whether the input may be freed after the first exchange.
+    """
+
+    plan: PencilPlan
+    size: int
+    source: Layout
+    layouts: tuple[Layout, ...]
+    moves: tuple[RedistributePlan | None, ...]
+    spent: bool = False
+
+    @property
+    def output(self) -> Layout:
+        """The layout of the output."""
+        return self.layouts[-1]
+
+    @property
+    def steps(self) -> int:
+        """Number of stages and of rounds of all exchanges, for progress."""
+        return len(self.plan.stages) + sum(move.rounds for move in self.moves if move is not None)
+
+
+def plan_on_ranks(
+    plan: PencilPlan,
+    source: Layout,
+    size: int,
+    machine: Machine,
+    place: Place,
+    *,
+    spent: bool = False,
+) -> RankedPencil:
+    """Plan every exchange of a transform; the same on every rank.
+
+    ``place(layout, chunks)`` returns the layout of the array with new chunks. If the input is
+    ``spent``, ranks may free it.
+
+    Raises
+    ------
+    ValueError
+        If ``source`` does not have the chunks of the plan's input.
+
+    Notes
+    -----
+    Unless its input is spent, a rank keeps it to the end. During the first exchange it has only the
+    target blocks in addition, so buffers may take another share of the array; later exchanges have
+    an intermediate share too.
+
+    A stage transforms slices as the exchange after it packs them. If one slice of each of two
+    rounds does not fit in the buffers, for example because a block is nearly a whole share, the
+    stage transforms whole blocks first: that takes one share, and slices would take two.
+    """
+    if source.cuts != tuple(map(cuts_of, plan.input_chunks)):
+        raise ValueError(f"expected source with chunks {plan.input_chunks}, got cuts {source.cuts}")
+    present = _cropped_layout(source, shape_of(plan.exchanges[0].target))
+    layouts: list[Layout] = []
+    moves: list[RedistributePlan | None] = []
+    for exchange, stage in zip(plan.exchanges, (None, *plan.stages), strict=True):
+        if stage is not None:
+            present = replace(present, cuts=tuple(map(cuts_of, stage.output_chunks)))
+        move = None
+        if present.cuts != tuple(map(cuts_of, exchange.target)):
+            ends = present, place(present, exchange.target), exchange.dtype, size
+            share, spare = exchange.nbytes // size, 0
+            if stage is not None:
+                spare = share if spent or not any(moves) else 0
+                limit = buffer_bytes(share, spare, machine, transformed=True)
+                axes = tuple(each.axis for each in stage.transforms)
+                move = plan_redistribute(*ends, limit=limit, whole_axes=axes, transformed=True)
+            if move is None or workspace(move) > LEAST + spare:
+                spare = share if spent or stage is None else 0
+                move = plan_redistribute(*ends, limit=buffer_bytes(share, spare, machine))
+            present = move.target
+        moves.append(move)
+        layouts.append(present)
+    return RankedPencil(plan, size, source, tuple(layouts), tuple(moves), spent)
+
+
+def _cropped_layout(layout: Layout, shape: tuple[int, ...]) -> Layout:
+    """Crop a layout to a shape; blocks at the end become shorter."""
+    cuts = tuple(
+        along
+        if length == along[-1]
+        else (0, *(min(hi, length) for lo, hi in itertools.pairwise(along) if lo < length))
+        for along, length in zip(layout.cuts, shape, strict=True)
+    )
+    owners = np.array(layout.owners, np.int64).reshape(layout.grid)
+    kept = owners[tuple(slice(0, len(along) - 1) for along in cuts)]
+    return Layout(cuts, tuple(kept.reshape(-1).tolist()))
+
+
+def cost(ranked: RankedPencil, machine: Machine) -> float:
+    """Predict the seconds of a plan on its ranks: exchanges, and transforms between them."""
+    seconds = sum(exchange_cost(move, machine) for move in ranked.moves if move is not None)
+    work = ranked.plan.flops / (TRANSFORM_SHARE * machine.flops)
+    # the busiest rank's share of the work, in the least even stage
+    shares = [1.0 / ranked.size]
+    for layout in ranked.layouts[:-1]:
+        if total := math.prod(layout.shape):
+            shares += (layout.share(rank, 1) / total for rank in range(ranked.size))
+    return seconds + work * max(shares)
+
+
+def peak(ranked: RankedPencil) -> int:
+    """Return the most bytes on a rank: input, intermediate blocks and buffers."""
+    plan, most = ranked.plan, []
+
+    def held(layout: Layout, dtype: str) -> Any:
+        itemsize = np.dtype(dtype).itemsize
+        return np.array([layout.share(rank, itemsize) for rank in range(ranked.size)])
+
+    kept, intermediate = held(ranked.source, plan.dtype), 0
+    steps = zip(ranked.moves, ranked.layouts, plan.exchanges, strict=True)
+    for at, (move, layout, exchange) in enumerate(steps):
+        if move is None:
+            continue
+        if at and not move.transformed:  # the stage before transformed whole blocks
+            whole = held(move.source, exchange.dtype)
+            most.append(kept + intermediate + whole)
+            intermediate, kept = whole, 0 if ranked.spent else kept
+        made = held(layout, exchange.dtype)
+        most.append(kept + intermediate + made + workspace(move))
+        intermediate, kept = made, 0 if ranked.spent else kept
+    most.append(kept + intermediate + held(ranked.output, plan.output_dtype))
+    return int(np.max(most))
+
+
+def received(ranked: RankedPencil) -> list[int]:
+    """Return the bytes that each rank receives from others."""
+    moved = (traffic(move).sum(axis=0) for move in ranked.moves if move is not None)
+    return sum(moved, np.zeros(ranked.size, np.int64)).tolist()
 
 
 def pencil_fft_rank(
@@ -37,12 +198,6 @@ def pencil_fft_rank(
     The last stage overwrites its input if the dtype allows it.
     """
     done = 0
-
-    def advance(steps: int = 1) -> None:
-        nonlocal done
-        done += steps
-        progress(done, ranked.steps)
-
     owned = False  # whether nothing else refers to the present blocks
     present = cropped(blocks, ranked)
     if ranked.spent:
@@ -59,10 +214,9 @@ def pencil_fft_rank(
             owned = True
         if move is not None:
             read = _reader(stage, present, overwrite=owned) if stage and fused else None
-            start = done
 
-            def report(at: int, rounds: int, start: int = start) -> None:
-                progress(start + at, ranked.steps)
+            def report(at: int, rounds: int, done: int = done) -> None:
+                progress(done + at, ranked.steps)
 
             present = redistribute_rank(move, comm, device, present, read=read, progress=report)
             del read  # it refers to the blocks
@@ -70,7 +224,8 @@ def pencil_fft_rank(
             # a block in place is passed on, and is ours only if a stage computed it
             owned = owned or stage is not None
         if stage is not None:
-            advance()
+            done += 1
+            progress(done, ranked.steps)
     return dict(present)
 
 
@@ -102,9 +257,5 @@ def cropped(blocks: Blocks, ranked: RankedPencil) -> dict[Index, Array]:
     return {
         index: block[tuple(slice(0, length) for length in layout.block_shape(index))]
         for index, block in blocks.items()
-        if _exists(index, layout)
+        if all(at < count for at, count in zip(index, layout.grid, strict=True))
     }
-
-
-def _exists(index: Index, layout: Layout) -> bool:
-    return all(at < blocks for at, blocks in zip(index, layout.grid, strict=True))

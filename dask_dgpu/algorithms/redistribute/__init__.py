@@ -30,18 +30,3 @@ References
 .. [2] L. Dalcin, M. Mortensen and D. E. Keyes, "Fast parallel multidimensional FFT
    using advanced MPI", Journal of Parallel and Distributed Computing 128 (2019).
 """
-
-from dask_dgpu.algorithms.redistribute.cost import LEAST, buffer_bytes, cost, traffic, workspace
-from dask_dgpu.algorithms.redistribute.plan import RedistributePlan, plan_redistribute
-from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
-
-__all__ = [
-    "LEAST",
-    "RedistributePlan",
-    "buffer_bytes",
-    "cost",
-    "plan_redistribute",
-    "redistribute_rank",
-    "traffic",
-    "workspace",
-]

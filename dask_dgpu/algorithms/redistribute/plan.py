@@ -1,19 +1,30 @@
-"""The plan of a redistribution: two layouts, and the cuts of blocks into units."""
+"""The plan of a redistribution: two layouts, the cuts of blocks into units, and the cost."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from math import prod
-from typing import Any
+from math import prod, sqrt
 
 import numpy as np
 
-from dask_dgpu.algorithms.redistribute.cells import indices_at
-from dask_dgpu.algorithms.redistribute.moves import Moves, Overlap, overlap
-from graph_opt.model.bare import Bare
-from graph_opt.model.layout import Cuts, Layout, even_spans
+from dask_dgpu.algorithms.redistribute.moves import (
+    Ints,
+    Moves,
+    Overlap,
+    indices_at,
+    overlap,
+    table_of,
+)
+from graph_opt.model.cost import Machine, pipelined
+from graph_opt.model.layout import Bare, Cuts, Layout, even_spans
+
+LEAST = 64 << 20
+"""Bytes that the buffers of a redistribution may always take."""
+
+ROUND_SECONDS = 1e-3
+"""Time of the host to describe, pack and send a round of any size."""
 
 UNITS_A_ROUND = 4
 """Approximate number of units that fill a rank's buffers in a round."""
@@ -69,9 +80,12 @@ class RedistributePlan(Bare):
         return overlap(self.source, self.target)
 
     @cached_property
-    def schedules(self) -> dict[int, Any]:
-        """The work of this process's ranks, as far as it is computed."""
-        return {}
+    def copied(self) -> Ints:
+        """Bytes of rank p's blocks for rank q, without kept blocks: ``copied[p, q]``."""
+        _, _, sender, receiver, length, kept = self.overlap
+        some = (sender >= 0) & (receiver >= 0) & ~kept
+        shape = self.size, self.size
+        return table_of(sender[some], receiver[some], length[some], shape) * self.itemsize
 
 
 def plan_redistribute(
@@ -102,19 +116,12 @@ def plan_redistribute(
     if missing.any():
         (index,) = indices_at(plan.overlap.source[missing][:1], source.grid)
         raise ValueError(f"expected an owner of block {index} in source, got none")
-    if _most(plan) <= limit:
+    away, own = traffic(plan), plan.copied.sum(axis=1) if transformed else 0
+    if (away.sum(axis=0) + away.sum(axis=1) + own).max() <= limit:  # in one round
         return plan
     parts = UNITS_A_ROUND * (2 if transformed else 1)
     cuts = _unit_cuts(source.cuts, plan.itemsize, max(1, limit // 2 // parts), whole_axes)
-    return RedistributePlan(source, target, dtype, size, limit, cuts, transformed)
-
-
-def _most(plan: RedistributePlan) -> int:
-    """Return the bytes of the busiest rank if there is one round."""
-    counts = plan.overlap.traffic(plan.size) * plan.itemsize
-    own = counts.sum(axis=1) if plan.transformed else 0
-    np.fill_diagonal(counts, 0)
-    return int((counts.sum(axis=0) + counts.sum(axis=1) + own).max())
+    return replace(plan, unit_cuts=cuts)
 
 
 def _unit_cuts(
@@ -150,8 +157,8 @@ def _check(
         raise ValueError(
             f"expected source and target of one shape, got {source.shape} and {target.shape}"
         )
-    for name, layout in (("source", source), ("target", target)):
-        check_owners(name, layout, size)
+    check_owners("source", source, size)
+    check_owners("target", target, size)
     if limit < 1:
         raise ValueError(f"expected a positive limit, got {limit}")
     for axis in whole_axes:
@@ -164,3 +171,47 @@ def check_owners(name: str, layout: Layout, size: int) -> None:
     for owner in (min(layout.owners, default=-1), max(layout.owners, default=-1)):
         if not -1 <= owner < size:
             raise ValueError(f"expected owners -1 to {size - 1} in {name}, got {owner}")
+
+
+def traffic(plan: RedistributePlan) -> Ints:
+    """Return the bytes that each rank sends to each: ``traffic(plan)[sender, receiver]``."""
+    counts = plan.copied.copy()
+    np.fill_diagonal(counts, 0)
+    return counts
+
+
+def workspace(plan: RedistributePlan) -> int:
+    """Return the most bytes of a rank beyond its source and target blocks.
+
+    These are the message buffers of two rounds and, if ``plan.transformed``, the units of two
+    rounds, without the workspace of ``read``.
+    """
+    return min(2, plan.rounds) * plan.moves.busiest
+
+
+def buffer_bytes(share: int, spare: int, machine: Machine, *, transformed: bool = False) -> int:
+    """Choose the limit of a plan: few rounds, but the first and the last are not hidden.
+
+    ``share`` are the bytes of the array on a rank, ``spare`` the bytes for buffers beyond
+    ``LEAST``. Of r rounds that take ``transfer`` together, one is exposed, and each costs a start:
+    ``r * start + transfer / r`` is minimal if both terms are equal.
+    """
+    start = machine.latency + ROUND_SECONDS
+    rounds = max(1.0, sqrt(share / machine.bandwidth / start))
+    counted = (3 if transformed else 2) * share
+    return min(max(LEAST, int(2 * counted / rounds)), LEAST + spare)
+
+
+def cost(plan: RedistributePlan, machine: Machine) -> float:
+    """Predict the seconds of a plan: packing and unpacking, overlapped with the transfer."""
+    if not plan.rounds:
+        return 0.0
+    away = traffic(plan)
+    sent, received = away.sum(axis=1), away.sum(axis=0)
+    copied = 2 * int((sent + received + plan.copied.diagonal()).max())  # read and written
+    moved = int(np.maximum(sent, received).max())
+    transfer = moved / machine.bandwidth
+    seconds = pipelined(
+        copied / machine.memory_bandwidth, transfer, transfer / plan.rounds, plan.rounds
+    )
+    return seconds + plan.rounds * ((machine.latency if moved else 0.0) + ROUND_SECONDS)

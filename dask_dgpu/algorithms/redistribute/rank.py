@@ -1,23 +1,31 @@
-"""The rank program of a redistribution."""
+"""The rank program of a redistribution, and its messages.
+
+::
+
+    half 0  | round 0: out    | in   |      | round 2: out | in      |
+    half 1             | round 1: out | in     |       | round 3 ...
+
+Two rounds overlap, each in its half of one buffer: one is in transit while the next is packed.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from dask_dgpu.algorithms import Progress, no_progress
-from dask_dgpu.algorithms.redistribute.message import Messages
+from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
-from dask_dgpu.algorithms.redistribute.schedule import Slices, Unit, schedule, whole_block
-from dask_dgpu.comm.protocol import Comm, Work
+from dask_dgpu.algorithms.redistribute.schedule import Round, Slices, Unit, schedule
+from dask_dgpu.comm.protocol import Buffer, Comm, Work
+from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device import Device
+from dask_dgpu.kernels.pack import Arrays
 from graph_opt.model.layout import Index
 
-Array = Any
-Blocks = Mapping[Index, Array]
 Read = Callable[[Index, Slices], Array]
 
 
@@ -51,16 +59,26 @@ def redistribute_rank(
         If a unit has another shape or dtype than the plan.
     """
     work = schedule(plan, comm.rank)
+
+    def values(unit: Unit) -> Array:
+        if read is not None:
+            part = read(*unit)
+        else:
+            part = blocks[unit.block]
+            if unit.shape != plan.source.block_shape(unit.block):
+                part = part[unit.slices]
+        return checked(part, f"block {unit.block} at {unit.slices}", unit.shape, plan.dtype)
+
     with device.computing():
         before = device.mark()
         result = {
-            index: _values(plan, whole_block(plan, source), blocks, read)
+            index: values(Unit(source, tuple(slice(0, n) for n in plan.target.block_shape(index))))
             for index, source in work.kept.items()
         }
     with device.transferring():
         device.after(before)
         made = [device.empty(plan.target.block_shape(index), plan.dtype) for index in work.blocks]
-        messages = Messages(plan, comm, device, work.rounds, made)
+        messages = _Messages(plan, comm, device, work.rounds, made)
     packed: deque[tuple[list[Array], Any]] = deque()
     under_way: Work | None = None
     for at, following in enumerate([*work.rounds, None]):
@@ -70,7 +88,7 @@ def redistribute_rank(
                     # the transfer lane has packed them: this lane may reuse their memory
                     device.after(packed[0][1])
                     packed.popleft()
-                units = [_values(plan, unit, blocks, read) for unit in following.units]
+                units = [values(unit) for unit in following.units]
                 ready = device.mark()
             with device.transferring():
                 device.after(ready)
@@ -89,16 +107,6 @@ def redistribute_rank(
     return result
 
 
-def _values(plan: RedistributePlan, unit: Unit, blocks: Blocks, read: Read | None) -> Array:
-    """Return the values of a unit, from ``read`` or from its block."""
-    if read is not None:
-        part = read(unit.block, unit.slices)
-    else:
-        part = blocks[unit.block]
-        part = part if unit.whole else part[unit.slices]
-    return checked(part, f"block {unit.block} at {unit.slices}", unit.shape, plan.dtype)
-
-
 def checked(array: Array, name: str, shape: tuple[int, ...], dtype: str) -> Array:
     """Return an array; raise a ValueError if it has another shape or dtype."""
     if array.shape != shape or array.dtype != np.dtype(dtype):
@@ -107,3 +115,71 @@ def checked(array: Array, name: str, shape: tuple[int, ...], dtype: str) -> Arra
             f"got {array.dtype} of shape {array.shape}"
         )
     return array
+
+
+class _Messages:
+    """The message buffer of a rank, for all rounds; used on the transfer lane.
+
+    ``targets`` are the rank's target blocks, without those that are passed on.
+    """
+
+    def __init__(
+        self,
+        plan: RedistributePlan,
+        comm: Comm,
+        device: Device,
+        rounds: list[Round],
+        targets: list[Array],
+    ) -> None:
+        self.comm, self.device, self.rounds = comm, device, rounds
+        self.targets = Arrays(targets)
+        self.half = max(
+            (sum(step.send_counts) + sum(step.receive_counts) for step in rounds), default=0
+        )
+        self.buffer = device.workspace("messages", min(2, len(rounds)) * self.half, plan.dtype)
+
+    def pack(self, at: int, units: list[Array]) -> None:
+        """Copy the pieces of a round from its units into messages or target blocks."""
+        step, sources = self.rounds[at], Arrays(units)
+        pack.copy_pieces(
+            self.device,
+            step.sends.pieces(self._parts(at)[0], sources),
+            step.stays.pieces(self.targets, sources),
+        )
+
+    def start(self, at: int) -> Work | None:
+        """Send a round; ``None`` if there is no message."""
+        out, inbox = self._parts(at)
+        step = self.rounds[at]
+        return exchange(self.comm, out, step.send_counts, inbox, step.receive_counts)
+
+    def unpack(self, at: int) -> None:
+        """Copy the received pieces of a round into the target blocks."""
+        pieces = self.rounds[at].receives.pieces(self.targets, self._parts(at)[1])
+        pack.copy_pieces(self.device, pieces)
+
+    def _parts(self, at: int) -> tuple[Array, Array]:
+        """Return the outgoing and the incoming messages of a round, adjacent in its half."""
+        first = at % 2 * self.half
+        middle = first + sum(self.rounds[at].send_counts)
+        last = middle + sum(self.rounds[at].receive_counts)
+        return self.buffer[first:middle], self.buffer[middle:last]
+
+
+def exchange(
+    comm: Comm, out: Buffer, out_counts: Sequence[int], inbox: Buffer, in_counts: Sequence[int]
+) -> Work | None:
+    """Exchange messages in the order of ranks; ``None`` if this rank has none.
+
+    Ranks without messages for each other do not wait for each other, unlike in an all-to-all.
+    Each sends to the next rank first and receives from the previous one first, so that they do not
+    all send to rank 0.
+    """
+
+    def messages(buffer: Buffer, counts: Sequence[int], way: int) -> list[tuple[int, Buffer]]:
+        stops = list(accumulate(counts))
+        peers = [(comm.rank + way * step) % comm.size for step in range(1, comm.size)]
+        return [(p, buffer[stops[p] - counts[p] : stops[p]]) for p in peers if counts[p]]
+
+    sends, receives = messages(out, out_counts, 1), messages(inbox, in_counts, -1)
+    return comm.exchange(sends, receives) if sends or receives else None

@@ -2,34 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from dask_dgpu.algorithms.redistribute.cells import (
+from dask_dgpu.algorithms.redistribute.moves import (
     Ints,
     Mask,
     chunk_at,
+    grid_of,
     indices_at,
     table_of,
     unravel,
+    values_at,
 )
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
-from dask_dgpu.algorithms.redistribute.tables import Receives, Sends, Stays
-from dask_dgpu.kernels.pack import Described
+from dask_dgpu.kernels.pack import Arrays, Described, InArrays, InMessage, Pieces
 from graph_opt.model.layout import Cuts, Index
 
-T = TypeVar("T", bound=tuple[Ints, ...])
+Array = Any
+P = TypeVar("P")
+R = TypeVar("R")
 Slices = tuple[slice, ...]
+Place = tuple[Ints, ...]
+"""Where pieces are: the number of an array and positions in it, or positions in a message."""
+
+
+class Copies(NamedTuple):
+    """Pieces to copy, a row for each; ``described`` caches them for the next copy."""
+
+    shapes: Ints
+    target: Place
+    source: Place
+    described: Described
+
+    def pieces(self, target: Arrays | Array, source: Arrays | Array) -> Pieces:
+        """Return the pieces in arrays or messages."""
+        places = _within(target, self.target), _within(source, self.source)
+        return Pieces(self.shapes, *places, self.described)
+
+
+def _within(memory: Arrays | Array, place: Place) -> InArrays | InMessage:
+    return InArrays(memory, *place) if isinstance(memory, Arrays) else InMessage(memory, *place)
 
 
 class Unit(NamedTuple):
-    """A source block or a slice of one: the block, the slices, and whether they are all of it."""
+    """A source block or a slice of one."""
 
     block: Index
     slices: Slices
-    whole: bool
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -38,18 +62,14 @@ class Unit(NamedTuple):
 
 
 class Round(NamedTuple):
-    """One round of one rank; counts are the elements of the message to or from each rank.
-
-    ``described`` caches the pieces of sends, stays and receives for a GPU.
-    """
+    """One round of one rank; counts are the elements of the message to or from each rank."""
 
     units: list[Unit]
-    sends: Sends
-    receives: Receives
-    stays: Stays
+    sends: Copies
+    receives: Copies
+    stays: Copies
     send_counts: list[int]
     receive_counts: list[int]
-    described: tuple[Described, Described, Described]
 
 
 class Schedule(NamedTuple):
@@ -70,64 +90,63 @@ class Schedule(NamedTuple):
     rounds: list[Round]
 
 
+def once_per_rank(function: Callable[[P, int], R]) -> Callable[[P, int], R]:
+    """Let the plan, which is ``Bare``, keep the result of ``function(plan, rank)``."""
+
+    @wraps(function)
+    def cached(plan: P, rank: int) -> R:
+        known: dict[int, R] = vars(plan).setdefault("_scheduled", {})
+        if rank not in known:
+            known[rank] = function(plan, rank)
+        return known[rank]
+
+    return cached
+
+
+@once_per_rank
 def schedule(plan: RedistributePlan, rank: int) -> Schedule:
-    """Return the work of a rank; computed once for each plan."""
-    if rank not in plan.schedules:
-        plan.schedules[rank] = _scheduled(plan, rank)
-    found: Schedule = plan.schedules[rank]
-    return found
-
-
-def _scheduled(plan: RedistributePlan, rank: int) -> Schedule:
     """Return the work of a rank.
 
     The pieces of a message are in the order of their cells, which both sides know.
     """
-    moves, target = plan.moves, plan.target
+    moves, source, target = plan.moves, plan.source, plan.target
     kept = np.flatnonzero(plan.overlap.kept & (plan.overlap.sender == rank))
-    pairs = zip(
-        indices_at(plan.overlap.target[kept], target.grid),
-        indices_at(plan.overlap.source[kept], plan.source.grid),
-        strict=True,
+    same = (
+        indices_at(numbers[kept], layout.grid)
+        for numbers, layout in ((plan.overlap.target, target), (plan.overlap.source, source))
     )
     owned = np.flatnonzero(np.array(target.owners, np.int64) == rank)
     blocks = np.setdiff1d(owned, plan.overlap.target[kept])
     units = np.flatnonzero(moves.owner == rank)
     units = units[np.argsort(moves.unit_round[units], kind="stable")]
-    unit_edges = _round_edges(moves.unit_round[units], plan.rounds)
+    edges = _round_edges(moves.unit_round[units], plan.rounds)
     position = np.zeros(len(moves.owner), np.int64)
-    position[units] = np.arange(len(units)) - unit_edges[moves.unit_round[units]]
+    position[units] = np.arange(len(units)) - edges[moves.unit_round[units]]
 
     mine, wanted = moves.sender == rank, moves.receiver == rank
-    out = _selected(plan, mine & ~wanted, moves.receiver)
-    into = _selected(plan, wanted & ~mine, moves.sender)
-    own = _selected(plan, mine & wanted, moves.receiver)
+    out = _Selected.of(plan, mine & ~wanted, moves.receiver)
+    into = _Selected.of(plan, wanted & ~mine, moves.sender)
+    own = _Selected.of(plan, mine & wanted, moves.receiver)
 
-    def in_unit(chosen: _Selected) -> tuple[Ints, Ints]:
-        first = _starts(plan.unit_cuts, moves.places[moves.unit[chosen.pieces]])
-        return position[moves.unit[chosen.pieces]], chosen.start - first
+    def in_unit(chosen: _Selected) -> Place:
+        unit = moves.unit[chosen.pieces]
+        return position[unit], chosen.start - _starts(plan.unit_cuts, moves.places[unit])
 
-    def in_block(chosen: _Selected) -> tuple[Ints, Ints]:
-        place = moves.cells.target[moves.cell[chosen.pieces]]
-        return np.searchsorted(blocks, place), chosen.start - _starts(target.cuts, place)
+    def in_block(chosen: _Selected) -> Place:
+        number = moves.cells.target[moves.cell[chosen.pieces]]
+        return np.searchsorted(blocks, number), chosen.start - _starts(target.cuts, number)
 
-    sends = _by_round(Sends(out.shapes, *in_unit(out), out.at), out)
-    receives = _by_round(Receives(into.shapes, into.at, *in_block(into)), into)
-    stays = _by_round(Stays(own.shapes, *in_unit(own), *in_block(own)), own)
     read = _units(plan, moves.places[units])
-    rounds = [
-        Round(
-            read[unit_edges[at] : unit_edges[at + 1]],
-            sends[at],
-            receives[at],
-            stays[at],
-            out.counts[at].tolist(),
-            into.counts[at].tolist(),
-            (Described(), Described(), Described()),
-        )
-        for at in range(plan.rounds)
-    ]
-    return Schedule(dict(pairs), indices_at(blocks, target.grid), rounds)
+    rounds = map(
+        Round,
+        (read[lo:hi] for lo, hi in pairwise(edges.tolist())),
+        out.by_round((out.at,), in_unit(out)),
+        into.by_round(in_block(into), (into.at,)),
+        own.by_round(in_block(own), in_unit(own)),
+        out.counts.tolist(),
+        into.counts.tolist(),
+    )
+    return Schedule(dict(zip(*same, strict=True)), indices_at(blocks, target.grid), list(rounds))
 
 
 class _Selected(NamedTuple):
@@ -143,26 +162,29 @@ class _Selected(NamedTuple):
     edges: Ints
     counts: Ints
 
+    @classmethod
+    def of(cls, plan: RedistributePlan, which: Mask, peer: Ints) -> _Selected:
+        moves = plan.moves
+        pieces = np.flatnonzero(which)
+        pieces = pieces[np.lexsort((peer[pieces], moves.round[pieces]))]
+        rounds, lengths = moves.round[pieces], moves.length[pieces]
+        edges = _round_edges(rounds, plan.rounds)
+        stops = np.concatenate([[0], np.cumsum(lengths)])
+        at = stops[:-1] - stops[edges[rounds]]
+        counts = table_of(rounds, peer[pieces], lengths, (plan.rounds, plan.size))
+        return cls(pieces, *moves.cells.corners(moves.cell[pieces]), at, edges, counts)
 
-def _selected(plan: RedistributePlan, which: Mask, peer: Ints) -> _Selected:
-    moves = plan.moves
-    pieces = np.flatnonzero(which)
-    pieces = pieces[np.lexsort((peer[pieces], moves.round[pieces]))]
-    start, shapes = moves.cells.corners(moves.cell[pieces])
-    edges = _round_edges(moves.round[pieces], plan.rounds)
-    stops = np.concatenate([[0], np.cumsum(moves.length[pieces])])
-    at = stops[:-1] - stops[edges[moves.round[pieces]]]
-    shape = plan.rounds, plan.size
-    counts = table_of(moves.round[pieces], peer[pieces], moves.length[pieces], shape)
-    return _Selected(pieces, start, shapes, at, edges, counts)
-
-
-def _by_round(table: T, chosen: _Selected) -> list[T]:
-    """Split the columns of a table by round."""
-    return [
-        type(table)(*(column[lo:hi] for column in table))
-        for lo, hi in pairwise(chosen.edges.tolist())
-    ]
+    def by_round(self, target: Place, source: Place) -> list[Copies]:
+        """Return the copies of each round."""
+        return [
+            Copies(
+                self.shapes[lo:hi],
+                tuple(column[lo:hi] for column in target),
+                tuple(column[lo:hi] for column in source),
+                Described(),
+            )
+            for lo, hi in pairwise(self.edges.tolist())
+        ]
 
 
 def _round_edges(rounds: Ints, count: int) -> Ints:
@@ -170,35 +192,18 @@ def _round_edges(rounds: Ints, count: int) -> Ints:
     return np.searchsorted(rounds, np.arange(count + 1))
 
 
-def _starts(cuts: tuple[Cuts, ...], places: Ints) -> Ints:
-    """Return the first position of the blocks at some places: (places, axes)."""
-    index = unravel(places, tuple(len(along) - 1 for along in cuts))
-    columns = [np.array(along, np.int64)[index[:, k]] for k, along in enumerate(cuts)]
-    return np.stack(columns, axis=1) if columns else index
+def _starts(cuts: tuple[Cuts, ...], numbers: Ints) -> Ints:
+    """Return the first position of some blocks: (blocks, axes)."""
+    return values_at(cuts, unravel(numbers, grid_of(cuts)))
 
 
-def _units(plan: RedistributePlan, places: Ints) -> list[Unit]:
-    """Return the units at some places."""
-    index = unravel(places, tuple(len(along) - 1 for along in plan.unit_cuts))
-    blocks, firsts, lasts, whole = [], [], [], np.ones(len(places), bool)
-    for k, (unit_cuts, cuts) in enumerate(zip(plan.unit_cuts, plan.source.cuts, strict=True)):
-        edges, wide = np.array(unit_cuts, np.int64), np.array(cuts, np.int64)
-        start, stop = edges[index[:, k]], edges[index[:, k] + 1]
-        block = chunk_at(cuts, start)
-        blocks.append(block.tolist())
-        firsts.append((start - wide[block]).tolist())
-        lasts.append((stop - wide[block]).tolist())
-        whole &= (start == wide[block]) & (stop == wide[block + 1])
-    return [
-        Unit(
-            tuple(along[at] for along in blocks),
-            tuple(slice(lo[at], hi[at]) for lo, hi in zip(firsts, lasts, strict=True)),
-            all_of_it,
-        )
-        for at, all_of_it in enumerate(whole.tolist())
-    ]
-
-
-def whole_block(plan: RedistributePlan, block: Index) -> Unit:
-    """Return a source block as one unit."""
-    return Unit(block, tuple(slice(0, n) for n in plan.source.block_shape(block)), True)
+def _units(plan: RedistributePlan, numbers: Ints) -> list[Unit]:
+    """Return the units of some numbers."""
+    index = unravel(numbers, grid_of(plan.unit_cuts))
+    start, stop = values_at(plan.unit_cuts, index), values_at(plan.unit_cuts, index + 1)
+    block = np.empty_like(index)
+    for k, cuts in enumerate(plan.source.cuts):
+        block[:, k] = chunk_at(cuts, start[:, k])
+    first = values_at(plan.source.cuts, block)
+    rows = zip(block.tolist(), (start - first).tolist(), (stop - first).tolist(), strict=True)
+    return [Unit(tuple(at), tuple(map(slice, lo, hi))) for at, lo, hi in rows]

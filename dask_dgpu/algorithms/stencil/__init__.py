@@ -23,24 +23,3 @@ References
 .. [1] C. Ding and Y. He, "A ghost cell expansion method for reducing communications in
    solving PDE problems", Supercomputing (2001).
 """
-
-from dask_dgpu.algorithms.stencil.choose import cost, peak, plan_sweeps
-from dask_dgpu.algorithms.stencil.plan import StencilTask, SweepPlan
-from dask_dgpu.algorithms.stencil.rank import (
-    load,
-    stencil_rank,
-    unload,
-)
-from dask_dgpu.algorithms.stencil.tiles import Tiles
-
-__all__ = [
-    "StencilTask",
-    "SweepPlan",
-    "Tiles",
-    "cost",
-    "load",
-    "peak",
-    "plan_sweeps",
-    "stencil_rank",
-    "unload",
-]

@@ -9,11 +9,29 @@ from math import prod
 
 import numpy as np
 
-from dask_dgpu.algorithms.halo import Boundary, HaloPlan, plan_halo
-from dask_dgpu.algorithms.redistribute import RedistributePlan, plan_redistribute
-from dask_dgpu.kernels.stencil import Region, Taps
-from graph_opt.model.bare import Bare
-from graph_opt.model.layout import Cuts, Index, Layout, even_spans
+from dask_dgpu.algorithms.halo.cells import Boundary
+from dask_dgpu.algorithms.halo.plan import HaloPlan, plan_halo
+from dask_dgpu.algorithms.halo.plan import cost as exchange_cost
+from dask_dgpu.algorithms.halo.plan import workspace as message_bytes
+from dask_dgpu.algorithms.redistribute.plan import RedistributePlan, plan_redistribute
+from dask_dgpu.algorithms.redistribute.plan import cost as move_cost
+from dask_dgpu.algorithms.redistribute.plan import workspace as move_bytes
+from dask_dgpu.algorithms.stencil.regions import Side, Tile
+from dask_dgpu.kernels.stencil import Taps
+from graph_opt.model.cost import Machine
+from graph_opt.model.layout import Bare, Index, Layout, even_spans
+
+STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Candidate numbers of sweeps between exchanges."""
+
+REUSE = 2.0
+"""Speed-up over memory bandwidth if several sweeps work in the cache."""
+
+CALL_SECONDS = 2e-5
+"""Time of the host to start a sweep of a tile, or an exchange."""
+
+MOST_BLOCKS = 1 << 14
+"""Layouts with more blocks are always redistributed."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +102,7 @@ class SweepPlan(Bare):
             tiles,
             self.dtype,
             tuple((self.steps * reach,) * 2 for reach in self.taps.radius),
-            tuple("periodic" if self.wraps(axis) else None for axis in range(tiles.ndim)),
+            tuple(each if each == "periodic" else None for each in self.boundary),
             self.size,
             corners=self.steps > 1 or not self.taps.star,
             wanted=[index for index in tiles.indices() if prod(tiles.block_shape(index))],
@@ -93,27 +111,25 @@ class SweepPlan(Bare):
     @cached_property
     def into(self) -> RedistributePlan | None:
         """The redistribution from blocks to tiles; ``None`` if they are the same."""
-        if self.tiles == self.source:
-            return None
-        return plan_redistribute(self.source, self.tiles, self.dtype, self.size)
+        return self.move(self.source, self.tiles)
 
     @cached_property
     def back(self) -> RedistributePlan | None:
         """The redistribution from tiles to blocks."""
-        if self.tiles == self.source:
-            return None
-        return plan_redistribute(self.tiles, self.source, self.dtype, self.size)
+        return self.move(self.tiles, self.source)
 
-    def wraps(self, axis: int) -> bool:
-        """Whether an axis is periodic."""
-        return self.boundary[axis] == "periodic"
+    def move(self, source: Layout, target: Layout) -> RedistributePlan | None:
+        """Plan a redistribution; ``None`` if the layouts are the same."""
+        if source == target:
+            return None
+        return plan_redistribute(source, target, self.dtype, self.size)
 
     def tile(self, index: Index) -> Tile:
         """Return the place of a tile and its ghost cells."""
         rows = zip(self.tiles.cuts, index, self.taps.radius, self.boundary, strict=True)
         return Tile(
             tuple(
-                Side.of(cuts, at, self.steps * reach, reach, boundary == "periodic")
+                Side.of(cuts, at, self.steps, reach, boundary == "periodic")
                 for cuts, at, reach, boundary in rows
             )
         )
@@ -123,107 +139,96 @@ class SweepPlan(Bare):
         return {index: self.tile(index) for index in self.halo.target.owned(rank)}
 
 
-@dataclass(frozen=True)
-class Side:
-    """A tile along one axis, in positions of the array.
+def plan_sweeps(
+    source: Layout,
+    dtype: str,
+    taps: Taps,
+    boundary: tuple[Boundary, ...],
+    iterations: int,
+    size: int,
+    machine: Machine,
+    *,
+    arrays: int = 2,
+    most_steps: int = STEPS[-1],
+    room: float | None = None,
+) -> SweepPlan:
+    """Plan sweeps of an array; see :class:`SweepPlan`. The plan is the same on every rank.
 
-    ::
+    Tiles are the blocks, or one even tile for each rank. With s sweeps between exchanges, ghost
+    cells of s times the radius are exchanged and computed by several ranks: messages and waiting
+    are divided by s, and work grows a little.
 
-            first   start          stop   last
-              |rim|...|______________|......|        with ghost cells of neighbours on both
-                  low                      high      sides, and a rim beyond the array
-
-    ``low`` and ``high`` are within an array that is not periodic. There is a rim if the tile or its
-    ghost cells reach the end of the axis. ``length`` is that of the axis; it ``wraps`` if it is
-    periodic.
+    ``arrays`` is the number of arrays that a sweep reads or writes, 3 with an added array, and
+    ``room`` the bytes of free memory on a rank's device.
     """
-
-    start: int
-    stop: int
-    low: int
-    high: int
-    first: int
-    last: int
-    length: int
-    wraps: bool
-
-    @classmethod
-    def of(cls, cuts: Cuts, at: int, depth: int, reach: int, wraps: bool) -> Side:
-        """Return the tile ``at`` of an axis, for a stencil that reads ``reach`` elements around."""
-        start, stop, length = cuts[at], cuts[at + 1], cuts[-1]
-        low, high = start - depth, stop + depth
-        if wraps:
-            return cls(start, stop, low, high, low, high, length, wraps)
-        first = -reach if low < 0 else low
-        last = length + reach if high > length else high
-        return cls(start, stop, max(0, low), min(length, high), first, last, length, wraps)
-
-    def grown(self, margin: int) -> slice:
-        """Return the tile with a margin of ghost cells, in positions of its storage."""
-        start, stop = self.start - margin, self.stop + margin
-        if not self.wraps:
-            start, stop = max(0, start), min(self.length, stop)
-        return slice(start - self.first, stop - self.first)
-
-    def early(self, reach: int, margin: int) -> slice:
-        """Return the part of ``grown(margin)`` that needs no ghost cells within ``reach``."""
-        whole = self.grown(margin)
-        start = self.start + (reach if self.wraps or self.start else 0) - self.first
-        inner = self.stop - (reach if self.wraps or self.stop < self.length else 0) - self.first
-        return slice(min(start, whole.stop), max(min(start, whole.stop), inner))
+    tilings = [source] if prod(source.grid) <= MOST_BLOCKS else []
+    even = _even(source, taps, size)
+    if even != source and (iterations > 1 or not tilings):
+        tilings.append(even)
+    plans = [
+        SweepPlan(source, tiles, dtype, taps, boundary, steps, size)
+        for tiles in tilings
+        for steps in _steps(tiles, taps, min(iterations, most_steps))
+    ]
+    fitting = [plan for plan in plans if room is None or peak(plan, arrays=arrays) <= room]
+    if not fitting:
+        return min(plans, key=lambda plan: peak(plan, arrays=arrays))
+    return min(fitting, key=lambda plan: cost(plan, iterations, machine, arrays=arrays))
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A tile and its ghost cells: a side along each axis."""
-
-    sides: tuple[Side, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Lengths of its storage."""
-        return tuple(side.last - side.first for side in self.sides)
-
-    @property
-    def extended(self) -> Region:
-        """The tile and its exchanged ghost cells."""
-        return tuple(slice(s.low - s.first, s.high - s.first) for s in self.sides)
-
-    @property
-    def rims(self) -> tuple[tuple[int, int], ...]:
-        """Widths of the rims beyond the array."""
-        return tuple((s.low - s.first, s.last - s.high) for s in self.sides)
-
-    @property
-    def inside(self) -> Region:
-        """The tile itself, without ghost cells."""
-        return self.region((0,) * len(self.sides))
-
-    def region(self, margins: tuple[int, ...]) -> Region:
-        """Return the tile with margins of ghost cells along each axis."""
-        pairs = zip(self.sides, margins, strict=True)
-        return tuple(side.grown(margin) for side, margin in pairs)
-
-    def early(self, radius: tuple[int, ...], margins: tuple[int, ...]) -> Region:
-        """Return the part of ``region(margins)`` that needs no ghost cells; see ``Side``."""
-        rows = zip(self.sides, radius, margins, strict=True)
-        return tuple(side.early(reach, margin) for side, reach, margin in rows)
+def _steps(tiles: Layout, taps: Taps, most: int) -> Iterator[int]:
+    """Yield candidate numbers of sweeps: ghost cells must not outgrow an average tile."""
+    averages = (-(-n // max(1, parts)) for n, parts in zip(tiles.shape, tiles.grid, strict=True))
+    longest = max(averages)
+    for steps in STEPS:
+        if steps == 1 or (steps <= most and 2 * steps * max(taps.radius) <= longest):
+            yield steps
 
 
-def widened(region: Region, by: tuple[int, ...], within: Region) -> Region:
-    """Return a region with a margin, within another region."""
-    return tuple(
-        slice(max(part.start - more, whole.start), min(part.stop + more, whole.stop))
-        for part, more, whole in zip(region, by, within, strict=True)
+def _even(source: Layout, taps: Taps, size: int) -> Layout:
+    """Return one tile for each rank with the least surface, and then with the longest rows."""
+
+    def surface(mesh: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
+        lengths = [-(-n // parts) for n, parts in zip(source.shape, mesh, strict=True)]
+        volume = prod(lengths)
+        faces = zip(lengths, mesh, taps.radius, strict=True)
+        area = sum(reach * volume / max(1, n) for n, parts, reach in faces if parts > 1)
+        return volume + area, tuple(reversed(mesh))
+
+    return even_tiles(source.shape, min(meshes(size, source.ndim), key=surface))
+
+
+def cost(plan: SweepPlan, iterations: int, machine: Machine, *, arrays: int = 2) -> float:
+    """Predict the seconds of a number of sweeps, with redistributions."""
+    if not iterations or not prod(plan.tiles.shape):
+        return 0.0
+    rounds = -(-iterations // plan.steps)
+    ring = exchange_cost(plan.halo, machine, copied=False)
+    busiest = max(range(plan.size), key=lambda rank: plan.tiles.share(rank, 1))
+    tiles = plan.tiles_of(busiest).values()
+    swept = sum(
+        prod(along.stop - along.start for along in tile.region(left))
+        for left in range(plan.steps)
+        for tile in tiles
     )
+    nbytes = swept * arrays * plan.itemsize / (REUSE if plan.steps > 1 else 1.0)
+    calls = (plan.steps + 4) * max(1, len(tiles)) * CALL_SECONDS
+    seconds = rounds * (ring + nbytes / machine.memory_bandwidth + calls)
+    moves = [move for move in (plan.into, plan.back) if move is not None]
+    inside = 4 * plan.tiles.share(busiest, plan.itemsize) / machine.memory_bandwidth
+    return seconds + inside + sum(move_cost(move, machine) for move in moves)
 
 
-def around(region: Region, inner: Region) -> Iterator[Region]:
-    """Yield the parts of a region that are not in ``inner``; some may be empty."""
-    for axis, (whole, hole) in enumerate(zip(region, inner, strict=True)):
-        for part in (slice(whole.start, hole.start), slice(hole.stop, whole.stop)):
-            if part.start < part.stop:
-                yield (*inner[:axis], part, *region[axis + 1 :])
+def peak(plan: SweepPlan, *, arrays: int = 2) -> int:
+    """Return the most bytes on a rank: blocks before and after, tiles and messages."""
+    most = 0
+    for rank in range(plan.size):
+        stored = sum(prod(tile.shape) for tile in plan.tiles_of(rank).values())
+        blocks = plan.source.share(rank, plan.itemsize)
+        moved = 0 if plan.into is None else plan.tiles.share(rank, plan.itemsize)
+        most = max(most, arrays * (stored * plan.itemsize + blocks) + moved)
+    messages = 0 if plan.into is None else move_bytes(plan.into)
+    return most + max(messages, 2 * message_bytes(plan.halo))
 
 
 def even_tiles(shape: tuple[int, ...], mesh: tuple[int, ...]) -> Layout:

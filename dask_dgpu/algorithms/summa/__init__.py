@@ -34,9 +34,3 @@ References
 .. [2] E. Solomonik and J. Demmel, "Communication-optimal parallel 2.5D matrix
    multiplication and LU factorization algorithms", Euro-Par 2011.
 """
-
-from dask_dgpu.algorithms.summa.choose import plan_summa
-from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
-from dask_dgpu.algorithms.summa.rank import summa_rank
-
-__all__ = ["Operand", "SummaPlan", "plan_summa", "summa_rank"]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import prod
-from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from dask_dgpu.algorithms.summa.plan import Mesh, Operand, SummaPlan
-from dask_dgpu.algorithms.summa.schedule import Needs, bounded
+from dask_dgpu.algorithms.summa.plan import Floats, Ints, Mesh, Operand, SummaPlan
+from dask_dgpu.algorithms.summa.schedule import aligned
 from graph_opt.model.cost import Machine, pipelined
 from graph_opt.model.layout import Cuts, Span
 
-Array = Any
-
-MAX_STEPS = 16
-"""More panels were never faster: each costs a collective."""
+STEPS = (1, 2, 4, 8, 16)
+"""Numbers of panels; more were never faster, since each costs a collective."""
 
 
 def plan_summa(
@@ -46,21 +45,24 @@ def plan_summa(
         raise ValueError(
             f"expected as many columns of a as rows of b, got {a.columns[-1]} and {b.rows[-1]}"
         )
-    if mesh is not None and (min(mesh) < 1 or mesh[0] * mesh[1] * mesh[2] > size):
+    if mesh is not None and (min(mesh) < 1 or prod(mesh) > size):
         raise ValueError(f"expected a mesh of 1 to {size} ranks, each extent positive, got {mesh}")
     if steps is not None and steps < 1:
         raise ValueError(f"expected positive steps, got {steps}")
     best: tuple[float, float, SummaPlan] | None = None
-    owned = max(a.share(rank) + b.share(rank) for rank in range(size))
-    for candidate in [mesh] if mesh else _meshes(a, b, size):
-        bare = SummaPlan(a, b, dtype, size, candidate, (), 1, 1, machine.one_sided)
-        plan, moved = _placed(bare)
+    owned = int((a.shares(size) + b.shares(size)).max())
+    meshes = [mesh] if mesh else _meshes(a, b, size)
+    even = [SummaPlan(a, b, dtype, size, each, (), 1, 1, machine.one_sided) for each in meshes]
+    for bare in [*even, *_by_owners(even)]:
+        plan, moved, stays = _placed(bare)
         needs, reduction = None, plan.reduction_bytes
-        for count in [steps] if steps else _step_counts(plan):
+        for count in [steps] if steps else [s for s in STEPS if s <= max(1, plan.deepest)]:
             stepped = replace(plan, steps=count, nominal_steps=count)
+            stepped = replace(stepped, in_place=_in_place(stepped, stays))
             if mesh is None and reduction > stepped.workspace_limit:
                 continue  # the layers' partial sums would not fit into four panels
-            peak = owned + stepped.sum_bytes + stepped.workspace_limit
+            panels = min(stepped.workspace_limit, 4 * stepped.panel_bytes(count) + reduction)
+            peak = owned + stepped.sum_bytes + panels
             over = max(0.0, peak - room) if room is not None else 0.0
             if best is not None and (over, cost(stepped, machine, moved, 0.0)) >= best[:2]:
                 continue  # not even if its first transfer were hidden
@@ -69,7 +71,11 @@ def plan_summa(
             if best is None or found < best[:2]:
                 best = *found, stepped
     assert best is not None  # (1, 1, 1) always fits
-    return bounded(best[2])
+    plan = best[2]
+    # a rank that owns much more than its share sends more than a panel in a step
+    while plan.steps < plan.deepest and workspace(plan) > plan.workspace_limit:
+        plan = replace(plan, steps=min(2 * plan.steps, plan.deepest))
+    return plan
 
 
 def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> float:
@@ -77,17 +83,22 @@ def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> fl
 
     One-sided reads need no packing, and synchronise the ranks twice instead of once a step.
     """
-    _rows, _columns, depth = plan.mesh
+    depth = plan.mesh[2]
     tallest, widest = plan.extents
     deepest, itemsize = plan.deepest, plan.itemsize
     compute = 2 * tallest * widest * (deepest + plan.steps * machine.ramp) / machine.flops
-    panels = (tallest + widest) * deepest * itemsize
+    if any(plan.in_place):  # each product reads and writes C
+        products = max(plan.steps, len(plan.a.columns) // depth)
+        touched = (tallest + widest) * deepest + 2 * products * tallest * widest
+        compute = max(compute, touched * itemsize / machine.memory_bandwidth)
+    panels = sum(plan.panel_extents) * deepest * itemsize
     transfers = received / machine.bandwidth, min(first, received) / machine.bandwidth
     seconds = pipelined(compute, *transfers, plan.steps)
     if received:  # otherwise there is no exchange
         seconds += machine.latency * (2 if plan.one_sided else plan.steps)
     passes = 2 if plan.one_sided else 4
-    seconds += (passes * panels + plan.workspace_limit) / machine.memory_bandwidth
+    buffers = 4 * plan.panel_bytes(plan.nominal_steps)
+    seconds += (passes * panels + buffers) / machine.memory_bandwidth
     if depth > 1:
         partial = tallest * widest * itemsize
         seconds += machine.latency + partial * (depth - 1) / depth / machine.bandwidth
@@ -107,41 +118,166 @@ def _meshes(a: Operand, b: Operand, size: int) -> list[Mesh]:
     return found
 
 
-def _step_counts(plan: SummaPlan) -> list[int]:
-    return [s for s in (1, 2, 4, 8, MAX_STEPS) if s <= max(1, plan.deepest)]
+def _by_owners(plans: list[SummaPlan]) -> list[SummaPlan]:
+    """Divide rows, columns and contraction by the owners of their blocks, if this is possible.
 
-
-def _placed(plan: SummaPlan) -> tuple[SummaPlan, float]:
-    """Place each rank where it owns most of its operands; return the plan and the received bytes.
-
-    The bytes are those of the busiest rank.
+    Blocks of a rank must be side by side, and the ranks as many as the mesh has along the axis.
     """
-    bytes_a = _owned_bytes(plan, plan.a.ranks, plan.a.sizes(), plan.row_spans, plan.a.columns)
-    bytes_b = _owned_bytes(plan, plan.b.ranks.T, plan.b.sizes().T, plan.column_spans, plan.b.rows)
-    local = bytes_a[:, :, None, :] + bytes_b[:, None, :, :]
+    if not plans:
+        return []
+    a, b = plans[0].a, plans[0].b
+    cuts = a.rows, b.columns, a.columns
+    edges = list(map(_edges, owners_along(a, b, plans[0].size), cuts))
+    found = []
+    for plan in plans:
+        rows, columns, inner = (
+            tuple(pairwise(each)) if len(each) == extent + 1 > 2 else ()
+            for each, extent in zip(edges, plan.mesh, strict=True)
+        )
+        layers = tuple((a.columns[lo], a.columns[hi]) for lo, hi in inner)
+        owned = replace(plan, rows=rows, columns=columns, layers=layers)
+        if owned.spans != plan.spans:
+            found.append(owned)
+    return found
+
+
+def _edges(owners: Ints, cuts: Cuts) -> list[int]:
+    """Return the first block of each owner and the number of blocks; empty blocks do not count."""
+    if not len(owners):
+        return [0]
+    full = np.flatnonzero(np.diff(cuts))
+    changes = full[1:][owners[full][1:] != owners[full][:-1]]
+    return [0, *changes.tolist(), len(owners)]
+
+
+def owners_along(a: Operand, b: Operand, size: int) -> tuple[Ints, Ints, Ints]:
+    """Return the rank with most bytes of each block row, block column and block between them.
+
+    Operands that have different chunks along the contraction have no such blocks.
+    """
+    rows, columns = _owners(a, size, 0), _owners(b, size, 1)
+    if a.columns != b.rows:
+        return rows.argmax(axis=0), columns.argmax(axis=0), np.zeros(0, np.int64)
+    inner = _owners(a, size, 1) + _owners(b, size, 0)
+    return rows.argmax(axis=0), columns.argmax(axis=0), inner.argmax(axis=0)
+
+
+def _owners(operand: Operand, size: int, axis: int) -> Floats:
+    """Return the bytes of each rank in each block row, or block column."""
+    nbytes = np.zeros((size, operand.grid[axis]))
+    np.add.at(nbytes, (operand.ranks, np.indices(operand.grid)[axis]), operand.sizes)
+    return nbytes
+
+
+def _placed(plan: SummaPlan) -> tuple[SummaPlan, float, list[bool]]:
+    """Place each rank where it owns most of its operands.
+
+    Returns the plan, the bytes that the busiest rank receives, and which operands stay.
+    """
+    owned = [_owned_bytes(plan, which) for which in (0, 1)]
+    local = owned[0][:, :, None, :] + owned[1][:, None, :, :]
     needed = local.sum(axis=0).reshape(-1)
     local = local.reshape(plan.size, -1)
     ranks, seats = linear_sum_assignment(local, maximize=True)
-    places = [0] * prod(plan.mesh)
-    received = 0.0
-    for rank, seat in zip(ranks, seats, strict=True):
-        places[seat] = int(rank)
-        received = max(received, float(needed[seat] - local[rank, seat]))
-    return replace(plan, places=tuple(places)), received
+    places = np.zeros(prod(plan.mesh), np.int64)
+    places[seats] = ranks
+    received = max(0.0, float((needed[seats] - local[ranks, seats]).max()))
+    placed = replace(plan, places=tuple(places.tolist()))
+    return placed, received, [_stays(placed, which, owned[which]) for which in (0, 1)]
 
 
-def _owned_bytes(
-    plan: SummaPlan, ranks: Array, sizes: Array, spans: tuple[Span, ...], contraction: Cuts
-) -> Array:
-    """Return the bytes of each rank for each (part of the mesh, layer of the mesh).
+def _stays(plan: SummaPlan, which: int, nbytes: Floats) -> bool:
+    """Whether every rank owns all blocks of an operand that it multiplies."""
+    starts = {lo for lo, _ in plan.depth_spans}
+    if plan.mesh[1 - which] > 1 or not starts.issubset(plan.operands[which].cuts[1 - which]):
+        return False  # several ranks need a block
+    places = np.reshape(plan.places, (1, plan.mesh[which], plan.mesh[2]))
+    return bool(np.all(np.take_along_axis(nbytes, places, axis=0) == nbytes.sum(axis=0)))
 
-    ``spans`` are the parts of the first axis of the operand; ``contraction`` cuts the other.
-    """
+
+def _owned_bytes(plan: SummaPlan, which: int) -> Floats:
+    """Return the bytes of an operand for each rank, part of the mesh, and layer of the mesh."""
+    operand, spans = plan.operands[which], plan.spans[which]
+    ranks, sizes, inner = operand.ranks, operand.sizes, operand.cuts[1 - which]
+    if which == 1:
+        ranks, sizes = ranks.T, sizes.T
     nbytes = np.zeros((plan.size, len(spans), plan.mesh[2]))
     parts = np.repeat(np.arange(len(spans)), [hi - lo for lo, hi in spans])
     starts = [lo for lo, _ in plan.depth_spans]
-    middles = (np.array(contraction[:-1]) + contraction[1:]) / 2
+    middles = (np.array(inner[:-1]) + inner[1:]) / 2
     # the layer of most of each chunk
     layers = np.maximum(np.searchsorted(starts, middles, side="right") - 1, 0)
     np.add.at(nbytes, (ranks, parts[:, None], layers), sizes)
     return nbytes
+
+
+def _in_place(plan: SummaPlan, stays: Sequence[bool]) -> tuple[bool, bool]:
+    """Return which operands are multiplied where they lie, block by block.
+
+    Each product reads and writes a part of C. That must not take longer than copying the blocks
+    into a panel, so a block must be at least as deep as C is wide, or high.
+    """
+    blocks = max(1, int(np.count_nonzero(np.diff(plan.a.columns))))
+    depth = min(plan.a.columns[-1] / blocks, plan.deepest / plan.steps)
+    left, right = (
+        there and operand.dtype == plan.accumulator and other <= depth
+        for there, operand, other in zip(stays, plan.operands, plan.extents[::-1], strict=True)
+    )
+    return left, right
+
+
+class Needs:
+    """Bytes that each rank needs from others, as curves along the contraction.
+
+    ``curve(k)`` is the bytes up to position k. So the bytes of any panel are the difference of two
+    points, for any number of steps.
+    """
+
+    def __init__(self, plan: SummaPlan) -> None:
+        self._curves: list[tuple[int, Cuts, Floats]] = []
+        for rank, place in plan.positions.items():
+            for axis, operand in enumerate(plan.operands):
+                mine, inner = slice(*plan.spans[axis][place[axis]]), operand.cuts[1 - axis]
+                remote = operand.ranks != rank
+                lengths = np.diff(operand.cuts[axis])[mine]
+                each = lengths @ (remote if axis == 0 else remote.T)[mine]
+                total = np.cumsum(each * np.diff(inner)) * operand.itemsize
+                self._curves.append((rank, inner, np.concatenate([[0], total])))
+
+    def received(self, plan: SummaPlan, step: int) -> list[int]:
+        """Return the bytes that each rank needs from others in a step, without padding."""
+        received = [0] * plan.size
+        for rank, inner, curve in self._curves:
+            start, stop = np.interp(plan.panel(rank, step), inner, curve)
+            received[rank] += round(stop - start)
+        return received
+
+
+def workspace(plan: SummaPlan) -> int:
+    """Return the most bytes of a rank beyond its share of A, B and C."""
+    most = np.max([traffic(plan, step) for step in range(plan.steps)], axis=0)
+    panels = min(2, plan.steps) * plan.panel_bytes(plan.steps)
+    return int(most.sum(axis=0).max()) + panels + max(plan.reduction_bytes, plan.copied_bytes)
+
+
+def traffic(plan: SummaPlan, step: int) -> Ints:
+    """Return the bytes that each rank sends, and those that each receives, in a step."""
+    sent, received = both = np.zeros((2, plan.size), np.int64)
+    for destination in plan.places:
+        rows, columns = plan.rectangle(destination)
+        panel = plan.panel(destination, step)
+        needed = _by_owner(plan.a, rows, panel, plan.size)
+        needed += _by_owner(plan.b, panel, columns, plan.size)
+        needed[destination] = 0
+        sent += needed
+        received[destination] += needed.sum()
+    return both
+
+
+def _by_owner(matrix: Operand, rows: Span, columns: Span, size: int) -> Ints:
+    """Return the bytes in messages of a part of a matrix, for each owner."""
+    heights = np.diff(np.clip(matrix.rows, *rows))
+    widths = np.diff(np.clip(matrix.columns, *columns))
+    there = np.ix_(heights > 0, widths > 0)
+    nbytes = aligned(np.outer(heights, widths)[there] * matrix.itemsize)
+    return np.bincount(matrix.ranks[there].ravel(), nbytes.ravel(), size).astype(np.int64)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from itertools import product as cartesian
 from math import prod
+from typing import Any
 
 import numpy as np
 
-from graph_opt.model.layout import Cuts, Span, block_spans, even_spans
+from graph_opt.model.layout import Bare, Cuts, Layout, Span, block_spans, even_spans
+
+Block = tuple[int, int]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Matrix = Mapping[Block, Any]
+"""Blocks of a matrix."""
 
 Mesh = tuple[int, int, int]
 
@@ -20,54 +27,44 @@ WIDE = 512
 
 
 @dataclass(frozen=True)
-class Operand:
-    """A matrix in blocks.
+class Operand(Layout):
+    """The layout of a matrix, and its dtype."""
 
-    ``rows`` and ``columns`` are cuts from 0 to the length of the axis; ``owners`` has the rank of
-    each block in row-major order.
-    """
-
-    rows: Cuts
-    columns: Cuts
     dtype: str
-    owners: tuple[int, ...]
-
-    def owner(self, row: int, column: int) -> int:
-        """Return the rank of a block."""
-        return self.owners[row * (len(self.columns) - 1) + column]
 
     @property
-    def cuts(self) -> tuple[Cuts, Cuts]:
-        """Cuts of the rows and of the columns."""
-        return self.rows, self.columns
+    def rows(self) -> Cuts:
+        """Cuts of the rows."""
+        return self.cuts[0]
+
+    @property
+    def columns(self) -> Cuts:
+        """Cuts of the columns."""
+        return self.cuts[1]
 
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
         return np.dtype(self.dtype).itemsize
 
-    def share(self, rank: int) -> int:
-        """Return the bytes of a rank's blocks."""
-        return int(self.sizes()[self.ranks == rank].sum())
-
     @cached_property
-    def ranks(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    def ranks(self) -> Ints:
         """The rank of each block, as a matrix."""
         return np.array(self.owners, np.int64).reshape(self.grid)
 
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Number of blocks along each axis."""
-        return len(self.rows) - 1, len(self.columns) - 1
-
-    def sizes(self) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-        """Return the bytes of each block."""
-        heights, widths = np.diff(self.rows), np.diff(self.columns)
+    @cached_property
+    def sizes(self) -> Floats:
+        """The bytes of each block, as a matrix."""
+        heights, widths = map(np.diff, self.cuts)
         return np.outer(heights, widths).astype(float) * self.itemsize
+
+    def shares(self, size: int) -> Ints:
+        """Return the bytes of the blocks of each of ``size`` ranks."""
+        return np.bincount(self.ranks.ravel(), self.sizes.ravel(), size).astype(np.int64)
 
 
 @dataclass(frozen=True)
-class SummaPlan:
+class SummaPlan(Bare):
     """The plan of one product on ``size`` ranks.
 
     Parameters
@@ -89,6 +86,12 @@ class SummaPlan:
         :attr:`workspace_limit`.
     one_sided : bool
         Whether ranks read their pieces from the owners' blocks, if the transport can.
+    in_place : tuple of bool
+        Whether the blocks of A, and those of B, are multiplied where they lie. Every rank then owns
+        the blocks that it needs, and has no panel of that operand.
+    rows, columns, layers : tuple of (int, int)
+        Block rows of C for each row of the mesh, block columns of C for each column, and positions
+        along the contraction for each layer; even shares if empty.
     """
 
     a: Operand
@@ -100,6 +103,20 @@ class SummaPlan:
     steps: int
     nominal_steps: int
     one_sided: bool = False
+    in_place: tuple[bool, bool] = (False, False)
+    rows: tuple[Span, ...] = ()
+    columns: tuple[Span, ...] = ()
+    layers: tuple[Span, ...] = ()
+
+    @property
+    def operands(self) -> tuple[Operand, Operand]:
+        """Both operands."""
+        return self.a, self.b
+
+    @property
+    def spans(self) -> tuple[tuple[Span, ...], ...]:
+        """Block rows, block columns and positions along the contraction, each by the mesh."""
+        return self.row_spans, self.column_spans, self.depth_spans
 
     @property
     def accumulator(self) -> str:
@@ -109,12 +126,12 @@ class SummaPlan:
     @cached_property
     def row_spans(self) -> tuple[Span, ...]:
         """Block rows of C for each row of the mesh."""
-        return block_spans(self.a.rows, self.mesh[0])
+        return self.rows or block_spans(self.a.rows, self.mesh[0])
 
     @cached_property
     def column_spans(self) -> tuple[Span, ...]:
         """Block columns of C for each column of the mesh."""
-        return block_spans(self.b.columns, self.mesh[1])
+        return self.columns or block_spans(self.b.columns, self.mesh[1])
 
     @cached_property
     def extents(self) -> tuple[int, int]:
@@ -126,7 +143,7 @@ class SummaPlan:
     @cached_property
     def depth_spans(self) -> tuple[Span, ...]:
         """Positions along the contraction for each layer of the mesh."""
-        return even_spans(0, self.a.columns[-1], self.mesh[2])
+        return self.layers or even_spans(0, self.a.columns[-1], self.mesh[2])
 
     @property
     def deepest(self) -> int:
@@ -138,14 +155,11 @@ class SummaPlan:
         """Bytes of an element of a panel or sum."""
         return np.dtype(self.accumulator).itemsize
 
-    def position(self, rank: int) -> tuple[int, int, int] | None:
-        """Return the place of a rank in the mesh, ``None`` if it has none."""
-        if rank not in self.places:
-            return None
-        _, columns, depth = self.mesh
-        rest, d = divmod(self.places.index(rank), depth)
-        r, c = divmod(rest, columns)
-        return r, c, d
+    @cached_property
+    def positions(self) -> dict[int, Mesh]:
+        """The place in the mesh of each rank that has one."""
+        seats = cartesian(*map(range, self.mesh))
+        return {rank: (r, c, d) for rank, (r, c, d) in zip(self.places, seats, strict=True)}
 
     def rank_at(self, r: int, c: int, d: int) -> int:
         """Return the rank at a place of the mesh."""
@@ -154,10 +168,10 @@ class SummaPlan:
 
     def rectangle(self, rank: int) -> tuple[Span, Span]:
         """Return a rank's rows and columns of C, as positions."""
-        place = self.position(rank)
-        if place is None:
+        if rank not in self.positions:
             return (0, 0), (0, 0)
-        (i0, i1), (j0, j1) = self.row_spans[place[0]], self.column_spans[place[1]]
+        r, c, _ = self.positions[rank]
+        (i0, i1), (j0, j1) = self.row_spans[r], self.column_spans[c]
         return (self.a.rows[i0], self.a.rows[i1]), (self.b.columns[j0], self.b.columns[j1])
 
     def panel(self, rank: int, step: int) -> Span:
@@ -165,47 +179,51 @@ class SummaPlan:
 
         Ranks of one layer start at different panels, evenly spread, and wrap around.
         """
-        place = self.position(rank)
-        if place is None:
+        if rank not in self.positions:
             return 0, 0
-        r, c, d = place
+        r, c, d = self.positions[rank]
         shift = (r * self.mesh[1] + c) * self.steps // (self.mesh[0] * self.mesh[1])
         return even_spans(*self.depth_spans[d], self.steps)[(step + shift) % self.steps]
 
-    def owners(self) -> dict[tuple[int, int], int]:
+    def owners(self) -> dict[Block, int]:
         """Return the owner of each block of C."""
-        placed: dict[tuple[int, int], int] = {}
-        for r, c in cartesian(range(self.mesh[0]), range(self.mesh[1])):
-            for (i, j), d in self.final_layers(r, c).items():
-                placed[i, j] = self.rank_at(r, c, d)
-        return placed
+        return {
+            block: self.rank_at(r, c, d)
+            for r, c in cartesian(range(self.mesh[0]), range(self.mesh[1]))
+            for block, d in self.final_layers(r, c).items()
+        }
 
-    def final_layers(self, r: int, c: int) -> dict[tuple[int, int], int]:
+    def final_layers(self, r: int, c: int) -> dict[Block, int]:
         """Return the final layer of each block in a rectangle of C."""
         (i0, i1), (j0, j1) = self.row_spans[r], self.column_spans[c]
         blocks = list(cartesian(range(i0, i1), range(j0, j1)))
         return dict(zip(blocks, self._layers_of(len(blocks)).tolist(), strict=True))
 
-    def _layers_of(self, blocks: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return the final layers of a number of blocks."""
+    def _layers_of(self, blocks: int) -> Ints:
         return np.arange(blocks) * self.mesh[2] // max(1, blocks)
+
+    @property
+    def panel_extents(self) -> tuple[int, int]:
+        """Rows of the largest panel of A, and columns of that of B; 0 for blocks in place."""
+        (rows, columns), (left, right) = self.extents, self.in_place
+        return (0 if left else rows), (0 if right else columns)
 
     def panel_bytes(self, steps: int) -> int:
         """Return the bytes of the widest panel: A's part and B's together."""
-        return sum(self.extents) * -(-self.deepest // steps) * self.itemsize
+        return sum(self.panel_extents) * -(-self.deepest // steps) * self.itemsize
 
     @property
     def sum_bytes(self) -> int:
-        """Return the bytes of the largest rectangle of C."""
+        """Bytes of the largest rectangle of C."""
         return prod(self.extents) * self.itemsize
 
     @property
     def workspace_limit(self) -> int:
-        """Bytes of a rank beyond its share of A, B and C: four panels.
+        """Bytes of a rank beyond its share of A, B and C: four panels, as if none were in place.
 
         The share of C counts in :attr:`accumulator`.
         """
-        return 4 * self.panel_bytes(self.nominal_steps)
+        return 4 * sum(self.extents) * -(-self.deepest // self.nominal_steps) * self.itemsize
 
     def groups(self, rank: int) -> tuple[Span, ...]:
         """Return the groups of block columns of C on a rank, as spans.
@@ -213,10 +231,10 @@ class SummaPlan:
         A strip is one block row of a group. Cutting it into blocks copies it, so it is smaller than
         a panel. A block wide enough for a product of its own is a group, and is not copied.
         """
-        place = self.position(rank)
-        if place is None:
+        if rank not in self.positions:
             return ((0, 0),)
-        (i0, i1), (j0, j1) = self.row_spans[place[0]], self.column_spans[place[1]]
+        r, c, _ = self.positions[rank]
+        (i0, i1), (j0, j1) = self.row_spans[r], self.column_spans[c]
         rows, columns = self.a.rows, self.b.columns
         tallest = max((rows[i + 1] - rows[i] for i in range(i0, i1)), default=0)
         row_bytes = tallest * self.itemsize
@@ -230,7 +248,7 @@ class SummaPlan:
 
     @property
     def copied_bytes(self) -> int:
-        """Return the bytes of the largest strip that is copied."""
+        """Bytes of the largest strip that is copied."""
         rows, columns = self.a.rows, self.b.columns
         largest = 0
         for rank in self.places:
@@ -243,25 +261,18 @@ class SummaPlan:
         return largest
 
     @property
-    def partial_bytes(self) -> int:
-        """Bytes of the largest partial sum that is no rank's share; 0 with one layer."""
-        return self.sum_bytes if self.mesh[2] > 1 else 0
-
-    @property
     def reduction_bytes(self) -> int:
         """Most bytes for adding the layers beyond the share of C; 0 with one layer.
 
         These are a rank's partial sums, the same as a message, and the partial sums of its blocks
         from all layers.
         """
-        if self.mesh[2] == 1:
+        layers, most = self.mesh[2], 0
+        if layers == 1:
             return 0
-        return max(2 * sums + (self.mesh[2] - 1) * kept for sums, kept in self._partial_sums())
-
-    def _partial_sums(self) -> Iterator[tuple[int, int]]:
-        """Yield the bytes of each rectangle of C, and of the largest part that a layer keeps."""
         heights, widths = np.diff(self.a.rows), np.diff(self.b.columns)
         for (i0, i1), (j0, j1) in cartesian(self.row_spans, self.column_spans):
             nbytes = np.outer(heights[i0:i1], widths[j0:j1]).reshape(-1) * self.itemsize
-            kept = np.bincount(self._layers_of(nbytes.size), nbytes, self.mesh[2])
-            yield int(kept.sum()), int(kept.max())
+            kept = np.bincount(self._layers_of(nbytes.size), nbytes, layers)
+            most = max(most, int(2 * kept.sum() + (layers - 1) * kept.max()))
+        return most

@@ -1,22 +1,30 @@
-"""The transfers of each step: which piece of which block goes to which rank."""
+"""The transfers of each step: which piece of which block goes to which rank, and how.
+
+Ranks exchange one message with each other rank. If the plan and the transport allow it, they
+read the pieces from the owners' blocks instead, straight into the panel.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
+from dask_dgpu.algorithms import Array
+from dask_dgpu.algorithms.summa.plan import Block, Matrix, Operand, SummaPlan
+from dask_dgpu.comm.protocol import Comm, Window, Work
+from dask_dgpu.kernels.device import Device
+from dask_dgpu.kernels.gemm import factor_dtype
 from graph_opt.model.layout import Cuts, Span, overlaps
 
 ALIGN = 16
 """Pieces in a message start at multiples of this, in bytes; views of any dtype are aligned."""
 
 Slices = tuple[slice, slice]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Piece(NamedTuple):
@@ -27,49 +35,42 @@ class Piece(NamedTuple):
     """
 
     operand: int
-    block: tuple[int, int]
+    block: Block
     owner: int
     source: Slices
     target: Slices
+    shape: tuple[int, int]
     nbytes: int
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        rows, columns = self.source
-        return rows.stop - rows.start, columns.stop - columns.start
 
-    @property
-    def aligned(self) -> int:
-        """Bytes in a message, padding included."""
-        return _aligned(self.nbytes)
-
-
-@dataclass
 class Step:
-    """The work of one rank in one step, pieces in the order of their messages."""
+    """The work of one rank in one step: local pieces, and those for and from each rank.
 
-    panel: Span
-    sends: dict[int, list[Piece]] = field(default_factory=lambda: defaultdict(list))
-    receives: dict[int, list[Piece]] = field(default_factory=lambda: defaultdict(list))
-    local: list[Piece] = field(default_factory=list)
-    moves: bool = False
-    """Whether any rank sends in this step; if not, no rank calls the exchange."""
+    ``moves`` is whether any rank sends in this step; if not, no rank calls the exchange.
+    """
 
-    def send_counts(self, size: int) -> list[int]:
-        """Bytes to each rank."""
-        return [sum(piece.aligned for piece in self.sends.get(q, ())) for q in range(size)]
+    def __init__(self, panel: Span, size: int) -> None:
+        self.panel = panel
+        self.local: list[Piece] = []
+        self.sends: list[list[Piece]] = [[] for _ in range(size)]
+        self.receives: list[list[Piece]] = [[] for _ in range(size)]
+        self.moves = False
 
-    def receive_counts(self, size: int) -> list[int]:
-        """Bytes from each rank."""
-        return [sum(piece.aligned for piece in self.receives.get(q, ())) for q in range(size)]
+    @cached_property
+    def counts(self) -> tuple[list[int], list[int]]:
+        """Bytes to and from each rank."""
+        sent, received = (
+            [sum(aligned(piece.nbytes) for piece in pieces) for pieces in by_rank]
+            for by_rank in (self.sends, self.receives)
+        )
+        return sent, received
 
 
 def schedule(plan: SummaPlan, rank: int) -> list[Step]:
     """Return the steps of one rank."""
     steps = []
     for at in range(plan.steps):
-        step = Step(plan.panel(rank, at))
+        step = Step(plan.panel(rank, at), plan.size)
         for destination in plan.places:
             for piece in pieces(plan, destination, at):
                 if piece.owner == destination:
@@ -94,109 +95,119 @@ def pieces(plan: SummaPlan, rank: int, step: int) -> Iterator[Piece]:
 
 
 def _cut(operand: int, matrix: Operand, rows: Span, columns: Span) -> Iterator[Piece]:
-    across = list(overlaps(matrix.columns, *columns))
-    for i, top, bottom in overlaps(matrix.rows, *rows):
-        for j, left, right in across:
-            yield Piece(
-                operand,
-                (i, j),
-                matrix.owner(i, j),
-                (
-                    slice(top - matrix.rows[i], bottom - matrix.rows[i]),
-                    slice(left - matrix.columns[j], right - matrix.columns[j]),
-                ),
-                (
-                    slice(top - rows[0], bottom - rows[0]),
-                    slice(left - columns[0], right - columns[0]),
-                ),
-                (bottom - top) * (right - left) * matrix.itemsize,
-            )
+    across, itemsize, width = _parts(matrix.columns, columns), matrix.itemsize, matrix.grid[1]
+    for i, height, *down in _parts(matrix.rows, rows):
+        for j, length, *along in across:
+            source, target = zip(down, along, strict=True)
+            shape, owner = (height, length), matrix.owners[i * width + j]
+            nbytes = height * length * itemsize
+            yield Piece(operand, (i, j), owner, source, target, shape, nbytes)
 
 
-def workspace(plan: SummaPlan) -> int:
-    """Return the most bytes of a rank beyond its share of A, B and C."""
-    sent, received = [0] * plan.size, [0] * plan.size
-    for step in range(plan.steps):
-        for most, now in zip((sent, received), traffic(plan, step), strict=True):
-            most[:] = map(max, most, now)
-    messages = max(out + inbox for out, inbox in zip(sent, received, strict=True))
-    kept = messages + min(2, plan.steps) * plan.panel_bytes(plan.steps)
-    return kept + max(plan.partial_bytes, plan.reduction_bytes, plan.copied_bytes)
+def _parts(cuts: Cuts, span: Span) -> list[tuple[int, int, slice, slice]]:
+    """Return the chunks in a span of an axis: length, and places in the chunk and in the span."""
+    first = span[0]
+    return [
+        (at, hi - lo, slice(lo - cuts[at], hi - cuts[at]), slice(lo - first, hi - first))
+        for at, lo, hi in overlaps(cuts, *span)
+    ]
 
 
-def traffic(plan: SummaPlan, step: int) -> tuple[list[int], list[int]]:
-    """Return the bytes that each rank sends and receives in a step."""
-    sent, received = np.zeros((2, plan.size), np.int64)
-    for destination in plan.places:
-        rows, columns = plan.rectangle(destination)
-        panel = plan.panel(destination, step)
-        needed = _by_owner(plan.a, rows, panel, plan.size)
-        needed += _by_owner(plan.b, panel, columns, plan.size)
-        needed[destination] = 0
-        sent += needed
-        received[destination] += needed.sum()
-    return sent.tolist(), received.tolist()
-
-
-def _by_owner(matrix: Operand, rows: Span, columns: Span, size: int) -> Ints:
-    """Return the bytes in messages of a part of a matrix, for each owner."""
-    heights, widths = _within(matrix.rows, *rows), _within(matrix.columns, *columns)
-    there = np.ix_(heights > 0, widths > 0)
-    nbytes = np.outer(heights, widths)[there] * matrix.itemsize
-    counts = np.bincount(matrix.ranks[there].ravel(), _aligned(nbytes).ravel(), size)
-    return counts.astype(np.int64)
-
-
-def _aligned(nbytes: Any) -> Any:
+def aligned(nbytes: Any) -> Any:
     """Round bytes up to a multiple of ``ALIGN``."""
     return -(-nbytes // ALIGN) * ALIGN
 
 
-def _within(cuts: Cuts, start: int, stop: int) -> Ints:
-    """Return the length of each chunk within ``[start, stop)``."""
-    return np.diff(np.clip(cuts, start, stop))
+class Messages:
+    """The two message buffers of a rank, for all steps.
 
-
-class Needs:
-    """Bytes that each rank needs from others, as curves along the contraction.
-
-    ``curve(k)`` is the bytes up to position k. So the bytes of any panel are the difference of two
-    points, for any number of steps.
+    The outgoing buffer of a step is free after its exchange, before its pieces are unpacked; so one
+    buffer for each direction is enough. All methods are called on the transfer lane.
     """
 
-    def __init__(self, plan: SummaPlan) -> None:
-        self._curves = {rank: self._curve(plan, rank) for rank in plan.places}
+    def __init__(
+        self, plan: SummaPlan, comm: Comm, device: Device, steps: list[Step], operands: list[Matrix]
+    ) -> None:
+        self.comm, self.operands = comm, operands
+        self.dtypes = np.dtype(plan.a.dtype), np.dtype(plan.b.dtype)
+        self.out, self.inbox = (
+            device.workspace(name, max(sum(step.counts[way]) for step in steps), "uint8")
+            for way, name in enumerate(("out", "inbox"))
+        )
+        self._under_way: Work | None = None
 
-    @staticmethod
-    def _curve(plan: SummaPlan, rank: int) -> list[tuple[Cuts, Any]]:
-        place = plan.position(rank)
-        assert place is not None  # `rank` is one of `places`
-        spans = plan.row_spans[place[0]], plan.column_spans[place[1]]
-        curves = []
-        for axis, operand in enumerate((plan.a, plan.b)):
-            kept, inner = operand.cuts[axis], operand.cuts[1 - axis]
-            remote = operand.ranks != rank
-            mine = slice(*spans[axis])
-            each = np.diff(kept)[mine] @ (remote if axis == 0 else remote.T)[mine]
-            total = np.cumsum(each * np.diff(inner)) * operand.itemsize
-            curves.append((inner, np.concatenate([[0], total])))
-        return curves
+    def send(self, step: Step) -> None:
+        """Pack a step's pieces and start their exchange, if anything moves."""
+        if not step.moves:
+            return
+        for piece, view in self._views(step.sends, self.out):
+            view[...] = self.operands[piece.operand][piece.block][piece.source]
+        sent, received = step.counts
+        inbox, out = self.inbox[: sum(received)], self.out[: sum(sent)]
+        self._under_way = self.comm.all_to_all(inbox, received, out, sent)
 
-    def received(self, plan: SummaPlan, step: int) -> list[int]:
-        """Return the bytes that each rank needs from others in a step, without padding."""
-        received = [0] * plan.size
-        for rank, curves in self._curves.items():
-            for inner, curve in curves:
-                start, stop = np.interp(plan.panel(rank, step), inner, curve)
-                received[rank] += round(stop - start)
-        return received
+    def unpack(self, step: Step, place: Callable[[Piece], Array]) -> None:
+        """Wait for a step's exchange and copy its pieces to their ``place``."""
+        if self._under_way is None:
+            return
+        self._under_way.wait()
+        self._under_way = None
+        for piece, view in self._views(step.receives, self.inbox):
+            place(piece)[...] = view
+
+    def close(self) -> None:
+        """Do nothing: all exchanges are complete."""
+
+    def _views(
+        self, by_rank: Sequence[list[Piece]], buffer: Array
+    ) -> Iterator[tuple[Piece, Array]]:
+        """Yield each piece with its place in a message buffer, as an array of its dtype."""
+        ordered = [piece for pieces in by_rank for piece in pieces]
+        starts = accumulate((aligned(piece.nbytes) for piece in ordered), initial=0)
+        for piece, start in zip(ordered, starts, strict=False):
+            values = buffer[start : start + piece.nbytes].view(self.dtypes[piece.operand])
+            yield piece, values.reshape(piece.shape)
 
 
-def bounded(plan: SummaPlan) -> SummaPlan:
-    """Narrow the panels until the workspace is within the plan's limit.
+class Pulls:
+    """One-sided reads, if the transport has them: no rank packs or sends."""
 
-    A rank that owns much more than its share sends more than a panel in a step.
-    """
-    while plan.steps < plan.deepest and workspace(plan) > plan.workspace_limit:
-        plan = replace(plan, steps=min(2 * plan.steps, plan.deepest))
-    return plan
+    def __init__(self, window: Window, positions: dict[tuple[int, Block], int]) -> None:
+        self.window, self.positions = window, positions
+
+    @classmethod
+    def open(
+        cls, plan: SummaPlan, comm: Comm, device: Device, steps: list[Step], operands: list[Matrix]
+    ) -> Pulls | None:
+        """Offer this rank's blocks to others; None if one-sided reads are not possible.
+
+        Reads do not convert, so both operands need the dtype of the panels.
+        """
+        uniform = plan.a.dtype == plan.b.dtype == factor_dtype(device.kind, plan.dtype)
+        if not (plan.one_sided and uniform and any(step.moves for step in steps)):
+            return None
+        counts = Counter[int]()
+        positions: dict[tuple[int, Block], int] = {}
+        offered = []
+        for at, operand in enumerate((plan.a, plan.b)):
+            for (i, j), owner in zip(operand.indices(), operand.owners, strict=True):
+                positions[at, (i, j)] = counts[owner]
+                counts[owner] += 1
+                if owner == comm.rank:
+                    offered.append(operands[at][i, j])
+        window = comm.window(offered)
+        return None if window is None else cls(window, positions)
+
+    def send(self, step: Step) -> None:
+        """Do nothing: the receiver reads."""
+
+    def unpack(self, step: Step, place: Callable[[Piece], Array]) -> None:
+        """Read a step's pieces into their ``place``."""
+        for owner, pieces in enumerate(step.receives):
+            for piece in pieces:
+                which = self.positions[piece.operand, piece.block]
+                self.window.get(owner, which, piece.source, place(piece))
+
+    def close(self) -> None:
+        """Let the current lane wait until all ranks have read their pieces."""
+        self.window.close().wait()

@@ -34,16 +34,15 @@ Examples
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from dask.array.core import Array
 from dask.array.fft import fftfreq, fftshift, ifftshift, rfftfreq
 
 from dask_dgpu.arguments import as_array
-from dask_dgpu.array.fft.arguments import along_axes, along_axis
-from dask_dgpu.array.fft.call import public, transformed
-from dask_dgpu.array.fft.trigonometric import dct, dctn, dst, dstn, idct, idctn, idst, idstn
+from dask_dgpu.array.fft.call import along_axes, along_axis, planned, transformed, trigonometric
+from dask_dgpu.kernels.fft import TO_HALF_COMPLEX, TO_REAL
 
 __all__ = [
     "dct",
@@ -74,23 +73,47 @@ __all__ = [
     "rfftn",
 ]
 
-Axes = Sequence[int] | None
+Ints = Sequence[int] | None
 Lengths = Sequence[int | None] | None
+Function = TypeVar("Function", bound=Callable[..., Array])
 
-LAST_TWO = (-2, -1)
-
-ARRAY = """
+DOCUMENTATION = """Compute the {what} along {some}.
 
     Parameters
     ----------
-    a : array_like
+    {x} : array_like
         A Dask array in any chunks, or input of ``dask.array.asarray``. Blocks are NumPy or
-        CuPy arrays{real}.
+        CuPy arrays of {numbers}.
+{arguments}\
+    norm : {{"backward", "ortho", "forward"}}, optional
+        The scaled direction, as in ``{library}.fft``{orthogonal}.
+
+    Returns
+    -------
+    dask.array.Array
+        Of the dtype of ``{library}.fft``, with blocks of the type of ``{x}``.
+
+    Raises
+    ------
+    ValueError
+        If an axis does not exist (``AxisError``) or is given twice, {choice} is not allowed,
+        chunk sizes are unknown{and_moves}, or a length is less than {least}.
+    TypeError
+        If the dtype is not of {numbers}, or a length is no integer.
+
+    See Also
+    --------
+    {library}.fft.{name} : The definition.
+"""
+
+TYPE = """\
+    type : {{1, 2, 3, 4}}, optional
+        The type of the transform, as in SciPy; 2 by default.
 """
 
 ONE_AXIS = """\
     n : int, optional
-        Length along the axis, of {which} after cropping or padding with zeros; by default
+        Length along the axis, of the {which} after cropping or padding with zeros; by default
         {default}.
     axis : int, optional
         The axis, the last one by default.
@@ -98,33 +121,37 @@ ONE_AXIS = """\
 
 SEVERAL_AXES = """\
     s : sequence of int, optional
-        Length along each of ``axes``, of {which} after cropping or padding with zeros; -1
-        selects that of ``a``. By default {default}.
+        Length along each of ``axes``, of the {which} after cropping or padding with zeros; -1
+        selects that of ``{x}``. By default {default}.
     axes : sequence of int, optional
-        The axes, all different; by default {axes}. {real_axis}
+        The axes, all different; by default {axes}.{real_axis}
 """
 
-REST = """\
-    norm : {{"backward", "ortho", "forward"}}, optional
-        The scaled direction, as in ``numpy.fft``.
 
-    Returns
-    -------
-    dask.array.Array
-        Of NumPy's dtype, with blocks of the type of ``a``.
-
-    Raises
-    ------
-    ValueError
-        If a length is less than 1, an axis does not exist (``AxisError``) or is given twice,
-        chunk sizes are unknown and blocks must move, or ``norm`` is not allowed.
-    TypeError
-        If the dtype is not of numbers{real}, or a length is no integer.
-
-    See Also
-    --------
-    numpy.fft.{name} : The definition.
-"""
+def _public(function: Function, name: str, what: str, arguments: str) -> Function:
+    """Return a function with the name of a public one, also for pickle, and a docstring."""
+    kind, of_scipy = name.rstrip("2n"), TYPE in arguments
+    x = "x" if of_scipy else "a"
+    two, to_real, from_real = name.endswith("2"), kind in TO_REAL, kind in TO_HALF_COMPLEX
+    fields = {
+        "name": name,
+        "what": what,
+        "x": x,
+        "some": "one axis" if ONE_AXIS in arguments else "two axes" if two else "several axes",
+        "library": "scipy" if of_scipy else "numpy",
+        "numbers": "real numbers" if from_real else "real or complex numbers",
+        "orthogonal": '; ``"ortho"`` makes the transform orthogonal' if of_scipy else "",
+        "least": "1, or than 2 for cosines of type 1" if of_scipy else "1",
+        "and_moves": "" if of_scipy else " and blocks must move",
+        "choice": "``type`` or ``norm``" if of_scipy else "``norm``",
+        "which": "output" if to_real else "input",
+        "default": "2 (m - 1) for a last axis of m" if to_real else f"that of ``{x}``",
+        "axes": "the last two" if two else "all, or the last ones if ``s`` has fewer entries",
+        "real_axis": " The last is the one of real numbers." if to_real or from_real else "",
+    }
+    function.__module__, function.__name__, function.__qualname__ = __name__, name, name
+    function.__doc__ = DOCUMENTATION.format(**fields, arguments=arguments.format(**fields))
+    return function
 
 
 class OneAxis(Protocol):
@@ -132,74 +159,98 @@ class OneAxis(Protocol):
 
     def __call__(
         self, a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None
+    ) -> Array: ...
+
+
+def _one_axis(name: str, what: str) -> OneAxis:
+    def function(
+        a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None
     ) -> Array:
-        """Return the transform."""
+        x = as_array("a", a)
+        transforms = along_axis(name, x, n, -1 if axis is None else axis, norm)
+        return transformed(name, x, transforms, {"n": n, "axis": axis, "norm": norm})
+
+    return _public(function, name, what, ONE_AXIS)
 
 
 class SeveralAxes(Protocol):
     """A transform along several axes."""
 
     def __call__(
-        self, a: Any, s: Lengths = None, axes: Axes = None, norm: str | None = None
-    ) -> Array:
-        """Return the transform."""
+        self, a: Any, s: Lengths = None, axes: Ints = None, norm: str | None = None
+    ) -> Array: ...
 
 
-def _sections(name: str, axes: str) -> str:
-    """Return the sections of a docstring."""
-    to_real = name.startswith(("irfft", "hfft"))
-    from_real = name.startswith(("rfft", "ihfft"))
-    values = {
-        "name": name,
-        "real": ", of real numbers" if from_real else "",
-        "which": "the output" if to_real else "the input",
-        "default": "2 (m - 1) for a last axis of m" if to_real else "that of ``a``",
-        "axes": "the last two" if name.endswith("2") else "all",
-        "real_axis": "The last is the one of real numbers." if to_real or from_real else "",
-    }
-    return "".join(part.format(**values) for part in (ARRAY, axes, REST))
+def _several_axes(name: str, what: str) -> SeveralAxes:
+    default = (-2, -1) if name.endswith("2") else None
 
-
-def _one_axis(name: str, summary: str) -> OneAxis:
-    def function(
-        a: Any, n: int | None = None, axis: int | None = -1, norm: str | None = None
-    ) -> Array:
-        x = as_array("a", a)
-        transforms = along_axis(name, x, n, axis, norm)
-        return transformed(name, x, transforms, {"n": n, "axis": axis, "norm": norm})
-
-    return public(function, __name__, name, summary + _sections(name, ONE_AXIS))
-
-
-def _several_axes(name: str, summary: str) -> SeveralAxes:
-    default = LAST_TWO if name.endswith("2") else None
-
-    def function(a: Any, s: Lengths = None, axes: Axes = default, norm: str | None = None) -> Array:
+    def function(a: Any, s: Lengths = None, axes: Ints = default, norm: str | None = None) -> Array:
         x = as_array("a", a)
         transforms = along_axes(name.rstrip("2n"), x, s, axes, norm, default=default)
         return transformed(name, x, transforms, {"s": s, "axes": axes, "norm": norm})
 
-    return public(function, __name__, name, summary + _sections(name, SEVERAL_AXES))
+    return _public(function, name, what, SEVERAL_AXES)
 
 
-fft = _one_axis("fft", "Compute the discrete Fourier transform along one axis.")
-ifft = _one_axis("ifft", "Compute the inverse discrete Fourier transform along one axis.")
-rfft = _one_axis("rfft", "Compute the discrete Fourier transform of real numbers along one axis.")
-irfft = _one_axis("irfft", "Compute the inverse of ``rfft``.")
-hfft = _one_axis(
-    "hfft", "Compute the real spectrum of a signal with Hermitian symmetry along one axis."
-)
-ihfft = _one_axis("ihfft", "Compute the inverse of ``hfft``.")
+class TrigonometricAxis(Protocol):
+    """A cosine or sine transform along one axis."""
 
-fft2 = _several_axes("fft2", "Compute the discrete Fourier transform along two axes.")
-ifft2 = _several_axes("ifft2", "Compute the inverse discrete Fourier transform along two axes.")
-rfft2 = _several_axes(
-    "rfft2", "Compute the discrete Fourier transform of real numbers along two axes."
-)
-irfft2 = _several_axes("irfft2", "Compute the inverse of ``rfft2``.")
-fftn = _several_axes("fftn", "Compute the discrete Fourier transform along several axes.")
-ifftn = _several_axes("ifftn", "Compute the inverse discrete Fourier transform along several axes.")
-rfftn = _several_axes(
-    "rfftn", "Compute the discrete Fourier transform of real numbers along several axes."
-)
-irfftn = _several_axes("irfftn", "Compute the inverse of ``rfftn``.")
+    def __call__(
+        self, x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None
+    ) -> Array: ...
+
+
+def _trigonometric_axis(name: str, what: str) -> TrigonometricAxis:
+    def function(
+        x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None
+    ) -> Array:
+        x = as_array("x", x)
+        kind, scaling = trigonometric(name, type, norm)
+        return planned(name, x, along_axis(kind, x, n, axis, scaling, array="x"), argument="x")
+
+    return _public(function, name, what, TYPE + ONE_AXIS)
+
+
+class TrigonometricAxes(Protocol):
+    """A cosine or sine transform along several axes."""
+
+    def __call__(
+        self, x: Any, type: int = 2, s: Ints = None, axes: Ints = None, norm: str | None = None
+    ) -> Array: ...
+
+
+def _trigonometric_axes(name: str, what: str) -> TrigonometricAxes:
+    def function(
+        x: Any, type: int = 2, s: Ints = None, axes: Ints = None, norm: str | None = None
+    ) -> Array:
+        x = as_array("x", x)
+        kind, scaling = trigonometric(name.removesuffix("n"), type, norm)
+        return planned(name, x, along_axes(kind, x, s, axes, scaling, array="x"), argument="x")
+
+    return _public(function, name, what, TYPE + SEVERAL_AXES)
+
+
+fft = _one_axis("fft", "discrete Fourier transform")
+ifft = _one_axis("ifft", "inverse discrete Fourier transform")
+rfft = _one_axis("rfft", "discrete Fourier transform of real numbers")
+irfft = _one_axis("irfft", "inverse of ``rfft``")
+hfft = _one_axis("hfft", "real spectrum of a signal with Hermitian symmetry")
+ihfft = _one_axis("ihfft", "inverse of ``hfft``")
+
+fft2 = _several_axes("fft2", "discrete Fourier transform")
+ifft2 = _several_axes("ifft2", "inverse discrete Fourier transform")
+rfft2 = _several_axes("rfft2", "discrete Fourier transform of real numbers")
+irfft2 = _several_axes("irfft2", "inverse of ``rfft2``")
+fftn = _several_axes("fftn", "discrete Fourier transform")
+ifftn = _several_axes("ifftn", "inverse discrete Fourier transform")
+rfftn = _several_axes("rfftn", "discrete Fourier transform of real numbers")
+irfftn = _several_axes("irfftn", "inverse of ``rfftn``")
+
+dct = _trigonometric_axis("dct", "discrete cosine transform")
+idct = _trigonometric_axis("idct", "inverse discrete cosine transform")
+dst = _trigonometric_axis("dst", "discrete sine transform")
+idst = _trigonometric_axis("idst", "inverse discrete sine transform")
+dctn = _trigonometric_axes("dctn", "discrete cosine transform")
+idctn = _trigonometric_axes("idctn", "inverse discrete cosine transform")
+dstn = _trigonometric_axes("dstn", "discrete sine transform")
+idstn = _trigonometric_axes("idstn", "inverse discrete sine transform")

@@ -1,20 +1,21 @@
-"""A transform by plain Dask tasks: rechunk and transform in the order of a plan."""
+"""Transforms and other work on blocks by plain Dask tasks, and the layer that a gang replaces."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import Any, cast
 
 import dask.array as da
 import numpy as np
 from dask.array.core import Array
+from dask.utils import funcname
 
-from dask_dgpu.algorithms.pencil_fft import PencilPlan
-from dask_dgpu.array.deferred import deferred
+from dask_dgpu.algorithms.pencil_fft import Chunks, PencilPlan, result_dtype
 from dask_dgpu.kernels import fft as kernel
 from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph
-from graph_opt.model.node import ArrayNode
+from graph_opt.dask_graph.layers import deferred
 from graph_opt.pieces.fft import FftPiece
 
 
@@ -23,19 +24,30 @@ def apply(x: Array, plan: PencilPlan, name: str) -> Array:
 
     The input has the chunks and the dtype of the plan; ``name`` is the prefix of the keys.
     """
-    meta = np.empty_like(x._meta, dtype=plan.output_dtype)
+    chunks, dtype = plan.output_chunks, plan.output_dtype
+    meta = np.empty_like(x._meta, dtype=dtype)
     if math.prod(x.shape) == 0:  # nothing to move, and padding is zeros
-        shape = tuple(map(sum, plan.output_chunks))
-        return da.zeros_like(meta, shape=shape, chunks=plan.output_chunks, dtype=plan.output_dtype)
+        return da.zeros_like(meta, shape=tuple(map(sum, chunks)), chunks=chunks, dtype=dtype)
     if all(exchange.local for exchange in plan.exchanges):
         return x if not plan.stages else _stages(x, plan, meta)
+    return deferred(
+        name,
+        (x,),
+        chunks,
+        dtype,
+        plan,
+        lambda output, sources: FftPiece(output, sources[0], plan),
+        expand,
+    )
 
-    def piece(output: ArrayNode, sources: tuple[ArrayNode, ...]) -> FftPiece:
-        (source,) = sources
-        return FftPiece(output, source, plan)
 
-    chunks, dtype = plan.output_chunks, plan.output_dtype
-    return deferred(name, (x,), chunks, dtype, plan, piece, expand)
+def moved(x: Array, chunks: Chunks) -> Array:
+    """Drop elements beyond the ends of some chunks, and rechunk to these.
+
+    This is at most one layer in the graph; the scheduler creates its tasks.
+    """
+    y = x[tuple(slice(0, sum(sizes)) for sizes in chunks)]
+    return apply(y, PencilPlan(y.chunks, y.dtype.name, (), chunks, y.dtype.name), "exchange")
 
 
 def expand(piece: FftPiece) -> tuple[str, Mapping[Any, GraphNode]]:
@@ -47,12 +59,10 @@ def expand(piece: FftPiece) -> tuple[str, Mapping[Any, GraphNode]]:
 
 
 def _stages(x: Any, plan: PencilPlan, meta: Any) -> Any:
-    """Rechunk and transform; ``meta`` has the type of the blocks."""
+    """Rechunk and transform in the order of a plan; ``meta`` has the type of the blocks."""
     for stage in plan.stages:
         x = _rechunked(x, stage.chunks)
-        dtype = x.dtype.name
-        for transform in stage.transforms:
-            dtype = transform.output_dtype(dtype)
+        dtype = result_dtype(x.dtype.name, stage.transforms)
         x = x.map_blocks(
             kernel.transform,
             transforms=stage.transforms,
@@ -64,7 +74,7 @@ def _stages(x: Any, plan: PencilPlan, meta: Any) -> Any:
     return _rechunked(x, plan.output_chunks)
 
 
-def _rechunked(x: Array, chunks: tuple[tuple[int, ...], ...]) -> Array:
+def _rechunked(x: Array, chunks: Chunks) -> Array:
     """Drop elements beyond the new chunks, and rechunk.
 
     By tasks: P2P needs the client and a worker's plugin, and both are missing where a layer
@@ -72,3 +82,34 @@ def _rechunked(x: Array, chunks: tuple[tuple[int, ...], ...]) -> Array:
     """
     kept = tuple(slice(0, sum(sizes)) for sizes in chunks)
     return x[kept].rechunk(chunks, method="tasks")
+
+
+def map_with_start(
+    function: Callable[..., Any], x: Array, *arguments: Any, dtype: Any = None
+) -> Array:
+    """Map ``function(block, start, *arguments)`` over the blocks of an array.
+
+    ``start`` is the position of the block's first element along each axis.
+    """
+    dtype = x.dtype if dtype is None else dtype
+    return da.map_blocks(
+        _with_start,
+        x,
+        function=function,
+        starts=tuple(tuple(accumulate(sizes, initial=0)) for sizes in x.chunks),
+        arguments=arguments,
+        token=funcname(function),
+        dtype=dtype,
+        meta=np.empty_like(x._meta, dtype=dtype),
+    )
+
+
+def _with_start(
+    block: Any,
+    function: Callable[..., Any],
+    starts: tuple[tuple[int, ...], ...],
+    arguments: tuple[Any, ...],
+    block_id: tuple[int, ...],
+) -> Any:
+    start = tuple(along[at] for along, at in zip(starts, block_id, strict=True))
+    return function(block, start, *arguments)

@@ -22,154 +22,103 @@ References
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import accumulate
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import dask.array as da
+import numpy as np
 from dask.array.core import Array
 
-from dask_dgpu.algorithms.pencil_fft import (
-    Chunks,
-    PencilPlan,
-    Stage,
-    Transform,
-    even_chunks,
-    result_dtype,
-)
-from dask_dgpu.array.fft.blocks import meta_like
-from dask_dgpu.array.fft.fallback import apply
-from dask_dgpu.array.fft.matrix import Matrix, row_cuts
-from dask_dgpu.kernels.fft import four_step as kernel
+from dask_dgpu.algorithms.pencil_fft import PencilPlan, Stage, Transform, even_chunks
+from dask_dgpu.array.fft.fallback import apply, map_with_start, moved
+from dask_dgpu.kernels.fft import factors as kernel
 
-Sizes = tuple[tuple[int, ...], tuple[int, ...]]
-
+EVEN = 1.1
+"""A largest block of at most this multiple of the average counts as even."""
+UNEVEN = 2.0
+"""A largest block of this multiple of the average is too large."""
 SIGN = {"fft": -1, "ifft": 1}
 """Sign of the exponent."""
 
 
+@dataclass(frozen=True)
+class Matrix:
+    """The shape of a long axis as a row-major matrix."""
+
+    rows: int
+    columns: int
+
+    @property
+    def n(self) -> int:
+        """Length of the axis."""
+        return self.rows * self.columns
+
+
+def matrix_for(n: int, parts: int, cuts: Sequence[int] = (), *, enough: int = 1) -> Matrix | None:
+    """Choose the matrix for a transform of length ``n`` with a number of blocks at every step.
+
+    Among matrices with even blocks, those with rows that begin where chunks begin, at ``cuts``,
+    are preferred, since their first step moves nothing; then the most square one. Blocks of at
+    most ``enough`` elements are never too large. Return ``None`` if every matrix has a block that
+    is too large.
+    """
+    small = np.arange(1, math.isqrt(n) + 1, dtype=np.int64)
+    divisors = small[n % small == 0].tolist()
+    best: tuple[tuple[float, bool, int], Matrix] | None = None
+    for columns in sorted({*divisors, *(n // divisor for divisor in divisors)}):
+        matrix = Matrix(n // columns, columns)
+        sides = matrix.rows, matrix.columns
+        largest = max(-(-side // min(parts, side)) * (n // side) for side in sides)
+        unevenness = largest * parts / n
+        if unevenness >= UNEVEN and largest > enough:
+            continue
+        misses = any(cut % columns for cut in cuts)
+        key = (max(EVEN, unevenness), misses, max(sides))
+        if best is None or key < best[0]:
+            best = key, matrix
+    return None if best is None else best[1]
+
+
 def four_step(x: Array, transform: Transform, matrix: Matrix, *, parts: int, length: int) -> Array:
-    """Transform along a long axis.
+    """Transform along a long axis of ``transform.n`` elements; the input is padded with zeros.
 
-    Parameters
-    ----------
-    x : dask.array.Array
-        The input, padded with zeros to the length of the transform.
-    transform : Transform
-        Of kind ``"fft"`` or ``"ifft"``.
-    matrix : Matrix
-        Of ``transform.n`` elements.
-    parts : int
-        Number of blocks along the axis, at every step.
-    length : int
-        Number of elements to compute, from the first one.
+    ``transform`` is of kind ``"fft"`` or ``"ifft"``. Only the first ``length`` elements are
+    computed. The axis has at most ``parts`` blocks at every step; in the result they differ by at
+    most one column.
+    """
+    y = transformed(as_matrix(x, transform.axis, matrix), transform, matrix, parts=parts)
+    return as_line(y, transform.axis, length, parts=parts, by_columns=True)
 
-    Returns
-    -------
-    dask.array.Array
-        At most ``parts`` chunks along the axis; they differ by at most one column.
+
+def transformed(
+    x: Array, transform: Transform, matrix: Matrix, *, parts: int, back: bool = False
+) -> Array:
+    """Transform along the columns of a matrix, multiply by twiddle factors, transform along rows.
+
+    The element ``k1 + rows k2`` of the spectrum of :func:`as_matrix` is in row ``k1`` and column
+    ``k2``. From such a spectrum ``back`` leads to a matrix in row-major order: along rows first.
     """
     axis = transform.axis
-    y = as_matrix(x, axis, matrix)
-    columns = even_chunks(-(-length // matrix.rows), parts)
-    y = scrambled(y, transform, matrix, parts=parts, output=((matrix.rows,), columns))
-    return as_line(y, axis, length, by_columns=True)
+    columns = replace(transform, n=matrix.rows)
+    rows = replace(transform, axis=axis + 1, n=matrix.columns)
+    first, second = (rows, columns) if back else (columns, rows)
+    y = _along(x, first, second.axis, parts)
+    y = map_with_start(kernel.twiddled, y, axis, transform.n, SIGN[transform.kind])
+    return _along(y, second, first.axis, parts)
 
 
-def scrambled(
-    x: Array, transform: Transform, matrix: Matrix, *, parts: int, output: Sizes | None = None
-) -> Array:
-    """Transform the rows from :func:`as_matrix`, and return the spectrum as a matrix.
-
-    The element ``k1 + rows k2`` of the spectrum is in row ``k1`` and column ``k2``.
-    ``output`` are the chunks of both axes, and elements beyond their ends are dropped; by
-    default rows are whole.
-    """
-    first, second = _both(transform, matrix)
-    y = _transformed(x, first, cut=second.axis, parts=parts)
-    y = _twiddled(y, transform)
-    return _transformed(y, second, cut=first.axis, parts=parts, output=output)
-
-
-def unscrambled(
-    x: Array, transform: Transform, matrix: Matrix, *, parts: int, length: int
-) -> Array:
-    """Transform a spectrum from :func:`scrambled`, or a product of such.
-
-    The result has one axis in place of the matrix, in order, with ``length`` elements.
-    """
-    first, second = _both(transform, matrix)
-    y = _transformed(x, second, cut=first.axis, parts=parts)
-    y = _twiddled(y, transform)
-    rows = even_chunks(-(-length // matrix.columns), parts)
-    output = rows, (matrix.columns,)
-    y = _transformed(y, first, cut=second.axis, parts=parts, output=output)
-    return as_line(y, transform.axis, length, by_columns=False)
-
-
-def _both(transform: Transform, matrix: Matrix) -> tuple[Transform, Transform]:
-    """Return the transforms along columns and along rows."""
-    return (
-        replace(transform, n=matrix.rows),
-        replace(transform, axis=transform.axis + 1, n=matrix.columns),
-    )
-
-
-def _transformed(
-    x: Array, transform: Transform, *, cut: int, parts: int, output: Sizes | None = None
-) -> Array:
+def _along(x: Array, transform: Transform, cut: int, parts: int) -> Array:
     """Transform along one axis of a matrix; ``cut`` is the other axis, in chunks."""
     chunks = list(x.chunks)
     chunks[transform.axis] = (x.shape[transform.axis],)
     chunks[cut] = even_chunks(x.shape[cut], parts)
     stage = Stage(tuple(chunks), (transform,))
     dtype = x.dtype.name
-    end = result_dtype(dtype, (transform,))
-    plan = PencilPlan(x.chunks, dtype, (stage,), stage.output_chunks, end)
-    y = apply(x, plan, transform.kind)
-    if output is None:
-        return y
-    first = min(transform.axis, cut)
-    # not in the plan, which would move the dropped elements too
-    return moved(y, (*y.chunks[:first], *output, *y.chunks[first + 2 :]))
-
-
-def moved(x: Array, chunks: Chunks) -> Array:
-    """Drop elements beyond the ends of some chunks, and rechunk to these.
-
-    This is at most one layer in the graph; the scheduler creates its tasks.
-    """
-    y = x[tuple(slice(0, sum(sizes)) for sizes in chunks)]
-    plan = PencilPlan(y.chunks, y.dtype.name, (), chunks, y.dtype.name)
-    return apply(y, plan, "exchange")
-
-
-def _twiddled(x: Array, transform: Transform) -> Array:
-    axis = transform.axis
-    starts = tuple(tuple(accumulate(sizes, initial=0)) for sizes in x.chunks[axis : axis + 2])
-    return da.map_blocks(
-        _twiddled_block,
-        x,
-        axis=axis,
-        starts=starts,
-        n=transform.n,
-        sign=SIGN[transform.kind],
-        dtype=x.dtype,
-        meta=x._meta,
-    )
-
-
-def _twiddled_block(
-    block: Any,
-    axis: int,
-    starts: tuple[tuple[int, ...], tuple[int, ...]],
-    n: int,
-    sign: int,
-    block_id: tuple[int, ...],
-) -> Any:
-    rows, columns = starts
-    start = rows[block_id[axis]], columns[block_id[axis + 1]]
-    return kernel.twiddled(block, axis, start, n, sign)
+    end = transform.output_dtype(dtype)
+    return apply(x, PencilPlan(x.chunks, dtype, (stage,), stage.output_chunks, end), transform.kind)
 
 
 def as_matrix(x: Array, axis: int, matrix: Matrix) -> Array:
@@ -189,14 +138,28 @@ def as_matrix(x: Array, axis: int, matrix: Matrix) -> Array:
         new_axis=axis + 1,
         chunks=(*x.chunks[:axis], rows, (width,), *x.chunks[axis + 1 :]),
         dtype=x.dtype,
-        meta=meta_like(x, x.ndim + 1, x.dtype),
+        meta=np.empty_like(x._meta, shape=(0,) * (x.ndim + 1)),
     )
 
 
-def as_line(x: Array, axis: int, length: int, *, by_columns: bool) -> Array:
-    """Reshape a matrix to one axis, by whole rows or by whole columns."""
+def row_cuts(sizes: Sequence[int], length: int, width: int) -> tuple[int, ...]:
+    """Return the chunks of an axis, each moved to begin at the nearest row.
+
+    ``length`` is the new end of the axis, ``width`` the length of a row.
+    """
+    moved = {(cut + width // 2) // width * width for cut in accumulate(sizes)}
+    inner = sorted(cut for cut in moved if 0 < cut < length)
+    return tuple(high - low for low, high in pairwise([0, *inner, length]))
+
+
+def as_line(x: Array, axis: int, length: int, *, parts: int, by_columns: bool) -> Array:
+    """Reshape a matrix to one axis of this length, by whole rows or by whole columns."""
     whole, cut = (axis, axis + 1) if by_columns else (axis + 1, axis)
-    sizes = tuple(size * x.shape[whole] for size in x.chunks[cut])
+    width = x.shape[whole]
+    chunks = list(x.chunks)
+    chunks[whole], chunks[cut] = (width,), even_chunks(-(-length // width), parts)
+    # not in the plan of the transform, which would move the dropped elements too
+    x = moved(x, tuple(chunks))
     index = tuple(range(x.ndim))
     # map_blocks would copy each block to concatenate it with nothing
     y: Array = da.blockwise(
@@ -206,9 +169,9 @@ def as_line(x: Array, axis: int, length: int, *, by_columns: bool) -> Array:
         index,
         axis=axis,
         by_columns=by_columns,
-        adjust_chunks={cut: sizes},
+        adjust_chunks={cut: tuple(size * width for size in x.chunks[cut])},
         dtype=x.dtype,
-        meta=meta_like(x, x.ndim - 1, x.dtype),
+        meta=np.empty_like(x._meta, shape=(0,) * (x.ndim - 1)),
     )
     return y[(slice(None),) * axis + (slice(0, length),)]
 

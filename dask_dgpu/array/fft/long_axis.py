@@ -1,170 +1,86 @@
-"""Transforms by plans, and separately along an axis that is too long for a plan.
+"""Transforms along an axis that is too long for a block, by transforms of shorter ones.
 
-A plan makes an axis whole and splits others instead. If the others are too short, or there are
-none, blocks would be much larger than those of the input. Such an axis is transformed by the
-four-step algorithm, or by Bluestein's if its length has large prime factors. Then no block
-contains the whole axis.
+The four-step algorithm needs a length without large prime factors. Bluestein's algorithm ([1]_)
+does any other length. With ``j k = (j^2 + k^2 - (k - j)^2) / 2`` and the chirp
+``w[m] = exp(-pi i m^2 / n)`` a transform is a convolution between two products::
+
+    X[k] = w[k] sum_j  x[j] w[j]  conj(w)[k - j]
+
+The convolution is cyclic, of a length of at least ``2 n - 1`` with small prime factors: a
+four-step transform of each factor, a product, and one transform back. A product needs no
+ordered spectra, so they stay scrambled, which saves two moves.
+
+References
+----------
+.. [1] L. I. Bluestein, "A linear filtering approach to the computation of discrete Fourier
+   transform", IEEE Transactions on Audio and Electroacoustics 18 (1970).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Literal
+from itertools import accumulate
+from typing import Any
 
 import dask.array as da
 import numpy as np
+import scipy.fft
 from dask.array.core import Array
+from dask.utils import typename
 
-from dask_dgpu.algorithms.pencil_fft import (
-    TRIGONOMETRIC,
-    Chunks,
-    PencilPlan,
-    Transform,
-    plan_pencil_fft,
+from dask_dgpu.algorithms.pencil_fft import TRIGONOMETRIC, Transform
+from dask_dgpu.array.fft.fallback import map_with_start
+from dask_dgpu.array.fft.four_step import (
+    SIGN,
+    Matrix,
+    as_line,
+    as_matrix,
+    four_step,
+    matrix_for,
+    transformed,
 )
-from dask_dgpu.array.fft.arguments import REAL_INPUT, REAL_OUTPUT
-from dask_dgpu.array.fft.blocks import map_with_start, meta_like
-from dask_dgpu.array.fft.bluestein import bluestein
-from dask_dgpu.array.fft.fallback import apply
-from dask_dgpu.array.fft.four_step import four_step, moved
-from dask_dgpu.array.fft.matrix import matrix_for
-from dask_dgpu.kernels.fft import half_complex as kernel
+from dask_dgpu.kernels.fft import TO_REAL
+from dask_dgpu.kernels.fft import factors as kernel
 from dask_dgpu.kernels.fft.trigonometric import Recipe
 
 SMALL = 16 * 2**20
 """Blocks of at most these bytes are never too large."""
-TOO_LARGE = 2
-"""A block is too large if it exceeds the average input block by this factor ..."""
-MUCH_MORE = 1.5
-"""... and the largest input block by this factor."""
-
-
-def transform_axes(
-    x: Array,
-    transforms: tuple[Transform, ...],
-    name: str,
-    *,
-    output_layout: Literal["any", "input"] = "any",
-    chunks: Chunks | None = None,
-) -> Array:
-    """Transform along some axes of any chunking.
-
-    Parameters
-    ----------
-    x : dask.array.Array
-        The input, of known chunks.
-    transforms : tuple of Transform
-        One per axis, at most one of them from or to real numbers.
-    name : str
-        Prefix of the keys of a plan's layer.
-    output_layout : {"any", "input"}, optional
-        ``"input"`` restores the chunks of the input.
-    chunks : tuple of tuple of int, optional
-        Chunks to restore in place of the input's; with ``output_layout="any"`` only if that
-        moves no more bytes.
-
-    Returns
-    -------
-    dask.array.Array
-        Of NumPy's dtype. By default an axis that is too long for a plan has about even
-        chunks, as many as in the input.
-    """
-    dtype = x.dtype.name
-    plan = plan_pencil_fft(x.chunks, dtype, transforms, output_layout=output_layout)
-    if chunks is not None:
-        other = plan_pencil_fft(x.chunks, dtype, transforms, output_chunks=chunks)
-        if output_layout == "input" or other.moved(x.npartitions) <= plan.moved(x.npartitions):
-            plan = other
-    long = too_long(plan, small=SMALL)
-    if long is None:
-        return apply(x, plan, name)
-    (separate,) = (each for each in transforms if each.axis == long)
-    others = tuple(each for each in transforms if each.axis != long)
-    # transforms from real numbers first, to real numbers last, cosines and sines between
-    before = REAL_OUTPUT if separate.kind in TRIGONOMETRIC else REAL_INPUT
-    if separate.kind in REAL_OUTPUT or any(each.kind in before for each in others):
-        y = along_long_axis(transform_axes(x, others, name), separate)
-    else:
-        y = transform_axes(along_long_axis(x, separate), others, name)
-    return moved(y, plan.output_chunks) if output_layout == "input" else y
-
-
-def too_long(plan: PencilPlan, *, small: int) -> int | None:
-    """Return the axis to transform without whole blocks, ``None`` if the plan is good.
-
-    It is the longest axis of a stage with too large blocks, among those that the input has
-    in several chunks. A block is too large if it exceeds ``small`` bytes and, relative to
-    padded arrays, ``TOO_LARGE`` average and ``MUCH_MORE`` largest blocks of the input.
-    """
-    size = math.prod(map(sum, plan.input_chunks))
-    if size == 0:
-        return None
-    average = size / math.prod(map(len, plan.input_chunks))
-    most = max(TOO_LARGE * average, MUCH_MORE * _largest(plan.input_chunks))
-    for stage, before, after in zip(plan.stages, plan.exchanges, plan.exchanges[1:], strict=False):
-        growth = max(1.0, math.prod(map(sum, stage.output_chunks)) / size)
-        nbytes = max(
-            _largest(chunks) * np.dtype(exchange.dtype).itemsize
-            for chunks, exchange in ((stage.chunks, before), (stage.output_chunks, after))
-        )
-        elements = max(_largest(stage.chunks), _largest(stage.output_chunks))
-        if nbytes > small and elements >= growth * most:
-            cut = [each for each in stage.transforms if len(plan.input_chunks[each.axis]) > 1]
-            if cut:
-                return max(cut, key=lambda each: each.n).axis
-    return None
-
-
-def _largest(chunks: Chunks) -> int:
-    return math.prod(map(max, chunks))
 
 
 def along_long_axis(x: Array, transform: Transform, *, length: int | None = None) -> Array:
     """Transform along one axis without whole blocks, to NumPy's dtype.
 
-    Parameters
-    ----------
-    x : dask.array.Array
-        The input.
-    transform : Transform
-        Of any kind. A transform from real numbers is one half of the complex one, a transform
-        to real numbers the real part of the transform of a one-sided spectrum. Cosines and
-        sines are transforms from or to real numbers of twice the length.
-    length : int, optional
-        Number of elements to compute, from the first one; by default all.
+    A transform from real numbers is one half of the complex one, a transform to real numbers the
+    real part of the transform of a one-sided spectrum. Cosines and sines are transforms from or to
+    real numbers of twice the length. Only the first ``length`` elements are computed.
     """
     if transform.kind in TRIGONOMETRIC:
         return _trigonometric(x, transform)
     axis, n = transform.axis, transform.n
     parts = len(x.chunks[axis])
-    sides = (
-        parts if length is None else -(-parts * n // length)
-    )  # so that ``length`` elements have as many
+    # so that ``length`` elements have as many
+    sides = parts if length is None else -(-parts * n // length)
     length = length or transform.output_length
     kind = "fft" if transform.kind in ("fft", "rfft", "hfft") else "ifft"
     to_complex = replace(transform, kind=kind)
-    y = _one_sided(x, to_complex) if transform.kind in REAL_OUTPUT else x
-    cuts = tuple(np.cumsum(x.chunks[axis])[:-1].tolist())
-    others = _largest((*x.chunks[:axis], *x.chunks[axis + 1 :]))
-    itemsize = np.dtype(to_complex.output_dtype(x.dtype.name)).itemsize
-    matrix = matrix_for(n, sides, cuts, enough=SMALL // (others * itemsize))
+    dtype = to_complex.output_dtype(x.dtype.name)
+    cuts = tuple(accumulate(x.chunks[axis][:-1]))
+    line = math.prod(max(sizes) for k, sizes in enumerate(x.chunks) if k != axis)
+    matrix = matrix_for(n, sides, cuts, enough=SMALL // (line * np.dtype(dtype).itemsize))
+    y = x
+    if transform.kind in TO_REAL:
+        y = x[(slice(None),) * axis + (slice(0, n // 2 + 1),)]
+        y = map_with_start(kernel.one_sided, y, axis, n, dtype, dtype=dtype)
     if matrix is None:
         y = bluestein(y, to_complex, parts=parts, length=length)
     else:
         y = four_step(y, to_complex, matrix, parts=parts, length=length)
-    if transform.kind in REAL_OUTPUT:
+    if transform.kind in TO_REAL:
         dtype = transform.output_dtype(x.dtype.name)
-        meta = meta_like(y, y.ndim, dtype)
+        meta = np.empty_like(y._meta, dtype=dtype)
         y = da.map_blocks(kernel.real_part, y, out=dtype, dtype=dtype, meta=meta)
     return y
-
-
-def _one_sided(x: Array, transform: Transform) -> Array:
-    axis, used = transform.axis, transform.n // 2 + 1
-    x = x[(slice(None),) * axis + (slice(0, used),)]
-    dtype = transform.output_dtype(x.dtype.name)
-    return map_with_start(kernel.one_sided, x, axis, transform.n, dtype, dtype=dtype)
 
 
 def _trigonometric(x: Array, transform: Transform) -> Array:
@@ -188,7 +104,74 @@ def _trigonometric(x: Array, transform: Transform) -> Array:
     return map_with_start(_after, y, axis, recipe, dtype=dtype)
 
 
-def _after(block: Any, axis: int, start: int, recipe: Recipe) -> Any:
+def _after(block: Any, start: tuple[int, ...], axis: int, recipe: Recipe) -> Any:
     # a copy, since other tasks may use the block; the result is no view of complex numbers
-    real = recipe.after(block.copy(), axis, start)
+    real = recipe.after(block.copy(), start, axis)
     return real.astype(real.dtype, order="C", copy=False)
+
+
+def bluestein(x: Array, transform: Transform, *, parts: int, length: int) -> Array:
+    """Transform along a long axis, of any length.
+
+    ``transform`` is of kind ``"fft"`` or ``"ifft"``; the input is padded with zeros. The axis
+    has at most ``parts`` blocks at every step; their sizes differ by at most one row of
+    :func:`convolution_matrix`. Intermediate arrays are at least twice as long as the input.
+    Only the first ``length`` elements are computed.
+    """
+    axis, n = transform.axis, transform.n
+    dtype = transform.output_dtype(x.dtype.name)
+    matrix = convolution_matrix(n)
+    forth, back = Transform("fft", axis, matrix.n), Transform("ifft", axis, matrix.n)
+    kept = (slice(None),) * axis + (slice(0, n),)
+    y = as_matrix(_chirped(x[kept], transform, dtype), axis, matrix)
+    y = transformed(y, forth, matrix, parts=parts)
+    response = _filter(y, transform, matrix, dtype)
+    response = transformed(response, replace(forth, axis=0), matrix, parts=parts)
+    y = transformed(y * response, back, matrix, parts=parts, back=True)
+    y = as_line(y, axis, length, parts=parts, by_columns=False)
+    return _chirped(y, transform, dtype, scale=transform.factor)
+
+
+def _chirped(x: Array, transform: Transform, dtype: str, scale: float = 1.0) -> Array:
+    axis, n, sign = transform.axis, transform.n, SIGN[transform.kind]
+    return map_with_start(kernel.chirped, x, axis, n, sign, dtype, scale, dtype=dtype)
+
+
+def _filter(x: Array, transform: Transform, matrix: Matrix, dtype: str) -> Array:
+    """Return the filter of the convolution as a matrix, with the row chunks of ``x``.
+
+    It has the axes of ``x`` from the rows on.
+    """
+    rows = x.chunks[transform.axis]
+    row = matrix.columns, *(1,) * (x.ndim - transform.axis - 2)
+    # the type by name: the scheduler may be unable to unpickle a CuPy array
+    module = typename(type(x._meta)).partition(".")[0]
+    return da.map_blocks(
+        _filter_block,
+        starts=tuple(accumulate(rows, initial=0)),
+        row=row,
+        arguments=(matrix.n, transform.n, SIGN[transform.kind], dtype, module),
+        chunks=(rows, *((length,) for length in row)),
+        dtype=dtype,
+        meta=np.empty_like(x._meta, shape=(0,) * (1 + len(row)), dtype=dtype),
+    )
+
+
+def _filter_block(
+    starts: tuple[int, ...],
+    row: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    block_id: tuple[int, ...],
+) -> Any:
+    start, stop = starts[block_id[0] : block_id[0] + 2]
+    return kernel.chirp_filter(start, (stop - start, *row), *arguments)
+
+
+def convolution_matrix(n: int) -> Matrix:
+    """Return a nearly square matrix of at least ``2 n - 1`` elements.
+
+    Its sides have no large prime factors.
+    """
+    least = 2 * n - 1
+    rows = scipy.fft.next_fast_len(math.isqrt(least - 1) + 1)
+    return Matrix(rows, scipy.fft.next_fast_len(-(-least // rows)))

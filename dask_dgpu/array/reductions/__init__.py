@@ -15,15 +15,26 @@ Examples
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, TypeVar
 
 import dask.array as da
+import numpy as np
 from dask.array.core import Array
 
-from dask_dgpu.array.reductions.call import Method, extreme, reduced
+from dask_dgpu.arguments import check_chunk_sizes, real
+from dask_dgpu.array.reductions.call import (
+    Method,
+    converted,
+    extreme,
+    reduced,
+    reducible,
+    result_dtype,
+)
 from dask_dgpu.array.reductions.products import dot, norm
-from dask_dgpu.array.reductions.spread import variance
+from graph_opt.model.layout import is_bfloat16, real_of
 
 __all__ = ["Method", "dot", "max", "mean", "min", "norm", "std", "sum", "var"]
 
@@ -58,8 +69,8 @@ def sum(
         ``"compensated"`` has an error of at most ``2 * eps * abs(s) + n * eps**2 * t``, with
         the exact sum ``s`` of the ``n`` numbers and the sum ``t`` of their absolute values.
         ``"reproducible"`` is the exact sum, rounded once: the same bits for any chunks,
-        order, workers and devices. ``"dask"`` uses ``dask.array.sum``. Integers always use
-        it; it is exact modulo the range of ``dtype``.
+        order, workers and devices. ``"dask"`` uses the function of ``dask.array``. Sums of
+        integers always use it; they are exact modulo the range of ``dtype``.
 
     Returns
     -------
@@ -76,7 +87,8 @@ def sum(
 
     See Also
     --------
-    mean : The same, divided by the number of elements.
+    dot : Sum of products.
+    var : Variance.
 
     Notes
     -----
@@ -94,6 +106,18 @@ def sum(
     return reduced("sum", x, axis, keepdims, dtype, method)
 
 
+def _sections_of(other: Function) -> Callable[[Function], Function]:
+    """Return a decorator that appends the sections of another docstring, but no examples."""
+    sections = re.split(r"\n *Examples\n", (other.__doc__ or "").partition("\n")[2])[0]
+
+    def append(function: Function) -> Function:
+        function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n{sections}"
+        return function
+
+    return append
+
+
+@_sections_of(sum)
 def mean(
     x: Any,
     axis: Axis = None,
@@ -102,51 +126,11 @@ def mean(
     dtype: Any = None,
     method: Method = "compensated",
 ) -> Array:
-    """Average an array along some axes.
+    """Average an array along some axes: the sum, divided in double precision and rounded.
 
-    Parameters
-    ----------
-    x : array_like
-        As in :func:`sum`.
-    axis : int or tuple of int, optional
-        The axes to reduce, all by default.
-    keepdims : bool, optional
-        Whether these axes stay, with length one.
-    dtype : dtype, optional
-        Of the result, by default as in NumPy: float64 for integers.
-    method : {"compensated", "reproducible", "dask"}, optional
-        How to sum, as in :func:`sum`. The sum is divided in double precision and rounded to
-        ``dtype``. Integers are converted to double precision first.
-
-    Returns
-    -------
-    dask.array.Array
-        With blocks of the type of ``x``; NaN without elements.
-
-    Raises
-    ------
-    ValueError
-        If ``axis`` does not exist (``AxisError``) or is given twice, or ``method`` is not
-        allowed.
-    TypeError
-        If ``x`` or ``dtype`` is not of numbers, or ``axis`` no integer.
-
-    See Also
-    --------
-    sum : Accuracy of the methods.
+    A mean without elements is NaN. Integers become double precision before the sum.
     """
     return reduced("mean", x, axis, keepdims, dtype, method)
-
-
-def _sections_of(other: Function) -> Callable[[Function], Function]:
-    """Return a decorator that appends the sections of another function's docstring."""
-    sections = (other.__doc__ or "").partition("\n")[2]
-
-    def append(function: Function) -> Function:
-        function.__doc__ = f"{function.__doc__}\n{sections}"
-        return function
-
-    return append
 
 
 def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
@@ -235,7 +219,31 @@ def var(
     .. [1] T. F. Chan, G. H. Golub and R. J. LeVeque, "Algorithms for computing the sample
        variance", The American Statistician 37 (1983).
     """
-    return variance(x, axis, keepdims, ddof, dtype, method)
+    x, axes = reducible(x, axis, keepdims, method)
+    ddof = real("ddof", ddof)
+    if method != "dask":
+        check_chunk_sizes("x", x, axes)
+    result = real_of(result_dtype("mean", x.dtype, dtype))
+    if result.kind != "f" and not is_bfloat16(result):
+        raise TypeError(f"expected dtype to be real or complex, got {result}")
+    if method == "dask":
+        single = is_bfloat16(result)  # in which Dask fails
+        wide = "float32" if single else dtype
+        own: Array = da.var(x, axis=axes, keepdims=keepdims, ddof=ddof, dtype=wide)
+        return converted(own, result) if single else own
+    double = np.promote_types(x.dtype, "float64")
+    deviation = converted(x, double) - reduced("mean", x, axes, True, double, method)
+    error = reduced("sum", deviation, axes, keepdims, None, method)
+    squares = reduced("sum", _square(deviation), axes, keepdims, None, method)
+    count = prod(x.shape[each] for each in axes)
+    squares -= _square(error) / (count or 1)
+    # NaN for too few elements, as for one with ``ddof=1``
+    return converted(squares / (count - ddof) if count > ddof else squares * np.nan, result)
+
+
+def _square(x: Array) -> Array:
+    """Return the squares of absolute values, without a square root."""
+    return x.real**2 + x.imag**2 if x.dtype.kind == "c" else x**2
 
 
 @_sections_of(var)
@@ -249,5 +257,5 @@ def std(
     method: Method = "compensated",
 ) -> Array:
     """Return the standard deviation along some axes, the square root of :func:`var`."""
-    result: Array = da.sqrt(variance(x, axis, keepdims, ddof, dtype, method))
+    result: Array = da.sqrt(var(x, axis, keepdims, ddof=ddof, dtype=dtype, method=method))
     return result

@@ -1,8 +1,11 @@
-"""Sums, means and extremes with checked arguments, as Dask reductions of few tasks."""
+"""Sums, means and extremes with checked arguments, as Dask reductions of few tasks.
+
+``graph_opt.pieces.sum`` knows the functions of these tasks by their names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import ceil, isnan, prod
 from typing import Any, Literal, cast, get_args
@@ -16,33 +19,26 @@ from numpy.lib.array_utils import normalize_axis_tuple
 from dask_dgpu.arguments import (
     as_array,
     check_choice,
+    check_container,
     check_flag,
     expected,
     integer,
     integers,
     suggestion,
 )
-from dask_dgpu.array.inputs import check_container
-from dask_dgpu.array.reductions.partial import add_partials, finish, sum_block
-from dask_dgpu.kernels.sums.narrowed import narrowed
-from dask_dgpu.kernels.sums.partial import Kind
+from dask_dgpu.kernels.sums.conversion import narrowed
+from dask_dgpu.kernels.sums.partial import Exact, Kind, Partial, added, finished, partial_sum
 from graph_opt.dask_graph.parse import CARRIED
-from graph_opt.model.dtype import dtype_named, is_bfloat16, is_inexact
+from graph_opt.model.layout import dtype_named, is_bfloat16, is_inexact
 
 Method = Literal["compensated", "reproducible", "dask"]
 
-METHODS: tuple[Method, ...] = get_args(Method)
 DASKS_OWN: dict[Kind, Callable[..., Any]] = {"sum": da.sum, "mean": da.mean}
 DTYPES = "?bBhHiIlLqQefdFD"
 ALLOWED = "bools or numbers of at most double precision"
-PARTIAL_BYTES = 48
-"""Approximate size of a partial sum."""
-
-TASK_BYTES = 64 << 20
-"""Most bytes of partial sums that one task adds, if these are more than ``FEWEST``."""
-
-FEWEST, MOST = 4, 4096
-"""Limits of the number of partial sums that one task adds."""
+PARTIAL_BYTES = 48  # approximate size of a partial sum
+TASK_BYTES = 64 << 20  # most bytes of partial sums that one task adds, if more than ``FEWEST``
+FEWEST, MOST = 4, 4096  # limits of the number of partial sums that one task adds
 
 
 def reduced(
@@ -55,35 +51,85 @@ def reduced(
     split_every: Any = None,
 ) -> Array:
     """Return a sum or a mean by one of the methods; raise for arguments that are not allowed."""
-    x = checked("x", x, method)
-    check_flag("keepdims", keepdims)
-    axes = summed_axes(axis, x.ndim)
+    x, axes = reducible(x, axis, keepdims, method)
     result = result_dtype(kind, x.dtype, dtype)
     if method == "dask" or not is_inexact(result):  # integers are exact in any order
-        own: Array = DASKS_OWN[kind](
-            x, axis=axes, dtype=result, keepdims=keepdims, split_every=split_every
-        )
+        own: Array = DASKS_OWN[kind](x, axes, result, keepdims, split_every)
         return own
     if not np.can_cast(x.dtype, result, "safe"):
         x = converted(x, result)
     ndim = x.ndim if keepdims else x.ndim - len(axes)
-    meta = np.empty((0,) * ndim, result, like=x._meta)  # CuPy's empty_like ignores a shape of ()
-    return cast(
-        Array,
-        da.reduction(
-            x,
-            chunk=partial(sum_block, method=method, result=result.name),
-            combine=add_partials,
-            aggregate=partial(finish, kind=kind, result=result.name),
-            axis=axes,
-            keepdims=bool(keepdims),
-            dtype=result,
-            split_every=split_every or _fan_in(x, axes),
-            name=f"{method}_{kind}",
-            concatenate=False,
-            meta=meta,
-        ),
+    total: Array = da.reduction(
+        x,
+        chunk=partial(sum_block, method=method, result=result.name),
+        combine=add_partials,
+        aggregate=partial(finish, kind=kind, result=result.name),
+        axis=axes,
+        keepdims=bool(keepdims),
+        dtype=result,
+        split_every=split_every or _fan_in(x, axes),
+        name=f"{method}_{kind}",
+        concatenate=False,
+        # CuPy's empty_like ignores a shape of ()
+        meta=np.empty((0,) * ndim, result, like=x._meta),
     )
+    return total
+
+
+def _fan_in(x: Array, axes: tuple[int, ...]) -> dict[int, int]:
+    """Return how many blocks along each axis one task adds; all if they are small."""
+    if not axes:
+        return {}
+    kept = prod(max(sizes) for axis, sizes in enumerate(x.chunks) if axis not in axes)
+    most = MOST if isnan(kept) else int(TASK_BYTES // (PARTIAL_BYTES * max(kept, 1)))
+    blocks = prod(x.numblocks[axis] for axis in axes)
+    most = min(max(most, FEWEST), MOST)
+    levels = 1
+    while most**levels < blocks:
+        levels += 1
+    return {axis: max(2, ceil(x.numblocks[axis] ** (1 / levels))) for axis in axes}
+
+
+def sum_block(
+    block: Any,
+    axis: tuple[int, ...],
+    keepdims: bool,
+    method: Exact,
+    result: str,
+    computing_meta: bool = False,
+) -> Any:
+    """Sum a block for a result of dtype ``result``; the chunk function of a Dask reduction."""
+    return block if computing_meta else partial_sum(block, axis, method, result)
+
+
+def add_partials(
+    partials: Any, axis: tuple[int, ...], keepdims: bool, computing_meta: bool = False
+) -> Any:
+    """Add partial sums, in Dask's nested lists; the combine function."""
+    return partials if computing_meta else added(list(_flat(partials)))
+
+
+def finish(
+    partials: Any,
+    axis: tuple[int, ...],
+    keepdims: bool,
+    kind: Kind,
+    result: str,
+    computing_meta: bool = False,
+) -> Any:
+    """Add partial sums and round them to the dtype ``result``; the aggregate function."""
+    if computing_meta:
+        return partials
+    values = finished(added(list(_flat(partials))), kind, result, axis, keepdims)
+    return values[()]  # NumPy's own sums without remaining axes are scalars
+
+
+def _flat(partials: Any) -> Iterator[Partial]:
+    if isinstance(partials, Sequence):
+        for each in partials:
+            yield from _flat(each)
+    else:
+        yield partials
 
 
 def extreme(
@@ -93,9 +139,7 @@ def extreme(
 
     bfloat16 is compared as float32, which is quicker and does not warn about NaN.
     """
-    x = checked("x", x)
-    check_flag("keepdims", keepdims)
-    axes = summed_axes(axis, x.ndim)
+    x, axes = reducible(x, axis, keepdims)
     for each in axes:
         if x.shape[each] == 0:  # Dask's result has another shape than it declares
             raise ValueError(f"expected x with elements along axis {each}, got 0")
@@ -120,13 +164,25 @@ def _with_elements(x: Array) -> Array:
 
 def checked(name: str, x: Any, method: Method = "compensated") -> Array:
     """Return an argument as a Dask array; raise if it or the method is not allowed."""
-    check_choice("method", method, METHODS)
+    check_choice("method", method, get_args(Method))
     array: Array = as_array(name, x)
     if not is_number(array.dtype):
         raise TypeError(f"expected {name} to be of {ALLOWED}, got {array.dtype}")
     if method != "dask":
         check_container(name, array)
     return array
+
+
+def reducible(
+    x: Any, axis: Any, keepdims: bool, method: Method = "compensated"
+) -> tuple[Array, tuple[int, ...]]:
+    """Return a Dask array and its reduced axes in rising order; raise if any is not allowed."""
+    x = checked("x", x, method)
+    check_flag("keepdims", keepdims)
+    if axis is None:
+        return x, tuple(range(x.ndim))
+    axes = integers("axis", axis) if isinstance(axis, tuple | list) else (integer("axis", axis),)
+    return x, tuple(sorted(normalize_axis_tuple(axes, x.ndim, "axis")))
 
 
 def is_number(dtype: np.dtype[Any]) -> bool:
@@ -144,14 +200,6 @@ def converted(x: Array, dtype: np.dtype[Any]) -> Array:
     return cast(Array, da.map_blocks(narrowed, x, dtype.name, dtype=dtype, meta=meta))
 
 
-def summed_axes(axis: Any, ndim: int) -> tuple[int, ...]:
-    """Return the axes as non-negative numbers, in rising order."""
-    if axis is None:
-        return tuple(range(ndim))
-    axes = integers("axis", axis) if isinstance(axis, tuple | list) else (integer("axis", axis),)
-    return tuple(sorted(normalize_axis_tuple(axes, ndim, "axis")))
-
-
 def result_dtype(kind: Kind, dtype: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
     """Return the dtype that NumPy gives a sum or a mean."""
     if wanted is None:
@@ -166,17 +214,3 @@ def result_dtype(kind: Kind, dtype: np.dtype[Any], wanted: Any) -> np.dtype[Any]
     if not is_number(result):
         raise TypeError(f"expected dtype to be of {ALLOWED}, got {result}")
     return result
-
-
-def _fan_in(x: Array, axes: tuple[int, ...]) -> dict[int, int]:
-    """Return how many blocks along each axis one task adds; all if they are small."""
-    if not axes:
-        return {}
-    kept = prod(max(sizes) for axis, sizes in enumerate(x.chunks) if axis not in axes)
-    most = MOST if isnan(kept) else int(TASK_BYTES // (PARTIAL_BYTES * max(kept, 1)))
-    blocks = prod(x.numblocks[axis] for axis in axes)
-    most = min(max(most, FEWEST), MOST)
-    levels = 1
-    while most**levels < blocks:
-        levels += 1
-    return {axis: max(2, ceil(x.numblocks[axis] ** (1 / levels))) for axis in axes}

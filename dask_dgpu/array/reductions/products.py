@@ -9,10 +9,9 @@ import dask.array as da
 import numpy as np
 from dask.array.core import Array
 
-from dask_dgpu.arguments import check_flag
-from dask_dgpu.array.reductions.call import Method, checked, converted, reduced, summed_axes
+from dask_dgpu.array.reductions.call import Method, checked, converted, reduced, reducible
 from dask_dgpu.kernels.sums.exact_product import count, terms
-from graph_opt.model.dtype import is_inexact, real_of
+from graph_opt.model.layout import is_inexact, real_of
 
 
 def dot(x: Any, y: Any, *, method: Method = "compensated") -> Array:
@@ -120,9 +119,7 @@ def norm(
     --------
     dot : Accuracy of sums of products.
     """
-    x = checked("x", x, method)
-    check_flag("keepdims", keepdims)
-    axes = summed_axes(axis, x.ndim)
+    x, axes = reducible(x, axis, keepdims, method)
     result = np.sqrt(np.zeros(1, x.dtype)).real.dtype if x.dtype.kind in "fc" else np.dtype("f8")
     if method == "dask":
         squares: Array = (abs(x.astype(np.result_type(x.dtype, result))) ** 2).sum(

@@ -29,7 +29,9 @@ import numpy as np
 import torch
 import torch.distributed
 
-from dask_dgpu.comm.buffers import (
+from dask_dgpu.comm.common import (
+    KeyValueStore,
+    Lifetime,
     as_bytes,
     check_all_to_all,
     check_gather,
@@ -40,13 +42,9 @@ from dask_dgpu.comm.buffers import (
     pieces,
     reduce_parts,
 )
-from dask_dgpu.comm.lifetime import Lifetime
-from dask_dgpu.comm.nccl.marks import Marks
-from dask_dgpu.comm.nccl.reduction import native_form
 from dask_dgpu.comm.nccl.window import Mappings, open_window
-from dask_dgpu.comm.nccl.work import DeferredWork, NcclWork
-from dask_dgpu.comm.protocol import Buffer, Reduction, Window, Work
-from dask_dgpu.comm.rendezvous import KeyValueStore
+from dask_dgpu.comm.nccl.work import DeferredWork, Marks, NcclWork
+from dask_dgpu.comm.protocol import Buffer, Counts, Messages, Reduction, Window, Work
 from dask_dgpu.errors import CommError
 
 # torch has no stubs for much of this, or stubs that vary from version to version.
@@ -54,23 +52,16 @@ dist: Any = torch.distributed
 torch_cuda: Any = torch.cuda
 
 _NEVER = timedelta(days=365)
+# The dtypes that NCCL reduces.
+_NATIVE = {np.dtype(t) for t in ("u1", "i1", "i4", "i8", "f2", "f4", "f8")}
 
 
 class NcclComm:
     """One rank over NCCL; see :class:`~dask_dgpu.comm.protocol.Comm`.
 
-    Parameters
-    ----------
-    store : torch.distributed.Store
-        A store for these ranks only: a prefix that is used once.
-    rank, size : int
-        This rank and the number of ranks, which all call this at the same time.
-    device : int
-        The CUDA device of this rank, in this process's numbering.
-    timeout : float
-        Seconds for which closing waits for the GPU.
-    limit : float, optional
-        Seconds after which a wait counts as failed; without it a wait lasts until aborted.
+    All ranks create it at the same time, with a ``store`` for these ranks only: a prefix that is
+    used once. Closing waits for the GPU, at most ``timeout`` seconds. Waits raise after ``limit``
+    seconds; without it they last until aborted.
     """
 
     def __init__(
@@ -102,11 +93,7 @@ class NcclComm:
             raise CommError(f"rank {rank} of {size} could not connect: {error}") from error
         self._marks = Marks(self._lifetime, limit)
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[int, Buffer]],
-        recvs: Sequence[tuple[int, Buffer]],
-    ) -> Work:
+    def exchange(self, sends: Messages, recvs: Messages) -> Work:
         check_peers([peer for peer, _ in (*sends, *recvs)], self.size)
         own = own_messages(self.rank, sends, recvs)
         others = [
@@ -152,7 +139,7 @@ class NcclComm:
     def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
         check_gather(whole, part, self.size)
         check_reduction(whole, op)
-        native = native_form(op, flat(part), flat(whole))
+        native = _native_form(op, flat(part), flat(whole))
         if native is None:
             received = cupy.empty((self.size, part.size), part.dtype)
             counts = [part.size] * self.size
@@ -170,7 +157,7 @@ class NcclComm:
     def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
         check_reduction(buffer, op)
         target = flat(buffer)
-        native = native_form(op, target)
+        native = _native_form(op, target)
         if native is None:
             received = cupy.empty((self.size, target.size), target.dtype)
             work = self.all_gather(received, target)
@@ -183,13 +170,7 @@ class NcclComm:
             given,
         )
 
-    def all_to_all(
-        self,
-        out: Buffer,
-        out_counts: Sequence[int],
-        whole: Buffer,
-        in_counts: Sequence[int],
-    ) -> Work:
+    def all_to_all(self, out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts) -> Work:
         check_all_to_all(out, out_counts, whole, in_counts, self.rank, self.size)
         # torch's alltoall_base is one group of sends and receives too; this one omits empty
         # messages and our own piece.
@@ -250,8 +231,10 @@ class NcclComm:
     def _calling_torch(self, name: str) -> Iterator[None]:
         """Make the caller's stream torch's, and convert torch's errors."""
         try:
-            with _current_stream(self._device):
-                yield
+            with cupy.cuda.Device(self._device.index):
+                pointer = cupy.cuda.get_current_stream().ptr
+                with torch_cuda.stream(_torch_stream(pointer, self._device)):
+                    yield
         except RuntimeError as error:
             self._lifetime.check()
             raise CommError(f"{name} on rank {self.rank} failed: {error}") from error
@@ -268,15 +251,6 @@ class NcclComm:
         return torch.as_tensor(buffer, device=self._device)
 
 
-@contextmanager
-def _current_stream(device: torch.device) -> Iterator[None]:
-    """Make CuPy's current stream torch's."""
-    with cupy.cuda.Device(device.index):
-        pointer = cupy.cuda.get_current_stream().ptr
-        with torch_cuda.stream(_torch_stream(pointer, device)):
-            yield
-
-
 @lru_cache(maxsize=64)
 def _torch_stream(pointer: int, device: torch.device) -> Any:
     """Return torch's view of a stream."""
@@ -284,3 +258,24 @@ def _torch_stream(pointer: int, device: torch.device) -> Any:
     if not pointer:
         return torch_cuda.default_stream(device)
     return torch_cuda.ExternalStream(pointer, device=device)
+
+
+def _native_form(op: Reduction, *buffers: Buffer) -> tuple[Any, list[Buffer]] | None:
+    """Return NCCL's reduction and views of the buffers, ``None`` if NCCL has none.
+
+    Dtypes that NCCL lacks are viewed as others that it has.
+    """
+    dtype = buffers[0].dtype
+    if dtype.kind == "b":
+        logical = {"sum": dist.ReduceOp.MAX, "max": dist.ReduceOp.MAX}
+        return logical.get(op, dist.ReduceOp.MIN), [as_bytes(b) for b in buffers]
+    if dtype.kind == "c":
+        half = np.dtype(f"f{dtype.itemsize // 2}")
+        return dist.ReduceOp.SUM, [b.view(half) for b in buffers]
+    if dtype.kind == "u" and dtype.itemsize >= 4 and op == "sum":
+        signed = np.dtype(f"i{dtype.itemsize}")
+        return dist.ReduceOp.SUM, [b.view(signed) for b in buffers]
+    if dtype not in _NATIVE:
+        return None
+    name = {"sum": "SUM", "min": "MIN", "max": "MAX"}[op]
+    return getattr(dist.ReduceOp, name), list(buffers)

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cupy
 import numpy as np
 
-from dask_dgpu.comm.buffers import check_peers
+from dask_dgpu.comm.common import check_peers, meet
 from dask_dgpu.comm.protocol import Buffer, Work
-from dask_dgpu.comm.rendezvous import meet
 
 if TYPE_CHECKING:
     from dask_dgpu.comm.nccl.communicator import NcclComm
@@ -47,14 +46,9 @@ class Place(NamedTuple):
 class Offer:
     """The locations of a rank's buffers.
 
-    Parameters
-    ----------
-    host : str
-        Host and boot: memory can only be mapped within one boot of one host.
-    handles : list of str
-        CUDA's handles of their allocations, in hexadecimal.
-    places : list of Place or None
-        The buffers; ``None`` if one of them cannot be offered.
+    ``host`` names host and boot: memory can only be mapped within one boot of one host. ``handles``
+    are CUDA's for their allocations, in hexadecimal. ``places`` is ``None`` if one of the buffers
+    cannot be offered.
     """
 
     host: str
@@ -63,22 +57,12 @@ class Offer:
 
 
 class Mappings:
-    """Mapped allocations of other processes.
-
-    Attributes
-    ----------
-    known : set of str
-        The handles that all ranks have mapped.
-    refused : bool
-        Whether a rank could not map one of them: then none is used.
-    lock : Lock
-        Held while a read is issued, and while everything is unmapped.
-    """
+    """Mapped allocations of other processes."""
 
     def __init__(self) -> None:
-        self.known: set[str] = set()
-        self.refused = False
-        self.lock = threading.Lock()
+        self.known: set[str] = set()  # the handles that all ranks have mapped
+        self.refused = False  # a rank could not map one of them: then none is used
+        self.lock = threading.Lock()  # held while a read is issued, or everything is unmapped
         self._opened: dict[str, int] = {}
         self._exchanges = 0
 

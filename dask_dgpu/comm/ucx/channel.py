@@ -43,21 +43,10 @@ class _EndError(Exception):
 
 
 class UcxChannel:
-    """The messages between this process and its peers.
+    """The messages between this process and its peers, which connect to ``address``.
 
-    Parameters
-    ----------
-    rank, size : int
-        This rank and the number of ranks.
-    timeout : float
-        Seconds to create the worker, and to wait for the farewells of others.
-    device : int, optional
-        The CUDA device of the arrays, in this process's numbering; by default they are NumPy's.
-
-    Attributes
-    ----------
-    address : bytes
-        The address to which peers connect.
+    ``timeout`` are the seconds to create the worker, and to wait for the farewells of others;
+    ``device`` is the CUDA device of the arrays, ``None`` for NumPy's.
     """
 
     def __init__(self, rank: int, size: int, timeout: float, device: int | None) -> None:

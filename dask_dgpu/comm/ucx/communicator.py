@@ -11,26 +11,14 @@ Computations within a collective, its reductions, run on the caller's current st
 
 from __future__ import annotations
 
-from dask_dgpu.comm.buffers import settle
-from dask_dgpu.comm.lifetime import Lifetime
+from dask_dgpu.comm.common import KeyValueStore, Lifetime, meet, settle
 from dask_dgpu.comm.point_to_point import Message, PointToPointComm, Steps, Verb
 from dask_dgpu.comm.protocol import Buffer, Work
-from dask_dgpu.comm.rendezvous import KeyValueStore, meet
 from dask_dgpu.comm.ucx.channel import UcxChannel
 
 
 class UcxComm(PointToPointComm):
-    """One rank over UCX; see :class:`~dask_dgpu.comm.protocol.Comm`.
-
-    Parameters
-    ----------
-    channel : UcxChannel
-        Carries the messages.
-    size : int
-        Number of ranks.
-    limit : float or None
-        Seconds after which a wait raises; ``None`` waits until aborted.
-    """
+    """One rank over UCX; see :class:`~dask_dgpu.comm.protocol.Comm`."""
 
     def __init__(self, channel: UcxChannel, size: int, limit: float | None) -> None:
         super().__init__(channel.rank, size, limit, self._end_messages)
@@ -51,16 +39,50 @@ class UcxComm(PointToPointComm):
     def _start(self, name: str, steps: Steps) -> Work:
         if self._channel.device is None:
             return super()._start(name, steps)
-        from dask_dgpu.comm.ucx.stream import OrderedWork, Place
-
-        place = Place(self._channel.device)
-        return OrderedWork(super()._start(name, place.run(steps)), place)
+        ordered = _OrderedWork(self._channel.device)
+        ordered.work = super()._start(name, ordered.run(steps))
+        return ordered
 
     def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Message:
         if self._channel.device is None and hasattr(data, "__cuda_array_interface__"):
             raise ValueError("expected a buffer on the host, got one on a GPU")
         settle(data)
         return self._channel.post(verb, peer, data, tag, what)
+
+
+class _OrderedWork:
+    """A collective on the creating thread's device and stream; callers' streams wait for it."""
+
+    work: Work
+
+    def __init__(self, device: int) -> None:
+        import cupy
+
+        self._cuda = cupy.cuda
+        self._device = cupy.cuda.Device(device)
+        with self._device:
+            self._stream = cupy.cuda.get_current_stream()
+            self._last = cupy.cuda.Event(disable_timing=True)
+
+    def run(self, steps: Steps) -> Steps:
+        """Run the steps on the stream, whichever thread resumes them."""
+        while True:
+            with self._device, self._stream:
+                messages = next(steps, None)
+                if messages is None:
+                    self._last.record()
+                    return
+            yield messages
+
+    def wait(self) -> None:
+        """Return when all messages are done; copies and reductions are on the stream."""
+        self.work.wait()
+        with self._device:
+            self._cuda.get_current_stream().wait_event(self._last)
+
+    def done(self) -> bool:
+        """Return whether ``wait`` would return (or raise) without blocking."""
+        return self.work.done()
 
 
 def join(
@@ -75,20 +97,9 @@ def join(
 ) -> UcxComm:
     """Connect as one of ``size`` ranks, all of which call this at the same time.
 
-    Parameters
-    ----------
-    store : torch.distributed.Store
-        A store for these ranks only: a prefix that is used once.
-    rank, size : int
-        This rank and the number of ranks.
-    timeout : float
-        Seconds to connect with the others.
-    limit : float or None
-        Seconds after which a later wait raises; ``None`` waits until aborted.
-    device : int or None
-        The CUDA device of this rank, in this process's numbering; ``None`` for NumPy arrays.
-    lifetime : Lifetime
-        Aborting it ends the connecting.
+    ``store`` is for these ranks only: a prefix that is used once. ``device`` is ``None`` for NumPy
+    arrays. Connecting ends after ``timeout`` seconds, or if ``lifetime`` is aborted. Later waits
+    raise after ``limit`` seconds; ``None`` waits until aborted.
     """
     channel = UcxChannel(rank, size, timeout, device)
     try:

@@ -30,12 +30,7 @@ _PAUSE = 0.01
 class UcxMessage:
     """A posted send or receive; see :class:`~.point_to_point.Message`.
 
-    Parameters
-    ----------
-    what : str
-        Its name in errors.
-    fail : callable
-        Called with the reason if it is late.
+    Errors call it ``what``; ``fail`` is called with the reason if it is late.
     """
 
     def __init__(self, what: str, fail: Callable[[str], None]) -> None:
@@ -77,19 +72,9 @@ class _Posted:
 
 
 class UcxWorker:
-    """A worker with an endpoint for each peer.
+    """A worker with an endpoint for each peer; ``lost`` are the unreachable ranks.
 
-    Parameters
-    ----------
-    rank : int
-        This rank.
-    device : int or None
-        The CUDA device of the thread, if it uses one.
-
-    Attributes
-    ----------
-    lost : set of int
-        The unreachable ranks.
+    ``device`` is the CUDA device of the thread, if it uses one.
     """
 
     def __init__(self, rank: int, device: int | None) -> None:

@@ -51,14 +51,8 @@ class Device(Protocol):
     def again(self, known: dict[Hashable, Any], key: Hashable, work: Callable[[], T]) -> T:
         """Repeat work in the same memory on the current lane, if possible as a recording.
 
-        Parameters
-        ----------
-        known : dict
-            Recordings of the device; lives as long as the memory.
-        key : hashable
-            Work with the same key has the same launches and result.
-        work : callable
-            Issues kernels and nothing else; may be skipped if ``key`` is known.
+        Recordings are ``known`` as long as the memory. Work with the same key has the same launches
+        and result. It issues kernels and nothing else, and may be skipped if the key is known.
         """
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:

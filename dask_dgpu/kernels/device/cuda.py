@@ -1,23 +1,29 @@
-"""A CUDA device: CuPy arrays on two kept streams."""
+"""A CUDA device: CuPy arrays on two kept streams, replays of launches, and guarded memory."""
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, suppress
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import cupy
 
-from dask_dgpu.kernels.device.guarded import bare, each_array, guarded
-from dask_dgpu.kernels.device.replay import Replay
-from dask_dgpu.kernels.fft.plans import wait_for_plans
+from dask_dgpu.kernels.device import ArrayContainer
+from dask_dgpu.kernels.fft.cuda import wait_for_plans
 
 Array = Any
 T = TypeVar("T")
 
 MOST_CONSTANTS = 64
 """Most cached constants."""
+
+SPOILED = cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError
+"""Errors of a recording while another thread waits for the whole device.
+
+CUDA reports a conflict in any mode, and libraries wait when they are closed.
+"""
 
 
 class CudaDevice:
@@ -192,3 +198,100 @@ class _Stream:
     def __cuda_stream__(self) -> tuple[int, int]:
         """Version of the protocol, and the stream."""
         return 0, self.handle
+
+
+class Replay(Generic[T]):
+    """Work with the same launches on the same memory each time, as a CUDA graph.
+
+    A launch takes the host longer than a small kernel takes the GPU. Recorded launches are sent at
+    once.
+
+    The first call issues it, which compiles kernels; the second one records it; later calls replay
+    it, on the current stream. If other threads break the recording, it is issued once more, and
+    recorded the next time.
+    """
+
+    def __init__(self) -> None:
+        self._result: list[T] = []
+        self._graph: Any = None
+
+    @property
+    def recorded(self) -> bool:
+        """Whether later calls replay the work."""
+        return self._graph is not None
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        """Do the work, which may be issued again after an error; return its result."""
+        if not self._result:
+            self._result.append(work())
+            return self._result[0]
+        if self._graph is None:
+            try:
+                self._graph = _recorded(work)
+            except SPOILED:
+                return work()
+        self._graph.launch(cupy.cuda.get_current_stream())
+        return self._result[0]
+
+
+def _recorded(work: Callable[[], Any]) -> Any:
+    """Record the launches of some work as a graph, without running them.
+
+    The recording has a stream of its own, for which no other thread waits.
+    """
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        try:
+            work()
+        finally:
+            graph = stream.end_capture()
+    return graph
+
+
+class _Guard:
+    """Owner of memory, referred to by all arrays in it."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+
+
+def guarded(array: Array, leave: Callable[[Any], None]) -> Array:
+    """Return an array at the same addresses that calls back when it is freed.
+
+    ``leave`` is called with the memory, by any thread but not at exit, when the returned array and
+    all its views are gone. The memory is freed with its last reference. CuPy frees memory with the
+    last array in it, and views outlive their array: so the guard watches the memory.
+    """
+    memory = array.data.mem
+    guard = _Guard(memory)
+    weakref.finalize(guard, leave, memory).atexit = False
+    watched = cupy.cuda.UnownedMemory(memory.ptr, memory.size, guard, memory.device_id)
+    return _placed(array, watched)
+
+
+def bare(array: Array) -> Array:
+    """Return an array at the same addresses without a guard."""
+    guard = getattr(array.data.mem, "_owner", None)
+    return _placed(array, guard.memory) if isinstance(guard, _Guard) else array
+
+
+def each_array(block: Any, function: Callable[[Array], Array]) -> Any:
+    """Replace all CuPy arrays of a block that are not empty by the results of a function.
+
+    A block is an array, or an intermediate value of a reduction that contains arrays.
+    """
+    if isinstance(block, cupy.ndarray):
+        return function(block) if block.size else block
+    if type(block) is dict:
+        return {key: each_array(value, function) for key, value in block.items()}
+    if type(block) in (list, tuple):
+        return type(block)(each_array(value, function) for value in block)
+    if isinstance(block, ArrayContainer):
+        return block.map_arrays(lambda array: each_array(array, function))
+    return block
+
+
+def _placed(array: Array, memory: Any) -> Array:
+    """Return an array at the same addresses that keeps other memory alive."""
+    place = cupy.cuda.MemoryPointer(memory, array.data.ptr - memory.ptr)
+    return cupy.ndarray(array.shape, array.dtype, place, array.strides)

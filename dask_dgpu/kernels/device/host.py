@@ -1,7 +1,10 @@
-"""A host: NumPy arrays; both lanes are the calling thread."""
+"""A host: NumPy arrays; both lanes are the calling thread. And the allocator of its C library."""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import platform
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +18,13 @@ Array = Any
 T = TypeVar("T")
 
 KEPT_BYTES = 64 << 20
-"""Larger workspaces are freed after each program."""
+"""Larger workspaces are freed after each program; glibc may cache as much freed memory."""
+
+FROM_HEAP = 4 << 20
+"""Largest allocation from glibc's cache."""
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's ``mallopt``."""
 
 
 class HostDevice:
@@ -102,3 +111,20 @@ class HostDevice:
 
     def to_host(self, block: Array) -> Array:
         return np.asarray(block)
+
+
+def keep_small_memory() -> bool:
+    """Let glibc cache some freed memory if the environment disables that.
+
+    Dask's nanny starts workers with ``MALLOC_TRIM_THRESHOLD_=65536``, so glibc returns all freed
+    memory to the system and maps every allocation from 128 KiB on anew. SciPy's transforms allocate
+    a workspace for each line: half of their time were page faults. Memory of large arrays is still
+    returned.
+
+    Return whether anything changed: only under glibc, with a lower threshold in the environment.
+    """
+    threshold = os.environ.get("MALLOC_TRIM_THRESHOLD_", "")
+    if platform.libc_ver()[0] != "glibc" or not threshold.isdigit() or int(threshold) >= KEPT_BYTES:
+        return False
+    set_option = ctypes.CDLL(None).mallopt
+    return bool(set_option(MMAP_THRESHOLD, FROM_HEAP) and set_option(TRIM_THRESHOLD, KEPT_BYTES))

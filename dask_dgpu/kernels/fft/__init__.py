@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -10,73 +12,95 @@ import numpy as np
 import scipy.fft
 
 from dask_dgpu.kernels.fft import trigonometric
-from dask_dgpu.kernels.fft.kinds import Transform
+from graph_opt.model.layout import real_of
 
 Array = Any
 Arguments = dict[str, Any]
 
 COMPLEX = ("fft", "ifft")
+TO_HALF_COMPLEX = ("rfft", "ihfft")
+TO_REAL = ("irfft", "hfft")
+TRIGONOMETRIC = ("dct1", "dct2", "dct3", "dct4", "dst1", "dst2", "dst3", "dst4")
+KINDS = COMPLEX + TO_HALF_COMPLEX + TO_REAL + TRIGONOMETRIC
+
+
+@dataclass(frozen=True)
+class Transform:
+    """One discrete Fourier, cosine or sine transform along one axis, counted from 0.
+
+    ``kind`` is a function of ``numpy.fft``, or ``dct`` or ``dst`` of ``scipy.fft`` with the type,
+    from ``"dct1"`` to ``"dst4"``; ``norm`` is as there. ``n`` is the length of the input after
+    cropping or padding, or of the output for ``irfft`` and ``hfft``. A length below 1, or 2 for
+    ``"dct1"``, is an error.
+    """
+
+    kind: str
+    axis: int
+    n: int
+    norm: str = "backward"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"expected a kind among {', '.join(KINDS)}, got {self.kind!r}")
+        least = 2 if self.kind == "dct1" else 1
+        if self.n < least:
+            raise ValueError(f"expected n of at least {least} for {self.kind}, got {self.n}")
+
+    @property
+    def input_length(self) -> int:
+        """Maximum number of input elements along the axis."""
+        return self.n // 2 + 1 if self.kind in TO_REAL else self.n
+
+    @property
+    def output_length(self) -> int:
+        """Length of the output along the axis."""
+        return self.n // 2 + 1 if self.kind in TO_HALF_COMPLEX else self.n
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of a line, by the usual estimate."""
+        complex_flops = 5 * self.n * math.log2(self.n)
+        return complex_flops if self.kind in COMPLEX else complex_flops / 2
+
+    @property
+    def factor(self) -> float:
+        """The factor of a complex transform for ``norm``."""
+        if self.norm == "ortho":
+            return self.n**-0.5
+        return 1 / self.n if (self.norm == "forward") is (self.kind == "fft") else 1
+
+    def output_dtype(self, dtype: str) -> str:
+        """Return the dtype of NumPy's, or SciPy's, result for input of a dtype."""
+        if self.kind in TRIGONOMETRIC:
+            least = np.float64 if np.dtype(dtype).kind in "biu" else np.float32
+            return np.result_type(np.dtype(dtype), least).name
+        if self.kind in TO_REAL:
+            return np.result_type(real_of(dtype), 1.0).name
+        return np.result_type(np.dtype(dtype), 1j).name
 
 
 def transform(block: Array, transforms: Iterable[Transform], *, overwrite: bool = False) -> Array:
-    """Transform a block along some of its axes, one after the other.
+    """Transform a block along some of its axes, one after the other, to NumPy's dtype.
 
-    Parameters
-    ----------
-    block : numpy.ndarray or cupy.ndarray
-        Of any real or complex dtype; a CuPy array is transformed on CuPy's current stream.
-    transforms : iterable of Transform
-        In their order.
-    overwrite : bool, optional
-        Whether the result may overwrite ``block``.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray
-        Of NumPy's dtype; single precision stays single.
+    ``block`` has any real or complex dtype; a CuPy array is transformed on CuPy's current stream.
+    ``overwrite`` allows the result to overwrite it.
     """
-    if block.size == 0:  # libraries need not support empty arrays
-        return _zeros(block, list(transforms))
-    call = _on_host if isinstance(block, np.ndarray) else _on_device
-    result, dtype = block, block.dtype.name
-    for name, arguments, group in _calls(transforms):
-        mine = overwrite or result is not block
-        result = call(result, name, arguments, group, overwrite=mine)
-        for each in group:
-            dtype = each.output_dtype(dtype)
-    return result.astype(dtype, copy=False)
-
-
-def _on_host(
-    block: Array, name: str, arguments: Arguments, _: list[Transform], *, overwrite: bool
-) -> Array:
-    return getattr(scipy.fft, name)(block, **arguments, overwrite_x=overwrite, workers=1)
-
-
-def _on_device(
-    block: Array, name: str, arguments: Arguments, group: list[Transform], *, overwrite: bool
-) -> Array:
-    """Call CuPy, unless it lacks the transform or would copy lines that need no copy."""
-    import cupyx.scipy.fft
-
-    if "type" in arguments:
-        (one,) = group
-        dtype = one.output_dtype(block.dtype.name)
-        return trigonometric.transform(
-            block, one.kind, one.n, one.axis, one.norm, dtype, cupyx.scipy.fft
-        )
-    in_lines = _in_lines(block, group, overwrite=overwrite)
-    if in_lines is not None:
-        return in_lines
-    return getattr(cupyx.scipy.fft, name)(block, **arguments, overwrite_x=overwrite)
-
-
-def _zeros(block: Array, transforms: list[Transform]) -> Array:
+    transforms = list(transforms)
     shape, dtype = list(block.shape), block.dtype.name
     for each in transforms:
         shape[each.axis] = each.output_length
         dtype = each.output_dtype(dtype)
-    return np.zeros_like(block, shape=tuple(shape), dtype=dtype)
+    if block.size == 0:  # libraries need not support empty arrays
+        return np.zeros_like(block, shape=tuple(shape), dtype=dtype)
+    result = block
+    for name, arguments, group in _calls(transforms):
+        mine = overwrite or result is not block
+        if isinstance(result, np.ndarray):
+            function = getattr(scipy.fft, name)
+            result = function(result, **arguments, overwrite_x=mine, workers=1)
+        else:
+            result = _on_device(result, name, arguments, group, overwrite=mine)
+    return result.astype(dtype, copy=False)
 
 
 def _calls(
@@ -103,19 +127,23 @@ def _calls(
             yield kind, arguments, group
 
 
-def _in_lines(block: Array, group: list[Transform], *, overwrite: bool) -> Array | None:
-    """Transform a CuPy array without copying its lines first, if possible."""
+def _on_device(
+    block: Array, name: str, arguments: Arguments, group: list[Transform], *, overwrite: bool
+) -> Array:
+    """Call CuPy, unless it lacks the transform or would copy lines that need no copy."""
+    import cupyx.scipy.fft
+
     each = group[0]
-    if len(group) > 1 or each.kind not in COMPLEX or block.shape[each.axis] != each.n:
-        return None
-    from dask_dgpu.kernels.fft.cuda import transformed
+    if each.kind in TRIGONOMETRIC:
+        dtype = each.output_dtype(block.dtype.name)
+        return trigonometric.transform(
+            block, each.kind, each.n, each.axis, each.norm, dtype, cupyx.scipy.fft
+        )
+    if len(group) == 1 and each.kind in COMPLEX and block.shape[each.axis] == each.n:
+        from dask_dgpu.kernels.fft.cuda import transformed
 
-    inverse, factor = each.kind == "ifft", _factor(each)
-    return transformed(block, each.axis, inverse=inverse, factor=factor, overwrite=overwrite)
-
-
-def _factor(each: Transform) -> float:
-    """Return the factor of the unnormalised transform."""
-    if each.norm == "ortho":
-        return each.n**-0.5
-    return 1 / each.n if (each.norm == "forward") is (each.kind == "fft") else 1
+        inverse, factor = each.kind == "ifft", each.factor
+        result = transformed(block, each.axis, inverse=inverse, factor=factor, overwrite=overwrite)
+        if result is not None:
+            return result
+    return getattr(cupyx.scipy.fft, name)(block, **arguments, overwrite_x=overwrite)

@@ -1,4 +1,4 @@
-"""Complex transforms along one axis by cuFFT, without copying the lines first.
+"""Complex transforms along one axis by cuFFT, without copying the lines first, and its plans.
 
 CuPy copies a block if it is a view, or if the axis is not its last. cuFFT needs neither: lines may
 have any stride and any distance. The lines of the result are contiguous.
@@ -20,20 +20,46 @@ MOST_CALLS = 64
 LARGEST = 2**31 - 1
 
 
+class Ready(type):
+    """A replacement for a class of plans; ``isinstance`` accepts the original's objects."""
+
+    kind: Any
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Create a plan, and wait until all of it is on the device."""
+        plan = cls.kind(*args, **kwargs)
+        # cheap: the creation of a plan waits for all earlier work on the device anyway
+        cupy.cuda.Stream.null.synchronize()
+        return plan
+
+    def __instancecheck__(cls, plan: Any) -> bool:
+        return isinstance(plan, cls.kind)
+
+
+def wait_for_plans() -> None:
+    """Let CuPy return plans of this process only when they are ready.
+
+    A plan copies the address of its twiddle factors to the device on the legacy stream, whatever
+    CuPy's current stream is (https://github.com/cupy/cupy/issues/7928), and the host does not wait
+    for the copy. The lanes of a program do not wait for the legacy stream: on GPUs shared by
+    several processes, transforms started too early and read at address zero.
+
+    CuPy has no hook for the creation of plans, which also happens in the ``cupy.fft`` of a user's
+    block function. So its two classes of plans are replaced.
+    """
+    for name in ("Plan1d", "PlanNd"):
+        kind = getattr(cufft, name)
+        if not isinstance(kind, Ready):
+            setattr(cufft, name, Ready(name, (), {"kind": kind}))
+
+
 def transformed(
     block: Array, axis: int, *, inverse: bool, factor: float, overwrite: bool
 ) -> Array | None:
     """Transform a CuPy block of any strides along a whole axis, and multiply by a factor.
 
-    Returns
-    -------
-    cupy.ndarray or None
-        ``None`` if cuFFT cannot read the lines in place: another dtype, too many calls, or strides
-        of zero.
-
-    Notes
-    -----
-    CuPy's plan cache for each thread and device keeps the plans, within its limits.
+    Return ``None`` if cuFFT cannot read the lines in place: another dtype, too many calls, or
+    strides of zero.
     """
     if block.dtype.name not in TYPES or block.size == 0 or block.shape[axis] == 1:
         return None

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.kernels.fft.four_step import roots_of_unity, spans
+from dask_dgpu.kernels.fft.factors import Start, aligned, roots_of_unity, spans
 
 Array = Any
 
@@ -49,14 +49,7 @@ WORKSPACE = 64 * 2**20
 class Recipe:
     """A transform as one FFT: factors before, the FFT, factors after.
 
-    Parameters
-    ----------
-    kind : str
-        ``dct`` or ``dst``, and the type: ``"dct1"`` to ``"dst4"``.
-    n : int
-        Length of the transform.
-    norm : {"backward", "ortho", "forward"}
-        As in ``scipy.fft``, for the transform that is no inverse.
+    ``kind``, ``n`` and ``norm`` are those of a ``Transform``.
     """
 
     kind: str
@@ -82,26 +75,23 @@ class Recipe:
     def _type(self) -> int:
         return int(self.kind[-1])
 
-    def before(self, block: Array, axis: int, start: int) -> Array:
-        """Return the input of the FFT, for real elements from ``start`` on along an axis.
-
-        It may be the block itself.
-        """
-        m = _range(block, axis, start)
+    def before(self, block: Array, start: Start, axis: int) -> Array:
+        """Return the input of the FFT, for real elements; it may be the block itself."""
+        first, m = start[axis], _range(block, start, axis)
         ortho = math.sqrt(2) if self.norm == "ortho" else 1.0
         if self._type == 3:
-            factors = self._ends(self._phases(m, block.dtype).conj(), start, ortho)
+            factors = self._ends(self._phases(m, block.dtype).conj(), first, ortho)
         elif self._type == 4:
             factors = roots_of_unity(m, 2 * self.period, -1, _complex(block.dtype))
         elif self.kind == "dct1":
-            factors = self._ends(np.ones_like(m, dtype=np.float64), start, ortho / 2)
+            factors = self._ends(np.ones_like(m, dtype=np.float64), first, ortho / 2)
         else:
             return block
         dtype = block.dtype if factors.dtype.kind == "f" else _complex(block.dtype)
-        return block * _along(factors.astype(dtype, copy=False), axis, block.ndim)
+        return block * aligned(factors.astype(dtype, copy=False), axis, block.ndim)
 
-    def after(self, block: Array, axis: int, start: int) -> Array:
-        """Return the real result, for elements from ``start`` on along an axis.
+    def after(self, block: Array, start: Start, axis: int) -> Array:
+        """Return the real result.
 
         ``block`` is the output of the FFT, from ``first`` on in a spectrum of real numbers. It is
         overwritten, and the result is a view of it.
@@ -110,11 +100,11 @@ class Recipe:
         if self._type == 3:
             block *= block.dtype.type(float(self.period) ** (1 + logical))
             return block
-        k = _range(block, axis, start)
+        k = _range(block, start, axis)
         ortho = math.sqrt(0.5) if self.norm == "ortho" else 1.0
-        factors = self._ends(self._phases(k, block.dtype), start, ortho)
+        factors = self._ends(self._phases(k, block.dtype), start[axis], ortho)
         factors *= 2 * float(self.period) ** logical
-        block *= _along(factors.astype(block.dtype, copy=False), axis, block.ndim)
+        block *= aligned(factors.astype(block.dtype, copy=False), axis, block.ndim)
         return block.real
 
     def _phases(self, k: Array, dtype: Any) -> Array:
@@ -123,9 +113,9 @@ class Recipe:
         phases = roots_of_unity(a * (2 * k + b), 4 * self.period, -1, _complex(dtype))
         return 1j * phases if self.kind.startswith("dst") else phases
 
-    def _ends(self, factors: Array, start: int, weight: float) -> Array:
+    def _ends(self, factors: Array, first: int, weight: float) -> Array:
         for end in ENDS.get(self.kind, ()):
-            at = end % self.n - start
+            at = end % self.n - first
             if 0 <= at < len(factors):
                 factors[at] *= weight
         return factors
@@ -156,7 +146,8 @@ def transform(block: Array, kind: str, n: int, axis: int, norm: str, dtype: str,
 
 
 def _sliced(x: Array, recipe: Recipe, axis: int, fft: Any) -> Array:
-    x = recipe.before(x, axis, 0)
+    start = (0,) * x.ndim
+    x = recipe.before(x, start, axis)
     wanted = slice(recipe.first, recipe.first + recipe.n)
     if recipe.fft == "irfft":
         shape = (*x.shape[:axis], recipe.first + x.shape[axis], *x.shape[axis + 1 :])
@@ -164,7 +155,7 @@ def _sliced(x: Array, recipe: Recipe, axis: int, fft: Any) -> Array:
         spectrum[(slice(None),) * axis + (wanted,)] = x
         x, wanted = spectrum, slice(0, recipe.n)
     y = getattr(fft, recipe.fft)(x, recipe.period, axis)
-    return recipe.after(y[(slice(None),) * axis + (wanted,)], axis, 0)
+    return recipe.after(y[(slice(None),) * axis + (wanted,)], start, axis)
 
 
 def _real(array: Array) -> Array:
@@ -176,9 +167,5 @@ def _complex(dtype: Any) -> Any:
     return np.result_type(dtype, np.complex64)
 
 
-def _range(block: Array, axis: int, start: int) -> Array:
-    return np.arange(start, start + block.shape[axis], dtype=np.int64, like=block)
-
-
-def _along(factors: Array, axis: int, ndim: int) -> Array:
-    return factors.reshape((-1, *(1,) * (ndim - axis - 1)))
+def _range(block: Array, start: Start, axis: int) -> Array:
+    return np.arange(start[axis], start[axis] + block.shape[axis], dtype=np.int64, like=block)

@@ -1,17 +1,24 @@
-"""Matrix multiplication ``out += a @ b`` on one device, without a temporary as large as ``out``."""
+"""Matrix multiplication ``out += a @ b`` on one device, without a temporary as large as ``out``.
+
+Factors are read where they lie: transposed, or parts of larger arrays.
+"""
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cython_blas
 
 Array = Any
+Call = Callable[..., None]
+"""``call(routine, dtype, *arguments)`` calls BLAS or cuBLAS.
 
-BLAS = {"float32": "sgemm", "float64": "dgemm", "complex64": "cgemm", "complex128": "zgemm"}
+Their arguments have the same order: options as strings, integers, and arrays for addresses.
+"""
+
+BLAS = ("float32", "float64", "complex64", "complex128")
+"""The dtypes of BLAS."""
 
 SLAB_BYTES = 1 << 20
 """Approximate size of the temporaries of integer products."""
@@ -28,10 +35,11 @@ def accumulate(out: Array, a: Array, b: Array) -> None:
     Parameters
     ----------
     out : numpy.ndarray or cupy.ndarray
-        C-contiguous, of shape (m, n). On a GPU float32 if the factors are float16, else of
-        their dtype.
+        Of shape (m, n), with adjacent elements in each row. On a GPU float32 if the factors are
+        float16, else of their dtype.
     a, b : numpy.ndarray or cupy.ndarray
-        C-contiguous, of shapes (m, k) and (k, n) and the dtype :func:`factor_dtype`.
+        Of shapes (m, k) and (k, n) and the dtype :func:`factor_dtype`. Factors are copied unless
+        rows or columns have adjacent elements.
 
     Notes
     -----
@@ -40,36 +48,36 @@ def accumulate(out: Array, a: Array, b: Array) -> None:
     """
     if 0 in (*out.shape, a.shape[1]):
         return
-    if not isinstance(out, np.ndarray):
-        from dask_dgpu.kernels.gemm.cuda import accumulate_cuda
+    on_host = isinstance(out, np.ndarray)
+    if not on_host and a.dtype == np.float16:
+        from dask_dgpu.kernels.gemm.cuda import accumulate_half
 
-        accumulate_cuda(out, a, b)
-    elif out.dtype.name in BLAS:
-        _add_product(_blas(BLAS[out.dtype.name]), out, a, b)
+        accumulate_half(out, a, b)
+    elif out.dtype.name not in BLAS:
+        accumulate_slabs(out, a, b, SLAB_BYTES if on_host else SLAB_BYTES << 8)
+    elif on_host:
+        from dask_dgpu.kernels.gemm.host import accumulate_host
+
+        accumulate_host(out, *(each.astype(out.dtype, copy=False) for each in (a, b)))
     else:
-        accumulate_slabs(out, a, b, SLAB_BYTES)
+        from dask_dgpu.kernels.gemm.cuda import call_cublas
+
+        add_product(call_cublas, out, *(each.astype(out.dtype, copy=False) for each in (a, b)))
 
 
-def _add_product(gemm: Any, out: Array, a: Array, b: Array) -> None:
-    a, b = (np.ascontiguousarray(each, out.dtype) for each in (a, b))
-    no_transpose = ctypes.byref(ctypes.c_char(b"N"))
-    m, n, k = (ctypes.byref(ctypes.c_int(size)) for size in (*out.shape, a.shape[1]))
-    one = np.ones(1, out.dtype)
-    # BLAS is column-major: out.T += b.T @ a.T, none of them copied
-    left, right, result, factor = (array.ctypes.data for array in (b, a, out, one))
-    gemm(no_transpose, no_transpose, n, m, k, factor, left, n, right, k, factor, result, n)
+def column_major(matrix: Array) -> tuple[str, int, Array]:
+    """Return how a column-major library reads a matrix: "N" or "T", leading dimension, and array.
 
-
-@cache
-def _blas(name: str) -> Any:
-    """Return a function of SciPy's BLAS; those in ``scipy.linalg.blas`` hold the GIL."""
-    capsules: Any = cython_blas.__pyx_capi__
-    text, pointer, python = ctypes.c_char_p, ctypes.c_void_p, ctypes.pythonapi
-    get_name = ctypes.PYFUNCTYPE(text, ctypes.py_object)(("PyCapsule_GetName", python))
-    prototype = ctypes.PYFUNCTYPE(pointer, ctypes.py_object, text)
-    get_pointer = prototype(("PyCapsule_GetPointer", python))
-    address = get_pointer(capsules[name], get_name(capsules[name]))
-    return ctypes.CFUNCTYPE(None, *[pointer] * 13)(address)
+    The array is the matrix, or a copy if neither its rows nor its columns have adjacent elements.
+    """
+    rows, columns = matrix.shape
+    down, right = (stride // matrix.itemsize for stride in matrix.strides)
+    whole = not any(stride % matrix.itemsize for stride in matrix.strides)
+    if whole and (down == 1 or rows == 1) and (right >= rows or columns == 1):
+        return "N", max(rows, right) if columns > 1 else rows, matrix
+    if whole and (right == 1 or columns == 1) and (down >= columns or rows == 1):
+        return "T", max(columns, down) if rows > 1 else columns, matrix
+    return "N", rows, matrix.copy(order="F")
 
 
 def accumulate_slabs(out: Array, a: Array, b: Array, nbytes: int) -> None:
@@ -78,3 +86,12 @@ def accumulate_slabs(out: Array, a: Array, b: Array, nbytes: int) -> None:
     for top in range(0, out.shape[0], rows):
         slab = out[top : top + rows]
         slab += a[top : top + rows] @ b
+
+
+def add_product(call: Call, out: Array, a: Array, b: Array) -> None:
+    """Add ``a @ b`` to ``out`` by the library's product, ``out.T += b.T @ a.T``."""
+    (m, k), n, dtype = a.shape, b.shape[1], out.dtype
+    (left, ld_left, b), (right, ld_right, a) = column_major(b.T), column_major(a.T)
+    ld_out = max(n, out.strides[0] // out.itemsize)
+    one = np.ones(1, dtype)
+    call("gemm", dtype, left, right, n, m, k, one, b, ld_left, a, ld_right, one, out, ld_out)

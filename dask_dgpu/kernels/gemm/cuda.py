@@ -1,53 +1,61 @@
-"""``out += a @ b`` in CUDA memory."""
+"""Products by cuBLAS, on the current stream."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import cupy
-import cupy.cublas
 import numpy as np
-from cupy.cuda import runtime
+from cupy.cuda import device, runtime
 from cupy_backends.cuda.libs import cublas
 
-from dask_dgpu.kernels.gemm import BLAS, SLAB_BYTES, accumulate_slabs
+from dask_dgpu.kernels.gemm import column_major
 
 Array = Any
 
-
-def accumulate_cuda(out: Array, a: Array, b: Array) -> None:
-    """Add ``a @ b`` to ``out``, none of them empty; as ``gemm.accumulate`` does."""
-    if a.dtype == np.float16:
-        _accumulate_half(out, a, b)
-    elif a.dtype.name in BLAS:
-        cupy.cublas.gemm("N", "N", a, b, out=out, alpha=1.0, beta=1.0)
-    else:  # cuBLAS has no integers
-        accumulate_slabs(out, a, b, SLAB_BYTES << 8)
+OPTIONS = {"N": cublas.CUBLAS_OP_N, "T": cublas.CUBLAS_OP_T}
 
 
-def _accumulate_half(out: Array, a: Array, b: Array) -> None:
-    """Add the product of float16 factors to float32."""
+def call_cublas(routine: str, dtype: np.dtype[Any], *arguments: Any) -> None:
+    """Call a routine of cuBLAS for a dtype."""
+    letter = {"f": "s", "d": "d", "F": "c", "D": "z"}[dtype.char]
+    function = getattr(cublas, f"{letter}{routine}")
+    function(device.get_cublas_handle(), *map(_value, arguments))
+
+
+def _value(argument: Any) -> int:
+    """Return an option's number, an integer itself, or the address of an array."""
+    if isinstance(argument, str):
+        return int(OPTIONS[argument])
+    if isinstance(argument, cupy.ndarray):
+        return int(argument.data.ptr)
+    return int(argument.ctypes.data if isinstance(argument, np.ndarray) else argument)
+
+
+def accumulate_half(out: Array, a: Array, b: Array) -> None:
+    """Add the product of float16 factors to float32, none of them empty."""
     (m, k), n = a.shape, b.shape[1]
+    # out.T += b.T @ a.T: the library is column-major
+    (left, ld_left, b), (right, ld_right, a) = column_major(b.T), column_major(a.T)
     one = np.ones(1, np.float32)
-    # column-major library: out.T += b.T @ a.T
     cublas.gemmEx(
-        cupy.cuda.device.get_cublas_handle(),
-        cublas.CUBLAS_OP_N,
-        cublas.CUBLAS_OP_N,
+        device.get_cublas_handle(),
+        OPTIONS[left],
+        OPTIONS[right],
         n,
         m,
         k,
         one.ctypes.data,
         b.data.ptr,
         runtime.CUDA_R_16F,
-        n,
+        ld_left,
         a.data.ptr,
         runtime.CUDA_R_16F,
-        k,
+        ld_right,
         one.ctypes.data,
         out.data.ptr,
         runtime.CUDA_R_32F,
-        n,
+        max(n, out.strides[0] // out.itemsize),
         cublas.CUBLAS_COMPUTE_32F,
         cublas.CUBLAS_GEMM_DEFAULT,
     )

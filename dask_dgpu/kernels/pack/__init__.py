@@ -6,7 +6,7 @@ a GPU to copy them.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
@@ -128,16 +128,9 @@ class InMessage(NamedTuple):
 class Described:
     """Cached descriptions of pieces that are copied repeatedly.
 
-    Their arrays change, but usually not the strides: then only the addresses are new.
-
-    Attributes
-    ----------
-    last : tuple, optional
-        The description for a GPU.
-    cuts : tuple, optional
-        The cuts of the targets and of the sources for a host.
-    cut_before : bool
-        Whether a host has copied the pieces before: cuts of a single copy are not worth the memory.
+    Their arrays change, but usually not the strides: then only the addresses are new. A GPU's
+    description is ``last``; the cuts of targets and sources are a host's, cached from the second
+    copy on, since those of a single copy are not worth the memory.
     """
 
     def __init__(self) -> None:
@@ -147,16 +140,10 @@ class Described:
 
 
 class Pieces(NamedTuple):
-    """Pieces to copy.
+    """Pieces to copy: their lengths (pieces, axes), and their places in arrays of one dtype.
 
-    Attributes
-    ----------
-    shapes : array of int
-        Their lengths: (pieces, axes).
-    target, source : InArrays or InMessage
-        Their places in arrays of the same dtype. Targets overlap neither each other nor sources.
-    described : Described, optional
-        A cache for repeated copies of the same shapes between the same places.
+    Targets overlap neither each other nor sources. ``described`` is a cache for repeated copies of
+    the same shapes between the same places.
     """
 
     shapes: Ints
@@ -175,29 +162,15 @@ class Pieces(NamedTuple):
             known.cut_before = True
         return found
 
-    @classmethod
-    def of(cls, pairs: Iterable[tuple[Array, Array]]) -> Pieces:
-        """Copy the second of each pair of arrays to the first, of the same shape."""
-        targets, sources = zip(*pairs, strict=True)
-        ndim = targets[0].ndim
-        which = np.arange(len(targets))
-        start = np.zeros((len(targets), ndim), np.int64)
-        shapes = np.array([target.shape for target in targets], np.int64).reshape(start.shape)
-        return cls(
-            shapes,
-            InArrays(Arrays(targets), which, start),
-            InArrays(Arrays(sources), which, start),
-        )
-
 
 def copy_pieces(device: Device, *batches: Pieces) -> None:
     """Copy pieces of arrays of one dtype, on a GPU by one launch on the current stream."""
     if device.kind == "cpu":
         copy_host(*batches)
     else:
-        from dask_dgpu.kernels.pack.cuda import copier_of
+        from dask_dgpu.kernels.pack.cuda import copy_cuda
 
-        copier_of(device).copy(*batches)
+        copy_cuda(device, *batches)
 
 
 def copy_host(*batches: Pieces) -> None:

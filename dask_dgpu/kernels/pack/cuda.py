@@ -7,6 +7,8 @@ allocated, and the host waits for the GPU only if it is a whole ring of tables a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import cycle
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,24 +16,17 @@ import cupy
 import numpy as np
 
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.pack import Pieces, copy_host
-from dask_dgpu.kernels.pack.descriptors import (
-    COLUMNS,
-    LENGTHS,
-    NDIM,
-    SOURCE,
-    SOURCE_STRIDES,
-    TARGET,
-    TARGET_STRIDES,
-    TILE,
-    WIDTH,
-    WORDS,
-    Table,
-    describe,
-)
+from dask_dgpu.kernels.pack import Pieces, copy_host, descriptors
+from dask_dgpu.kernels.pack.descriptors import Table, describe
 
 THREADS = 256
 """Threads of a thread block; each copies TILE / THREADS words."""
+
+MACROS = (
+    *("TARGET", "SOURCE", "WIDTH", "NDIM", "WORDS", "LENGTHS", "TARGET_STRIDES"),
+    *("SOURCE_STRIDES", "COLUMNS", "TILE"),
+)
+"""Constants of the kernel."""
 
 RING = 8
 """Concurrent tables; a round of an exchange takes two."""
@@ -98,55 +93,31 @@ copy_pieces(const Long* table, const Long* tiles, int pieces) {
 }
 """,
     "copy_pieces",
-    options=tuple(
-        f"-D{name}={value}"
-        for name, value in {
-            "TARGET": TARGET,
-            "SOURCE": SOURCE,
-            "WIDTH": WIDTH,
-            "NDIM": NDIM,
-            "WORDS": WORDS,
-            "LENGTHS": LENGTHS,
-            "TARGET_STRIDES": TARGET_STRIDES,
-            "SOURCE_STRIDES": SOURCE_STRIDES,
-            "COLUMNS": COLUMNS,
-            "TILE": TILE,
-            "THREADS": THREADS,
-        }.items()
+    options=(
+        *(f"-D{name}={getattr(descriptors, name)}" for name in MACROS),
+        f"-DTHREADS={THREADS}",
     ),
 )
 
-
-class PieceCopier:
-    """The kernel and the memory of its tables, for one device."""
-
-    def __init__(self) -> None:
-        self._ring = [_Upload() for _ in range(RING)]
-        self._at = 0
-
-    def copy(self, *batches: Pieces) -> None:
-        """Copy pieces of arrays of one dtype, on the current stream."""
-        table = describe(batches)
-        if table is None:
-            copy_host(*batches)  # too many axes for the kernel: one launch for each piece
-            return
-        if not len(table.rows):
-            return
-        upload, self._at = self._ring[self._at], (self._at + 1) % RING
-        rows, tiles = upload.send(table)
-        KERNEL((int(table.tiles[-1]),), (THREADS,), (rows, tiles, np.int32(len(table.rows))))
-        upload.used.record()
+_RINGS: WeakKeyDictionary[Device, Iterator[_Upload]] = WeakKeyDictionary()
+"""The memory of each device's tables."""
 
 
-_COPIERS: WeakKeyDictionary[Device, PieceCopier] = WeakKeyDictionary()
-
-
-def copier_of(device: Device) -> PieceCopier:
-    """Return the copier of a device."""
-    copier = _COPIERS.get(device)
-    if copier is None:
-        copier = _COPIERS[device] = PieceCopier()
-    return copier
+def copy_cuda(device: Device, *batches: Pieces) -> None:
+    """Copy pieces of arrays of one dtype, on the current stream."""
+    table = describe(batches)
+    if table is None:
+        copy_host(*batches)  # too many axes for the kernel: one launch for each piece
+        return
+    if not len(table.rows):
+        return
+    ring = _RINGS.get(device)
+    if ring is None:
+        ring = _RINGS[device] = cycle([_Upload() for _ in range(RING)])
+    upload = next(ring)
+    rows, tiles = upload.send(table)
+    KERNEL((int(table.tiles[-1]),), (THREADS,), (rows, tiles, np.int32(len(table.rows))))
+    upload.used.record()
 
 
 class _Upload:

@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.kernels.pack import Ints
-
 Array = Any
 Region = tuple[slice, ...]
 
@@ -38,19 +36,15 @@ CACHE_BYTES = 1 << 19
 MIN_BAND = 8
 """Minimum number of rows of a band."""
 
+MOST_SWEEPS = 4
+"""Sweeps of a GPU's pass: more would need too many registers for enough warps."""
+
 
 @dataclass(frozen=True)
 class Taps:
-    """The non-zero weights of a stencil, and their offsets.
+    """The non-zero weights of a stencil, and their offsets from the position of the result.
 
-    Parameters
-    ----------
-    offsets : tuple of tuple of int
-        Relative to the position of the result.
-    weights : tuple of float or complex
-        One for each offset.
-    radius : tuple of int
-        How far the stencil reaches along each axis.
+    ``radius`` is how far the stencil reaches along each axis.
     """
 
     offsets: tuple[tuple[int, ...], ...]
@@ -111,11 +105,8 @@ def padded(array: Array, axis: int, width: tuple[int, int], boundary: complex | 
 
 def sweeps_at_once(kind: str, taps: Taps) -> int:
     """Return the number of sweeps of one pass on a kind of device; a pass keeps its source."""
-    if kind == "cpu":
-        return 1
-    from dask_dgpu.kernels.stencil.cuda import sweeps_at_once_cuda
-
-    return sweeps_at_once_cuda(taps)
+    marches = kind != "cpu" and len(taps.radius) == 2 and max(taps.radius) <= 1
+    return MOST_SWEEPS if marches else 1
 
 
 def sweeps(
@@ -128,28 +119,15 @@ def sweeps(
 ) -> bool:
     """Sweep back and forth between two arrays, ``target`` first.
 
-    Parameters
-    ----------
-    source, target : numpy.ndarray or cupy.ndarray
-        C-contiguous, of the same shape and dtype: float32, float64, complex64 or complex128.
-    taps : Taps
-        The stencil.
-    regions : sequence of tuple of slice
-        The region of each sweep, with start and stop, at least the radius away from the ends of the
-        arrays. A sweep reads the result of the one before, or elements equal in both arrays.
-    added : array, optional
-        Of the same shape and dtype, added to the sums.
-    change : array, optional
-        Of one float64, to which the last sweep adds the sum of the squares of its changes.
+    Return whether ``target`` has the result of the last sweep. On a kind of device it depends on
+    the number of regions, the taps and the dtype only.
 
-    Returns
-    -------
-    bool
-        Whether ``target`` has the result of the last sweep. On a kind of device it depends on the
-        number of regions, the taps and the dtype only.
+    The arrays are C-contiguous, of one shape and dtype: float32, float64, complex64 or complex128.
+    Each sweep has a region, with start and stop, at least the radius away from the ends of the
+    arrays. It reads the result of the one before, or elements equal in both arrays. ``added`` is
+    added to the sums. To ``change``, one float64, the last sweep adds the sum of the squares of its
+    changes.
 
-    Notes
-    -----
     In NumPy memory, every row is computed in parts that stay in the L1 cache, by Numba, without the
     GIL. Several sweeps go over the arrays in bands of rows that stay in the L2 cache ([1]_)::
 
@@ -168,7 +146,8 @@ def sweeps(
         return sweeps_cuda(source, target, taps, regions, added, change)
     from dask_dgpu.kernels.stencil.host import sweep_bands
 
-    offsets, weights = _flat_taps(taps, source)
+    steps = np.array(source.strides, np.int64) // source.itemsize
+    offsets = np.array(taps.offsets, np.int64).reshape(len(taps.weights), source.ndim) @ steps
     edges = np.array([[(along.start, along.stop) for along in region] for region in regions])
     row_bytes = 3 * source.nbytes // max(1, len(source))
     total = sweep_bands(
@@ -180,17 +159,10 @@ def sweeps(
         max(MIN_BAND, CACHE_BYTES // max(1, row_bytes)),
         taps.radius[0],
         offsets,
-        weights,
+        np.array(taps.weights).astype(source.dtype),
         added is not None,
         change is not None,
     )
     if change is not None:
         change += total
     return len(regions) % 2 == 1
-
-
-def _flat_taps(taps: Taps, u: Array) -> tuple[Ints, Array]:
-    """Return the offsets of the taps in flat memory, and the weights."""
-    steps = np.array(u.strides, np.int64) // u.itemsize
-    offsets = np.array(taps.offsets, np.int64).reshape(len(taps.weights), u.ndim) @ steps
-    return offsets, np.array(taps.weights).astype(u.dtype)

@@ -14,8 +14,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from dask_dgpu.kernels.stencil import Region, Taps
-from dask_dgpu.kernels.stencil.march import MOST_BLOCKS, MOST_SWEEPS, march, marches
+from dask_dgpu.kernels.stencil import Region, Taps, sweeps_at_once
+from dask_dgpu.kernels.stencil.march import MOST_BLOCKS, TYPES, literal, march
 
 Array = Any
 
@@ -24,13 +24,6 @@ WIDTH, HEIGHT = 64, 4
 
 ROWS = 4
 """Rows of each thread, if there are many."""
-
-TYPES = {
-    "float32": "float",
-    "float64": "double",
-    "complex64": "complex<float>",
-    "complex128": "complex<double>",
-}
 
 SOURCE = r"""
 #include <cupy/complex.cuh>
@@ -78,7 +71,7 @@ def sweeps_cuda(
     change: Array | None = None,
 ) -> bool:
     """Sweep back and forth between two arrays; as ``stencil.sweeps`` does."""
-    together = sweeps_at_once_cuda(taps)
+    together = sweeps_at_once("cuda", taps)
     u, out, turned = source, target, False
     for at in range(0, len(regions), together):
         several = regions[at : at + together]
@@ -89,11 +82,6 @@ def sweeps_cuda(
             _sweep(out, u, taps, several[0], added, measured)
         u, out, turned = out, u, not turned
     return turned
-
-
-def sweeps_at_once_cuda(taps: Taps) -> int:
-    """Return how many sweeps one launch makes."""
-    return MOST_SWEEPS if marches(taps) else 1
 
 
 def _sweep(
@@ -161,12 +149,3 @@ def _kernel(taps: Taps, dtype: str, adds: bool, measures: bool) -> Any:
 
 def _offset(offset: tuple[int, ...]) -> str:
     return "".join(f" + ({step}) * stride{axis}" for axis, step in enumerate(offset) if step)
-
-
-def literal(weight: complex, value: str) -> str:
-    """Return a weight as C++; the compiler rounds it to the dtype."""
-    real = value.removeprefix("complex<").removesuffix(">")
-    number = complex(weight)
-    if number.imag:
-        return f"{value}(({real}) ({number.real!r}), ({real}) ({number.imag!r}))"
-    return f"({real}) ({number.real!r})"

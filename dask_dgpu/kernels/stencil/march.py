@@ -33,9 +33,6 @@ from dask_dgpu.kernels.stencil import Region, Taps
 
 Array = Any
 
-MOST_SWEEPS = 4
-"""Sweeps of a pass: more would need too many registers for enough warps."""
-
 WARPS = 4
 """Warps of a thread block; each marches independently."""
 
@@ -50,6 +47,13 @@ MOST_BLOCKS = 65535
 
 WIDTHS = {"float32": 4, "float64": 2, "complex64": 2, "complex128": 1}
 """Columns of a lane: 16 bytes."""
+
+TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "complex64": "complex<float>",
+    "complex128": "complex<double>",
+}
 
 SOURCE = r"""
 #include <cupy/complex.cuh>
@@ -161,11 +165,6 @@ march(const Value* __restrict__ u, Value* __restrict__ out, const Value* __restr
 """
 
 
-def marches(taps: Taps) -> bool:
-    """Whether a stencil can be swept this way."""
-    return len(taps.radius) == 2 and max(taps.radius) <= 1
-
-
 def march(
     out: Array,
     u: Array,
@@ -207,8 +206,6 @@ def march(
 @lru_cache(maxsize=256)
 def _kernel(taps: Taps, dtype: str, sweeps: int, adds: bool, measures: bool) -> Any:
     """Compile the kernel for some taps; CuPy caches it on disk."""
-    from dask_dgpu.kernels.stencil.cuda import TYPES, literal
-
     value = TYPES[dtype]
     terms = [
         f"{literal(weight, value)} * {_neighbour(*offset)}"
@@ -241,3 +238,12 @@ def _neighbour(down: int, along: int) -> str:
     if along > 0:
         return f"(v < WIDTH - 1 ? {row}[v < WIDTH - 1 ? v + 1 : v] : high[{down + 1}])"
     return f"{row}[v]"
+
+
+def literal(weight: complex, value: str) -> str:
+    """Return a weight as C++; the compiler rounds it to the dtype."""
+    real = value.removeprefix("complex<").removesuffix(">")
+    number = complex(weight)
+    if number.imag:
+        return f"{value}(({real}) ({number.real!r}), ({real}) ({number.imag!r}))"
+    return f"({real}) ({number.real!r})"

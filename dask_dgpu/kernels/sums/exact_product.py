@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.kernels.sums.narrowed import widened
-from graph_opt.model.dtype import real_of
+from dask_dgpu.kernels.sums.conversion import widened
+from graph_opt.model.layout import real_of
 
 Array = Any
 
@@ -39,20 +39,17 @@ def terms(x: Array, y: Array) -> Array:
     """
     if x.shape != y.shape:
         raise ValueError(f"expected blocks of equal shape, got {x.shape} for x and {y.shape} for y")
-    pairs = [(x.real, y.real, 1)]
-    if x.dtype.kind == "c" and y.dtype.kind == "c":
-        pairs.append((x.imag, y.imag, -1))
-    real = [sign * term for a, b, sign in pairs for term in _product(a, b)]
-    if x.dtype.kind != "c" and y.dtype.kind != "c":
-        return np.stack(real, axis=-1)
-    imaginary = []
+    real, imaginary = _product(x.real, y.real), []
     if y.dtype.kind == "c":
         imaginary += _product(x.real, y.imag)
     if x.dtype.kind == "c":
         imaginary += _product(x.imag, y.real)
-    stacked = [np.stack(each, axis=-1) for each in (real, imaginary)]
-    result = np.empty_like(stacked[0], dtype=np.complex128)
-    result.real, result.imag = stacked
+    if not imaginary:
+        return np.stack(real, axis=-1)
+    if x.dtype.kind == y.dtype.kind:
+        real += [-term for term in _product(x.imag, y.imag)]
+    result = np.empty((*x.shape, len(real)), np.complex128, like=x)
+    result.real, result.imag = np.stack(real, axis=-1), np.stack(imaginary, axis=-1)
     return result
 
 

@@ -12,35 +12,20 @@ instruction adds to many lanes. Each lane adds its values in a fixed order::
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 Array = Any
 
-LANES = 1024
-"""Most lanes of a walk; these accumulators fit the L1 cache."""
-
-STRIDED_LANES = 256
-"""The same if neighbouring lanes read from different cache lines."""
-
-SHORT = 128
-"""Shorter axes do not benefit from several lanes for one sum."""
-
-NARROW = 16
-"""Minimum number of adjacent kept elements for lanes."""
-
-SUMS = 4096
-"""Most sums of a step; accumulators of any size fit the cache."""
-
-FEW_ROWS = 8
-"""Minimum number of values for each lane of one sum; it makes folding the lanes cheap."""
-
-SMALL_WALK = 4096
-"""Walks with fewer elements are mostly overhead."""
+LANES = 1024  # most lanes of a walk; these accumulators fit the L1 cache
+STRIDED_LANES = 256  # the same if neighbouring lanes read from different cache lines
+SHORT = 128  # shorter axes do not benefit from several lanes for one sum
+NARROW = 16  # minimum number of adjacent kept elements for lanes
+SUMS = 4096  # most sums of a step; accumulators of any size fit the cache
+FEW_ROWS = 8  # minimum number of values for each lane of one sum; makes folding the lanes cheap
+SMALL_WALK = 4096  # walks with fewer elements are mostly overhead
 
 
 class Axis(NamedTuple):
@@ -51,69 +36,33 @@ class Axis(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """One pass over a part of a block; all numbers count elements.
+    """One pass over a part of a block; all numbers count elements."""
 
-    Attributes
-    ----------
-    start : int
-        Offset of the first element in memory from the first element of the block.
-    outer, across : int
-        Repetitions of the walk for other sums, and the stride between them.
-    rows, down : int
-        Rows that add to the same lanes, and the stride between them.
-    width, along : int
-        Elements of a row, one for each lane, and the stride between them.
-    lanes : int
-        Number of lanes that walk through all rows together; at least ``width`` if lanes share
-        sums.
-    kept : int
-        Lanes of different sums; lane ``j`` belongs to the sum ``j % kept``.
-    """
-
-    start: int
-    outer: int
-    across: int
-    rows: int
-    down: int
-    width: int
-    along: int
-    lanes: int
-    kept: int
+    start: int  # offset in memory from the first element of the block
+    outer: int  # repetitions of the walk for other sums
+    across: int  # stride between repetitions
+    rows: int  # rows that add to the same lanes
+    down: int  # stride between rows
+    width: int  # elements of a row, one for each lane
+    along: int  # stride between elements of a row
+    lanes: int  # lanes that walk through all rows together; >= ``width`` if lanes share sums
+    kept: int  # lanes of different sums; lane ``j`` belongs to the sum ``j % kept``
 
 
-class Step(NamedTuple):
-    """Sums, and the walks that add to them.
-
-    Attributes
-    ----------
-    target : tuple of (int or slice)
-        The place of these sums among the sums of the block: (outer, kept).
-    walks : list of Walk
-        All their addends.
-    """
-
-    target: tuple[Any, ...]
-    walks: list[Walk]
+Step = tuple[tuple[Any, ...], list[Walk]]
+"""The place of some sums among the sums of a block, (outer, kept), and all walks for them."""
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """A block as kept axes and summed axes, each by falling stride.
 
-    Parameters
-    ----------
-    kept, summed : tuple of Axis
-        Axes longer than one element, merged if possible.
-    shape : tuple of int
-        Lengths of the kept axes of the block, by falling stride.
-    order : tuple of int
-        The position in ``shape`` of each kept axis of the block.
+    These axes are longer than one element, and merged if possible.
     """
 
     kept: tuple[Axis, ...]
     summed: tuple[Axis, ...]
-    shape: tuple[int, ...]
-    order: tuple[int, ...]
+    shape: tuple[int, ...]  # lengths of the kept axes of the block, by falling stride
+    order: tuple[int, ...]  # the position in ``shape`` of each kept axis of the block
 
     def restored(self, sums: Array, leading: int = 0) -> Array:
         """Return sums in the order of the form with the axes of the block.
@@ -156,15 +105,16 @@ def forwards(x: Array, axes: Sequence[int]) -> tuple[Array, tuple[slice, ...]]:
     return x[(..., *turned)], tuple(s for axis, s in enumerate(turned) if axis not in axes)
 
 
-def flat_of(x: Array) -> Array:
-    """Return the NumPy memory of a block with non-negative strides as one axis."""
-    span = 1 + sum((n - 1) * s // x.itemsize for n, s in zip(x.shape, x.strides, strict=True))
-    return as_strided(x, (span,), (x.itemsize,), writeable=False)
-
-
 def in_elements(x: Array) -> tuple[int, ...]:
     """Return the strides of a block in elements."""
     return tuple(stride // x.itemsize for stride in x.strides)
+
+
+def gathered(x: Array, axes: Sequence[int]) -> tuple[Array, Form]:
+    """Return a contiguous copy of a block with the summed axes last, and its form."""
+    kept = [axis for axis in range(x.ndim) if axis not in axes]
+    x = x.transpose(*kept, *axes).copy()
+    return x, form_of(x.shape, in_elements(x), range(len(kept), x.ndim))
 
 
 def steps_of(x: Array, axes: Sequence[int]) -> tuple[Array, Form, tuple[int, ...], list[Step]]:
@@ -179,13 +129,12 @@ def steps_of(x: Array, axes: Sequence[int]) -> tuple[Array, Form, tuple[int, ...
         x = x.astype(x.dtype.newbyteorder("="))
     form = form_of(x.shape, in_elements(x), axes)
     shape, steps = _steps(form)
-    count = sum(len(step.walks) for step in steps)
+    count = sum(len(walks) for _, walks in steps)
     if count > 1 and x.size < SMALL_WALK * count:
-        kept = [axis for axis in range(x.ndim) if axis not in axes]
-        x = np.ascontiguousarray(x.transpose(*kept, *axes))
-        form = form_of(x.shape, in_elements(x), range(len(kept), x.ndim))
+        x, form = gathered(x, axes)
         shape, steps = _steps(form)
-    return flat_of(x), form, shape, steps
+    span = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, in_elements(x), strict=True))
+    return as_strided(x, (span,), (x.itemsize,), writeable=False), form, shape, steps
 
 
 def _steps(form: Form) -> tuple[tuple[int, ...], list[Step]]:
@@ -199,27 +148,19 @@ def _steps(form: Form) -> tuple[tuple[int, ...], list[Step]]:
         kept, nearest, follow = (*kept, Axis(1, rows.stride)), Axis(1, rows.stride), True
     left = [axis for axis in summed if axis is not rows]
     *others, outer, _ = (one, one, *kept)
-    parts = _parts(outer, nearest)
+    wide = min(nearest.length, SUMS)
+    high = SUMS // wide
     steps = []
     for at in product(*(range(axis.length) for axis in others)):
-        first = _offset(at, others)
-        for start, across, along, target in parts:
-            corners = product(*(range(axis.length) for axis in left))
-            starts = [first + start + _offset(corner, left) for corner in corners]
-            walks = [w for at in starts for w in _walks(at, across, rows, along, follow)]
-            steps.append(Step((*at, *target), walks))
+        for lo, top in product(range(0, nearest.length, wide), range(0, outer.length, high)):
+            first = _offset((*at, top, lo), (*others, outer, nearest))
+            across = Axis(min(high, outer.length - top), outer.stride)
+            along = Axis(min(wide, nearest.length - lo), nearest.stride)
+            walks: list[Walk] = []
+            for corner in product(*(range(axis.length) for axis in left)):
+                walks += _walks(first + _offset(corner, left), across, rows, along, follow)
+            steps.append(((*at, slice(top, top + high), slice(lo, lo + wide)), walks))
     return (*(axis.length for axis in (*others, outer)), nearest.length), steps
-
-
-def _parts(outer: Axis, nearest: Axis) -> list[tuple[int, Axis, Axis, tuple[slice, slice]]]:
-    """Cut the sums into parts that fit the cache: first element, axes, and place."""
-    parts = []
-    for lo, hi in _spans(nearest.length, SUMS):
-        for top, bottom in _spans(outer.length, max(1, SUMS // (hi - lo))):
-            start = top * outer.stride + lo * nearest.stride
-            across, along = Axis(bottom - top, outer.stride), Axis(hi - lo, nearest.stride)
-            parts.append((start, across, along, (slice(top, bottom), slice(lo, hi))))
-    return parts
 
 
 def _walks(start: int, outer: Axis, rows: Axis, along: Axis, follow: bool) -> Iterator[Walk]:
@@ -233,10 +174,6 @@ def _walks(start: int, outer: Axis, rows: Axis, along: Axis, follow: bool) -> It
     yield Walk(start, *outer, count, down, fold * sums, stride, lanes, sums)
     if rest:
         yield Walk(start + count * down, *outer, 1, 0, rest * sums, stride, lanes, sums)
-
-
-def _spans(length: int, most: int) -> Iterator[tuple[int, int]]:
-    return ((lo, min(lo + most, length)) for lo in range(0, length, most))
 
 
 def _offset(at: Sequence[int], axes: Sequence[Axis]) -> int:

@@ -14,8 +14,8 @@ from dask_dgpu.kernels.device import ArrayContainer
 from dask_dgpu.kernels.sums import binned, compensated
 from dask_dgpu.kernels.sums.binned import Binned
 from dask_dgpu.kernels.sums.compensated import Pair
-from dask_dgpu.kernels.sums.narrowed import narrowed
-from graph_opt.model.dtype import dtype_named, is_bfloat16, real_of
+from dask_dgpu.kernels.sums.conversion import narrowed
+from graph_opt.model.layout import dtype_named, is_bfloat16, real_of
 
 Array = Any
 Exact = Literal["compensated", "reproducible"]
@@ -92,18 +92,8 @@ def finished(
     whole: Partial, kind: Kind, result: str, axes: tuple[int, ...], keepdims: bool
 ) -> Array:
     """Round sums, or means, to the dtype ``result``; return a block like those summed."""
-    values = _rounded(whole, kind, dtype_named(result))
-    if not keepdims:
-        values = values.squeeze(axis=axes)
-    if whole.container.startswith("cupy"):
-        import cupy
-
-        return cupy.asarray(values)
-    return values
-
-
-def _rounded(whole: Partial, kind: str, result: np.dtype[Any]) -> Array:
-    real = real_of(result).name
+    dtype = dtype_named(result)
+    real = real_of(dtype).name
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if kind == "mean":
             values = narrowed(whole.sums.value() / whole.count, real)
@@ -111,4 +101,11 @@ def _rounded(whole: Partial, kind: str, result: np.dtype[Any]) -> Array:
             values = whole.sums.value(real)
         if whole.parts == 2:
             values = np.ascontiguousarray(values).view(np.dtype(f"c{2 * values.itemsize}"))[..., 0]
-        return values.astype(result)
+        values = values.astype(dtype)
+    if not keepdims:
+        values = values.squeeze(axis=axes)
+    if whole.container.startswith("cupy"):
+        import cupy
+
+        return cupy.asarray(values)
+    return values

@@ -1,19 +1,25 @@
-"""The ends of runs on the scheduler: failed, abandoned, or restarted."""
+"""The losses of gangs, and the ends of runs: failed, abandoned, or restarted."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+import pickle
+from collections import Counter
+from itertools import count
+from typing import TYPE_CHECKING, Any, cast
+
+from distributed.protocol.serialize import Serialized
 
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.failure import RankError, pickled
-from dask_dgpu.runtime.plainly import plain_of
-from dask_dgpu.runtime.scheduler.announce import announce
-from dask_dgpu.runtime.scheduler.membership import send
+from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.scheduler.messages import announce, send
+from graph_opt.dask_graph.emit import Plain
+from graph_opt.dask_graph.internals import Task
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler
+    from distributed.scheduler import Scheduler, TaskState
 
     from dask_dgpu.runtime.scheduler.epoch import Epochs
     from dask_dgpu.runtime.scheduler.run import Run
@@ -26,28 +32,67 @@ ANSWER_SECONDS = 2.0
 """Seconds for the worker of a failed gang's task to report the failure itself."""
 
 
+class Losses:
+    """The losses of each gang since its results were last taken."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._counts: Counter[Key] = Counter()
+        self._last: dict[Key, tuple[int, GangError]] = {}
+        self._ids = count()
+
+    def add(self, run: Run, worker: str, phase: str, what: str = "a worker") -> None:
+        """Count a loss, and start the time limit for the gang to continue without the worker."""
+        self._counts[run.key] += 1
+        error = GangError(f"{run.program.name} lost {what}", run.rank(worker), worker, phase)
+        loss = next(self._ids)
+        self._last[run.key] = loss, error
+        self._look_after(run.program.limits.timeout, run.key, loss)
+
+    def too_many(self, run: Run) -> GangError | None:
+        """Return the error of a gang with more losses than allowed, otherwise ``None``."""
+        lost = self._counts[run.key]
+        if lost <= run.program.limits.restarts:
+            return None
+        cause = self._last[run.key][1]
+        reason = f"{cause.reason} {lost} times"
+        return GangError(reason, cause.rank, cause.worker, cause.phase)
+
+    def forget(self, key: Key) -> None:
+        """Forget the losses of a gang that is finished or released."""
+        self._counts.pop(key, None)
+        self._last.pop(key, None)
+
+    def _look_after(self, seconds: float, key: Key, loss: int) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(seconds, self._end_if_in_vain, seconds, key, loss)
+
+    def _end_if_in_vain(self, seconds: float, key: Key, loss: int) -> None:
+        """End a gang that has waited since its last loss for workers that do not exist."""
+        ts = self.scheduler.tasks.get(key)
+        last, lost = self._last.get(key, (None, None))
+        if last != loss or lost is None or ts is None or ts.state not in ("waiting", "no-worker"):
+            return
+        if not _in_vain(ts):
+            self._look_after(seconds, key, loss)
+            return
+        reason = f"{lost.reason} and none came back"
+        error = GangError(reason, lost.rank, lost.worker, lost.phase)
+        # a waiting task needs a task to blame to become erred
+        ts.exception = cast(Serialized, pickle.dumps(error))
+        ts.exception_text = repr(error)
+        ts.exception_blame = ts
+        self.scheduler.transitions({key: "erred"}, stimulus_id=f"dgpu-in-vain-{loss}")
+
+
 class Endings:
-    """Ends runs, on all their members.
-
-    Parameters
-    ----------
-    scheduler : Scheduler
-        The scheduler of the gangs' tasks.
-    runs : dict of key to Run
-        The current run of each gang.
-    epochs : Epochs
-        The epochs of the runs.
-
-    Attributes
-    ----------
-    cancelled : tuple of str and list of Run
-        The last event that cancelled runs, and these.
-    """
+    """Ends runs, on all their members; ``runs`` has the current run of each gang."""
 
     def __init__(self, scheduler: Scheduler, runs: dict[Key, Run], epochs: Epochs) -> None:
         self.scheduler = scheduler
         self.runs = runs
         self.epochs = epochs
+        # the last event that cancelled runs, and these
         self.cancelled: tuple[str, list[Run]] = ("", [])
 
     def fail(self, run: Run, error: GangError, may_be_lost: bool = False) -> None:
@@ -63,7 +108,7 @@ class Endings:
         if run.outcome.done():
             return
         undeclared = isinstance(error, RankError) and error.undeclared
-        plain = plain_of(self.scheduler.tasks.get(run.key)) if undeclared else None
+        plain = _plain_of(self.scheduler.tasks.get(run.key)) if undeclared else None
         if plain is not None:
             run.leave(plain)
             message = f"dask_dgpu left a gang to Dask: {error.reason}"
@@ -146,3 +191,26 @@ class Endings:
         logger.info("gang %s starts over: %s", key, stimulus_id)
         self.scheduler.transitions(recommendations, stimulus_id=stimulus_id)
         self.scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
+
+
+def _plain_of(task: TaskState | None) -> Plain | None:
+    """Return Dask's own tasks for a gang, which the gang's task on the scheduler holds.
+
+    They are unknown if the graph was optimized elsewhere, as for an array in a Delayed.
+    """
+    spec = None if task is None else task.run_spec
+    program = spec.args[0] if isinstance(spec, Task) and spec.args else None
+    return program.plain if isinstance(program, Program) else None
+
+
+def _in_vain(ts: TaskState) -> bool:
+    """Return whether a task waits for one without a worker, or for none that is processed.
+
+    Other waits may be long: a worker requests a block from a lost one for half a minute.
+    """
+    states: set[str | None] = set()
+    tasks = {ts}
+    while tasks:
+        states.update(each.state for each in tasks)
+        tasks = set().union(*(each.waiting_on or () for each in tasks))
+    return "no-worker" in states or states.isdisjoint(("processing", "queued"))

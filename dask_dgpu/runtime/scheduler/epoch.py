@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dask_dgpu.runtime.scheduler.membership import send
+from dask_dgpu.runtime.scheduler.messages import send
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -44,14 +44,8 @@ class Epochs:
     """The most recently used epochs of a cluster whose members are all alive.
 
     An epoch's name is never used twice, so members of an abandoned epoch and of its successor
-    cannot connect. When an epoch is discarded, its members leave it.
-
-    Parameters
-    ----------
-    scheduler : Scheduler
-        The cluster's scheduler.
-    runs : mapping of key to Run
-        Current and finished runs.
+    cannot connect. When an epoch is discarded, its members leave it. ``runs`` are the current and
+    the finished ones.
     """
 
     def __init__(self, scheduler: Scheduler, runs: Mapping[Any, Run]) -> None:

@@ -2,7 +2,7 @@
 
 The life of a run::
 
-    gang task calls   -> open: members, epoch, ticket -> launch on every member
+    gang task calls   -> open: members, epoch, plans -> launch on every member
     members report    -> finished | failed | stale
     out tasks         -> take blocks on their workers, or ask for the worker
     a member is lost  -> the others give up; Dask reruns stage, gang, out
@@ -27,18 +27,14 @@ from distributed.utils import log_errors
 from tornado.ioloop import PeriodicCallback
 
 from dask_dgpu.errors import GangError
-from dask_dgpu.runtime.background import in_background
-from dask_dgpu.runtime.interpreter import guard_current_frames
-from dask_dgpu.runtime.observer import Span
-from dask_dgpu.runtime.plainly import answer_of
-from dask_dgpu.runtime.scheduler.delivery import free_stuck, restrict
-from dask_dgpu.runtime.scheduler.endings import Endings
+from dask_dgpu.runtime.background import guard_current_frames, in_background
+from dask_dgpu.runtime.execute import Span
+from dask_dgpu.runtime.scheduler.blocks import Staging, free_stuck, restrict
+from dask_dgpu.runtime.scheduler.endings import Endings, Losses
 from dask_dgpu.runtime.scheduler.epoch import Epochs
-from dask_dgpu.runtime.scheduler.losses import Losses
-from dask_dgpu.runtime.scheduler.membership import members, send
+from dask_dgpu.runtime.scheduler.messages import send
 from dask_dgpu.runtime.scheduler.records import Records
 from dask_dgpu.runtime.scheduler.run import Run
-from dask_dgpu.runtime.scheduler.staging import Staging
 from dask_dgpu.runtime.scheduler.watch import watch
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
@@ -55,13 +51,7 @@ SECONDS_BETWEEN_CHECKS = 1.0
 
 
 class GangSchedulerPlugin(SchedulerPlugin):
-    """Forms, launches and restarts gangs.
-
-    Parameters
-    ----------
-    device : str
-        The workers' kind of device, ``"cpu"`` or ``"cuda"``.
-    """
+    """Forms, launches and restarts gangs of workers on one kind of device."""
 
     name = PLUGIN
     idempotent = True
@@ -80,7 +70,6 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.records = Records(scheduler)
         self.endings = Endings(scheduler, self.runs, self.epochs)
         self.restarted = 0.0
-        self.tickets = count()
         self.run_ids = count()
         scheduler.handlers.update(
             {"dgpu_gang": self.gang, "dgpu_where": self.where, "dgpu_warm_up": self.warm_up}
@@ -110,7 +99,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         if run is None or run.outcome.done():
             run = self.runs[key] = Run(key, next(self.run_ids), opened, program, staged)
             self._open(run)
-        return await answer_of(run, self.scheduler)
+        return await run.answer(self.scheduler)
 
     async def where(
         self, key: Key, run_id: int, block: Key, out: Key, worker: str, missing: str
@@ -154,7 +143,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         if failure is not None:
             run.fail(failure)
             return
-        run.members = members(self.scheduler, run)
+        run.choose_members(self.scheduler)
         lost = [member for member in run.members if member not in self.scheduler.workers]
         if lost:
             self.losses.add(run, lost[0], "stage")
@@ -171,11 +160,10 @@ class GangSchedulerPlugin(SchedulerPlugin):
             if run.outcome.done():
                 return
             restrict(self.scheduler, run)
-            # no await below: the streams must keep the order of the tickets
+            # no await between the launches: all streams must have gangs in the same order
             run.epoch = epoch.name
-            ticket = next(self.tickets)
             for rank, member in enumerate(run.members):
-                self.scheduler.worker_send(member, run.launch_message(rank, ticket, epoch))
+                self.scheduler.worker_send(member, run.launch_message(rank, epoch))
             self.staging.taken(run.stage_keys())
             await watch(self.scheduler, run, self.runs, self.endings.fail)
         except Exception as error:
@@ -185,11 +173,13 @@ class GangSchedulerPlugin(SchedulerPlugin):
 
     # reports of ranks
 
-    def finished(self, key: Key, run_id: int, spans: list[Any], worker: str) -> None:
+    def finished(
+        self, key: Key, run_id: int, spans: list[Any], details: dict[str, bytes], worker: str
+    ) -> None:
         """Note that a rank is done; the last one finishes the run."""
         run = self._current(key, run_id)
         if run is not None:
-            self.records.add(run, worker, [Span(*span) for span in spans])
+            self.records.add(run, worker, [Span(*span) for span in spans], details)
             run.awaited.discard(worker)
             if not run.awaited:
                 run.finish()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.task_stream import TaskStreamPlugin
 
-from dask_dgpu.runtime.observer import TOPIC, Span, Step
+from dask_dgpu.runtime.execute import Span
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -17,7 +18,19 @@ if TYPE_CHECKING:
 
 Key = Any
 
+TOPIC = "dgpu"
+"""Topic of the scheduler's events: one for each finished run of a gang."""
+
 KEPT_RUNS = 64
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a gang's run: the time of the slowest rank, and the bytes of all ranks."""
+
+    name: str
+    seconds: float
+    nbytes: int
 
 
 @dataclass
@@ -25,6 +38,7 @@ class _Record:
     run_id: int
     ranks: int = 0
     steps: list[Step] = field(default_factory=list)
+    details: dict[str, bytes] = field(default_factory=dict)
 
     def add(self, spans: Sequence[Span]) -> None:
         self.ranks += 1
@@ -39,25 +53,26 @@ class _Record:
 
 
 class Records:
-    """The steps of the last runs of gangs.
-
-    Parameters
-    ----------
-    scheduler : Scheduler
-        Its task stream and events show them too.
-    """
+    """The steps of the last runs of gangs; Dask's task stream and events show them too."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self._records: dict[Key, _Record] = {}
 
-    def add(self, run: Run, worker: str, spans: Sequence[Span]) -> None:
-        """Add the steps of a finished rank."""
+    def add(
+        self,
+        run: Run,
+        worker: str,
+        spans: Sequence[Span],
+        details: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> None:
+        """Add the steps of a finished rank, and the details of its operations, pickled."""
         _show(self.scheduler, run.run_id, worker, spans)
         record = self._records.pop(run.key, None)
         if record is None or record.run_id != run.run_id:
             record = _Record(run.run_id)
         record.add(spans)
+        record.details.update(details)
         self._records[run.key] = record
         while len(self._records) > KEPT_RUNS:
             del self._records[next(iter(self._records))]
@@ -76,6 +91,11 @@ class Records:
         """Return the steps of the last run of a gang, if they are kept."""
         found = [record for key, record in self._records.items() if key[0].startswith(gang)]
         return tuple(found[-1].steps) if found else ()
+
+    def detail(self, output: str) -> bytes | None:
+        """Return the detail of the last operation with this output, if it is kept."""
+        found = [record.details.get(output) for record in self._records.values()]
+        return next(filter(None, reversed(found)), None)
 
 
 def _show(scheduler: Scheduler, run_id: int, worker: str, spans: Sequence[Span]) -> None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import pickle
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
+
 from dask_dgpu.errors import GangError
+from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Program
-from graph_opt.dask_graph.plain import Plain
+from graph_opt.dask_graph.emit import Plain
 
 if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
     from dask_dgpu.runtime.scheduler.epoch import Epoch
 
 Key = Any
@@ -21,25 +26,11 @@ Key = Any
 
 @dataclass
 class Run:
-    """An attempt at a gang.
+    """An attempt at a gang, which the key of its ``gang`` task identifies.
 
-    Parameters
-    ----------
-    key : key
-        The key of the ``gang`` task.
-    run_id : int
-        The number of the attempt.
-    program : Program
-        The program of all ranks.
-    payload : bytes
-        The pickled program.
-    staged : list of list of (key, str)
-        For each input its blocks in row-major order: the ``stage`` task's key and the block's
-        worker.
-    placed : dict of key to int, optional
-        The rank of each block of the result, once the run is planned.
-    plans : bytes, optional
-        The plans as members get them, once the run is planned.
+    ``payload`` is the pickled program. ``staged`` has for each input its blocks in row-major order:
+    the ``stage`` task's key and the block's worker. Once the run is planned, ``placed`` has the
+    rank of each block of the result, ``plans`` the plans as members get them.
     """
 
     key: Key
@@ -79,6 +70,22 @@ class Run:
         """Return the worker that computes a block of the result."""
         return self.members[self.placed[block]]
 
+    def choose_members(self, scheduler: Scheduler) -> None:
+        """Choose all workers that the gang's task may use, and those with its blocks.
+
+        A paused worker, usually one that is short of memory, gets no further blocks.
+        """
+        gang = scheduler.tasks[self.key]
+        valid = scheduler.valid_workers(gang)
+        if valid is None or (gang.loose_restrictions and not valid):
+            allowed = set(scheduler.workers)
+        else:
+            allowed = {ws.address for ws in valid}
+        running = {ws.address for ws in scheduler.running}
+        chosen = self.holders | ((allowed & running) or allowed)
+        found = [address for address in scheduler.workers if address in chosen]
+        self.members = (*found, *(self.holders - set(found)))
+
     def stage_keys(self) -> list[Key]:
         """Return the keys of all staged blocks."""
         return [key for tokens in self.staged for key, _ in tokens]
@@ -97,7 +104,7 @@ class Run:
             for (name, _), tokens in zip(self.program.inputs, self.staged, strict=True)
         }
 
-    def launch_message(self, rank: int, ticket: int, epoch: Epoch) -> dict[str, Any]:
+    def launch_message(self, rank: int, epoch: Epoch) -> dict[str, Any]:
         """Return the message that starts a member."""
         member = self.members[rank]
         blocks = {}
@@ -111,7 +118,6 @@ class Run:
             "op": "dgpu-launch",
             "key": self.key,
             "run_id": self.run_id,
-            "ticket": ticket,
             "rank": rank,
             "size": len(self.members),
             "epoch": epoch.name,
@@ -148,6 +154,17 @@ class Run:
         """Let the ``gang`` task run Dask's own tasks; no rank does more."""
         self.finished = True
         self._end({"outcome": "plain", "plain": plain, "run_id": self.run_id})
+
+    async def answer(self, scheduler: Scheduler) -> dict[str, Any]:
+        """Wait for the end; return the answer to the worker of the gang's task."""
+        await asyncio.wait([self.outcome])
+        answer = self.outcome.result()
+        if "plain" not in answer:
+            return answer
+        task = scheduler.tasks.get(self.key)
+        workers = sorted(task.worker_restrictions or ()) if task is not None else []
+        plain = await in_background(partial(cloudpickle.dumps, answer["plain"]))
+        return answer | {"plain": plain, "workers": workers}
 
     def _end(self, answer: dict[str, Any]) -> None:
         if not self.outcome.done():

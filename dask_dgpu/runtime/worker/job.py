@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +15,15 @@ from distributed.worker import _worker_cvar
 
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.operations.value import Blocks
-from dask_dgpu.runtime.observer import Observer, Span, record
+from dask_dgpu.runtime.execute import Observer, Span
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
 
 Key = Any
+
+MOST_SPANS = 1000
+"""Number of steps of a run that are recorded separately; one span covers all further steps."""
 
 
 class GaveUpError(DgpuError):
@@ -33,7 +37,6 @@ class Job(Observer):
     worker: Worker
     key: Key
     run_id: int
-    ticket: int
     rank: int
     size: int
     epoch: str
@@ -46,6 +49,7 @@ class Job(Observer):
     done: int = 0
     calls: set[int] = field(default_factory=set)
     spans: list[Span] = field(default_factory=list)
+    details: dict[str, bytes] = field(default_factory=dict)
     steps: int = 0
 
     @property
@@ -67,6 +71,11 @@ class Job(Observer):
         if self.given_up.is_set():
             raise GaveUpError("the run was given up")
 
+    def detail(self, output: str, detail: Any) -> None:
+        """Keep a detail for the scheduler, which may lack its package."""
+        if self.rank == 0:
+            self.details[output] = pickle.dumps(detail)
+
     @contextmanager
     def calling(self) -> Iterator[None]:
         """Let a block function find its worker as in a task, and run without a time limit."""
@@ -83,15 +92,20 @@ class Job(Observer):
 
     @contextmanager
     def step(self, name: str, action: str) -> Iterator[Span]:
-        """Time a step, by the scheduler's clock.
-
-        Yields
-        ------
-        Span
-            The step's.
-        """
+        """Time a step, by the scheduler's clock; yield its span."""
         span = Span(name, action, time() + self.worker.scheduler_delay)
         yield span
         span.stop = time() + self.worker.scheduler_delay
         record(self.spans, span)
         self.steps += 1
+
+
+def record(spans: list[Span], span: Span) -> None:
+    """Append a step to those of a run, or extend the last span if there are too many."""
+    if len(spans) < MOST_SPANS:
+        spans.append(span)
+        return
+    last = spans[-1]
+    last.name = "all further steps"
+    last.stop = span.stop
+    last.nbytes += span.nbytes

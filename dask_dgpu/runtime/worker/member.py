@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from dask_dgpu.comm import bootstrap
-from dask_dgpu.comm.lifetime import Lifetime
-from dask_dgpu.comm.local import LocalComm
-from dask_dgpu.comm.local_hub import LocalHub
+from dask_dgpu.comm.common import Lifetime
+from dask_dgpu.comm.local import LocalComm, LocalHub
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.errors import CommAbortedError
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.device.host import HostDevice
-from dask_dgpu.kernels.device.malloc import keep_small_memory
+from dask_dgpu.kernels.device.host import HostDevice, keep_small_memory
 
 if TYPE_CHECKING:
     from dask_dgpu.comm.bootstrap import StoreServer, Transport
@@ -29,21 +27,8 @@ REMEMBERED = 1000
 class Member:
     """The device of a worker and its communicators, one per epoch, created on first use.
 
-    Parameters
-    ----------
-    kind : str
-        ``"cpu"`` or ``"cuda"``.
-    host : str
-        The address of this worker's host for other members.
-    threads : int
-        Number of blocks that a CPU processes at a time.
-
-    Attributes
-    ----------
-    connected : int
-        Number of communicators created so far.
-    connecting : WeakSet of Thread
-        The connecting threads; each ends soon after this worker leaves its epoch.
+    ``kind`` is ``"cpu"`` or ``"cuda"``, ``host`` the address of this worker's host for other
+    members, ``threads`` the number of blocks that a CPU processes at a time.
     """
 
     def __init__(self, kind: str, host: str, threads: int) -> None:
@@ -57,7 +42,8 @@ class Member:
         self._left: deque[str] = deque(maxlen=REMEMBERED)
         self._stores: dict[str, StoreServer] = {}
         self._closed = False
-        self.connected = 0
+        self.connected = 0  # communicators created so far
+        # connecting threads; each ends soon after this worker leaves its epoch
         self.connecting: WeakSet[threading.Thread] = WeakSet()
 
     @property
@@ -85,23 +71,10 @@ class Member:
         timeout: float,
         patient: bool = False,
     ) -> Comm:
-        """Return the communicator of an epoch; all its members call this, in ticket order.
+        """Return the communicator of an epoch; all its members call this, in the order of launches.
 
-        Parameters
-        ----------
-        epoch : str
-            Its name.
-        store : tuple of str and int
-            Host and port of its store.
-        rank, size : int
-            This rank and the number of ranks.
-        transport : {"gloo", "nccl", "ucx"}
-            The transport of blocks.
-        timeout : float
-            Seconds to wait for the other members, and to connect with them.
-        patient : bool, optional
-            Whether to wait for the other members without a limit: the scheduler watches a run,
-            and makes its members leave if it makes no progress.
+        With ``patient``, other members are awaited without a limit: the scheduler watches a run,
+        and makes its members leave if it makes no progress.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The worker's side of gangs: it keeps blocks and runs programs in ticket order."""
+"""The worker's side of gangs: it keeps blocks and runs programs in the order of launches."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from distributed.protocol.serialize import to_serialize
 from distributed.utils import sync
 
 from dask_dgpu.errors import CommAbortedError, CommError
-from dask_dgpu.runtime.background import ended, in_background
+from dask_dgpu.runtime.background import ended, guard_current_frames, in_background
 from dask_dgpu.runtime.execute import execute
-from dask_dgpu.runtime.failure import IN_PROGRAM, failure_of, opened
-from dask_dgpu.runtime.interpreter import guard_current_frames
-from dask_dgpu.runtime.plainly import compute_plainly
+from dask_dgpu.runtime.failure import IN_PROGRAM, compute_plainly, failure_of, opened
 from dask_dgpu.runtime.plans import Plans, received
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.tasks import PLUGIN
@@ -54,13 +52,8 @@ class GangWorkerPlugin(WorkerPlugin):
     """Runs this worker's part of every gang.
 
     ``stage`` tasks deliver blocks, and ``out`` tasks return them. The scheduler launches programs
-    over the worker's stream in the order of their tickets. One thread runs them in that order, so
-    that two gangs cannot wait for each other.
-
-    Parameters
-    ----------
-    device : str
-        ``"cpu"`` or ``"cuda"``.
+    over the workers' streams, in the same order on all. One thread runs them in that order, so that
+    two gangs cannot wait for each other.
     """
 
     name = PLUGIN
@@ -276,8 +269,8 @@ class GangWorkerPlugin(WorkerPlugin):
             if job.given_up.is_set():
                 self.results.pop(name, None)
             else:
-                spans = [astuple(span) for span in job.spans]
-                self._send("dgpu-finished", key=job.key, run_id=job.run_id, spans=spans)
+                facts = {"spans": [astuple(span) for span in job.spans], "details": job.details}
+                self._send("dgpu-finished", key=job.key, run_id=job.run_id, **facts)
         except BaseException as error:
             if not job.given_up.is_set():
                 self._fail(job, error)

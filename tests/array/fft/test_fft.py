@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.pencil_fft import Transform
-from dask_dgpu.array.fft.call import DASKS_OWN
-from dask_dgpu.environment.settings import defaults, fft_output_layout
+from dask_dgpu.array.fft.call import DASKS_OWN, output_layout
+from dask_dgpu.environment.settings import defaults
 from dask_dgpu.kernels.fft import transform
-from graph_opt.dask_graph.deferred import DeferredLayer
+from graph_opt.dask_graph.layers import DeferredLayer
 from tests.cluster.conftest import start_cluster
 from tests.support.profiles import examples
 
@@ -238,7 +238,7 @@ def test_one_layer_that_tells_what_it_does() -> None:
     assert not layer.is_materialized()
     assert layer.annotations == {"priority": 3}
     assert (layer.piece.source.name, layer.piece.source.chunks) == (X.name, X.chunks)
-    assert (layer.output.chunks, layer.output.dtype) == (y.chunks, "complex128")
+    assert (layer.piece.output.chunks, layer.piece.output.dtype) == (y.chunks, "complex128")
     assert layer.get_output_keys() == set(flatten(y.__dask_keys__()))
     y.dask._repr_html_()
     assert not layer.is_materialized()
@@ -408,13 +408,13 @@ def test_what_somebody_else_put_there_stays() -> None:
 
 
 def test_layout_setting() -> None:
-    assert fft_output_layout() == defaults()["dgpu"]["fft"]["output-layout"] == "any"
+    assert output_layout() == defaults()["dgpu"]["fft"]["output-layout"] == "any"
     assert dgpu.fft.fft2(X).chunks != X.chunks
     with dgpu.enable(fft_output_layout="input"):
         assert da.fft.fft2(X).chunks == X.chunks
         with dask.config.set({"dgpu.fft.output-layout": "any"}):
             assert da.fft.fft2(X).chunks != X.chunks
-    assert fft_output_layout() == "any"
+    assert output_layout() == "any"
     with (
         dask.config.set({"dgpu.fft.output-layout": "same"}),
         pytest.raises(ValueError, match=r"dgpu\.fft\.output-layout"),

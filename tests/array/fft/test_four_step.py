@@ -28,11 +28,15 @@ from dask_dgpu.algorithms.pencil_fft import (
     plan_on_ranks,
     plan_pencil_fft,
 )
-from dask_dgpu.array.fft import long_axis
-from dask_dgpu.array.fft.bluestein import bluestein
-from dask_dgpu.array.fft.four_step import four_step
-from dask_dgpu.array.fft.matrix import Matrix, convolution_matrix, matrix_for, row_cuts
-from graph_opt.dask_graph.deferred import DeferredLayer
+from dask_dgpu.array.fft import call, long_axis
+from dask_dgpu.array.fft.four_step import (
+    Matrix,
+    four_step,
+    matrix_for,
+    row_cuts,
+)
+from dask_dgpu.array.fft.long_axis import bluestein, convolution_matrix
+from graph_opt.dask_graph.layers import DeferredLayer
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of, dealt
 from tests.algorithms.test_pencil_fft_rank import in_order
@@ -380,8 +384,8 @@ PLANS: dict[str, tuple[Any, list[Transform], int | None]] = {
 def test_when_a_plan_will_not_do(case: str) -> None:
     chunks, transforms, axis = PLANS[case]
     plan = plan_pencil_fft(chunks, "float64", transforms)
-    assert long_axis.too_long(plan, small=0) == axis
-    assert long_axis.too_long(plan, small=10**9) is None
+    assert call.too_long(plan, small=0) == axis
+    assert call.too_long(plan, small=10**9) is None
 
 
 def test_small_arrays_are_gathered() -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import dask
 import dask.array as da
 import numpy as np
 import pytest
+from dask.core import flatten
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.jacobi import Outcome, report
 from dask_dgpu.array import jacobi as jacobi_module
-from dask_dgpu.array.jacobi import fallback
 from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.runtime import tasks
 from graph_opt.pieces.stencil import StencilPiece
 from tests.algorithms.test_jacobi import direct
 from tests.array.stencil.test_stencil import numbers
@@ -215,30 +217,26 @@ class TestLayer:
         """Catch what ``jacobi`` builds, before it is computed."""
         caught: list[da.Array] = []
 
-        def catch(both: da.Array, first: da.Array) -> da.Array:
-            caught.append(both)
+        def catch(u: da.Array) -> bool:
+            caught.append(u)
             raise InterruptedError
 
         rhs = da.from_array(RHS, chunks=(5, 4))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(jacobi_module, "_report_of", catch)
+            patch.setattr(jacobi_module, "_in_a_gang", catch)
             with pytest.raises(InterruptedError):
                 dgpu.jacobi(da.zeros_like(rhs), rhs, max_iterations=40)
         return caught[0]
 
-    def test_is_a_legal_graph(self, layer: da.Array) -> None:
-        (value,) = dask.compute(layer, optimize_graph=False, scheduler="synchronous")
-        rhs = da.from_array(RHS, chunks=(5, 4))
-        u, info = dgpu.jacobi(da.zeros_like(rhs), rhs, max_iterations=40)
-        np.testing.assert_allclose(value[:13], u.compute(), atol=1e-13)
-        told = report.read(value[13:, :4])
-        assert told.reason == info.reason
-        assert told.history[-1] == (40, pytest.approx(info.residuals[-1]))
+    def test_is_a_legal_graph_that_refuses_to_run(self, layer: da.Array) -> None:
+        assert set(flatten(layer.__dask_keys__())) <= set(layer.dask)
+        with pytest.raises(jacobi_module.NoGangError, match="expected a gang"):
+            dask.compute(layer, optimize_graph=False, scheduler="synchronous")
 
     def test_is_a_piece(self, layer: da.Array) -> None:
         (piece,) = (p for p in matches(layer).pieces if isinstance(p, StencilPiece))
         assert len(piece.inputs) == 2
-        assert piece.computed == (*np.ndindex(3, 3), (3, 0))
+        assert piece.computed == (*np.ndindex(3, 3),)
         assert piece.fault() is None
         assert piece.task.iterations == 40
         assert "40 sweeps" in piece.summary
@@ -259,23 +257,43 @@ def test_an_optimizer_that_fails_leaves_it_to_dask(monkeypatch: pytest.MonkeyPat
 
 
 def test_plain_dask_in_rounds(enabled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "SWEEPS", 3)
+    monkeypatch.setattr(jacobi_module, "SWEEPS", 3)
     rhs = da.from_array(RHS, chunks=5)
     with dask.config.set(array_optimize=None):
         _, info = dgpu.jacobi(da.zeros_like(rhs), rhs, max_iterations=10)
     assert info.checked == (0, 3, 6, 9, 10)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
-@pytest.mark.parametrize("chunks", [((5,), (4,)), ((3, 2), (1, 1)), ((70000,),)])
-@pytest.mark.parametrize("count", [1, 7, 3000])
-def test_reports(dtype: str, chunks: Any, count: int) -> None:
-    history = tuple((at, 1.0 / (at + 1)) for at in range(count))
-    outcome = Outcome("diverged", history)
-    rows = report.beside(chunks, dtype)[0][-1]
-    block = report.written(outcome, (rows, *(sizes[0] for sizes in chunks[1:])), dtype)
-    assert block.dtype == dtype
-    told = report.read(block.copy())
-    assert told.reason == outcome.reason
-    assert (told.history[0], told.history[-1]) == (history[0], history[-1])
-    assert len(told.history) == min(count, 2047)
+def test_a_gang_that_is_left_to_dask_later(
+    gangs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rhs = da.from_array(RHS, chunks=5)
+    wanted, known = dgpu.jacobi(da.zeros_like(rhs), rhs, max_iterations=25)
+    gangs.clear()
+    monkeypatch.setattr(jacobi_module, "_in_a_gang", lambda u: True)
+    with dask.config.set(array_optimize=None):
+        u, info = dgpu.jacobi(da.zeros_like(rhs), rhs, max_iterations=25)
+    assert gangs == []
+    assert info.iterations == known.iterations == 25
+    np.testing.assert_allclose(u.compute(), wanted.compute(), atol=1e-12)
+
+
+def test_a_lost_record(enabled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a gang in another process."""
+    monkeypatch.setattr(tasks, "details", deque(maxlen=0))
+    rhs = da.from_array(RHS, chunks=5)
+    u, info = dgpu.jacobi(da.zeros_like(rhs), rhs, max_iterations=20_000, tol=1e-9)
+    assert info.converged
+    np.testing.assert_allclose(u.compute(), direct(RHS, 1.0, 0.0), atol=1e-6)
+
+
+def test_several_at_once() -> None:
+    """Each has the record of its own gang."""
+    rhs = da.from_array(RHS, chunks=5)
+
+    def solve(iterations: int) -> tuple[da.Array, dgpu.JacobiInfo]:
+        return dgpu.jacobi(da.zeros_like(rhs), rhs, max_iterations=iterations)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(solve, [10, 20, 30, 20]))
+    assert [info.iterations for _, info in found] == [10, 20, 30, 20]

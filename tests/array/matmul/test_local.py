@@ -517,7 +517,7 @@ def test_settings_from_the_configuration() -> None:
         dgpu.enable()
 
 
-@pytest.mark.parametrize("part", ["find", "predict", "replace", "finish"])
+@pytest.mark.parametrize("part", ["find", "predict", "insert", "finish"])
 def test_an_error_of_the_optimizer_leaves_the_graph_to_dask(
     part: str, monkeypatch: pytest.MonkeyPatch, gangs: list[str]
 ) -> None:

@@ -12,7 +12,7 @@ import scipy.fft
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.pencil_fft import TRIGONOMETRIC, Transform
 from dask_dgpu.array.fft import long_axis
-from dask_dgpu.kernels.fft import laplacian, transform, trigonometric
+from dask_dgpu.kernels.fft import factors, transform, trigonometric
 from tests.array.poisson.test_poisson import BOUNDARIES
 from tests.array.poisson.test_poisson import laplacian as operator
 
@@ -106,13 +106,13 @@ def test_a_long_axis(name: str, kind: int, n: int, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("boundary", [*BOUNDARIES, ("periodic", "zero", "reflect")])
 @pytest.mark.parametrize("dtype", ["int16", "float16", "float32", "float64", "complex64"])
 @pytest.mark.parametrize("ranks", [None, 3])
-@pytest.mark.parametrize("group", [50, laplacian.GROUP])
+@pytest.mark.parametrize("group", [50, factors.GROUP])
 def test_poisson(
     boundary: Any, dtype: str, ranks: int | None, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import cupy
 
-    monkeypatch.setattr(laplacian, "GROUP", group)
+    monkeypatch.setattr(factors, "GROUP", group)
     f = numbers((12, 9, 7), dtype)
     u = dgpu.poisson(on_device(f, (4, 9, 4)), 0.5, boundary)
     assert isinstance(u._meta, cupy.ndarray)

@@ -22,8 +22,8 @@ import dask_dgpu as dgpu
 from dask_dgpu.algorithms.pencil_fft import PencilPlan
 from dask_dgpu.array.fft import long_axis
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.runtime import local
-from graph_opt.dask_graph.deferred import DeferredLayer
+from dask_dgpu.runtime import tasks
+from graph_opt.dask_graph.layers import DeferredLayer
 from tests.support.profiles import examples
 from tests.support.recording import RecordingComm
 
@@ -256,7 +256,7 @@ def test_bytes_are_those_of_two_transposes(
     boundary: Any, dtype: str, ran: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     comms: list[RecordingComm] = []
-    original = local.run_local
+    original = tasks.run_local
 
     def run_local(size: int, program: Any) -> Any:
         def recorded(comm: Any) -> Any:
@@ -265,7 +265,7 @@ def test_bytes_are_those_of_two_transposes(
 
         return original(size, recorded)
 
-    monkeypatch.setattr(local, "run_local", run_local)
+    monkeypatch.setattr(tasks, "run_local", run_local)
     f = numbers((16, 12), dtype)
     dgpu.poisson(da.from_array(f, chunks=(4, 12)), 1.0, boundary).compute()
     share = f.nbytes // 4

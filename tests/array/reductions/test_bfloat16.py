@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ml_dtypes import bfloat16, finfo
 
 import dask_dgpu as dgpu
-from dask_dgpu.kernels.sums.narrowed import narrowed
+from dask_dgpu.kernels.sums.conversion import narrowed
 from tests.support.exact import FAMILIES, UNIT, exact, family, to_nearest, units, within_bound
 from tests.support.profiles import examples
 

@@ -11,7 +11,7 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.kernels.sums import binned, compensated
-from dask_dgpu.kernels.sums.narrowed import narrowed, widened
+from dask_dgpu.kernels.sums.conversion import narrowed, widened
 from tests.support.exact import FAMILIES, exact, family, to_nearest, within_bound
 
 pytestmark = pytest.mark.gpu

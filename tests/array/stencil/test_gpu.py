@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.halo import halo_rank, plan_halo
-from dask_dgpu.algorithms.stencil import SweepPlan, stencil_rank
-from dask_dgpu.algorithms.stencil.plan import even_tiles
+from dask_dgpu.algorithms.halo.plan import plan_halo
+from dask_dgpu.algorithms.halo.rank import halo_rank
+from dask_dgpu.algorithms.stencil.plan import SweepPlan, even_tiles
+from dask_dgpu.algorithms.stencil.rank import stencil_rank
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.stencil import LAPLACIAN_9PT, Taps

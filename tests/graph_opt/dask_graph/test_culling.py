@@ -8,7 +8,7 @@ import dask.array as da
 import pytest
 from dask.blockwise import Blockwise
 
-from graph_opt.dask_graph.culling import cull
+from graph_opt.dask_graph.parse import cull
 from tests.graph_opt.graphs import keys_of
 
 BLOCKS, STEPS = 16, 20

@@ -13,11 +13,11 @@ from dask.array.optimization import optimize
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graph_opt.dask_graph.culling import cull
 from graph_opt.dask_graph.emit import GANG, STAGE
-from graph_opt.dask_graph.piece_layer import PieceLayer
+from graph_opt.dask_graph.layers import PieceLayer
+from graph_opt.dask_graph.parse import cull
+from graph_opt.model.piece import Region
 from graph_opt.pieces.matmul import MatmulPiece
-from graph_opt.pieces.region import Region
 from tests.graph_opt.graphs import (
     array,
     emitted,

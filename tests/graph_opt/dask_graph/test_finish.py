@@ -9,7 +9,7 @@ from dask.array.optimization import optimize
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
-from graph_opt.dask_graph.emit import GANG, STAGE, GangLayer, finish
+from graph_opt.dask_graph.emit import GANG, STAGE, finish
 from tests.graph_opt.graphs import array, emitted
 
 A, B = array(11, 13, chunks=(4, 5)), array(13, 7, chunks=(5, 3), seed=1)
@@ -18,8 +18,7 @@ A, B = array(11, 13, chunks=(4, 5)), array(13, 7, chunks=(5, 3), seed=1)
 def finished(z: da.Array) -> Any:
     keys = set(flatten(z.__dask_keys__()))
     graph = emitted(z, keys=list(keys))
-    gangs = [layer for layer in graph.layers.values() if isinstance(layer, GangLayer)]
-    return finish(optimize(graph, keys), keys, gangs)
+    return finish(optimize(graph, keys), keys, graph)
 
 
 def values(z: da.Array, graph: Any) -> Any:
@@ -56,8 +55,7 @@ def test_blocks_that_are_asked_for_keep_their_names() -> None:
     z = A @ B
     keys = [(z.name, 0, 0)]
     graph = emitted(z, keys=keys)
-    gangs = [layer for layer in graph.layers.values() if isinstance(layer, GangLayer)]
-    tasks = finish(optimize(graph, keys), set(keys), gangs)
+    tasks = finish(optimize(graph, keys), set(keys), graph)
     assert (z.name, 0, 0) in tasks
     assert (z.name, 0, 1) not in tasks
 
@@ -98,8 +96,8 @@ def test_renamed_blocks_reach_annotated_gangs() -> None:
     part = z[:8] + 1
     keys = set(flatten(part.__dask_keys__()))
     graph = emitted(part, keys=list(keys))
-    gangs = [layer for layer in graph.layers.values() if isinstance(layer, GangLayer)]
-    for order in (gangs, gangs[::-1]):
+    backwards = dict(reversed(graph.layers.items()))
+    for order in (graph, HighLevelGraph(backwards, graph.dependencies)):
         tasks = finish(optimize(graph, keys), keys, order)
         assert y.name not in {key[0] for key in tasks if isinstance(key, tuple)}
         np.testing.assert_array_equal(values(part, tasks), z.compute()[:8] + 1)

@@ -45,6 +45,7 @@ PUBLIC = {
     "dask.highlevelgraph.HighLevelGraph",
     "dask.highlevelgraph.Layer",
     "dask.highlevelgraph.MaterializedLayer",
+    "dask.system.CPU_COUNT",
     "dask.tokenize.tokenize",
     "dask.typing.no_default",
     "dask.utils.format_bytes",

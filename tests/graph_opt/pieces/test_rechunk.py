@@ -13,14 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graph_opt.dask_graph.piece_layer import PieceLayer
+from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.model.cost import CUDA, HOST, TASK_SECONDS, Machine, dask_rechunk_seconds
-from graph_opt.model.layout import Index, cuts_of
-from graph_opt.model.node import ArrayNode
-from graph_opt.model.overlap import common_lengths, spread
-from graph_opt.passes.rewrite import IllegalGraphError, check
+from graph_opt.model.layout import ArrayNode, Index, common_lengths, cuts_of, spread
+from graph_opt.model.piece import Region
+from graph_opt.passes import IllegalGraphError, check
 from graph_opt.pieces.rechunk import RechunkPiece, Stage
-from graph_opt.pieces.region import Region
 from tests.graph_opt.graphs import array, layer_of, rechunks
 
 A = array(12, 30, chunks=(12, 5))

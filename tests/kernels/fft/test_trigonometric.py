@@ -62,11 +62,11 @@ def test_equals_scipy(data: st.DataObject, kind: str, norm: str) -> None:
 def test_parts_of_a_line_know_their_places(kind: str) -> None:
     recipe = Recipe(kind, 11, "ortho")
     a = numbers((3, 11), "float64")
-    pieces = [recipe.before(a[:, at : at + 4], 1, at) for at in (0, 4, 8)]
-    np.testing.assert_array_equal(np.concatenate(pieces, axis=1), recipe.before(a, 1, 0))
+    pieces = [recipe.before(a[:, at : at + 4], (0, at), 1) for at in (0, 4, 8)]
+    np.testing.assert_array_equal(np.concatenate(pieces, axis=1), recipe.before(a, (0, 0), 1))
     spectrum = a + 1j if recipe.fft != "irfft" else a
-    pieces = [recipe.after(spectrum[:, at : at + 4].copy(), 1, at) for at in (0, 4, 8)]
-    whole = recipe.after(spectrum.copy(), 1, 0)
+    pieces = [recipe.after(spectrum[:, at : at + 4].copy(), (0, at), 1) for at in (0, 4, 8)]
+    whole = recipe.after(spectrum.copy(), (0, 0), 1)
     np.testing.assert_array_equal(np.concatenate(pieces, axis=1), whole)
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dask_dgpu.kernels.gemm import accumulate
+from dask_dgpu.kernels.gemm import accumulate, host
+
+Array = Any
 
 DTYPES = ["float32", "float64", "complex64", "complex128", "int64", "uint8"]
 
@@ -28,11 +33,65 @@ def test_a_product_is_added_in_place(dtype: str, shape: tuple[int, int, int]) ->
     np.testing.assert_array_equal(out, expected)
 
 
-def test_factors_may_have_any_strides() -> None:
-    a, b = np.arange(24.0).reshape(2, 4, 3)[:, ::2], np.arange(12.0).reshape(4, 3).T
-    out = np.zeros((2, 4))
-    accumulate(out, a[0].copy(order="F"), b)
-    np.testing.assert_array_equal(out, a[0] @ b)
+def _part(x: Array, order: Any) -> Array:
+    whole = np.zeros((x.shape[0] + 3, x.shape[1] + 2), x.dtype, order=order)
+    whole[1:-2, 2:] = x
+    return whole[1:-2, 2:]
+
+
+ORDERS: dict[str, Callable[[Array], Array]] = {
+    "rows": np.ascontiguousarray,
+    "columns": np.asfortranarray,
+    "part of rows": lambda x: _part(x, "C"),
+    "part of columns": lambda x: _part(x, "F"),
+    "gaps": lambda x: np.repeat(np.repeat(x, 2, axis=0), 2, axis=1)[::2, ::2],
+    "reversed": lambda x: x[::-1, ::-1].copy()[::-1, ::-1],
+    "one row": lambda x: np.broadcast_to(x[:1], x.shape),
+    "one column": lambda x: np.broadcast_to(x[:, :1], x.shape),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("left", ORDERS)
+@pytest.mark.parametrize("right", ORDERS)
+def test_factors_and_result_may_have_any_strides(left: str, right: str, dtype: str) -> None:
+    """Also with a vector, and with a result that is a part of a larger array."""
+    chance = np.random.default_rng(0)
+    for m, n, k in product((1, 2, 5), (1, 2, 5), (1, 2, 7)):
+        a = ORDERS[left](chance.integers(0, 9, (m, k)).astype(dtype))
+        b = ORDERS[right](chance.integers(0, 9, (k, n)).astype(dtype))
+        whole = np.ones((m + 2, n + 3), dtype)
+        expected = whole.copy()
+        expected[1 : m + 1, 2 : n + 2] += a @ b
+        accumulate(whole[1 : m + 1, 2 : n + 2], a, b)
+        np.testing.assert_array_equal(whole, expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "routine"),
+    [((5, 4, 1), "gemv"), ((1, 4, 5), "gemv"), ((5, 4, 3), "gemm"), ((4, 9, 4), "syrk")],
+)
+@pytest.mark.parametrize("dtype", DTYPES[:4])
+def test_routine_suits_the_shape(
+    shape: tuple[int, int, int], routine: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product with a vector reads the matrix once; ``x.T @ x`` is half of the work."""
+    called = []
+
+    def call(name: str, *arguments: Any) -> None:
+        called.append(name)
+        call_blas(name, *arguments)
+
+    call_blas = host.call_blas
+    monkeypatch.setattr(host, "call_blas", call)
+    m, k, n = shape
+    x = np.random.default_rng(0).integers(-9, 9, (k, m)).astype(dtype)
+    y = x if routine == "syrk" else np.ones((k, n), dtype)
+    out = np.arange(m * n).reshape(m, n).astype(dtype)
+    expected = out + x.T @ y
+    accumulate(out, x.T, y)
+    np.testing.assert_array_equal(out, expected)
+    assert called == [routine]
 
 
 def test_other_threads_run_during_a_product() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from math import prod
 from typing import Any
@@ -64,6 +64,16 @@ def interpret(table: Table) -> None:
             ctypes.memmove(to, source, row[WIDTH])
 
 
+def pieces_of(pairs: Iterable[tuple[Array, Array]]) -> Pieces:
+    """Copy the second of each pair of arrays to the first, of the same shape."""
+    targets, sources = zip(*pairs, strict=True)
+    which = np.arange(len(targets))
+    start = np.zeros((len(targets), targets[0].ndim), np.int64)
+    shapes = np.array([target.shape for target in targets], np.int64).reshape(start.shape)
+    places = (InArrays(Arrays(arrays), which, start) for arrays in (targets, sources))
+    return Pieces(shapes, *places)
+
+
 def by_table(*batches: Pieces) -> None:
     table = describe(batches)
     assert table is not None
@@ -111,7 +121,7 @@ def test_any_views(copy: Callable[..., None], found: list[list[tuple[Array, Arra
     cases = [pair for batch in found for pair in batch]
     memory = [(memory_of(target), memory_of(target).copy()) for target, _ in cases]
     old = [target.copy() for target, _ in cases]
-    copy(*map(Pieces.of, found))
+    copy(*map(pieces_of, found))
     for (target, source), before in zip(cases, old, strict=True):
         np.testing.assert_array_equal(target, source, strict=True)
         target[...] = before
@@ -150,7 +160,7 @@ def test_into_a_message_and_out_of_it(copy: Callable[..., None], dtype: str) -> 
 
 def row(target: Array, source: Array) -> Any:
     """The one row of the table for one piece: words, their width, lengths."""
-    table = describe((Pieces.of([(target, source)]),))
+    table = describe((pieces_of([(target, source)]),))
     assert table is not None
     ((found),) = table.rows
     return found[WORDS], found[WIDTH], tuple(found[LENGTHS : LENGTHS + found[NDIM]].tolist())
@@ -189,13 +199,13 @@ def test_the_target_is_written_along_its_memory() -> None:
 def test_large_pieces_have_several_tiles() -> None:
     n = 16 * TILE
     a, b = aligned((2 * n + 16,), "uint8"), aligned((2 * n + 16,), "uint8")
-    table = describe((Pieces.of([(a, b), (a[:0], b[:0]), (a[:n], b[:n])]),))
+    table = describe((pieces_of([(a, b), (a[:0], b[:0]), (a[:n], b[:n])]),))
     assert table is not None
     assert table.tiles.tolist() == [0, 3, 4]
 
 
 def test_nothing_to_copy() -> None:
-    for batches in [(), (Pieces.of([(np.empty((0, 3)), np.empty((0, 3)))]),)]:
+    for batches in [(), (pieces_of([(np.empty((0, 3)), np.empty((0, 3)))]),)]:
         table = describe(batches)
         assert table is not None
         assert len(table.rows) == 0
@@ -206,8 +216,8 @@ def test_too_many_axes_are_left_to_others() -> None:
     shape = (3,) * (MAX_NDIM + 1)
     whole = np.empty((5,) * len(shape), np.int8)
     view = whole[tuple(slice(0, 5, 2) for _ in shape)]
-    assert describe((Pieces.of([(np.empty(shape, np.int8), view)]),)) is None
-    assert describe((Pieces.of([(np.empty(shape, np.int8), np.empty(shape, np.int8))]),))
+    assert describe((pieces_of([(np.empty(shape, np.int8), view)]),)) is None
+    assert describe((pieces_of([(np.empty(shape, np.int8), np.empty(shape, np.int8))]),))
 
 
 def on_device(view: Array) -> tuple[Array, Array]:
@@ -238,7 +248,7 @@ def device_copy(*batches: list[tuple[Array, Array]]) -> None:
             expected.append((memory, memory_of(target).flatten(order="K")))
     device.begin()
     with device.transferring():
-        copy_pieces(device, *map(Pieces.of, there))
+        copy_pieces(device, *map(pieces_of, there))
     device.synchronize()
     for now, wanted in expected:
         np.testing.assert_array_equal(cupy.asnumpy(now), wanted)
@@ -274,7 +284,7 @@ def test_more_launches_than_the_ring_has_tables() -> None:
     device.begin()
     with device.transferring():
         for count, target in enumerate(made, start=1):
-            copy_pieces(device, Pieces.of([(target[k], source[k]) for k in range(count)]))
+            copy_pieces(device, pieces_of([(target[k], source[k]) for k in range(count)]))
     device.synchronize()
     for count, target in enumerate(made, start=1):
         assert bool((target[:count] == source[:count]).all())

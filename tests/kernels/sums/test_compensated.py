@@ -13,8 +13,8 @@ from ml_dtypes import finfo
 
 from dask_dgpu.kernels.sums import compensated
 from dask_dgpu.kernels.sums.compensated import Pair
+from dask_dgpu.kernels.sums.conversion import narrowed
 from dask_dgpu.kernels.sums.lanes import Walk, steps_of
-from dask_dgpu.kernels.sums.narrowed import narrowed
 from dask_dgpu.kernels.sums.partial import finished, partial_sum
 from tests.support.exact import FAMILIES, family, within_bound
 from tests.support.profiles import examples

@@ -9,8 +9,8 @@ from dask._task_spec import convert_legacy_graph
 from dask.array.core import Array
 
 from dask_dgpu.arguments import as_array
-from dask_dgpu.array.deferred import deferred
-from graph_opt.model.node import ArrayNode
+from graph_opt.dask_graph.layers import deferred
+from graph_opt.model.layout import ArrayNode
 from tests.operations.normalize.operation import NormalizePiece
 
 

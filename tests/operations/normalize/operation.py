@@ -8,8 +8,8 @@ from typing import Any
 
 from dask_dgpu.operations.operation import Cost, Operation, Request
 from graph_opt.model.cost import Machine
-from graph_opt.model.node import ArrayNode
-from graph_opt.pieces.piece import Piece
+from graph_opt.model.layout import ArrayNode
+from graph_opt.model.piece import Piece
 from tests.operations.normalize.rank import NormalizePlan, normalize_rank
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from dask_dgpu.runtime.observer import MOST_SPANS, Span, Step, record
-from dask_dgpu.runtime.scheduler.records import KEPT_RUNS, Records
+from dask_dgpu.runtime.execute import Span
+from dask_dgpu.runtime.scheduler.records import KEPT_RUNS, Records, Step
+from dask_dgpu.runtime.worker.job import MOST_SPANS, record
 
 
 class Scheduler:

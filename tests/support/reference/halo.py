@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.algorithms.halo import HaloPlan
+from dask_dgpu.algorithms.halo.plan import HaloPlan
 from graph_opt.model.layout import Index
 
 Array = Any

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, sqrt
 from typing import Any
 
 import numpy as np
 
-from dask_dgpu.algorithms.jacobi import JacobiTask, Outcome, Scale, verdict
+from dask_dgpu.algorithms.jacobi import JacobiTask, Outcome, scale_of, verdict
 from dask_dgpu.kernels.stencil import neighbours_mean
 from tests.support.reference.stencil import one_sweep
 
@@ -25,12 +25,12 @@ def jacobi_reference(task: JacobiTask, u0: Array, rhs: Array) -> tuple[Array, Ou
         return float((np.abs((after - before).astype("complex128")) ** 2).sum())
 
     zero = np.zeros_like(u0)
-    scale = Scale.of(task, change(zero, swept(zero)))
+    scale = scale_of(task, change(zero, swept(zero)))
     u, history = u0, []
     reason, done = None, 0
     while reason is None:
         following = swept(u)
-        history.append((done, scale.residual(change(u, following))))
+        history.append((done, sqrt(change(u, following)) * scale))
         reason = verdict(task, done, history[-1][1], history[0][1] or inf)
         if reason is None:
             u, done = following, done + 1

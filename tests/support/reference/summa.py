@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.algorithms.summa import SummaPlan
+from dask_dgpu.algorithms.summa.plan import SummaPlan
 from dask_dgpu.algorithms.summa.schedule import pieces
 
 Array = Any
@@ -19,7 +19,7 @@ def summa_reference(plan: SummaPlan, a: Blocks, b: Blocks) -> dict[Block, Array]
     """Multiply with the plan's blocking and order of sums, sequentially, in NumPy."""
     partial: dict[Block, Array] = {}
     dtype = plan.accumulator
-    for rank in sorted(plan.places, key=lambda rank: (plan.position(rank) or (0, 0, 0))[2]):
+    for rank in sorted(plan.places, key=lambda rank: plan.positions[rank][2]):
         rows, columns = plan.rectangle(rank)
         total = np.zeros((rows[1] - rows[0], columns[1] - columns[0]), dtype)
         for step in range(plan.steps):
@@ -33,9 +33,8 @@ def summa_reference(plan: SummaPlan, a: Blocks, b: Blocks) -> dict[Block, Array]
                     piece.source
                 ]
             total += panels[0] @ panels[1]
-        place = plan.position(rank)
-        assert place is not None  # `rank` is one of `places`
-        for i, j in plan.final_layers(place[0], place[1]):
+        r, c, _ = plan.positions[rank]
+        for i, j in plan.final_layers(r, c):
             top, left = plan.a.rows[i] - rows[0], plan.b.columns[j] - columns[0]
             bottom, right = plan.a.rows[i + 1] - rows[0], plan.b.columns[j + 1] - columns[0]
             part = total[top:bottom, left:right]

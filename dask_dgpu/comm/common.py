@@ -1,0 +1,245 @@
+"""The common parts of all transports: the end of a communicator, and checks of buffers.
+
+Every transport has one :class:`Lifetime` per communicator and waits on it alone, so that an
+abort from any thread wakes all waiting threads at once.
+
+The functions on buffers use only NumPy's ufuncs and the array's own methods. CuPy arrays support
+both, so only :func:`settle` imports CuPy.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+
+from dask_dgpu.comm.protocol import Buffer, Counts, Messages, Reduction
+from dask_dgpu.errors import CommAbortedError, CommError
+
+_UFUNCS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+
+# Seconds between two looks at a store, at first and at most.
+_FIRST_PAUSE = 0.001
+_LONGEST_PAUSE = 0.05
+
+
+class Lifetime:
+    """Whether a communicator may still be used, and waiting for its transfers.
+
+    The aborting thread calls ``on_abort`` once, with no lock held; it must not block. ``threads``
+    is a set for threads that end soon after the communicator.
+    """
+
+    def __init__(
+        self,
+        on_abort: Callable[[], None] | None = None,
+        threads: weakref.WeakSet[threading.Thread] | None = None,
+    ) -> None:
+        self.changed = threading.Condition()
+        self.threads: weakref.WeakSet[threading.Thread] = (
+            weakref.WeakSet() if threads is None else threads
+        )
+        self.reason: str | None = None
+        self._on_abort = on_abort
+        self._children: weakref.WeakSet[Lifetime] = weakref.WeakSet()
+
+    def adopt(self, child: Lifetime) -> None:
+        """Abort ``child`` together with this one."""
+        with self.changed:
+            self._children.add(child)
+            reason = self.reason
+        if reason is not None:
+            child.abort(reason)
+
+    def abort(self, reason: str) -> None:
+        """End it, children too; only the first reason is kept."""
+        with self.changed:
+            children = list(self._children)
+            first = self.reason is None
+            if first:
+                self.reason = reason
+                self.changed.notify_all()
+        if first and self._on_abort is not None:
+            self._on_abort()
+        for child in children:
+            child.abort(reason)
+
+    def check(self) -> None:
+        """Raise if it has ended."""
+        if self.reason is not None:
+            raise CommAbortedError(f"the communicator was aborted: {self.reason}")
+
+    def wake(self) -> None:
+        """Make all waiting threads test their condition again."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def wait_for(self, ready: Callable[[], bool], limit: float | None, phase: str) -> None:
+        """Wait until ``ready()``; the thread that makes it true notifies ``changed``.
+
+        If it is ready, an abort is not reported. After ``limit`` seconds this raises
+        :class:`~dask_dgpu.errors.CommError`, which names the caller's ``phase``.
+        """
+        with self.changed:
+            self.changed.wait_for(lambda: ready() or self.reason is not None, limit)
+            if ready():
+                return
+            self.check()
+        raise CommError(f"{phase} did not finish within its time limit")
+
+
+class KeyValueStore(Protocol):
+    """The methods of ``torch.distributed.Store`` that communicators call."""
+
+    def set(self, key: str, value: str) -> None:
+        """Set a value."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys are set."""
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Return the values."""
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a value; return whether there was one."""
+
+
+def meet(
+    store: KeyValueStore,
+    name: str,
+    text: str,
+    *,
+    rank: int,
+    size: int,
+    limit: float | None,
+    lifetime: Lifetime,
+) -> list[str]:
+    """Publish a text under a name that is used once, and return the texts of all ranks.
+
+    The store's blocking calls support neither our time limit nor our abort, and block other threads
+    that use the same connection. So this polls.
+
+    After the limit it raises :class:`~dask_dgpu.errors.CommError` with the missing ranks; without
+    one it waits until aborted.
+    """
+    keys = [f"{name}/{peer}" for peer in range(size)]
+    deadline = None if limit is None else time.monotonic() + limit
+    pause = _FIRST_PAUSE
+    try:
+        store.set(keys[rank], text)
+        while not store.check(keys):
+            lifetime.check()
+            if deadline is not None and time.monotonic() > deadline:
+                missing = [p for p in range(size) if not store.check([keys[p]])]
+                if not missing:
+                    break
+                raise CommError(
+                    f"ranks {missing} of {size} did not come to {name!r} within {limit:g} s"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return [value.decode() for value in store.multi_get(keys)]
+    except RuntimeError as error:
+        raise CommError(f"the store was lost at {name!r}: {error}") from error
+
+
+def flat(buffer: Buffer) -> Buffer:
+    """View a C-contiguous array as one-dimensional."""
+    if not buffer.flags.c_contiguous:
+        raise ValueError(f"expected a C-contiguous buffer, got strides {buffer.strides}")
+    return buffer.reshape(-1)
+
+
+def as_bytes(buffer: Buffer) -> Buffer:
+    """View a C-contiguous array of any dtype as its bytes."""
+    return flat(buffer).view(np.uint8)
+
+
+def settle(*buffers: Buffer) -> None:
+    """Wait until the caller's stream has finished with the buffers."""
+    if any(hasattr(buffer, "__cuda_array_interface__") for buffer in buffers):
+        import cupy
+
+        cupy.cuda.get_current_stream().synchronize()
+
+
+def pieces(buffer: Buffer, counts: Counts) -> list[Buffer]:
+    """Cut a one-dimensional array into views of ``counts`` elements."""
+    stops = list(accumulate(counts))
+    return [buffer[stop - n : stop] for n, stop in zip(counts, stops, strict=True)]
+
+
+def even_counts(total: int, parts: int) -> list[int]:
+    """Divide ``total`` elements as evenly as integers allow, larger parts first."""
+    each, rest = divmod(total, parts)
+    return [each + (part < rest) for part in range(parts)]
+
+
+def own_messages(rank: int, sends: Messages, recvs: Messages) -> list[tuple[Buffer, Buffer]]:
+    """Return source and target of the messages of a batch from a rank to itself."""
+    sources = [flat(buffer) for peer, buffer in sends if peer == rank]
+    targets = [flat(buffer) for peer, buffer in recvs if peer == rank]
+    sizes = [source.size for source in sources]
+    if sizes != [target.size for target in targets]:
+        raise ValueError(f"rank {rank} does not receive its own messages of {sizes} elements")
+    return list(zip(sources, targets, strict=True))
+
+
+def check_peers(peers: Sequence[int], size: int) -> None:
+    """Refuse ranks that do not exist."""
+    for peer in peers:
+        if not 0 <= peer < size:
+            raise ValueError(f"expected a rank from 0 to {size - 1}, got {peer}")
+
+
+def check_gather(whole: Buffer, part: Buffer, size: int) -> None:
+    """Refuse a ``whole`` that is not ``size`` times ``part``."""
+    _check_dtypes(whole, part)
+    if whole.size != size * part.size:
+        raise ValueError(f"expected a whole of {size * part.size} elements, got {whole.size}")
+
+
+def check_all_to_all(
+    out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts, rank: int, size: int
+) -> None:
+    """Refuse counts that do not fit the buffers or the number of ranks."""
+    _check_dtypes(whole, out)
+    for buffer, counts in ((out, out_counts), (whole, in_counts)):
+        if len(counts) != size or min(counts) < 0:
+            raise ValueError(f"expected a count for each of {size} ranks, got {list(counts)}")
+        if sum(counts) != buffer.size:
+            raise ValueError(f"expected counts of {buffer.size} elements in all, got {sum(counts)}")
+    if out_counts[rank] != in_counts[rank]:
+        raise ValueError(
+            f"rank {rank} sends itself {in_counts[rank]} elements, receives {out_counts[rank]}"
+        )
+
+
+def check_reduction(buffer: Buffer, op: Reduction) -> None:
+    """Refuse an unknown reduction, and the minimum or maximum of complex numbers."""
+    if op not in _UFUNCS:
+        raise ValueError(f"expected a reduction of {sorted(_UFUNCS)}, got {op!r}")
+    if op != "sum" and buffer.dtype.kind == "c":
+        raise ValueError(f"complex numbers have no {op}")
+
+
+def reduce_parts(out: Buffer, parts: Sequence[Buffer], op: Reduction) -> None:
+    """Reduce ``parts`` into ``out``, from the first to the last.
+
+    The order is fixed, so the bits of the result depend only on the parts. ``out`` may be the
+    first part, but no other. For bool, the sum and the maximum are "or", the minimum is "and".
+    """
+    if out is not parts[0]:
+        out[...] = parts[0]
+    for part in parts[1:]:
+        _UFUNCS[op](out, part, out=out)
+
+
+def _check_dtypes(whole: Buffer, part: Buffer) -> None:
+    if whole.dtype != part.dtype:
+        raise ValueError(f"expected buffers of one dtype, got {whole.dtype} and {part.dtype}")

@@ -1,0 +1,168 @@
+"""Versions, devices, transports and settings of this process, for reports of problems."""
+
+from __future__ import annotations
+
+import os
+import platform
+import runpy
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TextIO
+
+import dask
+from dask.system import CPU_COUNT
+from dask.utils import format_bytes
+
+from dask_dgpu.arguments import shown
+from dask_dgpu.comm.bootstrap import TRANSPORTS
+from dask_dgpu.environment.facts import missing_transports
+from dask_dgpu.environment.gpus import read_driver, read_memory, read_models, visible_gpus
+from dask_dgpu.environment.settings import effective, read
+from dask_dgpu.planner.optimizer import GraphOptimizer
+
+PACKAGES = {
+    "dask-dgpu": ("dask-dgpu",),
+    "dask": ("dask",),
+    "distributed": ("distributed",),
+    "dask-cuda": ("dask-cuda",),
+    "numpy": ("numpy",),
+    "scipy": ("scipy",),
+    "numba": ("numba",),
+    "torch": ("torch",),
+    "cupy": ("cupy", "cupy-cuda12x", "cupy-cuda13x"),
+    "rmm": ("rmm", "rmm-cu12", "rmm-cu13"),
+    "ucxx": ("ucxx", "ucxx-cu12", "ucxx-cu13"),
+    "nvidia-ml-py": ("nvidia-ml-py",),
+}
+"""The distributions of each package: pip and conda call some of them differently."""
+
+
+def show_versions(file: TextIO | None = None) -> None:
+    """Print versions, devices, transports and settings of this process.
+
+    Parameters
+    ----------
+    file : file object, optional
+        Where to print; by default the standard output.
+
+    See Also
+    --------
+    check_health : Check the workers of a cluster.
+
+    Notes
+    -----
+    ``python -m dask_dgpu`` prints the same. It reads package metadata and asks the driver with
+    NVML, so it works without a GPU and creates no CUDA context. Include its output when you
+    report a problem.
+
+    Examples
+    --------
+    >>> import dask_dgpu as dgpu
+    >>> dgpu.show_versions()  # doctest: +ELLIPSIS
+    dask_dgpu ...
+    <BLANKLINE>
+    packages
+    ...
+    """
+    sections = {
+        "packages": packages(),
+        "devices": devices(),
+        "transports": transports(),
+        "settings": settings(),
+    }
+    system = f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}"
+    lines = [f"dask_dgpu {version('dask-dgpu')} on {system}"]
+    for title, values in sections.items():
+        width = max(map(len, values))
+        lines += ["", title, *(f"  {name:{width}}  {value}" for name, value in values.items())]
+    print("\n".join(lines), file=sys.stdout if file is None else file)
+
+
+def packages() -> dict[str, str]:
+    """Return the version of each package, without importing it."""
+    found = {"python": platform.python_version()}
+    for name, distributions in PACKAGES.items():
+        versions = {each: _version(each) for each in distributions}
+        present = [
+            f"{number} ({each})" if each != name else number
+            for each, number in versions.items()
+            if number is not None
+        ]
+        found[name] = " and ".join(present) or "not installed"
+    return found
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def devices() -> dict[str, str]:
+    """Return the processor and the GPUs of this process, with their memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = {"CPU": f"{CPU_COUNT} cores, {format_bytes(memory)} of memory"}
+    try:
+        found["driver"] = read_driver()
+    except Exception as error:  # no bindings, no library or no driver
+        return found | {"GPU": f"none ({_cause(error)})"}
+    gpus = visible_gpus()
+    if not gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return found | {"GPU": f"none (CUDA_VISIBLE_DEVICES is {visible!r})"}
+    models, memories = read_models(gpus), {each.name: each for each in read_memory(gpus)}
+    for gpu in gpus:
+        room = "memory unknown"
+        if gpu in memories:
+            free, total = memories[gpu].free, memories[gpu].total
+            room = f"{format_bytes(free)} of {format_bytes(total)} free"
+        found[f"GPU {gpu}"] = f"{models.get(gpu, 'model unknown')}, {room}"
+    return found
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, ImportError):
+        return "NVML's bindings are not installed: pip install nvidia-ml-py"
+    return f"{type(error).__name__}: {error}"
+
+
+def transports() -> dict[str, str]:
+    """Return for each transport whether this process has its packages."""
+    missing = missing_transports()
+    found: dict[str, str] = {}
+    for name in TRANSPORTS:
+        found[name] = f"needs {missing[name]}" if name in missing else "available"
+    cuda = _torch_cuda()
+    if "nccl" not in missing and cuda is not None:
+        found["nccl"] += f", torch with CUDA {cuda}"
+    return found
+
+
+def _torch_cuda() -> str | None:
+    """Return the version of CUDA that torch has, without importing torch."""
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        return None
+    found = runpy.run_path(str(Path(torch.origin).with_name("version.py")))["cuda"]
+    return None if found is None else str(found)
+
+
+def settings() -> dict[str, str]:
+    """Return the settings, whether dask_dgpu is enabled, and any setting that is not allowed."""
+    optimizer = dask.config.get("array_optimize", None)
+    found = {"enabled": "no"}
+    if isinstance(optimizer, GraphOptimizer):
+        facts = optimizer.facts
+        workers = f"{facts.workers} workers" if facts.workers else "this process"
+        found["enabled"] = f"on {workers}, device {facts.device}, transport {optimizer.transport}"
+    found["array.backend"] = shown(dask.config.get("array.backend", "numpy"))
+    for name, (value, default) in effective().items():
+        found[name] = f"{value}" if default else f"{value} (not the default)"
+    try:
+        read()
+    except ValueError as error:
+        found["error"] = str(error)
+    return found

@@ -1,0 +1,88 @@
+"""The blocks of gangs on workers: staged ones, and the placement of ``out`` tasks.
+
+An ``out`` runs on the worker that computed its block. If a client releases and requests ``out``
+tasks again, Dask creates them without our restrictions, so these are set again each time. They
+only affect speed: an ``out`` elsewhere asks the scheduler for the worker of its block, and fetches
+the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from dask_dgpu.runtime.scheduler.messages import send
+from graph_opt.dask_graph.internals import Task
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState
+
+    from dask_dgpu.runtime.scheduler.run import Run
+
+Key = Any
+
+
+class Staging:
+    """Follows ``stage`` tasks, and drops the blocks of released ones."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.workers: dict[Key, str] = {}
+
+    def moved(self, key: Key, finish: str, worker: str | None) -> None:
+        """Note a transition; a task that is released while it runs may still stage its block."""
+        if finish == "processing":
+            ts = self.scheduler.tasks[key]
+            worker = ts.processing_on.address if ts.processing_on else None
+        if finish in ("processing", "memory") and worker is not None:
+            self.workers[key] = worker
+        elif finish in ("released", "forgotten", "erred") and key in self.workers:
+            send(self.scheduler, [self.workers.pop(key)], {"op": "dgpu-drop", "keys": [key]})
+
+    def taken(self, keys: Iterable[Key]) -> None:
+        """Forget the blocks of a gang."""
+        for key in keys:
+            self.workers.pop(key, None)
+
+    def remove_worker(self, worker: str) -> None:
+        """Forget the blocks of a lost worker."""
+        self.taken([key for key, address in self.workers.items() if address == worker])
+
+
+def restrict(scheduler: Scheduler, run: Run) -> None:
+    """Place each ``out`` on the worker that computes its block, if that worker runs tasks."""
+    running = {ws.address for ws in scheduler.running}
+    for out in scheduler.tasks[run.key].dependents:
+        worker = run.worker_of(_block(out))
+        out.loose_restrictions = worker not in running
+        scheduler.set_restrictions({out.key: {worker}})
+
+
+def free_stuck(scheduler: Scheduler, runs: Mapping[Key, Run]) -> None:
+    """Let other workers fetch the blocks of a paused worker; they may be why it is paused."""
+    for run in list(runs.values()):  # transitions change the runs
+        gang = scheduler.tasks.get(run.key)
+        if not run.finished or gang is None or gang.state != "memory":
+            continue
+        stuck = [out for out in gang.dependents if _is_stuck(scheduler, out)]
+        for out in stuck:
+            out.loose_restrictions = True
+        if stuck:
+            released: dict[Key, Any] = {out.key: "released" for out in stuck}
+            scheduler.transitions(released, stimulus_id=f"dgpu-paused-{run.run_id}")
+
+
+def _is_stuck(scheduler: Scheduler, out: TaskState) -> bool:
+    """Return whether an ``out`` waits for a paused worker."""
+    if out.state == "processing":
+        return out.processing_on not in scheduler.running
+    return out.state == "no-worker" and not out.loose_restrictions
+
+
+def _block(out: TaskState) -> Key:
+    """Return the block of an ``out``: an argument of the task, which may have another name."""
+    task = cast(Task, out.run_spec)
+    while len(task.args) == 1:  # the task within is of an array in a Delayed
+        (task,) = task.args
+    _, block = task.args
+    return block

@@ -1,0 +1,33 @@
+"""Messages of the scheduler: to workers, and to clients about fallbacks to Dask."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+TOPIC = "dgpu-fallback"
+"""Topic of the scheduler's events: the names of the arrays, and the reason."""
+
+DASK_WARNINGS = "warn"
+"""Topic of the events that Dask's clients show as warnings."""
+
+MOST_NAMES = 20
+"""Most names of arrays in one event."""
+
+
+def announce(scheduler: Scheduler, names: Collection[str], reason: str, message: str) -> None:
+    """Log an event for ``explain``, and make all clients warn."""
+    warning = {"message": pickle.dumps(message), "category": pickle.dumps(UserWarning)}
+    scheduler.log_event(TOPIC, {"names": list(names)[:MOST_NAMES], "reason": reason})
+    scheduler.log_event(DASK_WARNINGS, warning)
+
+
+def send(scheduler: Scheduler, workers: Iterable[str], message: dict[str, Any]) -> None:
+    """Send a message to workers, except the lost ones."""
+    for worker in workers:
+        if worker in scheduler.workers:
+            scheduler.worker_send(worker, message)

@@ -1,0 +1,122 @@
+"""Which operations are accelerated: the examples of the README, tried when the site is built."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+import dask_dgpu as dgpu
+from dask_dgpu.operations import OPERATIONS
+
+ROOT = Path(__file__).parents[2]
+ROW = re.compile(r"^\| (?P<what>[^|]+) \| (?P<examples>`[^|]+`) \| (?P<who>gang|Dask) \|$", re.M)
+NO_RULE = "nothing here that dask_dgpu knows how to rewrite"
+
+
+@dataclass(frozen=True)
+class Example:
+    """An expression, and what `explain` says of it.
+
+    Parameters
+    ----------
+    what : str
+        Its row in the README.
+    code : str
+        The expression.
+    promised : bool
+        Whether the README says that it runs as a gang.
+    operations : tuple of str
+        The operations that gangs run.
+    reason : str
+        Why it is left to Dask, if it is.
+    """
+
+    what: str
+    code: str
+    promised: bool
+    operations: tuple[str, ...]
+    reason: str
+
+
+def names() -> dict[str, Any]:
+    """Return the names in the examples."""
+    x = da.ones((8, 8), chunks=4)
+    return {
+        "da": da,
+        "dgpu": dgpu,
+        "x": x,
+        "y": x + 1,
+        "z": da.ones((4, 8, 8), chunks=4),
+        "t": da.ones((8, 8), chunks=(4, 8)),
+        "w": da.concatenate([da.ones((1, 100_000)) for _ in range(4)]),
+    }
+
+
+def examples() -> list[Example]:
+    """Try every example of the README."""
+    return list(_tried((ROOT / "README.md").read_text()))
+
+
+def _tried(readme: str) -> Iterator[Example]:
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        known = names()
+        for row in ROW.finditer(readme):
+            for code in re.findall(r"`([^`]+)`", row["examples"]):
+                found = dgpu.explain(eval(code, known))
+                operations = tuple(
+                    dict.fromkeys(
+                        name
+                        for piece, _ in found.rewritten
+                        for name in OPERATIONS
+                        if name == piece.operation
+                    )
+                )
+                reason = found.declined[0].reason if found.declined else NO_RULE
+                yield Example(row["what"], code, row["who"] == "gang", operations, reason)
+
+
+def calls(found: list[Example]) -> dict[str, list[str]]:
+    """Return the calls of users that become each operation.
+
+    An operation that computes at once, like `jacobi`, has no example; it has its function.
+    """
+    table = {
+        name: [example.code for example in found if example.operations[-1:] == (name,)]
+        for name in OPERATIONS
+    }
+    for name, codes in table.items():
+        if not codes:
+            codes.append(f"dgpu.{getattr(dgpu, name).__name__}(u0, rhs)")
+    return table
+
+
+def tables() -> str:
+    """Return both tables as Markdown."""
+    found = examples()
+    lines = ["| operation | your code |", "|---|---|"]
+    for name, codes in calls(found).items():
+        lines.append(f"| `{name}` | {', '.join(f'`{code}`' for code in codes)} |")
+    lines += ["", "Always left to Dask:", "", "| your code | what `explain` says |", "|---|---|"]
+    lines += [f"| `{each.code}` | {each.reason} |" for each in found if not each.operations]
+    return "\n".join(lines)
+
+
+class OperationsDirective(SphinxDirective):
+    """Shows both tables."""
+
+    def run(self) -> list[nodes.Node]:
+        self.env.note_dependency(str(ROOT / "README.md"))
+        return self.parse_text_to_nodes(tables())
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("operations", OperationsDirective)
+    return {"parallel_read_safe": False, "parallel_write_safe": True}

@@ -1,0 +1,200 @@
+"""Layers with a piece: placeholders during rewriting, and operations of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from dask.array.core import Array
+from dask.highlevelgraph import HighLevelGraph, Layer
+from dask.tokenize import tokenize
+from dask.utils import typename
+
+from graph_opt.dask_graph.internals import GraphNode, cull
+from graph_opt.dask_graph.parse import ArrayGraph, Rule, unsupported
+from graph_opt.model.layout import ArrayNode, Chunks, Declined, Index
+from graph_opt.model.piece import Piece
+
+Key = Any
+Expand = Callable[[Any], tuple[str, Mapping[Key, GraphNode]]]
+
+
+class _BlocksOfPiece(Layer):
+    """The blocks of a piece that others read, all blocks of its output if ``wanted`` is None."""
+
+    def __init__(
+        self,
+        piece: Piece,
+        wanted: frozenset[Index] | None,
+        annotations: Mapping[str, Any] | None,
+    ) -> None:
+        super().__init__(annotations=annotations)
+        self.piece = piece
+        self.wanted = wanted
+
+    def get_output_keys(self) -> set[Key]:
+        """Return the keys of the wanted blocks."""
+        wanted = self.piece.output.indices if self.wanted is None else self.wanted
+        return {(self.piece.output.name, *index) for index in wanted}
+
+    @property
+    def has_legacy_tasks(self) -> bool:
+        """Never."""
+        return False
+
+
+class PieceLayer(_BlocksOfPiece):
+    """Placeholder without tasks for a piece; ``emit`` replaces it.
+
+    By default all computed blocks are wanted.
+    """
+
+    wanted: frozenset[Index]
+
+    def __init__(
+        self,
+        piece: Piece,
+        wanted: frozenset[Index] | None = None,
+        annotations: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            piece, frozenset(piece.computed) if wanted is None else wanted, annotations
+        )
+
+    @property
+    def waste(self) -> float:
+        """Fraction of the computed blocks that is unused."""
+        computed = len(self.piece.computed)
+        return 1 - len(self.wanted) / computed if computed else 0.0
+
+    def is_materialized(self) -> bool:
+        """Never."""
+        return False
+
+    def cull(
+        self, keys: Collection[Key], all_hlg_keys: Collection[Key]
+    ) -> tuple[Layer, Mapping[Key, set[Key]]]:
+        """Keep the blocks in ``keys`` and their inputs."""
+        name = self.piece.output.name
+        wanted = frozenset(index for index in self.wanted if (name, *index) in keys)
+        if not wanted:
+            return self, {}
+        layer = self
+        if wanted != self.wanted:
+            layer = PieceLayer(self.piece.restrict(wanted), wanted, self.annotations)
+        read = {(node, *index) for node, index in layer.piece.reads()}
+        return layer, dict.fromkeys(layer.get_output_keys(), read)
+
+    def __getitem__(self, key: Key) -> GraphNode:
+        raise KeyError(f"{self.piece.label} has no tasks before emit()")
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.get_output_keys())
+
+    def __len__(self) -> int:
+        return len(self.wanted)
+
+
+class DeferredLayer(_BlocksOfPiece):
+    """An operation of our own: a piece, and its fallback to tasks of plain Dask.
+
+    The optimizer replaces the layer by the piece. Otherwise the layer expands to tasks at first
+    use, usually in the scheduler's process. ``expand(piece)`` returns the name of an array with
+    the chunks of the output, and the tasks, the same for all types of blocks. The piece has
+    pickle support and a deterministic ``dask.tokenize`` token.
+    """
+
+    def __init__(
+        self,
+        piece: Piece,
+        expand: Expand,
+        wanted: frozenset[Index] | None = None,
+        annotations: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(piece, wanted, annotations)
+        self.expand = expand
+        self._tasks: dict[Key, GraphNode] | None = None
+
+    def is_materialized(self) -> bool:
+        """Whether the tasks exist."""
+        return self._tasks is not None
+
+    def cull(
+        self, keys: Collection[Key], all_hlg_keys: Collection[Key]
+    ) -> tuple[Layer, Mapping[Key, set[Key]]]:
+        """Keep the tasks that the blocks in ``keys`` need."""
+        outputs = self.get_output_keys()
+        kept = outputs & set(keys)
+        if not kept:
+            return self, {}
+        layer = self
+        if kept != outputs:
+            wanted = frozenset(key[1:] for key in kept)
+            layer = DeferredLayer(self.piece, self.expand, wanted, self.annotations)
+            layer.collection_annotations = self.collection_annotations
+            layer._tasks = cull(self.tasks(), kept)
+        return layer, {key: set(task.dependencies) for key, task in layer.items()}
+
+    def tasks(self) -> dict[Key, GraphNode]:
+        """Return the tasks, created at the first call."""
+        if self._tasks is None:
+            output = self.piece.output.name
+            name, tasks = self.expand(self.piece)
+            named = {}
+            for key, task in tasks.items():
+                new = (output, *key[1:]) if key[0] == name else key
+                # an Alias only changes its key if the mapping has it
+                named[new] = task if new == key else task.substitute({key: new}, new)
+            self._tasks = named if self.wanted is None else cull(named, self.get_output_keys())
+        return self._tasks
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_tasks": None}
+
+    def __getitem__(self, key: Key) -> GraphNode:
+        return self.tasks()[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.tasks())
+
+    def __len__(self) -> int:
+        return len(self.tasks())
+
+
+def _match(graph: ArrayGraph, name: str) -> Piece | Declined:
+    layer = graph.layers[name]
+    assert isinstance(layer, DeferredLayer)  # for the type checker: the rule starts at no other
+    piece = layer.piece
+    reason = unsupported(piece.inputs, piece.output) or piece.fault()
+    return piece if reason is None else Declined(name, reason)
+
+
+DEFERRED = Rule(_match, layers=(DeferredLayer,))
+"""Finds operations of our own: their layer has the piece."""
+
+
+def deferred(
+    name: str,
+    sources: tuple[Array, ...],
+    chunks: Chunks,
+    dtype: str,
+    token: Any,
+    piece: Callable[[ArrayNode, tuple[ArrayNode, ...]], Piece],
+    expand: Expand,
+) -> Array:
+    """Return the result of an operation on arrays, as one layer; ``name`` begins its keys.
+
+    ``token`` is all that the result depends on besides its sources. ``piece(output, sources)``
+    returns the operation on array nodes, ``expand`` the tasks of plain Dask; see
+    :class:`DeferredLayer`.
+    """
+    key = f"{name}-{tokenize(*(x.name for x in sources), token)}"
+    meta = np.empty_like(sources[0]._meta, dtype=dtype)
+    container = typename(type(meta))
+    nodes = tuple(ArrayNode(x.name, x.chunks, x.dtype.name, container) for x in sources)
+    layer = DeferredLayer(piece(ArrayNode(key, chunks, dtype, container), nodes), expand)
+    graph = HighLevelGraph.merge(*(x.dask for x in sources))
+    names = {name for x in sources for name in x.__dask_layers__()}
+    graph = HighLevelGraph({**graph.layers, key: layer}, {**graph.dependencies, key: names})
+    return Array(graph, key, chunks, dtype=dtype, meta=meta)

@@ -1,0 +1,259 @@
+"""Pieces, parts of a graph that need a collective, and regions, the work of one gang."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from typing import Any, ClassVar, Self
+
+from dask.highlevelgraph import Layer
+from dask.tokenize import tokenize
+
+from graph_opt.model.cost import Machine
+from graph_opt.model.layout import ArrayNode, Index, label
+
+Block = tuple[str, Index]
+
+MOST_NAMED = 8
+"""Most collectives in the name of a region."""
+
+
+@dataclass(frozen=True)
+class Piece(ABC):
+    """An array, computed from others by one gang.
+
+    A rule finds a whole piece. :meth:`restrict` returns a piece for some of the blocks, with
+    the same arrays and block indices. A rewrite replaces Dask's layers ``inner`` by the piece, by
+    default that of the output.
+    """
+
+    output: ArrayNode
+    inner: tuple[str, ...] = field(default=(), kw_only=True)
+
+    only_moves: ClassVar[bool] = False
+    """Whether the piece transfers blocks and computes nothing."""
+
+    @property
+    @abstractmethod
+    def operation(self) -> str:
+        """The name of the operation, a key of ``dask_dgpu.operations.OPERATIONS``."""
+
+    @property
+    @abstractmethod
+    def inputs(self) -> tuple[ArrayNode, ...]:
+        """The input arrays."""
+
+    @property
+    def task(self) -> Any:
+        """Parameters of the operation beyond its inputs and its output."""
+        return None
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Dask's layers that a rewrite replaces, including that of the output."""
+        return self.inner or (self.output.name,)
+
+    @property
+    def label(self) -> str:
+        """Name in messages."""
+        return label(self.output.name)
+
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """The computation in a few words."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The computation as plain values."""
+        node = self.output
+        return {"name": node.name, "shape": node.shape, "dtype": node.dtype}
+
+    @cached_property
+    def computed(self) -> tuple[Index, ...]:
+        """The computed blocks of the output, in row-major order; by default all."""
+        return tuple(self.output.indices)
+
+    @cached_property
+    def staged(self) -> tuple[tuple[Index, ...], ...]:
+        """The blocks of each input that are read, in row-major order; by default all."""
+        return tuple(tuple(node.indices) for node in self.inputs)
+
+    def reads(self) -> Iterator[Block]:
+        """Yield the blocks of all inputs that are read: names of arrays, and indices."""
+        for node, indices in zip(self.inputs, self.staged, strict=True):
+            for index in indices:
+                yield node.name, index
+
+    def restrict(self, wanted: frozenset[Index]) -> Self:
+        """Return the piece for these blocks and as few others as possible; by default all."""
+        return self
+
+    @abstractmethod
+    def fault(self) -> str | None:
+        """Return the error of an invalid piece, ``None`` if it is valid."""
+
+    @abstractmethod
+    def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
+        """Return tasks and seconds of plain Dask on ``ranks`` workers."""
+
+
+@dataclass(frozen=True)
+class SeparablePiece(Piece):
+    """A piece with one input that can compute any of its blocks alone.
+
+    The ``wanted`` blocks of the output are in row-major order, by default all.
+    """
+
+    source: ArrayNode
+    wanted: tuple[Index, ...] | None = field(default=None, kw_only=True)
+
+    @property
+    def inputs(self) -> tuple[ArrayNode, ...]:
+        """The source."""
+        return (self.source,)
+
+    @cached_property
+    def computed(self) -> tuple[Index, ...]:
+        """The wanted blocks."""
+        return tuple(self.output.indices) if self.wanted is None else self.wanted
+
+    def restrict(self, wanted: frozenset[Index]) -> Self:
+        """Return the piece for these blocks."""
+        return replace(self, wanted=tuple(sorted(wanted)))
+
+    def fault(self) -> str | None:
+        """Return which wanted block does not exist, ``None`` if all do."""
+        grid = self.output.grid
+        for index in self.wanted or ():
+            if len(index) != len(grid) or any(
+                at not in range(count) for at, count in zip(index, grid, strict=True)
+            ):
+                return f"block {index} does not exist"
+        return None
+
+
+@dataclass(frozen=True)
+class Blockwork:
+    """One of Dask's layers, whose tasks compute blocks from whole blocks.
+
+    ``needs`` are the input blocks of each computed block, in row-major order: names of arrays,
+    and indices. With ``once`` each block is computed only once: its functions are a user's.
+    """
+
+    output: ArrayNode
+    inputs: tuple[ArrayNode, ...]
+    needs: Mapping[Index, tuple[Block, ...]]
+    layer: Layer
+    once: bool = False
+
+    @cached_property
+    def computed(self) -> tuple[Index, ...]:
+        """The computed blocks, in row-major order."""
+        return tuple(self.needs)
+
+    def reads(self) -> Iterator[Block]:
+        """Yield the input blocks, some of them several times."""
+        return chain.from_iterable(self.needs.values())
+
+    def __dask_tokenize__(self) -> Any:
+        return self.output.name, self.computed
+
+
+Member = Piece | Blockwork
+
+
+@dataclass(frozen=True)
+class Region:
+    """Members, each after those that it reads, and the blocks that others read.
+
+    ``wanted`` are the names of the arrays that others read and the indices of their blocks, and
+    ``annotations`` Dask's, the same for all members.
+    """
+
+    members: tuple[Member, ...]
+    wanted: tuple[tuple[str, tuple[Index, ...]], ...]
+    annotations: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, piece: Piece) -> Region:
+        """Return the region of one piece; all computed blocks are wanted."""
+        return cls((piece,), ((piece.output.name, tuple(piece.computed)),))
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The collectives."""
+        return tuple(member for member in self.members if isinstance(member, Piece))
+
+    @property
+    def blockworks(self) -> tuple[Blockwork, ...]:
+        """Dask's own layers."""
+        return tuple(member for member in self.members if isinstance(member, Blockwork))
+
+    @cached_property
+    def nodes(self) -> dict[str, ArrayNode]:
+        """The results of all members, by name."""
+        return {member.output.name: member.output for member in self.members}
+
+    @cached_property
+    def inputs(self) -> tuple[tuple[ArrayNode, tuple[Index, ...]], ...]:
+        """The input arrays, and the indices of their blocks in row-major order."""
+        nodes: dict[str, ArrayNode] = {}
+        read: defaultdict[str, set[Index]] = defaultdict(set)
+        for member in self.members:
+            for node in member.inputs:
+                if node.name not in nodes or isinstance(member, Piece):
+                    nodes[node.name] = node  # collectives know more of it
+            for name, index in member.reads():
+                read[name].add(index)
+        return tuple(
+            (node, tuple(sorted(read[name])))
+            for name, node in nodes.items()
+            if name not in self.nodes
+        )
+
+    @property
+    def operands(self) -> frozenset[str]:
+        """Names of the inputs of collectives."""
+        return frozenset(node.name for piece in self.pieces for node in piece.inputs)
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks in the scheduler: one per input block and wanted block, and the gang."""
+        return sum(len(blocks) for _, blocks in (*self.inputs, *self.wanted)) + 1
+
+    @property
+    def label(self) -> str:
+        """The names of its collectives; of many, only the first."""
+        names = [piece.label for piece in self.pieces]
+        more = len(names) - MOST_NAMED
+        return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+    def split(self) -> tuple[Region, Region]:
+        """Return two regions with half of the members each."""
+        middle = len(self.members) // 2
+        first, second = self.members[:middle], self.members[middle:]
+        read = {(name, index) for name, blocks in self.wanted for index in blocks}
+        read.update(*(member.reads() for member in second))
+        passed_on = []
+        for member in first:
+            name = member.output.name
+            blocks = tuple(index for index in member.computed if (name, index) in read)
+            if blocks:
+                passed_on.append((name, blocks))
+        outputs = {member.output.name for member in second}
+        wanted = tuple(each for each in self.wanted if each[0] in outputs)
+        return (
+            Region(first, tuple(passed_on), self.annotations),
+            Region(second, wanted, self.annotations),
+        )
+
+    @cached_property
+    def token(self) -> str:
+        """Token of the members, their computed blocks and the wanted blocks."""
+        # as text: for thousands of indices tokenize() takes longer than the plan
+        return str(tokenize(*self.members, str(self.wanted)))

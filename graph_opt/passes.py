@@ -1,0 +1,257 @@
+r"""Passes over a graph: find pieces, replace Dask's layers by them, check, and form regions.
+
+One gang runs a region as one program::
+
+      ones   f (persisted)             0   levels: a layer that stays with Dask and reads
+        \    |                              a member is one level above it
+         mul  fft2                     0
+           \ /
+           mul -> ifft2 -> user's own  0, then 1
+                                \
+                                 @     1
+
+Members are pieces and Dask's own layers that compute blocks from whole blocks
+(:mod:`graph_opt.dask_graph.members`). All members of a region have one level, so no path leads
+out of it and back in: all its inputs exist before it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+
+from graph_opt.dask_graph.layers import PieceLayer
+from graph_opt.dask_graph.members import calls_others, tasks_of
+from graph_opt.dask_graph.parse import (
+    ArrayGraph,
+    Culled,
+    Rule,
+    block_function,
+    by_name,
+    depth_first,
+    function_name,
+)
+from graph_opt.model.layout import ArrayNode, Declined
+from graph_opt.model.piece import Blockwork, Member, Piece, Region
+
+Levels = dict[str, int]
+
+STREAM_FRACTION = 0.5
+"""A stream writes less than this fraction of the bytes that it reads."""
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Pieces to rewrite, and pieces that stay with Dask."""
+
+    pieces: tuple[Piece, ...]
+    declined: tuple[Declined, ...]
+
+
+def find(graph: ArrayGraph, rules: Collection[Rule]) -> Matches:
+    """Try the rules, in this order, on every layer at which they may start."""
+    pieces: list[Piece] = []
+    declined: list[Declined] = []
+    for name, layer in graph.layers.items():
+        function = block_function(graph, name)
+        called = "" if function is None else function_name(function)
+        for rule in rules:
+            found = rule.match(graph, name) if rule.starts(name, layer, called) else None
+            if isinstance(found, Declined):
+                declined.append(found)
+            elif found is not None:
+                pieces.append(found)
+    return Matches(tuple(pieces), tuple(declined))
+
+
+def insert(graph: HighLevelGraph, pieces: Iterable[Piece]) -> HighLevelGraph:
+    """Replace the layers of each piece by a :class:`PieceLayer`."""
+    layers: dict[str, Layer] = dict(graph.layers)
+    dependencies: dict[str, set[str]] = {k: set(v) for k, v in graph.dependencies.items()}
+    for piece in pieces:
+        annotations: dict[str, object] = {}
+        for name in piece.layers:
+            annotations.update(layers.pop(name).annotations or {})
+            del dependencies[name]
+        layers[piece.output.name] = PieceLayer(piece, annotations=annotations or None)
+        dependencies[piece.output.name] = {node.name for node in piece.inputs}
+    return HighLevelGraph(layers, dependencies)
+
+
+class IllegalGraphError(Exception):
+    """A pass returned an invalid graph."""
+
+
+def check(graph: HighLevelGraph) -> HighLevelGraph:
+    """Return ``graph`` if it is legal, raise :class:`IllegalGraphError` if not."""
+    for name, needed in graph.dependencies.items():
+        if name not in graph.layers:
+            raise IllegalGraphError(f"layer {name} has dependencies but does not exist")
+        missing = needed - graph.layers.keys()
+        if missing:
+            raise IllegalGraphError(f"layer {name} reads {sorted(missing)}, which do not exist")
+    for layer in graph.layers.values():
+        if isinstance(layer, PieceLayer):
+            fault = layer.piece.fault()
+            if fault is None and not layer.wanted <= set(layer.piece.computed):
+                fault = "blocks are wanted that are not computed"
+            if fault is not None:
+                raise IllegalGraphError(f"{layer.piece.output.name}: {fault}")
+    return graph
+
+
+def partition(
+    culled: Culled, arrays: ArrayGraph, local: Collection[str], keys: Collection[Any]
+) -> list[Region]:
+    """Partition a graph with :class:`PieceLayer` into regions with at least one collective each.
+
+    ``arrays`` are Dask's declarations, ``local`` the layers that a gang can compute without a
+    collective, and ``keys`` the requested blocks.
+    """
+    graph = culled.graph
+    pieces = {name for name, layer in graph.layers.items() if isinstance(layer, PieceLayer)}
+    members = pieces | (graph.layers.keys() & set(local))
+    order = depth_first(graph.dependencies)
+    requested = by_name(keys)
+    levels = _levels(culled, order, members, requested)
+    found = []
+    for component in _connected(graph, order, levels, members):
+        names = _without_streams(component, culled, arrays, pieces)
+        if not pieces.isdisjoint(names):
+            found.append(_region(names, culled, arrays, requested))
+    return found
+
+
+def _levels(
+    culled: Culled, order: list[str], members: set[str], requested: Collection[str]
+) -> Levels:
+    """Count, on the paths to each layer, how often a layer that is no member reads a member.
+
+    Members that only members read have the level of their readers.
+    """
+    graph, readers = culled.graph, culled.readers
+    levels: Levels = {}
+    for name in order:
+        above = members if name not in members else set()
+        levels[name] = max(
+            (levels[other] + (other in above) for other in graph.dependencies[name]), default=0
+        )
+    for name in reversed(order):
+        if name in members and name not in requested and readers[name] <= members:
+            lowest = min((levels[reader] for reader in readers[name]), default=0)
+            levels[name] = max(levels[name], lowest)
+    return levels
+
+
+def _connected(
+    graph: HighLevelGraph, order: list[str], levels: Levels, members: set[str]
+) -> list[list[str]]:
+    """Group members of one level and with equal annotations that read each other."""
+    parents: dict[str, str] = {}
+
+    def head(name: str) -> str:
+        while parents[name] != name:
+            parents[name] = parents[parents[name]]
+            name = parents[name]
+        return name
+
+    def kind(name: str) -> tuple[int, Any]:
+        return levels[name], graph.layers[name].annotations or {}
+
+    for name in filter(members.__contains__, order):
+        parents[name] = name
+        for other in graph.dependencies[name] & members:
+            if kind(other) == kind(name):
+                parents[head(name)] = head(other)
+    groups: dict[str, list[str]] = {}
+    for name in parents:
+        groups.setdefault(head(name), []).append(name)
+    return list(groups.values())
+
+
+def _without_streams(
+    names: list[str], culled: Culled, arrays: ArrayGraph, pieces: set[str]
+) -> list[str]:
+    """Leave streams to Dask: members before any collective that reduce much to little.
+
+    Dask reads, reduces and frees block after block, while a gang would hold all blocks. A layer
+    with other readers is no stream: its blocks must exist anyway.
+    """
+    graph, readers = culled.graph, culled.readers
+    kept = set(names)
+    collective: set[str] = set()
+    for name in names:
+        needed = graph.dependencies[name]
+        if name in pieces or needed & collective:
+            collective.add(name)
+            continue
+        cone = _cone(name, graph, kept)
+        sources = set().union(*(graph.dependencies[each] for each in cone)) - cone
+        shared = any(readers[each] & (kept - cone) for each in (cone - {name}) | sources)
+        read_bytes = sum(_node(arrays, each).nbytes for each in needed)
+        if not shared and _node(arrays, name).nbytes < STREAM_FRACTION * read_bytes:
+            kept -= cone
+    return [name for name in names if name in kept]
+
+
+def _cone(name: str, graph: HighLevelGraph, inside: set[str]) -> set[str]:
+    """Return a layer and all members that it depends on, directly or not."""
+    cone, stack = {name}, [name]
+    while stack:
+        new = (graph.dependencies[stack.pop()] & inside) - cone
+        cone |= new
+        stack += new
+    return cone
+
+
+def _region(
+    names: list[str], culled: Culled, arrays: ArrayGraph, requested: Mapping[str, set[Any]]
+) -> Region:
+    """Return the region of some layers; wanted blocks are requested, or others read them."""
+    layers, inside = culled.graph.layers, set(names)
+    pieces = [layer.piece for name in names if isinstance(layer := layers[name], PieceLayer)]
+    known = {node.name: node for piece in pieces for node in piece.inputs}
+    members = tuple(_member(name, culled, arrays, known) for name in names)
+    wanted = {}
+    for member in members:
+        name = member.output.name
+        read = [culled.reads[other] for other in culled.readers[name] - inside]
+        if name in requested:
+            read.append(requested[name])
+        blocks = tuple(
+            index for index in member.computed if any((name, *index) in each for each in read)
+        )
+        if blocks:
+            wanted[name] = blocks
+    return Region(members, tuple(wanted.items()), layers[names[0]].annotations)
+
+
+def _member(
+    name: str, culled: Culled, arrays: ArrayGraph, known: Mapping[str, ArrayNode]
+) -> Member:
+    """Return a layer as a member; ``known`` are the inputs of collectives, with chunk sizes.
+
+    Dask declares one value for a reduction with several, such as ``topk``.
+    """
+    graph = culled.graph
+    layer = graph.layers[name]
+    if isinstance(layer, PieceLayer):
+        return layer.piece
+    output = _node(arrays, name)
+    inputs = tuple(_node(arrays, other) for other in sorted(graph.dependencies[name]))
+    if not isinstance(layer, Blockwise):
+        layer = MaterializedLayer(dict(tasks_of(graph, name)))
+    read = sorted(culled.needs[name].items())
+    needs = {key[1:]: tuple((each[0], each[1:]) for each in sorted(keys)) for key, keys in read}
+    return Blockwork(known.get(name, output), inputs, needs, layer, calls_others(layer))
+
+
+def _node(arrays: ArrayGraph, name: str) -> ArrayNode:
+    node = arrays.node(name)
+    if node is None:
+        raise LookupError(f"expected a declaration of the array {name}, got none")
+    return node

@@ -1,1 +1,0 @@
-"""Passes over a whole graph: find pieces, form regions."""

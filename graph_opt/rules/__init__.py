@@ -1,1 +1,0 @@
-"""Rules: one module for each kind of piece in Dask's layers."""

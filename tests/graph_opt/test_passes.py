@@ -1,0 +1,134 @@
+"""Pieces take the place of Dask's layers, and illegal graphs are found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask.highlevelgraph import HighLevelGraph
+
+from dask_dgpu.operations import OPERATIONS, RULES
+from graph_opt.dask_graph.layers import PieceLayer
+from graph_opt.dask_graph.parse import ArrayGraph, Rule, parse
+from graph_opt.passes import IllegalGraphError, check, find, insert
+from graph_opt.pieces.matmul import MatmulPiece
+from tests.graph_opt.graphs import array, emitted, matches, one, rewritten
+
+A, B = array(11, 13, chunks=(4, 5)), array(13, 7, chunks=(5, 3), seed=1)
+PRODUCT = one(A @ B)
+
+
+def test_rules_start_only_where_they_can_match() -> None:
+    y = ((A + 1) @ B).map_overlap(np.sin, depth=1, boundary="none")
+    z = y.rechunk((11, 2))
+    operations = {operation.rule: name for name, operation in OPERATIONS.items()}
+    started: set[tuple[str, str]] = set()
+
+    def noted(rule: Rule) -> Rule:
+        def match(graph: ArrayGraph, name: str) -> None:
+            started.add((operations.get(rule, "deferred"), name.rpartition("-")[0]))
+
+        return replace(rule, match=match)
+
+    assert not find(parse(z.dask, z.__dask_keys__()), [noted(rule) for rule in RULES]).pieces
+    expected = {("matmul", "matmul"), ("overlap", "overlap"), ("rechunk", "rechunk-merge")}
+    assert started == expected
+
+
+def test_the_piece_takes_the_place_of_the_layers_dask_built() -> None:
+    z = A @ B
+    product, graph = one(z), rewritten(z)
+    assert isinstance(graph.layers[z.name], PieceLayer)
+    assert graph.layers.keys() == z.dask.layers.keys() - product.inner | {z.name}
+    assert graph.dependencies[z.name] == {A.name, B.name}
+
+
+def test_the_given_graph_is_not_changed() -> None:
+    z = (A @ B).sum()
+    layers = dict(z.dask.layers)
+    dependencies = {name: set(needed) for name, needed in z.dask.dependencies.items()}
+    rewritten(z)
+    assert z.dask.layers == layers
+    assert z.dask.dependencies == dependencies
+
+
+@pytest.mark.parametrize(
+    "z",
+    [
+        A @ B,
+        (A @ B).sum(),
+        A @ A.T @ A,
+        (A @ B)[2:5, ::2],
+        A[:0] @ B,
+        A @ B[:, :0],
+        A @ B + A @ B,
+        da.stack([A @ B, (A @ B) * 2]),
+        da.linalg.norm(da.dot(A, B)),
+        A @ B[:, 0],
+        A[0] @ B,
+    ],
+)
+def test_the_rewritten_graph_computes_the_same(z: da.Array) -> None:
+    graph = check(emitted(z))
+    graph.validate()
+    rebuilt = da.Array(graph, z.name, z.chunks, meta=z)
+    np.testing.assert_array_equal(
+        rebuilt.compute(scheduler="sync", optimize_graph=False),
+        z.compute(scheduler="sync"),
+        strict=True,
+    )
+    np.testing.assert_array_equal(rebuilt.compute(scheduler="sync"), z.compute(scheduler="sync"))
+
+
+def test_nothing_found_nothing_changed() -> None:
+    x = A + 1
+    graph = insert(x.dask, matches(x).pieces)
+    assert graph.layers == x.dask.layers
+    assert graph.dependencies == x.dask.dependencies
+
+
+def test_annotations_are_carried_over() -> None:
+    with dask.annotate(workers=["tcp://a"], priority=3):
+        z = A @ B
+    assert rewritten(z).layers[z.name].annotations == {"workers": ["tcp://a"], "priority": 3}
+    assert rewritten(A @ B.T.T).layers[(A @ B.T.T).name].annotations is None
+
+
+def graph(product: MatmulPiece, **parts: Any) -> HighLevelGraph:
+    layer = PieceLayer(replace(product, **parts))
+    return HighLevelGraph({product.output.name: layer}, {product.output.name: set()})
+
+
+def test_legal_graphs_are_returned() -> None:
+    legal = rewritten((A @ B).sum())
+    assert check(legal) is legal
+
+
+@pytest.mark.parametrize(
+    ("product", "parts", "message"),
+    [
+        (replace(PRODUCT, right=PRODUCT.left), {}, "expected equal inner lengths"),
+        (
+            replace(PRODUCT, output=replace(PRODUCT.output, chunks=((11,), (7,)))),
+            {},
+            r"expected chunks .*, got \(\(11,\), \(7,\)\)",
+        ),
+        (PRODUCT, {"rows": (0, 3)}, "block rows"),
+        (PRODUCT, {"columns": (-1,)}, "block columns"),
+    ],
+)
+def test_illegal_gangs(product: MatmulPiece, parts: Any, message: str) -> None:
+    with pytest.raises(IllegalGraphError, match=message):
+        check(graph(product, **parts))
+
+
+def test_layers_that_do_not_exist() -> None:
+    layers = dict(A.dask.layers)
+    with pytest.raises(IllegalGraphError, match=r"reads .*nowhere"):
+        check(HighLevelGraph(layers, {name: {"nowhere"} for name in layers}))
+    with pytest.raises(IllegalGraphError, match="layer ghost has dependencies"):
+        check(HighLevelGraph(layers, {"ghost": set()}))
