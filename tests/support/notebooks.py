@@ -39,12 +39,13 @@ PRIVATE = re.compile(r"0x[0-9a-f]{6,}|(?:tcp|inproc)://|/(?:home|root|tmp|work|u
 STRICT = """
 import logging
 import warnings
-logging.getLogger("distributed.nanny").setLevel(logging.ERROR)
+for name in ("dask_dgpu.session.client", "distributed.nanny", "tornado.application"):
+    logging.getLogger(name).setLevel(logging.CRITICAL)
 warnings.filterwarnings("error", module="__main__")
 """
 """Warnings of a notebook's own code are errors; others appear in the standard error stream.
 
-Nannies warn when they close workers on a busy machine, which no reader needs.
+Clusters that close slowly on a busy machine log it, which no reader needs.
 """
 
 
