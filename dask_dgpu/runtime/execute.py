@@ -52,7 +52,13 @@ class Observer:
 
     @contextmanager
     def step(self, name: str, action: str) -> Iterator[Span]:
-        """Surround a step; yield its span."""
+        """Surround a step.
+
+        Yields
+        ------
+        Span
+            The step's.
+        """
         yield Span(name, action, time())
 
 

@@ -92,7 +92,13 @@ class Job(Observer):
 
     @contextmanager
     def step(self, name: str, action: str) -> Iterator[Span]:
-        """Time a step, by the scheduler's clock; yield its span."""
+        """Time a step, by the scheduler's clock.
+
+        Yields
+        ------
+        Span
+            The step's.
+        """
         span = Span(name, action, time() + self.worker.scheduler_delay)
         yield span
         span.stop = time() + self.worker.scheduler_delay
