@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dask_dgpu.arguments import check_client, positive
+from dask_dgpu.runtime.tasks import PLUGIN
 
 if TYPE_CHECKING:
     from distributed import Client
     from distributed.scheduler import Scheduler
+
+NO_PLUGIN = "has no dask_dgpu plugin; call dask_dgpu.enable(client)"
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,13 @@ async def _ask_all(timeout: float, dask_scheduler: Scheduler) -> dict[str, str]:
         try:
             return str(await asyncio.wait_for(dask_scheduler.rpc(address).dgpu_examine(), timeout))
         except AttributeError:
-            return "has no dask_dgpu plugin; call dask_dgpu.enable(client)"
+            return NO_PLUGIN
         except TimeoutError:
             return f"did not answer within {timeout:g} s"
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 
     addresses = list(dask_scheduler.workers)
+    if PLUGIN not in dask_scheduler.plugins:  # workers would log a call that they do not know
+        return dict.fromkeys(addresses, NO_PLUGIN)
     return dict(zip(addresses, await asyncio.gather(*map(ask, addresses)), strict=True))
