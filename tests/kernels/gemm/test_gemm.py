@@ -53,11 +53,10 @@ ORDERS: dict[str, Callable[[Array], Array]] = {
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("left", ORDERS)
-@pytest.mark.parametrize("right", ORDERS)
-def test_factors_and_result_may_have_any_strides(left: str, right: str, dtype: str) -> None:
+def test_factors_and_result_may_have_any_strides(left: str, dtype: str) -> None:
     """Also with a vector, and with a result that is a part of a larger array."""
     chance = np.random.default_rng(0)
-    for m, n, k in product((1, 2, 5), (1, 2, 5), (1, 2, 7)):
+    for right, m, n, k in product(ORDERS, (1, 2, 5), (1, 2, 5), (1, 2, 7)):
         a = ORDERS[left](chance.integers(0, 9, (m, k)).astype(dtype))
         b = ORDERS[right](chance.integers(0, 9, (k, n)).astype(dtype))
         whole = np.ones((m + 2, n + 3), dtype)
