@@ -272,7 +272,7 @@ def _status(worker: str, dask_scheduler: Any) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("limit", "room"), [("330MiB", False), ("420MiB", True)])
+@pytest.mark.parametrize(("limit", "room"), [("330MiB", False), ("480MiB", True)])
 def test_workers_with_little_memory(limit: str, room: bool) -> None:
     """Loading torch would have Dask pause or kill workers for which there is no room."""
     options = {"threads_per_worker": 1, "dashboard_address": ":0", "memory_limit": limit}

@@ -58,7 +58,8 @@ def folder(tmp_path: Path) -> Path:
     tests = tmp_path / "tests"
     (tests / "cluster").mkdir(parents=True)
     (tests / "support").mkdir()
-    for name in ("conftest.py", "__init__.py", "support/__init__.py", "support/profiles.py"):
+    copied = ("__init__.py", "browser.py", "profiles.py")
+    for name in ("conftest.py", "__init__.py", *(f"support/{each}" for each in copied)):
         shutil.copy(ROOT / "tests" / name, tests / name)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tests / "test_one.py").write_text(TESTS)
