@@ -1,4 +1,4 @@
-"""What observers are told of the steps of a program."""
+"""Observers receive the steps of a program."""
 
 from __future__ import annotations
 
