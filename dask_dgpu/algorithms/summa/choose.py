@@ -123,8 +123,6 @@ def _by_owners(plans: list[SummaPlan]) -> list[SummaPlan]:
 
     Blocks of a rank must be side by side, and the ranks as many as the mesh has along the axis.
     """
-    if not plans:
-        return []
     a, b = plans[0].a, plans[0].b
     cuts = a.rows, b.columns, a.columns
     edges = list(map(_edges, owners_along(a, b, plans[0].size), cuts))
