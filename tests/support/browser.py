@@ -58,7 +58,7 @@ class Browser:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def close(self) -> None:
-        self._socket.close()
+        self._run(self._close())
         self._loop.close()
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -68,6 +68,9 @@ class Browser:
         from tornado.websocket import websocket_connect
 
         return await websocket_connect(address, max_message_size=1 << 28)
+
+    async def _close(self) -> None:
+        self._socket.close()  # writes: outside the loop it would start another
 
     async def _call(self, method: str, parameters: dict[str, Any]) -> Any:
         number = next(self._ids)

@@ -6,6 +6,7 @@ Run ``python -m tests.support.notebooks`` for all of them, or name some: ``05_su
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hashlib
 import os
 import re
@@ -77,7 +78,8 @@ def run(notebook: NotebookNode, folder: Path) -> NotebookNode:
         record_timing=False,
         resources={"metadata": {"path": str(folder)}},
     )
-    client.execute(env=os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"})
+    environment = os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    asyncio.run(client.async_execute(env=environment))  # execute() leaves its event loop open
     return copy
 
 
