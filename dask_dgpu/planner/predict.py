@@ -17,7 +17,6 @@ from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.value import Collective, Local
 from dask_dgpu.runtime.plans import Plans, plans
 from dask_dgpu.runtime.program import Program
-from graph_opt.model.cost import GANG_SECONDS, STEP_SECONDS, TASK_SECONDS
 from graph_opt.model.layout import dealt, label
 from graph_opt.model.piece import Region
 
@@ -101,22 +100,22 @@ def _other_results(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
 
 def predict(region: Region, program: Program, facts: ClusterFacts) -> Prediction:
     """Predict a region on this cluster, with its inputs in even shares in their order."""
-    ranks = facts.workers or program.local_ranks
+    ranks, machine = facts.workers or program.local_ranks, facts.machine
     staged = {name: len(value.indices()) for name, value in program.inputs}
     owners = {name: dealt(count, ranks) for name, count in staged.items()}
     fixed = plans(program, owners, ranks)
     costs = _costs(program, fixed, facts)
     shares = Shares(program, fixed, ranks)
     work = {
-        step.output: shares.worked(step) / facts.machine.memory_bandwidth
+        step.output: shares.worked(step) / machine.memory_bandwidth
         for step in program.steps
         if isinstance(step, Local)
     }
     each = work | {name: cost.seconds for name, cost in costs.items()}
-    seconds = sum(each.values())
-    seconds += STEP_SECONDS * len(program.steps) + TASK_SECONDS * region.tasks
-    seconds += GANG_SECONDS if facts.workers else 0.0
-    plain = [piece.dask_cost(ranks, facts.machine) for piece in region.pieces]
+    each = {name: seconds + machine.step_seconds for name, seconds in each.items()}
+    seconds = sum(each.values()) + machine.task_seconds * region.tasks
+    seconds += machine.gang_seconds if facts.workers else 0.0
+    plain = [piece.dask_cost(ranks, machine) for piece in region.pieces]
     blockwork = sum(len(work.computed) for work in region.blockworks)
     dask_work = sum(work.values()) * ranks / max(ranks, facts.cores)
     return Prediction(
@@ -127,8 +126,10 @@ def predict(region: Region, program: Program, facts: ClusterFacts) -> Prediction
         moved_bytes=sum(cost.moved_bytes for cost in costs.values()) + shares.shipped(),
         peak_bytes=shares.peak({name: cost.peak_bytes for name, cost in costs.items()}),
         seconds=seconds,
-        dask_seconds=sum(s for _, s in plain) + dask_work + blockwork * TASK_SECONDS,
-        steps=tuple((label(s.output), each[s.output] + STEP_SECONDS) for s in program.steps),
+        dask_seconds=sum(s for _, s in plain) + dask_work + blockwork * machine.task_seconds,
+        steps=tuple(
+            (label(s.output), each[s.output] + machine.step_seconds) for s in program.steps
+        ),
     )
 
 

@@ -5,6 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+TALL = 128
+"""A product with a shorter side than this is tall."""
+
+
+@dataclass(frozen=True)
+class ProductRates:
+    """Floating-point operations per second in products of one dtype, by shape.
+
+    ``tall`` is for products with a side shorter than ``TALL``, as ``(n, 512) @ (512, 16)``, and
+    ``vector`` for those with a side of 1.
+    """
+
+    square: float
+    tall: float
+    vector: float
+
+    def of(self, *shape: int) -> float:
+        """Return the rate of a product of shape ``(m, k, n)``."""
+        shortest = min(shape)
+        if shortest <= 1:
+            return self.vector
+        return self.tall if shortest < TALL else self.square
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -19,6 +42,15 @@ class Machine:
     - ``one_sided``: whether ranks can read each other's memory, without packing, by copy engines.
     - ``dask_bandwidth``: bytes per second that one worker receives if Dask transfers blocks; by
       default ``bandwidth``.
+    - ``products``: rates of products by dtype; those of other dtypes follow from ``flops``.
+    - ``task_seconds``: cost of a Dask task in the scheduler, with its share of the messages.
+    - ``round_trip_seconds``: from the end of a task to the start of its dependent on another
+      worker.
+    - ``step_seconds``: cost of a program's step on the host: plan, launch and report it.
+    - ``transform_share``: fraction of ``flops`` that a Fourier transform reaches: memory limits
+      it.
+    - ``measured``: the names of the fields that were measured on this cluster; the others are
+      defaults.
     """
 
     flops: float
@@ -28,11 +60,27 @@ class Machine:
     ramp: float = 0.0
     one_sided: bool = False
     dask_bandwidth: float | None = None
+    products: tuple[tuple[str, ProductRates], ...] = ()
+    task_seconds: float = 4e-4
+    round_trip_seconds: float = 1e-2
+    step_seconds: float = 5e-4
+    transform_share: float = 0.1
+    measured: tuple[str, ...] = ()
 
     @property
     def dask_rate(self) -> float:
         """Bytes per second that one worker receives if Dask transfers blocks."""
         return self.dask_bandwidth or self.bandwidth
+
+    @property
+    def gang_seconds(self) -> float:
+        """Cost of forming a gang, beyond its tasks: two round trips."""
+        return 2 * self.round_trip_seconds
+
+    def product_rate(self, shape: tuple[int, int, int], dtype: str) -> float:
+        """Return the rate of a local product of shape ``(m, k, n)``, operations per second."""
+        known = dict(self.products).get(dtype)
+        return self.flops if known is None else known.of(*shape)
 
 
 # Orders of magnitude, to choose between plans: four ranks on two cores over loopback, and one
@@ -64,21 +112,6 @@ DASK_BANDWIDTHS: Mapping[str, Mapping[str, float]] = {
 
 PROTOCOLS = {"ucx": "ucx", "ucxx": "ucx", "inproc": "inproc"}
 """Dask's protocols that are faster than TCP; TLS and others count as TCP."""
-
-TASK_SECONDS = 4e-4
-"""Cost of one Dask task in the scheduler, including its share of the messages."""
-
-TRANSFORM_SHARE = 0.1
-"""Fraction of ``flops`` that a Fourier transform reaches: memory limits it."""
-
-ROUND_TRIP_SECONDS = 1e-2
-"""From the end of one task to the start of its dependent on another worker."""
-
-GANG_SECONDS = 2 * ROUND_TRIP_SECONDS
-"""Cost of forming a gang, beyond its tasks."""
-
-STEP_SECONDS = 5e-4
-"""Cost of each step of a program on the host: plan, launch and report it."""
 
 
 def machine_of(device: str, protocol: str, one_sided: bool = False) -> Machine:
@@ -123,7 +156,7 @@ def dask_product_seconds(
     partials = m * n * inner
     moved = (copies + partials) * itemsize * (ranks - 1) / ranks
     return (
-        2 * tasks * TASK_SECONDS
+        2 * tasks * machine.task_seconds
         + 2 * m * k * n / (machine.flops * ranks)
         + moved / (machine.dask_rate * ranks)
         + 2 * partials * itemsize / (machine.memory_bandwidth * ranks)
@@ -139,7 +172,7 @@ def dask_rechunk_seconds(
     ``copied_bytes`` are written into merged blocks.
     """
     return (
-        tasks * TASK_SECONDS
+        tasks * machine.task_seconds
         + moved_bytes * (workers - 1) / workers / (machine.dask_rate * workers)
         + 2 * copied_bytes / (machine.memory_bandwidth * workers)
     )

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from graph_opt.model.cost import TRANSFORM_SHARE, Machine, dask_rechunk_seconds
+from graph_opt.model.cost import Machine, dask_rechunk_seconds
 from graph_opt.model.layout import ArrayNode, common_lengths, counted, cuts_of
 from graph_opt.model.piece import Piece
 
@@ -65,7 +65,7 @@ class FftPiece(Piece):
                 moved += exchange.nbytes
             tasks += blocks  # one per block for the transform
         seconds = dask_rechunk_seconds(tasks, moved, moved, ranks, machine)
-        return tasks, seconds + self.plan.flops / (TRANSFORM_SHARE * machine.flops * ranks)
+        return tasks, seconds + self.plan.flops / (machine.transform_share * machine.flops * ranks)
 
 
 def _overlaps(exchange: Any) -> int:

@@ -26,7 +26,7 @@ from typing import Any
 
 from graph_opt.dask_graph.internals import ArrayOverlapLayer
 from graph_opt.dask_graph.parse import ArrayGraph, Rule, only_reader, unsupported
-from graph_opt.model.cost import ROUND_TRIP_SECONDS, Machine, dask_rechunk_seconds
+from graph_opt.model.cost import Machine, dask_rechunk_seconds
 from graph_opt.model.layout import ArrayNode, Chunks, Declined, Index, label
 from graph_opt.model.piece import SeparablePiece
 from graph_opt.pieces.boundary import Boundary, edge_of, target_of
@@ -148,7 +148,7 @@ class OverlapPiece(SeparablePiece):
         written = share * self.output.nbytes
         moved = share * (self.output.nbytes - self.source.nbytes)
         seconds = dask_rechunk_seconds(tasks, moved, written, ranks, machine)
-        return tasks, seconds + 2 * ROUND_TRIP_SECONDS
+        return tasks, seconds + 2 * machine.round_trip_seconds
 
 
 def _shown(depth: Depth) -> str:

@@ -29,7 +29,7 @@ from graph_opt.dask_graph.parse import (
     only_reader,
     unsupported,
 )
-from graph_opt.model.cost import TASK_SECONDS, Machine
+from graph_opt.model.cost import Machine
 from graph_opt.model.layout import ArrayNode, Declined, Index, counted
 from graph_opt.model.piece import SeparablePiece
 
@@ -109,7 +109,7 @@ class SumPiece(SeparablePiece):
         adders = min(ranks, max(1, len(self.computed)))
         seconds = share * self.source.nbytes / (machine.memory_bandwidth * ranks)
         seconds += moved / (machine.dask_rate * adders)
-        return tasks, seconds + tasks * TASK_SECONDS
+        return tasks, seconds + tasks * machine.task_seconds
 
 
 def match(graph: ArrayGraph, name: str) -> SumPiece | Declined | None:

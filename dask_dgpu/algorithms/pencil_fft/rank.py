@@ -25,7 +25,7 @@ from dask_dgpu.algorithms.redistribute.rank import Read, redistribute_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.fft import transform
-from graph_opt.model.cost import TRANSFORM_SHARE, Machine
+from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Chunks, Index, Layout, cuts_of
 
 Place = Callable[[Layout, Chunks], Layout]
@@ -141,7 +141,7 @@ def _cropped_layout(layout: Layout, shape: tuple[int, ...]) -> Layout:
 def cost(ranked: RankedPencil, machine: Machine) -> float:
     """Predict the seconds of a plan on its ranks: exchanges, and transforms between them."""
     seconds = sum(exchange_cost(move, machine) for move in ranked.moves if move is not None)
-    work = ranked.plan.flops / (TRANSFORM_SHARE * machine.flops)
+    work = ranked.plan.flops / (machine.transform_share * machine.flops)
     # the busiest rank's share of the work, in the least even stage
     shares = [1.0 / ranked.size]
     for layout in ranked.layouts[:-1]:

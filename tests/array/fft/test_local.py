@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from graph_opt.model.cost import HOST, TASK_SECONDS
+from graph_opt.model.cost import HOST
 from graph_opt.pieces.fft import FftPiece
 from tests.graph_opt.graphs import matches
 from tests.support.profiles import examples
@@ -144,5 +144,5 @@ def test_the_rule_knows_its_layer_and_no_other() -> None:
     tasks, seconds = piece.dask_cost(4, HOST)
     expanded = y.dask.layers[y.name]
     assert tasks == pytest.approx(len(expanded), rel=0.5)
-    assert seconds > tasks * TASK_SECONDS
+    assert seconds > tasks * HOST.task_seconds
     assert matches(x + 1).pieces == ()

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from graph_opt.model.cost import HOST, TASK_SECONDS
+from graph_opt.model.cost import HOST
 from graph_opt.pieces.stencil import StencilPiece
 from tests.graph_opt.graphs import matches
 from tests.support.profiles import examples
@@ -248,7 +248,7 @@ def test_the_rule_knows_its_layer_and_no_other() -> None:
     assert piece.restrict(frozenset([(0, 0)])) is piece
     tasks, seconds = piece.dask_cost(4, HOST)
     assert tasks == pytest.approx(len(y.dask.layers[y.name]), rel=0.5)
-    assert seconds > tasks * TASK_SECONDS
+    assert seconds > tasks * HOST.task_seconds
     assert matches(x + 1, da.fft.fft(x, axis=1)).pieces == ()
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graph_opt.dask_graph.layers import PieceLayer
-from graph_opt.model.cost import CUDA, HOST, TASK_SECONDS, Machine, dask_rechunk_seconds
+from graph_opt.model.cost import CUDA, HOST, Machine, dask_rechunk_seconds
 from graph_opt.model.layout import ArrayNode, Index, common_lengths, cuts_of, spread
 from graph_opt.model.piece import Region
 from graph_opt.passes import IllegalGraphError, check
@@ -115,11 +115,11 @@ def test_dask_pays_for_the_tasks_it_would_run() -> None:
     assert tasks == 4 + 4 * 6
     moved = A.nbytes * 3 / 4 / (HOST.dask_bandwidth * 4)
     copied = 2 * A.nbytes / (HOST.memory_bandwidth * 4)
-    assert seconds == pytest.approx(tasks * TASK_SECONDS + moved + copied)
+    assert seconds == pytest.approx(tasks * HOST.task_seconds + moved + copied)
     half, _ = piece.restrict(frozenset({(0, 0), (1, 0)})).dask_cost(4, HOST)
     assert half == tasks // 2
     (piece,) = rechunks(A.rechunk((3, 5)))
-    assert piece.dask_cost(4, HOST)[1] == pytest.approx(24 * 2 * TASK_SECONDS)  # nothing moves
+    assert piece.dask_cost(4, HOST)[1] == pytest.approx(24 * 2 * HOST.task_seconds)  # nothing moves
 
 
 def test_dasks_own_bandwidth() -> None:
