@@ -58,6 +58,10 @@ class Explanation:
     failures : tuple of str
         Why the whole graph is left to Dask: errors of dask_dgpu here, or on the scheduler
         when this array was computed.
+    seconds : float or None
+        The predicted seconds of the whole graph as it will run, ``None`` if unknown.
+    dask_seconds : float or None
+        Those of plain Dask.
 
     Notes
     -----
@@ -71,6 +75,8 @@ class Explanation:
     runs: tuple[tuple[Step, ...], ...] = ()
     declined: tuple[Declined, ...] = ()
     failures: tuple[str, ...] = ()
+    seconds: float | None = None
+    dask_seconds: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values.
@@ -84,7 +90,7 @@ class Explanation:
             ``"regions"``, a list of dicts with the names of the ``"steps"``, the seconds
             ``"predicted"`` and ``"measured"`` for each, and the prediction of the whole;
             ``"declined"``, a list of dicts with ``"name"`` and ``"reason"``; ``"failures"``,
-            a list of reasons.
+            a list of reasons; ``"seconds"`` and ``"dask_seconds"`` of the whole graph.
         """
         return {
             "enabled": self.enabled,
@@ -100,6 +106,8 @@ class Explanation:
             ],
             "declined": [asdict(piece) for piece in self.declined],
             "failures": list(self.failures),
+            "seconds": self.seconds,
+            "dask_seconds": self.dask_seconds,
         }
 
     @property
@@ -131,6 +139,9 @@ class Explanation:
                     text += f", {seconds:.3g} s predicted"
                 lines.append((step.name, text))
         lines += [(label(piece.name), f"left to Dask: {piece.reason}") for piece in self.declined]
+        if self.rewritten and self.seconds is not None and self.dask_seconds is not None:
+            text = f"about {self.seconds:.3g} s instead of {self.dask_seconds:.3g} s"
+            lines.append(("in all", text))
         return list(_folded(lines))
 
     def __str__(self) -> str:
@@ -258,10 +269,13 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
         return Explanation(enabled=True, failures=tuple(failures))
     alone = [(piece, Region.of(piece)) for piece in rewriting.pieces]
     rewritten = tuple(
-        (piece, optimizer.predict(region, optimizer.room(region, held))) for piece, region in alone
+        (piece, optimizer.predict(region, rewriting.arrays, optimizer.room(region, held)))
+        for piece, region in alone
     )
     runs = _last_runs(region for region, _ in rewriting.regions) if measured else ()
-    return Explanation(True, rewritten, rewriting.regions, runs, rewriting.declined, reported)
+    seconds = optimizer.totals(graph, keys, rewriting)
+    decisions = rewriting.regions, runs, rewriting.declined, reported
+    return Explanation(True, rewritten, *decisions, *seconds)
 
 
 def _last_runs(regions: Iterable[Region]) -> tuple[tuple[Step, ...], ...]:

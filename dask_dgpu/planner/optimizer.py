@@ -18,6 +18,7 @@ from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import RULES
 from dask_dgpu.operations.value import shared, step_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, report
+from dask_dgpu.planner.plain import plain_graph, rest_of
 from dask_dgpu.planner.predict import Held, Prediction, held_by, nothing, predict, usable
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.program import Blockworks, Program
@@ -41,9 +42,14 @@ FUNCTIONS = TaskFunctions(tasks.stage, tasks.gang, tasks.out)
 
 @dataclass(frozen=True)
 class Rewriting:
-    """A graph with gangs, and the decisions behind it."""
+    """A graph with gangs, and the decisions behind it.
+
+    ``arrays`` are Dask's own layers, and ``found`` the pieces in them.
+    """
 
     graph: HighLevelGraph
+    arrays: ArrayGraph
+    found: tuple[Piece, ...]
     regions: tuple[tuple[Region, Prediction], ...]
     declined: tuple[Declined, ...]
 
@@ -118,7 +124,7 @@ class GraphOptimizer:
                 if self.settings.regions:
                     found = partition(culled, arrays, local, wanted)
                 for region in found:
-                    gangs += self._gangs(region, layers, held, refused)
+                    gangs += self._gangs(region, arrays, layers, held, refused)
             declined += [Declined(name, reason) for name, reason in refused.items()]
             kept = [p for p in pieces if p.output.name in layers.keys() - refused.keys()]
             if len(kept) == len(pieces):
@@ -128,9 +134,9 @@ class GraphOptimizer:
                 ]
                 put = emit(culled.graph, programs, FUNCTIONS)
                 predicted = tuple((region, prediction) for region, prediction, _ in gangs)
-                return Rewriting(put, predicted, tuple(declined))
+                return Rewriting(put, arrays, matches.pieces, predicted, tuple(declined))
             pieces = kept  # the others change which blocks of these are needed
-        return Rewriting(graph, (), tuple(declined))
+        return Rewriting(graph, arrays, matches.pieces, (), tuple(declined))
 
     def _culled(
         self, graph: HighLevelGraph, arrays: ArrayGraph, pieces: list[Piece], wanted: set[Any]
@@ -147,7 +153,12 @@ class GraphOptimizer:
         return cull(replaced, wanted), local
 
     def _gangs(
-        self, region: Region, layers: Mapping[str, PieceLayer], held: Held, refused: dict[str, str]
+        self,
+        region: Region,
+        arrays: ArrayGraph,
+        layers: Mapping[str, PieceLayer],
+        held: Held,
+        refused: dict[str, str],
     ) -> Iterator[Gang]:
         """Yield a region, or the parts of it that fit, or its pieces without Dask's layers.
 
@@ -155,7 +166,7 @@ class GraphOptimizer:
         """
         room = self.room(region, held)
         program = self.program(region, room)
-        prediction = predict(region, program, self.facts)
+        prediction = predict(region, program, self.facts, arrays)
         reason = self._refusal(prediction, room)
         if reason is None:
             yield region, prediction, program
@@ -167,7 +178,7 @@ class GraphOptimizer:
                 smaller = (_alone(layers[piece.output.name]) for piece in region.pieces)
             for part in smaller:
                 if part.pieces:
-                    yield from self._gangs(part, layers, held, refused)
+                    yield from self._gangs(part, arrays, layers, held, refused)
 
     def _with_plain(self, graph: HighLevelGraph, region: Region, program: Program) -> Program:
         """Return the program, with Dask's tasks for blocks that differ from their declaration."""
@@ -202,9 +213,24 @@ class GraphOptimizer:
             )
         return None
 
-    def predict(self, region: Region, room: float | None = None) -> Prediction:
+    def predict(self, region: Region, arrays: ArrayGraph, room: float | None = None) -> Prediction:
         """Predict the cost of a region on this cluster, by a gang and by plain Dask."""
-        return predict(region, self.program(region, room), self.facts)
+        return predict(region, self.program(region, room), self.facts, arrays)
+
+    def totals(self, graph: HighLevelGraph, keys: Any, done: Rewriting) -> tuple[float, float]:
+        """Predict the seconds of a graph as it will run, and those of plain Dask."""
+        wanted, regions = _flat(keys), [region for region, _ in done.regions]
+        workers = self.facts.workers or max(self.settings.local_ranks, self.facts.cores)
+        plain = plain_graph(graph, done.arrays, done.found, wanted, workers, self.facts)
+        if not regions:
+            return plain.seconds, plain.seconds
+        gangs = {piece.output.name for piece in done.pieces}
+        left = [piece for piece in done.found if piece.output.name not in gangs]
+        read = {(n.name, *i) for each in regions for n, blocks in each.inputs for i in blocks}
+        rest = plain_graph(
+            rest_of(graph, regions), done.arrays, left, wanted | read, workers, self.facts
+        )
+        return rest.seconds + sum(each.seconds for _, each in done.regions), plain.seconds
 
     @property
     def transport(self) -> Transport:

@@ -15,8 +15,12 @@ from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.value import Collective, Local
-from dask_dgpu.runtime.plans import Plans, plans
+from dask_dgpu.planner.plain import plain_region
+from dask_dgpu.runtime.plans import Making, Plans, plans
 from dask_dgpu.runtime.program import Program
+from graph_opt.dask_graph.parse import ArrayGraph
+from graph_opt.dask_graph.work import task_seconds
+from graph_opt.model.cost import Machine
 from graph_opt.model.layout import dealt, label
 from graph_opt.model.piece import Region
 
@@ -98,16 +102,23 @@ def _other_results(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
     )
 
 
-def predict(region: Region, program: Program, facts: ClusterFacts) -> Prediction:
-    """Predict a region on this cluster, with its inputs in even shares in their order."""
+def predict(
+    region: Region, program: Program, facts: ClusterFacts, arrays: ArrayGraph
+) -> Prediction:
+    """Predict a region on this cluster, with its inputs in even shares in their order.
+
+    ``arrays`` are Dask's own layers, with those of the region.
+    """
     ranks, machine = facts.workers or program.local_ranks, facts.machine
     staged = {name: len(value.indices()) for name, value in program.inputs}
     owners = {name: dealt(count, ranks) for name, count in staged.items()}
     fixed = plans(program, owners, ranks)
     costs = _costs(program, fixed, facts)
     shares = Shares(program, fixed, ranks)
+    given = {name for name, _ in program.inputs} | region.nodes.keys()
     work = {
-        step.output: shares.worked(step) / machine.memory_bandwidth
+        step.output: shares.most_blocks(step) * task_seconds(arrays, step.output, given, machine)
+        + shares.shipping(step, machine)
         for step in program.steps
         if isinstance(step, Local)
     }
@@ -115,18 +126,16 @@ def predict(region: Region, program: Program, facts: ClusterFacts) -> Prediction
     each = {name: seconds + machine.step_seconds for name, seconds in each.items()}
     seconds = sum(each.values()) + machine.task_seconds * region.tasks
     seconds += machine.gang_seconds if facts.workers else 0.0
-    plain = [piece.dask_cost(ranks, machine) for piece in region.pieces]
-    blockwork = sum(len(work.computed) for work in region.blockworks)
-    dask_work = sum(work.values()) * ranks / max(ranks, facts.cores)
+    plain = plain_region(region, arrays, max(ranks, facts.cores), facts)
     return Prediction(
         text=", then ".join(dict.fromkeys(cost.text for cost in costs.values())),
         details=tuple(detail for cost in costs.values() for detail in cost.details),
         tasks=region.tasks,
-        dask_tasks=sum(tasks for tasks, _ in plain) + blockwork,
+        dask_tasks=plain.tasks,
         moved_bytes=sum(cost.moved_bytes for cost in costs.values()) + shares.shipped(),
         peak_bytes=shares.peak({name: cost.peak_bytes for name, cost in costs.items()}),
         seconds=seconds,
-        dask_seconds=sum(s for _, s in plain) + dask_work + blockwork * machine.task_seconds,
+        dask_seconds=plain.seconds,
         steps=tuple(
             (label(s.output), each[s.output] + machine.step_seconds) for s in program.steps
         ),
@@ -173,21 +182,24 @@ class Shares:
             held = held - self._sum(ending)
         return int(most)
 
-    def worked(self, step: Local) -> int:
-        """Return the bytes that the block functions of a step read and write on one rank."""
-        total = [0] * self.size
+    def most_blocks(self, step: Local) -> int:
+        """Return the number of blocks that the busiest rank computes in a step."""
         ranks = self.fixed.makings[step.output].ranks
-        sources = [self.values[name] for name in step.inputs]
-        for index, needs in step.blocks().items():
-            read = sum(sources[at].nbytes(need) for at, need in needs)
-            for rank in ranks[index]:
-                total[rank] += step.result.nbytes(index) + read
-        return max(total)
+        counted = Counter(rank for index in step.blocks() for rank in ranks[index])
+        return max(counted.values(), default=0)
+
+    def shipping(self, step: Local, machine: Machine) -> float:
+        """Predict the seconds in which a step receives blocks of other ranks."""
+        received = self._received([self.fixed.makings[step.output]])
+        return machine.latency + received / machine.bandwidth if received else 0.0
 
     def shipped(self) -> int:
         """Return the bytes of whole blocks that the busiest rank receives."""
+        return self._received(self.fixed.makings.values())
+
+    def _received(self, makings: Iterable[Making]) -> int:
         total, names = [0] * self.size, self.program.names
-        for making in self.fixed.makings.values():
+        for making in makings:
             for each in making.shipments:
                 total[each.target] += self.values[names[each.value]].nbytes(each.index)
         return max(total)

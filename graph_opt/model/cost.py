@@ -141,23 +141,24 @@ def dask_product_seconds(
     itemsize: int,
     ranks: int,
     machine: Machine,
+    dtype: str = "float64",
 ) -> float:
     """Predict plain Dask's time for a product of ``shape`` ``(m, k, n)``.
 
     ``blocks`` are the numbers of blocks along the same axes. There are a product task and an
-    addition task for each triple of blocks. A product runs on a worker that has one of its
-    operands, and the worker keeps the other for later products. Partial products are written,
-    sent and added.
+    addition task for each triple of blocks. Workers keep one operand and fetch the blocks of the
+    other, whichever are fewer bytes. Partial products are written, sent and added.
     """
     m, k, n = shape
     rows, inner, columns = blocks
     tasks = rows * inner * columns
-    copies = (m * k * min(columns, ranks) + k * n * min(rows, ranks)) / 2
+    local = m // max(1, rows), k // max(1, inner), n // max(1, columns)
+    copies = min(m * k * (min(columns, ranks) - 1), k * n * (min(rows, ranks) - 1))
     partials = m * n * inner
-    moved = (copies + partials) * itemsize * (ranks - 1) / ranks
+    moved = (copies + partials * (ranks - 1) / ranks) * itemsize
     return (
         2 * tasks * machine.task_seconds
-        + 2 * m * k * n / (machine.flops * ranks)
+        + 2 * m * k * n / (machine.product_rate(local, dtype) * ranks)
         + moved / (machine.dask_rate * ranks)
         + 2 * partials * itemsize / (machine.memory_bandwidth * ranks)
     )

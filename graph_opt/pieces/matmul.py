@@ -127,7 +127,8 @@ class MatmulPiece(Piece):
         (m, n), k = part.output.shape, part.left.shape[1]
         (rows, inner), (_, columns) = part.left.grid, part.output.grid
         blocks = rows, inner, columns
-        seconds = dask_product_seconds((m, k, n), blocks, part.output.itemsize, ranks, machine)
+        size, dtype = part.output.itemsize, part.output.dtype
+        seconds = dask_product_seconds((m, k, n), blocks, size, ranks, machine, dtype)
         return 2 * math.prod(blocks), seconds
 
 

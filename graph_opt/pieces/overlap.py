@@ -148,7 +148,7 @@ class OverlapPiece(SeparablePiece):
         written = share * self.output.nbytes
         moved = share * (self.output.nbytes - self.source.nbytes)
         seconds = dask_rechunk_seconds(tasks, moved, written, ranks, machine)
-        return tasks, seconds + 2 * machine.round_trip_seconds
+        return tasks, seconds + machine.round_trip_seconds
 
 
 def _shown(depth: Depth) -> str:

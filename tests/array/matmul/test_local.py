@@ -386,12 +386,18 @@ NOTHING: dict[str, Any] = {
     "regions": [],
     "declined": [],
     "failures": [],
+    "seconds": None,
+    "dask_seconds": None,
 }
 
 
 def test_explain_nothing() -> None:
     explanation = dgpu.explain(X + 1)
-    assert explanation.to_dict() == {"enabled": True} | NOTHING
+    seconds = explanation.seconds
+    assert seconds is not None
+    assert seconds > 0
+    totals = {"seconds": seconds, "dask_seconds": seconds}
+    assert explanation.to_dict() == {"enabled": True} | NOTHING | totals
     assert "nothing here" in str(explanation)
     assert explanation._repr_html_() == f"<p>{explanation}</p>"
     assert "nothing here" in str(dgpu.explain(dask.delayed(1)))
@@ -414,7 +420,9 @@ def test_explain_several_pieces() -> None:
     z = (X @ Y).sum() + (masked(X) @ Y).sum()
     explanation = dgpu.explain(z)
     assert (len(explanation.rewritten), len(explanation.declined)) == (1, 1)
-    assert len(str(explanation).splitlines()) == explanation._repr_html_().count("<tr>") == 3
+    lines = str(explanation).splitlines()
+    assert len(lines) == explanation._repr_html_().count("<tr>") == 4
+    assert lines[-1].startswith("in all: about ")
 
 
 def test_the_cost_model_may_decline(gangs: list[str]) -> None:

@@ -1,0 +1,193 @@
+"""What the tasks of Dask's layers do, in bytes of a copy and in products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import Layer
+
+from graph_opt.dask_graph.internals import _matmul, _tensordot, chunk_einsum, curry
+from graph_opt.dask_graph.members import tasks_of
+from graph_opt.dask_graph.parse import ArrayGraph, array_operands
+from graph_opt.model.cost import Machine
+from graph_opt.model.layout import ArrayNode
+
+Shape = tuple[int, int, int]
+
+PASSES: Mapping[str, float] = {
+    # views, and wrappers of another function
+    **dict.fromkeys(("getitem", "getter", "getter_nofancy", "getter_inline", "identity"), 0.0),
+    **dict.fromkeys(("transpose", "reshape", "squeeze", "expand_dims", "broadcast_to"), 0.0),
+    **dict.fromkeys(("real", "imag", "_broadcast_trick_inner"), 0.0),
+    # several operations in one function
+    "moment_chunk": 6.0,
+    # more work for an element than a copy
+    **dict.fromkeys(("exp", "log", "sin", "cos", "tanh"), 1.5),
+    "where": 2.0,
+    **dict.fromkeys(("fft", "ifft", "rfft", "irfft", "fftn", "ifftn"), 2.5),
+    "cumsum": 6.0,
+    "_block_hist": 8.0,
+    **dict.fromkeys(("power", "pow"), 20.0),
+    **dict.fromkeys(("qr", "_wrapped_qr"), 100.0),
+}
+"""Seconds of a function over those of a copy of the bytes that it reads and writes.
+
+Other functions count 1.
+"""
+
+PRODUCTS = (_matmul, _tensordot, chunk_einsum)
+
+LOOP_SLOWDOWN = 12.0
+"""``einsum`` of blocks multiplies in a loop, so much slower than a matrix product."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of a task: bytes of a copy that takes as long, and the product if there is one."""
+
+    nbytes: float = 0.0
+    product: Shape = (0, 0, 0)
+    times: float = 1.0
+    dtype: str = "float64"
+
+    def seconds(self, machine: Machine) -> float:
+        """Predict the seconds on one rank."""
+        flops = 2 * math.prod(self.product) * self.times
+        rate = machine.product_rate(self.product, self.dtype) if flops else 1.0
+        return self.nbytes / machine.memory_bandwidth + flops / rate
+
+
+def task_seconds(graph: ArrayGraph, name: str, given: Collection[str], machine: Machine) -> float:
+    """Predict the work of one task of the layer ``name``, on average.
+
+    The layer is fused of all layers of ``graph`` between the layers ``given`` and itself.
+    """
+    found, waiting = {name}, [name]
+    while waiting:
+        read = graph.dependencies[waiting.pop()]
+        needed = [other for other in read if other not in given and other not in found]
+        found.update(needed)
+        waiting += needed
+    seconds = sum(
+        tasks * work.seconds(machine) for tasks, work in (_work(graph, each) for each in found)
+    )
+    return seconds / max(1, _tasks(graph.layers[name]))
+
+
+def _tasks(layer: Layer) -> int:
+    """Return the number of tasks of a layer."""
+    if isinstance(layer, Blockwise):
+        return math.prod(layer.dims[letter] for letter in layer.output_indices)
+    return len(layer)
+
+
+def _work(graph: ArrayGraph, name: str) -> tuple[int, Work]:
+    """Return the number of tasks of a layer and the work of one of them."""
+    layer = graph.layers[name]
+    if isinstance(layer, Blockwise):
+        return _tasks(layer), _blockwise(graph, name, layer)
+    task: Any = next(iter(tasks_of(graph, name)), (None, None))[1]
+    if task is None or not task.dependencies:
+        return 0, Work()
+    nodes = [array(graph, other) for other in (name, *graph.dependencies[name])]
+    return 1, Work(_passes(getattr(task, "func", None), {}) * sum(map(_nbytes, nodes)))
+
+
+def _blockwise(graph: ArrayGraph, name: str, layer: Blockwise) -> Work:
+    """Return the work of a block of average size."""
+    operands = [(array(graph, other), index) for other, index in array_operands(graph, name)]
+    node, task = array(graph, name), layer.task
+    copied = block_nbytes(node)
+    for operand, index in operands:
+        inner = math.prod(layer.dims[letter] for letter in {*index} - {*layer.output_indices})
+        copied += inner * block_nbytes(operand)
+    function: Any = getattr(task, "func", None)
+    if function in PRODUCTS and len(operands) == 2 and node is not None:
+        shape, times = _product(operands, layer.output_indices, node)
+        times *= LOOP_SLOWDOWN if function is chunk_einsum else 1
+        return Work(copied, shape, times, node.dtype)
+    literals = [value for value, index in layer.indices if index is None]
+    square = len(literals) == 1 and bool(np.all(literals[0] == 2))
+    return Work(copied if square else _passes(function, getattr(task, "kwargs", {})) * copied)
+
+
+def _product(
+    operands: Sequence[tuple[ArrayNode | None, tuple[Any, ...]]],
+    output: tuple[Any, ...],
+    node: ArrayNode,
+) -> tuple[Shape, float]:
+    """Return the shape of the product of two blocks, and the number of such products."""
+    lengths: dict[Any, float] = {}
+    for operand, index in operands:
+        for letter, length in zip(index, _lengths(operand), strict=False):
+            lengths[letter] = max(length, lengths.get(letter, 1.0))
+    left, right = ({*index} for _, index in operands)
+    # a letter of the result is contracted if only 1 is left of each block
+    made = zip(output, _lengths(node), strict=False)
+    kept = {letter for letter, length in made if length >= lengths.get(letter, 1.0)}
+    groups = (left - right, (left & right) - kept, right - left, left & right & kept)
+    m, k, n, times = (math.prod(lengths.get(each, 1.0) for each in group) for group in groups)
+    return (round(m), round(k), round(n)), times
+
+
+def _lengths(node: ArrayNode | None) -> list[float]:
+    """Return the average length of blocks along each axis, nothing if unknown."""
+    if node is None or not node.known:
+        return []
+    return [n / max(1, blocks) for n, blocks in zip(node.shape, node.grid, strict=True)]
+
+
+def _passes(function: Any, options: Mapping[str, Any]) -> float:
+    """Return the factor of a function; that of a wrapper is its wrapped function's.
+
+    An alias of a block has no function.
+    """
+    if function is None:
+        return 0.0
+    while isinstance(function, partial | curry):
+        function = function.func
+    wrapped = options.get("enforce_dtype_function")
+    if wrapped is not None:
+        return _passes(getattr(wrapped, "value", wrapped), {})
+    return PASSES.get(getattr(function, "__name__", ""), 1.0)
+
+
+def array(graph: ArrayGraph, name: str) -> ArrayNode | None:
+    """Return the array of this name, with the chunks of partial results of reductions.
+
+    Dask declares those of the input for them.
+    """
+    node, layer = graph.node(name), graph.layers.get(name)
+    options = getattr(getattr(layer, "task", None), "kwargs", {})
+    if node is None or not options.get("keepdims"):
+        return node
+    axes = options.get("axis", ())
+    axes = {axis % max(1, node.ndim) for axis in (axes if isinstance(axes, tuple) else (axes,))}
+    chunks = tuple(
+        (1,) * len(sizes) if axis in axes else sizes for axis, sizes in enumerate(node.chunks)
+    )
+    return replace(node, chunks=chunks)
+
+
+def _nbytes(node: ArrayNode | None) -> float:
+    """Return the bytes of an array, 0 if unknown."""
+    return 0.0 if node is None or not node.known else float(node.size * _itemsize(node))
+
+
+def _itemsize(node: ArrayNode) -> int:
+    """Return the bytes of an element, 0 for structured dtypes: they have no name."""
+    try:
+        return node.itemsize
+    except TypeError:
+        return 0
+
+
+def block_nbytes(node: ArrayNode | None) -> float:
+    """Return the average bytes of a block, 0 if unknown."""
+    return 0.0 if node is None else _nbytes(node) / max(1, node.blocks)

@@ -1,0 +1,113 @@
+"""Predictions of plain Dask: the number of tasks is Dask's own, and seconds follow the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from dask.array.optimization import optimize
+from dask.core import flatten
+
+import dask_dgpu as dgpu
+from dask_dgpu.environment.facts import ClusterFacts
+from dask_dgpu.planner.plain import Plain, plain_graph
+from graph_opt.dask_graph.internals import Alias, DataNode
+from graph_opt.dask_graph.parse import parse
+
+CLUSTER = ClusterFacts(4, "cpu", None)
+MACHINE = CLUSTER.machine
+Function = Callable[[Any], Any]
+
+
+@pytest.fixture(autouse=True)
+def enabled() -> Iterator[None]:
+    with dgpu.enable(local_ranks=2, when="always", on_error="raise"):
+        yield
+
+
+def predicted(z: da.Array, facts: ClusterFacts = CLUSTER) -> Plain:
+    wanted = set(flatten(z.__dask_keys__()))
+    return plain_graph(z.dask, parse(z.dask, wanted), (), wanted, 4, facts)
+
+
+def random(n: int, chunk: int) -> da.Array:
+    return da.random.default_rng(0).random((n, n), chunks=chunk)
+
+
+FUNCTIONS: dict[str, Function] = {
+    "chain": lambda x: np.exp(x * 2 + 1) / 3,
+    "centred": lambda x: x - x.mean(axis=0),
+    "covariance": lambda x: (x - x.mean(axis=0)).T @ (x - x.mean(axis=0)),
+    "spread": lambda x: x.std(axis=0),
+    "slices": lambda x: x[1:, 1:] - x[:-1, :-1],
+    "transpose": lambda x: x + x.T,
+    "einsum": lambda x: da.einsum("ij,jk->ik", x, x),
+    "iteration": lambda x: x @ (x @ x[:, 0]),
+    "few blocks": lambda x: (x + 1)[:8, :8].sum(),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+@pytest.mark.parametrize("chunk", [16, 8])
+def test_tasks_are_those_that_dask_runs(function: Function, chunk: int) -> None:
+    z = function(random(32, chunk))
+    tasks = optimize(z.dask, z.__dask_keys__()).values()
+    run = [task for task in tasks if not isinstance(task, DataNode | Alias)]
+    assert predicted(z).tasks == len(run)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_seconds_grow_with_the_size(function: Function) -> None:
+    small, large = (predicted(function(random(n, n // 4))).seconds for n in (64, 256))
+    assert 0 < small < large < np.inf
+
+
+def test_work_is_what_functions_read_and_write() -> None:
+    x = random(64, 16)
+    added = predicted(x + 1).seconds - predicted(x).seconds
+    read_and_written = 2 * x.nbytes
+    assert added == pytest.approx(read_and_written / MACHINE.memory_bandwidth / 4)
+    assert predicted(x**3).seconds > predicted(x**2).seconds == predicted(x + 1).seconds
+
+
+def test_products_have_the_rate_of_the_machine() -> None:
+    x = da.zeros((8, 256, 256), chunks=(2, 256, 256))
+    seconds = predicted(x @ x).seconds
+    assert seconds > 8 * 2 * 256**3 / MACHINE.flops / 4
+
+
+def test_blocks_of_other_workers_are_received() -> None:
+    x = random(64, 16).persist(scheduler="sync")
+    moved = (predicted(x + x.T).seconds - predicted(x + x).seconds) * MACHINE.dask_rate
+    block = x.nbytes / 16
+    assert block < moved < 4 * block  # of four blocks in a row one stays
+
+
+def test_dependent_layers_add_round_trips() -> None:
+    x = random(32, 8)
+    here = ClusterFacts(0, "cpu", None)
+    there = ClusterFacts(4, "cpu", None)
+    two = predicted(x.sum(), there).seconds - predicted(x.sum(), here).seconds
+    # submission, partial sums of four blocks, and their sum
+    assert two == pytest.approx(3 * MACHINE.round_trip_seconds)
+
+
+def test_explain_adds_up() -> None:
+    x = da.ones((64, 64), chunks=16)
+    found = dgpu.explain(np.exp(x @ x.T - 64).sum())
+    ((_, region),) = found.regions
+    assert found.seconds is not None
+    assert found.dask_seconds is not None
+    assert region.seconds <= found.seconds < found.dask_seconds
+    last = f"about {found.seconds:.3g} s instead of {found.dask_seconds:.3g} s"
+    assert str(found).splitlines()[-1] == f"in all: {last}"
+    assert found.to_dict()["seconds"] == found.seconds
+
+
+def test_explain_of_no_gang_has_the_seconds_of_dask() -> None:
+    found = dgpu.explain(random(32, 8) + 1)
+    assert found.seconds == found.dask_seconds
+    assert "in all" not in str(found)
