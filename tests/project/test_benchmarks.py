@@ -178,6 +178,21 @@ def test_region_writes_every_figure(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
+def test_the_suite_writes_a_line_for_each_program(tmp_path: Path) -> None:
+    names = ["covariance", "softmax", "normal_equations"]
+    lines = lines_of(tmp_path / "figures.jsonl", "suite.py", "--quick", "--only", *names)
+    assert [line["what"] for line in lines] == [*names, "all programs"]
+    assert not any("error" in line for line in lines)
+    for line in lines[:-1]:
+        ways = ("seconds", "plain", "plain_again")
+        assert [len(line[way]) for way in ways] == [1, 1, 1]
+        assert line["ratio"] == pytest.approx(line["median"] / line["plain_median"])
+        assert min(line["predicted"], line["plain_predicted"]) > 0
+    assert lines[-1].keys() >= {"ratio", "slower", "within_twice", "plain_within_twice"}
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_poisson_writes_every_figure(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "poisson.py", "--quick")
     boundaries = ["zero", "reflect", "periodic"]
