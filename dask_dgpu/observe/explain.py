@@ -18,9 +18,10 @@ from dask_dgpu.arguments import check_flag, expected
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.planner.fallbacks import arrays_of, fallbacks_of, reason_of
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.predict import Prediction, held_by
+from dask_dgpu.planner.predict import Prediction, figures_of, held_by
 from dask_dgpu.runtime.tasks import PLUGIN
 from graph_opt.dask_graph.emit import gang_key
+from graph_opt.model.cost import FIGURES
 from graph_opt.model.layout import Declined, label
 from graph_opt.model.piece import Piece, Region
 
@@ -58,6 +59,8 @@ class Explanation:
     failures : tuple of str
         Why the whole graph is left to Dask: errors of dask_dgpu here, or on the scheduler
         when this array was computed.
+    measured : tuple of str
+        The rates in the predictions that were measured on this cluster; others are defaults.
 
     Notes
     -----
@@ -71,6 +74,7 @@ class Explanation:
     runs: tuple[tuple[Step, ...], ...] = ()
     declined: tuple[Declined, ...] = ()
     failures: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values.
@@ -84,7 +88,7 @@ class Explanation:
             ``"regions"``, a list of dicts with the names of the ``"steps"``, the seconds
             ``"predicted"`` and ``"measured"`` for each, and the prediction of the whole;
             ``"declined"``, a list of dicts with ``"name"`` and ``"reason"``; ``"failures"``,
-            a list of reasons.
+            a list of reasons; ``"measured"``, the names of the measured rates.
         """
         return {
             "enabled": self.enabled,
@@ -100,11 +104,18 @@ class Explanation:
             ],
             "declined": [asdict(piece) for piece in self.declined],
             "failures": list(self.failures),
+            "measured": list(self.measured),
         }
 
     @property
     def _runs(self) -> tuple[tuple[Step, ...], ...]:
         return self.runs or ((),) * len(self.regions)
+
+    def _rates(self) -> str:
+        if not self.measured:
+            return "defaults, not measured"
+        others = [name for name in FIGURES if name not in self.measured]
+        return "measured on this cluster" + (f", except {', '.join(others)}" if others else "")
 
     def _lines(self) -> list[tuple[str, str]]:
         """Return heading and text of each line."""
@@ -131,6 +142,8 @@ class Explanation:
                     text += f", {seconds:.3g} s predicted"
                 lines.append((step.name, text))
         lines += [(label(piece.name), f"left to Dask: {piece.reason}") for piece in self.declined]
+        if self.rewritten or self.declined:
+            lines.append(("rates", self._rates()))
         return list(_folded(lines))
 
     def __str__(self) -> str:
@@ -249,6 +262,7 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
     names = arrays_of(graph, set(flatten(keys)))
     reported = fallbacks_of(client, names) if optimizer.facts.scheduler else ()
     held = held_by(optimizer.facts.scheduler, client)
+    optimizer = optimizer.with_figures(figures_of(optimizer.facts, client))
     try:
         rewriting = optimizer.rewrite(graph, keys, held)
     except Exception as error:
@@ -261,7 +275,15 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
         (piece, optimizer.predict(region, optimizer.room(region, held))) for piece, region in alone
     )
     runs = _last_runs(region for region, _ in rewriting.regions) if measured else ()
-    return Explanation(True, rewritten, rewriting.regions, runs, rewriting.declined, reported)
+    return Explanation(
+        True,
+        rewritten,
+        rewriting.regions,
+        runs,
+        rewriting.declined,
+        reported,
+        optimizer.facts.machine.measured,
+    )
 
 
 def _last_runs(regions: Iterable[Region]) -> tuple[tuple[Step, ...], ...]:

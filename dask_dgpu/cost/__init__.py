@@ -1,0 +1,6 @@
+"""The cost model: measured rates of a cluster, and predictions."""
+
+from dask_dgpu.cost.config import ClusterConfig
+from dask_dgpu.cost.model import CostModel, Estimate, Report
+
+__all__ = ["ClusterConfig", "CostModel", "Estimate", "Report"]
