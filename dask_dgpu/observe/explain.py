@@ -82,7 +82,9 @@ class Explanation:
             the kind of piece (``"inner"``, the length of a product's contraction), and the
             prediction: tasks, bytes, seconds, and the choices of the algorithm;
             ``"regions"``, a list of dicts with the names of the ``"steps"``, the seconds
-            ``"predicted"`` and ``"measured"`` for each, and the prediction of the whole;
+            ``"predicted"`` and ``"measured"`` for each, the measured seconds of its transfers
+            that were ``"hidden"`` behind other work and those that were ``"exposed"``, each
+            ``None`` on GPUs, and the prediction of the whole;
             ``"declined"``, a list of dicts with ``"name"`` and ``"reason"``; ``"failures"``,
             a list of reasons.
         """
@@ -95,6 +97,8 @@ class Explanation:
                     "steps": [name for name, _ in prediction.steps],
                     "predicted": [seconds for _, seconds in prediction.steps],
                     "measured": [step.seconds for step in run],
+                    "hidden": [step.hidden for step in run],
+                    "exposed": [step.exposed for step in run],
                 }
                 for (_, prediction), run in zip(self.regions, self._runs, strict=True)
             ],
@@ -129,7 +133,9 @@ class Explanation:
                 text = f"{step.seconds:.3g} s measured, {nbytes} made"
                 if step.name == name:  # else it is the sum of many steps
                     text += f", {seconds:.3g} s predicted"
-                lines.append((step.name, text))
+                lines.append((step.name, text + _transfers(step)))
+        if any(step.exposed is None for run in self._runs for step in run):
+            lines.append(("transfers", "not measured on GPUs"))
         lines += [(label(piece.name), f"left to Dask: {piece.reason}") for piece in self.declined]
         return list(_folded(lines))
 
@@ -161,6 +167,13 @@ def _folded(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
             yield f"{names[0]} and {len(names) - 1} alike", text
         else:
             yield from ((name, text) for name in names)
+
+
+def _transfers(step: Step) -> str:
+    """Return the measured times of a step's transfers, if it has any."""
+    if step.hidden is None or step.exposed is None or not step.hidden + step.exposed:
+        return ""
+    return f"; transfers {step.hidden:.3g} s hidden, {step.exposed:.3g} s exposed"
 
 
 def _region(region: Region, predicted: Prediction) -> str:
@@ -208,8 +221,8 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
     array : dask.array.Array
         The array, or any collection with a high-level graph.
     measured : bool, optional
-        Whether to add the measured seconds of each step, from the last computation of this
-        array on the current client's cluster.
+        Whether to add the measured seconds of each step, and of its transfers, from the last
+        computation of this array on the current client's cluster.
 
     Returns
     -------
