@@ -2,5 +2,6 @@
 
 from dask_dgpu.cost.config import ClusterConfig
 from dask_dgpu.cost.model import CostModel, Estimate, Report
+from dask_dgpu.cost.overlap import Overlap, overlap_benefit
 
-__all__ = ["ClusterConfig", "CostModel", "Estimate", "Report"]
+__all__ = ["ClusterConfig", "CostModel", "Estimate", "Overlap", "Report", "overlap_benefit"]

@@ -15,7 +15,6 @@ from dask_dgpu.environment.facts import ClusterFacts, current_client, gather
 from dask_dgpu.environment.settings import Settings, read
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.runtime.scheduler.plugin import GangSchedulerPlugin
 from graph_opt.model.cost import FIGURES, Machine
 
 if TYPE_CHECKING:
@@ -187,5 +186,7 @@ def _connected(client: Client | None) -> tuple[Client, ClusterFacts, Settings]:
         return client, optimizer.facts, optimizer.settings
     settings = read()
     facts = gather(client, settings)
+    from dask_dgpu.runtime.scheduler.plugin import GangSchedulerPlugin
+
     client.register_plugin(GangSchedulerPlugin(facts.device))
     return client, facts, settings
