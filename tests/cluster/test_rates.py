@@ -82,6 +82,18 @@ def test_a_worker_that_is_lost_while_measuring() -> None:
         assert {*FIGURES} < {*again.machine.measured}
 
 
+@pytest.mark.slow
+def test_one_worker_has_no_messages_to_measure() -> None:
+    with (
+        start_cluster("cpu", n_workers=1) as cluster,
+        Client(cluster) as client,
+        dgpu.enable(client, **SETTINGS),
+    ):
+        measured = {*ClusterConfig.detect(client).machine.measured}
+        assert measured >= {"flops", "memory_bandwidth", "products", "step_seconds", "task_seconds"}
+        assert not measured & {"bandwidth", "dask_bandwidth", "latency"}
+
+
 def _die_while_measuring() -> None:
     import os
 

@@ -65,8 +65,9 @@ class Rates:
         self.scheduler = scheduler
         self.epochs = epochs
         self.known: dict[str, Figures] = {}
+        self._lock = asyncio.Lock()  # two measurements at once would disturb each other
         self._measuring: dict[str, asyncio.Task[Figures]] = {}
-        self._answers: dict[str, tuple[set[str], list[Figures], asyncio.Future[None]]] = {}
+        self._answers: dict[str, tuple[set[str], list[Figures | None], asyncio.Future[None]]] = {}
         scheduler.handlers.update({"dgpu_measure": self.measure, "dgpu_rates": self.keep})
         scheduler.stream_handlers["dgpu-measured"] = self.measured
 
@@ -96,13 +97,13 @@ class Rates:
             self.known[kind] = dict(figures)
         return self.known.get(kind, {})
 
-    def measured(self, part: str, figures: Figures, worker: str) -> None:
-        """Note the figures of a rank; none if it could not measure."""
+    def measured(self, part: str, figures: Figures | None, worker: str) -> None:
+        """Note the figures of a rank, ``None`` if it could not measure."""
         awaited, found, done = self._answers.get(part, (set(), [], None))
         if done is not None and worker in awaited:
             awaited.discard(worker)
             found.append(figures)
-            if not done.done() and (not awaited or not figures):
+            if not done.done() and (not awaited or figures is None):
                 done.set_result(None)
 
     def close(self) -> None:
@@ -112,13 +113,14 @@ class Rates:
 
     async def _measure(self, terms: Terms) -> Figures:
         figures: Figures = {}
-        members = tuple(self.scheduler.workers)
-        try:
-            for part in PARTS:
-                figures |= await self._undisturbed(partial(self._part, part, members, terms))
-            figures |= await self._undisturbed(partial(_dask, self.scheduler, terms.device))
-        except OSError as error:
-            logger.info("the cluster is not measured further: %s", str(error) or "no answer")
+        async with self._lock:
+            members = tuple(self.scheduler.workers)
+            try:
+                for part in PARTS:
+                    figures |= await self._undisturbed(partial(self._part, part, members, terms))
+                figures |= await self._undisturbed(partial(_dask, self.scheduler, terms.device))
+            except Exception as error:  # predictions have defaults for the rest
+                logger.info("the cluster is not measured further: %r", error)
         launch = figures.pop("launch_seconds", None)
         if launch is not None:
             figures["step_seconds"] = launch + STEP_SECONDS
@@ -140,9 +142,17 @@ class Rates:
         return any(ws.processing for ws in self.scheduler.workers.values())
 
     async def _part(self, part: str, members: tuple[str, ...], terms: Terms) -> Figures:
-        """Have all members measure a part at the same time; the slowest counts."""
+        """Have all members measure a part at the same time; the slowest counts.
+
+        Raises
+        ------
+        OSError
+            If a member is lost or does not answer, or there is none.
+        """
+        if not members:
+            raise OSError("there is no worker")
         epoch = await self.epochs.get(members, terms.transport, terms.timeout)
-        answers: list[Figures] = []
+        answers: list[Figures | None] = []
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._answers[part] = set(members), answers, done
         for rank, member in enumerate(members):
@@ -158,9 +168,10 @@ class Rates:
             }
             send(self.scheduler, [member], message)
         await asyncio.wait_for(done, PATIENCE)
-        if not all(answers):
+        found = [answer for answer in answers if answer is not None]
+        if len(found) < len(members):
             raise OSError("a worker is lost")
-        return slowest(answers)
+        return slowest(found)
 
 
 def slowest(answers: list[Figures]) -> Figures:

@@ -237,7 +237,7 @@ class GangWorkerPlugin(WorkerPlugin):
 
     def _join_early(self, epoch: str, rank: int, part: str | None = None, **fields: Any) -> None:
         """Connect, and measure a part of the rates if there is one."""
-        figures: Figures = {}
+        figures: Figures | None = None
         try:
             comm = self.member.join(epoch=epoch, rank=rank, **fields)
             if part is not None:
