@@ -127,7 +127,7 @@ class MatmulPiece(Piece):
         (m, n), k = part.output.shape, part.left.shape[1]
         (rows, inner), (_, columns) = part.left.grid, part.output.grid
         blocks = rows, inner, columns
-        seconds = dask_product_seconds((m, k, n), blocks, part.output.itemsize, ranks, machine)
+        seconds = dask_product_seconds((m, k, n), blocks, part.output.dtype, ranks, machine)
         return 2 * math.prod(blocks), seconds
 
 

@@ -38,7 +38,7 @@ def test_each_step_has_both_times(
         assert set(region["hidden"] + region["exposed"]) == {None}
         assert "transfers: not measured on GPUs" in str(found)
         return
-    assert min(region["hidden"] + region["exposed"]) >= 0
-    assert sum(region["exposed"]) > 0
+    assert min(region["hidden"]) >= 0
+    assert min(region["exposed"]) >= 0 < max(region["exposed"])  # a rechunk may move nothing
     assert " s hidden, " in str(found)
     assert " s exposed" in found._repr_html_()
