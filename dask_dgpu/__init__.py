@@ -8,7 +8,7 @@ Examples
 >>> da.matmul(x, x.T).sum().compute()  # doctest: +SKIP
 """
 
-from dask_dgpu import errors
+from dask_dgpu import cost, errors
 from dask_dgpu.array import fft
 from dask_dgpu.array.jacobi import JacobiInfo, jacobi
 from dask_dgpu.array.poisson import poisson
@@ -35,6 +35,7 @@ __all__ = [
     "Health",
     "JacobiInfo",
     "check_health",
+    "cost",
     "disable",
     "dot",
     "enable",

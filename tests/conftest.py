@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import dask
 import pytest
 
 from tests.support.browser import CHROMIUM
@@ -22,6 +23,8 @@ WORKER_OUTPUT = "left out"
 CLUSTERS = "tests/cluster/"
 
 register_profiles()
+# it takes two seconds of every cluster, and plans would depend on the machine
+dask.config.set({"dgpu.cost.measure": False})
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -71,6 +71,8 @@ class _LocalWork:
     If an awaited rank has ended, the ranks' programs disagree.
     """
 
+    ended: float | None = None  # the calls copy: nothing happens between them
+
     def __init__(self, comm: LocalComm, name: str, awaited: Callable[[], Collection[int]]) -> None:
         self._hub = comm.hub
         self._name = f"{name} on rank {comm.rank}"

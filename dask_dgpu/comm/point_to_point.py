@@ -73,6 +73,7 @@ class _StepsWork:
         self._deadline = None if limit is None else time.monotonic() + limit
         self._error: CommError | None = None
         self._over = False
+        self.ended: float | None = None
 
     def start(self, steps: Steps) -> None:
         first = next(steps, [])
@@ -99,6 +100,7 @@ class _StepsWork:
             error = CommError(f"{self._name} failed: {raised}")
             error.__cause__ = raised
         with self._lifetime.changed:
+            self.ended = time.perf_counter()
             self._error, self._over = error, True
             self._lifetime.changed.notify_all()
 

@@ -26,6 +26,13 @@ Reduction = Literal["sum", "min", "max"]
 class Work(Protocol):
     """A transfer in progress."""
 
+    @property
+    def ended(self) -> float | None:
+        """Reading of ``time.perf_counter`` when the data had arrived.
+
+        ``None`` until then, and always if the transport does not know it.
+        """
+
     def wait(self) -> None:
         """Return when the buffers may be used again.
 

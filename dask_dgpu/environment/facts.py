@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
 import runpy
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +18,7 @@ from dask_dgpu.comm.bootstrap import TRANSPORTS, Transport
 from dask_dgpu.environment.gpus import count_gpus
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.errors import DgpuError
-from graph_opt.model.cost import Machine, machine_of
+from graph_opt.model.cost import Machine, calibrated, machine_of
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
@@ -47,11 +50,18 @@ class ClusterFacts:
     cores: int = 1  # blocks that Dask computes at a time
     scheduler: str | None = None
     protocol: str = "tcp"  # of Dask's own transfers: tcp, tls, ucx, ucxx, or inproc
+    hardware: str = ""  # processors or devices of the workers
+    figures: tuple[tuple[str, float], ...] = ()  # measured rates, by name
     machine: Machine = field(init=False)  # the rates of one rank
 
     def __post_init__(self) -> None:
         machine = machine_of(self.device, self.protocol, self.one_sided)
-        object.__setattr__(self, "machine", machine)
+        object.__setattr__(self, "machine", calibrated(machine, dict(self.figures)))
+
+    @property
+    def kind(self) -> str:
+        """What measured rates hold for: hardware, transport and protocol."""
+        return f"{self.hardware}, {self.device}, {self.transport}, {self.protocol}"
 
 
 ALONE = ClusterFacts(
@@ -109,6 +119,7 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
         _gather(client, settings, probes),
         scheduler=client.scheduler_info(n_workers=0)["id"],
         protocol=_protocol(probes),
+        hardware=_together(client.run(hardware)),
     )
 
 
@@ -213,6 +224,29 @@ def missing_transports() -> dict[Transport, str]:
     """Return the transports that this process lacks, and the requirement of each."""
     available = _transports()
     return {name: NEEDED[name] for name in TRANSPORTS if name not in available}
+
+
+def _together(found: Mapping[str, str]) -> str:
+    """Return the hardware of all workers in a few words."""
+    return ", ".join(f"{count} x {name}" for name, count in sorted(Counter(found.values()).items()))
+
+
+def hardware(dask_worker: Worker) -> str:
+    """Return the device of a dask-cuda worker; the processor and threads of another."""
+    if "dask_cuda" in sys.modules:
+        with suppress(Exception):  # without CuPy, driver or device
+            import cupy
+
+            return str(cupy.cuda.runtime.getDeviceProperties(0)["name"].decode())
+    return f"{_processor()} ({os.cpu_count()} cores, {dask_worker.state.nthreads} threads)"
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _probe(forced: bool) -> WorkerFacts | None:

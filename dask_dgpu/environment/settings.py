@@ -35,6 +35,7 @@ class Settings:
     sum_method: Literal["dask", "compensated", "reproducible"]
     fft_output_layout: Literal["any", "input"]
     limits: Limits
+    measure: bool
     memory_limit: int | None
     safety_margin: float
 
@@ -89,6 +90,7 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
             ),
             restarts=int(values["gang.restarts"]),
         ),
+        measure=values["cost.measure"],
         memory_limit=_memory_limit(values),
         safety_margin=_number(
             values,

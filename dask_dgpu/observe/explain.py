@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from html import escape
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -16,11 +15,13 @@ from dask.utils import format_bytes
 
 from dask_dgpu.arguments import check_flag, expected
 from dask_dgpu.environment.facts import current_client
+from dask_dgpu.observe.folding import folded, repeated
 from dask_dgpu.planner.fallbacks import arrays_of, fallbacks_of, reason_of
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.predict import Prediction, held_by
+from dask_dgpu.planner.predict import Prediction, figures_of, held_by
 from dask_dgpu.runtime.tasks import PLUGIN
 from graph_opt.dask_graph.emit import gang_key
+from graph_opt.model.cost import FIGURES
 from graph_opt.model.layout import Declined, label
 from graph_opt.model.piece import Piece, Region
 
@@ -31,12 +32,6 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 40
 """Most steps of a region to name; of a longer one the first and the last are named."""
-
-MOST_ALIKE = 2
-"""Most lines with the same text, or iterations of a loop, to show one by one."""
-
-LONGEST_BODY = 8
-"""Most steps in the body of a loop that is recognised."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +53,8 @@ class Explanation:
     failures : tuple of str
         Why the whole graph is left to Dask: errors of dask_dgpu here, or on the scheduler
         when this array was computed.
+    measured : tuple of str
+        The rates in the predictions that were measured on this cluster; others are defaults.
     seconds : float or None
         The predicted seconds of the whole graph as it will run, ``None`` if unknown.
     dask_seconds : float or None
@@ -75,6 +72,7 @@ class Explanation:
     runs: tuple[tuple[Step, ...], ...] = ()
     declined: tuple[Declined, ...] = ()
     failures: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
     seconds: float | None = None
     dask_seconds: float | None = None
 
@@ -88,9 +86,12 @@ class Explanation:
             the kind of piece (``"inner"``, the length of a product's contraction), and the
             prediction: tasks, bytes, seconds, and the choices of the algorithm;
             ``"regions"``, a list of dicts with the names of the ``"steps"``, the seconds
-            ``"predicted"`` and ``"measured"`` for each, and the prediction of the whole;
+            ``"predicted"`` and ``"measured"`` for each, the measured seconds of its transfers
+            that were ``"hidden"`` behind other work and those that were ``"exposed"``, each
+            ``None`` on GPUs, and the prediction of the whole;
             ``"declined"``, a list of dicts with ``"name"`` and ``"reason"``; ``"failures"``,
-            a list of reasons; ``"seconds"`` and ``"dask_seconds"`` of the whole graph.
+            a list of reasons; ``"measured"``, the names of the measured rates; ``"seconds"`` and
+            ``"dask_seconds"`` of the whole graph.
         """
         return {
             "enabled": self.enabled,
@@ -101,11 +102,14 @@ class Explanation:
                     "steps": [name for name, _ in prediction.steps],
                     "predicted": [seconds for _, seconds in prediction.steps],
                     "measured": [step.seconds for step in run],
+                    "hidden": [step.hidden for step in run],
+                    "exposed": [step.exposed for step in run],
                 }
                 for (_, prediction), run in zip(self.regions, self._runs, strict=True)
             ],
             "declined": [asdict(piece) for piece in self.declined],
             "failures": list(self.failures),
+            "measured": list(self.measured),
             "seconds": self.seconds,
             "dask_seconds": self.dask_seconds,
         }
@@ -113,6 +117,12 @@ class Explanation:
     @property
     def _runs(self) -> tuple[tuple[Step, ...], ...]:
         return self.runs or ((),) * len(self.regions)
+
+    def _rates(self) -> str:
+        if not self.measured:
+            return "defaults, not measured"
+        others = [name for name in FIGURES if name not in self.measured]
+        return "measured on this cluster" + (f", except {', '.join(others)}" if others else "")
 
     def _lines(self) -> list[tuple[str, str]]:
         """Return heading and text of each line."""
@@ -137,12 +147,16 @@ class Explanation:
                 text = f"{step.seconds:.3g} s measured, {nbytes} made"
                 if step.name == name:  # else it is the sum of many steps
                     text += f", {seconds:.3g} s predicted"
-                lines.append((step.name, text))
+                lines.append((step.name, text + _transfers(step)))
+        if any(step.exposed is None for run in self._runs for step in run):
+            lines.append(("transfers", "not measured on GPUs"))
         lines += [(label(piece.name), f"left to Dask: {piece.reason}") for piece in self.declined]
         if self.rewritten and self.seconds is not None and self.dask_seconds is not None:
             text = f"about {self.seconds:.3g} s instead of {self.dask_seconds:.3g} s"
             lines.append(("in all", text))
-        return list(_folded(lines))
+        if self.rewritten or self.declined:
+            lines.append(("rates", self._rates()))
+        return list(folded(lines))
 
     def __str__(self) -> str:
         """One line per piece, or for several of the same text."""
@@ -164,18 +178,15 @@ class Explanation:
         return f"<table>{rows}</table>" if rows else f"<p>{escape(str(self))}</p>"
 
 
-def _folded(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield lines; more than ``MOST_ALIKE`` of the same text in a row become one."""
-    for text, alike in groupby(lines, key=lambda line: line[1]):
-        names = [name for name, _ in alike]
-        if len(names) > MOST_ALIKE:
-            yield f"{names[0]} and {len(names) - 1} alike", text
-        else:
-            yield from ((name, text) for name in names)
+def _transfers(step: Step) -> str:
+    """Return the measured times of a step's transfers, if it has any."""
+    if step.hidden is None or step.exposed is None or not step.hidden + step.exposed:
+        return ""
+    return f"; transfers {step.hidden:.3g} s hidden, {step.exposed:.3g} s exposed"
 
 
 def _region(region: Region, predicted: Prediction) -> str:
-    names = _repeated([member.output.name.rpartition("-")[0] for member in region.members])
+    names = repeated([member.output.name.rpartition("-")[0] for member in region.members])
     if len(names) > MOST_SHOWN:
         names[MOST_SHOWN // 2 : -MOST_SHOWN // 2] = ["..."]
     steps = " -> ".join(names)
@@ -185,24 +196,6 @@ def _region(region: Region, predicted: Prediction) -> str:
         f"{format_bytes(predicted.peak_bytes)} held at most per rank, "
         f"about {predicted.seconds:.3g} s instead of {predicted.dask_seconds:.3g} s"
     )
-
-
-def _repeated(names: list[str]) -> list[str]:
-    """Return names; those of a loop become one."""
-    found, at = [], 0
-    while at < len(names):
-        for length in range(1, LONGEST_BODY + 1):
-            body, times = names[at : at + length], 1
-            while body == names[at + times * length : at + (times + 1) * length]:
-                times += 1
-            if times > MOST_ALIKE:
-                found.append(f"{times} x ({' -> '.join(body)})")
-                at += times * length
-                break
-        else:
-            found.append(names[at])
-            at += 1
-    return found
 
 
 def _plain(prediction: Prediction) -> dict[str, Any]:
@@ -219,8 +212,8 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
     array : dask.array.Array
         The array, or any collection with a high-level graph.
     measured : bool, optional
-        Whether to add the measured seconds of each step, from the last computation of this
-        array on the current client's cluster.
+        Whether to add the measured seconds of each step, and of its transfers, from the last
+        computation of this array on the current client's cluster.
 
     Returns
     -------
@@ -260,6 +253,7 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
     names = arrays_of(graph, set(flatten(keys)))
     reported = fallbacks_of(client, names) if optimizer.facts.scheduler else ()
     held = held_by(optimizer.facts.scheduler, client)
+    optimizer = optimizer.with_figures(figures_of(optimizer.facts, client))
     try:
         rewriting = optimizer.rewrite(graph, keys, held)
     except Exception as error:
@@ -273,9 +267,16 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
         for piece, region in alone
     )
     runs = _last_runs(region for region, _ in rewriting.regions) if measured else ()
-    seconds = optimizer.totals(graph, keys, rewriting)
-    decisions = rewriting.regions, runs, rewriting.declined, reported
-    return Explanation(True, rewritten, *decisions, *seconds)
+    return Explanation(
+        True,
+        rewritten,
+        rewriting.regions,
+        runs,
+        rewriting.declined,
+        reported,
+        optimizer.facts.machine.measured,
+        *optimizer.totals(graph, keys, rewriting),
+    )
 
 
 def _last_runs(regions: Iterable[Region]) -> tuple[tuple[Step, ...], ...]:

@@ -19,7 +19,16 @@ from dask_dgpu.operations import RULES
 from dask_dgpu.operations.value import shared, step_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, report
 from dask_dgpu.planner.plain import plain_graph, rest_of
-from dask_dgpu.planner.predict import Held, Prediction, held_by, nothing, predict, usable
+from dask_dgpu.planner.predict import (
+    Figures,
+    Held,
+    Prediction,
+    figures_of,
+    held_by,
+    nothing,
+    predict,
+    usable,
+)
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.program import Blockworks, Program
 from graph_opt.dask_graph.emit import Plain, TaskFunctions, emit, finish, guarded
@@ -77,7 +86,8 @@ class GraphOptimizer:
             if not isinstance(graph, HighLevelGraph):
                 graph = HighLevelGraph.from_collections(str(id(dsk)), dsk, dependencies=())
             graph = guarded(graph)
-            rewriting = self.rewrite(graph, keys, held_by(self.facts.scheduler))
+            optimizer = self.with_figures(figures_of(self.facts))
+            rewriting = optimizer.rewrite(graph, keys, held_by(self.facts.scheduler))
             if not rewriting.regions:
                 return dask.array.optimization.optimize(graph, keys, **kwargs)
             optimized = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
@@ -89,6 +99,12 @@ class GraphOptimizer:
                 raise
             report(error, arrays_of(graph, _flat(keys)), self.facts.scheduler)
             return dask.array.optimization.optimize(graph, keys, **kwargs)
+
+    def with_figures(self, figures: Figures) -> GraphOptimizer:
+        """Return the optimizer for a cluster with these measured rates."""
+        if not figures:
+            return self
+        return replace(self, facts=replace(self.facts, figures=figures))
 
     def pieces(self, graph: HighLevelGraph, keys: Any) -> tuple[Piece, ...]:
         """Return the collectives that gangs would run; none after an error."""

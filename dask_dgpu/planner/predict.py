@@ -18,9 +18,10 @@ from dask_dgpu.operations.value import Collective, Local
 from dask_dgpu.planner.plain import plain_region
 from dask_dgpu.runtime.plans import Making, Plans, plans
 from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.tasks import PLUGIN
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.work import task_seconds
-from graph_opt.model.cost import Machine
+from graph_opt.model.cost import Machine, gang_seconds
 from graph_opt.model.layout import dealt, label
 from graph_opt.model.piece import Region
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Key = Any
 Held = Callable[[Collection[Key]], int]
 """Returns the most bytes of results in memory on one worker, without those of some keys."""
+Figures = tuple[tuple[str, float], ...]
 Bytes = NDArray[np.int64]
 """A number for each rank."""
 
@@ -82,6 +84,22 @@ def held_by(scheduler_id: str | None, client: Client | None = None) -> Held:
     return ask
 
 
+def figures_of(facts: ClusterFacts, client: Client | None = None) -> Figures:
+    """Return the measured rates of a cluster, none if they are unknown so far."""
+    scheduler = scheduler_here(facts.scheduler)
+    if scheduler is not None:
+        return _figures(facts.kind, scheduler)
+    if client is None or facts.scheduler is None:
+        return ()
+    found: Figures = client.run_on_scheduler(_figures, kind=facts.kind)
+    return found
+
+
+def _figures(kind: str, dask_scheduler: Scheduler) -> Figures:
+    plugin: Any = dask_scheduler.plugins.get(PLUGIN)
+    return () if plugin is None else tuple(plugin.rates.keep(kind).items())
+
+
 def _other_results(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
     """Return the bytes on the worker with the most, without spilled ones.
 
@@ -123,9 +141,8 @@ def predict(
         if isinstance(step, Local)
     }
     each = work | {name: cost.seconds for name, cost in costs.items()}
-    each = {name: seconds + machine.step_seconds for name, seconds in each.items()}
-    seconds = sum(each.values()) + machine.task_seconds * region.tasks
-    seconds += machine.gang_seconds if facts.workers else 0.0
+    seconds = sum(each.values())
+    seconds += gang_seconds(machine, region.tasks, len(each), cluster=facts.workers > 0)
     plain = plain_region(region, arrays, max(ranks, facts.cores), facts)
     return Prediction(
         text=", then ".join(dict.fromkeys(cost.text for cost in costs.values())),

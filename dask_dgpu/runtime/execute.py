@@ -9,6 +9,7 @@ from time import time
 from typing import Any
 
 from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.comm.timed import TimedComm
 from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations import OPERATIONS
@@ -27,7 +28,8 @@ NUMPY = "numpy.ndarray"
 class Span:
     """The time of a step on a rank's host, and the produced bytes.
 
-    On a GPU the work may continue after it.
+    On a GPU the work may continue after it. ``hidden`` and ``exposed`` are the seconds of its
+    transfers, as :class:`~dask_dgpu.comm.timed.TimedComm` counts them; ``None`` on a GPU.
     """
 
     name: str
@@ -35,6 +37,8 @@ class Span:
     start: float
     stop: float = 0.0
     nbytes: int = 0
+    hidden: float | None = None
+    exposed: float | None = None
 
 
 class Observer:
@@ -96,6 +100,8 @@ class _Rank:
     def __post_init__(self) -> None:
         steps = {step.output: step.result for step in self.program.steps}
         self.declared: dict[str, Value] = dict(self.program.inputs) | steps
+        self.timed = TimedComm(self.comm) if self.device.kind == "cpu" else None
+        self.comm = self.timed or self.comm
 
     def run(self) -> dict[Key, Array]:
         """Run all steps; return this rank's blocks of the results."""
@@ -111,6 +117,8 @@ class _Rank:
                     else:
                         made = self._run_collective(step, name, spent)
                     span.nbytes = sum(getattr(block, "nbytes", 0) for block in made.values())
+                    if self.timed is not None:
+                        span.hidden, span.exposed = self.timed.take()
                 values[step.output] = made
                 del made
                 for name in ending:

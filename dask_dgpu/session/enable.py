@@ -184,6 +184,7 @@ def _warm_up(client: Client, optimizer: GraphOptimizer) -> None:
         transport=optimizer.transport,
         timeout=settings.limits.timeout,
         connect=usable(optimizer.facts, settings) != 0,
+        kind=optimizer.facts.kind if settings.measure else None,
     )
     if current != device:
         raise DgpuError(

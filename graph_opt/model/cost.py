@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from math import inf
+from typing import Any
+
+from graph_opt.model.layout import dtype_named
 
 TALL = 128
 """A product with a shorter side than this is tall."""
@@ -72,16 +76,22 @@ class Machine:
         """Bytes per second that one worker receives if Dask transfers blocks."""
         return self.dask_bandwidth or self.bandwidth
 
-    @property
-    def gang_seconds(self) -> float:
-        """Cost of forming a gang, beyond its tasks: two round trips."""
-        return 2 * self.round_trip_seconds
-
     def product_rate(self, shape: tuple[int, int, int], dtype: str) -> float:
         """Return the rate of a local product of shape ``(m, k, n)``, operations per second."""
         known = dict(self.products).get(dtype)
         return self.flops if known is None else known.of(*shape)
 
+
+FIGURES = (
+    "bandwidth",
+    "latency",
+    "memory_bandwidth",
+    "dask_bandwidth",
+    "task_seconds",
+    "round_trip_seconds",
+    "step_seconds",
+)
+"""The figures of a machine that are measured, besides those of products."""
 
 # Orders of magnitude, to choose between plans: four ranks on two cores over loopback, and one
 # H200 of eight with NVLink; docs/performance.md has the measurements.
@@ -125,6 +135,39 @@ def machine_of(device: str, protocol: str, one_sided: bool = False) -> Machine:
     return replace(machine, one_sided=one_sided, dask_bandwidth=rate)
 
 
+def calibrated(machine: Machine, figures: Mapping[str, float]) -> Machine:
+    """Return a machine with measured figures instead of its defaults.
+
+    Names are those of fields, or a dtype and a shape of products: ``"float32.tall"``. Figures
+    that are not positive and finite are ignored.
+    """
+    good = {name: value for name, value in figures.items() if 0 < value < inf}
+    rates: dict[str, dict[str, float]] = {}
+    for name, value in good.items():
+        dtype, dot, shape = name.partition(".")
+        if dot:
+            rates.setdefault(dtype, {})[shape] = value
+    shapes = {field.name for field in fields(ProductRates)}
+    products = {
+        dtype: ProductRates(**found) for dtype, found in rates.items() if found.keys() == shapes
+    }
+    values: dict[str, Any] = {name: value for name, value in good.items() if name in FIGURES}
+    if products:
+        values["products"] = tuple(products.items())
+    if "float64" in products:
+        values["flops"] = products["float64"].square
+    return replace(machine, **values, measured=tuple(sorted(values)))
+
+
+def gang_seconds(machine: Machine, tasks: int, steps: int, *, cluster: bool = True) -> float:
+    """Return the cost of a gang besides the work of its steps.
+
+    Those are its ``tasks``, the host's work for each step, and on a cluster two round trips.
+    """
+    seconds = tasks * machine.task_seconds + steps * machine.step_seconds
+    return seconds + (2 * machine.round_trip_seconds if cluster else 0.0)
+
+
 def pipelined(compute: float, transfer: float, first: float, steps: int) -> float:
     """Return the seconds of a loop that overlaps each step's compute with the next transfer.
 
@@ -138,10 +181,9 @@ def pipelined(compute: float, transfer: float, first: float, steps: int) -> floa
 def dask_product_seconds(
     shape: tuple[int, int, int],
     blocks: tuple[int, int, int],
-    itemsize: int,
+    dtype: str,
     ranks: int,
     machine: Machine,
-    dtype: str = "float64",
 ) -> float:
     """Predict plain Dask's time for a product of ``shape`` ``(m, k, n)``.
 
@@ -151,14 +193,15 @@ def dask_product_seconds(
     """
     m, k, n = shape
     rows, inner, columns = blocks
+    itemsize = dtype_named(dtype).itemsize
+    block = m // max(1, rows), k // max(1, inner), n // max(1, columns)
     tasks = rows * inner * columns
-    local = m // max(1, rows), k // max(1, inner), n // max(1, columns)
     copies = min(m * k * (min(columns, ranks) - 1), k * n * (min(rows, ranks) - 1))
     partials = m * n * inner
     moved = (copies + partials * (ranks - 1) / ranks) * itemsize
     return (
         2 * tasks * machine.task_seconds
-        + 2 * m * k * n / (machine.product_rate(local, dtype) * ranks)
+        + 2 * m * k * n / (machine.product_rate(block, dtype) * ranks)
         + moved / (machine.dask_rate * ranks)
         + 2 * partials * itemsize / (machine.memory_bandwidth * ranks)
     )

@@ -127,8 +127,7 @@ class MatmulPiece(Piece):
         (m, n), k = part.output.shape, part.left.shape[1]
         (rows, inner), (_, columns) = part.left.grid, part.output.grid
         blocks = rows, inner, columns
-        size, dtype = part.output.itemsize, part.output.dtype
-        seconds = dask_product_seconds((m, k, n), blocks, size, ranks, machine, dtype)
+        seconds = dask_product_seconds((m, k, n), blocks, part.output.dtype, ranks, machine)
         return 2 * math.prod(blocks), seconds
 
 

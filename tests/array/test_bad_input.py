@@ -121,6 +121,13 @@ def table() -> Iterator[tuple[str, Callable[..., Any], str, Any]]:
     yield from (("poisson", partial(dgpu.poisson, X), "dx", bad) for bad in wrong)
     yield from (("explain", partial(dgpu.explain, X), "measured", bad) for bad in FLAGS)
     yield from (("explain", dgpu.explain, "array", bad) for bad in (None, "x", 3, np.ones(3)))
+    benefit = dgpu.cost.overlap_benefit
+    counts = (*INTEGERS, 0, -1)
+    yield from (("overlap_benefit", partial(benefit, 1, 1), "chunks", bad) for bad in counts)
+    for name, other in (("compute_s", "comm_s"), ("comm_s", "compute_s")):
+        good = {other: 1, "chunks": 1}
+        for bad in (*NUMBERS, -1.0):
+            yield ("overlap_benefit", lambda good=good, **each: benefit(**good, **each), name, bad)
     clients = (None, "tcp://127.0.0.1:1", 3, X, np.ones(3))
     yield from (("check_health", dgpu.check_health, "client", bad) for bad in clients)
     yield from (("enable", dgpu.enable, "client", bad) for bad in clients[1:])

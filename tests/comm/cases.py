@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from dask_dgpu.comm.point_to_point import PointToPointComm
 from dask_dgpu.errors import CommAbortedError, CommError
 
 DTYPES = [
@@ -345,6 +346,17 @@ def time_limit(comm, xp):
         time.sleep(1.0)
 
 
+def end_of_a_transfer(comm, xp):
+    begin = time.perf_counter()
+    x = xp.ones(1000)
+    work = comm.all_reduce(x)
+    work.wait()
+    if isinstance(comm, PointToPointComm) and xp is np:
+        assert begin <= work.ended <= time.perf_counter()
+    else:
+        assert work.ended is None
+
+
 HEALTHY = [
     identity,
     ring,
@@ -361,4 +373,5 @@ HEALTHY = [
     bad_arguments,
     all_to_all,
     several_in_flight,
+    end_of_a_transfer,
 ]

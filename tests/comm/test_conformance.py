@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 
 from dask_dgpu.comm.bootstrap import connect, serve_store
 from dask_dgpu.comm.local import run_local
+from dask_dgpu.comm.timed import TimedComm
 from tests.comm import cases
 from tests.comm.processes import RankPool
 from tests.support.profiles import examples
 from tests.support.recording import RecordingComm
 
 HOST = "127.0.0.1"
+WRAPPERS = {"local": lambda comm: comm, "recording": RecordingComm, "timed": TimedComm}
+"""Of communicators in threads."""
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +69,8 @@ def _rank_main(rank, size, kind, module, address, name, timeout, case):
         comm.close()
 
 
-def _recorded(comm, xp, case):
-    case(RecordingComm(comm), xp)
+def _wrapped(comm, xp, wrapper, case):
+    case(wrapper(comm), xp)
 
 
 @pytest.fixture(
@@ -75,6 +78,7 @@ def _recorded(comm, xp, case):
         "local-1",
         "local-4",
         "recording-3",
+        "timed-3",
         "gloo-1",
         "gloo-3",
         "ucx-1",
@@ -89,13 +93,11 @@ def _recorded(comm, xp, case):
 def launch(request):
     """Run a case on all ranks of a transport."""
     kind, size, module = f"{request.param}-numpy".split("-")[:3]
-    if kind in ("local", "recording"):
-        xp = _module(module)
+    if kind in WRAPPERS:
+        args = _module(module), WRAPPERS[kind]
 
         def launch(case, timeout=20.0):
-            args = (xp,) if kind == "local" else (xp, case)
-            fn = case if kind == "local" else _recorded
-            run_local(int(size), fn, *args, limit=timeout)
+            run_local(int(size), _wrapped, *args, case, limit=timeout)
 
     else:
         pool = request.getfixturevalue("gpu_pool" if module == "cupy" else "cpu_pool")
@@ -120,7 +122,7 @@ def test_case(launch, case):
 def test_window(launch, request):
     """Threads see each other's memory; processes only that of an RMM pool."""
     kind = request.node.callspec.params["launch"].split("-")[0]
-    launch(cases.a_window if kind in ("local", "recording") else cases.no_window)
+    launch(cases.a_window if kind in WRAPPERS else cases.no_window)
 
 
 @pytest.mark.multigpu

@@ -86,7 +86,7 @@ def test_ghost_cells_of_plain_dask_are_moved() -> None:
 def test_products_of_plain_dask_are_predicted_as_measured(
     n: int, blocks: int, measured: float
 ) -> None:
-    seconds = dask_product_seconds((n,) * 3, (blocks,) * 3, 8, 4, HOST)
+    seconds = dask_product_seconds((n,) * 3, (blocks,) * 3, "float64", 4, HOST)
     assert measured / 1.6 < seconds < 1.6 * measured
 
 

@@ -56,6 +56,23 @@ def test_summa_writes_every_figure(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_overlap_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "overlap.py", "--quick")
+    names = ("product", "redistribution", "transform and redistribution")
+    cases = [(network, name) for network in ("loopback", "1 Gbit/s") for name in names]
+    assert list(dict.fromkeys((line["network"], line["what"]) for line in lines)) == cases
+    for case in cases:
+        whole, *parted = (line for line in lines if (line["network"], line["what"]) == case)
+        assert whole["parts"] == whole["ratio"] == 1
+        assert whole["predicted_saved"] == 0
+        assert whole["predicted"] == pytest.approx(whole["median"])
+        assert min(line["parts"] for line in parted) > 1
+    for line in lines:
+        assert 0 < line["exposed"] <= line["median"]
+        assert line["hidden"] >= 0
+
+
+@pytest.mark.slow
 def test_comm_compares_the_transports(tmp_path: Path) -> None:
     arguments = ["--device", "cpu", "--ranks", "3", "--mib", "1", "--repetitions", "2"]
     lines = lines_of(tmp_path / "figures.jsonl", "comm.py", *arguments)

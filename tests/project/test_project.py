@@ -28,7 +28,7 @@ DOCUMENTS = [
     *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")),
 ]
 
-MODULES = ("errors", "fft")
+MODULES = ("cost", "errors", "fft")
 BUILTINS = ("max", "min", "sum")
 """Public too, but not in ``__all__``: a wildcard import must not shadow builtins."""
 CONSTANTS = tuple(name for name in dgpu.__all__ if name.isupper())
@@ -38,6 +38,7 @@ TRIGONOMETRIC = [
 PUBLIC = [
     *(f"dask_dgpu.{name}" for name in dgpu.__all__ if name not in (*MODULES, *CONSTANTS)),
     *(f"dask_dgpu.{name}" for name in BUILTINS),
+    *(f"dask_dgpu.cost.{name}" for name in dgpu.cost.__all__),
     *(f"dask_dgpu.fft.{name}" for name in DASKS_OWN),
     *(f"dask_dgpu.fft.{name}" for name in TRIGONOMETRIC),
 ]
@@ -145,6 +146,7 @@ def test_docstring_is_complete(name: str) -> None:
     "module",
     [
         "dask_dgpu.session.enable",
+        "dask_dgpu.cost.overlap",
         "dask_dgpu.observe.explain",
         "dask_dgpu.observe.versions",
         "dask_dgpu.array.fft",

@@ -35,3 +35,5 @@ def test_action_of_a_collective(
     with dgpu.enable(local_ranks=2, when="always", on_error="raise", regions=False):
         array.compute()
     assert [span.action for span in spans] == [action] * 2
+    assert all(span.exposed for span in spans)  # each rank has waited, or copied for others
+    assert [span.hidden for span in spans] == [0, 0]

@@ -86,7 +86,8 @@ def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> fl
     depth = plan.mesh[2]
     tallest, widest = plan.extents
     deepest, itemsize = plan.deepest, plan.itemsize
-    compute = 2 * tallest * widest * (deepest + plan.steps * machine.ramp) / machine.flops
+    rate = machine.product_rate((tallest, deepest // plan.steps, widest), plan.accumulator)
+    compute = 2 * tallest * widest * (deepest + plan.steps * machine.ramp) / rate
     if any(plan.in_place):  # each product reads and writes C
         products = max(plan.steps, len(plan.a.columns) // depth)
         touched = (tallest + widest) * deepest + 2 * products * tallest * widest

@@ -78,6 +78,8 @@ class Marks:
 class NcclWork:
     """A transfer on NCCL's stream."""
 
+    ended: float | None = None  # only the GPU knows
+
     def __init__(self, comm: NcclComm, name: str, work: Any, kept: Any) -> None:
         self._comm = comm
         self._name = name
@@ -97,6 +99,8 @@ class NcclWork:
 
 class DeferredWork:
     """A transfer with a step after it, on the caller's stream."""
+
+    ended: float | None = None  # only the GPU knows
 
     def __init__(self, work: Work, then: Callable[[], None]) -> None:
         self._work = work

@@ -54,6 +54,7 @@ class _OrderedWork:
     """A collective on the creating thread's device and stream; callers' streams wait for it."""
 
     work: Work
+    ended: float | None = None  # its copies and reductions end on the stream
 
     def __init__(self, device: int) -> None:
         import cupy

@@ -33,6 +33,7 @@ from dask_dgpu.runtime.scheduler.blocks import Staging, free_stuck, restrict
 from dask_dgpu.runtime.scheduler.endings import Endings, Losses
 from dask_dgpu.runtime.scheduler.epoch import Epochs
 from dask_dgpu.runtime.scheduler.messages import send
+from dask_dgpu.runtime.scheduler.rates import Rates, Terms
 from dask_dgpu.runtime.scheduler.records import Records
 from dask_dgpu.runtime.scheduler.run import Run
 from dask_dgpu.runtime.scheduler.watch import watch
@@ -71,6 +72,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.endings = Endings(scheduler, self.runs, self.epochs)
         self.restarted = 0.0
         self.run_ids = count()
+        self.rates = Rates(scheduler, self.epochs)
         scheduler.handlers.update(
             {"dgpu_gang": self.gang, "dgpu_where": self.where, "dgpu_warm_up": self.warm_up}
         )
@@ -128,12 +130,17 @@ class GangSchedulerPlugin(SchedulerPlugin):
         return ts is not None and getattr(ts.processing_on, "address", None) == worker
 
     async def warm_up(
-        self, device: str, transport: Transport, timeout: float, connect: bool
+        self, device: str, transport: Transport, timeout: float, connect: bool, kind: str | None
     ) -> str:
-        """Connect all workers before the first gang, if ``device`` is the one that this returns."""
+        """Connect all workers before the first gang, if ``device`` is the one that this returns.
+
+        Measure the rates of a ``kind`` of cluster, unless they are known.
+        """
         workers = tuple(self.scheduler.workers)
         if connect and workers and device == self.device:
             self.warming = asyncio.ensure_future(self.epochs.warm_up(workers, transport, timeout))
+            if kind is not None and kind not in self.rates.known:
+                self.rates.start(Terms(kind, device, transport, timeout))
         return self.device
 
     # opening a run
@@ -281,6 +288,11 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.losses = Losses(scheduler)
         self.endings.cancelled = ("", [])
         self.epochs.clear()
+        self.rates.close()
+
+    async def close(self) -> None:
+        """Stop to measure."""
+        self.rates.close()
 
 
 def _began(stimulus_id: str) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +26,16 @@ KEPT_RUNS = 64
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a gang's run: the time of the slowest rank, and the bytes of all ranks."""
+    """One step of a gang's run: the times of the slowest rank, and the bytes of all ranks.
+
+    ``hidden`` and ``exposed`` are the seconds of this rank's transfers, ``None`` on a GPU.
+    """
 
     name: str
     seconds: float
     nbytes: int
+    hidden: float | None = None
+    exposed: float | None = None
 
 
 @dataclass
@@ -42,12 +47,15 @@ class _Record:
 
     def add(self, spans: Sequence[Span]) -> None:
         self.ranks += 1
-        mine = [Step(span.name, span.stop - span.start, span.nbytes) for span in spans]
+        mine = [
+            Step(span.name, span.stop - span.start, span.nbytes, span.hidden, span.exposed)
+            for span in spans
+        ]
         if not self.steps:
             self.steps = mine
             return
         self.steps = [
-            Step(a.name, max(a.seconds, b.seconds), a.nbytes + b.nbytes)
+            replace(a if a.seconds >= b.seconds else b, nbytes=a.nbytes + b.nbytes)
             for a, b in zip(self.steps, mine, strict=True)
         ]
 

@@ -115,3 +115,9 @@ def record(spans: list[Span], span: Span) -> None:
     last.name = "all further steps"
     last.stop = span.stop
     last.nbytes += span.nbytes
+    last.hidden = _sum(last.hidden, span.hidden)
+    last.exposed = _sum(last.exposed, span.exposed)
+
+
+def _sum(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else first + second

@@ -18,6 +18,7 @@ from distributed.exceptions import Reschedule
 from distributed.protocol.serialize import to_serialize
 from distributed.utils import sync
 
+from dask_dgpu.algorithms.probe import PARTS, Figures
 from dask_dgpu.errors import CommAbortedError, CommError
 from dask_dgpu.runtime.background import ended, guard_current_frames, in_background
 from dask_dgpu.runtime.execute import execute
@@ -234,14 +235,20 @@ class GangWorkerPlugin(WorkerPlugin):
                 logger.warning("a rank could not prepare for gangs", exc_info=True)
             del call
 
-    def _join_early(self, epoch: str, rank: int, **fields: Any) -> None:
+    def _join_early(self, epoch: str, rank: int, part: str | None = None, **fields: Any) -> None:
+        """Connect, and measure a part of the rates if there is one."""
+        figures: Figures | None = None
         try:
-            self.member.join(epoch=epoch, rank=rank, **fields)
+            comm = self.member.join(epoch=epoch, rank=rank, **fields)
+            if part is not None:
+                figures = PARTS[part](comm, self.member.device)
         except CommAbortedError:
             pass  # the epoch is over
         except Exception as error:
             logger.info("rank %s could not join epoch %s: %s", rank, epoch, error)
             self._send("dgpu-broken", epoch=epoch, reason=str(error))
+        if part is not None:
+            self._send("dgpu-measured", part=part, figures=figures)
 
     def _run(self, job: Job) -> None:
         if job.given_up.is_set():

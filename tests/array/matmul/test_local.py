@@ -386,6 +386,7 @@ NOTHING: dict[str, Any] = {
     "regions": [],
     "declined": [],
     "failures": [],
+    "measured": [],
     "seconds": None,
     "dask_seconds": None,
 }
@@ -421,8 +422,8 @@ def test_explain_several_pieces() -> None:
     explanation = dgpu.explain(z)
     assert (len(explanation.rewritten), len(explanation.declined)) == (1, 1)
     lines = str(explanation).splitlines()
-    assert len(lines) == explanation._repr_html_().count("<tr>") == 4
-    assert lines[-1].startswith("in all: about ")
+    assert len(lines) == explanation._repr_html_().count("<tr>") == 5
+    assert lines[-2].startswith("in all: about ")
 
 
 def test_the_cost_model_may_decline(gangs: list[str]) -> None:

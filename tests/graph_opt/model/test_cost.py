@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graph_opt.model.cost import HOST, Machine, dask_product_seconds, pipelined
+from graph_opt.model.cost import (
+    FIGURES,
+    HOST,
+    Machine,
+    ProductRates,
+    calibrated,
+    dask_product_seconds,
+    gang_seconds,
+    pipelined,
+)
 
 times = st.floats(0, 1e3)
 
@@ -27,12 +36,39 @@ def test_what_a_pipeline_hides() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 7])
 def test_plain_dask_pays_for_its_tasks(ranks: int) -> None:
-    few = dask_product_seconds((4096,) * 3, (2, 2, 2), 8, ranks, HOST)
-    many = dask_product_seconds((4096,) * 3, (64, 64, 64), 8, ranks, HOST)
+    few = dask_product_seconds((4096,) * 3, (2, 2, 2), "float64", ranks, HOST)
+    many = dask_product_seconds((4096,) * 3, (64, 64, 64), "float64", ranks, HOST)
     assert many > few
 
 
 def test_one_rank_moves_only_partial_sums() -> None:
     no_links = Machine(flops=1e9, bandwidth=1e-3, latency=0.0, memory_bandwidth=1e9)
-    nothing_to_add = dask_product_seconds((0, 8, 0), (1, 1, 1), 8, 1, no_links)
+    nothing_to_add = dask_product_seconds((0, 8, 0), (1, 1, 1), "float64", 1, no_links)
     assert nothing_to_add < 1
+
+
+def test_only_good_figures_replace_defaults() -> None:
+    figures = {"bandwidth": 3e8, "latency": 0.0, "task_seconds": float("nan"), "unknown": 1.0}
+    machine = calibrated(HOST, figures | {"float64.square": 1e9, "memory_bandwidth": float("inf")})
+    assert machine.bandwidth == 3e8
+    assert machine.measured == ("bandwidth",)
+    assert machine.products == ()  # a dtype needs all shapes
+    assert (machine.latency, machine.flops) == (HOST.latency, HOST.flops)
+    assert calibrated(HOST, dict.fromkeys(FIGURES, 2.0)).measured == tuple(sorted(FIGURES))
+
+
+def test_rates_of_products_by_shape() -> None:
+    rates = {"float32.square": 8e9, "float32.tall": 4e9, "float32.vector": 2e9}
+    machine = calibrated(HOST, rates)
+    assert dict(machine.products) == {"float32": ProductRates(8e9, 4e9, 2e9)}
+    for shape, rate in [((128, 999, 128), 8e9), ((127, 128, 128), 4e9), ((9, 9, 1), 2e9)]:
+        assert machine.product_rate(shape, "float32") == rate
+        assert machine.product_rate(shape, "int64") == HOST.flops
+
+
+def test_a_gang_costs_tasks_steps_and_two_round_trips() -> None:
+    machine = calibrated(
+        HOST, {"task_seconds": 1.0, "step_seconds": 10.0, "round_trip_seconds": 100.0}
+    )
+    assert gang_seconds(machine, 3, 2) == 223
+    assert gang_seconds(machine, 3, 2, cluster=False) == 23

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.scheduler.records import KEPT_RUNS, Records, Step
 from dask_dgpu.runtime.worker.job import MOST_SPANS, record
@@ -51,6 +53,23 @@ def test_slowest_rank_and_all_bytes_count():
     assert event == {
         "gang": "gang-a", "run_id": 0, "ranks": 2, "steps": 2, "seconds": 5, "nbytes": 24
     }  # fmt: skip
+
+
+def test_transfers_are_those_of_the_slowest_rank():
+    records = Records(Scheduler())
+    gang = run("gang-a")
+    records.add(gang, "tcp://0", [Span("mul", "compute", 1, 3, 5, hidden=1.0, exposed=0.5)])
+    records.add(gang, "tcp://1", [Span("mul", "compute", 1, 4, 5, hidden=0.2, exposed=0.1)])
+    assert records.last("gang-a") == (Step("mul", 3, 10, hidden=0.2, exposed=0.1),)
+
+
+@pytest.mark.parametrize("each", [0.25, None])
+def test_transfers_of_further_steps_are_added(each: float | None) -> None:
+    spans: list[Span] = []
+    for _ in range(MOST_SPANS + 3):
+        record(spans, Span("mul", "compute", 0, 1, hidden=each, exposed=each))
+    wanted = None if each is None else 1.0
+    assert (spans[-1].hidden, spans[-1].exposed) == (wanted, wanted)
 
 
 def test_a_later_run_replaces_an_earlier_one():

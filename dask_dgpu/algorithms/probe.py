@@ -1,0 +1,124 @@
+"""Rates of a device and of a communicator, measured by all ranks at the same time.
+
+Ranks that share a processor, a memory or a link slow each other down here as in a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels import gemm
+from dask_dgpu.kernels.device import Device
+
+REPETITIONS = 2
+"""The best counts: whatever disturbs a measurement makes it slower."""
+
+BLOCK_BYTES = {"cpu": 16 << 20, "cuda": 128 << 20}
+"""Bytes of a factor, a copy and a message, per kind of device: larger than its caches."""
+
+SIDE = {"cpu": 256, "cuda": 4096}
+"""Side of square products."""
+
+NARROW = 16
+"""Columns of the second factor of a tall product."""
+
+MESSAGES = 10
+"""Small messages, one after the other."""
+
+Array = Any
+Figures = dict[str, float]
+
+
+def products(dtype: str, comm: Comm, device: Device) -> Figures:
+    """Return operations per second of products of a dtype: square, tall, with a vector."""
+    side = SIDE[device.kind]
+    rows = BLOCK_BYTES[device.kind] // (side * np.dtype(dtype).itemsize)
+    shapes = {"square": (side, side, side), "tall": (rows, side, NARROW), "vector": (rows, side, 1)}
+    found = {}
+    for name, (m, k, n) in shapes.items():
+        a, b, out = (_ones(device, shape, dtype) for shape in ((m, k), (k, n), (m, n)))
+        seconds = _best(comm, device, partial(gemm.accumulate, out, a, b))
+        found[f"{dtype}.{name}"] = 2 * m * k * n / seconds
+    return found
+
+
+def memory(comm: Comm, device: Device) -> Figures:
+    """Return bytes per second of a copy, read and written, and the seconds of a small step.
+
+    As most results of a program, the copy is in new memory.
+    """
+    source = _ones(device, (BLOCK_BYTES[device.kind],), "uint8")
+    small = [_ones(device, (8, 8), "float64") for _ in range(3)]
+
+    def copy() -> None:
+        source.copy()
+
+    def step() -> None:
+        gemm.accumulate(*small)
+        device.join()
+
+    return {
+        "memory_bandwidth": 2 * source.nbytes / _best(comm, device, copy),
+        "launch_seconds": _best(comm, device, step),
+    }
+
+
+def exchange(comm: Comm, device: Device) -> Figures:
+    """Return the seconds of a small exchange, and bytes per second that a rank receives."""
+    if comm.size == 1:
+        return {}
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    small = [_ones(device, (1,), "float64") for _ in range(2)]
+
+    def messages() -> None:
+        for _ in range(MESSAGES):
+            comm.exchange([(after, small[0])], [(before, small[1])]).wait()
+
+    share = BLOCK_BYTES[device.kind] // comm.size
+    whole, out = (_ones(device, (share * (comm.size - 1),), "uint8") for _ in range(2))
+    counts = [0 if rank == comm.rank else share for rank in range(comm.size)]
+
+    def blocks() -> None:
+        comm.all_to_all(out, counts, whole, counts).wait()
+
+    return {
+        "latency": _best(comm, device, messages) / MESSAGES,
+        "bandwidth": sum(counts) / _best(comm, device, blocks),
+    }
+
+
+PARTS: Mapping[str, Callable[[Comm, Device], Figures]] = {
+    "memory": memory,
+    "exchange": exchange,
+    **{dtype: partial(products, dtype) for dtype in gemm.BLAS},
+}
+"""The measurements, each short: a gang may have to wait for one."""
+
+
+def _ones(device: Device, shape: tuple[int, ...], dtype: str) -> Array:
+    """Return an array whose memory is there already: a host maps that of zeros on first use."""
+    array = device.empty(shape, dtype)
+    with device.computing():
+        array[...] = 1
+    device.join()
+    return array
+
+
+def _best(comm: Comm, device: Device, work: Callable[[], None]) -> float:
+    """Return the seconds of the quickest repetition, after one to warm up."""
+    found = []
+    for _ in range(1 + REPETITIONS):
+        comm.barrier()
+        device.synchronize()
+        begin = perf_counter()
+        with device.computing():
+            work()
+        device.synchronize()
+        found.append(perf_counter() - begin)
+    return min(found[1:])

@@ -1,0 +1,131 @@
+"""A communicator that measures which part of its transfers the host's other work hides.
+
+::
+
+    host       | start   | packs, multiplies ...   | wait    | unpacks
+    transfer             |.............................|
+                 exposed   hidden                    exposed
+"""
+
+# The protocol documents the methods.
+# ruff: noqa: D102
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from dask_dgpu.comm.protocol import Buffer, Comm, Counts, Messages, Reduction, Window, Work
+
+T = TypeVar("T")
+Clock = Callable[[], float]
+
+
+class TimedComm:
+    """One rank of another communicator, whose calls it passes on; see :class:`Comm`.
+
+    ``exposed`` are the seconds that the host spends in its calls: it starts transfers, waits for
+    them, or reads windows. ``hidden`` are the seconds in which a transfer continues while the host
+    does something else. A transfer lasts until its data has arrived, the delay of late peers
+    included.
+
+    Errors of ``hidden``: transfers in progress at the same time all count. The end of a transfer
+    is noticed by another thread, some milliseconds late if this one keeps the interpreter. If a
+    transport does not know the end (``local``), nothing counts as hidden.
+
+    On a GPU the figures mean nothing, since streams wait instead of the host.
+    """
+
+    def __init__(self, comm: Comm, clock: Clock = time.perf_counter) -> None:
+        self.rank, self.size = comm.rank, comm.size
+        self.clock = clock
+        self.hidden = self.exposed = 0.0
+        self._comm = comm
+
+    def take(self) -> tuple[float, float]:
+        """Return ``hidden`` and ``exposed``, and count from 0 again."""
+        taken = self.hidden, self.exposed
+        self.hidden = self.exposed = 0.0
+        return taken
+
+    def call(self, method: Callable[..., T], *arguments: Any) -> T:
+        """Call a method, whose time is exposed."""
+        begin = self.clock()
+        try:
+            return method(*arguments)
+        finally:
+            self.exposed += self.clock() - begin
+
+    def exchange(self, sends: Messages, recvs: Messages) -> Work:
+        return self.start(self._comm.exchange, sends, recvs)
+
+    def broadcast(self, buffer: Buffer, root: int) -> Work:
+        return self.start(self._comm.broadcast, buffer, root)
+
+    def all_gather(self, out: Buffer, part: Buffer) -> Work:
+        return self.start(self._comm.all_gather, out, part)
+
+    def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
+        return self.start(self._comm.reduce_scatter, part, whole, op)
+
+    def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
+        return self.start(self._comm.all_reduce, buffer, op)
+
+    def all_to_all(self, out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts) -> Work:
+        return self.start(self._comm.all_to_all, out, out_counts, whole, in_counts)
+
+    def barrier(self) -> None:
+        self.call(self._comm.barrier)
+
+    def window(self, buffers: Sequence[Buffer]) -> Window | None:
+        window = self.call(self._comm.window, buffers)
+        return None if window is None else _TimedWindow(self, window)
+
+    def check(self) -> None:
+        self._comm.check()
+
+    def abort(self, reason: str) -> None:
+        self._comm.abort(reason)
+
+    def close(self) -> None:
+        self._comm.close()
+
+    def start(self, method: Callable[..., Work], *arguments: Any) -> Work:
+        """Start a transfer."""
+        return _TimedWork(self, self.call(method, *arguments))
+
+
+class _TimedWork:
+    """A transfer that was started just now."""
+
+    def __init__(self, comm: TimedComm, work: Work) -> None:
+        self._comm, self._work = comm, work
+        self._started: float | None = comm.clock()
+
+    @property
+    def ended(self) -> float | None:
+        return self._work.ended
+
+    def wait(self) -> None:
+        begin = self._comm.clock()
+        self._comm.call(self._work.wait)
+        started, self._started = self._started, None  # a further wait hides nothing more
+        if started is not None and self.ended is not None:
+            self._comm.hidden += max(0.0, min(self.ended, begin) - started)
+
+    def done(self) -> bool:
+        return self._work.done()
+
+
+class _TimedWindow:
+    """A window whose reads keep the host waiting."""
+
+    def __init__(self, comm: TimedComm, window: Window) -> None:
+        self._comm, self._window = comm, window
+
+    def get(self, peer: int, which: int, part: tuple[slice, ...], target: Buffer) -> None:
+        self._comm.call(self._window.get, peer, which, part, target)
+
+    def close(self) -> Work:
+        return self._comm.start(self._window.close)

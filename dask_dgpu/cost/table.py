@@ -1,0 +1,71 @@
+"""Tables as text and as HTML."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from math import floor, log10
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+WIDTH = 100
+"""Columns of text."""
+
+PREFIXES = {-9: "n", -6: "u", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table: its title, headings and rows."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def text(self) -> str:
+        """Return the table as text."""
+        table = Table(box=SIMPLE_HEAD, title=self.title, title_justify="left", title_style="")
+        for at, heading in enumerate(self.headings):
+            table.add_column(heading, justify="right" if at else "left")
+        for row in self.rows:
+            table.add_row(*row)
+        console = Console(width=WIDTH, color_system=None)
+        with console.capture() as capture:
+            console.print(table, markup=False)
+        return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
+
+    def html(self) -> str:
+        """Return the table as HTML."""
+        lines = [("th", self.headings), *(("td", row) for row in self.rows)]
+        rows = "".join(
+            f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+            for tag, cells in lines
+        )
+        return f"<table><caption>{escape(self.title)}</caption>{rows}</table>"
+
+
+class Shown(ABC):
+    """Prints as a table, and displays as one in a notebook."""
+
+    @abstractmethod
+    def _rows(self) -> Rows:
+        """Return the table."""
+
+    def __str__(self) -> str:
+        """Return the table as text."""
+        return self._rows().text()
+
+    def _repr_html_(self) -> str:
+        return self._rows().html()
+
+
+def quantity(value: float, unit: str) -> str:
+    """Return a number with three digits, a prefix and its unit: ``"28.1 Gflop/s"``."""
+    if not value:
+        return f"0 {unit}"
+    power = min(max(PREFIXES), max(min(PREFIXES), 3 * floor(log10(abs(value)) / 3)))
+    return f"{value / 10**power:.3g} {PREFIXES[power]}{unit}"

@@ -1,0 +1,244 @@
+"""Rates of this cluster, measured once for each kind of hardware, transport and protocol.
+
+Workers measure their devices and links as ranks of an epoch, part by part, so that a gang waits
+for one part at most. Tasks of a client in this process measure Dask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import numpy as np
+from distributed import Client, Future, wait
+
+from dask_dgpu.algorithms.probe import BLOCK_BYTES, PARTS, Figures
+from dask_dgpu.runtime.scheduler.epoch import Epochs
+from dask_dgpu.runtime.scheduler.messages import send
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+    from dask_dgpu.comm.bootstrap import Transport
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 20.0
+"""Seconds to wait for the answer of a worker, or for Dask's tasks."""
+
+PAUSE = 0.05
+"""Seconds between two looks at a busy cluster."""
+
+TRIES = 3
+"""Repetitions of a part that was disturbed; the last one counts."""
+
+TASKS = 200
+"""Tasks whose cost is measured at once."""
+
+STEP_SECONDS = 3e-4
+"""Host time of a program's step besides its launches: plan, progress and report."""
+
+HOPS = 5
+"""Dependent tasks, each on another worker than the one before."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is measured: ``kind`` names hardware, transport and protocol."""
+
+    kind: str
+    device: str
+    transport: Transport
+    timeout: float
+
+
+class Rates:
+    """The measured figures of each kind of cluster, by their names in the cost model."""
+
+    def __init__(self, scheduler: Scheduler, epochs: Epochs) -> None:
+        self.scheduler = scheduler
+        self.epochs = epochs
+        self.known: dict[str, Figures] = {}
+        self._lock = asyncio.Lock()  # two measurements at once would disturb each other
+        self._measuring: dict[str, asyncio.Task[Figures]] = {}
+        self._answers: dict[str, tuple[set[str], list[Figures | None], asyncio.Future[None]]] = {}
+        scheduler.handlers.update({"dgpu_measure": self.measure, "dgpu_rates": self.keep})
+        scheduler.stream_handlers["dgpu-measured"] = self.measured
+
+    async def measure(self, again: bool, **terms: Any) -> Figures:
+        """Return the figures of a kind of cluster; measure it unless they are known.
+
+        They lack figures that could not be measured: a worker was lost, or did not answer.
+        """
+        given = Terms(**terms)
+        if again:
+            self.known.pop(given.kind, None)
+        if given.kind in self.known:
+            return self.known[given.kind]
+        return dict(await asyncio.shield(self.start(given)))
+
+    def start(self, terms: Terms) -> asyncio.Task[Figures]:
+        """Begin to measure, or return the task that does so."""
+        task = self._measuring.get(terms.kind)
+        if task is None:
+            task = self._measuring[terms.kind] = asyncio.ensure_future(self._measure(terms))
+            task.add_done_callback(lambda _: self._measuring.pop(terms.kind, None))
+        return task
+
+    def keep(self, kind: str, figures: Figures | None = None) -> Figures:
+        """Return the figures of a kind of cluster, after these were stored as its figures."""
+        if figures is not None:
+            self.known[kind] = dict(figures)
+        return self.known.get(kind, {})
+
+    def measured(self, part: str, figures: Figures | None, worker: str) -> None:
+        """Note the figures of a rank, ``None`` if it could not measure."""
+        awaited, found, done = self._answers.get(part, (set(), [], None))
+        if done is not None and worker in awaited:
+            awaited.discard(worker)
+            found.append(figures)
+            if not done.done() and (not awaited or figures is None):
+                done.set_result(None)
+
+    def close(self) -> None:
+        """Stop to measure."""
+        for task in list(self._measuring.values()):
+            task.cancel()
+
+    async def _measure(self, terms: Terms) -> Figures:
+        figures: Figures = {}
+        async with self._lock:
+            members = tuple(self.scheduler.workers)
+            try:
+                for part in PARTS:
+                    figures |= await self._undisturbed(partial(self._part, part, members, terms))
+                figures |= await self._undisturbed(partial(_dask, self.scheduler, terms.device))
+            except Exception as error:  # predictions have defaults for the rest
+                logger.info("the cluster is not measured further: %r", error)
+        launch = figures.pop("launch_seconds", None)
+        if launch is not None:
+            figures["step_seconds"] = launch + STEP_SECONDS
+        self.known[terms.kind] = figures
+        return figures
+
+    async def _undisturbed(self, measure: Callable[[], Awaitable[Figures]]) -> Figures:
+        """Measure while nothing else runs, if the cluster is idle for long enough."""
+        found: Figures = {}
+        for _ in range(TRIES):
+            while self._busy():
+                await asyncio.sleep(PAUSE)
+            found = await measure()
+            if not self._busy():
+                break
+        return found
+
+    def _busy(self) -> bool:
+        return any(ws.processing for ws in self.scheduler.workers.values())
+
+    async def _part(self, part: str, members: tuple[str, ...], terms: Terms) -> Figures:
+        """Have all members measure a part at the same time; the slowest counts.
+
+        Raises
+        ------
+        OSError
+            If a member is lost or does not answer, or there is none.
+        """
+        if not members:
+            raise OSError("there is no worker")
+        epoch = await self.epochs.get(members, terms.transport, terms.timeout)
+        answers: list[Figures | None] = []
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answers[part] = set(members), answers, done
+        for rank, member in enumerate(members):
+            message: dict[str, Any] = {
+                "op": "dgpu-warm-up",
+                "epoch": epoch.name,
+                "store": epoch.store,
+                "rank": rank,
+                "size": len(members),
+                "transport": terms.transport,
+                "timeout": terms.timeout,
+                "part": part,
+            }
+            send(self.scheduler, [member], message)
+        await asyncio.wait_for(done, PATIENCE)
+        found = [answer for answer in answers if answer is not None]
+        if len(found) < len(members):
+            raise OSError("a worker is lost")
+        return slowest(found)
+
+
+def slowest(answers: list[Figures]) -> Figures:
+    """Return each figure of the slowest rank: the longest time, or the lowest rate."""
+    return {
+        name: (max if name.endswith("seconds") or name == "latency" else min)(
+            answer[name] for answer in answers
+        )
+        for name in answers[0]
+    }
+
+
+async def _dask(scheduler: Scheduler, device: str) -> Figures:
+    """Measure Dask's tasks, round trips and transfers, by tasks of a client."""
+    client: Any = Client(
+        scheduler.address, security=scheduler.security, asynchronous=True, set_as_default=False
+    )
+    async with client:
+        workers = list(scheduler.workers)
+        return await asyncio.wait_for(_dask_figures(client, workers, device), PATIENCE)
+
+
+async def _dask_figures(client: Client, workers: list[str], device: str) -> Figures:
+    async def seconds(submit: Callable[[], Any]) -> float:
+        begin = perf_counter()
+        await wait(submit())
+        return perf_counter() - begin
+
+    def tasks(count: int) -> Any:
+        """Submit so many tasks, and one that reads them all."""
+        name = f"dgpu-measure-{uuid4().hex}"
+        graph: dict[Any, Any] = {(name, at): (_nothing, at) for at in range(count)}
+        graph[name] = (_nothing, list(graph))
+        return client.get(graph, [name], sync=False)
+
+    def on(at: int, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        worker = workers[at % len(workers)]
+        return client.submit(function, *arguments, workers=[worker], pure=False)
+
+    def chain() -> list[Future[Any]]:
+        last = on(0, _nothing, 0)
+        for at in range(HOPS):
+            last = on(at + 1, _nothing, last)
+        return [last]
+
+    few = min([await seconds(partial(tasks, len(workers))) for _ in range(2)])
+    figures = {
+        "task_seconds": (await seconds(partial(tasks, len(workers) + TASKS)) - few) / TASKS,
+        "round_trip_seconds": (await seconds(chain) - few) / HOPS,
+    }
+    if len(workers) > 1:
+        nbytes = BLOCK_BYTES[device]
+        blocks = [on(at, _block, nbytes, device) for at in range(len(workers))]
+        await wait(blocks)
+        taken = await seconds(lambda: [on(at + 1, _nothing, b) for at, b in enumerate(blocks)])
+        figures["dask_bandwidth"] = nbytes / max(taken - few, 1e-6)
+    return figures
+
+
+def _nothing(value: Any) -> None:
+    """Do nothing with a value, which Dask brings to this worker."""
+
+
+def _block(nbytes: int, device: str) -> Any:
+    """Return a block of the kind that Dask arrays have on a device."""
+    if device == "cuda":
+        import cupy
+
+        return cupy.ones(nbytes, "uint8")
+    return np.ones(nbytes, "uint8")

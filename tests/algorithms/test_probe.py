@@ -1,0 +1,47 @@
+"""Measured rates: every rank gets the figures that the cost model knows."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
+
+import pytest
+
+from dask_dgpu.algorithms import probe
+from dask_dgpu.comm.local import run_local
+from dask_dgpu.kernels.device.host import HostDevice
+from graph_opt.model.cost import FIGURES, HOST, calibrated
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(probe.BLOCK_BYTES, "cpu", 1 << 12)
+    monkeypatch.setitem(probe.SIDE, "cpu", 16)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_every_part_measures_on_every_rank(size: int) -> None:
+    def rank(comm: Any) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for part in probe.PARTS.values():
+            found |= part(comm, HostDevice())
+        return found
+
+    answers = run_local(size, rank)
+    names = {name for name in answers[0] if "." not in name}
+    alone = {"memory_bandwidth", "launch_seconds"}
+    assert names == (alone if size == 1 else alone | {"latency", "bandwidth"})
+    for answer in answers:
+        assert answer.keys() == answers[0].keys()
+        assert all(value > 0 and isfinite(value) for value in answer.values())
+
+
+def test_the_cost_model_knows_all_figures() -> None:
+    def rank(comm: Any) -> dict[str, float]:
+        return {k: v for part in probe.PARTS.values() for k, v in part(comm, HostDevice()).items()}
+
+    figures = run_local(2, rank)[0]
+    machine = calibrated(HOST, figures)
+    assert {name for name, _ in machine.products} == set(probe.gemm.BLAS)
+    assert machine.flops == figures["float64.square"]
+    assert {*machine.measured} == {*figures} & {*FIGURES} | {"products", "flops"}

@@ -1,0 +1,102 @@
+"""A cluster measures its rates once, while it is idle; a lost worker does not stop it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+
+import dask_dgpu as dgpu
+from dask_dgpu.algorithms.probe import PARTS
+from dask_dgpu.cost import ClusterConfig, CostModel
+from dask_dgpu.runtime.tasks import PLUGIN
+from graph_opt.model.cost import FIGURES
+from tests.cluster.conftest import SETTINGS, start_cluster
+
+
+@pytest.fixture
+def asked(client: Client, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The parts that workers are asked to measure."""
+    rates, parts = cluster.scheduler.plugins[PLUGIN].rates, []
+    original = rates._part
+
+    async def part(name: str, *arguments: Any) -> Any:
+        parts.append(name)
+        return await original(name, *arguments)
+
+    monkeypatch.setattr(rates, "_part", part)
+    return parts
+
+
+@pytest.mark.slow
+def test_a_cluster_is_measured_once(client: Client, on_device: Any, asked: list[str]) -> None:
+    config = ClusterConfig.detect(client)
+    machine = config.machine
+    assert {*machine.measured} == {*FIGURES, "flops", "products"}
+    assert asked == list(PARTS)
+    assert ClusterConfig.detect(client) == config
+    assert asked == list(PARTS)
+    x = on_device(np.ones((64, 64)), 32)
+    shown = dgpu.explain(x @ x)
+    assert shown.measured == machine.measured
+    assert str(shown).endswith("rates: measured on this cluster")
+    best = CostModel(config).best_matmul(512, 512, 512)
+    assert 0 < best.seconds < 100
+    np.testing.assert_array_equal((x @ x).map_blocks(np.asarray).compute(), np.full((64, 64), 64.0))
+
+
+def test_stored_figures_are_used(client: Client) -> None:
+    known = dgpu.explain(da.ones((8, 8)) @ da.ones((8, 8))).measured
+    facts = dgpu.enable(client, **SETTINGS).optimizer.facts
+    config = ClusterConfig(facts.__class__(4, facts.device, None, figures=(("latency", 1.5),)))
+    try:
+        config.use(client)
+        x = da.ones((64, 64), chunks=32)
+        shown = dgpu.explain(x @ x)
+        assert shown.measured == ("latency",)
+        ((_, predicted),) = shown.regions
+        assert predicted.seconds > 1.5
+        assert ClusterConfig.detect(client).machine.latency == 1.5
+    finally:
+        client.sync(client.scheduler.dgpu_rates, kind=facts.kind, figures={})
+    assert known != ("latency",)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_lost_while_measuring() -> None:
+    with (
+        start_cluster("cpu", n_workers=3) as cluster,
+        Client(cluster) as client,
+        dgpu.enable(client, **SETTINGS),
+    ):
+        client.run(_die_while_measuring, workers=[next(iter(client.scheduler_info()["workers"]))])
+        config = ClusterConfig.detect(client)
+        assert "dask_bandwidth" not in config.machine.measured
+        client.wait_for_workers(3, timeout=60)
+        x = da.ones((60, 60), chunks=20)
+        np.testing.assert_array_equal((x @ x).compute(), np.full((60, 60), 60.0))
+        again = ClusterConfig.detect(client, again=True)
+        assert {*FIGURES} < {*again.machine.measured}
+
+
+@pytest.mark.slow
+def test_one_worker_has_no_messages_to_measure() -> None:
+    with (
+        start_cluster("cpu", n_workers=1) as cluster,
+        Client(cluster) as client,
+        dgpu.enable(client, **SETTINGS),
+    ):
+        measured = {*ClusterConfig.detect(client).machine.measured}
+        assert measured >= {"flops", "memory_bandwidth", "products", "step_seconds", "task_seconds"}
+        assert not measured & {"bandwidth", "dask_bandwidth", "latency"}
+
+
+def _die_while_measuring() -> None:
+    import os
+
+    from dask_dgpu.algorithms import probe
+
+    probe.PARTS["float32"] = lambda comm, device: os._exit(1)

@@ -1,0 +1,44 @@
+"""Hidden and exposed times of transfers, from the ranks to the explanation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import dask_dgpu as dgpu
+from tests.cluster.observe import host
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+A = np.random.default_rng(17).random((48, 48))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda x: x @ x, id="product"),
+        pytest.param(dgpu.fft.fft2, id="fft2"),
+        pytest.param(lambda x: dgpu.stencil(x, dgpu.LAPLACIAN_5PT, iterations=9), id="stencil"),
+        pytest.param(lambda x: x.rechunk((48, 8)), id="rechunk"),
+    ],
+)
+def test_each_step_has_both_times(
+    client: Any, device: str, on_device: Any, function: Callable[[da.Array], da.Array]
+) -> None:
+    y = function(on_device(A, (12, 48)))
+    host(client.compute(y).result(timeout=100))
+    found = dgpu.explain(y, measured=True)
+    (region,) = found.to_dict()["regions"]
+    assert len(region["hidden"]) == len(region["exposed"]) == len(region["measured"]) > 0
+    if device == "cuda":
+        assert set(region["hidden"] + region["exposed"]) == {None}
+        assert "transfers: not measured on GPUs" in str(found)
+        return
+    assert min(region["hidden"]) >= 0
+    assert min(region["exposed"]) >= 0 < max(region["exposed"])  # a rechunk may move nothing
+    assert " s hidden, " in str(found)
+    assert " s exposed" in found._repr_html_()
