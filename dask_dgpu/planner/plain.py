@@ -173,8 +173,8 @@ def plain_graph(
             aliases = {key for key in made if _is_alias(layer, key)}
             stages.append(Stage(name, culled.reads[name], made, work, aliases=aliases))
     tasks, seconds = _seconds(stages, arrays, set(wanted), workers, facts)
-    submission = facts.machine.round_trip_seconds if facts.workers else 0.0
-    return Plain(tasks, seconds + submission)
+    ends = 2 * facts.machine.round_trip_seconds if facts.workers else 0.0  # submit and report
+    return Plain(tasks, seconds + ends)
 
 
 def plain_region(region: Region, arrays: ArrayGraph, workers: int, facts: ClusterFacts) -> Plain:

@@ -26,20 +26,20 @@ PASSES: Mapping[str, float] = {
     **dict.fromkeys(("transpose", "reshape", "squeeze", "expand_dims", "broadcast_to"), 0.0),
     **dict.fromkeys(("real", "imag", "_broadcast_trick_inner"), 0.0),
     # several operations in one function
-    "moment_chunk": 6.0,
+    "moment_chunk": 12.0,
     # more work for an element than a copy
-    **dict.fromkeys(("exp", "log", "sin", "cos", "tanh"), 1.5),
-    "where": 2.0,
-    **dict.fromkeys(("fft", "ifft", "rfft", "irfft", "fftn", "ifftn"), 2.5),
-    "cumsum": 6.0,
-    "_block_hist": 8.0,
-    **dict.fromkeys(("power", "pow"), 20.0),
-    **dict.fromkeys(("qr", "_wrapped_qr"), 100.0),
+    **dict.fromkeys(("exp", "log", "sin", "cos", "tanh"), 3.0),
+    "where": 4.0,
+    **dict.fromkeys(("fft", "ifft", "rfft", "irfft", "fftn", "ifftn"), 12.0),
+    "cumsum": 18.0,
+    "_block_hist": 30.0,
+    **dict.fromkeys(("power", "pow"), 90.0),
+    **dict.fromkeys(("qr", "_wrapped_qr"), 350.0),
 }
-"""Seconds of a function over those of a copy of the bytes that it reads and writes.
+"""Seconds of a function over those of a copy of the bytes that it reads and writes."""
 
-Other functions count 1.
-"""
+USUAL = 2.0
+"""The factor of other functions: a copy reuses memory, while their results are new memory."""
 
 PRODUCTS = (_matmul, _tensordot, chunk_einsum)
 
@@ -114,7 +114,9 @@ def _blockwise(graph: ArrayGraph, name: str, layer: Blockwise) -> Work:
         return Work(copied, shape, times, node.dtype)
     literals = [value for value, index in layer.indices if index is None]
     square = len(literals) == 1 and bool(np.all(literals[0] == 2))
-    return Work(copied if square else _passes(function, getattr(task, "kwargs", {})) * copied)
+    return Work(
+        USUAL * copied if square else _passes(function, getattr(task, "kwargs", {})) * copied
+    )
 
 
 def _product(
@@ -155,7 +157,7 @@ def _passes(function: Any, options: Mapping[str, Any]) -> float:
     wrapped = options.get("enforce_dtype_function")
     if wrapped is not None:
         return _passes(getattr(wrapped, "value", wrapped), {})
-    return PASSES.get(getattr(function, "__name__", ""), 1.0)
+    return PASSES.get(getattr(function, "__name__", ""), USUAL)
 
 
 def array(graph: ArrayGraph, name: str) -> ArrayNode | None:
