@@ -86,6 +86,7 @@ def test_unknown_transport(store):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["dask_dgpu.comm", "dask_dgpu.comm.bootstrap"])
 def test_import_without_torch(module):
     program = f"import sys, {module}; print({{'torch', 'cupy'}} & set(sys.modules))"
@@ -116,6 +117,7 @@ there.wait()
 """
 
 
+@pytest.mark.slow
 def test_interpreter_exits_while_a_rank_waits(store):
     """No thread is stopped within gloo, which would end the process by std::terminate."""
     command = [sys.executable, "-c", WAITS_AT_EXIT]

@@ -54,6 +54,7 @@ def test_import_is_light() -> None:
     assert (result.stdout, result.stderr) == ("set()\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_scheduler_needs_neither_torch_nor_cupy(tmp_path: Path) -> None:
     file = str(tmp_path / "scheduler.json")

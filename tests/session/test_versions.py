@@ -177,6 +177,7 @@ def test_settings_that_are_not_allowed_are_shown_with_the_error() -> None:
     assert "unknown setting under dgpu.gang: 'time'" in found["error"]
 
 
+@pytest.mark.slow
 def test_settings_of_the_environment_are_shown() -> None:
     environment = os.environ | {"DASK_DGPU__WHEN": "always"}
     command = [sys.executable, "-m", "dask_dgpu"]

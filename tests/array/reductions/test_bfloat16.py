@@ -301,6 +301,7 @@ def test_other_collectives_are_left_to_dask() -> None:
             da.fft.fft(x)
 
 
+@pytest.mark.slow
 def test_a_process_that_has_seen_no_such_array() -> None:
     """The dtype has a name there only once its package is imported."""
     script = """

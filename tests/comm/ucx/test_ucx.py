@@ -123,6 +123,7 @@ time.sleep(rank * 0.5)
 """
 
 
+@pytest.mark.slow
 def test_interpreter_exits_without_close(store):
     command = [sys.executable, "-c", NEVER_CLOSED]
     processes = [
@@ -148,6 +149,7 @@ except CommError as error:
 """
 
 
+@pytest.mark.slow
 def test_without_ucxx():
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_UCXX], capture_output=True, text=True, check=True

@@ -104,12 +104,14 @@ import dask_dgpu
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [RENAMED, ALL_RENAMED], ids=["two", "all"])
 def test_import_works_without_internals(script: str) -> None:
     result = run(script)
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_enable_names_the_missing_internals_in_one_sentence() -> None:
     result = run(RENAMED + "dask_dgpu.enable()")
     assert result.returncode != 0
