@@ -280,13 +280,15 @@ def main() -> None:
     with cluster_of(given) as client:
         workers = len(client.scheduler_info(n_workers=-1)["workers"])
         suite = Suite(client, given, Sizes(workers, n, m))
+        dgpu.enable(client)
+        rates = dgpu.cost.ClusterConfig.detect(client)
         if given.check:
             raise SystemExit(checked(suite, names))
         report = Report(given.out or RESULTS / f"suite-{given.device}.jsonl", workers)
         every = list(figures(suite, report, names))
         if every:
             totals = summary(every)
-            report.add("all programs", **totals)
+            report.add("all programs", **totals, rates=dict(rates.facts.figures))
             show(every, totals)
 
 

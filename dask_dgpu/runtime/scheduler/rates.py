@@ -35,8 +35,14 @@ PATIENCE = 20.0
 PAUSE = 0.05
 """Seconds between two looks at a busy cluster."""
 
+QUIET_LOOKS = 6
+"""Looks in a row at an idle cluster before it counts as idle: a script pauses between lines."""
+
 TRIES = 3
-"""Repetitions of a part that was disturbed; the last one counts."""
+"""Repetitions of a part that was disturbed; the best figures count."""
+
+REPETITIONS = 3
+"""Repetitions of Dask's tasks; the quickest counts."""
 
 TASKS = 200
 """Tasks whose cost is measured at once."""
@@ -114,6 +120,7 @@ class Rates:
     async def _measure(self, terms: Terms) -> Figures:
         figures: Figures = {}
         async with self._lock:
+            await self._idle()
             members = tuple(self.scheduler.workers)
             try:
                 for part in PARTS:
@@ -128,15 +135,25 @@ class Rates:
         return figures
 
     async def _undisturbed(self, measure: Callable[[], Awaitable[Figures]]) -> Figures:
-        """Measure while nothing else runs, if the cluster is idle for long enough."""
-        found: Figures = {}
+        """Measure while nothing else runs, if the cluster is idle for long enough.
+
+        Whatever disturbs a measurement makes it slower, so the best of several tries counts.
+        """
+        found = []
         for _ in range(TRIES):
-            while self._busy():
-                await asyncio.sleep(PAUSE)
-            found = await measure()
+            if self._busy():
+                await self._idle()
+            found.append(await measure())
             if not self._busy():
                 break
-        return found
+        return _each(found, best=True)
+
+    async def _idle(self) -> None:
+        """Return when no task has run for some time."""
+        looks = 0
+        while looks < QUIET_LOOKS:
+            looks = 0 if self._busy() else looks + 1
+            await asyncio.sleep(PAUSE)
 
     def _busy(self) -> bool:
         return any(ws.processing for ws in self.scheduler.workers.values())
@@ -171,17 +188,16 @@ class Rates:
         found = [answer for answer in answers if answer is not None]
         if len(found) < len(members):
             raise OSError("a worker is lost")
-        return slowest(found)
+        return _each(found, best=False)
 
 
-def slowest(answers: list[Figures]) -> Figures:
-    """Return each figure of the slowest rank: the longest time, or the lowest rate."""
-    return {
-        name: (max if name.endswith("seconds") or name == "latency" else min)(
-            answer[name] for answer in answers
-        )
-        for name in answers[0]
-    }
+def _each(answers: list[Figures], *, best: bool) -> Figures:
+    """Return the best of each figure, or the worst: a short time and a high rate are good."""
+    found = {}
+    for name in answers[0]:
+        is_time = name.endswith("seconds") or name == "latency"
+        found[name] = (min if is_time == best else max)(answer[name] for answer in answers)
+    return found
 
 
 async def _dask(scheduler: Scheduler, device: str) -> Figures:
@@ -196,9 +212,12 @@ async def _dask(scheduler: Scheduler, device: str) -> Figures:
 
 async def _dask_figures(client: Client, workers: list[str], device: str) -> Figures:
     async def seconds(submit: Callable[[], Any]) -> float:
-        begin = perf_counter()
-        await wait(submit())
-        return perf_counter() - begin
+        found = []
+        for _ in range(REPETITIONS):
+            begin = perf_counter()
+            await wait(submit())
+            found.append(perf_counter() - begin)
+        return min(found)
 
     def tasks(count: int) -> Any:
         """Submit so many tasks, and one that reads them all."""
@@ -217,17 +236,21 @@ async def _dask_figures(client: Client, workers: list[str], device: str) -> Figu
             last = on(at + 1, _nothing, last)
         return [last]
 
-    few = min([await seconds(partial(tasks, len(workers))) for _ in range(2)])
+    few = await seconds(partial(tasks, len(workers)))
     figures = {
         "task_seconds": (await seconds(partial(tasks, len(workers) + TASKS)) - few) / TASKS,
         "round_trip_seconds": (await seconds(chain) - few) / HOPS,
     }
     if len(workers) > 1:
         nbytes = BLOCK_BYTES[device]
-        blocks = [on(at, _block, nbytes, device) for at in range(len(workers))]
-        await wait(blocks)
-        taken = await seconds(lambda: [on(at + 1, _nothing, b) for at, b in enumerate(blocks)])
-        figures["dask_bandwidth"] = nbytes / max(taken - few, 1e-6)
+        times = []
+        for _ in range(REPETITIONS):  # with new blocks: workers keep those that they received
+            blocks = [on(at, _block, nbytes, device) for at in range(len(workers))]
+            await wait(blocks)
+            begin = perf_counter()
+            await wait([on(at + 1, _nothing, block) for at, block in enumerate(blocks)])
+            times.append(perf_counter() - begin)
+        figures["dask_bandwidth"] = nbytes / max(min(times) - few, 1e-6)
     return figures
 
 
