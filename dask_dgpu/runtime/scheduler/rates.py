@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -21,6 +22,7 @@ from distributed import Client, Future, wait
 from dask_dgpu.algorithms.probe import BLOCK_BYTES, PARTS, Figures
 from dask_dgpu.runtime.scheduler.epoch import Epochs
 from dask_dgpu.runtime.scheduler.messages import send
+from dask_dgpu.runtime.worker.quiet import MEASUREMENT
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -31,6 +33,12 @@ logger = logging.getLogger(__name__)
 
 PATIENCE = 20.0
 """Seconds to wait for the answer of a worker, or for Dask's tasks."""
+
+BACKGROUND_SECONDS = 10.0
+"""Seconds after which a measurement that nobody waits for is given up.
+
+Tasks that run while a cluster closes make Dask warn, and a busy cluster becomes idle to close.
+"""
 
 PAUSE = 0.05
 """Seconds between two looks at a busy cluster."""
@@ -72,8 +80,9 @@ class Rates:
         self.epochs = epochs
         self.known: dict[str, Figures] = {}
         self._lock = asyncio.Lock()  # two measurements at once would disturb each other
-        self._measuring: dict[str, asyncio.Task[Figures]] = {}
-        self._answers: dict[str, tuple[set[str], list[Figures | None], asyncio.Future[None]]] = {}
+        self._background: asyncio.Task[None] | None = None
+        self._answers: dict[int, tuple[set[str], list[Figures | None], asyncio.Future[None]]] = {}
+        self._tickets = count()
         scheduler.handlers.update({"dgpu_measure": self.measure, "dgpu_rates": self.keep})
         scheduler.stream_handlers["dgpu-measured"] = self.measured
 
@@ -85,17 +94,22 @@ class Rates:
         given = Terms(**terms)
         if again:
             self.known.pop(given.kind, None)
-        if given.kind in self.known:
+        async with self._lock:
+            if given.kind not in self.known:
+                self.known[given.kind] = await self._measure(given)
             return self.known[given.kind]
-        return dict(await asyncio.shield(self.start(given)))
 
-    def start(self, terms: Terms) -> asyncio.Task[Figures]:
-        """Begin to measure, or return the task that does so."""
-        task = self._measuring.get(terms.kind)
-        if task is None:
-            task = self._measuring[terms.kind] = asyncio.ensure_future(self._measure(terms))
-            task.add_done_callback(lambda _: self._measuring.pop(terms.kind, None))
-        return task
+    def start(self, terms: Terms) -> None:
+        """Measure in the background, if the cluster is idle soon."""
+
+        async def measure() -> None:
+            try:
+                await asyncio.wait_for(self.measure(False, **asdict(terms)), BACKGROUND_SECONDS)
+            except TimeoutError:
+                logger.info("the cluster is not measured: it is busy")
+
+        if self._background is None or self._background.done():
+            self._background = asyncio.ensure_future(measure())
 
     def keep(self, kind: str, figures: Figures | None = None) -> Figures:
         """Return the figures of a kind of cluster, after these were stored as its figures."""
@@ -103,9 +117,9 @@ class Rates:
             self.known[kind] = dict(figures)
         return self.known.get(kind, {})
 
-    def measured(self, part: str, figures: Figures | None, worker: str) -> None:
+    def measured(self, ticket: int, figures: Figures | None, worker: str) -> None:
         """Note the figures of a rank, ``None`` if it could not measure."""
-        awaited, found, done = self._answers.get(part, (set(), [], None))
+        awaited, found, done = self._answers.get(ticket, (set(), [], None))
         if done is not None and worker in awaited:
             awaited.discard(worker)
             found.append(figures)
@@ -114,24 +128,22 @@ class Rates:
 
     def close(self) -> None:
         """Stop to measure."""
-        for task in list(self._measuring.values()):
-            task.cancel()
+        if self._background is not None:
+            self._background.cancel()
 
     async def _measure(self, terms: Terms) -> Figures:
         figures: Figures = {}
-        async with self._lock:
-            await self._idle()
-            members = tuple(self.scheduler.workers)
-            try:
-                for part in PARTS:
-                    figures |= await self._undisturbed(partial(self._part, part, members, terms))
-                figures |= await self._undisturbed(partial(_dask, self.scheduler, terms.device))
-            except Exception as error:  # predictions have defaults for the rest
-                logger.info("the cluster is not measured further: %r", error)
+        await self._idle()
+        members = tuple(self.scheduler.workers)
+        try:
+            for part in PARTS:
+                figures |= await self._undisturbed(partial(self._part, part, members, terms))
+            figures |= await self._undisturbed(partial(_dask, self.scheduler, terms.device))
+        except Exception as error:  # predictions have defaults for the rest
+            logger.info("the cluster is not measured further: %r", error)
         launch = figures.pop("launch_seconds", None)
         if launch is not None:
             figures["step_seconds"] = launch + STEP_SECONDS
-        self.known[terms.kind] = figures
         return figures
 
     async def _undisturbed(self, measure: Callable[[], Awaitable[Figures]]) -> Figures:
@@ -171,7 +183,8 @@ class Rates:
         epoch = await self.epochs.get(members, terms.transport, terms.timeout)
         answers: list[Figures | None] = []
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._answers[part] = set(members), answers, done
+        ticket = next(self._tickets)
+        self._answers[ticket] = set(members), answers, done
         for rank, member in enumerate(members):
             message: dict[str, Any] = {
                 "op": "dgpu-warm-up",
@@ -182,9 +195,13 @@ class Rates:
                 "transport": terms.transport,
                 "timeout": terms.timeout,
                 "part": part,
+                "ticket": ticket,
             }
             send(self.scheduler, [member], message)
-        await asyncio.wait_for(done, PATIENCE)
+        try:
+            await asyncio.wait_for(done, PATIENCE)
+        finally:
+            del self._answers[ticket]
         found = [answer for answer in answers if answer is not None]
         if len(found) < len(members):
             raise OSError("a worker is lost")
@@ -221,14 +238,15 @@ async def _dask_figures(client: Client, workers: list[str], device: str) -> Figu
 
     def tasks(count: int) -> Any:
         """Submit so many tasks, and one that reads them all."""
-        name = f"dgpu-measure-{uuid4().hex}"
+        name = f"{MEASUREMENT}-{uuid4().hex}"
         graph: dict[Any, Any] = {(name, at): (_nothing, at) for at in range(count)}
         graph[name] = (_nothing, list(graph))
         return client.get(graph, [name], sync=False)
 
     def on(at: int, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         worker = workers[at % len(workers)]
-        return client.submit(function, *arguments, workers=[worker], pure=False)
+        key = f"{MEASUREMENT}-{uuid4().hex}"
+        return client.submit(function, *arguments, workers=[worker], key=key)
 
     def chain() -> list[Future[Any]]:
         last = on(0, _nothing, 0)

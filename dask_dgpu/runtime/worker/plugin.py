@@ -28,6 +28,7 @@ from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.job import Job
 from dask_dgpu.runtime.worker.member import Member
+from dask_dgpu.runtime.worker.quiet import ignore_measurements
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
@@ -66,6 +67,7 @@ class GangWorkerPlugin(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Start the program thread and listen to the scheduler."""
         guard_current_frames()
+        ignore_measurements()
         self.worker = worker
         self.last_seconds = 0.0
         self.staged: dict[Key, Array] = {}
@@ -235,7 +237,9 @@ class GangWorkerPlugin(WorkerPlugin):
                 logger.warning("a rank could not prepare for gangs", exc_info=True)
             del call
 
-    def _join_early(self, epoch: str, rank: int, part: str | None = None, **fields: Any) -> None:
+    def _join_early(
+        self, epoch: str, rank: int, part: str | None = None, ticket: int = 0, **fields: Any
+    ) -> None:
         """Connect, and measure a part of the rates if there is one."""
         figures: Figures | None = None
         try:
@@ -248,7 +252,7 @@ class GangWorkerPlugin(WorkerPlugin):
             logger.info("rank %s could not join epoch %s: %s", rank, epoch, error)
             self._send("dgpu-broken", epoch=epoch, reason=str(error))
         if part is not None:
-            self._send("dgpu-measured", part=part, figures=figures)
+            self._send("dgpu-measured", ticket=ticket, figures=figures)
 
     def _run(self, job: Job) -> None:
         if job.given_up.is_set():
