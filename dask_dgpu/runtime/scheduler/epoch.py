@@ -87,12 +87,23 @@ class Epochs:
         return Epoch(name, (host, port))
 
     async def warm_up(self, members: tuple[str, ...], transport: Transport, timeout: float) -> None:
-        """Make the members of an epoch connect now."""
+        """Make the members of an epoch connect now, if they can."""
         try:
-            epoch = await self.get(members, transport, timeout)
+            await self.connect(members, transport, timeout)
         except Exception as error:  # a member is lost, or the cluster closes
             logger.info("workers do not connect before their first gang: %s", error)
-            return
+
+    async def connect(
+        self, members: tuple[str, ...], transport: Transport, timeout: float, **more: Any
+    ) -> None:
+        """Make the members of an epoch connect now; the message to each has ``more`` fields.
+
+        Raises
+        ------
+        OSError
+            If a member is lost.
+        """
+        epoch = await self.get(members, transport, timeout)
         for rank, member in enumerate(members):
             message: dict[str, Any] = {
                 "op": "dgpu-warm-up",
@@ -102,6 +113,7 @@ class Epochs:
                 "size": len(members),
                 "transport": transport,
                 "timeout": timeout,
+                **more,
             }
             send(self.scheduler, [member], message)
 

@@ -21,7 +21,6 @@ from distributed import Client, Future, wait
 
 from dask_dgpu.algorithms.probe import BLOCK_BYTES, PARTS, Figures
 from dask_dgpu.runtime.scheduler.epoch import Epochs
-from dask_dgpu.runtime.scheduler.messages import send
 from dask_dgpu.runtime.worker.quiet import MEASUREMENT
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ PATIENCE = 20.0
 """Seconds to wait for the answer of a worker, or for Dask's tasks."""
 
 BACKGROUND_SECONDS = 10.0
-"""Seconds after which a measurement that nobody waits for is given up.
+"""Seconds after which a measurement in the background is given up.
 
 Tasks that run while a cluster closes make Dask warn, and a busy cluster becomes idle to close.
 """
@@ -180,25 +179,13 @@ class Rates:
         """
         if not members:
             raise OSError("there is no worker")
-        epoch = await self.epochs.get(members, terms.transport, terms.timeout)
         answers: list[Figures | None] = []
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ticket = next(self._tickets)
         self._answers[ticket] = set(members), answers, done
-        for rank, member in enumerate(members):
-            message: dict[str, Any] = {
-                "op": "dgpu-warm-up",
-                "epoch": epoch.name,
-                "store": epoch.store,
-                "rank": rank,
-                "size": len(members),
-                "transport": terms.transport,
-                "timeout": terms.timeout,
-                "part": part,
-                "ticket": ticket,
-            }
-            send(self.scheduler, [member], message)
+        epoch = members, terms.transport, terms.timeout
         try:
+            await self.epochs.connect(*epoch, part=part, ticket=ticket)
             await asyncio.wait_for(done, PATIENCE)
         finally:
             del self._answers[ticket]

@@ -1,4 +1,4 @@
-"""No warnings of Dask about tasks that nobody waits for."""
+"""Drop warnings of Dask about tasks that measure a cluster."""
 
 from __future__ import annotations
 
