@@ -90,8 +90,9 @@ def test_function_has_a_page_with_each_parameter_once(name: str, site: Path) -> 
     text = (site / "api" / "generated" / f"{name}.html").read_text()
     assert f'id="{name}"' in text
     own = text[text.index(f'id="{name}"') :]
-    fields = Counter(re.findall(r'<dt class="field-\w+">(\w+)', own))
-    assert {field for field, times in fields.items() if times > 1} == set()
+    for part in own.split('<dt class="sig '):  # the methods of a class have fields of their own
+        fields = Counter(re.findall(r'<dt class="field-\w+">(\w+)', part))
+        assert {field for field, times in fields.items() if times > 1} == set()
 
 
 @pytest.mark.browser
