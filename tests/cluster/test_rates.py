@@ -7,7 +7,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, default_client
 
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.probe import PARTS
@@ -80,6 +80,20 @@ def test_a_worker_that_is_lost_while_measuring() -> None:
         np.testing.assert_array_equal((x @ x).compute(), np.full((60, 60), 60.0))
         again = ClusterConfig.detect(client, again=True)
         assert {*FIGURES} < {*again.machine.measured}
+
+
+@pytest.mark.slow
+def test_another_cluster_has_the_default_client() -> None:
+    with (
+        start_cluster("cpu", n_workers=2) as cluster,
+        Client(cluster) as client,
+        dgpu.enable(client, **SETTINGS),
+        start_cluster("cpu", n_workers=1) as other,
+        Client(other) as default,
+    ):
+        assert default_client() is default
+        measured = {*ClusterConfig.detect(client).machine.measured}
+        assert measured >= {"dask_bandwidth", "round_trip_seconds", "task_seconds"}
 
 
 @pytest.mark.slow

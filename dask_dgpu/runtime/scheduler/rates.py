@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import numpy as np
-from distributed import Client, Future, wait
+from distributed import Client, Future
 
 from dask_dgpu.algorithms.probe import BLOCK_BYTES, PARTS, Figures
 from dask_dgpu.runtime.scheduler.epoch import Epochs
@@ -215,11 +215,15 @@ async def _dask(scheduler: Scheduler, device: str) -> Figures:
 
 
 async def _dask_figures(client: Client, workers: list[str], device: str) -> Figures:
+    async def done(futures: list[Future[Any]]) -> None:
+        # distributed.wait would ask the user's client, and block this event loop for its answer
+        await asyncio.gather(*(future.exception() for future in futures))
+
     async def seconds(submit: Callable[[], Any]) -> float:
         found = []
         for _ in range(REPETITIONS):
             begin = perf_counter()
-            await wait(submit())
+            await done(submit())
             found.append(perf_counter() - begin)
         return min(found)
 
@@ -251,9 +255,9 @@ async def _dask_figures(client: Client, workers: list[str], device: str) -> Figu
         times = []
         for _ in range(REPETITIONS):  # with new blocks: workers keep those that they received
             blocks = [on(at, _block, nbytes, device) for at in range(len(workers))]
-            await wait(blocks)
+            await done(blocks)
             begin = perf_counter()
-            await wait([on(at + 1, _nothing, block) for at, block in enumerate(blocks)])
+            await done([on(at + 1, _nothing, block) for at, block in enumerate(blocks)])
             times.append(perf_counter() - begin)
         figures["dask_bandwidth"] = nbytes / max(min(times) - few, 1e-6)
     return figures
