@@ -102,6 +102,16 @@ class Placed:
         return Placed(self.layout.transposed(axes), self.dtype, self.spent)
 
 
+@dataclass(frozen=True)
+class Shipment:
+    """A whole block that one rank sends to another."""
+
+    value: int
+    index: Index
+    source: int
+    target: int
+
+
 def place(source: Layout, result: Value, size: int) -> Layout:
     """Give every rank about its share of a result, most of it from its own blocks.
 
