@@ -3,7 +3,7 @@
 All other modules read the table :data:`OPERATIONS`.
 """
 
-from dask_dgpu.operations import fft, jacobi, matmul, overlap, rechunk, stencil
+from dask_dgpu.operations import contract, fft, jacobi, matmul, overlap, rechunk, stencil
 from dask_dgpu.operations import sum as sum_
 from dask_dgpu.operations.operation import Cost, Operation
 from graph_opt.dask_graph.layers import DEFERRED
@@ -11,6 +11,7 @@ from graph_opt.dask_graph.parse import Rule
 
 OPERATIONS: dict[str, Operation] = {
     "matmul": matmul.MATMUL,
+    "contract": contract.CONTRACT,
     "rechunk": rechunk.RECHUNK,
     "fft": fft.FFT,
     "overlap": overlap.OVERLAP,
