@@ -11,6 +11,7 @@ Examples
 from dask_dgpu import cost, errors
 from dask_dgpu.array import fft
 from dask_dgpu.array.jacobi import JacobiInfo, jacobi
+from dask_dgpu.array.matmul import matmul
 from dask_dgpu.array.poisson import poisson
 from dask_dgpu.array.reductions import dot, mean, norm, std, var
 from dask_dgpu.array.reductions import max as max
@@ -43,6 +44,7 @@ __all__ = [
     "explain",
     "fft",
     "jacobi",
+    "matmul",
     "mean",
     "norm",
     "poisson",

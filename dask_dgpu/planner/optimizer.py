@@ -189,7 +189,7 @@ class GraphOptimizer:
         room = self.room(region, held)
         program = self.program(region, room)
         prediction = predict(region, program, self.facts, arrays)
-        reason = self._refusal(prediction, room)
+        reason = self._refusal(prediction, room, region.forced)
         if reason is None:
             yield region, prediction, program
         elif len(region.members) == 1:
@@ -221,14 +221,15 @@ class GraphOptimizer:
             return "most of the blocks that it makes are not wanted"
         return None
 
-    def _refusal(self, prediction: Prediction, room: float | None) -> str | None:
+    def _refusal(self, prediction: Prediction, room: float | None, forced: bool) -> str | None:
         """Return the reason against a gang by its cost, if there is one."""
         if room is not None and not _fits(prediction, room):
             return (
                 f"it needs {format_bytes(prediction.peak_bytes)} on a rank "
                 f"and {format_bytes(int(room))} may be used"
             )
-        if self.settings.when == "cheaper" and prediction.seconds >= prediction.dask_seconds:
+        slower = prediction.seconds >= prediction.dask_seconds
+        if self.settings.when == "cheaper" and slower and not forced:
             return (
                 f"plain Dask is predicted to be quicker ({prediction.dask_seconds:.3g} s "
                 f"against {prediction.seconds:.3g} s)"

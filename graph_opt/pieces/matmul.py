@@ -43,13 +43,14 @@ class MatmulPiece(Piece):
     """A matrix product ``output = left @ right``.
 
     ``rows`` and ``columns`` are the computed block rows and columns of the output, ``None``
-    for all.
+    for all. ``options`` are those of the algorithm, ``None`` for its defaults.
     """
 
     left: ArrayNode
     right: ArrayNode
     rows: tuple[int, ...] | None = None
     columns: tuple[int, ...] | None = None
+    options: Any = None
 
     operation = "matmul"
 
@@ -62,8 +63,13 @@ class MatmulPiece(Piece):
         """Name in messages: the first layer, whose name has the operation."""
         return label(self.layers[0])
 
+    @property
+    def task(self) -> tuple[tuple[int, ...], tuple[int, ...], Any]:
+        """The computed block rows and block columns, and the options."""
+        return *self.lines, self.options
+
     @cached_property
-    def task(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def lines(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The computed block rows and block columns."""
         rows, columns = map(range, self.output.grid)
         return (
@@ -74,8 +80,8 @@ class MatmulPiece(Piece):
     @cached_property
     def part(self) -> MatmulPiece:
         """The computed part, as a whole product of smaller matrices."""
-        rows = tuple(self.output.chunks[0][i] for i in self.task[0])
-        columns = tuple(self.output.chunks[1][j] for j in self.task[1])
+        rows = tuple(self.output.chunks[0][i] for i in self.lines[0])
+        columns = tuple(self.output.chunks[1][j] for j in self.lines[1])
         return MatmulPiece(
             output=replace(self.output, chunks=(rows, columns)),
             left=replace(self.left, chunks=(rows, self.left.chunks[1])),
@@ -95,12 +101,12 @@ class MatmulPiece(Piece):
     @cached_property
     def computed(self) -> tuple[Index, ...]:
         """The blocks at the crossings of block rows and columns."""
-        return tuple(cartesian(*self.task))
+        return tuple(cartesian(*self.lines))
 
     @cached_property
     def staged(self) -> tuple[tuple[Index, ...], ...]:
         """Whole block rows of the left and block columns of the right operand."""
-        rows, columns = self.task
+        rows, columns = self.lines
         left, right = range(self.left.grid[1]), range(self.right.grid[0])
         return tuple(cartesian(rows, left)), tuple(cartesian(right, columns))
 
@@ -116,7 +122,7 @@ class MatmulPiece(Piece):
         chunks = left.chunks[0], right.chunks[1]
         if output.chunks != chunks:
             return f"expected chunks {chunks}, got {output.chunks}"
-        for name, blocks, count in zip(("rows", "columns"), self.task, output.grid, strict=True):
+        for name, blocks, count in zip(("rows", "columns"), self.lines, output.grid, strict=True):
             if not set(blocks) <= set(range(count)):
                 return f"block {name} {blocks} do not exist"
         return None

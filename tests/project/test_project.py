@@ -151,6 +151,7 @@ def test_docstring_is_complete(name: str) -> None:
         "dask_dgpu.observe.versions",
         "dask_dgpu.array.fft",
         "dask_dgpu.array.jacobi",
+        "dask_dgpu.array.matmul",
         "dask_dgpu.array.poisson",
         "dask_dgpu.array.reductions",
         "dask_dgpu.array.stencil",
