@@ -16,6 +16,7 @@ from dask.array.optimization import optimize
 from dask.utils import typename
 
 from dask_dgpu.array import fft
+from dask_dgpu.array.einsum.patched import pairwise
 from dask_dgpu.array.fft.call import DASK_FFT, DASKS_OWN
 from dask_dgpu.array.reductions.call import Method, is_number, reduced
 from dask_dgpu.kernels.sums.partial import Kind
@@ -39,6 +40,7 @@ def patches(sum_method: Method) -> list[tuple[Any, str, Function]]:
     """
     table: list[tuple[Any, str, Function]] = [
         (Array, "to_delayed", _without_gangs(Array.to_delayed)),
+        (da, "einsum", pairwise(da.einsum)),
         *((DASK_FFT, name, getattr(fft, name)) for name in DASKS_OWN),
     ]
     if sum_method != "dask":
