@@ -27,8 +27,8 @@ Function = Callable[..., Any]
 REDUCTIONS = import_module("dask.array.reductions")
 """Methods of arrays look up their functions here."""
 
-CONTRACTION = "tensordot-"
-"""Prefix of partial products. Their sum belongs to a matrix multiplication, found by a rule."""
+CONTRACTIONS = ("tensordot-", "chunk_einsum-")
+"""Prefixes of partial products. Their sum belongs to a contraction, found by a rule."""
 
 _installed = ExitStack()
 
@@ -111,5 +111,5 @@ def _is_summable(a: Any, dtype: Any) -> bool:
         typename(type(a._meta if chunked else a)) in CONTAINERS
         and is_number(a.dtype)
         and (dtype is None or dtype == BFLOAT16 or is_number(np.dtype(dtype)))
-        and not (chunked and a.name.startswith(CONTRACTION))
+        and not (chunked and a.name.startswith(CONTRACTIONS))
     )

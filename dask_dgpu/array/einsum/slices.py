@@ -27,18 +27,19 @@ def plan(
     limit: int | None,
 ) -> EinsumPath:
     """Return the steps of a contraction, sliced for intermediates of at most ``limit`` bytes."""
-    pairs = pairs_of(optimize, subscripts)
-    steps, slices = steps_of(subscripts, pairs, dtypes, {}), Slices()
-    while limit is not None and (large := _largest(steps)).nbytes > limit:
-        options = [
-            slices | {index: cut(chunks[index], _length(large, index, limit))}
-            for index, size in zip(large.result, large.shape, strict=True)
-            if size > 1
-        ]
-        sliced = [(steps_of(subscripts, pairs, dtypes, each), each) for each in options]
-        if not sliced or min(map(_count, options)) > MOST:
-            _refuse(steps_of(subscripts, pairs, dtypes, {}), limit)
-        steps, slices = min(sliced, key=lambda option: _cost(*option, subscripts.output))
+    pairs, output = pairs_of(optimize, subscripts), subscripts.output
+    whole = steps = steps_of(subscripts, pairs, dtypes, {})
+    slices = Slices()
+    while limit is not None and (large := _over(steps, limit)):
+        options: list[tuple[Slices, tuple[EinsumStep, ...]]] = []
+        for index, size in zip(large.result, large.shape, strict=True):
+            if size > 1:
+                each = slices | {index: cut(chunks[index], _length(large, index, limit))}
+                options.append((each, steps_of(subscripts, pairs, dtypes, each)))
+        options = [option for option in options if _count(option[0]) <= MOST]
+        if not options:
+            _refuse(whole, limit)
+        slices, steps = min(options, key=lambda option: _cost(*option, output))
     return EinsumPath(str(subscripts), linear(pairs), steps, slices)
 
 
@@ -54,9 +55,10 @@ def cut(chunks: Sequence[int], longest: int) -> tuple[int, ...]:
     return tuple(lengths)
 
 
-def _largest(steps: Sequence[EinsumStep]) -> Any:
-    none = EinsumStep((0, 0), "", "", "", np.dtype("V0"), (), 0)
-    return max(steps[:-1], key=lambda step: step.nbytes or 0, default=none)
+def _over(steps: Sequence[EinsumStep], limit: int) -> EinsumStep | None:
+    """Return the step with the largest intermediate if that exceeds a limit."""
+    over = [step for step in steps[:-1] if (step.nbytes or 0) > limit]
+    return max(over, key=lambda step: step.nbytes or 0, default=None)
 
 
 def _length(step: EinsumStep, index: str, limit: int) -> int:
@@ -69,17 +71,17 @@ def _count(slices: Slices) -> int:
     return prod(map(len, slices.values()))
 
 
-def _cost(steps: Sequence[EinsumStep], slices: Slices, output: str) -> tuple[float, ...]:
+def _cost(slices: Slices, steps: Sequence[EinsumStep], output: str) -> tuple[int, ...]:
     """Return what to minimize: work, then slices, then sums of slices."""
     work = sum(step.flops for step in steps)
-    over = _count(slices) > MOST
-    return over, work, _count(slices), sum(index not in output for index in slices)
+    return work, _count(slices), sum(index not in output for index in slices)
 
 
 def _refuse(steps: Sequence[EinsumStep], limit: int) -> NoReturn:
-    large = _largest(steps)
+    """Raise with the largest intermediate before slicing."""
+    large = max(steps[:-1], key=lambda step: step.nbytes or 0)
     shape = " x ".join(map(str, large.shape)) or "()"
     raise ValueError(
         f"expected memory_limit to need at most {MOST} slices, got {format_bytes(limit)} for "
-        f"an intermediate of {shape} {large.dtype}, {format_bytes(large.nbytes)}"
+        f"an intermediate of {shape} {large.dtype}, {format_bytes(large.nbytes or 0)}"
     )
