@@ -10,6 +10,7 @@ Examples
 
 from dask_dgpu import cost, errors
 from dask_dgpu.array import fft
+from dask_dgpu.array.conv2d import conv2d
 from dask_dgpu.array.jacobi import JacobiInfo, jacobi
 from dask_dgpu.array.poisson import poisson
 from dask_dgpu.array.reductions import dot, mean, norm, std, var
@@ -35,6 +36,7 @@ __all__ = [
     "Health",
     "JacobiInfo",
     "check_health",
+    "conv2d",
     "cost",
     "disable",
     "dot",
