@@ -87,7 +87,7 @@ def _seconds_of_torch(shape: Shape, sizes: Sizes) -> list[float]:
     seconds = []
     weight = kernels(shape[1], sizes.dtype)
     for seed in range(1 + sizes.repetitions):
-        x = np.random.default_rng(seed).random(shape, sizes.dtype)
+        x = np.random.default_rng(seed).random(shape).astype(sizes.dtype)
         start = time.perf_counter()
         conv2d(x, weight, None, SAME)
         seconds.append(time.perf_counter() - start)
@@ -128,7 +128,7 @@ def _run_ranks(rank: int, pipe: Connection, store: tuple[str, int], sizes: Sizes
         plan = CONV2D.plan(Request(inputs, result, SAME, RANKS, HOST, None))
         rng, seconds = np.random.default_rng(rank), []
         for _ in range(1 + sizes.repetitions):
-            mine = {index: rng.random(chunk, sizes.dtype) for index in x.owned(rank)}
+            mine = {index: rng.random(chunk).astype(sizes.dtype) for index in x.owned(rank)}
             comm.barrier()
             start = time.perf_counter()
             conv2d_rank(plan, comm, HostDevice(), mine, {} if rank else {(0,) * 4: weight})

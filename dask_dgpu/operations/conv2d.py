@@ -34,8 +34,7 @@ def _tiled(request: Request, cuts: tuple[Cuts, ...]) -> Conv2dPlan:
     """Plan a convolution in tiles of these cuts, each on the rank with most of its window."""
     x, weight, *bias = (given.layout for given in request.inputs)
     convolution, result = cast(Convolution, request.task), request.result
-    spatial = zip(convolution.axes, cuts[2:], x.shape[2:], strict=True)
-    near = (cuts[0], (0, x.shape[1]), *(axis.source_cuts(*given) for axis, *given in spatial))
+    near = (cuts[0], (0, x.shape[1]), *convolution.source_cuts(cuts, x.shape))
     kept, blocks = set(result.indices()), tuple(map(_blocks_of, cuts, result.cuts))
     tiles = tuple(
         index

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from graph_opt.model.layout import Cuts, Span
@@ -103,6 +103,10 @@ class Convolution:
         spatial = (axis.result_cuts(cuts[k]) for k, axis in enumerate(self.axes, 2))
         return (cuts[0], (0, channels), *spatial)
 
+    def source_cuts(self, cuts: tuple[Cuts, ...], shape: tuple[int, ...]) -> tuple[Cuts, ...]:
+        """Return cuts of rows and columns of the images near the middles of windows."""
+        return tuple(axis.source_cuts(cuts[k], shape[k]) for k, axis in enumerate(self.axes, 2))
+
     def windows(
         self, cuts: tuple[Cuts, ...], shape: tuple[int, ...]
     ) -> tuple[tuple[Window, ...], ...]:
@@ -111,6 +115,14 @@ class Convolution:
         channels = (Window(0, shape[1]),)
         spatial = (axis.windows(cuts[k], shape[k]) for k, axis in enumerate(self.axes, 2))
         return (images, channels, *spatial)
+
+    def padded(self, rows: Window, columns: Window) -> Convolution:
+        """Return the convolution of a part: zeros are added where its windows have them."""
+        first, second = (
+            replace(axis, padding=(window.before, window.after))
+            for axis, window in zip(self.axes, (rows, columns), strict=True)
+        )
+        return replace(self, axes=(first, second))
 
     def operations(self, channels: int) -> int:
         """Return the operations for one element of the result, from this number of channels."""

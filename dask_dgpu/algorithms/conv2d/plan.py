@@ -15,7 +15,7 @@ from dask_dgpu.algorithms.redistribute.moves import Ints
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan, check_owners, plan_redistribute
 from graph_opt.model.cost import TALL, Machine
 from graph_opt.model.layout import Bare, Cuts, Index, Layout, even_spans
-from graph_opt.model.window import Convolution
+from graph_opt.model.window import Convolution, Window
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,12 @@ class Conv2dPlan(Bare):
 
     def parameters(self, tile: Index) -> Convolution:
         """Return the parameters for a tile: an assembled window has its zeros already."""
-        axes = []
-        for axis, windows, at in zip(
-            self.convolution.axes, self.windows.windows[2:], tile[2:], strict=True
-        ):
-            window = windows[at]
-            padding = (window.before, window.after) if tile in self.direct else (0, 0)
-            axes.append(replace(axis, padding=padding))
-        return replace(self.convolution, axes=tuple(axes))
+        rows, columns = (
+            windows[at] for windows, at in zip(self.windows.windows[2:], tile[2:], strict=True)
+        )
+        if tile in self.direct:
+            return self.convolution.padded(rows, columns)
+        return self.convolution.padded(Window(0, 0), Window(0, 0))
 
 
 def plan_conv2d(

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from dask.array.core import Array
+from dask.array.core import Array, map_blocks
 from dask.utils import typename
 
 from dask_dgpu.arguments import (
@@ -212,8 +212,10 @@ def _beside(array: Array, images: Array) -> Array:
     """Return an array with blocks in the memory of the images."""
     if typename(type(array._meta)) == typename(type(images._meta)):
         return array
-    return array.map_blocks(_moved, like=images._meta, dtype=array.dtype, meta=images._meta)
+    return map_blocks(_moved, array, like=images._meta, dtype=array.dtype, meta=images._meta)
 
 
 def _moved(block: Block, like: Block) -> Block:
-    return block.get() if isinstance(like, np.ndarray) else np.asarray(block, like=like)
+    if not isinstance(like, np.ndarray):
+        return np.asarray(block, like=like)
+    return block.get() if hasattr(block, "get") else block

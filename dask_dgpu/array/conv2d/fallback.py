@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import product as cartesian
 from math import prod
 from operator import getitem
@@ -32,10 +31,6 @@ def expand(piece: Conv2dPiece) -> tuple[str, Mapping[Any, GraphNode]]:
         box = [along[at] for along, at in zip(piece.windows, index, strict=True)]
         under = [_under(*each) for each in zip(piece.cuts, box, strict=True)]
         parts = [_part(piece.source, output.name, each, tasks) for each in cartesian(*under)]
-        axes = (
-            replace(axis, padding=(window.before, window.after))
-            for axis, window in zip(piece.convolution.axes, box[2:], strict=True)
-        )
         tasks[output.name, *index] = Task(
             (output.name, *index),
             convolve_parts,
@@ -44,7 +39,7 @@ def expand(piece: Conv2dPiece) -> tuple[str, Mapping[Any, GraphNode]]:
             tuple(window.stop - window.start for window in box),
             weight,
             bias[0] if bias else None,
-            replace(piece.convolution, axes=tuple(axes)),
+            piece.convolution.padded(box[2], box[3]),
             output.dtype,
         )
     return output.name, tasks
@@ -105,7 +100,6 @@ def convolve_parts(
 ) -> Block:
     """Return a block of the result from the parts under its window, which is of this shape."""
     x = joined(parts, grid) if prod(grid) else np.empty(shape, dtype, like=weight)
-    arrays = (
-        each if each is None else each.astype(dtype, copy=False) for each in (x, weight, bias)
-    )
-    return conv.conv2d(*arrays, convolution)
+    given = (x, weight) if bias is None else (x, weight, bias)
+    x, weight, *added = (each.astype(dtype, copy=False) for each in given)
+    return conv.conv2d(x, weight, added[0] if added else None, convolution)

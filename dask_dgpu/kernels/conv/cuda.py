@@ -10,6 +10,7 @@ from typing import Any
 import cupy
 import torch
 from torch.nn import functional
+from torch.utils.dlpack import from_dlpack
 
 from dask_dgpu.kernels.conv import torch_options
 from graph_opt.model.window import Convolution
@@ -26,8 +27,8 @@ def conv2d_cuda(x: Array, weight: Array, bias: Array | None, convolution: Convol
     options, zeros = torch_options(convolution)
     exact = {"benchmark": False, "deterministic": True, "allow_tf32": False}
     with torch_cuda.stream(_current_stream()), cudnn.flags(enabled=True, **exact):
-        images, kernels = torch.from_dlpack(x), torch.from_dlpack(weight)
-        added = None if bias is None else torch.from_dlpack(bias)
+        images, kernels = from_dlpack(x), from_dlpack(weight)
+        added = None if bias is None else from_dlpack(bias)
         if zeros is not None:
             images = functional.pad(images, zeros)
         result = functional.conv2d(images, kernels, added, **options)
