@@ -10,6 +10,7 @@ Examples
 
 from dask_dgpu import cost, errors
 from dask_dgpu.array import fft
+from dask_dgpu.array.conv2d import conv2d
 from dask_dgpu.array.einsum import EinsumPath, EinsumStep, einsum, einsum_path
 from dask_dgpu.array.jacobi import JacobiInfo, jacobi
 from dask_dgpu.array.matmul import matmul
@@ -39,6 +40,7 @@ __all__ = [
     "Health",
     "JacobiInfo",
     "check_health",
+    "conv2d",
     "cost",
     "disable",
     "dot",

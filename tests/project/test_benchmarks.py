@@ -256,6 +256,18 @@ def test_map_overlap_writes_every_figure(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
+def test_conv2d_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "conv2d.py", "--quick")
+    ways = ["torch, one process", "rank program", "end to end, dask", "end to end, dask_dgpu"]
+    assert [line["what"] for line in lines] == ways * 2
+    assert [line["ratio"] for line in lines[::4]] == [1, 1]
+    for line in lines:
+        assert len(line["seconds"]) == 1
+        assert line["median"] == line["seconds"][0] > 0
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_kahan_sum_writes_every_figure(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "kahan_sum.py", "--quick")
     kernels = ["numpy", "compensated", "reproducible"]
