@@ -127,7 +127,7 @@ def _best(
 def _in_turn(request: Request, a: Layout, b: Layout, dtypes: tuple[str, str]) -> TurnPlan:
     """Plan the product of each block of the batch."""
     result = Value((a.cuts[1], b.cuts[2]), request.result.dtype)
-    task = tuple(range(a.grid[1])), tuple(range(b.grid[2]))
+    task = tuple(range(a.grid[1])), tuple(range(b.grid[2])), None
     known: dict[Any, PartProduct] = {}
     parts = []
     for at in range(a.grid[0]):
