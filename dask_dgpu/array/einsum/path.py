@@ -193,15 +193,17 @@ def steps_of(
     sizes = subscripts.sizes | longest
     terms: dict[int, str] = dict(enumerate(subscripts.reduced))
     types: dict[int, Any] = {at: dtypes and dtypes[at] for at in terms}
+    reached = {at: set(term) for at, term in terms.items()}
     steps = []
     for at, (first, second) in enumerate(pairs, len(terms)):
         left, right = terms.pop(first), terms.pop(second)
-        used = set(subscripts.output).union(*terms.values())
-        terms[at] = result = subscripts.output if not terms else _kept(left, right, used)
+        own, used = set(left + right), set(subscripts.output).union(*terms.values())
+        terms[at] = result = _kept(left, right, used) if terms else subscripts.output
         types[at] = np.result_type(types[first], types[second]) if dtypes else None
-        repeated = prod(len(each) for i, each in slices.items() if i not in left + right)
-        summed = bool(set(left + right) - set(result))
-        flops = flop_count(set(left + right), summed, 2, subscripts.sizes) * repeated
+        reached[at] = reached[first] | reached[second]
+        # a step is computed anew for each slice of an index that was summed before
+        repeated = prod(len(slices[index]) for index in reached[at] - own if index in slices)
+        flops = flop_count(own, bool(own - set(result)), 2, subscripts.sizes) * repeated
         shape = tuple(sizes[index] for index in result)
         steps.append(EinsumStep((first, second), left, right, result, types[at], shape, flops))
     return tuple(steps)

@@ -39,7 +39,7 @@ def plan(
         options = [option for option in options if _count(option[0]) <= MOST]
         if not options:
             _refuse(whole, limit)
-        slices, steps = min(options, key=lambda option: _cost(*option, output))
+        slices, steps = min(options, key=lambda option: _cost(option[0], option[1], output))
     return EinsumPath(str(subscripts), linear(pairs), steps, slices)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-from operator import mul
 from typing import Any
 
 import dask.array as da
@@ -14,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
+from dask_dgpu.array.einsum.parse import parse
+from dask_dgpu.array.einsum.path import steps_of
 from dask_dgpu.array.einsum.slices import cut
 from tests.support.profiles import examples
 
@@ -57,18 +57,14 @@ def test_slices_are_chunks_and_shown() -> None:
     assert "i in 4 slices" in str(path)
 
 
-def test_steps_without_a_sliced_index_are_repeated() -> None:
-    shapes = [(9, 2), (2, 9), (9, 2), (2, 2), (2, 2)]
-    arrays = [da.ones(shape, chunks=3) for shape in shapes]
-    path = [(0, 1), (1, 2), (0, 1), (0, 1)]
-    plan = dgpu.einsum_path("ab,bc,cd,de,ef->af", *arrays, optimize=path, memory_limit=216)
-    times = [
-        prod(len(each) for i, each in plan.slices.items() if i not in step.left + step.right)
-        for step in plan.steps
-    ]
-    whole = [2 * 9 * 2 * 9, 2 * 2 * 2 * 2, 2 * 9 * 9 * 2, 2 * 9 * 2 * 2]
-    assert max(times) == 3
-    assert [step.flops for step in plan.steps] == list(map(mul, whole, times))
+def test_steps_after_the_sum_over_a_sliced_index_are_repeated() -> None:
+    subscripts = parse("ab,bc,cd,de->ae", [(9, 2), (2, 9), (9, 2), (2, 5)])
+    pairs = [(0, 1), (2, 4), (3, 5)]
+    whole = steps_of(subscripts, pairs, None, {})
+    sliced = steps_of(subscripts, pairs, None, {"c": (3, 4, 2)})
+    assert [step.flops for step in whole] == [2 * 9 * 2 * 9, 2 * 9 * 9 * 2, 2 * 9 * 2 * 5]
+    assert [step.flops for step in sliced] == [2 * 9 * 2 * 9, 2 * 9 * 9 * 2, 3 * 2 * 9 * 2 * 5]
+    assert [step.shape for step in sliced] == [(9, 4), (2, 9), (9, 5)]
 
 
 @examples(100)
