@@ -118,7 +118,7 @@ def conv2d(
         if each.dtype != images.dtype:
             raise TypeError(f"expected {name} of dtype {images.dtype} as x, got {each.dtype}")
     convolution = _parameters(kernels.shape[2:], stride, padding, dilation, groups)
-    _check_shapes(*(each.shape for each in arrays), groups=groups)
+    _check_shapes(*(each.shape for each in arrays), groups=convolution.groups)
     _check_windows(images.shape[2:], convolution)
     arrays[1:] = [_beside(each, images) for each in arrays[1:]]
     cuts = convolution.result_cuts(tuple(map(cuts_of, images.chunks)), kernels.shape[0])
