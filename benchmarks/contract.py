@@ -82,6 +82,7 @@ def cases(sizes: Sizes) -> list[Case]:
     square, block = (n, n), (chunk, chunk)
     deep = chunk // 8
     stack, piece = (count, side, side), (1, side, side)
+    cut = (count // 8, side // 4, side // 4)
     long, longer = (n, n // deep, deep), (n // deep, deep, n)
     pieces = (chunk, chunk // deep, deep), (chunk // deep, deep, chunk)
     return [
@@ -90,6 +91,7 @@ def cases(sizes: Sizes) -> list[Case]:
         Case("einsum ij,kj->ki", einsum("ij,kj->ki"), (square, square), (block, block)),
         Case("tensordot of two axes", tensordot, (long, longer), pieces),
         Case("batch", da.matmul, (stack, stack), (piece, piece)),
+        Case("batch, cut matrices", da.matmul, (stack, stack), (cut, cut)),
         Case("batch by einsum", einsum("bij,bkj->bik"), (stack, stack), (piece, piece)),
         Case("batch with one matrix", da.matmul, (stack, (side, side)), (piece, (side, side))),
     ]
@@ -102,7 +104,7 @@ def end_to_end(report: Report, sizes: Sizes) -> None:
         Client(cluster) as client,
         dgpu.enable(client, when="always", on_error="raise") as enabled,
     ):
-        ways = {"dask": PLAIN, "dask_dgpu": enabled.optimizer}
+        ways: dict[str, Callable[..., Any]] = {"dask": PLAIN, "dask_dgpu": enabled.optimizer}
         for case in cases(sizes):
             seconds: dict[str, list[float]] = {way: [] for way in ways}
             for _ in range(1 + sizes.repetitions):
@@ -115,7 +117,7 @@ def end_to_end(report: Report, sizes: Sizes) -> None:
             for way, found in seconds.items():
                 kept = found[1:]
                 ratio = median(kept) / plain
-                facts = {"shapes": case.shapes, "chunks": case.chunks}
+                facts: dict[str, Any] = {"shapes": case.shapes, "chunks": case.chunks}
                 report.add(f"{case.name}, {way}", kept, dtype=DTYPE, ratio=ratio, **facts)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from dask_dgpu.algorithms.contract.plan import OwnerPlan, cost, plan_owners
 from dask_dgpu.algorithms.contract.rank import contract_rank
 from dask_dgpu.algorithms.contract.stack import Stack
-from dask_dgpu.algorithms.summa.choose import workspace
+from dask_dgpu.algorithms.summa.choose import traffic, workspace
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.matmul import MATMUL, PartProduct
@@ -49,6 +49,15 @@ class TurnPlan(Bare):
     def lengths(self) -> list[int]:
         """Number of products of each part."""
         return self.a.lengths[0]
+
+    @cached_property
+    def received(self) -> Any:
+        """The bytes that each rank receives for each part, (ranks, parts)."""
+        columns = []
+        for part, length in zip(self.parts, self.lengths, strict=True):
+            steps = (traffic(part.plan, step)[1] for step in range(part.plan.steps))
+            columns.append(length * sum(steps))
+        return np.stack(columns, axis=1)
 
     @property
     def peak_bytes(self) -> int:
@@ -161,8 +170,11 @@ def _run(
     if plan.swapped:
         left, right = right, left
     a, b = plan.stacks[0].blocks(left), plan.stacks[1].blocks(right)
-    run = contract_rank if isinstance(plan.work, OwnerPlan) else _run_in_turn
-    made = run(plan.work, comm, device, a, b, progress)
+    made: Blocks
+    if isinstance(plan.work, OwnerPlan):
+        made = contract_rank(plan.work, comm, device, a, b, progress)
+    else:
+        made = _run_in_turn(plan.work, comm, device, a, b, progress)
     return plan.stacks[2].restored(made, plan.result)
 
 
@@ -190,7 +202,7 @@ def _run_in_turn(
             def advance(done: int, _: int, before: int = before) -> None:
                 progress(before + done, total)
 
-            made = MATMUL.run(part, comm, device, *factors, progress=advance)
+            made: Any = MATMUL.run(part, comm, device, *factors, progress=advance)
             for index, block in made.items():
                 if length == 1:
                     result[at, *index] = block[None]
@@ -205,16 +217,14 @@ def _cost(plan: ContractPlan, machine: Machine) -> Cost:
     copying = 2 * plan.copied_bytes / machine.memory_bandwidth
     seconds = _seconds(work, machine) + copying
     peak = work.peak_bytes + plan.copied_bytes
+    moved = int(work.received.sum(axis=1).max())
     if isinstance(work, OwnerPlan):
-        moved = int(work.received.sum(axis=1).max())
         text = f"owner computes, {counted(work.rounds, 'round')}"
         details = ("strategy", "owner computes"), ("steps", work.rounds)
         return Cost(seconds, moved, peak, text, details)
-    costs = [MATMUL.cost(part, machine) for part in work.parts]
-    moved = sum(each.moved_bytes * length for each, length in zip(costs, work.lengths, strict=True))
-    products = sum(work.lengths)
-    text = costs[0].text if products == 1 else f"{products} products in turn, {costs[0].text}"
-    return Cost(seconds, moved, peak, text, costs[0].details)
+    first, products = MATMUL.cost(work.parts[0], machine), sum(work.lengths)
+    text = first.text if products == 1 else f"{products} products in turn, {first.text}"
+    return Cost(seconds, moved, peak, text, first.details)
 
 
 def _seconds(work: OwnerPlan | TurnPlan, machine: Machine) -> float:

@@ -228,7 +228,7 @@ def test_a_stack_has_the_blocks_of_its_array(case: tuple[Stack, Layout]) -> None
             for block in inside.values()
             if block.size
         )
-    back = stack.restored(inside, array)
+    back = stack.restored(dict(inside), array)
     assert back.keys() == set(cartesian(*stack.kept))
     spread = dict(zip(array.indices(), stack.spread(stacked.owners), strict=True))
     for index in array.indices():

@@ -55,24 +55,28 @@ def y(on_device):
 
 
 def slow_blocks(client: Client, seconds: float) -> None:
-    """Have every product of panels take this long."""
+    """Have every product of panels, and of stacks, take this long."""
 
-    def slow_down() -> None:
-        multiply = gemm.accumulate
-
+    def slowly(multiply: Any) -> Any:
         @wraps(multiply)
         def accumulate(out: Any, a: Any, b: Any) -> None:
             time.sleep(seconds)
             multiply(out, a, b)
 
-        gemm.accumulate = accumulate
+        return accumulate
+
+    def slow_down() -> None:
+        gemm.accumulate = slowly(gemm.accumulate)
+        gemm.accumulate_stack = slowly(gemm.accumulate_stack)
 
     client.run(slow_down)
 
 
 def restore_blocks() -> None:
-    """Undo what a test did to the product of panels in this worker."""
+    """Undo what a test did to the products in this worker."""
     gemm.accumulate = getattr(gemm.accumulate, "__wrapped__", gemm.accumulate)
+    stack = gemm.accumulate_stack
+    gemm.accumulate_stack = getattr(stack, "__wrapped__", stack)
 
 
 def error_once_stopped(client: Client, worker: str, future: Any, seconds: float) -> GangError:
@@ -122,6 +126,18 @@ def test_killed_in_the_collective(client, cluster, x, y):
     send_signal(client, any_worker(client))
     np.testing.assert_array_equal(host(future.result(timeout=60)), A @ B)
     check(client, x @ y)
+    eventually(lambda: left_over(client) == 0)
+
+
+@pytest.mark.slow
+def test_killed_in_a_batched_product(client, cluster, on_device):
+    left, right = RNG.integers(-9, 9, (8, 60, 40)), RNG.integers(-9, 9, (8, 40, 50))
+    z = on_device(left, (1, 30, 20)) @ on_device(right, (1, 20, 25))
+    slow_blocks(client, 0.1)
+    future = client.compute(z * 1)
+    eventually(lambda: running(client))
+    send_signal(client, any_worker(client))
+    np.testing.assert_array_equal(host(future.result(timeout=60)), left @ right)
     eventually(lambda: left_over(client) == 0)
 
 

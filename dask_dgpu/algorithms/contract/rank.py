@@ -32,7 +32,7 @@ class Message(NamedTuple):
 
     peer: int
     operand: int
-    index: Index
+    block: Index
 
 
 @dataclass
@@ -115,7 +115,7 @@ def contract_rank(
             if at:
                 device.after(computed)  # the round before has read its blocks
                 for message in rounds[at - 1].spent:
-                    del operands[message.operand][message.index]
+                    del operands[message.operand][message.block]
             if at + 1 < len(rounds):
                 arriving = _Arriving(plan, comm, device, rounds[at + 1], operands)
         with device.computing():
@@ -137,7 +137,7 @@ class _Arriving:
         layouts = plan.a, plan.b
         self._receives = step.receives
         self._sent = [
-            (message.peer, _contiguous(operands[message.operand][message.index]))
+            (message.peer, _contiguous(operands[message.operand][message.block]))
             for message in step.sends
         ]
         self._received = [
@@ -153,7 +153,7 @@ class _Arriving:
         if self._work is not None:
             self._work.wait()
         for message, (_, block) in zip(self._receives, self._received, strict=True):
-            operands[message.operand][message.index] = block
+            operands[message.operand][message.block] = block
 
 
 def _contiguous(block: Array) -> Array:

@@ -100,13 +100,14 @@ class Stack(Bare):
             if index in self.places
         }
 
-    def restored(self, blocks: Blocks, array: Blocked) -> dict[Index, Array]:
-        """Return blocks of the array, C-contiguous, given those of the stack."""
+    def restored(self, blocks: dict[Index, Array], array: Blocked) -> dict[Index, Array]:
+        """Return blocks of the array, C-contiguous, given those of the stack, which are emptied."""
         indices = {place: index for index, place in self.places.items()}
-        return {
-            indices[place]: self._restored(block, array.block_shape(indices[place]))
-            for place, block in blocks.items()
-        }
+        found = {}
+        while blocks:  # one after the other: some are copied
+            place, block = blocks.popitem()
+            found[indices[place]] = self._restored(block, array.block_shape(indices[place]))
+        return found
 
     def _stacked(self, block: Array) -> Array:
         lengths = [prod(block.shape[axis] for axis in group) for group in self.groups]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -14,6 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
+from dask_dgpu.comm.local import run_local
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations import contract
 from dask_dgpu.operations.operation import Request
 from dask_dgpu.operations.value import Placed, Value
@@ -21,6 +25,7 @@ from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of
 from graph_opt.model.subscripts import Subscripts
 from tests.support.profiles import examples
+from tests.support.recording import Ledger, RecordingComm
 
 ALWAYS = {"on_error": "raise", "when": "always"}
 DTYPES = ["bool", "int8", "uint64", "float16", "float32", "float64", "complex64", "complex128"]
@@ -212,6 +217,49 @@ def test_strategies(batch: tuple[int, ...], side: int, grid: tuple[int, ...], te
     layouts = *(each.layout for each in given.inputs), contract.CONTRACT.layout(plan)
     assert cost.peak_bytes >= max(sum(each.share(rank, 8) for each in layouts) for rank in range(4))
     assert cost.moved_bytes == 0 or "owner" not in text
+
+
+@pytest.mark.parametrize("strategy", ["owner computes", "in turn", "no batch"])
+def test_ranks_receive_what_is_planned(strategy: str) -> None:
+    batch = (1,) if strategy == "no batch" else (2, 2)
+    given = request(4, batch, 8, 4, 4, 4)
+    plan = contract.CONTRACT.plan(given)
+    if strategy == "in turn":
+        work = plan.work
+        turns = contract._in_turn(given, work.a, work.b, ("float64", "float64"))
+        plan = replace(plan, work=turns)
+    cost = contract.CONTRACT.cost(plan, HOST)
+    assert ("owner" in cost.text, "in turn" in cost.text) == (
+        strategy == "owner computes",
+        strategy == "in turn",
+    )
+    layouts = [each.layout for each in given.inputs]
+    whole = [numbers(*layout.shape, seed=seed) for seed, layout in enumerate(layouts)]
+
+    def rank_program(comm: Comm) -> tuple[Any, Ledger]:
+        recording, device, steps = RecordingComm(comm), HostDevice(), []
+        mine = (
+            {index: values[_slices(layout, index)] for index in layout.owned(comm.rank)}
+            for layout, values in zip(layouts, whole, strict=True)
+        )
+        made = contract.CONTRACT.run(
+            plan, recording, device, *mine, progress=lambda *done: steps.append(done)
+        )
+        assert steps[-1][0] == steps[-1][1] == len(steps)
+        return made, recording.ledger
+
+    found = run_local(4, rank_program)
+    assert max(ledger.bytes_received for _, ledger in found) == cost.moved_bytes > 0
+    result = contract.CONTRACT.layout(plan)
+    for rank, (made, _) in enumerate(found):
+        assert set(made) == set(result.owned(rank))
+        for index, block in made.items():
+            np.testing.assert_array_equal(block, (whole[0] @ whole[1])[_slices(result, index)])
+
+
+def _slices(layout: Layout, index: tuple[int, ...]) -> tuple[slice, ...]:
+    cuts = zip(layout.cuts, index, strict=True)
+    return tuple(slice(along[at], along[at + 1]) for along, at in cuts)
 
 
 def test_blocks_that_cannot_be_viewed_as_matrices_count_as_copies() -> None:

@@ -41,7 +41,7 @@ def gram(d: Draw) -> Step:
     return contraction(text.format(a.name), a, a, inner)
 
 
-@kind()
+@kind(2.0)
 def stacked_matmul(d: Draw) -> Step:
     a = d.value(lambda v: v.ndim == 3, is_number)
     n = a.shape[-1]
@@ -78,6 +78,26 @@ def einsum(d: Draw) -> Step:
         out = out[1:]
     text = f"xp.einsum('{left},{''.join(right)}->{out}', {a.name}, {b.name})"
     return contraction(text, a, b, a.array.size * b.array.size)
+
+
+@kind(2.0)
+def batched_einsum(d: Draw) -> Step:
+    a = d.value(lambda v: v.ndim == 3, is_number)
+    batch, n = a.shape[0], a.shape[2]
+    b = d.value(is_number, lambda v: v.ndim == 3 and v.shape[0] == batch and n in v.shape[1:])
+    right = "bjk" if b.shape[2] == n else "bkj"
+    out = "".join(d.rng.permutation(list("bij")).tolist())
+    text = f"xp.einsum('bik,{right}->{out}', {a.name}, {b.name})"
+    return contraction(text, a, b, n)
+
+
+@kind(2.0)
+def tensordot_of_two_axes(d: Draw) -> Step:
+    a = d.value(lambda v: v.ndim in (2, 3), is_number)
+    shared = a.shape[-2:]
+    b = d.value(is_number, lambda v: v.ndim in (2, 3) and v.shape[:2] == shared)
+    text = f"xp.tensordot({a.name}, {b.name}, axes=2)"
+    return contraction(text, a, b, math.prod(shared))
 
 
 @kind()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dask_dgpu.kernels.gemm import accumulate, host
+from dask_dgpu.kernels.gemm import SMALL_BYTES, accumulate, accumulate_stack, host
 
 Array = Any
 
@@ -31,6 +31,35 @@ def test_a_product_is_added_in_place(dtype: str, shape: tuple[int, int, int]) ->
     expected = out + a @ b
     accumulate(out, a, b)
     np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "bool"])
+@pytest.mark.parametrize(
+    "shape", [(3, 4, 5, 6), (2, 70, 80, 3), (300, 16, 16, 16), (0, 2, 2, 2), (2, 0, 3, 1)]
+)
+def test_products_of_stacks_are_added(dtype: str, shape: tuple[int, int, int, int]) -> None:
+    batch, m, n, k = shape
+    chance = np.random.default_rng(0)
+    sizes = (batch, m, k), (batch, n, k), (batch, m, n)
+    a, b, out = (chance.integers(0, 3, each).astype(dtype) for each in sizes)
+    b = b.transpose(0, 2, 1)
+    expected = out + a @ b
+    accumulate_stack(out, a, b)
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_large_matrices_of_a_stack_are_multiplied_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called = []
+    call_blas = host.call_blas
+    monkeypatch.setattr(host, "call_blas", lambda *args: (called.append(args), call_blas(*args)))
+    side = int((SMALL_BYTES // 8) ** 0.5)
+    for length, calls in ((side, 0), (side + 1, 3)):
+        out, a = np.zeros((3, length, length)), np.ones((3, length, 2))
+        accumulate_stack(out, a, np.ones((3, 2, length)))
+        assert (out == 2).all()
+        assert len(called) == calls
 
 
 def _part(x: Array, order: Any) -> Array:
