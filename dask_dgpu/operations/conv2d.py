@@ -23,10 +23,19 @@ from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Cuts, Layout, counted, dtype_named
 from graph_opt.model.window import Convolution
 
+EVEN = 1.25
+"""Blocks are not divided if the busiest rank has at most this multiple of an even share."""
+
 
 def _plan(request: Request) -> Conv2dPlan:
+    """Take blocks as tiles if these are even, else the quickest of several tilings."""
     wanted = set(request.result.indices())
-    plans = [_tiled(request, cuts) for cuts in tilings(request.result.cuts, wanted, request.size)]
+    blocks, *parts = tilings(request.result.cuts, wanted, request.size)
+    plan = _tiled(request, blocks)
+    shares = [plan.tiles.share(rank, 1) for rank in range(request.size)]
+    if max(shares) * request.size <= EVEN * sum(shares):
+        return plan
+    plans = [plan, *(_tiled(request, cuts) for cuts in parts)]
     return min(plans, key=partial(cost, machine=request.machine))
 
 

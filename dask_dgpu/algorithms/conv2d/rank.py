@@ -70,9 +70,11 @@ def conv2d_rank(
     device.join()
     with device.computing():
         convolve([index for index in mine if index not in plan.direct])
+    result = tiles
     if plan.merge is not None:
-        return redistribute_rank(plan.merge, comm, device, tiles)
-    return {index: tiles[index] for index in mine}
+        result = redistribute_rank(plan.merge, comm, device, tiles)
+    device.join()  # before the windows and the weights are freed
+    return result
 
 
 class _Gathered:

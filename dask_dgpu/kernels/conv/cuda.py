@@ -5,6 +5,7 @@ The result stays in torch's memory.
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any
 
 import cupy
@@ -21,12 +22,16 @@ Array = Any
 torch_cuda: Any = torch.cuda
 cudnn: Any = torch.backends.cudnn
 
+_FLAGS = Lock()
+"""Held while the flags of cuDNN, which all threads share, are set."""
+
 
 def conv2d_cuda(x: Array, weight: Array, bias: Array | None, convolution: Convolution) -> Array:
     """Convolve images that are not empty."""
     options, zeros = torch_options(convolution)
     exact = {"benchmark": False, "deterministic": True, "allow_tf32": False}
-    with torch_cuda.stream(_current_stream()), cudnn.flags(enabled=True, **exact):
+    stream = torch_cuda.stream(_current_stream())
+    with _FLAGS, stream, cudnn.flags(enabled=True, **exact):
         images, kernels = from_dlpack(x), from_dlpack(weight)
         added = None if bias is None else from_dlpack(bias)
         if zeros is not None:
