@@ -199,6 +199,8 @@ def steps_of(
         left, right = terms.pop(first), terms.pop(second)
         own, used = set(left + right), set(subscripts.output).union(*terms.values())
         terms[at] = result = _kept(left, right, used) if terms else subscripts.output
+        if next((i in right for i in result if (i in left) != (i in right)), False):
+            first, second, left, right = second, first, right, left  # rows come from the left
         types[at] = np.result_type(types[first], types[second]) if dtypes else None
         reached[at] = reached[first] | reached[second]
         # a step is computed anew for each slice of an index that was summed before
