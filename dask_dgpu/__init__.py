@@ -10,8 +10,10 @@ Examples
 
 from dask_dgpu import cost, errors
 from dask_dgpu.array import fft
+from dask_dgpu.array.conv2d import conv2d
 from dask_dgpu.array.einsum import EinsumPath, EinsumStep, einsum, einsum_path
 from dask_dgpu.array.jacobi import JacobiInfo, jacobi
+from dask_dgpu.array.matmul import matmul
 from dask_dgpu.array.poisson import poisson
 from dask_dgpu.array.reductions import dot, mean, norm, std, var
 from dask_dgpu.array.reductions import max as max
@@ -38,6 +40,7 @@ __all__ = [
     "Health",
     "JacobiInfo",
     "check_health",
+    "conv2d",
     "cost",
     "disable",
     "dot",
@@ -48,6 +51,7 @@ __all__ = [
     "explain",
     "fft",
     "jacobi",
+    "matmul",
     "mean",
     "norm",
     "poisson",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isqrt, prod
+from math import prod
 
 import numpy as np
 from dask.utils import format_bytes
 
 from dask_dgpu.algorithms.summa.choose import plan_summa
-from dask_dgpu.algorithms.summa.plan import Mesh, Operand
+from dask_dgpu.algorithms.summa.options import STRATEGIES, Strategy
+from dask_dgpu.algorithms.summa.plan import Operand
 from dask_dgpu.arguments import check_choice, expected, integer
 from dask_dgpu.cost.config import ClusterConfig
 from dask_dgpu.cost.table import Rows, Shown, quantity
@@ -18,7 +19,6 @@ from dask_dgpu.operations.matmul import PartProduct
 from graph_opt.model.cost import dask_product_seconds, gang_seconds
 from graph_opt.model.layout import cuts_of, dealt, dtype_named, even_spans
 
-STRATEGIES = ("auto", "row", "column", "summa", "inner")
 DASK = "dask"
 """The name of plain Dask in a report."""
 
@@ -98,7 +98,7 @@ class CostModel:
         M: int,
         K: int,
         N: int,
-        strategy: str = "auto",
+        strategy: Strategy = "auto",
         *,
         dtype: str = "float64",
         chunks: int | None = None,
@@ -112,8 +112,8 @@ class CostModel:
         strategy : str, optional
             ``"row"``: each rank computes rows of the result, and the right operand is sent around.
             ``"column"``: columns, and the left operand is sent around. ``"summa"``: each computes a
-            rectangle, on the squarest mesh. ``"inner"``: each multiplies a part of the contraction,
-            and the products are added. ``"auto"``: the quickest of all meshes.
+            rectangle, on the best mesh of two axes. ``"inner"``: each multiplies a part of the
+            contraction, and the products are added. ``"auto"``: the quickest of all meshes.
         dtype : str, optional
             The dtype of operands and result.
         chunks : int, optional
@@ -134,8 +134,7 @@ class CostModel:
         check_choice("strategy", strategy, STRATEGIES)
         size = max(1, self.config.facts.workers)
         a, b = self._operands(M, K, N, dtype, chunks)
-        mesh = None if strategy == "auto" else _mesh(strategy, size, a.grid[0], b.grid[1])
-        plan = plan_summa(a, b, a.dtype, size, self.config.machine, mesh=mesh)
+        plan = plan_summa(a, b, a.dtype, size, self.config.machine, strategy=strategy)
         everything = tuple(range(a.grid[0])), tuple(range(b.grid[1]))
         part = PartProduct(plan, (a.rows, b.columns), *everything, ())
         cost: Cost = OPERATIONS["matmul"].cost(part, self.config.machine)
@@ -225,16 +224,3 @@ def _cuts(length: int, blocks: int) -> tuple[int, ...]:
 def _operand(rows: tuple[int, ...], columns: tuple[int, ...], dtype: str, size: int) -> Operand:
     count = (len(rows) - 1) * (len(columns) - 1)
     return Operand((rows, columns), dealt(count, size), dtype)
-
-
-def _mesh(strategy: str, size: int, block_rows: int, block_columns: int) -> Mesh:
-    """Return the mesh of a strategy on ``size`` ranks; each has a block of the result."""
-    rows = next(each for each in range(isqrt(size), 0, -1) if size % each == 0)
-    meshes = {
-        "row": (size, 1, 1),
-        "column": (1, size, 1),
-        "summa": (rows, size // rows, 1),
-        "inner": (1, 1, size),
-    }
-    down, across, depth = meshes[strategy]
-    return min(down, block_rows), min(across, block_columns), depth

@@ -18,7 +18,7 @@ from dask_dgpu.environment.facts import current_client
 from dask_dgpu.observe.folding import folded, repeated
 from dask_dgpu.planner.fallbacks import arrays_of, fallbacks_of, reason_of
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.predict import Prediction, figures_of, held_by
+from dask_dgpu.planner.predict import Prediction, held_by
 from dask_dgpu.runtime.tasks import PLUGIN
 from graph_opt.dask_graph.emit import gang_key
 from graph_opt.model.cost import FIGURES
@@ -253,7 +253,7 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
     names = arrays_of(graph, set(flatten(keys)))
     reported = fallbacks_of(client, names) if optimizer.facts.scheduler else ()
     held = held_by(optimizer.facts.scheduler, client)
-    optimizer = optimizer.with_figures(figures_of(optimizer.facts, client))
+    optimizer = optimizer.calibrated(client)
     try:
         rewriting = optimizer.rewrite(graph, keys, held)
     except Exception as error:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.algorithms.summa.choose import cost, owners_along, plan_summa, traffic, workspace
+from dask_dgpu.algorithms.summa.options import DEFAULTS, Options
 from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.comm.protocol import Comm
@@ -35,20 +36,22 @@ class PartProduct:
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     inner: tuple[int, ...]
+    options: Options = DEFAULTS
 
 
 def _plan(request: Request) -> PartProduct:
-    (a, b), result, (rows, columns) = request.inputs, request.result, request.task
+    (a, b), result, (rows, columns, given) = request.inputs, request.result, request.task
+    options = given or DEFAULTS
     plain = range(a.layout.grid[1]), range(b.layout.grid[0])
     left, right = _operand(a, rows, plain[0]), _operand(b, plain[1], columns)
     by_row, by_column, by_inner = owners_along(left, right, request.size)
     rows, columns = _sorted(rows, by_row), _sorted(columns, by_column)
     inner = _sorted(plain[0], by_inner) if len(by_inner) else ()
     left, right = _operand(a, rows, inner or plain[0]), _operand(b, inner or plain[1], columns)
-    limits = request.size, request.machine
-    plan = plan_summa(left, right, result.dtype, *limits, room=request.room)
+    limits, strategy = (request.size, request.machine), options.strategy
+    plan = plan_summa(left, right, result.dtype, *limits, strategy=strategy, room=request.room)
     height, width = result.cuts
-    return PartProduct(plan, (height, width), rows, columns, inner)
+    return PartProduct(plan, (height, width), rows, columns, inner, options)
 
 
 def _sorted(blocks: Sequence[int], owners: Any) -> tuple[int, ...]:
@@ -96,7 +99,9 @@ def _cost(part: PartProduct, machine: Machine) -> Cost:
     plan = part.plan
     steps = [traffic(plan, step)[1] for step in range(plan.steps)]
     received = np.sum(steps, axis=0).tolist()
-    strategy = _strategy(plan)
+    strategy, wanted = _strategy(plan), part.options.strategy
+    if wanted != "auto":
+        strategy = f"strategy {wanted!r}, {strategy}"
     return Cost(
         seconds=cost(plan, machine, max(received), int(steps[0].max())),
         moved_bytes=max(received),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask.array.optimization
 from dask.core import flatten
@@ -38,6 +38,9 @@ from graph_opt.dask_graph.parse import ArrayGraph, Culled, cull, parse
 from graph_opt.model.layout import CUPY, NUMPY, Declined
 from graph_opt.model.piece import Piece, Region
 from graph_opt.passes import check, find, insert, partition
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 MOST_WASTE = 0.5
 """Leave a piece to Dask if more than this fraction of its computed blocks is unused."""
@@ -86,8 +89,7 @@ class GraphOptimizer:
             if not isinstance(graph, HighLevelGraph):
                 graph = HighLevelGraph.from_collections(str(id(dsk)), dsk, dependencies=())
             graph = guarded(graph)
-            optimizer = self.with_figures(figures_of(self.facts))
-            rewriting = optimizer.rewrite(graph, keys, held_by(self.facts.scheduler))
+            rewriting = self.calibrated().rewrite(graph, keys, held_by(self.facts.scheduler))
             if not rewriting.regions:
                 return dask.array.optimization.optimize(graph, keys, **kwargs)
             optimized = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
@@ -99,6 +101,10 @@ class GraphOptimizer:
                 raise
             report(error, arrays_of(graph, _flat(keys)), self.facts.scheduler)
             return dask.array.optimization.optimize(graph, keys, **kwargs)
+
+    def calibrated(self, client: Client | None = None) -> GraphOptimizer:
+        """Return the optimizer with the rates that the scheduler, here or a client's, measured."""
+        return self.with_figures(figures_of(self.facts, client))
 
     def with_figures(self, figures: Figures) -> GraphOptimizer:
         """Return the optimizer for a cluster with these measured rates."""
@@ -183,7 +189,7 @@ class GraphOptimizer:
         room = self.room(region, held)
         program = self.program(region, room)
         prediction = predict(region, program, self.facts, arrays)
-        reason = self._refusal(prediction, room)
+        reason = self._refusal(prediction, room, region.forced)
         if reason is None:
             yield region, prediction, program
         elif len(region.members) == 1:
@@ -215,14 +221,15 @@ class GraphOptimizer:
             return "most of the blocks that it makes are not wanted"
         return None
 
-    def _refusal(self, prediction: Prediction, room: float | None) -> str | None:
+    def _refusal(self, prediction: Prediction, room: float | None, forced: bool) -> str | None:
         """Return the reason against a gang by its cost, if there is one."""
         if room is not None and not _fits(prediction, room):
             return (
                 f"it needs {format_bytes(prediction.peak_bytes)} on a rank "
                 f"and {format_bytes(int(room))} may be used"
             )
-        if self.settings.when == "cheaper" and prediction.seconds >= prediction.dask_seconds:
+        slower = prediction.seconds >= prediction.dask_seconds
+        if self.settings.when == "cheaper" and slower and not forced:
             return (
                 f"plain Dask is predicted to be quicker ({prediction.dask_seconds:.3g} s "
                 f"against {prediction.seconds:.3g} s)"

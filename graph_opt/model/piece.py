@@ -28,11 +28,13 @@ class Piece(ABC):
 
     A rule finds a whole piece. :meth:`restrict` returns a piece for some of the blocks, with
     the same arrays and block indices. A rewrite replaces Dask's layers ``inner`` by the piece, by
-    default that of the output.
+    default that of the output. A ``forced`` piece runs in a gang even if plain Dask is predicted
+    to be quicker.
     """
 
     output: ArrayNode
     inner: tuple[str, ...] = field(default=(), kw_only=True)
+    forced: bool = field(default=False, kw_only=True)
 
     only_moves: ClassVar[bool] = False
     """Whether the piece transfers blocks and computes nothing."""
@@ -215,6 +217,11 @@ class Region:
             for name, node in nodes.items()
             if name not in self.nodes
         )
+
+    @property
+    def forced(self) -> bool:
+        """Whether nothing but forced collectives runs."""
+        return all(isinstance(member, Piece) and member.forced for member in self.members)
 
     @property
     def operands(self) -> frozenset[str]:

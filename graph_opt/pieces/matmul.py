@@ -43,13 +43,14 @@ class MatmulPiece(Piece):
     """A matrix product ``output = left @ right``.
 
     ``rows`` and ``columns`` are the computed block rows and columns of the output, ``None``
-    for all.
+    for all. ``options`` are those of the algorithm, ``None`` for its defaults.
     """
 
     left: ArrayNode
     right: ArrayNode
     rows: tuple[int, ...] | None = None
     columns: tuple[int, ...] | None = None
+    options: Any = None
 
     operation = "matmul"
 
@@ -62,8 +63,13 @@ class MatmulPiece(Piece):
         """Name in messages: the first layer, whose name has the operation."""
         return label(self.layers[0])
 
+    @property
+    def task(self) -> tuple[tuple[int, ...], tuple[int, ...], Any]:
+        """The computed block rows and block columns, and the options."""
+        return *self.lines, self.options
+
     @cached_property
-    def task(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def lines(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The computed block rows and block columns."""
         rows, columns = map(range, self.output.grid)
         return (
@@ -74,8 +80,8 @@ class MatmulPiece(Piece):
     @cached_property
     def part(self) -> MatmulPiece:
         """The computed part, as a whole product of smaller matrices."""
-        rows = tuple(self.output.chunks[0][i] for i in self.task[0])
-        columns = tuple(self.output.chunks[1][j] for j in self.task[1])
+        rows = tuple(self.output.chunks[0][i] for i in self.lines[0])
+        columns = tuple(self.output.chunks[1][j] for j in self.lines[1])
         return MatmulPiece(
             output=replace(self.output, chunks=(rows, columns)),
             left=replace(self.left, chunks=(rows, self.left.chunks[1])),
@@ -95,12 +101,12 @@ class MatmulPiece(Piece):
     @cached_property
     def computed(self) -> tuple[Index, ...]:
         """The blocks at the crossings of block rows and columns."""
-        return tuple(cartesian(*self.task))
+        return tuple(cartesian(*self.lines))
 
     @cached_property
     def staged(self) -> tuple[tuple[Index, ...], ...]:
         """Whole block rows of the left and block columns of the right operand."""
-        rows, columns = self.task
+        rows, columns = self.lines
         left, right = range(self.left.grid[1]), range(self.right.grid[0])
         return tuple(cartesian(rows, left)), tuple(cartesian(right, columns))
 
@@ -116,7 +122,7 @@ class MatmulPiece(Piece):
         chunks = left.chunks[0], right.chunks[1]
         if output.chunks != chunks:
             return f"expected chunks {chunks}, got {output.chunks}"
-        for name, blocks, count in zip(("rows", "columns"), self.task, output.grid, strict=True):
+        for name, blocks, count in zip(("rows", "columns"), self.lines, output.grid, strict=True):
             if not set(blocks) <= set(range(count)):
                 return f"block {name} {blocks} do not exist"
         return None
@@ -132,7 +138,7 @@ class MatmulPiece(Piece):
 
 
 def match(graph: ArrayGraph, name: str) -> MatmulPiece | Declined | None:
-    """Match the product whose blockwise layer is ``name``; ``None`` is no product."""
+    """Match the product whose blockwise layer is ``name``; ``None`` is no product of matrices."""
     function = block_function(graph, name)
     reductions = [names for product, names in REDUCTIONS if product is function]
     if not reductions:
@@ -143,10 +149,10 @@ def match(graph: ArrayGraph, name: str) -> MatmulPiece | Declined | None:
         return Declined(name, "an operand is not a Dask array with known facts")
     left, right = nodes[0], nodes[1]
     if left.ndim != 2 or right.ndim != 2:
-        return Declined(name, f"operands of {left.ndim} and {right.ndim} axes are not matrices")
+        return None
     (rows, inner), (inner_right, columns) = (index for _, index in operands)
     if inner != inner_right or rows == columns or not _contracts_plainly(graph, name):
-        return Declined(name, "the contraction is not that of a plain matrix product")
+        return None
     passed = follow(graph, name, reductions[0], ndim=2)
     output = graph.node(passed[-1]) if passed else None
     if output is None:
@@ -175,15 +181,21 @@ def _up_to_date(
     ``compute_chunk_sizes``, for example, does not update the layer of its array. Only the
     operands have the sizes along the contraction, and Dask has made these equal.
     """
-    inner, inner_right = left.chunks[1], right.chunks[0]
-    # Dask declares one value for a reduction with several, so (1,) may be more
-    reduced = all("-aggregate-" in node.name for node in (left, right)) and inner == (1,)
-    if any(map(math.isnan, inner)):
-        inner = inner_right
-    elif reduced or (not any(map(math.isnan, inner_right)) and inner != inner_right):
-        inner = (cast(int, math.nan),) * len(inner)  # one of the two is out of date
+    inner = inner_chunks(left, right, (1, 0))
     rows, columns = output.chunks
     return replace(left, chunks=(rows, inner)), replace(right, chunks=(inner, columns))
+
+
+def inner_chunks(left: ArrayNode, right: ArrayNode, axes: tuple[int, int]) -> tuple[int, ...]:
+    """Return the chunk sizes of an axis of both operands, NaN if they are out of date."""
+    sizes, others = left.chunks[axes[0]], right.chunks[axes[1]]
+    # Dask declares one value for a reduction with several, so (1,) may be more
+    reduced = all("-aggregate-" in node.name for node in (left, right)) and sizes == (1,)
+    if any(map(math.isnan, sizes)):
+        return others
+    if reduced or (not any(map(math.isnan, others)) and sizes != others):
+        return (cast(int, math.nan),) * len(sizes)
+    return sizes
 
 
 def _contracts_plainly(graph: ArrayGraph, name: str) -> bool:

@@ -111,6 +111,7 @@ def table() -> Iterator[tuple[str, Callable[..., Any], str, Any]]:
         yield from ((kind, function, "boundary", bad) for bad in wrong)
     kernels = (None, "laplacian", [[1, 2]], [1.0], [[1], [2, 3]], np.full((3, 3), NAN), OBJECTS)
     yield from (("stencil", partial(dgpu.stencil, X), "kernel", bad) for bad in kernels)
+    yield from (("matmul", partial(dgpu.matmul, X, X.T), "strategy", bad) for bad in NAMES)
     counts = (None, *INTEGERS, -1)
     yield from (("stencil", partial(dgpu.stencil, X), "iterations", bad) for bad in counts)
     jacobi = partial(dgpu.jacobi, X, X)
@@ -199,6 +200,8 @@ ARRAYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "jacobi": ("u0", lambda x: dgpu.jacobi(x, X)),
     "jacobi, right": ("rhs", lambda x: dgpu.jacobi(X, x)),
     "poisson": ("rhs", dgpu.poisson),
+    "matmul": ("a", lambda x: dgpu.matmul(x, X, strategy="row")),
+    "matmul, right": ("b", lambda x: dgpu.matmul(X, x, strategy="column")),
     "einsum": ("operand 1", lambda x: dgpu.einsum("...,...", X, x)),
 }
 
@@ -245,6 +248,7 @@ def test_a_setting(name: str, bad: Any) -> None:
         (lambda: dgpu.stencil(X, boundary="periodical"), "periodic"),
         (lambda: dgpu.jacobi(X, X, boundary=("zero", "reflekt")), "reflect"),
         (lambda: dgpu.poisson(X, 1.0, "zeros"), "zero"),
+        (lambda: dgpu.matmul(X, X.T, strategy="rows"), "row"),
         (lambda: dgpu.einsum("ij,jk", X, X.T, optimize="greed"), "greedy"),
     ],
 )

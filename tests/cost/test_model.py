@@ -23,7 +23,7 @@ MODEL = CostModel(ClusterConfig(ClusterFacts(6, "cpu", None)))
 
 @pytest.mark.parametrize(
     ("strategy", "mesh"),
-    [("row", (6, 1, 1)), ("column", (1, 6, 1)), ("summa", (2, 3, 1)), ("inner", (1, 1, 6))],
+    [("row", (6, 1, 1)), ("column", (1, 6, 1)), ("summa", (3, 2, 1)), ("inner", (1, 1, 6))],
 )
 def test_a_strategy_is_a_mesh(strategy: str, mesh: tuple[int, ...]) -> None:
     estimate = MODEL.estimate_matmul(1024, 1024, 1024, strategy)

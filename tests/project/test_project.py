@@ -152,6 +152,7 @@ def test_docstring_is_complete(name: str) -> None:
         "dask_dgpu.array.einsum",
         "dask_dgpu.array.fft",
         "dask_dgpu.array.jacobi",
+        "dask_dgpu.array.matmul",
         "dask_dgpu.array.poisson",
         "dask_dgpu.array.reductions",
         "dask_dgpu.array.stencil",

@@ -10,10 +10,14 @@ from math import prod
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from dask_dgpu.algorithms.summa.options import Strategy
 from dask_dgpu.algorithms.summa.plan import Floats, Ints, Mesh, Operand, SummaPlan
 from dask_dgpu.algorithms.summa.schedule import aligned
 from graph_opt.model.cost import Machine, pipelined
 from graph_opt.model.layout import Cuts, Span
+
+LINES = ("row", "column", "inner")
+"""The strategies on a line of ranks, in the order of a mesh's axes."""
 
 STEPS = (1, 2, 4, 8, 16)
 """Numbers of panels; more were never faster, since each costs a collective."""
@@ -26,13 +30,15 @@ def plan_summa(
     size: int,
     machine: Machine,
     *,
+    strategy: Strategy = "auto",
     mesh: Mesh | None = None,
     steps: int | None = None,
     room: float | None = None,
 ) -> SummaPlan:
     """Choose the mesh and the number of panels with the lowest predicted cost.
 
-    ``mesh`` and ``steps`` override the choice. ``room`` are the bytes of memory of a rank: panels
+    ``strategy`` names a family of meshes to choose from; ``mesh`` and ``steps`` override the
+    choice. ``room`` are the bytes of memory of a rank: panels
     are narrower if the operands leave too little. The plan is the same on every rank.
 
     Raises
@@ -51,7 +57,7 @@ def plan_summa(
         raise ValueError(f"expected positive steps, got {steps}")
     best: tuple[float, float, SummaPlan] | None = None
     owned = int((a.shares(size) + b.shares(size)).max())
-    meshes = [mesh] if mesh else _meshes(a, b, size)
+    meshes = [mesh] if mesh else _meshes(a, b, size, strategy)
     even = [SummaPlan(a, b, dtype, size, each, (), 1, 1, machine.one_sided) for each in meshes]
     for bare in [*even, *_by_owners(even)]:
         plan, moved, stays = _placed(bare)
@@ -59,7 +65,7 @@ def plan_summa(
         for count in [steps] if steps else [s for s in STEPS if s <= max(1, plan.deepest)]:
             stepped = replace(plan, steps=count, nominal_steps=count)
             stepped = replace(stepped, in_place=_in_place(stepped, stays))
-            if mesh is None and reduction > stepped.workspace_limit:
+            if mesh is None and strategy == "auto" and reduction > stepped.workspace_limit:
                 continue  # the layers' partial sums would not fit into four panels
             panels = min(stepped.workspace_limit, 4 * stepped.panel_bytes(count) + reduction)
             peak = owned + stepped.sum_bytes + panels
@@ -107,16 +113,21 @@ def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> fl
     return seconds
 
 
-def _meshes(a: Operand, b: Operand, size: int) -> list[Mesh]:
-    """Return all meshes with at least one block of C for each rank of a layer."""
-    k, block_rows, block_columns = a.columns[-1], a.grid[0], b.grid[1]
+def _meshes(a: Operand, b: Operand, size: int, strategy: Strategy) -> list[Mesh]:
+    """Return the meshes of a strategy with at least one block of C for each rank of a layer."""
+    lengths = a.grid[0], b.grid[1], a.columns[-1]
+    most = tuple(max(1, min(size, length)) for length in lengths)
+    if strategy in LINES:
+        axis = LINES.index(strategy)
+        rows, columns, depth = (most[at] if at == axis else 1 for at in range(3))
+        return [(rows, columns, depth)]
     found: list[Mesh] = []
-    for depth in range(1, max(1, min(size, k)) + 1):
-        for rows in range(1, max(1, min(size // depth, block_rows)) + 1):
-            columns = min(size // (depth * rows), max(1, block_columns))
-            if columns >= 1:
-                found.append((rows, columns, depth))
-    return found
+    for depth in range(1, (most[2] if strategy == "auto" else 1) + 1):
+        for rows in range(1, min(size // depth, most[0]) + 1):
+            columns = min(size // (depth * rows), most[1])
+            found.append((rows, columns, depth))
+    flat = [each for each in found if min(each[:2]) > 1] if strategy == "summa" else []
+    return flat or found  # no mesh has two axes on fewer than four ranks
 
 
 def _by_owners(plans: list[SummaPlan]) -> list[SummaPlan]:

@@ -46,7 +46,7 @@ def culled(z: da.Array, name: str) -> PieceLayer:
 
 def kept(layer: PieceLayer) -> Any:
     assert isinstance(layer.piece, MatmulPiece)
-    return layer.piece.task
+    return layer.piece.lines
 
 
 @examples(30)

@@ -1,0 +1,145 @@
+"""Matrix products with options.
+
+A product without options is Dask's own. With options it is one layer, which carries them to the
+plan; without a gang it expands to Dask's own product.
+
+Examples
+--------
+>>> import dask.array as da, dask_dgpu as dgpu
+>>> x = da.ones((4, 6), chunks=2)
+>>> dgpu.matmul(x, x.T, strategy="summa").compute()[0].tolist()
+[6.0, 6.0, 6.0, 6.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.array.core import Array
+
+from dask_dgpu.algorithms.summa.options import DEFAULTS, STRATEGIES, Options, Strategy
+from dask_dgpu.arguments import (
+    as_array,
+    check_choice,
+    check_chunk_sizes,
+    check_container,
+    check_dtype,
+)
+from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph
+from graph_opt.dask_graph.layers import deferred
+from graph_opt.pieces.matmul import MatmulPiece
+
+
+def matmul(a: Any, b: Any, *, strategy: Strategy = "auto") -> Array:
+    """Multiply two matrices, with a choice of the algorithm.
+
+    Parameters
+    ----------
+    a, b : array_like
+        Dask arrays in any chunks, or input of ``dask.array.asarray``. With options they have one or
+        two axes, known chunk sizes, and blocks of NumPy or CuPy.
+    strategy : {"auto", "row", "column", "summa", "inner"}, optional
+        What each worker computes: ``"row"``, rows of the result, while ``b`` is sent around;
+        ``"column"``, columns, while ``a`` is sent around; ``"summa"``, a rectangle, while parts of
+        both travel; ``"inner"``, the product of a part of the contraction, and the products are
+        added. ``"auto"`` is the quickest by prediction, also of mixed forms. Fewer workers
+        take part if there are fewer block rows or block columns.
+
+    Returns
+    -------
+    dask.array.Array
+        Equal to ``dask.array.matmul(a, b)`` up to rounding, of its dtype and chunks.
+
+    Raises
+    ------
+    ValueError
+        If lengths do not conform, or ``strategy`` is unknown or has nothing to divide: block rows
+        of ``a``, block columns of ``b``, or the contraction. With options also if an operand has
+        no axis or more than two, or unknown chunk sizes.
+    TypeError
+        With options, if an operand is not of numbers, or has blocks of another type.
+
+    See Also
+    --------
+    explain : Shows the plan.
+
+    Notes
+    -----
+    A product with options runs as a gang even if plain Dask is predicted to be quicker. Without a
+    gang, for example if dask_dgpu is not enabled, Dask computes it and ignores the options.
+
+    Examples
+    --------
+    >>> import dask.array as da, dask_dgpu as dgpu
+    >>> x = da.ones((4, 6), chunks=2)
+    >>> dgpu.matmul(x, x.T, strategy="row").compute().sum().item()
+    96.0
+    """
+    a, b = as_array("a", a), as_array("b", b)
+    check_choice("strategy", strategy, STRATEGIES)
+    options = Options(strategy)
+    if options == DEFAULTS:
+        product: Array = da.matmul(a, b)
+        return product
+    for name, x in (("a", a), ("b", b)):
+        _check_operand(name, x)
+    left = a if a.ndim == 2 else a[np.newaxis, :]
+    right = b if b.ndim == 2 else b[:, np.newaxis]
+    if left.shape[1] != right.shape[0]:
+        raise ValueError(
+            f"expected a and b of equal inner lengths, got shapes {a.shape} and {b.shape}"
+        )
+    _check_strategy(left, right, strategy)
+    result = deferred(
+        "matmul",
+        (left, right),
+        (left.chunks[0], right.chunks[1]),
+        _plain(left, right).dtype.name,
+        options,
+        lambda output, nodes: MatmulPiece(output, *nodes, options=options, forced=True),
+        _expand,
+    )
+    return result[(slice(None) if a.ndim == 2 else 0), (slice(None) if b.ndim == 2 else 0)]
+
+
+def _check_operand(name: str, x: Array) -> None:
+    if x.ndim not in (1, 2):
+        raise ValueError(f"expected {name} with 1 or 2 axes because of options, got {x.ndim}")
+    check_dtype(name, x, kinds="biufc")
+    check_chunk_sizes(name, x)
+    check_container(name, x)
+
+
+def _check_strategy(left: Array, right: Array, strategy: Strategy) -> None:
+    """Raise if there is nothing to divide."""
+    parts = {
+        "row": ("block rows of a", left.numblocks[0]),
+        "column": ("block columns of b", right.numblocks[1]),
+        "inner": ("elements along the contraction", left.shape[1]),
+    }
+    for name in ("row", "column") if strategy == "summa" else (strategy,):
+        what, count = parts[name]
+        if count < 2:
+            raise ValueError(f"expected at least 2 {what} for strategy {strategy!r}, got {count}")
+
+
+def _expand(piece: MatmulPiece) -> tuple[str, Mapping[Any, GraphNode]]:
+    """Return the name of the output and all its tasks, for blocks of any type."""
+    left, right = (Array({}, node.name, node.chunks, dtype=node.dtype) for node in piece.inputs)
+    product = _plain(left, right)
+    tasks = dict(product.dask)
+    read = {(node.name, *index) for node in piece.inputs for index in node.indices}
+    return product.name, convert_legacy_graph(tasks, all_keys={*tasks, *read})
+
+
+def _plain(left: Array, right: Array) -> Array:
+    """Return Dask's own product, with tasks even for operands of different chunks."""
+    chunks, _ = da.unify_chunks(left, "ij", right, "jk")
+    left, right = (
+        x.rechunk({axis: chunks["j"]}, method="tasks") for axis, x in ((1, left), (0, right))
+    )
+    product: Array = da.matmul(left, right)
+    return product
