@@ -161,9 +161,7 @@ def _pairs(path: tuple[Any, ...], count: int) -> list[tuple[int, int]]:
     if path and isinstance(path[0], str) and path[0] == NUMPYS:
         path = path[1:]
     for group in path:
-        positions = sorted(
-            integers("optimize", sequence("each step of optimize", group, "a tuple"))
-        )
+        positions = sorted(integers("steps of optimize", group))
         if not positions or len(set(positions)) < len(positions):
             expected("steps of optimize", "distinct positions of operands", group)
         if positions[0] < 0 or positions[-1] >= len(live):
