@@ -161,9 +161,7 @@ def _pairs(path: tuple[Any, ...], count: int) -> list[tuple[int, int]]:
     if path and isinstance(path[0], str) and path[0] == NUMPYS:
         path = path[1:]
     for group in path:
-        positions = sorted(
-            integers("optimize", sequence("each step of optimize", group, "a tuple"))
-        )
+        positions = sorted(integers("steps of optimize", group))
         if not positions or len(set(positions)) < len(positions):
             expected("steps of optimize", "distinct positions of operands", group)
         if positions[0] < 0 or positions[-1] >= len(live):
@@ -199,6 +197,8 @@ def steps_of(
         left, right = terms.pop(first), terms.pop(second)
         own, used = set(left + right), set(subscripts.output).union(*terms.values())
         terms[at] = result = _kept(left, right, used) if terms else subscripts.output
+        if next((i in right for i in result if (i in left) != (i in right)), False):
+            first, second, left, right = second, first, right, left  # rows come from the left
         types[at] = np.result_type(types[first], types[second]) if dtypes else None
         reached[at] = reached[first] | reached[second]
         # a step is computed anew for each slice of an index that was summed before

@@ -73,6 +73,11 @@ def check(y: da.Array, wanted: Array, terms: int) -> None:
     for block, where in zip(blocks, slices_from_chunks(y.chunks), strict=True):
         assert (block.shape, block.dtype) == (value[where].shape, wanted.dtype)
         value[where] = block
+    close(value, wanted, terms)
+
+
+def close(value: Array, wanted: Array, terms: int) -> None:
+    """Compare within the rounding of sums of this many terms."""
     if wanted.dtype.kind in "fc":
         eps = float(np.finfo(wanted.dtype).eps)
         largest = float(np.abs(wanted).astype("float64").max(initial=1.0))
@@ -187,7 +192,23 @@ def test_more_indices_than_letters() -> None:
     np.testing.assert_allclose(y.compute(scheduler="synchronous"), 0.5)
 
 
-def test_no_gang_and_gangs_agree() -> None:
+@OUTER
+@examples(100)
+@given(cases(), st.integers(1, 7), st.sampled_from([None, 100]))
+def test_gangs_equal_numpy(
+    case: tuple[str, list[Array], list[da.Array]], ranks: int, limit: int | None
+) -> None:
+    text, arrays, operands = case
+    with dgpu.enable(local_ranks=ranks, when="always", on_error="raise"):
+        y = dgpu.einsum(text, *operands, memory_limit=limit)
+        value = y.compute(scheduler="synchronous")
+    wanted = numpys(text, *arrays)
+    assert (value.dtype, value.shape) == (wanted.dtype, wanted.shape)
+    close(value, wanted, prod(max(a.shape, default=1) for a in arrays))
+
+
+def test_a_chain_is_one_program() -> None:
     with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
         y = dgpu.einsum("ij,jk,kl->il", *CHAIN)
+        assert "runs as one program" in str(dgpu.explain(y))
         np.testing.assert_array_equal(y.compute(scheduler="threads"), X @ Y @ Z)

@@ -42,11 +42,19 @@ def test_shapes_have_no_bytes() -> None:
 def test_it_prints_a_table() -> None:
     lines = str(dgpu.einsum_path(CHAIN, *ARRAYS, optimize=[(0, 1), (0, 1)])).splitlines()
     assert lines[:2] == ["ij,jk,kl->il: 25 kflop", "largest intermediate: 2500 elements, 9.77 kiB"]
-    assert lines[-1].split() == ["kl,ik->il", "k", "50", "x", "3", "150", "600", "B", "15", "k"]
-    assert (
-        "<td>ij,jk-&gt;ik</td>"
-        in dgpu.einsum_path(CHAIN, *SHAPES, optimize=[(0, 1), (0, 1)])._repr_html_()
-    )
+    assert lines[-1].split() == ["ik,kl->il", "k", "50", "x", "3", "150", "600", "B", "15", "k"]
+
+
+def test_it_displays_a_table() -> None:
+    html = dgpu.einsum_path(CHAIN, *SHAPES)._repr_html_()
+    assert "<td>jk,kl-&gt;jl</td>" in html
+
+
+def test_rows_of_a_result_come_from_the_left() -> None:
+    arrays = [np.ones(shape) for shape in ((2, 3, 4), (2, 4, 5), (2, 5, 6))]
+    path = dgpu.einsum_path("bij,bjk,bkl->bil", *arrays, optimize=[(0, 1), (0, 1)])
+    assert [(step.left, step.right) for step in path.steps] == [("bij", "bjk"), ("bik", "bkl")]
+    assert path.steps[1].operands == (3, 2)
 
 
 def test_slices_are_chunks_and_shown() -> None:
