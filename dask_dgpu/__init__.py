@@ -10,6 +10,8 @@ Examples
 
 from dask_dgpu import cost, errors
 from dask_dgpu.array import fft
+from dask_dgpu.array.conv2d import conv2d
+from dask_dgpu.array.einsum import EinsumPath, EinsumStep, einsum, einsum_path
 from dask_dgpu.array.jacobi import JacobiInfo, jacobi
 from dask_dgpu.array.matmul import matmul
 from dask_dgpu.array.poisson import poisson
@@ -31,14 +33,19 @@ __version__ = "0.1.0"
 __all__ = [
     "LAPLACIAN_5PT",
     "LAPLACIAN_9PT",
+    "EinsumPath",
+    "EinsumStep",
     "Enabled",
     "Explanation",
     "Health",
     "JacobiInfo",
     "check_health",
+    "conv2d",
     "cost",
     "disable",
     "dot",
+    "einsum",
+    "einsum_path",
     "enable",
     "errors",
     "explain",

@@ -11,7 +11,7 @@ from numbers import Number, Real
 from typing import Any, NoReturn
 
 import numpy as np
-from dask.utils import typename
+from dask.utils import parse_bytes, typename
 
 from graph_opt.model.layout import CONTAINERS
 
@@ -108,6 +108,21 @@ def positive(name: str, value: Any) -> float:
     if number <= 0:
         expected(name, what, value)
     return number
+
+
+def bytes_of(name: str, value: Any) -> int:
+    """Return a positive number of bytes, or a text such as ``"2 GiB"``, as an integer."""
+    what = "bytes above 0, as '4 GiB'"
+    if isinstance(value, str):
+        try:
+            number = float(parse_bytes(value))
+        except (KeyError, ValueError, OverflowError):
+            expected(name, what, value)
+    else:
+        number = real(name, value, what)
+    if not 1 <= number < math.inf:
+        expected(name, what, value)
+    return int(number)
 
 
 def is_number(value: Any) -> bool:

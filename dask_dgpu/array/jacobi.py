@@ -203,7 +203,7 @@ def _in_a_gang(u: Array) -> bool:
     optimizer = dask.config.get("array_optimize", None)
     if not isinstance(optimizer, GraphOptimizer):
         return False
-    pieces = optimizer.pieces(u.dask, u.__dask_keys__())
+    pieces = optimizer.calibrated(current_client()).pieces(u.dask, u.__dask_keys__())
     return any(piece.output.name == u.name for piece in pieces)
 
 

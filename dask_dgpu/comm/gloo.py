@@ -17,8 +17,9 @@ import torch
 import torch.distributed
 
 from dask_dgpu.comm.common import KeyValueStore, Lifetime
-from dask_dgpu.comm.point_to_point import Message, PointToPointComm, Verb
+from dask_dgpu.comm.point_to_point import PointToPointComm, Verb
 from dask_dgpu.comm.protocol import Buffer
+from dask_dgpu.comm.steps import Message
 from dask_dgpu.errors import CommError
 
 # torch has no stubs for much of this, or stubs that vary from version to version.

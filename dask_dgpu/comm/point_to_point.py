@@ -4,14 +4,7 @@ A transport only posts sends and receives; this module adds the collectives, for
 Reductions run in rank order, so their bits equal those of ``local``. Measured over gloo on one
 host, they are as fast as gloo's own collectives; an all-gather is three times as fast.
 
-A collective is a generator. It posts messages, yields them, resumes once they are done, and may
-post more::
-
-    all_reduce:  all-to-all of pieces | reduce my piece | send it to all
-                 ........ yield ..... | ............... | .... yield ...
-
-The caller's thread runs it up to the first ``yield``, so messages are posted in the order of
-the calls. A separate thread runs the rest, in whatever order the caller waits.
+A collective is a generator of messages; :mod:`dask_dgpu.comm.steps` runs it.
 """
 
 # The protocol documents the methods.
@@ -19,12 +12,9 @@ the calls. A separate thread runs the rest, in whatever order the caller waits.
 
 from __future__ import annotations
 
-import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -42,84 +32,15 @@ from dask_dgpu.comm.common import (
     reduce_parts,
 )
 from dask_dgpu.comm.protocol import Buffer, Counts, Messages, Reduction, Window, Work
-from dask_dgpu.errors import CommError
+from dask_dgpu.comm.steps import Message, Steps, StepsWork
 
 # Up to this many bytes one round of whole buffers is faster than two rounds of pieces.
 _ONE_ROUND = 16 * 1024
-# Extra seconds for the thread that waits for a message: its error names the peer.
-_GRACE = 1.0
+# Up to this many bytes of one round, a thread costs more than it can hide.
+_WITHOUT_THREAD = 256 * 1024
 
 
-class Message(Protocol):
-    """A posted send or receive."""
-
-    def wait(self, seconds: float | None) -> None:
-        """Block until it is done; raise ``CommError`` if it failed or is late.
-
-        An abort of the communicator must end a wait without a limit.
-        """
-
-
-Steps = Iterator[list[Message]]
 Verb = Literal["send", "recv"]
-
-
-class _StepsWork:
-    """A collective in progress."""
-
-    def __init__(self, name: str, lifetime: Lifetime, limit: float | None) -> None:
-        self._name = name
-        self._lifetime = lifetime
-        self._deadline = None if limit is None else time.monotonic() + limit
-        self._error: CommError | None = None
-        self._over = False
-        self.ended: float | None = None
-
-    def start(self, steps: Steps) -> None:
-        first = next(steps, [])
-        rest = chain([first], steps)
-        if not first:
-            self._finish(rest)
-            return
-        # A daemon: a wait inside a transport must not delay the interpreter's exit.
-        thread = threading.Thread(target=self._finish, args=[rest], name=self._name, daemon=True)
-        thread.start()
-        with self._lifetime.changed:
-            self._lifetime.threads.add(thread)
-
-    def _finish(self, steps: Steps) -> None:
-        error: CommError | None = None
-        try:
-            for messages in steps:
-                for message in messages:
-                    message.wait(self._left(at_least=0.001))
-                    self._lifetime.check()
-        except CommError as raised:
-            error = raised
-        except Exception as raised:
-            error = CommError(f"{self._name} failed: {raised}")
-            error.__cause__ = raised
-        with self._lifetime.changed:
-            self.ended = time.perf_counter()
-            self._error, self._over = error, True
-            self._lifetime.changed.notify_all()
-
-    def _left(self, at_least: float) -> float | None:
-        if self._deadline is None:
-            return None
-        return max(at_least, self._deadline - time.monotonic())
-
-    def done(self) -> bool:
-        return self._over or self._lifetime.reason is not None
-
-    def wait(self) -> None:
-        left = self._left(at_least=0.0)
-        limit = None if left is None else left + _GRACE
-        self._lifetime.wait_for(lambda: self._over, limit, self._name)
-        if self._error is not None:
-            # Our own abort explains more than the effect of a peer's end on a message.
-            self._lifetime.check()
-            raise self._error
 
 
 class PointToPointComm(ABC):
@@ -141,6 +62,7 @@ class PointToPointComm(ABC):
         self.limit = limit
         self._lifetime = Lifetime(on_abort)
         self._calls = 0
+        self._running: set[StepsWork] = set()
 
     @abstractmethod
     def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Message:
@@ -148,7 +70,8 @@ class PointToPointComm(ABC):
 
     def exchange(self, sends: Messages, recvs: Messages) -> Work:
         check_peers([peer for peer, _ in (*sends, *recvs)], self.size)
-        return self._start("exchange", self._post(sends, recvs, tag=0))
+        nbytes = sum(buffer.nbytes for _, buffer in (*sends, *recvs))
+        return self._start("exchange", self._post(sends, recvs, tag=0), nbytes)
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
         check_peers([root], self.size)
@@ -158,28 +81,29 @@ class PointToPointComm(ABC):
         check_gather(out, part, self.size)
         whole = pieces(flat(out), [part.size] * self.size)
         mine = [flat(part)] * self.size
-        return self._start("all_gather", self._swap(whole, mine))
+        return self._start("all_gather", self._swap(whole, mine), out.nbytes)
 
     def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
         check_gather(whole, part, self.size)
         check_reduction(whole, op)
         parts = pieces(flat(whole), [part.size] * self.size)
         steps = self._reduce_piece(flat(part), parts, op, self._next_tag())
-        return self._start("reduce_scatter", steps)
+        return self._start("reduce_scatter", steps, whole.nbytes)
 
     def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
         check_reduction(buffer, op)
-        return self._start("all_reduce", self._all_reduce(flat(buffer), op))
+        nbytes = self.size * buffer.nbytes if buffer.nbytes <= _ONE_ROUND else None
+        return self._start("all_reduce", self._all_reduce(flat(buffer), op), nbytes)
 
     def all_to_all(self, out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts) -> Work:
         check_all_to_all(out, out_counts, whole, in_counts, self.rank, self.size)
         steps = self._swap(pieces(flat(out), out_counts), pieces(flat(whole), in_counts))
-        return self._start("all_to_all", steps)
+        return self._start("all_to_all", steps, out.nbytes + whole.nbytes)
 
     def barrier(self) -> None:
         one = np.zeros(1, np.uint8)
         received = _receive_buffers(one, self.size)
-        self._start("barrier", self._swap(received, [one] * self.size)).wait()
+        self._start("barrier", self._swap(received, [one] * self.size), self.size).wait()
 
     def window(self, buffers: Sequence[Buffer]) -> Window | None:
         self._lifetime.check()
@@ -198,11 +122,12 @@ class PointToPointComm(ABC):
         action = {"send": "send to", "recv": "receive from"}[verb]
         return f"rank {self.rank}'s {action} rank {peer}"
 
-    def _start(self, name: str, steps: Steps) -> Work:
+    def _start(self, name: str, steps: Steps, nbytes: int | None = None) -> Work:
+        """Start a collective of one round of so many bytes, or of several rounds."""
         self._lifetime.check()
         phase = f"{name} on rank {self.rank} of {self.size}"
-        work = _StepsWork(phase, self._lifetime, self.limit)
-        work.start(steps)
+        work = StepsWork(phase, self._lifetime, self.limit, self._running)
+        work.start(steps, by_thread=nbytes is None or nbytes > _WITHOUT_THREAD)
         return work
 
     def _next_tag(self) -> int:

@@ -30,7 +30,7 @@ class Work(Protocol):
     def ended(self) -> float | None:
         """Reading of ``time.perf_counter`` when the data had arrived.
 
-        ``None`` until then, and always if the transport does not know it.
+        ``None`` until then, and always if the transport does not know it or the transfer is small.
         """
 
     def wait(self) -> None:

@@ -32,7 +32,7 @@ class TimedComm:
 
     Errors of ``hidden``: transfers in progress at the same time all count. The end of a transfer
     is noticed by another thread, some milliseconds late if this one keeps the interpreter. If a
-    transport does not know the end (``local``), nothing counts as hidden.
+    transport does not know the end (``local``, small transfers), nothing counts as hidden.
 
     On a GPU the figures mean nothing, since streams wait instead of the host.
     """

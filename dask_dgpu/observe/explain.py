@@ -18,7 +18,7 @@ from dask_dgpu.observe.folding import folded, repeated
 from dask_dgpu.observe.runs import last_runs, sent_of, transfers
 from dask_dgpu.planner.fallbacks import arrays_of, fallbacks_of, reason_of
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.predict import Prediction, figures_of, held_by
+from dask_dgpu.planner.predict import Prediction, held_by
 from graph_opt.model.cost import FIGURES
 from graph_opt.model.layout import Declined, label
 from graph_opt.model.piece import Piece, Region
@@ -244,7 +244,7 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
     names = arrays_of(graph, set(flatten(keys)))
     reported = fallbacks_of(client, names) if optimizer.facts.scheduler else ()
     held = held_by(optimizer.facts.scheduler, client)
-    optimizer = optimizer.with_figures(figures_of(optimizer.facts, client))
+    optimizer = optimizer.calibrated(client)
     try:
         rewriting = optimizer.rewrite(graph, keys, held)
     except Exception as error:

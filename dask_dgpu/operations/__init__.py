@@ -3,7 +3,7 @@
 All other modules read the table :data:`OPERATIONS`.
 """
 
-from dask_dgpu.operations import fft, jacobi, matmul, overlap, rechunk, stencil
+from dask_dgpu.operations import contract, conv2d, fft, jacobi, matmul, overlap, rechunk, stencil
 from dask_dgpu.operations import sum as sum_
 from dask_dgpu.operations.operation import Cost, Operation
 from graph_opt.dask_graph.layers import DEFERRED
@@ -11,12 +11,14 @@ from graph_opt.dask_graph.parse import Rule
 
 OPERATIONS: dict[str, Operation] = {
     "matmul": matmul.MATMUL,
+    "contract": contract.CONTRACT,
     "rechunk": rechunk.RECHUNK,
     "fft": fft.FFT,
     "overlap": overlap.OVERLAP,
     "stencil": stencil.STENCIL,
     "jacobi": jacobi.JACOBI,
     "sum": sum_.SUM,
+    "conv2d": conv2d.CONV2D,
 }
 
 RULES: tuple[Rule, ...] = (

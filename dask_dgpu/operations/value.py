@@ -27,6 +27,7 @@ from graph_opt.model.layout import (
     spread,
 )
 from graph_opt.model.piece import Blockwork, Member
+from graph_opt.model.settle import settled
 
 Array = Any
 Blocks = dict[Index, Array]
@@ -102,6 +103,16 @@ class Placed:
         return Placed(self.layout.transposed(axes), self.dtype, self.spent)
 
 
+@dataclass(frozen=True)
+class Shipment:
+    """A whole block that one rank sends to another."""
+
+    value: int
+    index: Index
+    source: int
+    target: int
+
+
 def place(source: Layout, result: Value, size: int) -> Layout:
     """Give every rank about its share of a result, most of it from its own blocks.
 
@@ -114,7 +125,7 @@ def place(source: Layout, result: Value, size: int) -> Layout:
     sizes = [prod(result.block_shape(index)) for index in wanted]
     owners: Sequence[int] = dealt(len(wanted), size, sizes)
     if _products(source, result) * size <= MOST_PRODUCTS:
-        owners = _settled(_held(source, result, wanted, size), sizes, owners)
+        owners = settled(_held(source, result, wanted, size), sizes, owners)
     return result.placed(owners).layout
 
 
@@ -137,26 +148,6 @@ def _held(source: Layout, result: Value, wanted: list[Index], size: int) -> Leng
     for rank in range(size):
         held[:, rank] = spread((owners == rank).astype(float), common).reshape(-1)[places]
     return held
-
-
-def _settled(held: Lengths, sizes: list[int], even: Sequence[int]) -> Sequence[int]:
-    """Let each block take the rank with most of it that still has room, else that of ``even``."""
-    if (held == held[:, :1]).all():
-        return even
-    load = np.zeros(held.shape[1], np.int64)
-    owners = list(even)
-    np.add.at(load, owners, sizes)
-    room = int(load.max(initial=0))
-    load[:] = 0
-    for block in np.argsort(-held.max(axis=1, initial=0), kind="stable").tolist():
-        fits = load + sizes[block] <= room
-        if not fits.any():
-            fits = load == load.min()
-        mine = np.where(fits, held[block], -1)
-        best = int(mine.argmax())
-        owners[block] = even[block] if mine[even[block]] == mine[best] else best
-        load[owners[block]] += sizes[block]
-    return owners
 
 
 @dataclass(frozen=True)

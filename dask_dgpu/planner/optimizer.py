@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask.array.optimization
 from dask.core import flatten
@@ -39,6 +39,9 @@ from graph_opt.dask_graph.parse import ArrayGraph, Culled, cull, parse
 from graph_opt.model.layout import CUPY, NUMPY, Declined
 from graph_opt.model.piece import Piece, Region
 from graph_opt.passes import check, find, insert, partition
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 MOST_WASTE = 0.5
 """Leave a piece to Dask if more than this fraction of its computed blocks is unused."""
@@ -87,8 +90,7 @@ class GraphOptimizer:
             if not isinstance(graph, HighLevelGraph):
                 graph = HighLevelGraph.from_collections(str(id(dsk)), dsk, dependencies=())
             graph = guarded(graph)
-            optimizer = self.with_figures(figures_of(self.facts))
-            rewriting = optimizer.rewrite(graph, keys, held_by(self.facts.scheduler))
+            rewriting = self.calibrated().rewrite(graph, keys, held_by(self.facts.scheduler))
             if not rewriting.regions:
                 return dask.array.optimization.optimize(graph, keys, **kwargs)
             optimized = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
@@ -100,6 +102,10 @@ class GraphOptimizer:
                 raise
             report(error, arrays_of(graph, _flat(keys)), self.facts.scheduler)
             return dask.array.optimization.optimize(graph, keys, **kwargs)
+
+    def calibrated(self, client: Client | None = None) -> GraphOptimizer:
+        """Return the optimizer with the rates that the scheduler, here or a client's, measured."""
+        return self.with_figures(figures_of(self.facts, client))
 
     def with_figures(self, figures: Figures) -> GraphOptimizer:
         """Return the optimizer for a cluster with these measured rates."""

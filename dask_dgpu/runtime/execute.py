@@ -99,6 +99,7 @@ class _Rank:
 
     def __post_init__(self) -> None:
         steps = {step.output: step.result for step in self.program.steps}
+        self.moves = dict(self.fixed.fixed.moves)
         self.declared: dict[str, Value] = dict(self.program.inputs) | steps
         self.timed = TimedComm(self.comm) if self.device.kind == "cpu" else None
         self.comm = self.timed or self.comm
@@ -112,6 +113,7 @@ class _Rank:
             for step, ending, spent in zip(program.steps, program.ends, program.spent, strict=True):
                 name = label(step.output)
                 with self.observer.step(name, _action(step)) as span, device.named(name):
+                    self._bring(step)
                     if isinstance(step, Local):
                         made = self._call_functions(step, name)
                     else:
@@ -137,6 +139,18 @@ class _Rank:
         for blocks in self.values.values():
             for index, block in blocks.items():
                 blocks[index] = self.device.borrow(block)
+
+    def _bring(self, step: Local | Collective) -> None:
+        """Move blocks of inputs before their first use, if the plans say so."""
+        inputs = {self.fixed.numbers[name]: self.values[name] for name in step.inputs}
+        moves = [each for number in inputs for each in self.moves.pop(number, ())]
+        if moves:
+            received = ship(moves, self.comm, self.device, inputs)
+            for each in moves:
+                if each.source == self.comm.rank:
+                    del inputs[each.value][each.index]
+            for (number, index), block in received.items():
+                inputs[number][index] = block
 
     def _run_collective(self, step: Collective, name: str, spent: Collection[str]) -> Blocks:
         """Run a collective on blocks in the device's memory that match the graph's declaration."""

@@ -25,33 +25,24 @@ from typing import Any, cast
 
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.operation import Request
-from dask_dgpu.operations.value import Local, Need, Placed, Value
-from dask_dgpu.runtime.program import Key, Program
-from graph_opt.model.cost import Machine
+from dask_dgpu.operations.value import Need, Placed, Shipment, Value
+from dask_dgpu.runtime.homes import Held, Moves, homes, is_worthwhile, moves
+from dask_dgpu.runtime.program import Key, Program, Structure
 from graph_opt.model.layout import Bare, Index, Layout, dealt
 
 Block = tuple[int, Index]
 """A block: the number of its value, and its place."""
 
 Needs = Mapping[Index, Sequence[Need]]
-Owners = Mapping[str, Sequence[int]]
 Ranks = tuple[int, ...]
-
-KEPT_PLANS = 32
-"""Number of plans that a process keeps, with whatever ranks derive from them."""
 
 LITTLE = 0.5
 """Inputs with less than this fraction of a block's bytes do not bind it to a rank."""
 
+Owners = Mapping[str, Sequence[int]]
 
-@dataclass(frozen=True)
-class Shipment:
-    """A whole block that one rank sends to another."""
-
-    value: int
-    index: Index
-    source: int
-    target: int
+KEPT_PLANS = 32
+"""Number of plans that a process keeps, with whatever ranks derive from them."""
 
 
 @dataclass(frozen=True)
@@ -63,61 +54,19 @@ class Making:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A step without the names of arrays: values are numbered, inputs of the program first.
-
-    ``operation``, ``task`` and the ``spent`` inputs are those of a collective. A local step has
-    ``needs`` instead.
-    """
-
-    inputs: tuple[int, ...]
-    result: Value
-    operation: str | None = None
-    task: Any = None
-    spent: tuple[bool, ...] = ()
-    needs: tuple[tuple[Need, ...], ...] = ()
-    once: bool = False
-
-
-@dataclass(frozen=True)
-class Structure:
-    """What plans depend on: a program without names, functions and time limits."""
-
-    inputs: tuple[Value, ...]
-    stages: tuple[Stage, ...]
-    outputs: tuple[tuple[int, tuple[Index, ...]], ...]
-    machine: Machine
-    room: float | None
-
-    @classmethod
-    def of(cls, program: Program) -> Structure:
-        """Return the structure of a program."""
-        number = {name: at for at, name in enumerate(program.names)}
-        stages = []
-        for step, spent in zip(program.steps, program.spent, strict=True):
-            inputs = tuple(number[name] for name in step.inputs)
-            if isinstance(step, Local):
-                stages.append(Stage(inputs, step.result, needs=step.needs, once=step.once))
-            else:
-                last = tuple(name in spent for name in step.inputs)
-                stages.append(Stage(inputs, step.result, step.operation, step.task, last))
-        outputs = tuple((number[name], blocks) for name, blocks in program.outputs)
-        values = tuple(value for _, value in program.inputs)
-        return cls(values, tuple(stages), outputs, program.machine, program.room)
-
-
-@dataclass(frozen=True)
 class Fixed(Bare):
     """The plans of a structure, the same on every rank; values have numbers.
 
     ``collectives`` has the plan of each collective, by its output. ``values`` has the places of
     inputs, of inputs and outputs of collectives, and of results. ``makings`` says where local
-    steps make their values.
+    steps make their values. The ``moves`` of an input come before its first use; ``values`` has
+    its places after them.
     """
 
     collectives: Mapping[int, Any]
     values: Mapping[int, Placed]
     makings: Mapping[int, Making]
+    moves: Moves
 
     @cached_property
     def payload(self) -> bytes:
@@ -159,11 +108,22 @@ def received(payload: bytes) -> Fixed:
 
 
 @lru_cache(maxsize=KEPT_PLANS)
-def _fixed(structure: Structure, owners: tuple[tuple[int, ...], ...], size: int) -> Fixed:
+def _fixed(structure: Structure, held: Held, size: int) -> Fixed:
+    stay, even = _staying(structure, held, size), tuple(dealt(len(each), size) for each in held)
+    home = held if held == even else homes(structure, held, even)
+    if home == held:
+        return stay
+    move = replace(_staying(structure, home, size), moves=moves(structure, held, home))
+    return move if is_worthwhile(structure, stay, move, size) else stay
+
+
+@lru_cache(maxsize=KEPT_PLANS)
+def _staying(structure: Structure, held: Held, size: int) -> Fixed:
+    """Plan a program whose inputs stay where they are."""
     placement = Placement(size)
     values: dict[int, Placed] = {}
-    for number, (value, held) in enumerate(zip(structure.inputs, owners, strict=True)):
-        values[number] = value.placed(held)
+    for number, (value, ranks) in enumerate(zip(structure.inputs, held, strict=True)):
+        values[number] = value.placed(ranks)
         placement.put(number, value, values[number].layout)
     first = len(structure.inputs)
     collectives: dict[int, Any] = {}
@@ -186,7 +146,8 @@ def _fixed(structure: Structure, owners: tuple[tuple[int, ...], ...], size: int)
         placement.put(number, result, layout)
     values |= {number: placement.placed(number) for number, _ in structure.outputs}
     local = [first + at for at, stage in enumerate(structure.stages) if stage.operation is None]
-    return Fixed(collectives, values, {number: placement.making(number) for number in local})
+    makings = {number: placement.making(number) for number in local}
+    return Fixed(collectives, values, makings, moves={})
 
 
 @lru_cache(maxsize=KEPT_PLANS)

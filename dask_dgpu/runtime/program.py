@@ -18,7 +18,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
 
 from dask_dgpu.comm.bootstrap import Transport
-from dask_dgpu.operations.value import Collective, Local, Value
+from dask_dgpu.operations.value import Collective, Local, Need, Value
 from graph_opt.dask_graph import internals as dask_task
 from graph_opt.dask_graph.emit import Plain
 from graph_opt.dask_graph.internals import BlockwiseDep, blockwise_token
@@ -246,3 +246,47 @@ def _bare(layer: Layer, facts: dict[str, BlockwiseDep]) -> Layer:
     bare.annotations = bare.collection_annotations = None
     bare.__dict__.pop("_cached_dict", None)
     return bare
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A step without the names of arrays: values are numbered, inputs of the program first.
+
+    ``operation``, ``task`` and the ``spent`` inputs are those of a collective. A local step has
+    ``needs`` instead.
+    """
+
+    inputs: tuple[int, ...]
+    result: Value
+    operation: str | None = None
+    task: Any = None
+    spent: tuple[bool, ...] = ()
+    needs: tuple[tuple[Need, ...], ...] = ()
+    once: bool = False
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What plans depend on: a program without names, functions and time limits."""
+
+    inputs: tuple[Value, ...]
+    stages: tuple[Stage, ...]
+    outputs: tuple[tuple[int, tuple[Index, ...]], ...]
+    machine: Machine
+    room: float | None
+
+    @classmethod
+    def of(cls, program: Program) -> Structure:
+        """Return the structure of a program."""
+        number = {name: at for at, name in enumerate(program.names)}
+        stages = []
+        for step, spent in zip(program.steps, program.spent, strict=True):
+            inputs = tuple(number[name] for name in step.inputs)
+            if isinstance(step, Local):
+                stages.append(Stage(inputs, step.result, needs=step.needs, once=step.once))
+            else:
+                last = tuple(name in spent for name in step.inputs)
+                stages.append(Stage(inputs, step.result, step.operation, step.task, last))
+        outputs = tuple((number[name], blocks) for name, blocks in program.outputs)
+        values = tuple(value for _, value in program.inputs)
+        return cls(values, tuple(stages), outputs, program.machine, program.room)

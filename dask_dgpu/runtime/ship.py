@@ -14,8 +14,8 @@ import numpy as np
 
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.value import Blocks
-from dask_dgpu.runtime.plans import Block, Shipment
+from dask_dgpu.operations.value import Blocks, Shipment
+from dask_dgpu.runtime.plans import Block
 
 Array = Any
 

@@ -16,6 +16,7 @@ from dask.array.optimization import optimize
 from dask.utils import typename
 
 from dask_dgpu.array import fft
+from dask_dgpu.array.einsum.patched import pairwise
 from dask_dgpu.array.fft.call import DASK_FFT, DASKS_OWN
 from dask_dgpu.array.reductions.call import Method, is_number, reduced
 from dask_dgpu.kernels.sums.partial import Kind
@@ -26,8 +27,8 @@ Function = Callable[..., Any]
 REDUCTIONS = import_module("dask.array.reductions")
 """Methods of arrays look up their functions here."""
 
-CONTRACTION = "tensordot-"
-"""Prefix of partial products. Their sum belongs to a matrix multiplication, found by a rule."""
+CONTRACTIONS = ("tensordot-", "chunk_einsum-")
+"""Prefixes of partial products. Their sum belongs to a contraction, found by a rule."""
 
 _installed = ExitStack()
 
@@ -39,6 +40,7 @@ def patches(sum_method: Method) -> list[tuple[Any, str, Function]]:
     """
     table: list[tuple[Any, str, Function]] = [
         (Array, "to_delayed", _without_gangs(Array.to_delayed)),
+        (da, "einsum", pairwise(da.einsum)),
         *((DASK_FFT, name, getattr(fft, name)) for name in DASKS_OWN),
     ]
     if sum_method != "dask":
@@ -109,5 +111,5 @@ def _is_summable(a: Any, dtype: Any) -> bool:
         typename(type(a._meta if chunked else a)) in CONTAINERS
         and is_number(a.dtype)
         and (dtype is None or dtype == BFLOAT16 or is_number(np.dtype(dtype)))
-        and not (chunked and a.name.startswith(CONTRACTION))
+        and not (chunked and a.name.startswith(CONTRACTIONS))
     )

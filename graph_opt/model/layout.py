@@ -5,7 +5,7 @@ An axis of chunks ``(3, 3, 2)`` has the cuts ``(0, 3, 6, 8)``.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -192,7 +192,9 @@ def overlaps(cuts: Cuts, start: int, stop: int) -> Iterator[tuple[int, int, int]
     ``lo`` and ``hi`` are positions on the axis, not within the chunk. Empty
     chunks and empty spans yield nothing.
     """
-    for chunk in range(len(cuts) - 1):
+    for chunk in range(max(0, bisect_right(cuts, start) - 1), len(cuts) - 1):
+        if cuts[chunk] >= stop:
+            return
         lo, hi = max(start, cuts[chunk]), min(stop, cuts[chunk + 1])
         if lo < hi:
             yield chunk, lo, hi

@@ -138,7 +138,7 @@ class MatmulPiece(Piece):
 
 
 def match(graph: ArrayGraph, name: str) -> MatmulPiece | Declined | None:
-    """Match the product whose blockwise layer is ``name``; ``None`` is no product."""
+    """Match the product whose blockwise layer is ``name``; ``None`` is no product of matrices."""
     function = block_function(graph, name)
     reductions = [names for product, names in REDUCTIONS if product is function]
     if not reductions:
@@ -149,10 +149,10 @@ def match(graph: ArrayGraph, name: str) -> MatmulPiece | Declined | None:
         return Declined(name, "an operand is not a Dask array with known facts")
     left, right = nodes[0], nodes[1]
     if left.ndim != 2 or right.ndim != 2:
-        return Declined(name, f"operands of {left.ndim} and {right.ndim} axes are not matrices")
+        return None
     (rows, inner), (inner_right, columns) = (index for _, index in operands)
     if inner != inner_right or rows == columns or not _contracts_plainly(graph, name):
-        return Declined(name, "the contraction is not that of a plain matrix product")
+        return None
     passed = follow(graph, name, reductions[0], ndim=2)
     output = graph.node(passed[-1]) if passed else None
     if output is None:
@@ -181,15 +181,21 @@ def _up_to_date(
     ``compute_chunk_sizes``, for example, does not update the layer of its array. Only the
     operands have the sizes along the contraction, and Dask has made these equal.
     """
-    inner, inner_right = left.chunks[1], right.chunks[0]
-    # Dask declares one value for a reduction with several, so (1,) may be more
-    reduced = all("-aggregate-" in node.name for node in (left, right)) and inner == (1,)
-    if any(map(math.isnan, inner)):
-        inner = inner_right
-    elif reduced or (not any(map(math.isnan, inner_right)) and inner != inner_right):
-        inner = (cast(int, math.nan),) * len(inner)  # one of the two is out of date
+    inner = inner_chunks(left, right, (1, 0))
     rows, columns = output.chunks
     return replace(left, chunks=(rows, inner)), replace(right, chunks=(inner, columns))
+
+
+def inner_chunks(left: ArrayNode, right: ArrayNode, axes: tuple[int, int]) -> tuple[int, ...]:
+    """Return the chunk sizes of an axis of both operands, NaN if they are out of date."""
+    sizes, others = left.chunks[axes[0]], right.chunks[axes[1]]
+    # Dask declares one value for a reduction with several, so (1,) may be more
+    reduced = all("-aggregate-" in node.name for node in (left, right)) and sizes == (1,)
+    if any(map(math.isnan, sizes)):
+        return others
+    if reduced or (not any(map(math.isnan, others)) and sizes != others):
+        return (cast(int, math.nan),) * len(sizes)
+    return sizes
 
 
 def _contracts_plainly(graph: ArrayGraph, name: str) -> bool:

@@ -49,7 +49,7 @@ NO_ARRAYS: dict[str, Any] = {
     "masked": MASKED,
     "sparse": SPARSE,
 }
-TRANSFORMS = ("fft", "dct", "poisson")
+TAKE_LONG = ("fft", "dct", "poisson", "einsum")
 """They take long doubles."""
 
 REDUCTIONS = ("sum", "mean", "max", "min", "var", "std", "norm")
@@ -121,6 +121,13 @@ def table() -> Iterator[tuple[str, Callable[..., Any], str, Any]]:
     yield from (("jacobi", jacobi, "dx", bad) for bad in (*NUMBERS, 0, -1.0, 1e-200))
     wrong = (*NUMBERS[:-1], 0, -1.0, "a", (1.0,), (1.0, "a"), (1.0, None))
     yield from (("poisson", partial(dgpu.poisson, X), "dx", bad) for bad in wrong)
+    for kind in ("einsum", "einsum_path"):
+        function = partial(getattr(dgpu, kind), "ij,kj,kl->il", X, X, X)
+        paths = ((0, 1), [(0, 1)], [(0, 0), (0, 1)], [(0, 3), (0, 1)], [(0, 1.5), (0, 1)], [()])
+        for bad in (None, "nearly", 3, X, {(0, 1)}, [("0", "1"), (0, 1)], *paths):
+            yield kind, function, "optimize", bad
+        for bad in (0, -1, "-1 GiB", 0.5, NAN, INF, "much", "", True, [1], X, 7):
+            yield kind, function, "memory_limit", bad
     yield from (("explain", partial(dgpu.explain, X), "measured", bad) for bad in FLAGS)
     yield from (("explain", dgpu.explain, "array", bad) for bad in (None, "x", 3, np.ones(3)))
     benefit = dgpu.cost.overlap_benefit
@@ -199,6 +206,7 @@ ARRAYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "poisson": ("rhs", dgpu.poisson),
     "matmul": ("a", lambda x: dgpu.matmul(x, X, strategy="row")),
     "matmul, right": ("b", lambda x: dgpu.matmul(X, x, strategy="column")),
+    "einsum": ("operand 1", lambda x: dgpu.einsum("...,...", X, x)),
 }
 
 
@@ -208,7 +216,7 @@ ARRAYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
         (function, array)
         for function in ARRAYS
         for array in NO_ARRAYS
-        if not (function in TRANSFORMS and array == "longdouble")
+        if not (function in TAKE_LONG and array == "longdouble")
     ],
 )
 def test_an_array(function: str, array: str) -> None:
@@ -248,6 +256,7 @@ def test_a_setting(name: str, bad: Any) -> None:
         (lambda: dgpu.matmul(X, X.T, strategy="rows"), "row"),
         (lambda: dgpu.matmul(X, X.T, wire_dtype="bfloat"), "bfloat16"),
         (lambda: dgpu.enable(matmul_wire_dtype="flot16"), "float16"),
+        (lambda: dgpu.einsum("ij,jk", X, X.T, optimize="greed"), "greedy"),
     ],
 )
 def test_a_name_that_is_almost_right(call: Callable[[], Any], meant: str) -> None:

@@ -100,6 +100,21 @@ def correlated(x: Any, kernel: Any, boundary: Sequence[Any], iterations: int) ->
     return wide
 
 
+def convolved(
+    x: Any, weight: Any, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> Any:
+    """Do what ``dgpu.conv2d`` does, to an image of several channels."""
+    wide = np.pad(x, [(0, 0), *((n, n) for n in padding)])
+    reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    total: Any = 0
+    for at in np.ndindex(weight.shape[2:]):
+        starts = [d * i for d, i in zip(dilation, at, strict=True)]
+        stops = [n - r + i for n, r, i in zip(wide.shape[1:], reach, starts, strict=True)]
+        part = wide[:, starts[0] : stops[0] : stride[0], starts[1] : stops[1] : stride[1]]
+        total = total + np.tensordot(weight[(..., *at)].astype(x.dtype), part, axes=1)
+    return total
+
+
 def assigned(x: Any, index: Any, value: Any) -> Any:
     """Return a copy with some elements set."""
     y = x.copy()

@@ -40,6 +40,7 @@ def test_tree(tree_seed: int, request: pytest.FixtureRequest) -> None:
         check(tree_seed, cluster_way(client), N_WORKERS)
 
 
+@pytest.mark.filterwarnings("ignore:Increasing number of chunks")
 def test_trees_are_rewritten() -> None:
     """A fuzzer whose graphs are left to Dask would find nothing."""
     pieces = 0

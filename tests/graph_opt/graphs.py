@@ -15,6 +15,7 @@ from graph_opt.dask_graph.members import fuse, members
 from graph_opt.dask_graph.parse import Culled, cull, parse
 from graph_opt.model.piece import Blockwork, Member, Region
 from graph_opt.passes import Matches, find, insert, partition
+from graph_opt.pieces.contract import ContractPiece
 from graph_opt.pieces.matmul import MatmulPiece
 from graph_opt.pieces.rechunk import RechunkPiece
 
@@ -107,6 +108,11 @@ def _partitioned(
         graph = fuse(graph, members(facts, graph), wanted)
     culled = cull(graph, wanted)
     return culled, partition(culled, facts, members(facts, culled.graph) if local else (), wanted)
+
+
+def contractions(*arrays: da.Array) -> tuple[ContractPiece, ...]:
+    """Return the contractions in the graph of some arrays, without products of matrices."""
+    return tuple(piece for piece in matches(*arrays).pieces if isinstance(piece, ContractPiece))
 
 
 def products(*arrays: da.Array) -> tuple[MatmulPiece, ...]:

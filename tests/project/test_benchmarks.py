@@ -55,6 +55,18 @@ def test_summa_writes_every_figure(tmp_path: Path) -> None:
     assert [line["ratio"] is None for line in lines] == [True] * 4 + [False] * 3
 
 
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_contract_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "contract.py", "--quick")
+    cases = [line["what"].removesuffix(", dask") for line in lines[::2]]
+    assert cases[0] == "matmul"
+    assert [line["what"] for line in lines[1::2]] == [f"{case}, dask_dgpu" for case in cases]
+    for line in lines:
+        assert line["median"] == line["seconds"][0] > 0
+        assert line["ratio"] > 0
+
+
 @pytest.mark.slow
 def test_overlap_writes_every_figure(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "overlap.py", "--quick")
@@ -237,6 +249,18 @@ def test_map_overlap_writes_every_figure(tmp_path: Path) -> None:
     ]
     assert [line["boundary"] for line in lines[1::2]] == [0, "periodic", "reflect", 0]
     assert [line["ratio"] for line in lines[1:7:2]] == [1, 1, 1]
+    for line in lines:
+        assert len(line["seconds"]) == 1
+        assert line["median"] == line["seconds"][0] > 0
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_conv2d_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "conv2d.py", "--quick")
+    ways = ["torch, one process", "rank program", "end to end, dask", "end to end, dask_dgpu"]
+    assert [line["what"] for line in lines] == ways * 2
+    assert [line["ratio"] for line in lines[::4]] == [1, 1]
     for line in lines:
         assert len(line["seconds"]) == 1
         assert line["median"] == line["seconds"][0] > 0

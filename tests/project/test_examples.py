@@ -86,6 +86,16 @@ def test_spectral_filter(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
+def test_edges(tmp_path: Path) -> None:
+    told = drawn("edges", tmp_path)
+    assert told.count("by space in 4 tiles") == 2
+    assert "runs as one program" in told
+    (line,) = (line for line in told.splitlines() if line.startswith("largest difference"))
+    assert float(line.rpartition(" ")[2]) < 1e-5
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_rock_salt(tmp_path: Path) -> None:
     told = drawn("rock_salt", tmp_path)
     assert "runs as one program" in told

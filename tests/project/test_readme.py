@@ -38,6 +38,8 @@ NAMES = {
     "z": da.ones((4, 8, 8), chunks=4),
     "t": da.ones((8, 8), chunks=(4, 8)),
     "w": da.concatenate(ROWS_OF_W),
+    "images": da.ones((4, 3, 8, 8), chunks=(1, 3, 4, 8)),
+    "kernels": da.ones((2, 3, 3, 3)),
 }
 
 

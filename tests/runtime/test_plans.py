@@ -16,9 +16,9 @@ import dask_dgpu as dgpu
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
-from dask_dgpu.operations.value import Value
+from dask_dgpu.operations.value import Shipment, Value
 from dask_dgpu.runtime.execute import execute
-from dask_dgpu.runtime.plans import Owners, Placement, Plans, Shipment, plans, received
+from dask_dgpu.runtime.plans import Owners, Placement, Plans, plans, received
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.ship import HEADER, ship
 from graph_opt.model.layout import Layout, dealt

@@ -54,3 +54,11 @@ def test_a_patch_of_somebody_else_before_is_restored(monkeypatch: pytest.MonkeyP
     assert da.fft.hfft is dgpu.fft.hfft
     dgpu.disable()
     assert da.fft.hfft is other
+
+
+def test_sums_of_partial_products_are_those_of_the_contraction() -> None:
+    x = da.ones((4, 4), chunks=2)
+    with dgpu.enable(sum_method="compensated"):
+        assert x.sum().name.startswith("compensated_sum")
+        for y in (da.tensordot(x, x, axes=2), da.einsum("ij,jk", x, x), dgpu.einsum("ij,jk", x, x)):
+            assert y.name.startswith("sum-aggregate")

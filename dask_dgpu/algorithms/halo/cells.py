@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,10 +25,7 @@ from dask_dgpu.algorithms.redistribute.moves import (
     unravel,
     values_at,
 )
-from graph_opt.model.layout import Cuts
-
-if TYPE_CHECKING:
-    from dask_dgpu.algorithms.halo.plan import HaloPlan
+from graph_opt.model.layout import Cuts, Layout
 
 Boundary = str | complex | None
 Depth = tuple[int, int]
@@ -37,6 +34,54 @@ Run = tuple[int, int, int]
 
 CONSTANT = -1
 """The source chunk of constants beyond the array."""
+
+
+class Assembly(Protocol):
+    """A plan of target blocks that consist of parts of the blocks of a layout.
+
+    ``target`` has the shape and the rank of each target block, as if they were adjacent in an
+    array, and ``axes`` has the segments of each axis. A :class:`HaloPlan` is one.
+    """
+
+    @property
+    def layout(self) -> Layout:
+        """The blocks that are read."""
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the blocks."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+
+    @property
+    def axes(self) -> list[Axis]:
+        """The segments of each axis."""
+
+    @property
+    def target(self) -> Layout:
+        """The assembled blocks."""
+
+    @property
+    def cells(self) -> Cells:
+        """All parts of all target blocks."""
+
+    @property
+    def corners(self) -> bool:
+        """Whether parts that are ghost cells along several axes are wanted."""
+
+    @property
+    def depth(self) -> tuple[Depth, ...]:
+        """The most ghost cells before and after a block along each axis."""
+
+    @property
+    def boundary(self) -> tuple[Boundary, ...]:
+        """The constants of segments without a source."""
 
 
 class Cells:
@@ -58,15 +103,16 @@ class Cells:
         The ranks of source and target; the same for a constant.
     """
 
-    def __init__(self, plan: HaloPlan) -> None:
+    def __init__(self, plan: Assembly) -> None:
         self._axes = axes = plan.axes
         grid = plan.layout.grid
         owners = np.array([*plan.layout.owners, -1], np.int64)
         sizes = combined(np.multiply, (axis.length for axis in axes), 1)
-        target = row_major([axis.target for axis in axes], grid)
+        target = row_major([axis.target for axis in axes], plan.target.grid)
         ghosts = combined(np.add, (axis.ghost for axis in axes), 0)
         beyond = (np.where(axis.source < 0, k, -1) for k, axis in enumerate(axes))
-        kept = (np.array(plan.target.owners, np.int64)[target] >= 0) & (sizes > 0)
+        receiver = np.array(plan.target.owners, np.int64)[target]
+        kept = (receiver >= 0) & (sizes > 0)
         if not plan.corners:
             kept &= ghosts <= 1
         chosen = np.flatnonzero(kept)
@@ -75,7 +121,7 @@ class Cells:
         self.constant = combined(np.maximum, beyond, -1)[chosen]
         source = row_major([axis.source for axis in axes], grid)[chosen]
         self.source = np.where(self.constant < 0, source, -1)
-        self.receiver = owners[self.target]
+        self.receiver = receiver[chosen]
         self.sender = np.where(self.constant < 0, owners[self.source], self.receiver)
 
     def column(self, name: str, cells: Ints) -> Ints:

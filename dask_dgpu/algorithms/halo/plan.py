@@ -8,7 +8,14 @@ from functools import cached_property
 
 import numpy as np
 
-from dask_dgpu.algorithms.halo.cells import Axis, Boundary, Cells, Depth, extends_beyond
+from dask_dgpu.algorithms.halo.cells import (
+    Assembly,
+    Axis,
+    Boundary,
+    Cells,
+    Depth,
+    extends_beyond,
+)
 from dask_dgpu.algorithms.redistribute.moves import Ints, indices_at, table_of
 from dask_dgpu.algorithms.redistribute.plan import check_owners
 from graph_opt.model.cost import Machine
@@ -144,7 +151,7 @@ def _check(plan: HaloPlan) -> None:
             )
 
 
-def traffic(plan: HaloPlan) -> Ints:
+def traffic(plan: Assembly) -> Ints:
     """Return the bytes that each rank sends to each: ``traffic(plan)[sender, receiver]``."""
     cells, shape = plan.cells, (plan.size, plan.size)
     moved = cells.sender != cells.receiver
@@ -152,13 +159,13 @@ def traffic(plan: HaloPlan) -> Ints:
     return elements * plan.itemsize
 
 
-def workspace(plan: HaloPlan) -> int:
+def workspace(plan: Assembly) -> int:
     """Return the bytes of the messages of the busiest rank, in and out."""
     counts = traffic(plan)
     return int((counts.sum(axis=0) + counts.sum(axis=1)).max(initial=0))
 
 
-def cost(plan: HaloPlan, machine: Machine, *, copied: bool = True) -> float:
+def cost(plan: Assembly, machine: Machine, *, copied: bool = True) -> float:
     """Predict the seconds of an exchange on the busiest rank.
 
     ``copied`` is whether the blocks themselves are copied too, while messages are in transit.

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
+from dask_dgpu.algorithms.halo.cells import Assembly
 from dask_dgpu.algorithms.halo.plan import HaloPlan
 from dask_dgpu.algorithms.halo.schedule import View, schedule
 from dask_dgpu.algorithms.redistribute.rank import checked, exchange
@@ -65,7 +66,7 @@ class Exchange:
     """A halo exchange of blocks in place, which can be repeated.
 
     All methods are called on one lane of the device. ``blocks`` may be the middles of ``extended``,
-    whose ghost cells are filled. The exchanges of one program may share the memory of messages: one
+    whose ghost cells are filled. Exchanges of one ``name`` share the memory of messages: one
     finishes before the next starts.
 
     Raises
@@ -75,7 +76,13 @@ class Exchange:
     """
 
     def __init__(
-        self, plan: HaloPlan, comm: Comm, device: Device, blocks: Blocks, extended: Blocks
+        self,
+        plan: Assembly,
+        comm: Comm,
+        device: Device,
+        blocks: Blocks,
+        extended: Blocks,
+        name: str = "halo",
     ) -> None:
         self.comm, self.device = comm, device
         self.work = work = schedule(plan, comm.rank)
@@ -90,7 +97,7 @@ class Exchange:
         views = Arrays(_views(plan, device, work.views, sources))
         ghosted = Arrays(targets)
         split = sum(work.send_counts)
-        buffer = device.workspace("halo", split + sum(work.receive_counts), plan.dtype)
+        buffer = device.workspace(name, split + sum(work.receive_counts), plan.dtype)
         self.out, self.inbox = buffer[:split], buffer[split:]
         self._sends = work.sends.pieces(self.out, views)
         self._receives = work.receives.pieces(ghosted, self.inbox)
@@ -124,7 +131,7 @@ class Exchange:
 
 
 def _views(
-    plan: HaloPlan, device: Device, views: Sequence[View], sources: Sequence[Array]
+    plan: Assembly, device: Device, views: Sequence[View], sources: Sequence[Array]
 ) -> list[Array]:
     """Return the views that contain the cells."""
     ndim = plan.layout.ndim
@@ -145,7 +152,7 @@ def _views(
     return found
 
 
-def _constant(plan: HaloPlan, device: Device, axis: int) -> Array:
+def _constant(plan: Assembly, device: Device, axis: int) -> Array:
     """Return the constant beyond an axis as an array as large as any cell."""
     value = np.asarray(plan.boundary[axis]).astype(plan.dtype)
     lengths = [int(np.diff(cuts).max(initial=0)) for cuts in plan.target.cuts]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dask_dgpu.algorithms.halo.plan import HaloPlan
+from dask_dgpu.algorithms.halo.cells import Assembly
 from dask_dgpu.algorithms.redistribute.moves import Ints, Mask, indices_at, unravel, values_at
 from dask_dgpu.algorithms.redistribute.schedule import Copies, Place, once_per_rank
 from dask_dgpu.kernels.pack import Described
@@ -54,7 +54,7 @@ class Schedule(NamedTuple):
 
 
 @once_per_rank
-def schedule(plan: HaloPlan, rank: int) -> Schedule:
+def schedule(plan: Assembly, rank: int) -> Schedule:
     """Return the work of a rank; both sides of a message know the order of its cells."""
     cells = plan.cells
     owned, wanted = (
@@ -81,11 +81,12 @@ def schedule(plan: HaloPlan, rank: int) -> Schedule:
         copies(ghosts),
         copies(own),
     )
-    blocks, extended = (indices_at(some, plan.layout.grid) for some in (owned, wanted))
+    blocks = indices_at(owned, plan.layout.grid)
+    extended = indices_at(wanted, plan.target.grid)
     return Schedule(blocks, extended, list(views), *work, send_counts, receive_counts)
 
 
-def _message(plan: HaloPlan, chosen: Mask, peer: Ints) -> tuple[Ints, list[int], Ints]:
+def _message(plan: Assembly, chosen: Mask, peer: Ints) -> tuple[Ints, list[int], Ints]:
     """Return cells by peer, the elements of each peer's message, and the start of each cell."""
     cells = plan.cells
     which = np.flatnonzero(chosen)
@@ -95,7 +96,7 @@ def _message(plan: HaloPlan, chosen: Mask, peer: Ints) -> tuple[Ints, list[int],
     return which, counts.tolist(), np.cumsum(lengths) - lengths
 
 
-def _in_views(plan: HaloPlan, which: Ints, owned: Ints, views: dict[View, int]) -> Place:
+def _in_views(plan: Assembly, which: Ints, owned: Ints, views: dict[View, int]) -> Place:
     """Return the view of each cell, and the position of its first element there.
 
     New views are numbered in ``views``; ``owned`` are the rank's blocks.

@@ -12,8 +12,9 @@ Computations within a collective, its reductions, run on the caller's current st
 from __future__ import annotations
 
 from dask_dgpu.comm.common import KeyValueStore, Lifetime, meet, settle
-from dask_dgpu.comm.point_to_point import Message, PointToPointComm, Steps, Verb
+from dask_dgpu.comm.point_to_point import PointToPointComm, Verb
 from dask_dgpu.comm.protocol import Buffer, Work
+from dask_dgpu.comm.steps import Message, Steps
 from dask_dgpu.comm.ucx.channel import UcxChannel
 
 
@@ -36,11 +37,11 @@ class UcxComm(PointToPointComm):
         else:
             self._channel.fail("its communicator was aborted")
 
-    def _start(self, name: str, steps: Steps) -> Work:
+    def _start(self, name: str, steps: Steps, nbytes: int | None = None) -> Work:
         if self._channel.device is None:
-            return super()._start(name, steps)
+            return super()._start(name, steps, nbytes)
         ordered = _OrderedWork(self._channel.device)
-        ordered.work = super()._start(name, ordered.run(steps))
+        ordered.work = super()._start(name, ordered.run(steps), nbytes)
         return ordered
 
     def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Message:

@@ -24,6 +24,10 @@ SLAB_BYTES = 1 << 20
 """Approximate size of the temporaries of integer products."""
 
 
+SMALL_BYTES = 1 << 15
+"""Size of a product on a host for which a call takes about as long as the product."""
+
+
 def factor_dtype(kind: str, dtype: str) -> str:
     """Return the dtype of the factors of a product of ``dtype`` on a kind of device."""
     return "float32" if kind == "cpu" and dtype == "float16" else dtype  # no BLAS has float16
@@ -63,6 +67,30 @@ def accumulate(out: Array, a: Array, b: Array) -> None:
         from dask_dgpu.kernels.gemm.cuda import call_cublas
 
         add_product(call_cublas, out, *(each.astype(out.dtype, copy=False) for each in (a, b)))
+
+
+def accumulate_stack(out: Array, a: Array, b: Array) -> None:
+    """Add ``a @ b`` to ``out`` for stacks of matrices, as :func:`accumulate` for each matrix.
+
+    Parameters
+    ----------
+    out, a, b : numpy.ndarray or cupy.ndarray
+        Of shapes (batch, m, n), (batch, m, k) and (batch, k, n), and dtypes as there.
+
+    Notes
+    -----
+    Small matrices are multiplied in one call for many, through a temporary.
+    """
+    on_host = isinstance(out, np.ndarray)
+    each, small = out[:1].nbytes, SMALL_BYTES if on_host else SLAB_BYTES
+    if each > small or a.dtype != out.dtype or not (on_host or out.dtype.name in BLAS):
+        for matrices in zip(out, a, b, strict=True):
+            accumulate(*matrices)
+        return
+    step = max(1, SLAB_BYTES // max(1, each))
+    for first in range(0, len(out), step):
+        some = slice(first, first + step)
+        out[some] += a[some] @ b[some]
 
 
 def column_major(matrix: Array) -> tuple[str, int, Array]:

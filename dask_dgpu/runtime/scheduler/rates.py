@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from time import perf_counter
@@ -93,17 +93,14 @@ class Rates:
         given = Terms(**terms)
         if again:
             self.known.pop(given.kind, None)
-        async with self._lock:
-            if given.kind not in self.known:
-                self.known[given.kind] = await self._measure(given)
-            return self.known[given.kind]
+        return await self._ensure(given)
 
     def start(self, terms: Terms) -> None:
         """Measure in the background, if the cluster is idle soon."""
 
         async def measure() -> None:
             try:
-                await asyncio.wait_for(self.measure(False, **asdict(terms)), BACKGROUND_SECONDS)
+                await asyncio.wait_for(self._ensure(terms), BACKGROUND_SECONDS)
             except TimeoutError:
                 logger.info("the cluster is not measured: it is busy")
 
@@ -129,6 +126,13 @@ class Rates:
         """Stop to measure."""
         if self._background is not None:
             self._background.cancel()
+
+    async def _ensure(self, terms: Terms) -> Figures:
+        """Return the figures of a kind of cluster, measured now if they are unknown."""
+        async with self._lock:
+            if terms.kind not in self.known:
+                self.known[terms.kind] = await self._measure(terms)
+            return self.known[terms.kind]
 
     async def _measure(self, terms: Terms) -> Figures:
         figures: Figures = {}

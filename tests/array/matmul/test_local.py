@@ -305,10 +305,9 @@ def test_processes() -> None:
         (lambda: X.astype(object) @ Y.astype(object), "dtype object has no kernel"),
         (lambda: X[X[:, 0] > 0] @ Y, "chunk sizes are unknown"),
         (lambda: X[:, U > 0] @ Y[U > 0], "chunk sizes are unknown"),
-        (lambda: da.stack([X, X]) @ Y, "operands of 3 and 3 axes are not matrices"),
         (lambda: da.diagonal(SQUARE @ SQUARE), "not wanted"),
     ],
-    ids=["masked", "object", "unknown", "masked contraction", "batched", "diagonal"],
+    ids=["masked", "object", "unknown", "masked contraction", "diagonal"],
 )
 def test_what_is_declined_is_left_to_dask(
     make: Callable[[], Any], reason: str, gangs: list[str]

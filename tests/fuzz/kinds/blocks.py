@@ -156,3 +156,28 @@ def stencil(d: Draw) -> Step:
         gain * (a.largest + 1),
         adds=True,
     )
+
+
+@kind(3.0)
+def conv2d(d: Draw) -> Step:
+    a = d.value(
+        is_known,
+        lambda v: v.ndim == 3 and v.dtype in ("f4", "f8") and v.finite and 0 not in v.shape,
+    )
+    channels, *lengths = a.shape
+    stride, padding, dilation = ((d.integer(low, 2), d.integer(low, 2)) for low in (1, 0, 1))
+    most = (
+        (n + 2 * p - 1) // step + 1 for n, p, step in zip(lengths, padding, dilation, strict=True)
+    )
+    shape = (d.integer(1, 2), channels, *(d.integer(1, min(3, n)) for n in most))
+    weights = np.array([d.integer(-2, 2) for _ in range(math.prod(shape))], "f8").reshape(shape)
+    text = f"np.array({weights.tolist()}, {a.dtype.str!r})"
+    sum_of_weights = float(abs(weights).sum(axis=(1, 2, 3)).max())
+    return dask_only(
+        f"convolved({a.name}, {text}, {stride}, {padding}, {dilation})",
+        f"dgpu.conv2d({a.name}[None], {text}, stride={stride}, padding={padding}, "
+        f"dilation={dilation})[0]",
+        sum_of_weights * a.error,
+        shape[1] * shape[2] * shape[3] * 2 * a.largest,
+        adds=True,
+    )

@@ -103,3 +103,25 @@ def trusted_dot(d: Draw) -> Step:
     step = contraction(f"xp.dot({a.name}, {b.name})", a, b, a.shape[0])
     ours = f"dgpu.dot({a.name}, {b.name}, method={d.choice(METHODS)!r})"
     return dask_only(step.numpy, ours, step.carried, step.work)
+
+
+@kind()
+def contracted(d: Draw) -> Step:
+    """``dgpu.einsum`` of three operands, perhaps in slices."""
+    a = d.value(lambda v: v.ndim == 2, is_number)
+    if not a.known:
+        raise Unfit("chunks are unknown")
+    text = d.choice(("ij,kj,kl->il", "ij,kj,kl->l", "ij,ij,kj->ki", "ij,jk,kj->i"))
+    if "jk" in text and a.shape[0] != a.shape[1]:
+        raise Unfit("no square matrix")
+    limit = d.choice((None, 16 * max(a.shape)))
+    operands = ", ".join([a.name] * 3)
+    inner = max(1, a.array.size) * max(a.shape)
+    size = a.largest + a.error
+    return dask_only(
+        f"np.einsum('{text}', {operands})",
+        f"dgpu.einsum('{text}', {operands}, memory_limit={limit})",
+        inner * 3 * a.error * size**2,
+        inner * size**3,
+        adds=True,
+    )

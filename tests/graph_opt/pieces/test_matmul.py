@@ -175,20 +175,6 @@ DECLINED: dict[str, tuple[Callable[[], da.Array], str]] = {
         lambda: da.from_array(np.eye(4).view(Subclass), chunks=2, asarray=False) @ np.eye(4),
         "Subclass are neither",
     ),
-    "batched": (
-        lambda: array(3, 4, 5, chunks=2) @ array(3, 5, 2, chunks=2),
-        "operands of 3 and 3 axes are not matrices",
-    ),
-    "broadcast": (lambda: array(3, 4, 13, chunks=5) @ B, "operands of 3 and 3 axes"),
-    "dot with a vector": (lambda: da.dot(A, V), "operands of 2 and 1 axes are not matrices"),
-    "dot of vectors": (lambda: da.dot(V, V), "operands of 1 and 1 axes are not matrices"),
-    "transposed contraction": (
-        lambda: da.tensordot(A, A, axes=((0,), (0,))),
-        "the contraction is not that of a plain matrix product",
-    ),
-    "wrong sides": (lambda: da.tensordot(B, A, axes=((0,), (1,))), "the contraction is not"),
-    "everything": (lambda: da.tensordot(A, A, axes=2), "the contraction is not"),
-    "outer": (lambda: da.tensordot(A, B, axes=0), "the contraction is not"),
     "an empty chunk that Dask broadcasts": (
         lambda: array(1, 7, chunks=3).rechunk(((0, 1), (7,))) @ array(1, 7, chunks=7).T,
         "the blocks of the result differ from those of the operands",
@@ -252,7 +238,7 @@ def test_block_functions_that_have_no_hash() -> None:
     assert len(matches(x @ B).pieces) == 1
 
 
-@pytest.mark.parametrize("case", ["unknown rows", "masked", "batched", "object"])
+@pytest.mark.parametrize("case", ["unknown rows", "masked", "object"])
 def test_declined_pieces_stay_as_dask_made_them(case: str) -> None:
     z = DECLINED[case][0]()
     after = insert(z.dask, matches(z).pieces)

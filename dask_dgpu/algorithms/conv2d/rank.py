@@ -1,0 +1,109 @@
+"""The rank program of a convolution."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
+from dask_dgpu.algorithms.conv2d.gather import GatherPlan
+from dask_dgpu.algorithms.conv2d.plan import Conv2dPlan
+from dask_dgpu.algorithms.halo.rank import Exchange
+from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels import conv
+from dask_dgpu.kernels.device import Device
+from graph_opt.model.layout import Index
+
+
+def conv2d_rank(
+    plan: Conv2dPlan,
+    comm: Comm,
+    device: Device,
+    blocks: Blocks,
+    weight: Blocks,
+    bias: Blocks | None = None,
+    *,
+    progress: Progress = no_progress,
+) -> dict[Index, Array]:
+    """Convolve as one rank; ``progress`` counts this rank's tiles.
+
+    Raises
+    ------
+    ValueError
+        If a block has another shape or dtype than the plan.
+    """
+    mine = plan.tiles.owned(comm.rank)
+    finished = count(1)
+    with device.computing():
+        given = device.mark()
+    with device.transferring():
+        device.after(given)
+        kernels = _Gathered(plan.weight, comm, device, weight, "weight")
+        added = None
+        if plan.bias is not None and bias is not None:
+            added = _Gathered(plan.bias, comm, device, bias, "bias")
+        windows = _Gathered(plan.windows, comm, device, blocks, "windows")
+        whole = kernels.finish_whole()
+        offset = None if added is None else added.finish_whole()
+        ready = device.mark()
+
+    def tile(index: Index) -> Array:
+        if index in plan.direct:
+            block, place = plan.direct[index]
+            images = blocks[block][place]
+        else:
+            images = windows.boxes[index]
+        made = conv.conv2d(images, whole, offset, plan.parameters(index))
+        progress(next(finished), len(mine))
+        return made
+
+    def convolve(indices: list[Index]) -> None:
+        tiles.update(zip(indices, device.each(tile, indices), strict=True))
+
+    tiles: dict[Index, Array] = {}
+    with device.computing():
+        device.after(ready)
+        convolve([index for index in mine if index in plan.direct])
+    with device.transferring():
+        windows.finish()
+    device.join()
+    with device.computing():
+        convolve([index for index in mine if index not in plan.direct])
+    if plan.merge is not None:
+        return redistribute_rank(plan.merge, comm, device, tiles)
+    return {index: tiles[index] for index in mine}
+
+
+class _Gathered:
+    """Boxes under assembly, on the transfer lane: their messages are in transit."""
+
+    def __init__(
+        self, plan: GatherPlan, comm: Comm, device: Device, blocks: Blocks, name: str
+    ) -> None:
+        self.plan, self._blocks, self._rank = plan, blocks, comm.rank
+        self.boxes = {index: self._framed(device, index) for index in plan.target.owned(comm.rank)}
+        self._exchange = Exchange(plan, comm, device, blocks, self.boxes, name)
+        self._exchange.start()
+
+    def _framed(self, device: Device, index: Index) -> Array:
+        """Allocate a box, with zeros beyond the array."""
+        box = device.empty(self.plan.target.block_shape(index), self.plan.dtype)
+        for axis, part in enumerate(self.plan.inside(index)):
+            lead: tuple[Any, ...] = (slice(None),) * axis
+            for beyond in (slice(part.start), slice(part.stop, None)):
+                box[(*lead, beyond)] = 0
+        return box
+
+    def finish(self) -> None:
+        """Fill the boxes."""
+        self._exchange.copy_blocks()
+        self._exchange.finish()
+
+    def finish_whole(self) -> Array | None:
+        """Return this rank's copy of the whole array, ``None`` if it needs none."""
+        self.finish()
+        if not self.boxes:
+            return next(iter(self._blocks.values()), None)
+        ((_, box),) = self.boxes.items()
+        return box.reshape(self.plan.layout.shape)

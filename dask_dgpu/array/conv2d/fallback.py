@@ -1,0 +1,105 @@
+"""Convolutions as tasks of plain Dask: one for each block, and one for each part that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product as cartesian
+from math import prod
+from operator import getitem
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.kernels import conv
+from graph_opt.dask_graph.internals import GraphNode, List, Task, TaskRef
+from graph_opt.model.layout import ArrayNode, Cuts, Index, overlaps
+from graph_opt.model.window import Convolution, Window
+from graph_opt.pieces.conv2d import Conv2dPiece
+
+Block = Any
+Tasks = dict[Any, GraphNode]
+
+
+def expand(piece: Conv2dPiece) -> tuple[str, Mapping[Any, GraphNode]]:
+    """Return the name of the output and all its tasks.
+
+    Parts of blocks are tasks too, so that workers send halos and no whole blocks.
+    """
+    output, tasks = piece.output, Tasks()
+    weight, *bias = (_whole(node, output.name, tasks) for node in piece.inputs[1:])
+    for index in output.indices:
+        box = [along[at] for along, at in zip(piece.windows, index, strict=True)]
+        under = [_under(*each) for each in zip(piece.cuts, box, strict=True)]
+        parts = [_part(piece.source, output.name, each, tasks) for each in cartesian(*under)]
+        tasks[output.name, *index] = Task(
+            (output.name, *index),
+            convolve_parts,
+            List(*parts),
+            tuple(map(len, under)),
+            tuple(window.stop - window.start for window in box),
+            weight,
+            bias[0] if bias else None,
+            piece.convolution.padded(box[2], box[3]),
+            output.dtype,
+        )
+    return output.name, tasks
+
+
+def _under(cuts: Cuts, window: Window) -> list[tuple[int, slice]]:
+    """Return the chunks under a window, and its part of each; ``slice(None)`` for all of it."""
+    found = []
+    for chunk, lo, hi in overlaps(cuts, window.start, window.stop):
+        start, stop = cuts[chunk], cuts[chunk + 1]
+        whole = (lo, hi) == (start, stop)
+        found.append((chunk, slice(None) if whole else slice(lo - start, hi - start)))
+    return found
+
+
+def _part(
+    source: ArrayNode, output: str, parts: Sequence[tuple[int, slice]], tasks: Tasks
+) -> TaskRef:
+    """Return the task of a part of a block, or the block itself."""
+    block: Index = tuple(chunk for chunk, _ in parts)
+    slices = tuple(part for _, part in parts)
+    if all(part == slice(None) for part in slices):
+        return TaskRef((source.name, *block))
+    spans = ((part.start, part.stop) for part in slices if part != slice(None))
+    axes = (axis for axis, part in enumerate(slices) if part != slice(None))
+    key = (f"part-{output}", *block, *(n for row in zip(axes, spans, strict=True) for n in row))
+    tasks[key] = Task(key, getitem, TaskRef((source.name, *block)), slices)
+    return TaskRef(key)
+
+
+def _whole(node: ArrayNode, output: str, tasks: Tasks) -> TaskRef:
+    """Return the task of a whole array, or its only block."""
+    blocks = [TaskRef((node.name, *index)) for index in node.indices]
+    if len(blocks) == 1:
+        return blocks[0]
+    key = (f"whole-{node.name}-{output}",)
+    tasks[key] = Task(key, joined, List(*blocks), node.grid)
+    return TaskRef(key)
+
+
+def joined(parts: Sequence[Block], grid: Sequence[int]) -> Block:
+    """Concatenate blocks of a grid, in row-major order."""
+    blocks = list(parts)
+    for axis in reversed(range(len(grid))):
+        rows = (blocks[at : at + grid[axis]] for at in range(0, len(blocks), grid[axis]))
+        blocks = [row[0] if len(row) == 1 else np.concatenate(row, axis) for row in rows]
+    return blocks[0]
+
+
+def convolve_parts(
+    parts: Sequence[Block],
+    grid: Sequence[int],
+    shape: tuple[int, ...],
+    weight: Block,
+    bias: Block | None,
+    convolution: Convolution,
+    dtype: str,
+) -> Block:
+    """Return a block of the result from the parts under its window, which is of this shape."""
+    x = joined(parts, grid) if prod(grid) else np.empty(shape, dtype, like=weight)
+    given = (x, weight) if bias is None else (x, weight, bias)
+    x, weight, *added = (each.astype(dtype, copy=False) for each in given)
+    return conv.conv2d(x, weight, added[0] if added else None, convolution)

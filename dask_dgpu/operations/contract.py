@@ -1,0 +1,240 @@
+"""Contractions: products of stacks of matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.algorithms.contract.plan import OwnerPlan, cost, plan_owners
+from dask_dgpu.algorithms.contract.rank import contract_rank
+from dask_dgpu.algorithms.contract.stack import Stack
+from dask_dgpu.algorithms.summa.choose import workspace
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels.device import Device
+from dask_dgpu.operations.matmul import MATMUL, PartProduct
+from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
+from dask_dgpu.operations.value import Blocks, Placed, Value
+from graph_opt.model.cost import Machine
+from graph_opt.model.layout import Bare, Layout, counted
+from graph_opt.model.subscripts import Subscripts
+from graph_opt.pieces.contract import RULE
+
+
+@dataclass(frozen=True)
+class TurnPlan(Bare):
+    """A product of two matrices over all ranks for each element of the batch, in turn.
+
+    ``parts`` are the products for the blocks of the batch. The layouts of both stacks, their
+    dtypes and that of the result are as in :class:`OwnerPlan`.
+    """
+
+    a: Layout
+    b: Layout
+    dtypes: tuple[str, str]
+    dtype: str
+    size: int
+    parts: tuple[PartProduct, ...]
+
+    @cached_property
+    def result(self) -> Layout:
+        """The layout of the result."""
+        (batch, rows, _), (_, _, columns) = self.a.cuts, self.b.cuts
+        owners = (owner for part in self.parts for owner in MATMUL.layout(part).owners)
+        return Layout((batch, rows, columns), tuple(owners))
+
+    @property
+    def lengths(self) -> list[int]:
+        """Number of products of each part."""
+        return self.a.lengths[0]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes of a rank: its blocks of all three stacks, and the workspace of a product."""
+        return _share(self) + max(workspace(part.plan) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class ContractPlan(Bare):
+    """The product of two stacks, and which blocks of the arrays they consist of.
+
+    ``swapped`` is whether the right array is the left stack. The result's blocks then need not be
+    transposed.
+    """
+
+    stacks: tuple[Stack, Stack, Stack]
+    work: OwnerPlan | TurnPlan
+    result: Value
+    swapped: bool
+    copied_bytes: int
+
+
+def _plan(request: Request) -> ContractPlan:
+    subscripts, kept = request.task
+    inputs, result = request.inputs, request.result
+    swapped = any(subscripts.rows.endswith(last) for last in subscripts.output[-1:])
+    if swapped:
+        subscripts, inputs = subscripts.swapped, inputs[::-1]
+    stacks = _stacks(subscripts, inputs, result, kept)
+    a, b = (stack.layout(each.layout) for stack, each in zip(stacks, inputs, strict=False))
+    copied = [
+        0 if stack.views(each.layout) else stacked.share(rank, np.dtype(each.dtype).itemsize)
+        for stack, each, stacked in zip(stacks, inputs, (a, b), strict=False)
+        for rank in range(request.size)
+    ]
+    copied_bytes = max(map(sum, zip(copied[: request.size], copied[request.size :], strict=True)))
+    dtypes = inputs[0].dtype, inputs[1].dtype
+    work = _best(request, a, b, dtypes, copied_bytes)
+    return ContractPlan(stacks, work, result, swapped, copied_bytes)
+
+
+def _stacks(
+    subscripts: Subscripts, inputs: tuple[Placed, ...], result: Value, kept: tuple[Any, ...]
+) -> tuple[Stack, Stack, Stack]:
+    along = dict(zip(subscripts.output, kept, strict=True))
+    letters = subscripts.left, subscripts.right, subscripts.output
+    grids = *(each.layout.grid for each in inputs), result.grid
+    left, right, output = (
+        Stack.of(each, groups, grid, along)
+        for each, groups, grid in zip(letters, subscripts.groups, grids, strict=True)
+    )
+    return left, right, output
+
+
+def _best(
+    request: Request, a: Layout, b: Layout, dtypes: tuple[str, str], copied: int
+) -> OwnerPlan | TurnPlan:
+    """Return the strategy that fits the memory, and then the one with the lower cost."""
+    room = None if request.room is None else request.room - copied
+    request = replace(request, room=room)
+    elements = a.cuts[0][-1]
+    found: list[OwnerPlan | TurnPlan] = []
+    if elements != 1:
+        limits = request.size, request.machine, room
+        found.append(plan_owners(a, b, dtypes, request.result.dtype, *limits))
+    if a.grid[0] < request.size or elements == 1:
+        found.append(_in_turn(request, a, b, dtypes))
+
+    def order(work: OwnerPlan | TurnPlan) -> tuple[float, float]:
+        over = 0.0 if room is None else max(0.0, work.peak_bytes - room)
+        return over, _seconds(work, request.machine)
+
+    return min(found, key=order)
+
+
+def _in_turn(request: Request, a: Layout, b: Layout, dtypes: tuple[str, str]) -> TurnPlan:
+    """Plan the product of each block of the batch."""
+    result = Value((a.cuts[1], b.cuts[2]), request.result.dtype)
+    task = tuple(range(a.grid[1])), tuple(range(b.grid[2])), None
+    known: dict[Any, PartProduct] = {}
+    parts = []
+    for at in range(a.grid[0]):
+        pair = _matrix(a, at, dtypes[0]), _matrix(b, at, dtypes[1])
+        if pair not in known:
+            known[pair] = MATMUL.plan(replace(request, inputs=pair, result=result, task=task))
+        parts.append(known[pair])
+    return TurnPlan(a, b, dtypes, request.result.dtype, request.size, tuple(parts))
+
+
+def _matrix(stack: Layout, at: int, dtype: str) -> Placed:
+    """Return a matrix of a stack, of some block of the batch."""
+    rows, columns = stack.cuts[1:]
+    count = (len(rows) - 1) * (len(columns) - 1)
+    return Placed(Layout((rows, columns), stack.owners[at * count : (at + 1) * count]), dtype)
+
+
+def _layout(plan: ContractPlan) -> Layout:
+    return Layout(plan.result.cuts, plan.stacks[2].spread(plan.work.result.owners))
+
+
+def _run(
+    plan: ContractPlan,
+    comm: Comm,
+    device: Device,
+    left: Blocks,
+    right: Blocks,
+    *,
+    progress: Progress,
+) -> Blocks:
+    if plan.swapped:
+        left, right = right, left
+    a, b = plan.stacks[0].blocks(left), plan.stacks[1].blocks(right)
+    run = contract_rank if isinstance(plan.work, OwnerPlan) else _run_in_turn
+    made = run(plan.work, comm, device, a, b, progress)
+    return plan.stacks[2].restored(made, plan.result)
+
+
+def _run_in_turn(
+    plan: TurnPlan, comm: Comm, device: Device, a: Blocks, b: Blocks, progress: Progress
+) -> Blocks:
+    result = {
+        index: device.empty(plan.result.block_shape(index), plan.dtype)
+        for index in plan.result.owned(comm.rank)
+        if plan.lengths[index[0]] != 1
+    }
+    steps = [part.plan.steps for part in plan.parts]
+    total = sum(each * length for each, length in zip(steps, plan.lengths, strict=True))
+    before = 0
+    for at, (part, length) in enumerate(zip(plan.parts, plan.lengths, strict=True)):
+        matrices = [
+            {index[1:]: block for index, block in stack.items() if index[0] == at}
+            for stack in (a, b)
+        ]
+        for element in range(length):
+            factors = (
+                {index: block[element] for index, block in stack.items()} for stack in matrices
+            )
+
+            def advance(done: int, _: int, before: int = before) -> None:
+                progress(before + done, total)
+
+            made = MATMUL.run(part, comm, device, *factors, progress=advance)
+            for index, block in made.items():
+                if length == 1:
+                    result[at, *index] = block[None]
+                else:
+                    result[at, *index][element] = block
+            before += steps[at]
+    return result
+
+
+def _cost(plan: ContractPlan, machine: Machine) -> Cost:
+    work = plan.work
+    copying = 2 * plan.copied_bytes / machine.memory_bandwidth
+    seconds = _seconds(work, machine) + copying
+    peak = work.peak_bytes + plan.copied_bytes
+    if isinstance(work, OwnerPlan):
+        moved = int(work.received.sum(axis=1).max())
+        text = f"owner computes, {counted(work.rounds, 'round')}"
+        details = ("strategy", "owner computes"), ("steps", work.rounds)
+        return Cost(seconds, moved, peak, text, details)
+    costs = [MATMUL.cost(part, machine) for part in work.parts]
+    moved = sum(each.moved_bytes * length for each, length in zip(costs, work.lengths, strict=True))
+    products = sum(work.lengths)
+    text = costs[0].text if products == 1 else f"{products} products in turn, {costs[0].text}"
+    return Cost(seconds, moved, peak, text, costs[0].details)
+
+
+def _seconds(work: OwnerPlan | TurnPlan, machine: Machine) -> float:
+    if isinstance(work, OwnerPlan):
+        return cost(work, machine)
+    costs = (MATMUL.cost(part, machine).seconds for part in work.parts)
+    return sum(each * length for each, length in zip(costs, work.lengths, strict=True))
+
+
+def _share(plan: TurnPlan) -> int:
+    """Return the most bytes of a rank in the blocks of all three stacks."""
+    layouts = plan.a, plan.b, plan.result
+    dtypes = *plan.dtypes, plan.dtype
+    return max(
+        sum(
+            layout.share(rank, np.dtype(dtype).itemsize)
+            for layout, dtype in zip(layouts, dtypes, strict=True)
+        )
+        for rank in range(plan.size)
+    )
+
+
+CONTRACT = Operation(plan=_plan, layout=_layout, run=_run, cost=_cost, rule=RULE)

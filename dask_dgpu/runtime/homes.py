@@ -1,0 +1,111 @@
+"""Inputs that move once, because several collectives read them.
+
+Each collective fetches what its ranks lack, so a loop would fetch the blocks of a matrix in each
+iteration. If it takes less time, the blocks of such inputs first move to ranks in their order, the
+places for which the optimizer has planned.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from dask_dgpu.operations import OPERATIONS
+from dask_dgpu.operations.value import Shipment, Value
+from graph_opt.model.cost import Machine
+
+if TYPE_CHECKING:
+    from dask_dgpu.runtime.plans import Fixed
+    from dask_dgpu.runtime.program import Structure
+
+Held = tuple[tuple[int, ...], ...]
+"""The ranks of each input's blocks, in row-major order."""
+
+Moves = Mapping[int, tuple[Shipment, ...]]
+"""The moves of each input's blocks, by its number."""
+
+ROOM = 4
+"""Moved blocks are in memory twice, so they may take one in so many parts of a rank's room."""
+
+
+def homes(structure: Structure, held: Held, even: Held) -> Held:
+    """Return even shares for inputs that several collectives read, their own places for others."""
+    readers = _readers(structure)
+    places = enumerate(zip(held, even, strict=True))
+    return tuple(dealt if readers[number] > 1 else ranks for number, (ranks, dealt) in places)
+
+
+def moves(structure: Structure, held: Held, home: Held) -> Moves:
+    """Return the moves from the present places to others."""
+    found = {}
+    for number, (value, before, after) in enumerate(zip(structure.inputs, held, home, strict=True)):
+        places = zip(value.indices(), before, after, strict=True)
+        found[number] = tuple(
+            Shipment(number, index, source, target)
+            for index, source, target in places
+            if source != target
+        )
+    return {number: shipments for number, shipments in found.items() if shipments}
+
+
+def is_worthwhile(structure: Structure, stay: Fixed, move: Fixed, size: int) -> bool:
+    """Whether moving inputs first takes less time, and the moved blocks fit."""
+    machine, room = structure.machine, structure.room
+    values = _values(structure)
+    received = _received(chain.from_iterable(move.moves.values()), values, size)
+    if room is not None and ROOM * received > room:
+        return False
+    moving = len(move.moves) * machine.latency + received / machine.bandwidth
+    return moving + _seconds(structure, move, size) < _seconds(structure, stay, size)
+
+
+def _readers(structure: Structure) -> Counter[int]:
+    """Count the collectives that read each input, or what block functions make of it."""
+    counted: Counter[int] = Counter()
+    origins = [{number} for number in range(len(structure.inputs))]
+    for stage in structure.stages:
+        read = set().union(*(origins[each] for each in stage.inputs))
+        if stage.operation is not None:
+            counted.update(read)
+            read = set()
+        origins.append(read)
+    return counted
+
+
+def _seconds(structure: Structure, fixed: Fixed, size: int) -> float:
+    """Predict the collectives, and the transfers of whole blocks between them."""
+    machine, values = structure.machine, _values(structure)
+    known: dict[int, float] = {}  # iterations of a loop share a plan
+    seconds, first = 0.0, len(structure.inputs)
+    for at, stage in enumerate(structure.stages):
+        if stage.operation is None:
+            shipments = fixed.makings[first + at].shipments
+            seconds += _shipping(shipments, values, size, machine)
+            continue
+        plan = fixed.collectives[first + at]
+        if id(plan) not in known:
+            known[id(plan)] = OPERATIONS[stage.operation].cost(plan, machine).seconds
+        seconds += known[id(plan)]
+    return seconds
+
+
+def _shipping(
+    shipments: Sequence[Shipment], values: Sequence[Value], size: int, machine: Machine
+) -> float:
+    if not shipments:
+        return 0.0
+    return machine.latency + _received(shipments, values, size) / machine.bandwidth
+
+
+def _received(shipments: Iterable[Shipment], values: Sequence[Value], size: int) -> int:
+    """Return the bytes of the rank that receives most."""
+    total = [0] * size
+    for each in shipments:
+        total[each.target] += values[each.value].nbytes(each.index)
+    return max(total)
+
+
+def _values(structure: Structure) -> list[Value]:
+    return [*structure.inputs, *(stage.result for stage in structure.stages)]

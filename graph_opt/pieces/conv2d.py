@@ -1,0 +1,122 @@
+"""The piece of a convolution of images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product as cartesian
+from typing import Any, Self
+
+from graph_opt.model.cost import TALL, Machine, dask_rechunk_seconds
+from graph_opt.model.layout import ArrayNode, Cuts, Index, cuts_of, overlaps
+from graph_opt.model.piece import Piece
+from graph_opt.model.window import Convolution, Window
+
+
+@dataclass(frozen=True)
+class Conv2dPiece(Piece):
+    """The convolution of ``source`` with ``weight``, and ``bias`` added if there is one.
+
+    The ``wanted`` blocks of the output are in row-major order, by default all.
+    """
+
+    source: ArrayNode
+    weight: ArrayNode
+    bias: ArrayNode | None
+    convolution: Convolution
+    wanted: tuple[Index, ...] | None = field(default=None, kw_only=True)
+
+    operation = "conv2d"
+
+    @property
+    def task(self) -> Convolution:
+        return self.convolution
+
+    @property
+    def inputs(self) -> tuple[ArrayNode, ...]:
+        found = self.source, self.weight
+        return found if self.bias is None else (*found, self.bias)
+
+    @property
+    def summary(self) -> str:
+        shape, kernel, dtype = self.source.shape, self.weight.shape, self.source.dtype
+        return f"{shape} in {self.source.blocks} blocks with kernels {kernel}, {dtype}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        given = {"shape": self.source.shape, "chunks": self.source.chunks}
+        return {**super().facts, **given, "kernel": self.weight.shape}
+
+    @cached_property
+    def computed(self) -> tuple[Index, ...]:
+        return tuple(self.output.indices) if self.wanted is None else self.wanted
+
+    @cached_property
+    def cuts(self) -> tuple[Cuts, ...]:
+        """The cuts of the source."""
+        return tuple(cuts_of(sizes) for sizes in self.source.chunks)
+
+    @cached_property
+    def windows(self) -> tuple[tuple[Window, ...], ...]:
+        """For each axis, the window of each chunk of the output in the source."""
+        cuts = tuple(cuts_of(sizes) for sizes in self.output.chunks)
+        return self.convolution.windows(cuts, self.source.shape)
+
+    @cached_property
+    def staged(self) -> tuple[tuple[Index, ...], ...]:
+        """The blocks of the source under wanted windows, and all of the other inputs."""
+        under = [
+            [[chunk for chunk, *_ in overlaps(cuts, each.start, each.stop)] for each in windows]
+            for cuts, windows in zip(self.cuts, self.windows, strict=True)
+        ]
+        read: set[Index] = set()
+        for index in self.computed:
+            read.update(cartesian(*(axis[at] for axis, at in zip(under, index, strict=True))))
+        others = (tuple(node.indices) for node in self.inputs[1:])
+        return (tuple(sorted(read)), *others)
+
+    def restrict(self, wanted: frozenset[Index]) -> Self:
+        return replace(self, wanted=tuple(sorted(wanted)))
+
+    def fault(self) -> str | None:
+        output, channels = self.output, self.weight.shape[0]
+        cuts = self.convolution.result_cuts(self.cuts, channels)
+        if tuple(cuts_of(sizes) for sizes in output.chunks) != cuts:
+            return f"expected a result with cuts {cuts}, got chunks {output.chunks}"
+        if len({node.dtype for node in (*self.inputs, output)}) > 1:
+            return "expected arrays of one dtype"
+        return None
+
+    def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
+        """Return tasks and seconds of plain Dask: parts of blocks, then a task for each block.
+
+        These read the whole weights. Parts of other blocks than the largest one are sent.
+        """
+        under = [
+            [[hi - lo for _, lo, hi in overlaps(cuts, w.start, w.stop)] for w in windows]
+            for cuts, windows in zip(self.cuts, self.windows, strict=True)
+        ]
+
+        def total(measure: Any) -> int:
+            return math.prod(sum(map(measure, axis)) for axis in under)
+
+        itemsize, share = self.output.itemsize, len(self.computed) / max(1, self.output.blocks)
+        read, kept = (share * itemsize * total(measure) for measure in (sum, _largest))
+        tasks = round(share * (total(len) + self.output.blocks)) + 1
+        moved = read - kept + self.weight.nbytes * (ranks - 1)
+        seconds = dask_rechunk_seconds(tasks, moved, read, ranks, machine)
+        busy = min(ranks, max(1, len(self.computed)))
+        work = share * self.output.size * self.convolution.operations(self.source.shape[1])
+        seconds += work / (convolution_rate(machine, self.output.dtype) * busy)
+        return tasks, seconds + machine.round_trip_seconds
+
+
+def _largest(lengths: Iterable[int]) -> int:
+    return max(lengths, default=0)
+
+
+def convolution_rate(machine: Machine, dtype: str) -> float:
+    """Return the operations per second of a convolution: those of a large product."""
+    return machine.product_rate((TALL, TALL, TALL), dtype)
