@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
+import numpy as np
+
 from dask_dgpu.algorithms import Array
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import half
@@ -59,7 +61,7 @@ class Exact:
         return 0
 
     def decode(self, message: Array, dtype: str, out: Array) -> None:
-        out[...] = message.view(dtype).reshape(out.shape)
+        out[...] = message.view(np.dtype(dtype)).reshape(out.shape)
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,8 @@ class Half:
     def _parts(self, message: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
         """Return the lines of bits, and the exponents, of a message."""
         size = 2 * shape[0] * shape[1]
-        bits = message[:size].view("uint16").reshape(shape)
-        return self._lines(bits), message[size:].view("int16")
+        bits = message[:size].view(np.uint16).reshape(shape)
+        return self._lines(bits), message[size:].view(np.int16)
 
     def _lines(self, piece: Array) -> Array:
         return piece.T if self.axis else piece
