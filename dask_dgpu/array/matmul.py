@@ -21,6 +21,7 @@ import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.algorithms.summa.options import DEFAULTS, STRATEGIES, Options, Strategy
+from dask_dgpu.algorithms.summa.wire import ENCODED, WIRE_DTYPES, WireDtype
 from dask_dgpu.arguments import (
     as_array,
     check_choice,
@@ -33,8 +34,10 @@ from graph_opt.dask_graph.layers import deferred
 from graph_opt.pieces.matmul import MatmulPiece
 
 
-def matmul(a: Any, b: Any, *, strategy: Strategy = "auto") -> Array:
-    """Multiply two matrices, with a choice of the algorithm.
+def matmul(
+    a: Any, b: Any, *, strategy: Strategy = "auto", wire_dtype: WireDtype | None = None
+) -> Array:
+    """Multiply two matrices, with a choice of the algorithm and of the precision of messages.
 
     Parameters
     ----------
@@ -47,20 +50,27 @@ def matmul(a: Any, b: Any, *, strategy: Strategy = "auto") -> Array:
         both travel; ``"inner"``, the product of a part of the contraction, and the products are
         added. ``"auto"`` is the quickest by prediction, also of mixed forms. Fewer workers
         take part if there are fewer block rows or block columns.
+    wire_dtype : {None, "exact", "float16", "bfloat16"}, optional
+        Precision in which parts of float32 and float64 operands travel between workers. Each row of
+        a part of ``a``, and each column of a part of ``b``, is scaled by a power of two, so
+        nothing overflows. Products and sums keep full precision. None is the setting
+        ``dgpu.matmul.wire-dtype``.
 
     Returns
     -------
     dask.array.Array
-        Equal to ``dask.array.matmul(a, b)`` up to rounding, of its dtype and chunks.
+        Equal to ``dask.array.matmul(a, b)`` up to rounding, of its dtype and chunks. The Notes
+        have the error of half precision.
 
     Raises
     ------
     ValueError
         If lengths do not conform, or ``strategy`` is unknown or has nothing to divide: block rows
-        of ``a``, block columns of ``b``, or the contraction. With options also if an operand has
-        no axis or more than two, or unknown chunk sizes.
+        of ``a``, block columns of ``b``, or the contraction; if ``wire_dtype`` is unknown. With
+        options also if an operand has no axis or more than two, or unknown chunk sizes.
     TypeError
-        With options, if an operand is not of numbers, or has blocks of another type.
+        With options, if an operand is not of numbers, or has blocks of another type; with half
+        precision, if an operand is not of float32 or float64.
 
     See Also
     --------
@@ -71,6 +81,14 @@ def matmul(a: Any, b: Any, *, strategy: Strategy = "auto") -> Array:
     A product with options runs as a gang even if plain Dask is predicted to be quicker. Without a
     gang, for example if dask_dgpu is not enabled, Dask computes it and ignores the options.
 
+    In half precision an element has an error of at most ``2 eps sqrt(K) |a_i| |b_j|``, with the
+    Euclidean norms of its row of ``a`` and its column of ``b``, the length K of the contraction,
+    and eps = 2**-10 for float16 and 2**-7 for bfloat16. A worker's own blocks are not rounded, so
+    the error depends on the places of blocks. Infinities, NaN and zeros travel as they are.
+    Elements below 2**-28 of the largest of their row or column, or 2**-126 for bfloat16, lose
+    relative precision and may become 0. The bound includes them, and
+    ``explain(..., measured=True)`` counts them.
+
     Examples
     --------
     >>> import dask.array as da, dask_dgpu as dgpu
@@ -80,12 +98,19 @@ def matmul(a: Any, b: Any, *, strategy: Strategy = "auto") -> Array:
     """
     a, b = as_array("a", a), as_array("b", b)
     check_choice("strategy", strategy, STRATEGIES)
-    options = Options(strategy)
+    if wire_dtype is not None:
+        check_choice("wire_dtype", wire_dtype, WIRE_DTYPES)
+    options = Options(strategy, wire_dtype)
     if options == DEFAULTS:
         product: Array = da.matmul(a, b)
         return product
     for name, x in (("a", a), ("b", b)):
         _check_operand(name, x)
+        if wire_dtype not in (None, "exact") and x.dtype.name not in ENCODED:
+            what = " or ".join(ENCODED)
+            raise TypeError(
+                f"expected {name} of {what} for wire_dtype {wire_dtype!r}, got {x.dtype}"
+            )
     left = a if a.ndim == 2 else a[np.newaxis, :]
     right = b if b.ndim == 2 else b[:, np.newaxis]
     if left.shape[1] != right.shape[0]:
@@ -99,7 +124,7 @@ def matmul(a: Any, b: Any, *, strategy: Strategy = "auto") -> Array:
         (left.chunks[0], right.chunks[1]),
         _plain(left, right).dtype.name,
         options,
-        lambda output, nodes: MatmulPiece(output, *nodes, options=options, forced=True),
+        lambda output, nodes: MatmulPiece(output, nodes[0], nodes[1], options=options, forced=True),
         _expand,
     )
     return result[(slice(None) if a.ndim == 2 else 0), (slice(None) if b.ndim == 2 else 0)]
@@ -120,7 +145,8 @@ def _check_strategy(left: Array, right: Array, strategy: Strategy) -> None:
         "column": ("block columns of b", right.numblocks[1]),
         "inner": ("elements along the contraction", left.shape[1]),
     }
-    for name in ("row", "column") if strategy == "summa" else (strategy,):
+    divided = {"auto": (), "summa": ("row", "column")}.get(strategy, (strategy,))
+    for name in divided:
         what, count = parts[name]
         if count < 2:
             raise ValueError(f"expected at least 2 {what} for strategy {strategy!r}, got {count}")

@@ -185,7 +185,7 @@ class CostModel:
         Report
             The quickest first. Prints as a table, and displays as one in a notebook.
         """
-        named = ["row", "column", "summa"]
+        named: list[Strategy] = ["row", "column", "summa"]
         if integer("K", K, 0) > max(M, N):  # else its plans are hopeless, and long to find
             named.append("inner")
         named.append("auto")  # the last, so that of equals a named strategy comes first

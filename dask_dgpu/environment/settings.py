@@ -14,6 +14,7 @@ from dask.utils import parse_bytes, parse_timedelta
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError, best_match
 
+from dask_dgpu.algorithms.summa.wire import WireDtype
 from dask_dgpu.arguments import expected, shown, unknown
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.runtime.program import Limits
@@ -32,6 +33,7 @@ class Settings:
     on_error: Literal["fallback", "raise"]
     regions: bool
     local_ranks: int
+    wire_dtype: WireDtype
     sum_method: Literal["dask", "compensated", "reproducible"]
     fft_output_layout: Literal["any", "input"]
     limits: Limits
@@ -71,6 +73,7 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
         on_error=values["on-error"],
         regions=values["regions"],
         local_ranks=int(values["local-ranks"]),
+        wire_dtype=values["matmul.wire-dtype"],
         sum_method=values["sum.method"],
         fft_output_layout=values["fft.output-layout"],
         limits=Limits(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -16,18 +15,15 @@ from dask.utils import format_bytes
 from dask_dgpu.arguments import check_flag, expected
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.observe.folding import folded, repeated
+from dask_dgpu.observe.runs import last_runs, sent_of, transfers
 from dask_dgpu.planner.fallbacks import arrays_of, fallbacks_of, reason_of
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.predict import Prediction, held_by
-from dask_dgpu.runtime.tasks import PLUGIN
-from graph_opt.dask_graph.emit import gang_key
 from graph_opt.model.cost import FIGURES
 from graph_opt.model.layout import Declined, label
 from graph_opt.model.piece import Piece, Region
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler
-
     from dask_dgpu.runtime.scheduler.records import Step
 
 MOST_SHOWN = 40
@@ -88,7 +84,8 @@ class Explanation:
             ``"regions"``, a list of dicts with the names of the ``"steps"``, the seconds
             ``"predicted"`` and ``"measured"`` for each, the measured seconds of its transfers
             that were ``"hidden"`` behind other work and those that were ``"exposed"``, each
-            ``None`` on GPUs, and the prediction of the whole;
+            ``None`` on GPUs, what products in half precision have ``"sent"``, and the prediction
+            of the whole;
             ``"declined"``, a list of dicts with ``"name"`` and ``"reason"``; ``"failures"``,
             a list of reasons; ``"measured"``, the names of the measured rates; ``"seconds"`` and
             ``"dask_seconds"`` of the whole graph.
@@ -104,6 +101,7 @@ class Explanation:
                     "measured": [step.seconds for step in run],
                     "hidden": [step.hidden for step in run],
                     "exposed": [step.exposed for step in run],
+                    "sent": [None if (x := sent_of(step)) is None else asdict(x) for step in run],
                 }
                 for (_, prediction), run in zip(self.regions, self._runs, strict=True)
             ],
@@ -147,7 +145,7 @@ class Explanation:
                 text = f"{step.seconds:.3g} s measured, {nbytes} made"
                 if step.name == name:  # else it is the sum of many steps
                     text += f", {seconds:.3g} s predicted"
-                lines.append((step.name, text + _transfers(step)))
+                lines.append((step.name, text + transfers(step)))
         if any(step.exposed is None for run in self._runs for step in run):
             lines.append(("transfers", "not measured on GPUs"))
         lines += [(label(piece.name), f"left to Dask: {piece.reason}") for piece in self.declined]
@@ -176,13 +174,6 @@ class Explanation:
             for name, text in self._lines()
         )
         return f"<table>{rows}</table>" if rows else f"<p>{escape(str(self))}</p>"
-
-
-def _transfers(step: Step) -> str:
-    """Return the measured times of a step's transfers, if it has any."""
-    if step.hidden is None or step.exposed is None or not step.hidden + step.exposed:
-        return ""
-    return f"; transfers {step.hidden:.3g} s hidden, {step.exposed:.3g} s exposed"
 
 
 def _region(region: Region, predicted: Prediction) -> str:
@@ -266,7 +257,7 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
         (piece, optimizer.predict(region, rewriting.arrays, optimizer.room(region, held)))
         for piece, region in alone
     )
-    runs = _last_runs(region for region, _ in rewriting.regions) if measured else ()
+    runs = last_runs(region for region, _ in rewriting.regions) if measured else ()
     return Explanation(
         True,
         rewritten,
@@ -277,18 +268,3 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
         optimizer.facts.machine.measured,
         *optimizer.totals(graph, keys, rewriting),
     )
-
-
-def _last_runs(regions: Iterable[Region]) -> tuple[tuple[Step, ...], ...]:
-    """Return the steps of the last run of each region, none if there was no run lately."""
-    client = current_client()
-    if client is None:
-        raise ValueError("expected measured to be False without a client, got True")
-    gangs = [gang_key(region)[0] for region in regions]
-    runs: list[tuple[Step, ...]] = client.run_on_scheduler(_recorded, gangs=gangs)
-    return tuple(runs)
-
-
-def _recorded(gangs: list[str], dask_scheduler: Scheduler) -> list[tuple[Step, ...]]:
-    plugin: Any = dask_scheduler.plugins[PLUGIN]
-    return [plugin.records.last(gang) for gang in gangs]

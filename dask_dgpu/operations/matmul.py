@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,15 @@ from dask_dgpu.algorithms.summa.choose import cost, owners_along, plan_summa, tr
 from dask_dgpu.algorithms.summa.options import DEFAULTS, Options
 from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
 from dask_dgpu.algorithms.summa.rank import summa_rank
+from dask_dgpu.algorithms.summa.wire import ENCODED, Half, Sent, WireDtype, encoding
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
 from dask_dgpu.operations.value import Blocks, Placed
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Cuts, Layout, counted, cuts_of
-from graph_opt.pieces.matmul import RULE
+from graph_opt.model.piece import Piece
+from graph_opt.pieces.matmul import RULE, MatmulPiece
 
 Matrix = dict[tuple[int, int], Any]
 
@@ -43,11 +46,13 @@ def _plan(request: Request) -> PartProduct:
     (a, b), result, (rows, columns, given) = request.inputs, request.result, request.task
     options = given or DEFAULTS
     plain = range(a.layout.grid[1]), range(b.layout.grid[0])
-    left, right = _operand(a, rows, plain[0]), _operand(b, plain[1], columns)
+    wire = options.wire_dtype or "exact"
+    left, right = _operand(a, 0, wire, rows, plain[0]), _operand(b, 1, wire, plain[1], columns)
     by_row, by_column, by_inner = owners_along(left, right, request.size)
     rows, columns = _sorted(rows, by_row), _sorted(columns, by_column)
     inner = _sorted(plain[0], by_inner) if len(by_inner) else ()
-    left, right = _operand(a, rows, inner or plain[0]), _operand(b, inner or plain[1], columns)
+    left = _operand(a, 0, wire, rows, inner or plain[0])
+    right = _operand(b, 1, wire, inner or plain[1], columns)
     limits, strategy = (request.size, request.machine), options.strategy
     plan = plan_summa(left, right, result.dtype, *limits, strategy=strategy, room=request.room)
     height, width = result.cuts
@@ -59,13 +64,14 @@ def _sorted(blocks: Sequence[int], owners: Any) -> tuple[int, ...]:
     return tuple(np.array(blocks, np.int64)[np.argsort(owners, kind="stable")].tolist())
 
 
-def _operand(placed: Placed, *kept: Sequence[int]) -> Operand:
+def _operand(placed: Placed, axis: int, wire: WireDtype, *kept: Sequence[int]) -> Operand:
     """Return the matrix of some block rows and columns, in this order."""
     layout = placed.layout
     chunks = zip(layout.lengths, kept, strict=True)
     sizes = [[lengths[at] for at in blocks] for lengths, blocks in chunks]
     owners = np.array(layout.owners, np.int64).reshape(layout.grid)[np.ix_(*kept)]
-    return Operand(tuple(map(cuts_of, sizes)), tuple(owners.reshape(-1).tolist()), placed.dtype)
+    ranks, cuts = tuple(owners.reshape(-1).tolist()), tuple(map(cuts_of, sizes))
+    return Operand(cuts, ranks, placed.dtype, encoding(wire, axis))
 
 
 def _layout(part: PartProduct) -> Layout:
@@ -83,7 +89,7 @@ def _run(
     right: Blocks,
     *,
     progress: Progress,
-) -> Blocks:
+) -> Blocks | tuple[Blocks, Sent]:
     rows = {row: i for i, row in enumerate(plan.rows)}
     columns = {column: j for j, column in enumerate(plan.columns)}
     inner = {block: k for k, block in enumerate(plan.inner)}
@@ -91,8 +97,10 @@ def _run(
     b: Matrix = {
         (inner.get(k, k), columns[j]): block for (k, j), block in right.items() if j in columns
     }
-    c = summa_rank(plan.plan, comm, device, a, b, progress)
-    return {(plan.rows[i], plan.columns[j]): block for (i, j), block in c.items()}
+    sent = Sent()
+    c = summa_rank(plan.plan, comm, device, a, b, progress, sent)
+    blocks: Blocks = {(plan.rows[i], plan.columns[j]): block for (i, j), block in c.items()}
+    return (blocks, sent.total(comm, device)) if plan.plan.encoded else blocks
 
 
 def _cost(part: PartProduct, machine: Machine) -> Cost:
@@ -106,12 +114,14 @@ def _cost(part: PartProduct, machine: Machine) -> Cost:
         seconds=cost(plan, machine, max(received), int(steps[0].max())),
         moved_bytes=max(received),
         peak_bytes=_peak(plan),
-        text=f"{strategy}, mesh {plan.mesh}, {counted(plan.steps, 'panel')}{_in_place(plan)}",
+        text=f"{strategy}, mesh {plan.mesh}, {counted(plan.steps, 'panel')}{_in_place(plan)}"
+        f"{_precision(plan)}",
         details=(
             ("mesh", plan.mesh),
             ("strategy", strategy),
             ("steps", plan.steps),
             ("in_place", plan.in_place),
+            ("wire_dtype", part.options.wire_dtype or "exact"),
         ),
     )
 
@@ -119,6 +129,32 @@ def _cost(part: PartProduct, machine: Machine) -> Cost:
 def _in_place(plan: SummaPlan) -> str:
     named = [name for name, there in zip(("left", "right"), plan.in_place, strict=True) if there]
     return f", {' and '.join(named)} in place" if named else ""
+
+
+def _precision(plan: SummaPlan) -> str:
+    """Return the precision of messages and the error that it causes; nothing if none."""
+    wire, k = plan.a.encoding, plan.a.columns[-1]
+    if not isinstance(wire, Half):
+        return ""
+    bound = 2 * wire.eps * math.sqrt(k)
+    return (
+        f", {wire.dtype} in messages: errors of at most 2 eps sqrt(K) |row of a| |column of b| = "
+        f"{bound:.2g} |row| |column| (eps {wire.eps:.3g}, K {k})"
+    )
+
+
+def with_wire_dtype(piece: Piece, wire_dtype: WireDtype) -> Piece:
+    """Return a product with the precision of messages in the settings, unless it has its own.
+
+    Other pieces, and products of other dtypes, are unchanged.
+    """
+    if not isinstance(piece, MatmulPiece):
+        return piece
+    options = piece.options or DEFAULTS
+    suitable = all(node.dtype in ENCODED for node in piece.inputs)
+    if options.wire_dtype is not None or not suitable:
+        return piece
+    return replace(piece, options=replace(options, wire_dtype=wire_dtype))
 
 
 def _strategy(plan: SummaPlan) -> str:

@@ -16,6 +16,7 @@ from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import RULES
+from dask_dgpu.operations.matmul import with_wire_dtype
 from dask_dgpu.operations.value import shared, step_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, report
 from dask_dgpu.planner.plain import plain_graph, rest_of
@@ -130,6 +131,8 @@ class GraphOptimizer:
         arrays = parse(graph, wanted)
         matches = find(arrays, RULES)
         pieces, declined = list(matches.pieces), list(matches.declined)
+        if self.settings.wire_dtype != "exact":
+            pieces = [with_wire_dtype(piece, self.settings.wire_dtype) for piece in pieces]
         while pieces:
             culled, local = self._culled(graph, arrays, pieces, wanted)
             layers = {

@@ -112,6 +112,7 @@ def table() -> Iterator[tuple[str, Callable[..., Any], str, Any]]:
     kernels = (None, "laplacian", [[1, 2]], [1.0], [[1], [2, 3]], np.full((3, 3), NAN), OBJECTS)
     yield from (("stencil", partial(dgpu.stencil, X), "kernel", bad) for bad in kernels)
     yield from (("matmul", partial(dgpu.matmul, X, X.T), "strategy", bad) for bad in NAMES)
+    yield from (("matmul", partial(dgpu.matmul, X, X.T), "wire_dtype", b) for b in NAMES[1:])
     counts = (None, *INTEGERS, -1)
     yield from (("stencil", partial(dgpu.stencil, X), "iterations", bad) for bad in counts)
     jacobi = partial(dgpu.jacobi, X, X)
@@ -154,7 +155,10 @@ SETTINGS: list[tuple[str, Any]] = [
     *(("regions", bad) for bad in ("yes", 1, None)),
     *(
         (name, bad)
-        for name in ("device", "comm", "when", "on_error", "sum_method", "fft_output_layout")
+        for name in (
+            *("device", "comm", "when", "on_error", "sum_method", "fft_output_layout"),
+            "matmul_wire_dtype",
+        )
         for bad in ("nearly", None, 3, True, NAN)
     ),
 ]
@@ -225,6 +229,7 @@ def test_a_setting(name: str, bad: Any) -> None:
     before = dask.config.get("array_optimize", None)
     dotted = name.replace("on_error", "on-error").replace("safety_margin", "safety-margin")
     dotted = dotted.replace("local_ranks", "local-ranks").replace("output_layout", "output-layout")
+    dotted = dotted.replace("wire_dtype", "wire-dtype")
     message = refuses(lambda: dgpu.enable(**{name: bad}), "setting")
     assert f"dgpu.{dotted.replace('_', '.')}" in message
     assert dask.config.get("array_optimize", None) is before
@@ -249,6 +254,8 @@ def test_a_setting(name: str, bad: Any) -> None:
         (lambda: dgpu.jacobi(X, X, boundary=("zero", "reflekt")), "reflect"),
         (lambda: dgpu.poisson(X, 1.0, "zeros"), "zero"),
         (lambda: dgpu.matmul(X, X.T, strategy="rows"), "row"),
+        (lambda: dgpu.matmul(X, X.T, wire_dtype="bfloat"), "bfloat16"),
+        (lambda: dgpu.enable(matmul_wire_dtype="flot16"), "float16"),
         (lambda: dgpu.einsum("ij,jk", X, X.T, optimize="greed"), "greedy"),
     ],
 )

@@ -42,3 +42,16 @@ def test_each_step_has_both_times(
     assert min(region["exposed"]) >= 0 < max(region["exposed"])  # a rechunk may move nothing
     assert " s hidden, " in str(found)
     assert " s exposed" in found._repr_html_()
+
+
+def test_what_a_product_in_half_precision_has_sent(client: Any, on_device: Any) -> None:
+    x = on_device(A, (12, 48))
+    y = dgpu.matmul(x, x, strategy="row", wire_dtype="float16")
+    value = host(client.compute(y).result(timeout=100))
+    np.testing.assert_allclose(value, A @ A, rtol=2**-9)
+    found = dgpu.explain(y, measured=True)
+    (region,) = found.to_dict()["regions"]
+    (sent,) = region["sent"]
+    # 3 ranks need each of the 4 block rows of the right operand
+    assert sent == {"nbytes": 3 * (48 * 48 + 48 * 4) * 2, "exact_bytes": 3 * 48 * 48 * 8, "lost": 0}
+    assert "; 14.62 kiB sent for 54.00 kiB, 0 elements too small" in str(found)

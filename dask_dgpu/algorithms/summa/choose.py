@@ -13,11 +13,15 @@ from scipy.optimize import linear_sum_assignment
 from dask_dgpu.algorithms.summa.options import Strategy
 from dask_dgpu.algorithms.summa.plan import Floats, Ints, Mesh, Operand, SummaPlan
 from dask_dgpu.algorithms.summa.schedule import aligned
+from dask_dgpu.algorithms.summa.wire import EXACT
 from graph_opt.model.cost import Machine, pipelined
 from graph_opt.model.layout import Cuts, Span
 
 LINES = ("row", "column", "inner")
 """The strategies on a line of ranks, in the order of a mesh's axes."""
+
+CONVERSIONS = 24
+"""Passes over a message in half precision, to convert it on both ends."""
 
 STEPS = (1, 2, 4, 8, 16)
 """Numbers of panels; more were never faster, since each costs a collective."""
@@ -58,7 +62,8 @@ def plan_summa(
     best: tuple[float, float, SummaPlan] | None = None
     owned = int((a.shares(size) + b.shares(size)).max())
     meshes = [mesh] if mesh else _meshes(a, b, size, strategy)
-    even = [SummaPlan(a, b, dtype, size, each, (), 1, 1, machine.one_sided) for each in meshes]
+    reads = machine.one_sided and a.encoding == b.encoding == EXACT  # reads do not convert
+    even = [SummaPlan(a, b, dtype, size, each, (), 1, 1, reads) for each in meshes]
     for bare in [*even, *_by_owners(even)]:
         plan, moved, stays = _placed(bare)
         needs, reduction = None, plan.reduction_bytes
@@ -106,6 +111,8 @@ def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> fl
     passes = 2 if plan.one_sided else 4
     buffers = 4 * plan.panel_bytes(plan.nominal_steps)
     seconds += (passes * panels + buffers) / machine.memory_bandwidth
+    if plan.encoded:
+        seconds += CONVERSIONS * received / machine.memory_bandwidth
     if depth > 1:
         partial = tallest * widest * itemsize
         seconds += machine.latency + partial * (depth - 1) / depth / machine.bandwidth
@@ -115,11 +122,10 @@ def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> fl
 
 def _meshes(a: Operand, b: Operand, size: int, strategy: Strategy) -> list[Mesh]:
     """Return the meshes of a strategy with at least one block of C for each rank of a layer."""
-    lengths = a.grid[0], b.grid[1], a.columns[-1]
-    most = tuple(max(1, min(size, length)) for length in lengths)
+    most = [max(1, min(size, length)) for length in (a.grid[0], b.grid[1], a.columns[-1])]
     if strategy in LINES:
-        axis = LINES.index(strategy)
-        rows, columns, depth = (most[at] if at == axis else 1 for at in range(3))
+        extents = zip(LINES, most, strict=True)
+        rows, columns, depth = (extent if name == strategy else 1 for name, extent in extents)
         return [(rows, columns, depth)]
     found: list[Mesh] = []
     for depth in range(1, (most[2] if strategy == "auto" else 1) + 1):
@@ -206,9 +212,9 @@ def _stays(plan: SummaPlan, which: int, nbytes: Floats) -> bool:
 
 
 def _owned_bytes(plan: SummaPlan, which: int) -> Floats:
-    """Return the bytes of an operand for each rank, part of the mesh, and layer of the mesh."""
+    """Return the bytes in messages of an operand for each rank, part and layer of the mesh."""
     operand, spans = plan.operands[which], plan.spans[which]
-    ranks, sizes, inner = operand.ranks, operand.sizes, operand.cuts[1 - which]
+    ranks, sizes, inner = operand.ranks, operand.travelling, operand.cuts[1 - which]
     if which == 1:
         ranks, sizes = ranks.T, sizes.T
     nbytes = np.zeros((plan.size, len(spans), plan.mesh[2]))
@@ -251,11 +257,12 @@ class Needs:
                 remote = operand.ranks != rank
                 lengths = np.diff(operand.cuts[axis])[mine]
                 each = lengths @ (remote if axis == 0 else remote.T)[mine]
-                total = np.cumsum(each * np.diff(inner)) * operand.itemsize
+                width = operand.encoding.element_bytes(operand.itemsize)
+                total = np.cumsum(each * np.diff(inner)) * width
                 self._curves.append((rank, inner, np.concatenate([[0], total])))
 
     def received(self, plan: SummaPlan, step: int) -> list[int]:
-        """Return the bytes that each rank needs from others in a step, without padding."""
+        """Return the bytes that each rank needs from others in a step, of elements alone."""
         received = [0] * plan.size
         for rank, inner, curve in self._curves:
             start, stop = np.interp(plan.panel(rank, step), inner, curve)
@@ -289,5 +296,5 @@ def _by_owner(matrix: Operand, rows: Span, columns: Span, size: int) -> Ints:
     heights = np.diff(np.clip(matrix.rows, *rows))
     widths = np.diff(np.clip(matrix.columns, *columns))
     there = np.ix_(heights > 0, widths > 0)
-    nbytes = aligned(np.outer(heights, widths)[there] * matrix.itemsize)
+    nbytes = aligned(matrix.piece_bytes(heights[:, None], widths[None, :])[there])
     return np.bincount(matrix.ranks[there].ravel(), nbytes.ravel(), size).astype(np.int64)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dask_dgpu.algorithms.summa.wire import EXACT, Encoding
 from graph_opt.model.layout import Bare, Cuts, Layout, Span, block_spans, even_spans
 
 Block = tuple[int, int]
@@ -28,9 +29,10 @@ WIDE = 512
 
 @dataclass(frozen=True)
 class Operand(Layout):
-    """The layout of a matrix, and its dtype."""
+    """The layout of a matrix, its dtype, and how its pieces travel."""
 
     dtype: str
+    encoding: Encoding = EXACT
 
     @property
     def rows(self) -> Cuts:
@@ -57,6 +59,15 @@ class Operand(Layout):
         """The bytes of each block, as a matrix."""
         heights, widths = map(np.diff, self.cuts)
         return np.outer(heights, widths).astype(float) * self.itemsize
+
+    @property
+    def travelling(self) -> Floats:
+        """The bytes of the elements of each block in messages, as a matrix."""
+        return self.sizes * (self.encoding.element_bytes(self.itemsize) / self.itemsize)
+
+    def piece_bytes(self, heights: Any, widths: Any) -> Any:
+        """Return the bytes in messages of pieces of these heights and widths."""
+        return self.encoding.piece_bytes(heights, widths, self.itemsize)
 
     def shares(self, size: int) -> Ints:
         """Return the bytes of the blocks of each of ``size`` ranks."""
@@ -112,6 +123,11 @@ class SummaPlan(Bare):
     def operands(self) -> tuple[Operand, Operand]:
         """Both operands."""
         return self.a, self.b
+
+    @property
+    def encoded(self) -> bool:
+        """Whether pieces of an operand do not travel as they are."""
+        return any(operand.encoding != EXACT for operand in self.operands)
 
     @property
     def spans(self) -> tuple[tuple[Span, ...], ...]:

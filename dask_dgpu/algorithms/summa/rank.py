@@ -21,6 +21,7 @@ import numpy as np
 from dask_dgpu.algorithms import Array, Progress, no_progress
 from dask_dgpu.algorithms.summa.plan import Block, Matrix, SummaPlan
 from dask_dgpu.algorithms.summa.schedule import Messages, Piece, Pulls, Step, schedule
+from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
@@ -34,8 +35,9 @@ def summa_rank(
     a: Matrix,
     b: Matrix,
     progress: Progress = no_progress,
+    sent: Sent | None = None,
 ) -> dict[Block, Array]:
-    """Multiply as one rank; ``progress`` counts panels.
+    """Multiply as one rank; ``progress`` counts panels, and ``sent`` what travels in messages.
 
     Every rank receives the pieces of its next panel while it multiplies the present one. If
     plan and transport allow it, it reads them from the owners' blocks, straight into the panel,
@@ -49,7 +51,7 @@ def summa_rank(
     with device.transferring():
         device.after(given)
         limits = plan, comm, device, steps, operands
-        carrier = Pulls.open(*limits) or Messages(*limits)
+        carrier = Pulls.open(*limits) or Messages(*limits, sent or Sent())
         panels = _Panels(plan, device, comm.rank)
     strips = _strips(plan, device, comm.rank)
     with device.transferring():

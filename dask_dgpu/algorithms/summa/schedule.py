@@ -12,10 +12,9 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from dask_dgpu.algorithms import Array
 from dask_dgpu.algorithms.summa.plan import Block, Matrix, Operand, SummaPlan
+from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.comm.protocol import Comm, Window, Work
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.gemm import factor_dtype
@@ -95,12 +94,12 @@ def pieces(plan: SummaPlan, rank: int, step: int) -> Iterator[Piece]:
 
 
 def _cut(operand: int, matrix: Operand, rows: Span, columns: Span) -> Iterator[Piece]:
-    across, itemsize, width = _parts(matrix.columns, columns), matrix.itemsize, matrix.grid[1]
+    across, width = _parts(matrix.columns, columns), matrix.grid[1]
     for i, height, *down in _parts(matrix.rows, rows):
         for j, length, *along in across:
             source, target = zip(down, along, strict=True)
             shape, owner = (height, length), matrix.owners[i * width + j]
-            nbytes = height * length * itemsize
+            nbytes = matrix.piece_bytes(height, length)
             yield Piece(operand, (i, j), owner, source, target, shape, nbytes)
 
 
@@ -119,17 +118,25 @@ def aligned(nbytes: Any) -> Any:
 
 
 class Messages:
-    """The two message buffers of a rank, for all steps.
+    """The two message buffers of a rank, for all steps; adds what it sends to ``sent``.
 
     The outgoing buffer of a step is free after its exchange, before its pieces are unpacked; so one
     buffer for each direction is enough. All methods are called on the transfer lane.
     """
 
     def __init__(
-        self, plan: SummaPlan, comm: Comm, device: Device, steps: list[Step], operands: list[Matrix]
+        self,
+        plan: SummaPlan,
+        comm: Comm,
+        device: Device,
+        steps: list[Step],
+        operands: list[Matrix],
+        sent: Sent,
     ) -> None:
         self.comm, self.operands = comm, operands
-        self.dtypes = np.dtype(plan.a.dtype), np.dtype(plan.b.dtype)
+        self.dtypes = plan.a.dtype, plan.b.dtype
+        self.encodings = plan.a.encoding, plan.b.encoding
+        self.sent = sent
         self.out, self.inbox = (
             device.workspace(name, max(sum(step.counts[way]) for step in steps), "uint8")
             for way, name in enumerate(("out", "inbox"))
@@ -140,8 +147,10 @@ class Messages:
         """Pack a step's pieces and start their exchange, if anything moves."""
         if not step.moves:
             return
-        for piece, view in self._views(step.sends, self.out):
-            view[...] = self.operands[piece.operand][piece.block][piece.source]
+        for piece, message in _messages(step.sends, self.out):
+            values = self.operands[piece.operand][piece.block][piece.source]
+            lost = self.encodings[piece.operand].encode(values, message)
+            self.sent.add(values, message, lost)
         sent, received = step.counts
         inbox, out = self.inbox[: sum(received)], self.out[: sum(sent)]
         self._under_way = self.comm.all_to_all(inbox, received, out, sent)
@@ -152,21 +161,20 @@ class Messages:
             return
         self._under_way.wait()
         self._under_way = None
-        for piece, view in self._views(step.receives, self.inbox):
-            place(piece)[...] = view
+        for piece, message in _messages(step.receives, self.inbox):
+            which = piece.operand
+            self.encodings[which].decode(message, self.dtypes[which], place(piece))
 
     def close(self) -> None:
         """Do nothing: all exchanges are complete."""
 
-    def _views(
-        self, by_rank: Sequence[list[Piece]], buffer: Array
-    ) -> Iterator[tuple[Piece, Array]]:
-        """Yield each piece with its place in a message buffer, as an array of its dtype."""
-        ordered = [piece for pieces in by_rank for piece in pieces]
-        starts = accumulate((aligned(piece.nbytes) for piece in ordered), initial=0)
-        for piece, start in zip(ordered, starts, strict=False):
-            values = buffer[start : start + piece.nbytes].view(self.dtypes[piece.operand])
-            yield piece, values.reshape(piece.shape)
+
+def _messages(by_rank: Sequence[list[Piece]], buffer: Array) -> Iterator[tuple[Piece, Array]]:
+    """Yield each piece with its bytes in a message buffer."""
+    ordered = [piece for pieces in by_rank for piece in pieces]
+    starts = accumulate((aligned(piece.nbytes) for piece in ordered), initial=0)
+    for piece, start in zip(ordered, starts, strict=False):
+        yield piece, buffer[start : start + piece.nbytes]
 
 
 class Pulls:

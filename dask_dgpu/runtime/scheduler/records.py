@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.diagnostics.task_stream import TaskStreamPlugin
 
 from dask_dgpu.runtime.execute import Span
+from graph_opt.model.layout import label
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -29,6 +30,7 @@ class Step:
     """One step of a gang's run: the times of the slowest rank, and the bytes of all ranks.
 
     ``hidden`` and ``exposed`` are the seconds of this rank's transfers, ``None`` on a GPU.
+    ``detail`` is that of the operation, pickled.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Step:
     nbytes: int
     hidden: float | None = None
     exposed: float | None = None
+    detail: bytes | None = None
 
 
 @dataclass
@@ -98,7 +101,10 @@ class Records:
     def last(self, gang: str) -> tuple[Step, ...]:
         """Return the steps of the last run of a gang, if they are kept."""
         found = [record for key, record in self._records.items() if key[0].startswith(gang)]
-        return tuple(found[-1].steps) if found else ()
+        if not found:
+            return ()
+        details = {label(output): detail for output, detail in found[-1].details.items()}
+        return tuple(replace(step, detail=details.get(step.name)) for step in found[-1].steps)
 
     def detail(self, output: str) -> bytes | None:
         """Return the detail of the last operation with this output, if it is kept."""

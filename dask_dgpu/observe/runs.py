@@ -1,0 +1,53 @@
+"""The measured steps of the last runs of gangs, in words."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from dask.utils import format_bytes
+
+from dask_dgpu.algorithms.summa.wire import Sent
+from dask_dgpu.environment.facts import current_client
+from dask_dgpu.runtime.tasks import PLUGIN
+from graph_opt.dask_graph.emit import gang_key
+from graph_opt.model.piece import Region
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+    from dask_dgpu.runtime.scheduler.records import Step
+
+
+def last_runs(regions: Iterable[Region]) -> tuple[tuple[Step, ...], ...]:
+    """Return the steps of the last run of each region, none if there was no run lately."""
+    client = current_client()
+    if client is None:
+        raise ValueError("expected measured to be False without a client, got True")
+    gangs = [gang_key(region)[0] for region in regions]
+    runs: list[tuple[Step, ...]] = client.run_on_scheduler(_recorded, gangs=gangs)
+    return tuple(runs)
+
+
+def _recorded(gangs: list[str], dask_scheduler: Scheduler) -> list[tuple[Step, ...]]:
+    plugin: Any = dask_scheduler.plugins[PLUGIN]
+    return [plugin.records.last(gang) for gang in gangs]
+
+
+def sent_of(step: Step) -> Sent | None:
+    """Return what a product has sent in another precision, None for other steps."""
+    found = None if step.detail is None else pickle.loads(step.detail)
+    return found if isinstance(found, Sent) else None
+
+
+def transfers(step: Step) -> str:
+    """Return the measured times and bytes of a step's transfers, as far as they are known."""
+    text = ""
+    if step.hidden is not None and step.exposed is not None and step.hidden + step.exposed:
+        text = f"; transfers {step.hidden:.3g} s hidden, {step.exposed:.3g} s exposed"
+    sent = sent_of(step)
+    if sent is not None:
+        text += f"; {format_bytes(sent.nbytes)} sent for {format_bytes(sent.exact_bytes)}"
+        text += f", {sent.lost} elements too small for full relative precision"
+    return text
