@@ -53,7 +53,7 @@ class Matches:
 
 
 def find(graph: ArrayGraph, rules: Collection[Rule]) -> Matches:
-    """Try the rules, in this order, on every layer at which they may start."""
+    """Try the rules on every layer at which they may start, in this order, until one matches."""
     pieces: list[Piece] = []
     declined: list[Declined] = []
     for name, layer in graph.layers.items():
@@ -65,6 +65,7 @@ def find(graph: ArrayGraph, rules: Collection[Rule]) -> Matches:
                 declined.append(found)
             elif found is not None:
                 pieces.append(found)
+                break
     return Matches(tuple(pieces), tuple(declined))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dask_dgpu.algorithms.redistribute.plan import settled
 from dask_dgpu.errors import UndeclaredShapeError, UndeclaredTypeError
 from graph_opt.model.layout import (
     NUMPY,
@@ -27,7 +28,6 @@ from graph_opt.model.layout import (
     spread,
 )
 from graph_opt.model.piece import Blockwork, Member
-from graph_opt.model.settle import settled
 
 Array = Any
 Blocks = dict[Index, Array]

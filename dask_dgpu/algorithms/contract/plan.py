@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from dask_dgpu.algorithms.redistribute.plan import settled
 from graph_opt.model.cost import Machine, pipelined
 from graph_opt.model.layout import Bare, Index, Layout, dealt
-from graph_opt.model.settle import settled
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
