@@ -26,6 +26,7 @@ from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Blockworks, Limits, Program, run_fused
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of
+from graph_opt.model.subscripts import Subscripts
 
 ROWS, COLUMNS, WHOLE = cuts_of((2, 3)), cuts_of((3, 4)), (0, 7)
 A = np.arange(35.0).reshape(5, 7)
@@ -81,7 +82,9 @@ def test_several_collectives_and_a_transpose() -> None:
     b = A[:, :3].copy()
     steps = (
         Collective("rechunk", ("a",), "t", Value((COLUMNS, (0, 5)), "float64"), (1, 0)),
-        Collective("matmul", ("t", "b"), "c", Value((COLUMNS, (0, 3)), "float64"), ((0, 1), (0,))),
+        Collective(
+            "matmul", ("t", "b"), "c", Value((COLUMNS, (0, 3)), "float64"), ((0, 1), (0,), None)
+        ),
     )
     left, right = Value((ROWS, WHOLE), "float64"), Value(((0, 5), (0, 3)), "float64")
     made = program(*steps, inputs=(("a", left), ("b", right)), outputs=(("c", ((0, 0), (1, 0))),))
@@ -97,7 +100,7 @@ def test_a_part_of_a_product_keeps_the_numbers_of_its_blocks() -> None:
     left, right = Value((ROWS, (0, 7)), "float64"), Value(((0, 7), (0, 5)), "float64")
     part = Value(left.cuts, "float64", ((1, 0),))
     result = Value((ROWS, (0, 5)), "float64", ((1, 0),))
-    step = Collective("matmul", ("a", "b"), "c", result, ((1,), (0,)))
+    step = Collective("matmul", ("a", "b"), "c", result, ((1,), (0,), None))
     made = program(step, inputs=(("a", part), ("b", right)), outputs=(("c", ((1, 0),)),))
     given = {"a": {(1, 0): A[2:]}, "b": {(0, 0): A.T.copy()}}
     blocks = run(made, 2, {"a": (1,), "b": (0,)}, given)
@@ -109,17 +112,18 @@ TASKS = {
     "overlap": (((1, 1), (0, 2)), (None, None)),
     "sum": ((0, 1), True, "compensated", "sum"),
     "fft": plan_pencil_fft(((0,), (0,)), "float64", ()),
-    "matmul": ((0,), (0,)),
+    "matmul": ((0,), (0,), None),
+    "contract": (Subscripts("ab", "bc", "ac"), ((0,), (0,))),
 }
 
+NEVER_EMPTY = ("jacobi", "stencil", "conv2d")
+"""Empty arrays never get as far as an iteration, and a convolution has weights."""
 
-ITERATIONS = ("jacobi", "stencil")  # empty arrays never get so far
 
-
-@pytest.mark.parametrize("operation", [each for each in OPERATIONS if each not in ITERATIONS])
+@pytest.mark.parametrize("operation", [each for each in OPERATIONS if each not in NEVER_EMPTY])
 def test_costs_of_nothing_to_do(operation: str) -> None:
     empty = Value(((0, 0), (0, 0)), "float64")
-    names = ("a", "b") if operation == "matmul" else ("a",)
+    names = ("a", "b") if operation in ("matmul", "contract") else ("a",)
     step = Collective(operation, names, "c", empty, TASKS.get(operation))
     inputs = tuple((name, empty) for name in names)
     made = program(step, inputs=inputs, outputs=(("c", ((0, 0),)),))
