@@ -42,8 +42,8 @@ def plan_summa(
     """Choose the mesh and the number of panels with the lowest predicted cost.
 
     ``strategy`` names a family of meshes to choose from; ``mesh`` and ``steps`` override the
-    choice. ``room`` are the bytes of memory of a rank: panels
-    are narrower if the operands leave too little. The plan is the same on every rank.
+    choice. ``room`` are the bytes of memory of a rank: panels are narrower if the operands leave
+    too little. The plan is the same on every rank.
 
     Raises
     ------
