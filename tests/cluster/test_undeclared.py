@@ -58,6 +58,7 @@ def another_container(block: Any) -> Any:
     return block.get() if hasattr(block, "get") else np.ma.masked_array(block)
 
 
+@pytest.mark.slow
 def test_jacobi(client: Any, on_device: Any) -> None:
     x = on_device(A, 4)
     odd = x.map_blocks(another_container, dtype=x.dtype, meta=x._meta)
