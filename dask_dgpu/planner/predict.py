@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import OPERATIONS, Cost
-from dask_dgpu.operations.value import Collective, Local
+from dask_dgpu.operations.value import Collective, Local, most_received
 from dask_dgpu.planner.plain import plain_region
 from dask_dgpu.runtime.plans import Making, Plans, plans
 from dask_dgpu.runtime.program import Program
@@ -180,6 +181,7 @@ class Shares:
         self.fixed = fixed
         self.size = size
         self.values = dict(program.inputs) | {step.output: step.result for step in program.steps}
+        self._numbered = [self.values[name] for name in program.names]
         self._shares = {name: self._share(name) for name in self.values}
 
     def peak(self, collectives: Mapping[str, int]) -> int:
@@ -215,11 +217,8 @@ class Shares:
         return self._received(self.fixed.makings.values())
 
     def _received(self, makings: Iterable[Making]) -> int:
-        total, names = [0] * self.size, self.program.names
-        for making in makings:
-            for each in making.shipments:
-                total[each.target] += self.values[names[each.value]].nbytes(each.index)
-        return max(total)
+        shipments = chain.from_iterable(making.shipments for making in makings)
+        return most_received(shipments, self._numbered, self.size)
 
     def _share(self, name: str) -> Bytes:
         total = [0] * self.size

@@ -8,12 +8,12 @@ places for which the optimizer has planned.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.value import Shipment, Value
+from dask_dgpu.operations.value import Shipment, Value, most_received
 from graph_opt.model.cost import Machine
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def is_worthwhile(structure: Structure, stay: Fixed, move: Fixed, size: int) -> 
     """Whether moving inputs first takes less time, and the moved blocks fit."""
     machine, room = structure.machine, structure.room
     values = _values(structure)
-    received = _received(chain.from_iterable(move.moves.values()), values, size)
+    received = most_received(chain.from_iterable(move.moves.values()), values, size)
     if room is not None and ROOM * received > room:
         return False
     moving = len(move.moves) * machine.latency + received / machine.bandwidth
@@ -96,15 +96,7 @@ def _shipping(
 ) -> float:
     if not shipments:
         return 0.0
-    return machine.latency + _received(shipments, values, size) / machine.bandwidth
-
-
-def _received(shipments: Iterable[Shipment], values: Sequence[Value], size: int) -> int:
-    """Return the bytes of the rank that receives most."""
-    total = [0] * size
-    for each in shipments:
-        total[each.target] += values[each.value].nbytes(each.index)
-    return max(total)
+    return machine.latency + most_received(shipments, values, size) / machine.bandwidth
 
 
 def _values(structure: Structure) -> list[Value]:
