@@ -1,0 +1,148 @@
+"""Expressions: elementwise work and reductions on blocks, as one graph of typed-at-call nodes.
+
+``(x - x.mean(axis=0, keepdims=True)) ** 2`` on blocks is::
+
+    0  Input(0)
+    1  Reduce("mean", 0, axes=(0,), keepdims=True)
+    2  Apply("subtract", (0, 1))
+    3  Constant(2)
+    4  Apply("power", (2, 3))
+
+Nodes have no dtype and no shape: both follow from the blocks at the call, by NumPy's rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Input:
+    """A block, by its number among the arguments."""
+
+    at: int
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """None."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A scalar. A Python number has no dtype of its own, a NumPy scalar keeps its dtype."""
+
+    value: Any
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """None."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Apply:
+    """An elementwise function of NumPy, by name; its arguments broadcast.
+
+    ``options`` are keyword arguments that are no arrays: ``dtype`` of a ufunc, ``decimals``.
+    """
+
+    function: str
+    arguments: tuple[int, ...]
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Cast:
+    """``astype``."""
+
+    argument: int
+    dtype: str
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """The only one."""
+        return (self.argument,)
+
+
+@dataclass(frozen=True)
+class View:
+    """A view: axis ``i`` of the result is axis ``axes[i]`` of the argument.
+
+    ``None`` is a new axis of length 1. Axes of the argument that are not named have length 1.
+    """
+
+    argument: int
+    axes: tuple[int | None, ...]
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """The only one."""
+        return (self.argument,)
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """A reduction of NumPy, by name, along some axes.
+
+    ``options`` are its other keyword arguments: ``dtype``, ``ddof``. ``argmin`` and ``argmax``
+    reduce one axis or all; their result counts in row-major order of the reduced axes.
+    """
+
+    function: str
+    argument: int
+    axes: tuple[int, ...]
+    keepdims: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """The only one."""
+        return (self.argument,)
+
+
+Node = Input | Constant | Apply | Cast | View | Reduce
+
+
+@dataclass(frozen=True)
+class Expression:
+    """Nodes, each after its arguments, and the numbers of the nodes that are results."""
+
+    nodes: tuple[Node, ...]
+    results: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for at, node in enumerate(self.nodes):
+            if any(argument not in range(at) for argument in node.arguments):
+                raise ValueError(f"expected arguments of node {at} before it, got {node}")
+        if any(result not in range(len(self.nodes)) for result in self.results):
+            raise ValueError(f"expected results among {len(self.nodes)} nodes, got {self.results}")
+
+    @cached_property
+    def inputs(self) -> int:
+        """The number of blocks that the expression is called with."""
+        return 1 + max((node.at for node in self.nodes if isinstance(node, Input)), default=-1)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """For each node the number of reductions that must be complete before it has a value.
+
+        Work of one depth can be one pass over the blocks: a reduction of depth ``d`` is complete
+        after pass ``d - 1``.
+        """
+        found: list[int] = []
+        for node in self.nodes:
+            below = max((found[argument] for argument in node.arguments), default=0)
+            found.append(below + isinstance(node, Reduce))
+        return tuple(found)
+
+    def cone(self, *results: int) -> Iterator[int]:
+        """Yield the numbers of the nodes that these depend on, and their own, in order."""
+        needed = set(results)
+        for at in range(len(self.nodes) - 1, -1, -1):
+            if at in needed:
+                needed.update(self.nodes[at].arguments)
+        yield from sorted(needed)
