@@ -22,6 +22,9 @@ REPETITIONS = 2
 BLOCK_BYTES = {"cpu": 16 << 20, "cuda": 128 << 20}
 """Bytes of a factor, a copy and a message, per kind of device: larger than its caches."""
 
+RUNS = {"cpu": 1, "cuda": 20}
+"""Runs in a row whose mean counts: a GPU works for less time than its host waits for it."""
+
 SIDE = {"cpu": 256, "cuda": 4096}
 """Side of square products."""
 
@@ -43,7 +46,7 @@ def products(dtype: str, comm: Comm, device: Device) -> Figures:
     found = {}
     for name, (m, k, n) in shapes.items():
         a, b, out = (_ones(device, shape, dtype) for shape in ((m, k), (k, n), (m, n)))
-        seconds = _best(comm, device, partial(gemm.accumulate, out, a, b))
+        seconds = _mean(comm, device, partial(gemm.accumulate, out, a, b))
         found[f"{dtype}.{name}"] = 2 * m * k * n / seconds
     return found
 
@@ -64,7 +67,7 @@ def memory(comm: Comm, device: Device) -> Figures:
         device.join()
 
     return {
-        "memory_bandwidth": 2 * source.nbytes / _best(comm, device, copy),
+        "memory_bandwidth": 2 * source.nbytes / _mean(comm, device, copy),
         "launch_seconds": _best(comm, device, step),
     }
 
@@ -99,13 +102,31 @@ def exchange(comm: Comm, device: Device) -> Figures:
     alone, together = (_best(comm, device, partial(steps, each)) for each in (False, True))
     return {
         "latency": max(0.0, together - alone) / MESSAGES,  # 0 is no figure
-        "bandwidth": sum(counts) / _best(comm, device, blocks),
+        "bandwidth": sum(counts) / _mean(comm, device, blocks),
     }
+
+
+def window(comm: Comm, device: Device) -> Figures:
+    """Return the seconds of opening and closing memory to all ranks, if that is possible."""
+    buffer = _ones(device, (8,), "uint8")
+    first = comm.window([buffer])
+    if first is None:
+        return {}
+
+    def once() -> None:
+        with device.transferring():
+            opened = comm.window([buffer])
+            if opened is not None:
+                opened.close().wait()
+
+    first.close().wait()
+    return {"window_seconds": _best(comm, device, once)}
 
 
 PARTS: Mapping[str, Callable[[Comm, Device], Figures]] = {
     "memory": memory,
     "exchange": exchange,
+    "window": window,
     **{dtype: partial(products, dtype) for dtype in gemm.BLAS},
 }
 """The measurements, each short: a gang may have to wait for one."""
@@ -118,6 +139,17 @@ def _ones(device: Device, shape: tuple[int, ...], dtype: str) -> Array:
         array[...] = 1
     device.join()
     return array
+
+
+def _mean(comm: Comm, device: Device, work: Callable[[], None]) -> float:
+    """Return the mean seconds of runs in a row, in the quickest repetition."""
+    runs = RUNS[device.kind]
+
+    def together() -> None:
+        for _ in range(runs):
+            work()
+
+    return _best(comm, device, together) / runs
 
 
 def _best(comm: Comm, device: Device, work: Callable[[], None]) -> float:

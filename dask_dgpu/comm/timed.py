@@ -14,12 +14,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from dask_dgpu.comm.protocol import Buffer, Comm, Counts, Messages, Reduction, Window, Work
 
 T = TypeVar("T")
 Clock = Callable[[], float]
+
+
+class Span(Protocol):
+    """Receives the hidden and exposed seconds of a step."""
+
+    hidden: float | None
+    exposed: float | None
 
 
 class TimedComm:
@@ -34,7 +41,8 @@ class TimedComm:
     is noticed by another thread, some milliseconds late if this one keeps the interpreter. If a
     transport does not know the end (``local``, small transfers), nothing counts as hidden.
 
-    On a GPU the figures mean nothing, since streams wait instead of the host.
+    On a GPU the figures mean nothing, since streams wait instead of the host; see
+    :mod:`dask_dgpu.comm.nccl.timed`.
     """
 
     def __init__(self, comm: Comm, clock: Clock = time.perf_counter) -> None:
@@ -48,6 +56,13 @@ class TimedComm:
         taken = self.hidden, self.exposed
         self.hidden = self.exposed = 0.0
         return taken
+
+    def note(self, span: Span) -> None:
+        """Count what happened since the last call as a span's."""
+        span.hidden, span.exposed = self.take()
+
+    def finish(self) -> None:
+        """Do nothing: all spans have their seconds."""
 
     def call(self, method: Callable[..., T], *arguments: Any) -> T:
         """Call a method, whose time is exposed."""

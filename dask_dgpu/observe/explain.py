@@ -84,8 +84,8 @@ class Explanation:
             ``"regions"``, a list of dicts with the names of the ``"steps"``, the seconds
             ``"predicted"`` and ``"measured"`` for each, the measured seconds of its transfers
             that were ``"hidden"`` behind other work and those that were ``"exposed"``, each
-            ``None`` on GPUs, what products in half precision have ``"sent"``, and the prediction
-            of the whole;
+            ``None`` on GPUs without NCCL, what products in half precision have ``"sent"``, and
+            the prediction of the whole;
             ``"declined"``, a list of dicts with ``"name"`` and ``"reason"``; ``"failures"``,
             a list of reasons; ``"measured"``, the names of the measured rates; ``"seconds"`` and
             ``"dask_seconds"`` of the whole graph.
@@ -147,7 +147,7 @@ class Explanation:
                     text += f", {seconds:.3g} s predicted"
                 lines.append((step.name, text + transfers(step)))
         if any(step.exposed is None for run in self._runs for step in run):
-            lines.append(("transfers", "not measured on GPUs"))
+            lines.append(("transfers", "not measured on GPUs without NCCL"))
         lines += [(label(piece.name), f"left to Dask: {piece.reason}") for piece in self.declined]
         if self.rewritten and self.seconds is not None and self.dask_seconds is not None:
             text = f"about {self.seconds:.3g} s instead of {self.dask_seconds:.3g} s"

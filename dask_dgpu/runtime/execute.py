@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from time import time
 from typing import Any
 
+from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.comm.timed import TimedComm
 from dask_dgpu.errors import CommError, GangError
@@ -29,7 +30,8 @@ class Span:
     """The time of a step on a rank's host, and the produced bytes.
 
     On a GPU the work may continue after it. ``hidden`` and ``exposed`` are the seconds of its
-    transfers, as :class:`~dask_dgpu.comm.timed.TimedComm` counts them; ``None`` on a GPU.
+    transfers, as :class:`~dask_dgpu.comm.timed.TimedComm` counts them; ``None`` if they are not
+    known, as on a GPU without NCCL.
     """
 
     name: str
@@ -101,7 +103,7 @@ class _Rank:
         steps = {step.output: step.result for step in self.program.steps}
         self.moves = dict(self.fixed.fixed.moves)
         self.declared: dict[str, Value] = dict(self.program.inputs) | steps
-        self.timed = TimedComm(self.comm) if self.device.kind == "cpu" else None
+        self.timed = _timed(self.comm, self.device, self.program.transport)
         self.comm = self.timed or self.comm
 
     def run(self) -> dict[Key, Array]:
@@ -120,13 +122,15 @@ class _Rank:
                         made = self._run_collective(step, name, spent)
                     span.nbytes = sum(getattr(block, "nbytes", 0) for block in made.values())
                     if self.timed is not None:
-                        span.hidden, span.exposed = self.timed.take()
+                        self.timed.note(span)
                 values[step.output] = made
                 del made
                 for name in ending:
                     del values[name]
             device.synchronize()
             self.comm.check()
+            if self.timed is not None:
+                self.timed.finish()
             results = {
                 key: self._outside(values[key[0]][key[1:]], self.declared[key[0]].container)
                 for key, rank in self.fixed.placed().items()
@@ -231,6 +235,17 @@ class _Rank:
         """Return a block in the container that its block function expects."""
         move = container == NUMPY and self._on_device(block)
         return self.device.to_host(block) if move else block
+
+
+def _timed(comm: Comm, device: Device, transport: Transport) -> TimedComm | None:
+    """Return the communicator with clocks, ``None`` if nobody knows its times."""
+    if device.kind == "cpu":
+        return TimedComm(comm)
+    if transport != "nccl" or comm.size == 1:
+        return None
+    from dask_dgpu.comm.nccl.timed import StreamTimedComm
+
+    return StreamTimedComm(comm, device.watch())
 
 
 def _action(step: Local | Collective) -> str:

@@ -44,6 +44,7 @@ class Machine:
     - ``ramp``: inner length at which a product reaches half of ``flops``; each panel has a fixed
       cost.
     - ``one_sided``: whether ranks can read each other's memory, without packing, by copy engines.
+    - ``window_seconds``: cost of opening and closing memory for such reads, on the host.
     - ``dask_bandwidth``: bytes per second that one worker receives if Dask transfers blocks; by
       default ``bandwidth``.
     - ``products``: rates of products by dtype; those of other dtypes follow from ``flops``.
@@ -63,6 +64,7 @@ class Machine:
     memory_bandwidth: float
     ramp: float = 0.0
     one_sided: bool = False
+    window_seconds: float = 0.0
     dask_bandwidth: float | None = None
     products: tuple[tuple[str, ProductRates], ...] = ()
     task_seconds: float = 4e-4
@@ -91,7 +93,7 @@ FIGURES = (
     "round_trip_seconds",
     "step_seconds",
 )
-"""The figures of a machine that are measured, besides those of products."""
+"""The figures of a machine that are measured, besides those of products and windows."""
 
 # Orders of magnitude, to choose between plans: four ranks on two cores over loopback, and one
 # H200 of eight with NVLink; docs/performance.md has the measurements.
@@ -109,6 +111,7 @@ CUDA = Machine(
     latency=1e-4,
     memory_bandwidth=3.9e12,
     ramp=400,
+    window_seconds=2e-3,
     dask_bandwidth=5e8,
 )
 
@@ -151,7 +154,9 @@ def calibrated(machine: Machine, figures: Mapping[str, float]) -> Machine:
     products = {
         dtype: ProductRates(**found) for dtype, found in rates.items() if found.keys() == shapes
     }
-    values: dict[str, Any] = {name: value for name, value in good.items() if name in FIGURES}
+    values: dict[str, Any] = {
+        name: value for name, value in good.items() if name in (*FIGURES, "window_seconds")
+    }
     if products:
         values["products"] = tuple(products.items())
     if "float64" in products:

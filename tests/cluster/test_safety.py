@@ -189,9 +189,10 @@ def test_nobody_comes_back(client, cluster, on_device, x, y):
 @pytest.mark.slow
 def test_lost_blocks_may_take_long_to_be_made_again(client, cluster, device, y):
     """What a gang waits for is under way, and longer than the gang itself may stand still."""
+    limit = 15 if device == "cuda" else 4  # NCCL takes seconds to connect
 
     def slowly() -> Any:
-        time.sleep(6)
+        time.sleep(1.5 * limit)
         return A
 
     x = da.from_delayed(dask.delayed(slowly)(), A.shape, A.dtype)
@@ -200,11 +201,11 @@ def test_lost_blocks_may_take_long_to_be_made_again(client, cluster, device, y):
 
         x = x.map_blocks(cupy.asarray)
     slow_blocks(client, 0.3)
-    with dgpu.enable(client, **(SETTINGS | {"gang_timeout": "4s"})):
+    with dgpu.enable(client, **(SETTINGS | {"gang_timeout": f"{limit}s"})):
         future = client.compute(x @ y)
         eventually(lambda: running(client))
         send_signal(client, any_worker(client))
-        np.testing.assert_array_equal(host(future.result(timeout=60)), A @ B)
+        np.testing.assert_array_equal(host(future.result(timeout=120)), A @ B)
 
 
 def test_stopped_rank(client, cluster, x, y):

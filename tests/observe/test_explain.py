@@ -25,7 +25,11 @@ def product() -> Iterator[Explanation]:
     [
         (0.25, 1.5, ["mul: 2 s measured, 8 B made; transfers 0.25 s hidden, 1.5 s exposed"]),
         (0.0, 0.0, ["mul: 2 s measured, 8 B made"]),
-        (None, None, ["mul: 2 s measured, 8 B made", "transfers: not measured on GPUs"]),
+        (
+            None,
+            None,
+            ["mul: 2 s measured, 8 B made", "transfers: not measured on GPUs without NCCL"],
+        ),
     ],
 )
 def test_transfers_of_a_step(

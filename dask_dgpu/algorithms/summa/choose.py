@@ -66,6 +66,7 @@ def plan_summa(
     even = [SummaPlan(a, b, dtype, size, each, (), 1, 1, reads) for each in meshes]
     for bare in [*even, *_by_owners(even)]:
         plan, moved, stays = _placed(bare)
+        plan = replace(plan, one_sided=reads and moved > machine.window_seconds * machine.bandwidth)
         needs, reduction = None, plan.reduction_bytes
         for count in [steps] if steps else [s for s in STEPS if s <= max(1, plan.deepest)]:
             stepped = replace(plan, steps=count, nominal_steps=count)
@@ -107,7 +108,7 @@ def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> fl
     transfers = received / machine.bandwidth, min(first, received) / machine.bandwidth
     seconds = pipelined(compute, *transfers, plan.steps)
     if received:  # otherwise there is no exchange
-        seconds += machine.latency * (2 if plan.one_sided else plan.steps)
+        seconds += machine.window_seconds if plan.one_sided else machine.latency * plan.steps
     passes = 2 if plan.one_sided else 4
     buffers = 4 * plan.panel_bytes(plan.nominal_steps)
     seconds += (passes * panels + buffers) / machine.memory_bandwidth

@@ -211,7 +211,7 @@ class NcclComm:
         with cupy.cuda.Device(self._device.index):
             self._mappings.close()
 
-    def _start(self, name: str, start: Callable[[], Any], kept: Any) -> Work:
+    def _start(self, name: str, start: Callable[[], Any], kept: Any) -> NcclWork:
         self._lifetime.check()
         with self._calling_torch(name), self._marks.calling(name):
             work = start()

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from dask_dgpu.comm.common import Lifetime
-from dask_dgpu.comm.protocol import Work
 
 if TYPE_CHECKING:
     from dask_dgpu.comm.nccl.communicator import NcclComm
@@ -91,6 +90,12 @@ class NcclWork:
         self._comm._order(self._work, self._name)
         self._work = self._kept = None
 
+    def follow(self) -> None:
+        """Make the current stream wait too; the buffers still belong to the transfer."""
+        if self._work is not None:
+            with self._comm._calling_torch(self._name):
+                self._work.wait()
+
     def done(self) -> bool:
         """Return whether the transfer is done, or ``wait`` was called."""
         ended = self._comm._lifetime.reason is not None
@@ -102,7 +107,7 @@ class DeferredWork:
 
     ended: float | None = None  # only the GPU knows
 
-    def __init__(self, work: Work, then: Callable[[], None]) -> None:
+    def __init__(self, work: NcclWork, then: Callable[[], None]) -> None:
         self._work = work
         self._then: Callable[[], None] | None = then
 
@@ -112,6 +117,10 @@ class DeferredWork:
         then, self._then = self._then, None
         if then is not None:
             then()
+
+    def follow(self) -> None:
+        """Make the current stream wait too, without the step."""
+        self._work.follow()
 
     def done(self) -> bool:
         """Return whether ``wait`` would return (or raise) without blocking."""

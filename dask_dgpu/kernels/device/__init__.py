@@ -85,6 +85,9 @@ class Device(Protocol):
     def after(self, mark: Mark) -> None:
         """Let the current lane wait for a mark; the host does not wait."""
 
+    def watch(self) -> Any:
+        """Return a new record of the waits of the compute lane; ``None`` on a host."""
+
     def borrow(self, block: Array) -> Array:
         """Return a block of a Dask task, in the same memory, for work on the lanes.
 

@@ -1,4 +1,4 @@
-"""A CUDA device: CuPy arrays on two kept streams, replays of launches, and guarded memory."""
+"""A CUDA device: CuPy arrays on two kept streams, and guarded memory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, suppress
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import cupy
 
 from dask_dgpu.kernels.device import ArrayContainer
+from dask_dgpu.kernels.device.replay import Replay
 from dask_dgpu.kernels.fft.cuda import wait_for_plans
 
 Array = Any
@@ -19,11 +21,17 @@ T = TypeVar("T")
 MOST_CONSTANTS = 64
 """Most cached constants."""
 
-SPOILED = cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError
-"""Errors of a recording while another thread waits for the whole device.
 
-CUDA reports a conflict in any mode, and libraries wait when they are closed.
-"""
+@dataclass(frozen=True)
+class Watch:
+    """The waits of the ``compute`` lane, and a stream for an ``observer`` of transfers.
+
+    Each wait has an event before it and one after it.
+    """
+
+    compute: Any
+    observer: Any
+    waits: list[tuple[Any, Any]]
 
 
 class CudaDevice:
@@ -40,6 +48,7 @@ class CudaDevice:
         self._transfer = _urgent_stream()
         self._constants: dict[Hashable, Array] = {}
         self._borrowed: deque[tuple[list[Any], Any]] = deque()
+        self._watch: Watch | None = None
         wait_for_plans()
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
@@ -115,8 +124,21 @@ class CudaDevice:
         return event
 
     def after(self, mark: Any) -> None:
-        if mark is not None:
-            cupy.cuda.get_current_stream().wait_event(mark)
+        if mark is None:
+            return
+        stream = cupy.cuda.get_current_stream()
+        if self._watch is None or stream != self._compute:
+            stream.wait_event(mark)
+            return
+        begin = stream.record()
+        stream.wait_event(mark)
+        self._watch.waits.append((begin, stream.record()))
+
+    def watch(self) -> Watch:
+        if self._watch is None:
+            self._watch = Watch(self._compute, cupy.cuda.Stream(non_blocking=True), [])
+        self._watch.waits.clear()
+        return self._watch
 
     def borrow(self, block: Array) -> Array:
         return each_array(block, lambda array: guarded(array, self._keep_borrowed))
@@ -198,54 +220,6 @@ class _Stream:
     def __cuda_stream__(self) -> tuple[int, int]:
         """Version of the protocol, and the stream."""
         return 0, self.handle
-
-
-class Replay(Generic[T]):
-    """Work with the same launches on the same memory each time, as a CUDA graph.
-
-    A launch takes the host longer than a small kernel takes the GPU. Recorded launches are sent at
-    once.
-
-    The first call issues it, which compiles kernels; the second one records it; later calls replay
-    it, on the current stream. If other threads break the recording, it is issued once more, and
-    recorded the next time.
-    """
-
-    def __init__(self) -> None:
-        self._result: list[T] = []
-        self._graph: Any = None
-
-    @property
-    def recorded(self) -> bool:
-        """Whether later calls replay the work."""
-        return self._graph is not None
-
-    def __call__(self, work: Callable[[], T]) -> T:
-        """Do the work, which may be issued again after an error; return its result."""
-        if not self._result:
-            self._result.append(work())
-            return self._result[0]
-        if self._graph is None:
-            try:
-                self._graph = _recorded(work)
-            except SPOILED:
-                return work()
-        self._graph.launch(cupy.cuda.get_current_stream())
-        return self._result[0]
-
-
-def _recorded(work: Callable[[], Any]) -> Any:
-    """Record the launches of some work as a graph, without running them.
-
-    The recording has a stream of its own, for which no other thread waits.
-    """
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        stream.begin_capture()
-        try:
-            work()
-        finally:
-            graph = stream.end_capture()
-    return graph
 
 
 class _Guard:

@@ -94,6 +94,9 @@ class HostDevice:
     def after(self, mark: Mark) -> None:
         pass
 
+    def watch(self) -> None:
+        return None
+
     def borrow(self, block: Array) -> Array:
         return block
 

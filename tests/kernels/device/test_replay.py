@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-MODULE = "dask_dgpu.kernels.device.cuda"
+MODULE = "dask_dgpu.kernels.device.replay"
 
 
 class SpoiledError(RuntimeError):
@@ -56,8 +56,6 @@ def replay(monkeypatch: pytest.MonkeyPatch, done: list[str]) -> Iterator[Any]:
         driver=SimpleNamespace(CUDADriverError=SpoiledError),
     )
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    plans = SimpleNamespace(wait_for_plans=None)
-    monkeypatch.setitem(sys.modules, "dask_dgpu.kernels.fft.cuda", plans)
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     monkeypatch.setattr(Stream, "spoiled", False)
     yield importlib.import_module(MODULE).Replay()
