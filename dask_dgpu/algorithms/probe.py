@@ -23,7 +23,7 @@ BLOCK_BYTES = {"cpu": 16 << 20, "cuda": 128 << 20}
 """Bytes of a factor, a copy and a message, per kind of device: larger than its caches."""
 
 RUNS = {"cpu": 1, "cuda": 20}
-"""Runs in a row whose mean counts: a GPU works for less time than its host waits for it."""
+"""Runs in a row of short work: a GPU finishes it in less time than its host waits for it."""
 
 SIDE = {"cpu": 256, "cuda": 4096}
 """Side of square products."""
@@ -46,7 +46,8 @@ def products(dtype: str, comm: Comm, device: Device) -> Figures:
     found = {}
     for name, (m, k, n) in shapes.items():
         a, b, out = (_ones(device, shape, dtype) for shape in ((m, k), (k, n), (m, n)))
-        seconds = _mean(comm, device, partial(gemm.accumulate, out, a, b))
+        runs = 1 if name == "square" else RUNS[device.kind]
+        seconds = _mean(comm, device, partial(gemm.accumulate, out, a, b), runs)
         found[f"{dtype}.{name}"] = 2 * m * k * n / seconds
     return found
 
@@ -56,7 +57,7 @@ def memory(comm: Comm, device: Device) -> Figures:
 
     As most results of a program, the copy is in new memory.
     """
-    source = _ones(device, (BLOCK_BYTES[device.kind],), "uint8")
+    source = _ones(device, (BLOCK_BYTES[device.kind] // 8,), "float64")  # CuPy copies by elements
     small = [_ones(device, (8, 8), "float64") for _ in range(3)]
 
     def copy() -> None:
@@ -67,7 +68,7 @@ def memory(comm: Comm, device: Device) -> Figures:
         device.join()
 
     return {
-        "memory_bandwidth": 2 * source.nbytes / _mean(comm, device, copy),
+        "memory_bandwidth": 2 * source.nbytes / _mean(comm, device, copy, RUNS[device.kind]),
         "launch_seconds": _best(comm, device, step),
     }
 
@@ -102,7 +103,7 @@ def exchange(comm: Comm, device: Device) -> Figures:
     alone, together = (_best(comm, device, partial(steps, each)) for each in (False, True))
     return {
         "latency": max(0.0, together - alone) / MESSAGES,  # 0 is no figure
-        "bandwidth": sum(counts) / _mean(comm, device, blocks),
+        "bandwidth": sum(counts) / _mean(comm, device, blocks, RUNS[device.kind]),
     }
 
 
@@ -141,9 +142,8 @@ def _ones(device: Device, shape: tuple[int, ...], dtype: str) -> Array:
     return array
 
 
-def _mean(comm: Comm, device: Device, work: Callable[[], None]) -> float:
-    """Return the mean seconds of runs in a row, in the quickest repetition."""
-    runs = RUNS[device.kind]
+def _mean(comm: Comm, device: Device, work: Callable[[], None], runs: int) -> float:
+    """Return the mean seconds of some runs in a row, in the quickest repetition."""
 
     def together() -> None:
         for _ in range(runs):

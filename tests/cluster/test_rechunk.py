@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import dask
@@ -181,6 +182,9 @@ def test_what_does_not_fit_the_workers_is_left_to_dask(client, device):
 def test_explained(client, x):
     (piece,) = dgpu.explain(x.rechunk((9, 47))).to_dict()["rewritten"]
     assert piece["tasks"] == 7 + 7 + 1
-    with dgpu.enable(client, **(SETTINGS | {"when": "cheaper"})):
-        (declined,) = dgpu.explain(x.rechunk((61, 1))).declined
+    with dgpu.enable(client, **(SETTINGS | {"when": "cheaper"})) as session:
+        facts = replace(session.optimizer.facts, figures=(("task_seconds", 1e-9),))
+        quick = replace(session.optimizer, facts=facts)
+        with dask.config.set(array_optimize=quick):
+            (declined,) = dgpu.explain(x.rechunk((61, 1))).declined
         assert "plain Dask is predicted to be quicker" in declined.reason

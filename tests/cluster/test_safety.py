@@ -189,7 +189,7 @@ def test_nobody_comes_back(client, cluster, on_device, x, y):
 @pytest.mark.slow
 def test_lost_blocks_may_take_long_to_be_made_again(client, cluster, device, y):
     """What a gang waits for is under way, and longer than the gang itself may stand still."""
-    limit = 15 if device == "cuda" else 4  # NCCL takes seconds to connect
+    limit = 10 if device == "cuda" else 4  # NCCL takes seconds to connect
 
     def slowly() -> Any:
         time.sleep(1.5 * limit)
@@ -203,7 +203,7 @@ def test_lost_blocks_may_take_long_to_be_made_again(client, cluster, device, y):
     slow_blocks(client, 0.3)
     with dgpu.enable(client, **(SETTINGS | {"gang_timeout": f"{limit}s"})):
         future = client.compute(x @ y)
-        eventually(lambda: running(client))
+        eventually(lambda: running(client), seconds=2 * limit + 20)
         send_signal(client, any_worker(client))
         np.testing.assert_array_equal(host(future.result(timeout=120)), A @ B)
 
