@@ -169,8 +169,6 @@ class CostModel:
     ) -> Report:
         """Compare strategies and plain Dask for matrices of shapes (M, K) and (K, N).
 
-        ``"inner"`` is among them if the contraction is the longest axis.
-
         Parameters
         ----------
         M, K, N : int
@@ -185,10 +183,8 @@ class CostModel:
         Report
             The quickest first. Prints as a table, and displays as one in a notebook.
         """
-        named: list[Strategy] = ["row", "column", "summa"]
-        if integer("K", K, 0) > max(M, N):  # else its plans are hopeless, and long to find
-            named.append("inner")
-        named.append("auto")  # the last, so that of equals a named strategy comes first
+        # "auto" is the last, so that of equals a named strategy comes first
+        named: tuple[Strategy, ...] = ("row", "column", "summa", "inner", "auto")
         found = [self.estimate_matmul(M, K, N, each, dtype=dtype, chunks=chunks) for each in named]
         found.append(self._plain(M, K, N, dtype, chunks))
         title = f"({M}, {K}) @ ({K}, {N}) {dtype} on {self.config.facts.workers} workers"

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 MOST_WASTE = 0.5
 """Leave a piece to Dask if more than this fraction of its computed blocks is unused."""
 
+LEAST_GAIN = 0.9
+"""Run a gang if it takes less than this fraction of plain Dask's time: predictions err."""
+
 ROOM_STEPS = 64
 """Free memory counts in such fractions of the limit, so equal programs have equal plans."""
 
@@ -214,10 +217,10 @@ class GraphOptimizer:
     def _hindrance(self, layer: PieceLayer) -> str | None:
         """Return why a piece cannot run in a gang, at any cost."""
         piece = layer.piece
-        on_host = self.facts.workers > 0 and self.facts.device == "cpu"
+        on_device = self.facts.device == "cuda"
+        on_host = self.facts.workers > 0 and not on_device
         if on_host and any(node.container == CUPY for node in piece.inputs):
             return "blocks are CuPy arrays and the workers compute on the CPU"
-        on_device = self.facts.device == "cuda"
         if on_device and piece.only_moves and piece.inputs[0].container == NUMPY:
             return "blocks are on the host and no computation follows"
         if layer.waste > MOST_WASTE:
@@ -227,14 +230,13 @@ class GraphOptimizer:
     def _refusal(self, prediction: Prediction, room: float | None, forced: bool) -> str | None:
         """Return the reason against a gang by its cost, if there is one."""
         if room is not None and not _fits(prediction, room):
-            return (
-                f"it needs {format_bytes(prediction.peak_bytes)} on a rank "
-                f"and {format_bytes(int(room))} may be used"
-            )
-        slower = prediction.seconds >= prediction.dask_seconds
+            needed, there = format_bytes(prediction.peak_bytes), format_bytes(int(room))
+            return f"it needs {needed} on a rank and {there} may be used"
+        slower = prediction.seconds >= LEAST_GAIN * prediction.dask_seconds
         if self.settings.when == "cheaper" and slower and not forced:
+            than = "quicker" if prediction.seconds >= prediction.dask_seconds else "about as quick"
             return (
-                f"plain Dask is predicted to be quicker ({prediction.dask_seconds:.3g} s "
+                f"plain Dask is predicted to be {than} ({prediction.dask_seconds:.3g} s "
                 f"against {prediction.seconds:.3g} s)"
             )
         return None

@@ -85,7 +85,9 @@ def plan_summa(
     assert best is not None  # (1, 1, 1) always fits
     plan = best[2]
     # a rank that owns much more than its share sends more than a panel in a step
-    while plan.steps < plan.deepest and workspace(plan) > plan.workspace_limit:
+    limit, reduction = plan.workspace_limit, plan.reduction_bytes
+    limit += reduction if reduction > limit else 0  # a forced strategy may have large partial sums
+    while plan.steps < plan.deepest and workspace(plan) > limit:
         plan = replace(plan, steps=min(2 * plan.steps, plan.deepest))
     return plan
 
