@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Any
 
 import numpy as np
@@ -155,11 +155,15 @@ class _Panel:
         return group, slice(columns.start - start, columns.stop - start)
 
     def multiply(self, strips: list[_Strip]) -> None:
-        """Add the product to strips of C."""
-        for strip in strips:
-            for a, b in self.factors(strip):
-                columns = slice(b.column, b.column + b.values.shape[1])
-                gemm.accumulate(strip.sums[:, columns], a.values, b.values)
+        """Add the product to strips of C; products of different strips are independent."""
+        for products in zip_longest(*map(self._products, strips)):
+            gemm.accumulate_group([each for each in products if each is not None])
+
+    def _products(self, strip: _Strip) -> Iterator[tuple[Array, Array, Array]]:
+        """Yield part of a strip, and the factors whose product is added to it."""
+        for a, b in self.factors(strip):
+            columns = slice(b.column, b.column + b.values.shape[1])
+            yield strip.sums[:, columns], a.values, b.values
 
 
 class _Panels:

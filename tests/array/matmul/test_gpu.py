@@ -134,6 +134,33 @@ def keep_busy() -> None:
         busy = busy @ busy * np.float32(1 / 4096)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+def test_small_products_of_one_shape_are_one_launch(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cupy
+
+    from dask_dgpu.kernels import gemm
+    from dask_dgpu.kernels.gemm import cuda
+
+    called: list[str] = []
+    call = cuda.call_cublas
+
+    def noted(routine: str, *arguments: Any) -> None:
+        called.append(routine)
+        call(routine, *arguments)
+
+    monkeypatch.setattr(cuda, "call_cublas", noted)
+    a = [cupy.asarray(numbers((7, 5), dtype, at)) for at in range(6)]
+    wide = cupy.asarray(numbers((5, 12), dtype, 9))
+    b = [wide[:, 2:5], wide[:, 2:5], wide[:, 1:4], wide.T[2:5].T, wide[:, ::4], wide[:, 2:6]]
+    outs = [cupy.full((7, each.shape[1]), 2, dtype) for each in b]
+    gemm.accumulate_group(list(zip(outs, a, b, strict=True)))
+    assert called == ["gemmBatched"] * 3  # views, a copy, another shape
+    for out, left, right in zip(outs, a, b, strict=True):
+        assert (out == left @ right + 2).all()
+
+
 @pytest.mark.parametrize("view", [False, True])
 def test_memory_of_a_result_waits_for_the_tasks_that_read_it(view: bool) -> None:
     import cupy
