@@ -229,7 +229,7 @@ def processes(
             process.kill()
 
 
-def fresh(n: int | tuple[int, int], chunk: int | tuple[int, int], dtype: str) -> da.Array:
+def fresh(n: int | tuple[int, ...], chunk: int | tuple[int, ...], dtype: str) -> da.Array:
     """Return a matrix of random numbers that no task has seen yet, on the workers already."""
     shape = (n, n) if isinstance(n, int) else n
     numbers = da.random.default_rng(next(_seeds)).random(shape, chunks=chunk)

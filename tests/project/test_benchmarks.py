@@ -447,3 +447,28 @@ def test_a_trace_is_summed_up_by_direction(monkeypatch: pytest.MonkeyPatch) -> N
         "to_device_bytes": 16,
         "within_bytes": 96,
     }
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_contract_gpu_writes_every_figure(tmp_path: Path) -> None:
+    sizes = {"n": 64, "batch": 16, "inner": 4, "images": 8, "pixels": 16}
+    sizes |= {"planes": 4, "side": 64}
+    given = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
+    arguments = ["--device", "cpu", "--repetitions", "1", *given]
+    lines = lines_of(tmp_path / "figures.jsonl", "contract_gpu.py", *arguments)
+    assert not [line for line in lines if "error" in line]
+    ran = [line["case"] for line in lines if line["what"] == "rank program"]
+    assert len(ran) == len(set(ran)) == 7
+    shares = [line["case"] for line in lines if line["what"] == "one device's share"]
+    assert shares == ["batched product", "conv2d of images", "conv2d of one image"]
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_rates_of_clusters_of_each_size(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "rates.py", "--device", "cpu")
+    assert [line["workers"] for line in lines] == [1, 2, 4]
+    for line in lines:
+        assert line["figures"]["memory_bandwidth"] > 0
+        assert ("latency" in line["figures"]) == (line["workers"] > 1)
