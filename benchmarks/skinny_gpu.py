@@ -16,10 +16,17 @@ import numpy as np
 from gpu_harness import GpuBench, options, run
 from harness import fresh
 
+def covariance(x: Any) -> Any:
+    """Return the covariance of the columns of an array."""
+    centred = x - x.mean(axis=0)
+    return centred.T @ centred / (len(x) - 1)
+
+
 PRODUCTS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "x.T @ x": lambda x, w, v: x.T @ x,
     "x @ w": lambda x, w, v: x @ w,
     "x.T @ v": lambda x, w, v: x.T @ v,
+    "covariance": lambda x, w, v: covariance(x),
 }
 
 

@@ -128,7 +128,7 @@ def test_the_benchmark_of_skinny_products_runs_on_a_cpu(tmp_path: Path) -> None:
     arguments = ["--device", "cpu", *sizes]
     lines = lines_of(tmp_path / "figures.jsonl", "skinny_gpu.py", *arguments)
     assert not any("error" in line for line in lines)
-    for product in ("x.T @ x", "x @ w", "x.T @ v"):
+    for product in ("x.T @ x", "x @ w", "x.T @ v", "covariance"):
         assert [line["what"] for line in lines if line.get("product") == product] == [
             "one device's share",
             "first use, dask_dgpu",
