@@ -10,6 +10,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -114,10 +115,13 @@ class Bench(GpuBench):
                     best = median(share.values())
                     self.report.add("one device's share", [best], **facts)
             with self.report.guard("end to end, dask_dgpu", **facts):
-                found = self.uses("", self.operands(case), case.function, **facts)
+                note = partial(transfers, case.function)
+                found = self.uses("", self.operands(case), case.function, note, **facts)
                 if found.slowest:
                     ratio = best / median(found.slowest) if best else None
-                    self.rank_program("", found, rate_of_one_device=ratio, **facts)
+                    hidden, exposed = zip(*found.noted[1:], strict=True)
+                    more = {"hidden": hidden, "exposed": exposed, "rate_of_one_device": ratio}
+                    self.rank_program("", found, **more, **facts)
             if self.given.plain_repetitions:
                 with self.report.guard("end to end, dask", **facts):
                     self.plain("", self.operands(case), case.function, **facts)
@@ -130,6 +134,18 @@ class Bench(GpuBench):
             return tuple(fresh(shape, chunks, "float32") for shape, chunks in pairs)
 
         return make
+
+
+def transfers(
+    function: Callable[..., da.Array], operands: tuple[da.Array, ...], result: da.Array
+) -> tuple[float, float]:
+    """Return the hidden and the exposed seconds of the last computation's transfers."""
+    regions = dgpu.explain(function(*operands), measured=True).to_dict()["regions"]
+    hidden, exposed = (
+        sum(seconds or 0.0 for region in regions for seconds in region[name])
+        for name in ("hidden", "exposed")
+    )
+    return hidden, exposed
 
 
 def alone(work: str, left: Shape, right: Shape) -> float:

@@ -16,6 +16,7 @@ import numpy as np
 from gpu_harness import GpuBench, options, run
 from harness import fresh
 
+
 def covariance(x: Any) -> Any:
     """Return the covariance of the columns of an array."""
     centred = x - x.mean(axis=0)
