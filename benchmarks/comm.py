@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from harness import Report, blas_threads, processes
+from harness import Report
+from process_harness import blas_threads, processes
 
 from dask_dgpu.comm import bootstrap
 from dask_dgpu.comm.common import even_counts

@@ -15,11 +15,12 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster
-from harness import PLAIN, Report, blas_threads, finished, no_wait, processes, timed
+from harness import PLAIN, Report, finished, no_wait, timed
+from process_harness import blas_threads, processes, run_ranks, slowest
 
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.conv2d.rank import conv2d_rank
-from dask_dgpu.comm import bootstrap
+from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.conv import conv2d
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations.conv2d import CONV2D
@@ -30,9 +31,7 @@ from graph_opt.model.layout import Layout, cuts_of, dealt
 from graph_opt.model.window import Convolution, Sliding
 
 RANKS = 4
-HOST_NAME = "127.0.0.1"
 OUT = Path(__file__).parent / "results" / "conv2d-cpu.jsonl"
-TIMEOUT = 120.0
 SAME = Convolution((Sliding(3, padding=(1, 1)), Sliding(3, padding=(1, 1))))
 
 Shape = tuple[int, int, int, int]
@@ -96,27 +95,12 @@ def _seconds_of_torch(shape: Shape, sizes: Sizes) -> list[float]:
 
 def rank_program(sizes: Sizes) -> list[list[float]]:
     """Return the seconds of the gang's program in bare processes over gloo, for all images."""
-    store = bootstrap.serve_store(HOST_NAME)
-    with blas_threads(1), processes(RANKS, _run_ranks, (store.address, sizes)) as pipes:
-        found = [pipe.recv() for pipe in pipes]
-        for pipe in pipes:
-            pipe.send("all are done")
-    ranks = zip(*found, strict=True)
-    return [[max(times) for times in zip(*each, strict=True)] for each in ranks]
+    ranks = zip(*run_ranks(RANKS, _convolve_on_ranks, sizes), strict=True)
+    return [slowest(list(seconds)) for seconds in ranks]
 
 
-def _run_ranks(rank: int, pipe: Connection, store: tuple[str, int], sizes: Sizes) -> None:
-    comm = bootstrap.connect(
-        "gloo",
-        host=HOST_NAME,
-        store_address=store,
-        rank=rank,
-        size=RANKS,
-        name="benchmark",
-        timeout=TIMEOUT,
-        limit=TIMEOUT,
-    )
-    found = []
+def _convolve_on_ranks(comm: Comm, sizes: Sizes) -> list[list[float]]:
+    found, rank = [], comm.rank
     for shape, chunk in sizes.images:
         cuts = tuple(cuts_of([size] * (n // size)) for n, size in zip(shape, chunk, strict=True))
         blocks = int(np.prod([len(along) - 1 for along in cuts]))
@@ -134,9 +118,7 @@ def _run_ranks(rank: int, pipe: Connection, store: tuple[str, int], sizes: Sizes
             conv2d_rank(plan, comm, HostDevice(), mine, {} if rank else {(0,) * 4: weight})
             seconds.append(time.perf_counter() - start)
         found.append(seconds[1:])
-    pipe.send(found)
-    pipe.recv()
-    comm.close()
+    return found
 
 
 def end_to_end(sizes: Sizes) -> list[dict[str, list[float]]]:

@@ -9,7 +9,6 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,12 +17,12 @@ import dask.array as da
 import numba
 import numpy as np
 from distributed import Client, LocalCluster, wait
-from harness import Report, blas_threads, finished, fresh, processes
+from harness import Report, finished, fresh
+from process_harness import run_ranks, slowest
 
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.jacobi import JacobiPlan, JacobiTask, jacobi_rank, plan_jacobi
 from dask_dgpu.algorithms.stencil.plan import even_tiles
-from dask_dgpu.comm import bootstrap
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
@@ -32,7 +31,6 @@ from graph_opt.model.cost import HOST
 RANKS = 4
 THREADS = 2
 """Of what computes on shared memory: one a core."""
-HOST_NAME = "127.0.0.1"
 DTYPE = "float64"
 OUT = Path(__file__).parent / "results" / "halo-cpu.jsonl"
 TIMEOUT = 120.0
@@ -149,26 +147,13 @@ def _plan(n: int, size: int, steps: int) -> JacobiPlan:
 
 def rank_program(report: Report, sizes: Sizes, shared: float) -> None:
     """Run the gang's program in bare processes over gloo: no Dask at all."""
-    store = bootstrap.serve_store(HOST_NAME)
-    with blas_threads(1), processes(RANKS, _run_ranks, (store.address, sizes)) as pipes:
-        found = [pipe.recv() for pipe in pipes]
-        for pipe in pipes:
-            pipe.send("all are done")
-    slowest = [max(times) for times in zip(*(times for times, _ in found), strict=True)]
-    _add(report, sizes, "jacobi, rank program", slowest, sizes.steps, shared, sweeps=found[0][1])
+    found = run_ranks(RANKS, _iterate, sizes)
+    seconds = slowest([times for times, _ in found])
+    _add(report, sizes, "jacobi, rank program", seconds, sizes.steps, shared, sweeps=found[0][1])
 
 
-def _run_ranks(rank: int, pipe: Connection, store: tuple[str, int], sizes: Sizes) -> None:
-    comm = bootstrap.connect(
-        "gloo",
-        host=HOST_NAME,
-        store_address=store,
-        rank=rank,
-        size=RANKS,
-        name="benchmark",
-        timeout=TIMEOUT,
-        limit=TIMEOUT,
-    )
+def _iterate(comm: Comm, sizes: Sizes) -> tuple[list[float], int]:
+    rank = comm.rank
     device = HostDevice()  # kept from one program to the next, as a worker's is
     rng = np.random.default_rng(rank)
     tiles = even_tiles((sizes.n, sizes.n), (2, 2))
@@ -181,9 +166,7 @@ def _run_ranks(rank: int, pipe: Connection, store: tuple[str, int], sizes: Sizes
         (index,) = plan.sweeps.source.owned(rank)
         jacobi_rank(plan, comm, device, {index: u0}, {index: rhs})
         seconds.append(time.perf_counter() - start)
-    pipe.send((seconds[1:], plan.sweeps.steps))
-    pipe.recv()
-    comm.close()
+    return seconds[1:], plan.sweeps.steps
 
 
 def end_to_end(report: Report, sizes: Sizes, shared: float) -> None:

@@ -8,7 +8,6 @@ the results that it knows.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import platform
 import time
@@ -17,7 +16,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
 from itertools import count
-from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,11 +34,7 @@ PACKAGES = {
     "ucxx": ("ucxx-cu13", "ucxx-cu12"),
     "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
 }
-PATIENCE = 120.0
-"""Seconds that a process has to end, once all is said."""
-BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-_SPAWN = multiprocessing.get_context("spawn")
 _seeds = count(time.time_ns() % 2**31)
 
 
@@ -179,54 +173,6 @@ def _gpu_models() -> list[str]:
         return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
     except Exception:
         return []
-
-
-@contextmanager
-def blas_threads(number: int) -> Iterator[None]:
-    """Give processes that are started in the block so many BLAS threads each.
-
-    Yields
-    ------
-    None
-        Start the processes in the block.
-    """
-    before = {name: os.environ.get(name) for name in BLAS_THREADS}
-    os.environ.update(dict.fromkeys(BLAS_THREADS, str(number)))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
-
-
-@contextmanager
-def processes(
-    number: int, target: Callable[..., None], arguments: tuple[Any, ...]
-) -> Iterator[list[Connection]]:
-    """Run ``target(rank, pipe, *arguments)`` in new processes.
-
-    Yields
-    ------
-    list of Connection
-        Our ends of the pipes; reading one whose process died raises ``EOFError``.
-    """
-    pairs = [_SPAWN.Pipe() for _ in range(number)]
-    started = [
-        _SPAWN.Process(target=target, args=(rank, theirs, *arguments), daemon=True)
-        for rank, (_, theirs) in enumerate(pairs)
-    ]
-    for process, (_, theirs) in zip(started, pairs, strict=True):
-        process.start()
-        theirs.close()
-    try:
-        yield [ours for ours, _ in pairs]
-        for process in started:
-            process.join(PATIENCE)
-    finally:
-        for process in started:
-            process.kill()
 
 
 def fresh(n: int | tuple[int, ...], chunk: int | tuple[int, ...], dtype: str) -> da.Array:

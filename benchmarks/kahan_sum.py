@@ -15,7 +15,8 @@ import dask
 import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster
-from harness import PLAIN, Report, finished, processes
+from harness import PLAIN, Report, finished
+from process_harness import processes
 
 import dask_dgpu as dgpu
 from dask_dgpu.kernels.sums import binned, compensated

@@ -14,7 +14,8 @@ import dask
 import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster
-from harness import PLAIN, Report, blas_threads, finished, fresh
+from harness import PLAIN, Report, finished, fresh
+from process_harness import blas_threads
 
 import dask_dgpu as dgpu
 

@@ -12,21 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.fft
-from harness import Report, blas_threads, processes
+from harness import Report
+from process_harness import run_ranks
 
 from dask_dgpu.algorithms.redistribute.plan import plan_redistribute
 from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 from dask_dgpu.algorithms.summa.choose import plan_summa
 from dask_dgpu.algorithms.summa.plan import Operand
 from dask_dgpu.algorithms.summa.rank import summa_rank
-from dask_dgpu.comm import bootstrap
 from dask_dgpu.comm.protocol import Buffer, Comm, Counts, Messages, Work
 from dask_dgpu.comm.timed import TimedComm
 from dask_dgpu.cost import overlap_benefit
@@ -34,9 +33,7 @@ from dask_dgpu.kernels.device.host import HostDevice
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of, even_spans
 
-HOST_NAME = "127.0.0.1"
 OUT = Path(__file__).parent / "results" / "overlap-cpu.jsonl"
-TIMEOUT = 120.0
 PARTS = (1, 2, 4, 8, 16)
 """Panels of a product; bounds of the rounds of a redistribution."""
 NETWORKS = {"loopback": None, "1 Gbit/s": 125e6}
@@ -176,18 +173,14 @@ CASES: dict[str, Callable[[Sizes, int, int], Programs]] = {
 
 def figures(report: Report, sizes: Sizes, ranks: int) -> None:
     """Measure all cases; predict those in parts from the one in a single part."""
-    store = bootstrap.serve_store(HOST_NAME)
-    with blas_threads(1), processes(ranks, _run_ranks, (store.address, sizes, ranks)) as pipes:
-        for network, name in product(NETWORKS, CASES):
-            found = [pipe.recv() for pipe in pipes]
-            runs = {
-                parts: [max(each) for each in zip(*(mine[parts] for mine in found), strict=True)]
-                for parts in found[0]
-            }
-            dtype = "float64" if name == "product" else "complex128"
-            _report(report, name, runs, {"n": sizes.n, "dtype": dtype, "network": network})
-        for pipe in pipes:
-            pipe.send("all are done")
+    found = zip(*run_ranks(ranks, _run_cases, sizes), strict=True)
+    for (network, name), each in zip(product(NETWORKS, CASES), found, strict=True):
+        runs = {
+            parts: [max(taken) for taken in zip(*(mine[parts] for mine in each), strict=True)]
+            for parts in each[0]
+        }
+        dtype = "float64" if name == "product" else "complex128"
+        _report(report, name, runs, {"n": sizes.n, "dtype": dtype, "network": network})
 
 
 def _report(report: Report, name: str, runs: dict[int, list[Run]], facts: dict[str, Any]) -> None:
@@ -210,22 +203,11 @@ def _report(report: Report, name: str, runs: dict[int, list[Run]], facts: dict[s
         )
 
 
-def _run_ranks(
-    rank: int, pipe: Connection, store: tuple[str, int], sizes: Sizes, ranks: int
-) -> None:
-    gloo = bootstrap.connect(
-        "gloo",
-        host=HOST_NAME,
-        store_address=store,
-        rank=rank,
-        size=ranks,
-        name="benchmark",
-        timeout=TIMEOUT,
-        limit=TIMEOUT,
-    )
+def _run_cases(gloo: Comm, sizes: Sizes) -> list[dict[int, list[Run]]]:
+    found = []
     for rate, case in product(NETWORKS.values(), CASES.values()):
         comm = TimedComm(gloo if rate is None else Slowed(gloo, rate))
-        programs = case(sizes, rank, ranks)
+        programs = case(sizes, gloo.rank, gloo.size)
         runs: dict[int, list[Run]] = {parts: [] for parts in programs}
         for _ in range(1 + sizes.repetitions):
             for parts, program in programs.items():
@@ -234,9 +216,8 @@ def _run_ranks(
                 start = time.perf_counter()
                 program(comm=comm)
                 runs[parts].append(Run(time.perf_counter() - start, *comm.take()))
-        pipe.send({parts: each[1:] for parts, each in runs.items()})
-    pipe.recv()
-    gloo.close()
+        found.append({parts: each[1:] for parts, each in runs.items()})
+    return found
 
 
 def main() -> None:

@@ -24,7 +24,8 @@ import numpy as np
 import scipy.fft
 from distributed import Client, LocalCluster
 from fft_harness import dasks_fftn, slab_rows, turned
-from harness import PLAIN, Report, blas_threads, fresh_complex, no_wait, processes, timed
+from harness import PLAIN, Report, fresh_complex, no_wait, timed
+from process_harness import blas_threads, processes, run_ranks, slowest
 
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.pencil_fft import (
@@ -33,7 +34,7 @@ from dask_dgpu.algorithms.pencil_fft import (
     plan_on_ranks,
     plan_pencil_fft,
 )
-from dask_dgpu.comm import bootstrap
+from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of, dealt
@@ -41,7 +42,6 @@ from graph_opt.model.layout import Layout, cuts_of, dealt
 RANKS = 4
 THREADS = 2
 """Of SciPy, which computes in one process."""
-HOST_NAME = "127.0.0.1"
 DTYPE = "complex128"
 OUT = Path(__file__).parent / "results" / "pencil_fft-cpu.jsonl"
 PEER = Path(__file__).parent / "peers" / "pencil_fft_mpi.py"
@@ -108,26 +108,13 @@ def _numbers(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
 
 def rank_program(report: Report, sizes: Sizes) -> None:
     """Run the gang's program in bare processes over gloo: no Dask at all."""
-    store = bootstrap.serve_store(HOST_NAME)
-    with blas_threads(1), processes(RANKS, _run_ranks, (store.address, sizes)) as pipes:
-        found = [pipe.recv() for pipe in pipes]
-        for pipe in pipes:
-            pipe.send("all are done")
-    slowest = [max(times) for times in zip(*(times for times, _ in found), strict=True)]
-    report.add("fft2, rank program", slowest, steps=found[0][1], **sizes.facts)
+    found = run_ranks(RANKS, _transform_on_ranks, sizes)
+    seconds = slowest([times for times, _ in found])
+    report.add("fft2, rank program", seconds, steps=found[0][1], **sizes.facts)
 
 
-def _run_ranks(rank: int, pipe: Connection, store: tuple[str, int], sizes: Sizes) -> None:
-    comm = bootstrap.connect(
-        "gloo",
-        host=HOST_NAME,
-        store_address=store,
-        rank=rank,
-        size=RANKS,
-        name="benchmark",
-        timeout=TIMEOUT,
-        limit=TIMEOUT,
-    )
+def _transform_on_ranks(comm: Comm, sizes: Sizes) -> tuple[list[float], int]:
+    rank = comm.rank
     rows = slab_rows(sizes.shape, sizes.slabs)
     chunks = da.core.normalize_chunks((rows, sizes.n), sizes.shape)
     source = _in_order(None, chunks)
@@ -143,9 +130,7 @@ def _run_ranks(rank: int, pipe: Connection, store: tuple[str, int], sizes: Sizes
         ranked = plan_on_ranks(plan, source, RANKS, HOST, _in_order)
         pencil_fft_rank(ranked, comm, device, mine)
         seconds.append(time.perf_counter() - start)
-    pipe.send((seconds[1:], ranked.steps))
-    pipe.recv()
-    comm.close()
+    return seconds[1:], ranked.steps
 
 
 def _in_order(_: Layout | None, chunks: tuple[tuple[int, ...], ...]) -> Layout:

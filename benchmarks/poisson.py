@@ -18,7 +18,8 @@ import numpy as np
 import scipy.fft
 from distributed import Client, LocalCluster
 from fft_harness import slab_rows, turned
-from harness import PLAIN, Report, fresh, no_wait, processes, timed
+from harness import PLAIN, Report, fresh, no_wait, timed
+from process_harness import processes
 
 import dask_dgpu as dgpu
 

@@ -16,7 +16,8 @@ import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster, wait
 from fft_harness import DASKS_FFTN, turned
-from harness import PLAIN, Report, blas_threads, fresh, processes
+from harness import PLAIN, Report, fresh
+from process_harness import blas_threads, processes
 
 import dask_dgpu as dgpu
 

@@ -15,13 +15,14 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster
-from harness import PLAIN, Report, blas_threads, fresh, no_wait, processes, timed
+from harness import PLAIN, Report, fresh, no_wait, timed
+from process_harness import blas_threads, processes, run_ranks, slowest
 
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.summa.choose import plan_summa
 from dask_dgpu.algorithms.summa.plan import Operand
 from dask_dgpu.algorithms.summa.rank import summa_rank
-from dask_dgpu.comm import bootstrap
+from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.environment import settings
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.kernels.device.host import HostDevice
@@ -30,9 +31,7 @@ from graph_opt.model.cost import HOST
 from graph_opt.model.layout import block_spans, cuts_of
 
 RANKS = 4
-HOST_NAME = "127.0.0.1"
 OUT = Path(__file__).parent / "results" / "summa-cpu.jsonl"
-TIMEOUT = 120.0
 
 
 @dataclass(frozen=True)
@@ -128,30 +127,15 @@ def _multiply(rank: int, pipe: Connection, n: int, repetitions: int) -> None:
 
 def rank_program(report: Report, sizes: Sizes) -> None:
     """Run the gang's program in bare processes over gloo: no Dask at all."""
-    store = bootstrap.serve_store(HOST_NAME)
-    arguments = (store.address, sizes)
-    with blas_threads(1), processes(RANKS, _run_ranks, arguments) as pipes:
-        for n, chunk in sizes.products:
-            found = [pipe.recv() for pipe in pipes]
-            slowest = [max(times) for times in zip(*(times for times, _ in found), strict=True)]
-            mesh, steps = found[0][1]
-            facts = {"mesh": mesh, "steps": steps}
-            report.add("rank program", slowest, n=n, chunk=chunk, dtype="float64", **facts)
-        for pipe in pipes:
-            pipe.send("all are done")
+    found = zip(*run_ranks(RANKS, _multiply_on_ranks, sizes), strict=True)
+    for (n, chunk), ranks in zip(sizes.products, found, strict=True):
+        seconds, (mesh, steps) = slowest([times for times, _ in ranks]), ranks[0][1]
+        facts = {"mesh": mesh, "steps": steps}
+        report.add("rank program", seconds, n=n, chunk=chunk, dtype="float64", **facts)
 
 
-def _run_ranks(rank: int, pipe: Connection, store: tuple[str, int], sizes: Sizes) -> None:
-    comm = bootstrap.connect(
-        "gloo",
-        host=HOST_NAME,
-        store_address=store,
-        rank=rank,
-        size=RANKS,
-        name="benchmark",
-        timeout=TIMEOUT,
-        limit=TIMEOUT,
-    )
+def _multiply_on_ranks(comm: Comm, sizes: Sizes) -> list[Any]:
+    found, rank = [], comm.rank
     rng = np.random.default_rng(rank)
     for n, chunk in sizes.products:
         side = n // chunk
@@ -169,9 +153,8 @@ def _run_ranks(rank: int, pipe: Connection, store: tuple[str, int], sizes: Sizes
             plan = plan_summa(operand, operand, "float64", RANKS, HOST)
             summa_rank(plan, comm, HostDevice(), a, b)
             seconds.append(time.perf_counter() - start)
-        pipe.send((seconds[1:], (plan.mesh, plan.steps)))
-    pipe.recv()
-    comm.close()
+        found.append((seconds[1:], (plan.mesh, plan.steps)))
+    return found
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dask.array.optimization
@@ -28,11 +29,14 @@ from dask_dgpu.planner.predict import (
     held_by,
     nothing,
     predict,
+    scheduler_here,
     usable,
 )
+from dask_dgpu.planner.rewriting import Rewriting
+from dask_dgpu.planner.together import together
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.program import Blockworks, Program
-from graph_opt.dask_graph.emit import Plain, TaskFunctions, emit, finish, guarded
+from graph_opt.dask_graph.emit import Plain, TaskFunctions, alone, emit, finish, guarded
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import fuse, members
 from graph_opt.dask_graph.parse import ArrayGraph, Culled, cull, parse
@@ -54,25 +58,6 @@ ROOM_STEPS = 64
 
 Gang = tuple[Region, Prediction, Program]
 FUNCTIONS = TaskFunctions(tasks.stage, tasks.gang, tasks.out)
-
-
-@dataclass(frozen=True)
-class Rewriting:
-    """A graph with gangs, and the decisions behind it.
-
-    ``arrays`` are Dask's own layers, and ``found`` the pieces in them.
-    """
-
-    graph: HighLevelGraph
-    arrays: ArrayGraph
-    found: tuple[Piece, ...]
-    regions: tuple[tuple[Region, Prediction], ...]
-    declined: tuple[Declined, ...]
-
-    @property
-    def pieces(self) -> tuple[Piece, ...]:
-        """The collectives of all gangs."""
-        return tuple(piece for region, _ in self.regions for piece in region.pieces)
 
 
 @dataclass(frozen=True)
@@ -156,11 +141,10 @@ class GraphOptimizer:
             declined += [Declined(name, reason) for name, reason in refused.items()]
             kept = [p for p in pieces if p.output.name in layers.keys() - refused.keys()]
             if len(kept) == len(pieces):
-                programs = [
-                    (region, self._with_plain(graph, region, program))
-                    for region, _, program in gangs
-                ]
-                put = emit(culled.graph, programs, FUNCTIONS)
+                programs = [(r, self._with_plain(graph, r, program)) for r, _, program in gangs]
+                here = scheduler_here(self.facts.scheduler)
+                groups = alone if here is None else partial(together, here)
+                put = emit(culled.graph, programs, FUNCTIONS, groups)
                 predicted = tuple((region, prediction) for region, prediction, _ in gangs)
                 return Rewriting(put, arrays, matches.pieces, predicted, tuple(declined))
             pieces = kept  # the others change which blocks of these are needed
