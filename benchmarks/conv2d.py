@@ -14,14 +14,15 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+import torch
 from distributed import Client, LocalCluster
 from harness import PLAIN, Report, finished, no_wait, timed
 from process_harness import blas_threads, processes, run_ranks, slowest
+from torch.nn import functional
 
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.conv2d.rank import conv2d_rank
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.conv import conv2d
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations.conv2d import CONV2D
 from dask_dgpu.operations.operation import Request
@@ -84,11 +85,11 @@ def _convolve(rank: int, pipe: Connection, sizes: Sizes) -> None:
 
 def _seconds_of_torch(shape: Shape, sizes: Sizes) -> list[float]:
     seconds = []
-    weight = kernels(shape[1], sizes.dtype)
+    weight = torch.from_numpy(kernels(shape[1], sizes.dtype))
     for seed in range(1 + sizes.repetitions):
-        x = np.random.default_rng(seed).random(shape).astype(sizes.dtype)
+        x = torch.from_numpy(np.random.default_rng(seed).random(shape).astype(sizes.dtype))
         start = time.perf_counter()
-        conv2d(x, weight, None, SAME)
+        functional.conv2d(x, weight, padding=1)
         seconds.append(time.perf_counter() - start)
     return seconds[1:]
 

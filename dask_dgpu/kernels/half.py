@@ -1,7 +1,8 @@
 """Rows of numbers in half precision, each row scaled by a power of two.
 
 The largest finite number of a row is scaled to just below a fixed power of two. Scaling is exact.
-No finite number overflows. Numbers that underflow are counted. Infinities, NaN and zeros stay.
+No finite number overflows. Numbers that underflow are counted, and none becomes zero: its product
+with an infinity must be infinite. Infinities, NaN and zeros stay.
 The same array operations run on NumPy and on CuPy; bfloat16 is made of the bits of float32.
 """
 
@@ -25,18 +26,20 @@ class Format(NamedTuple):
     """Half precision: rows are scaled below ``2**top``.
 
     ``top_bits`` are the bits of this power, and ``normal_bits`` those of the least normal number.
+    ``least_bits`` stand for all numbers that are too small; GPUs read no smaller bfloat16.
     ``eps`` is the distance from 1 to the next number.
     """
 
     top: int
     top_bits: int
     normal_bits: int
+    least_bits: int
     eps: float
 
 
 FORMATS = {
-    "float16": Format(top=15, top_bits=0x7800, normal_bits=0x0400, eps=2.0**-10),
-    "bfloat16": Format(top=0, top_bits=0x3F80, normal_bits=0x0080, eps=2.0**-7),
+    "float16": Format(top=15, top_bits=0x7800, normal_bits=0x0400, least_bits=0x0001, eps=2.0**-10),
+    "bfloat16": Format(top=0, top_bits=0x3F80, normal_bits=0x0080, least_bits=0x0080, eps=2.0**-7),
 }
 
 SIGN = 0x8000
@@ -59,8 +62,9 @@ def narrow(values: Array, bits: Array, exponents: Array, dtype: str) -> Any:
     Returns
     -------
     int or array
-        The count of numbers that became subnormal or 0, those below about ``2**-28`` times the
-        largest of their row for float16. On a GPU an array, so the host need not wait.
+        The count of numbers that became subnormal or the least number. These are below about
+        ``2**-28`` times the largest of their row for float16. On a GPU an array, so the host need
+        not wait.
     """
     form, most = FORMATS[dtype], np.finfo(values.dtype).maxexp
     count: Any = 0
@@ -74,7 +78,10 @@ def narrow(values: Array, bits: Array, exponents: Array, dtype: str) -> Any:
             exponent = np.frexp(largest)[1]
             rounded = _rounded(_scaled(part, form.top - exponent), dtype)
         size = rounded & (SIGN - 1)
-        count = count + np.count_nonzero((size < form.normal_bits) & (sizes != 0))
+        small = (size < form.normal_bits) & (sizes != 0)
+        count = count + np.count_nonzero(small)
+        if _some(small):
+            rounded |= (small & (size == 0)) * np.uint16(form.least_bits)
         if _some(exponent == most):  # rounded up, these would overflow when they are widened
             rounded -= (size == form.top_bits) & (exponent == most)[:, None]
         bits[rows], exponents[rows] = rounded, exponent

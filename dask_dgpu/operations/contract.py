@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -141,10 +142,36 @@ def _in_turn(request: Request, a: Layout, b: Layout, dtypes: tuple[str, str]) ->
     parts = []
     for at in range(a.grid[0]):
         pair = _matrix(a, at, dtypes[0]), _matrix(b, at, dtypes[1])
-        if pair not in known:
-            known[pair] = MATMUL.plan(replace(request, inputs=pair, result=result, task=task))
-        parts.append(known[pair])
+        room = request.room
+        if room is not None:
+            room -= _others(a, b, dtypes, result, pair, request.size)
+        if (pair, room) not in known:
+            given = replace(request, inputs=pair, result=result, task=task, room=room)
+            known[pair, room] = MATMUL.plan(given)
+        parts.append(known[pair, room])
     return TurnPlan(a, b, dtypes, request.result.dtype, request.size, tuple(parts))
+
+
+def _others(
+    a: Layout,
+    b: Layout,
+    dtypes: tuple[str, str],
+    result: Value,
+    pair: tuple[Placed, Placed],
+    size: int,
+) -> int:
+    """Return the most bytes of a rank in other matrices than these, with even results."""
+    sizes = [np.dtype(dtype).itemsize for dtype in dtypes]
+    held = (
+        sum(
+            (stack.share(rank, nbytes) - one.layout.share(rank, nbytes))
+            for stack, one, nbytes in zip((a, b), pair, sizes, strict=True)
+        )
+        for rank in range(size)
+    )
+    products = a.cuts[0][-1] - 1
+    made = products * prod(cuts[-1] for cuts in result.cuts) * np.dtype(result.dtype).itemsize
+    return max(held) + made // size
 
 
 def _matrix(stack: Layout, at: int, dtype: str) -> Placed:

@@ -33,8 +33,7 @@ from graph_opt.dask_graph.parse import (
 )
 from graph_opt.dask_graph.work import LOOP_SLOWDOWN
 from graph_opt.model.cost import Machine, dask_product_seconds
-from graph_opt.model.layout import ArrayNode, Chunks, Declined, Index, label
-from graph_opt.model.piece import Piece
+from graph_opt.model.layout import ArrayNode, Chunks, Declined, Index
 from graph_opt.model.subscripts import REPEATED, Subscripts
 from graph_opt.pieces import matmul
 
@@ -45,29 +44,18 @@ Axes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class ContractPiece(Piece):
+class ContractPiece(matmul.ProductPiece):
     """A contraction of two arrays, by letters for their axes.
 
     ``kept`` are the computed blocks along each axis of the output, ``None`` for all. ``loops`` is
     whether plain Dask multiplies blocks without BLAS.
     """
 
-    left: ArrayNode
-    right: ArrayNode
     subscripts: Subscripts
     kept: tuple[Axes, ...] | None = None
     loops: bool = field(default=False, kw_only=True)
 
     operation = "contract"
-
-    @property
-    def inputs(self) -> tuple[ArrayNode, ...]:
-        return self.left, self.right
-
-    @property
-    def label(self) -> str:
-        """Name in messages: the first layer, whose name has the operation."""
-        return label(self.layers[0])
 
     @cached_property
     def task(self) -> tuple[Subscripts, tuple[Axes, ...]]:
@@ -189,6 +177,9 @@ def match(graph: ArrayGraph, name: str) -> ContractPiece | Declined | None:
     if not output.known:
         return Declined(output.name, "chunk sizes are unknown")
     subscripts = _subscripts(indices, left, right, output)
+    reason = _stretched(subscripts, left, right)
+    if reason is not None:
+        return Declined(output.name, reason)
     left, right = _up_to_date(subscripts, left, right, output)
     reason = unsupported((left, right), output)
     if reason is None and left.container != right.container:
@@ -255,6 +246,17 @@ def _subscripts(indices: Sequence[tuple[Any, ...]], *nodes: ArrayNode) -> Subscr
                 if chunks[letter] != (1,) or letters is right:
                     letters[axis] = REPEATED
     return Subscripts("".join(left), "".join(right), "".join(output))
+
+
+def _stretched(subscripts: Subscripts, left: ArrayNode, right: ArrayNode) -> str | None:
+    """Return which summed axis has length 1 in one operand alone, ``None`` if none has."""
+    for letter in subscripts.inner:
+        axes = subscripts.left.index(letter), subscripts.right.index(letter)
+        lengths = [sum(node.chunks[k]) for node, k in zip((left, right), axes, strict=True)]
+        stale = any("-aggregate-" in node.name for node in (left, right))  # declared as (1,)
+        if 1 in lengths and max(lengths) > 1 and not stale:
+            return f"an axis of length 1 is summed against one of length {max(lengths)}"
+    return None
 
 
 def _up_to_date(

@@ -39,20 +39,11 @@ REDUCTIONS = (
 
 
 @dataclass(frozen=True)
-class MatmulPiece(Piece):
-    """A matrix product ``output = left @ right``.
-
-    ``rows`` and ``columns`` are the computed block rows and columns of the output, ``None``
-    for all. ``options`` are those of the algorithm, ``None`` for its defaults.
-    """
+class ProductPiece(Piece):
+    """A product of two arrays."""
 
     left: ArrayNode
     right: ArrayNode
-    rows: tuple[int, ...] | None = None
-    columns: tuple[int, ...] | None = None
-    options: Any = None
-
-    operation = "matmul"
 
     @property
     def inputs(self) -> tuple[ArrayNode, ...]:
@@ -62,6 +53,21 @@ class MatmulPiece(Piece):
     def label(self) -> str:
         """Name in messages: the first layer, whose name has the operation."""
         return label(self.layers[0])
+
+
+@dataclass(frozen=True)
+class MatmulPiece(ProductPiece):
+    """A matrix product ``output = left @ right``.
+
+    ``rows`` and ``columns`` are the computed block rows and columns of the output, ``None``
+    for all. ``options`` are those of the algorithm, ``None`` for its defaults.
+    """
+
+    rows: tuple[int, ...] | None = None
+    columns: tuple[int, ...] | None = None
+    options: Any = None
+
+    operation = "matmul"
 
     @property
     def task(self) -> tuple[tuple[int, ...], tuple[int, ...], Any]:

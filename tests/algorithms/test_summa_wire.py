@@ -106,7 +106,8 @@ def test_hostile_data(case: Problem, dtype: str, seed: int) -> None:
 def test_nan_and_infinity_are_where_numpy_has_them(case: Problem, dtype: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     for values in (case.a, case.b):
-        special = rng.choice([np.nan, np.inf, -np.inf, 0.0], values.shape)
+        tiny = 1e-30 if values.dtype == np.float32 else 1e-300  # too small beside 1
+        special = rng.choice([np.nan, np.inf, -np.inf, 0.0, tiny, -tiny], values.shape)
         values[...] = np.where(rng.random(values.shape) < 0.1, special, values)
     whole, *_ = run(halved(case, dtype))
     expected = case.expected

@@ -11,7 +11,15 @@ import pytest
 from distributed import Client, Future
 
 from tests.cluster.conftest import start_cluster
-from tests.cluster.observe import PLUGIN, eventually, host, left_over, send_signal, settled
+from tests.cluster.observe import (
+    PLUGIN,
+    eventually,
+    host,
+    left_over,
+    running,
+    send_signal,
+    settled,
+)
 
 
 def killed_at_random(
@@ -59,6 +67,14 @@ class Losses:
             device.begin = late
 
         client.run(slow_down)
+
+    def result_after_loss(self, client: Client, future: Future) -> Any:
+        """Kill a worker as soon as the program runs; return the result on the host."""
+        eventually(lambda: running(client))
+        send_signal(client, sorted(client.scheduler_info(n_workers=-1)["workers"])[-1])
+        value = host(future.result(timeout=60))
+        eventually(lambda: left_over(client) == 0)
+        return value
 
     def killed_at_random(
         self,

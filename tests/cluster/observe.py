@@ -112,6 +112,23 @@ def counted(client: Client, make: Callable[..., da.Array], *given: da.Array) -> 
     return Counted(result, tasks, len(futures) + len(futures_of(result)), ranks)
 
 
+def computed(client: Client, y: da.Array) -> tuple[Any, int]:
+    """Return a result on the host, and how many gangs it took; these leave nothing behind."""
+    before = launched_runs(client)
+    result = client.compute(y).result(timeout=100)
+    assert (result.dtype, result.shape) == (y.dtype, y.shape)
+    assert y.ndim == 0 or type(result) is type(y._meta)
+    eventually(lambda: left_over(client) == 0)
+    return host(result), launched_runs(client) - before
+
+
+def check(client: Client, y: da.Array, wanted: Any) -> int:
+    """Compare a result with what it must be; return how many gangs it took."""
+    result, gangs = computed(client, y)
+    np.testing.assert_allclose(result, wanted, rtol=1e-10, atol=1e-10)
+    return gangs
+
+
 def settled(cluster: Any) -> bool:
     """Whether every worker, and the nanny behind it, is up and running."""
     nannies = list(cluster.workers.values())

@@ -11,8 +11,11 @@ from distributed import Client
 
 import dask_dgpu as dgpu
 from tests.cluster.losses import Losses
-from tests.cluster.observe import counted, eventually, host, left_over, running, send_signal
-from tests.cluster.test_stencil import check
+from tests.cluster.observe import (
+    check,
+    counted,
+    host,
+)
 from tests.support.reference.conv2d import conv2d_reference
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -58,7 +61,5 @@ class TestLosses(Losses):
         check(client, convolved(x), WANTED)
         self.slow(client, 1.0)
         future = client.compute(convolved(x) * 1)
-        eventually(lambda: running(client))
-        send_signal(client, sorted(client.scheduler_info(n_workers=-1)["workers"])[-1])
-        np.testing.assert_allclose(host(future.result(timeout=60)), WANTED, rtol=0, atol=1e-10)
-        eventually(lambda: left_over(client) == 0)
+        result = self.result_after_loss(client, future)
+        np.testing.assert_allclose(result, WANTED, rtol=0, atol=1e-10)

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client
 
 import dask_dgpu as dgpu
 from tests.cluster.losses import Losses
 from tests.cluster.observe import (
+    computed,
     counted,
-    eventually,
     host,
-    launched_runs,
-    left_over,
-    running,
-    send_signal,
 )
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -29,15 +23,6 @@ CHAIN, SHAPES = "ij,jk,kl->il", ((36, 44), (44, 28), (28, 40))
 ARRAYS = [RNG.integers(-9, 9, shape).astype("float64") for shape in SHAPES]
 WANTED = np.linalg.multi_dot(ARRAYS)
 BATCH = [RNG.integers(-9, 9, (6, n, m)).astype("float32") for n, m in ((20, 8), (24, 8), (24, 5))]
-
-
-def computed(client: Client, y: da.Array) -> tuple[Any, int]:
-    """Return a result on the host, and how many gangs it took."""
-    before = launched_runs(client)
-    result = client.compute(y).result(timeout=100)
-    assert (result.dtype, result.shape) == (y.dtype, y.shape)
-    eventually(lambda: left_over(client) == 0)
-    return host(result), launched_runs(client) - before
 
 
 @pytest.mark.parametrize("limit", [None, "8 kB"], ids=["whole", "sliced"])
@@ -77,7 +62,4 @@ class TestLosses(Losses):
         operands = [on_device(a, (9, 11)) for a in ARRAYS]
         self.slow(client, 1.0)
         future = client.compute(dgpu.einsum(CHAIN, *operands))
-        eventually(lambda: running(client))
-        send_signal(client, sorted(client.scheduler_info(n_workers=-1)["workers"])[-1])
-        np.testing.assert_array_equal(host(future.result(timeout=60)), WANTED)
-        eventually(lambda: left_over(client) == 0)
+        np.testing.assert_array_equal(self.result_after_loss(client, future), WANTED)

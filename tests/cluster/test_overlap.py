@@ -9,10 +9,11 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, wait
+from distributed import wait
 
 from tests.cluster.losses import Losses
 from tests.cluster.observe import (
+    computed,
     counted,
     eventually,
     host,
@@ -69,17 +70,9 @@ def wanted(steps: int, boundary: Any) -> Any:
     return value
 
 
-def compute(client: Client, y: da.Array) -> tuple[Any, int]:
-    """Return a result, and how many gangs it took."""
-    before = launched_runs(client)
-    result = host(client.compute(y).result(timeout=100))
-    eventually(lambda: left_over(client) == 0)
-    return result, launched_runs(client) - before
-
-
 @pytest.mark.parametrize("boundary", PADDING)
 def test_a_loop_is_one_gang(client, x, boundary):
-    result, gangs = compute(client, loop(x, 10, boundary))
+    result, gangs = computed(client, loop(x, 10, boundary))
     np.testing.assert_allclose(result, wanted(10, boundary), rtol=1e-14, strict=True)
     assert gangs == 1
 
@@ -103,7 +96,7 @@ def test_bit_for_bit_what_plain_dask_makes(client, on_device):
         shifted, x, row, depth=[{0: 2}, {0: 0}], boundary=[3.5, "none"], dtype=float, meta=x._meta
     )
     y = da.map_overlap(np.cos, y, depth={0: (0, 3)}, boundary="none", dtype=float, meta=x._meta)
-    result, gangs = compute(client, y)
+    result, gangs = computed(client, y)
     assert gangs == 1
     with dask.config.set(array_optimize=None):
         expected = host(client.compute(y).result(timeout=60))
@@ -113,7 +106,7 @@ def test_bit_for_bit_what_plain_dask_makes(client, on_device):
 def test_between_other_collectives(client, x):
     y = da.fft.ifft2(da.fft.fft2(loop(x, 2, "periodic"))).real
     z = loop(y, 2, "periodic").sum()
-    result, gangs = compute(client, z)
+    result, gangs = computed(client, z)
     np.testing.assert_allclose(result, A.sum(), rtol=1e-12)
     assert gangs == 1
 
@@ -126,7 +119,7 @@ def test_errors_name_the_operation(client, x):
     with pytest.raises(ArithmeticError, match="no such number") as raised:
         client.compute(y).result(timeout=60)
     assert "_trim" in " ".join(raised.value.__notes__)
-    result, _ = compute(client, loop(x, 4, 0))
+    result, _ = computed(client, loop(x, 4, 0))
     np.testing.assert_allclose(result, wanted(4, 0), rtol=1e-14)
 
 
@@ -135,7 +128,7 @@ class TestLosses(Losses):
 
     @pytest.mark.slow
     def test_killed_amid_a_loop(self, client, cluster, x):
-        compute(client, loop(x, 2, 0))
+        computed(client, loop(x, 2, 0))
 
         def dawdle(block: Any) -> Any:
             time.sleep(0.02)
@@ -156,7 +149,7 @@ class TestLosses(Losses):
         y = loop(x, 4, "reflect").persist()
         wait(y)
         send_signal(client, sorted(client.scheduler_info(n_workers=-1)["workers"])[0])
-        result, _ = compute(client, y + 0)
+        result, _ = computed(client, y + 0)
         np.testing.assert_allclose(result, wanted(4, "reflect"), rtol=1e-14)
 
     @pytest.mark.slow

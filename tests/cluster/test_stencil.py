@@ -17,6 +17,7 @@ from tests.algorithms.test_jacobi import direct
 from tests.array.stencil.test_stencil import reference
 from tests.cluster.losses import Losses
 from tests.cluster.observe import (
+    check,
     counted,
     eventually,
     host,
@@ -35,17 +36,6 @@ HEAT = np.array([[0.0, 0.2, 0.0], [0.2, 0.2, 0.2], [0.0, 0.2, 0.0]])
 @pytest.fixture
 def x(on_device: Any) -> da.Array:
     return on_device(A, (17, 22))
-
-
-def check(client: Client, y: da.Array, wanted: Any) -> int:
-    """Compare a result with what it must be; return how many gangs it took."""
-    before = launched_runs(client)
-    result = client.compute(y).result(timeout=100)
-    np.testing.assert_allclose(host(result), wanted, rtol=0, atol=1e-10)
-    assert (result.dtype, result.shape) == (y.dtype, y.shape)
-    assert type(result) is type(y._meta)
-    eventually(lambda: left_over(client) == 0)
-    return launched_runs(client) - before
 
 
 @pytest.mark.parametrize("boundary", ["zero", "periodic", "reflect", "mirror", "nearest", 1.5])
@@ -119,10 +109,7 @@ class TestLosses(Losses):
         check(client, self.swept(x), self.wanted)
         self.slow(client, 1.0)
         future = client.compute(self.swept(x) * 1)
-        eventually(lambda: running(client))
-        send_signal(client, sorted(client.scheduler_info(n_workers=-1)["workers"])[-1])
-        np.testing.assert_allclose(host(future.result(timeout=60)), self.wanted, atol=1e-10)
-        eventually(lambda: left_over(client) == 0)
+        np.testing.assert_allclose(self.result_after_loss(client, future), self.wanted, atol=1e-10)
 
     @pytest.mark.slow
     def test_killed_after_it(self, client: Client, cluster: Any, x: da.Array) -> None:

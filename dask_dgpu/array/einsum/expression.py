@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from itertools import accumulate, pairwise
 from operator import add
@@ -90,7 +92,19 @@ def _product(
 
 def multiplied(x: Array, y: Array, step: EinsumStep) -> Array:
     """Multiply elements, of all pairs for indices that only one operand has."""
-    return _spread(x, step.left, step.result) * _spread(y, step.right, step.result)
+    with any_chunks():
+        return _spread(x, step.left, step.result) * _spread(y, step.right, step.result)
+
+
+@contextmanager
+def any_chunks() -> Iterator[None]:
+    """Let Dask build an array of many more chunks than its operands have, without a warning.
+
+    An outer product has so many, and its caller cannot choose others.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", da.PerformanceWarning)
+        yield
 
 
 def _spread(x: Array, term: str, result: str) -> Array:

@@ -14,6 +14,7 @@ from dask.array.core import Array
 from dask.utils import typename
 
 from dask_dgpu.array.einsum import einsum
+from dask_dgpu.array.einsum.expression import any_chunks
 from dask_dgpu.array.einsum.parse import Subscripts, arguments, parse
 from graph_opt.model.layout import CONTAINERS
 
@@ -78,7 +79,8 @@ def _split(
             for index, sizes in zip(term, x.chunks, strict=True)
         )
         like.append(da.empty(tuple(map(sum, chunks)), chunks=chunks))
-    result = original(str(subscripts), *like)
+    with any_chunks():
+        result = original(str(subscripts), *like)
     wanted = dict(zip(subscripts.output, result.chunks, strict=True))
     return [
         x.rechunk(

@@ -1,9 +1,11 @@
 """Convolutions by torch on the CPU, without copies of images where torch needs none.
 
-oneDNN convolves single precision. For double precision torch copies all windows to a matrix, nine
-times the image for kernels of 3 x 3, and multiplies. In slabs of rows that matrix stays in the
-cache, which is three times as fast. Half precision, which is slow or inexact on most CPUs, is
-converted slab by slab.
+Images are convolved in slabs: some images, or some rows of one. oneDNN convolves single precision
+and copies images and results to its own layout. For double precision torch copies all windows to a
+matrix, nine times the image for kernels of 3 x 3, and multiplies. These copies of a slab stay in
+the cache and in memory that the allocator has already, without page faults: single precision is
+twice as fast, double precision three times. Half precision, which is slow or inexact on most CPUs,
+is converted slab by slab.
 
 torch uses as many threads as it finds in ``OMP_NUM_THREADS`` or was told: in a worker of Dask's
 nanny one, as BLAS does.
@@ -25,8 +27,11 @@ from graph_opt.model.window import Convolution
 
 Array = Any
 
-SLAB_BYTES = {"float64": 2 << 20, "float16": 64 << 20, "bfloat16": 64 << 20}
-"""Approximate size of the matrix of a slab, by dtype; no slabs for others."""
+SLAB_BYTES = 2 << 20
+"""Approximate size of the largest copy of a slab, for each thread."""
+
+LANES = 16
+"""oneDNN's layout has a multiple of so many channels."""
 
 
 class _Writable:
@@ -49,35 +54,43 @@ def conv2d_host(
     wide = "float64" if x.dtype == np.float64 else "float32"
     kernels = _tensor(weight, wide)
     added = None if bias is None else _tensor(bias, wide)
-    slabs = list(_slabs(x, weight, shape))
+    slabs = list(_slabs(x, weight, convolution, shape))
     if len(slabs) == 1:
         return _convolved(x, kernels, added, convolution).astype(x.dtype, copy=False)
     out = np.empty(shape, x.dtype)
     rows, columns = convolution.axes
-    for image, (start, stop) in slabs:
+    for images, (start, stop) in slabs:
         window = rows.window(start, stop, x.shape[2])
         slab = replace(rows, padding=(window.before, window.after))
-        part = x[image : image + 1, :, window.start : window.stop]
+        part = x[images, :, window.start : window.stop]
         if not part.size:  # all of it is padding
-            out[image, :, start:stop] = 0 if bias is None else bias[:, None, None]
+            out[images, :, start:stop] = 0 if bias is None else bias[:, None, None]
             continue
         parameters = replace(convolution, axes=(slab, columns))
-        out[image, :, start:stop] = _convolved(part, kernels, added, parameters)[0]
+        out[images, :, start:stop] = _convolved(part, kernels, added, parameters)
     return out
 
 
-def _slabs(x: Array, weight: Array, shape: tuple[int, int, int, int]) -> Iterator[tuple[int, Span]]:
-    """Yield the image and the rows of each slab of the result; one stands for everything."""
-    images, _, rows, columns = shape
-    most = SLAB_BYTES.get(x.dtype.name)
-    row = x.shape[1] * weight.shape[2] * weight.shape[3] * columns * x.itemsize
-    if most is None or images * rows * row <= most:
-        yield 0, (0, rows)
-        return
+def _slabs(
+    x: Array, weight: Array, convolution: Convolution, shape: tuple[int, int, int, int]
+) -> Iterator[tuple[slice, Span]]:
+    """Yield the images and the rows of each slab of the result; one stands for everything."""
+    images, channels, rows, columns = shape
+    if x.dtype == np.float64:
+        row = x.shape[1] * weight.shape[2] * weight.shape[3] * columns * 8
+    else:
+        read = _padded(x.shape[1]) * x.shape[3] * convolution.axes[0].stride
+        row = max(read, _padded(channels) * columns) * 4
+    most = SLAB_BYTES * torch.get_num_threads()
+    together = max(1, most // (rows * row))
     parts = min(rows, -(-rows * row // most))
-    for image in range(images):
+    for first in range(0, images, together):
         for span in even_spans(0, rows, parts):
-            yield image, span
+            yield slice(first, first + together), span
+
+
+def _padded(channels: int) -> int:
+    return -(-channels // LANES) * LANES
 
 
 def _convolved(

@@ -219,6 +219,19 @@ def test_strategies(batch: tuple[int, ...], side: int, grid: tuple[int, ...], te
     assert cost.moved_bytes == 0 or "owner" not in text
 
 
+def test_products_in_turn_leave_room_for_the_others() -> None:
+    given = request(4, (4, 4), 256, 4, 4, 4)
+    a, b = (each.layout for each in given.inputs)
+
+    def planned(room: float | None) -> contract.TurnPlan:
+        return contract._in_turn(replace(given, room=room), a, b, ("float64", "float64"))
+
+    rich = planned(None)
+    poor = planned(rich.peak_bytes - 1)
+    assert poor.peak_bytes < rich.peak_bytes
+    assert poor.parts[0].plan.steps > rich.parts[0].plan.steps
+
+
 @pytest.mark.parametrize("strategy", ["owner computes", "in turn", "no batch"])
 def test_ranks_receive_what_is_planned(strategy: str) -> None:
     batch = (1,) if strategy == "no batch" else (2, 2)

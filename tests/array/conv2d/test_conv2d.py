@@ -11,6 +11,7 @@ import dask.array as da
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -149,10 +150,12 @@ def test_is_deterministic_in_its_name() -> None:
     assert dgpu.conv2d(x, w).name == dgpu.conv2d(x, w).name != dgpu.conv2d(x, w, padding=1).name
 
 
+@pytest.mark.parametrize("nbytes", [1, 50_000])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_slabs_equal_the_whole(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, w, b = (numbers(shape, dtype) for shape in [(2, 2, 23, 9), (4, 1, 4, 3), (4,)])
-    monkeypatch.setattr(host, "SLAB_BYTES", dict.fromkeys(DTYPES, 1))
+def test_slabs_equal_the_whole(dtype: str, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slabs of single rows, and of some images together."""
+    x, w, b = (numbers(shape, dtype) for shape in [(5, 2, 23, 9), (4, 1, 4, 3), (4,)])
+    monkeypatch.setattr(host, "SLAB_BYTES", max(1, nbytes // torch.get_num_threads()))
     for options in ({"padding": "same"}, {"padding": 9, "stride": 2}, {"dilation": 3}):
         y = dgpu.conv2d(x, w, b, groups=2, **options)
         check_conv2d(y.compute(), x, w, b, groups=2, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from math import prod
 from typing import Any
 
@@ -161,6 +162,17 @@ def test_chunks_are_those_of_the_operands() -> None:
     assert dgpu.einsum("ij,jk->ik", x, y).chunks == ((1, 5), (2, 7))
     assert dgpu.einsum("ij,jk,jk->ki", x, y, y).chunks == ((2, 7), (1, 5))
     assert dgpu.einsum("ij,ik->ijk", x, y[:6].rechunk((3, 9))).chunks[0] == (1, 2, 3)
+
+
+def test_outer_products_of_many_chunks_show_no_warning() -> None:
+    x = da.ones(40, chunks=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert dgpu.einsum("i,j->ij", x, x).numblocks == (20, 20)
+        with dgpu.enable(local_ranks=2):
+            assert da.einsum("i,j,k->ijk", x, x[:10], x[:10]).shape == (40, 10, 10)
+    with pytest.warns(da.PerformanceWarning, match="number of chunks"):
+        da.einsum("i,j->ij", x, x)  # Dask's own call
 
 
 def test_large_chunks_of_a_result_are_not_split() -> None:
