@@ -13,10 +13,14 @@ Nodes have no dtype and no shape: both follow from the blocks at the call, by Nu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import numpy as np
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,24 @@ class Expression:
             below = max((found[argument] for argument in node.arguments), default=0)
             found.append(below + isinstance(node, Reduce))
         return tuple(found)
+
+    def shapes(self, blocks: Sequence[Shape]) -> list[Shape]:
+        """Return the shape of each node, given those of the blocks."""
+        found: list[Shape] = []
+        for node in self.nodes:
+            of = [found[argument] for argument in node.arguments]
+            match node:
+                case Input(at):
+                    found.append(tuple(blocks[at]))
+                case View(_, axes):
+                    found.append(tuple(1 if axis is None else of[0][axis] for axis in axes))
+                case Reduce(_, _, axes, keepdims):
+                    kept = enumerate(of[0])
+                    lengths = ((1 if axis in axes else length, axis) for axis, length in kept)
+                    found.append(tuple(n for n, axis in lengths if keepdims or axis not in axes))
+                case _:
+                    found.append(np.broadcast_shapes(*of))
+        return found
 
     def cone(self, *results: int) -> Iterator[int]:
         """Yield the numbers of the nodes that these depend on, and their own, in order."""
