@@ -127,7 +127,7 @@ class GraphOptimizer:
         ``held`` returns the memory of workers that a gang cannot use.
         """
         wanted = _flat(keys)
-        arrays = parse(graph, wanted)
+        arrays = parse(graph, wanted, self.settings.fuse)
         matches = find(arrays, RULES)
         pieces, declined = list(matches.pieces), list(matches.declined)
         if self.settings.wire_dtype != "exact":
