@@ -205,7 +205,9 @@ def array(graph: ArrayGraph, name: str) -> ArrayNode | None:
     if node is None or not options.get("keepdims"):
         return node
     axes = options.get("axis", ())
-    axes = {axis % max(1, node.ndim) for axis in (axes if isinstance(axes, tuple) else (axes,))}
+    axes = {
+        axis % max(1, node.ndim) for axis in (axes if isinstance(axes, tuple | list) else (axes,))
+    }
     chunks = tuple(
         (1,) * len(sizes) if axis in axes else sizes for axis, sizes in enumerate(node.chunks)
     )

@@ -259,6 +259,13 @@ def test_gangs_evaluate_expressions_too(evaluated: list[Expression]) -> None:
     assert len(evaluated) == 4 + 4
 
 
+def test_a_list_of_axes_is_predicted() -> None:
+    x, _ = arrays((4, 3))
+    array = da.median(x * 2, axis=[0, 1])
+    with dgpu.enable(local_ranks=2, when="always", on_error="raise"):
+        assert array.compute(**SYNC) == np.median(X * 2)
+
+
 UNARY: dict[str, Callable[..., Any]] = {
     "negative": np.negative,
     "absolute": np.absolute,
