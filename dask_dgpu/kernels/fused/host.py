@@ -24,7 +24,8 @@ import numpy as np
 from dask_dgpu.kernels.fused.functions import FUNCTIONS
 from dask_dgpu.kernels.fused.nodes import evaluate_nodes, viewed
 from dask_dgpu.kernels.fused.partial import divisible
-from dask_dgpu.kernels.fused.placing import Planner, Shape, node_shapes
+from dask_dgpu.kernels.fused.placing import Shape, node_shapes
+from dask_dgpu.kernels.fused.planning import Planner
 from dask_dgpu.kernels.fused.tiles import TilePass
 from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input, Node, Reduce, View
 
@@ -86,7 +87,12 @@ def _widens(expression: Expression) -> bool:
 
 
 def _is_plain(block: Array) -> bool:
-    return (type(block) is np.ndarray or isinstance(block, np.generic)) and _is_number(block.dtype)
+    """Whether the bits of NumPy's results depend on the elements of a block only.
+
+    Those of reversed views depend on shapes: NumPy has other loops for some of them.
+    """
+    known = type(block) is np.ndarray or isinstance(block, np.generic)
+    return known and _is_number(block.dtype) and min(block.strides, default=0) >= 0
 
 
 def _is_number(dtype: np.dtype[Any]) -> bool:
