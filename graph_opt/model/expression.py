@@ -139,6 +139,16 @@ class Expression:
             found.append(below + isinstance(node, Reduce))
         return tuple(found)
 
+    @cached_property
+    def released(self) -> tuple[tuple[int, ...], ...]:
+        """For each node its arguments that no later node and no result needs."""
+        needed = set(self.results)
+        found: list[tuple[int, ...]] = []
+        for node in reversed(self.nodes):
+            found.append(tuple({*node.arguments} - needed))
+            needed.update(node.arguments)
+        return tuple(reversed(found))
+
     def cone(self, *results: int) -> Iterator[int]:
         """Yield the numbers of the nodes that these depend on, and their own, in order."""
         needed = set(results)

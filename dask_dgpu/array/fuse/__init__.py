@@ -103,9 +103,7 @@ class Fused:
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Return what the function returns."""
         arrays = [each for each in arguments if _is_array(each)]
-        if not arrays:
-            return self.f(*arguments, **options)
-        traced = self._trace(arguments, options)
+        traced = self._trace(arguments, options) if arrays else None
         if traced is None:
             return self.f(*arguments, **options)
         found = evaluate(traced.expression, [*arrays, *traced.captured])
@@ -122,11 +120,11 @@ class Fused:
 
     def _trace(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> _Traced | None:
         """Return what the function does with such arguments, or None if that is not known."""
-        kinds = tuple(
+        kinds = [
             (each.dtype, each.ndim) if _is_array(each) else (type(each), repr(each))
             for each in arguments
-        )
-        key = kinds, repr(sorted(options.items()))
+        ]
+        key = (*kinds, repr(sorted(options.items())) if options else "")
         if key not in self._traces:
             if len(self._traces) >= MOST_TRACES:
                 self._traces.clear()

@@ -4,7 +4,7 @@
 
     NumPy                       tiles
     -----                       -----
-    a = x * x     (64 MiB)      for each 256 KiB of x:
+    a = x * x     (64 MiB)      for each 512 KiB of x:
     b = a * x     (64 MiB)          a = x * x; b = a * x; y = tanh(b)
     y = tanh(b)   (64 MiB)
 
@@ -31,15 +31,15 @@ from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input,
 
 Array = Any
 
-TILE_BYTES = 1 << 18
-"""Of a tile of the largest block's dtype. A few of them fit in the L2 cache of a core."""
+TILE_BYTES = 1 << 19
+"""Of a tile of the widest dtype among blocks: two fit in the L2 cache of a core."""
 
 
 def evaluate_host(
     expression: Expression, blocks: Sequence[Array], tile_bytes: int = TILE_BYTES
 ) -> tuple[Array, ...]:
     """Evaluate an expression on NumPy blocks; blocks below two tiles are evaluated at once."""
-    elements = tile_bytes // max((block.itemsize for block in blocks), default=1)
+    elements = tile_bytes // max([block.itemsize for block in blocks], default=1)
     shapes = _tiled_shapes(expression, blocks, elements)
     if shapes is None:
         return evaluate_nodes(expression, blocks)
@@ -62,28 +62,25 @@ def _tiled_shapes(
 ) -> list[Shape] | None:
     """Return the shape of each node, or None if tiles would not pay or would not do."""
     shapes = {block.shape for block in blocks if block.ndim}
-    largest = max((block.size for block in blocks), default=0)
+    largest = max([block.size for block in blocks], default=0)
     if len(shapes) <= 1 and largest < 2 * elements and not _widens(expression):
-        return None
-    if not all(map(_is_plain, blocks)) or not all(map(_is_known, expression.nodes)):
         return None
     try:
         found = node_shapes(expression, [block.shape for block in blocks])
     except ValueError:  # NumPy's message is better
         return None
-    if max(map(_size, found)) < 2 * elements or not min(map(_size, found)):
+    sizes = [math.prod(shape) for shape in found]
+    if max(sizes) < 2 * elements or not min(sizes):
         return None
-    reductions = (node for node in expression.nodes if isinstance(node, Reduce))
+    if not all(map(_is_plain, blocks)) or not all(map(_is_known, expression.nodes)):
+        return None
+    reductions = [node for node in expression.nodes if isinstance(node, Reduce)]
     return found if all(divisible(each, found[each.argument]) for each in reductions) else None
-
-
-def _size(shape: Shape) -> int:
-    return math.prod(shape)
 
 
 def _widens(expression: Expression) -> bool:
     """Whether a value may be larger than the blocks, all of one shape, that it is made of."""
-    return any(isinstance(node, View) for node in expression.nodes)
+    return View in map(type, expression.nodes)
 
 
 def _is_plain(block: Array) -> bool:

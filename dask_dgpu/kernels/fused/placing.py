@@ -27,20 +27,30 @@ def node_shapes(expression: Expression, inputs: Sequence[Shape]) -> list[Shape]:
     found: list[Shape] = []
     for node in expression.nodes:
         arguments = [found[of] for of in node.arguments]
-        match node:
-            case Input(at):
-                found.append(inputs[at])
-            case Constant(value):
-                found.append(np.shape(value))
-            case View(_, axes):
-                found.append(tuple(1 if axis is None else arguments[0][axis] for axis in axes))
-            case Reduce():
-                found.append(_reduced_shape(node, arguments[0]))
-            case Apply() if len(set(arguments)) > 1:
-                found.append(np.broadcast_shapes(*arguments))
-            case _:
-                found.append(arguments[0])
+        if type(node) is Apply:
+            found.append(_broadcast(arguments))
+        elif type(node) is Input:
+            found.append(inputs[node.at])
+        elif type(node) is Constant:
+            found.append(())
+        elif isinstance(node, Reduce):
+            found.append(_reduced_shape(node, arguments[0]))
+        elif isinstance(node, View):
+            found.append(tuple(1 if axis is None else arguments[0][axis] for axis in node.axes))
+        else:
+            found.append(arguments[0])
     return found
+
+
+def _broadcast(shapes: Sequence[Shape]) -> Shape:
+    """Broadcast shapes; most are equal or shapes of scalars, and NumPy's function is slow."""
+    (first, *others) = shapes
+    for other in others:
+        if not first or other[len(other) - len(first) :] == first:
+            first = other
+        elif other and first[len(first) - len(other) :] != other:
+            first = np.broadcast_shapes(first, other)
+    return first
 
 
 def _reduced_shape(node: Reduce, shape: Shape) -> Shape:
