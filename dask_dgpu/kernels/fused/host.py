@@ -24,7 +24,7 @@ import numpy as np
 from dask_dgpu.kernels.fused.functions import FUNCTIONS
 from dask_dgpu.kernels.fused.nodes import evaluate_nodes, viewed
 from dask_dgpu.kernels.fused.partial import divisible
-from dask_dgpu.kernels.fused.placing import Shape, node_shapes
+from dask_dgpu.kernels.fused.placing import Shape
 from dask_dgpu.kernels.fused.planning import Planner
 from dask_dgpu.kernels.fused.tiles import TilePass
 from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input, Node, Reduce, View
@@ -66,7 +66,7 @@ def _tiled_shapes(
     if len(shapes) <= 1 and largest < 2 * elements and not _widens(expression):
         return None
     try:
-        found = node_shapes(expression, [block.shape for block in blocks])
+        found = expression.shapes([block.shape for block in blocks])
     except ValueError:  # NumPy's message is better
         return None
     sizes = [math.prod(shape) for shape in found]

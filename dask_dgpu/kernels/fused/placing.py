@@ -14,50 +14,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from graph_opt.model.expression import Apply, Constant, Expression, Input, Node, Reduce, View
+from graph_opt.model.expression import Constant, Expression, Input, Node, Reduce, View
 
 Shape = tuple[int, ...]
 Axes = tuple[int | None, ...]
-
-
-def node_shapes(expression: Expression, inputs: Sequence[Shape]) -> list[Shape]:
-    """Return the shape of each node; raise ValueError if shapes do not broadcast."""
-    found: list[Shape] = []
-    for node in expression.nodes:
-        arguments = [found[of] for of in node.arguments]
-        if type(node) is Apply:
-            found.append(_broadcast(arguments))
-        elif type(node) is Input:
-            found.append(inputs[node.at])
-        elif type(node) is Constant:
-            found.append(())
-        elif isinstance(node, Reduce):
-            found.append(_reduced_shape(node, arguments[0]))
-        elif isinstance(node, View):
-            found.append(tuple(1 if axis is None else arguments[0][axis] for axis in node.axes))
-        else:
-            found.append(arguments[0])
-    return found
-
-
-def _broadcast(shapes: Sequence[Shape]) -> Shape:
-    """Broadcast shapes; most are equal or shapes of scalars, and NumPy's function is slow."""
-    (first, *others) = shapes
-    for other in others:
-        if not first or other[len(other) - len(first) :] == first:
-            first = other
-        elif other and first[len(first) - len(other) :] != other:
-            first = np.broadcast_shapes(first, other)
-    return first
-
-
-def _reduced_shape(node: Reduce, shape: Shape) -> Shape:
-    lengths = (1 if axis in node.axes else length for axis, length in enumerate(shape))
-    if node.keepdims:
-        return tuple(lengths)
-    return tuple(length for axis, length in enumerate(shape) if axis not in node.axes)
 
 
 class Step(NamedTuple):
