@@ -4,7 +4,7 @@
 
     NumPy                       tiles
     -----                       -----
-    a = x * x     (64 MiB)      for each 256 KiB of x:
+    a = x * x     (64 MiB)      for each 512 KiB of x:
     b = a * x     (64 MiB)          a = x * x; b = a * x; y = tanh(b)
     y = tanh(b)   (64 MiB)
 
@@ -24,21 +24,22 @@ import numpy as np
 from dask_dgpu.kernels.fused.functions import FUNCTIONS
 from dask_dgpu.kernels.fused.nodes import evaluate_nodes, viewed
 from dask_dgpu.kernels.fused.partial import divisible
-from dask_dgpu.kernels.fused.placing import Planner, Shape, node_shapes
+from dask_dgpu.kernels.fused.placing import Shape
+from dask_dgpu.kernels.fused.planning import Planner
 from dask_dgpu.kernels.fused.tiles import TilePass
 from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input, Node, Reduce, View
 
 Array = Any
 
-TILE_BYTES = 1 << 18
-"""Of a tile of the largest block's dtype. A few of them fit in the L2 cache of a core."""
+TILE_BYTES = 1 << 19
+"""Of a tile of the widest dtype among blocks: two fit in the L2 cache of a core."""
 
 
 def evaluate_host(
     expression: Expression, blocks: Sequence[Array], tile_bytes: int = TILE_BYTES
 ) -> tuple[Array, ...]:
     """Evaluate an expression on NumPy blocks; blocks below two tiles are evaluated at once."""
-    elements = tile_bytes // max((block.itemsize for block in blocks), default=1)
+    elements = tile_bytes // max([block.itemsize for block in blocks], default=1)
     shapes = _tiled_shapes(expression, blocks, elements)
     if shapes is None:
         return evaluate_nodes(expression, blocks)
@@ -61,32 +62,34 @@ def _tiled_shapes(
 ) -> list[Shape] | None:
     """Return the shape of each node, or None if tiles would not pay or would not do."""
     shapes = {block.shape for block in blocks if block.ndim}
-    largest = max((block.size for block in blocks), default=0)
+    largest = max([block.size for block in blocks], default=0)
     if len(shapes) <= 1 and largest < 2 * elements and not _widens(expression):
+        return None
+    try:
+        found = expression.shapes([block.shape for block in blocks])
+    except ValueError:  # NumPy's message is better
+        return None
+    sizes = [math.prod(shape) for shape in found]
+    if max(sizes) < 2 * elements or not min(sizes):
         return None
     if not all(map(_is_plain, blocks)) or not all(map(_is_known, expression.nodes)):
         return None
-    try:
-        found = node_shapes(expression, [block.shape for block in blocks])
-    except ValueError:  # NumPy's message is better
-        return None
-    if max(map(_size, found)) < 2 * elements or not min(map(_size, found)):
-        return None
-    reductions = (node for node in expression.nodes if isinstance(node, Reduce))
+    reductions = [node for node in expression.nodes if isinstance(node, Reduce)]
     return found if all(divisible(each, found[each.argument]) for each in reductions) else None
-
-
-def _size(shape: Shape) -> int:
-    return math.prod(shape)
 
 
 def _widens(expression: Expression) -> bool:
     """Whether a value may be larger than the blocks, all of one shape, that it is made of."""
-    return any(isinstance(node, View) for node in expression.nodes)
+    return View in map(type, expression.nodes)
 
 
 def _is_plain(block: Array) -> bool:
-    return (type(block) is np.ndarray or isinstance(block, np.generic)) and _is_number(block.dtype)
+    """Whether the bits of NumPy's results depend on the elements of a block only.
+
+    Those of reversed views depend on shapes: NumPy has other loops for some of them.
+    """
+    known = type(block) is np.ndarray or isinstance(block, np.generic)
+    return known and _is_number(block.dtype) and min(block.strides, default=0) >= 0
 
 
 def _is_number(dtype: np.dtype[Any]) -> bool:

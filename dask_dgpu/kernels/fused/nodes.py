@@ -17,27 +17,19 @@ def evaluate_nodes(
 ) -> tuple[Array, ...]:
     """Evaluate an expression node by node; values are freed after their last use."""
     values: list[Any] = []
-    last = last_uses(expression)
-    for at, node in enumerate(expression.nodes):
-        if isinstance(node, Input):
-            values.append(blocks[node.at])
+    for node, released in zip(expression.nodes, expression.released, strict=True):
+        if type(node) is Apply and not node.options:  # nearly all nodes: without detours
+            value = getattr(module, node.function)(*[values[of] for of in node.arguments])
+        elif type(node) is Input:
+            value = blocks[node.at]
+        elif type(node) is Constant:
+            value = node.value
         else:
-            values.append(node_value(node, [values[of] for of in node.arguments], module))
-        for of in node.arguments:
-            if last[of] == at:
-                values[of] = None
-    return tuple(values[result] for result in expression.results)
-
-
-def last_uses(expression: Expression) -> list[int]:
-    """Return the last node that reads each node; for a result the number of nodes."""
-    last = [0] * len(expression.nodes)
-    for at, node in enumerate(expression.nodes):
-        for of in node.arguments:
-            last[of] = at
-    for result in expression.results:
-        last[result] = len(expression.nodes)
-    return last
+            value = node_value(node, [values[of] for of in node.arguments], module)
+        values.append(value)
+        for of in released:
+            values[of] = None
+    return tuple([values[result] for result in expression.results])
 
 
 def node_value(node: Node, arguments: Sequence[Any], module: Any = np) -> Any:

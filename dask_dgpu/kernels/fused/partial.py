@@ -92,7 +92,7 @@ def _count(node: Reduce, array: Array) -> int:
 
 def _begin_mean(node: Reduce, part: Part) -> State:
     dtype = _moment_dtype(node, part.array)
-    total = np.sum(part.array, axis=node.axes, dtype=dtype, keepdims=True)
+    total = np.add.reduce(part.array, axis=node.axes, dtype=dtype, keepdims=True)
     return total, _count(node, part.array), _result_dtype(node, part.array)
 
 
@@ -109,7 +109,9 @@ def _finish_mean(node: Reduce, state: State) -> Array:
 def _begin_var(node: Reduce, part: Part) -> State:
     array = part.array
     dtype = _moment_dtype(node, array)
-    mean = np.mean(array, axis=node.axes, dtype=dtype, keepdims=True)
+    total = np.add.reduce(array, axis=node.axes, dtype=dtype, keepdims=True)
+    count = _count(node, array)
+    mean = np.true_divide(total, count)
     change = np.subtract(array, mean)
     if change.dtype.kind == "c":
         squares = np.square(change.real)
@@ -117,8 +119,8 @@ def _begin_var(node: Reduce, part: Part) -> State:
     else:
         squares = np.square(change, out=change)
     real = None if dtype is None else np.empty(0, dtype).real.dtype
-    moment = np.sum(squares, axis=node.axes, dtype=real, keepdims=True)
-    return mean, moment, _count(node, array), _result_dtype(node, array)
+    moment = np.add.reduce(squares, axis=node.axes, dtype=real, keepdims=True)
+    return mean, moment, count, _result_dtype(node, array)
 
 
 def _merge_vars(one: State, two: State) -> State:

@@ -11,43 +11,13 @@ needs all of it::
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import numpy as np
-
-from graph_opt.model.expression import Apply, Constant, Expression, Input, Node, Reduce, View
+from graph_opt.model.expression import Constant, Expression, Input, Node, Reduce, View
 
 Shape = tuple[int, ...]
 Axes = tuple[int | None, ...]
-
-
-def node_shapes(expression: Expression, inputs: Sequence[Shape]) -> list[Shape]:
-    """Return the shape of each node; raise ValueError if shapes do not broadcast."""
-    found: list[Shape] = []
-    for node in expression.nodes:
-        arguments = [found[of] for of in node.arguments]
-        match node:
-            case Input(at):
-                found.append(inputs[at])
-            case Constant(value):
-                found.append(np.shape(value))
-            case View(_, axes):
-                found.append(tuple(1 if axis is None else arguments[0][axis] for axis in axes))
-            case Reduce():
-                found.append(_reduced_shape(node, arguments[0]))
-            case Apply() if len(set(arguments)) > 1:
-                found.append(np.broadcast_shapes(*arguments))
-            case _:
-                found.append(arguments[0])
-    return found
-
-
-def _reduced_shape(node: Reduce, shape: Shape) -> Shape:
-    lengths = (1 if axis in node.axes else length for axis, length in enumerate(shape))
-    if node.keepdims:
-        return tuple(lengths)
-    return tuple(length for axis, length in enumerate(shape) if axis not in node.axes)
 
 
 class Step(NamedTuple):
@@ -155,129 +125,3 @@ class Placing:
                 below.append(next(kept))
         thinnest = self.elements(node.argument, tuple(below), dict.fromkeys(self.tile, 1))
         return tuple(below) if thinnest <= self.widest else None
-
-
-class Pass(NamedTuple):
-    """One way over a domain: the roots that it computes, each with its step.
-
-    A root is a result, or a reduction: then its step is the reduction's argument. ``tile`` has the
-    axes that are cut, in the order in which tiles follow each other, the outermost first.
-    """
-
-    domain: Shape
-    order: tuple[int, ...]
-    tile: dict[int, int]
-    steps: tuple[Step, ...]
-    roots: dict[int, int]
-
-
-class Planner:
-    """Passes for an expression on blocks.
-
-    Parameters
-    ----------
-    expression : Expression
-        What is computed.
-    shapes : sequence of tuple
-        The shapes of its nodes.
-    strides : sequence of tuple
-        Those of the blocks, in bytes.
-    elements : int
-        Of a tile, about.
-    """
-
-    def __init__(
-        self,
-        expression: Expression,
-        shapes: Sequence[Shape],
-        strides: Sequence[Shape],
-        elements: int,
-    ) -> None:
-        self.expression = expression
-        self.shapes = shapes
-        self.strides = strides
-        self.elements = elements
-        self._levels: dict[int, int] = {}
-
-    def passes(self, results: Collection[int]) -> list[Pass]:
-        """Return the passes that compute some nodes; each needs the reductions of those before."""
-        for result in results:
-            self._level(result)
-        groups: dict[Any, list[int]] = {}
-        for root, level in sorted(self._levels.items(), key=lambda item: item[1]):
-            shape = self.shapes[self._domain(root)]
-            groups.setdefault((level, shape, self._order(root)), []).append(root)
-        return [self._pass(roots) for roots in groups.values()]
-
-    def _level(self, root: int) -> int:
-        """Return the number of passes before that of a root, and remember it."""
-        if root not in self._levels:
-            needed = self._placing([root])[0].reductions
-            self._levels[root] = max((1 + self._level(each) for each in needed), default=0)
-        return self._levels[root]
-
-    def _domain(self, root: int) -> int:
-        """Return the node whose shape a pass for a root goes over."""
-        node = self.expression.nodes[root]
-        return node.argument if isinstance(node, Reduce) else root
-
-    def _placing(self, roots: Sequence[int]) -> tuple[Placing, tuple[int, ...], dict[int, int]]:
-        """Return the steps of a tile, the order of the domain's axes, and the steps of roots."""
-        shape = self.shapes[self._domain(roots[0])]
-        axes = range(len(shape))
-        order, square = self._order(roots[0])
-        tile = _tile(shape, order, self.elements, square)
-        while True:
-            placing = Placing(self.expression, self.shapes, tile, 4 * self.elements)
-            placed = {root: placing.place(self._domain(root), axes) for root in roots}
-            excess = placing.largest() / self.elements
-            longest = max(tile, key=lambda axis: tile[axis], default=0)
-            if excess <= 1 or tile.get(longest, 1) == 1:
-                return placing, order, placed
-            tile = {**tile, longest: max(1, int(tile[longest] / excess))}
-
-    def _order(self, root: int) -> tuple[tuple[int, ...], bool]:
-        """Return the axes of a domain, largest strides first, and whether blocks disagree."""
-        shape = self.shapes[self._domain(root)]
-        axes = range(len(shape))
-        placing = Placing(self.expression, self.shapes, dict.fromkeys(axes, 1), 0)
-        placing.place(self._domain(root), axes)
-        orders = []
-        for step in placing.steps:
-            node = self.expression.nodes[step.node]
-            if isinstance(node, Input) and math.prod(self.shapes[step.node]) == math.prod(shape):
-                pairs = zip(step.axes, self.strides[node.at], strict=True)
-                by = {axis: abs(stride) for axis, stride in pairs if axis is not None}
-                orders.append(tuple(sorted(axes, key=lambda axis: -by.get(axis, 0))))
-        if not orders:
-            return tuple(axes), False
-        return orders[0], any(each[-1:] != orders[0][-1:] for each in orders)
-
-    def _pass(self, roots: Sequence[int]) -> Pass:
-        placing, order, placed = self._placing(roots)
-        nodes = self.expression.nodes
-        reduced = {
-            axis for root in roots if isinstance(node := nodes[root], Reduce) for axis in node.axes
-        }
-        # all tiles of one region of a reduction follow each other: few partial results wait
-        outermost = sorted(placing.tile, key=lambda axis: (axis in reduced, order.index(axis)))
-        tile = {axis: placing.tile[axis] for axis in outermost}
-        domain = self.shapes[self._domain(roots[0])]
-        return Pass(domain, order, tile, tuple(placing.steps), placed)
-
-
-def _tile(shape: Shape, order: Sequence[int], elements: int, square: bool) -> dict[int, int]:
-    """Return the lengths along the axes that are cut: whole inner axes, then a part of one.
-
-    If blocks lie in different orders, the tile is cut along the last axis too: rows of one block
-    are columns of another.
-    """
-    tile: dict[int, int] = {}
-    room = elements
-    for axis in reversed(order):
-        most = math.isqrt(elements) if square and axis == order[-1] else room
-        length = min(shape[axis], max(1, most))
-        if length < shape[axis]:
-            tile[axis] = math.ceil(shape[axis] / math.ceil(shape[axis] / length))
-        room //= max(1, length)
-    return tile

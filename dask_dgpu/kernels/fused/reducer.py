@@ -9,7 +9,7 @@ import numpy as np
 
 from dask_dgpu.kernels.fused.nodes import reduced
 from dask_dgpu.kernels.fused.partial import PARTIAL, Part, State
-from dask_dgpu.kernels.fused.placing import Pass
+from dask_dgpu.kernels.fused.planning import Pass
 from graph_opt.model.expression import Reduce
 
 Array = Any

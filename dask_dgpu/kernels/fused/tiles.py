@@ -14,7 +14,7 @@ import numpy as np
 
 from dask_dgpu.kernels.fused.functions import FUNCTIONS
 from dask_dgpu.kernels.fused.nodes import node_value
-from dask_dgpu.kernels.fused.placing import Pass
+from dask_dgpu.kernels.fused.planning import Pass
 from dask_dgpu.kernels.fused.reducer import Reducer
 from graph_opt.model.expression import Apply, Cast, Constant, Input, Node, Reduce, View
 
