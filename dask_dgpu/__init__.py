@@ -12,6 +12,8 @@ from dask_dgpu import cost, errors
 from dask_dgpu.array import fft
 from dask_dgpu.array.conv2d import conv2d
 from dask_dgpu.array.einsum import EinsumPath, EinsumStep, einsum, einsum_path
+from dask_dgpu.array.functions import gelu, layer_norm, softmax
+from dask_dgpu.array.fuse import Fused, fuse
 from dask_dgpu.array.jacobi import JacobiInfo, jacobi
 from dask_dgpu.array.matmul import matmul
 from dask_dgpu.array.poisson import poisson
@@ -20,6 +22,7 @@ from dask_dgpu.array.reductions import max as max
 from dask_dgpu.array.reductions import min as min
 from dask_dgpu.array.reductions import sum as sum
 from dask_dgpu.array.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, stencil
+from dask_dgpu.array.weighted_sum import weighted_sum, weighted_sum_grad
 from dask_dgpu.observe.explain import Explanation, explain
 from dask_dgpu.observe.health import Health, check_health
 from dask_dgpu.observe.progress import progress
@@ -37,6 +40,7 @@ __all__ = [
     "EinsumStep",
     "Enabled",
     "Explanation",
+    "Fused",
     "Health",
     "JacobiInfo",
     "check_health",
@@ -50,15 +54,21 @@ __all__ = [
     "errors",
     "explain",
     "fft",
+    "fuse",
+    "gelu",
     "jacobi",
+    "layer_norm",
     "matmul",
     "mean",
     "norm",
     "poisson",
     "progress",
     "show_versions",
+    "softmax",
     "start",
     "std",
     "stencil",
     "var",
+    "weighted_sum",
+    "weighted_sum_grad",
 ]

@@ -194,3 +194,18 @@ def check_container(name: str, x: Any) -> None:
     container = typename(type(x._meta))
     if container not in CONTAINERS:
         raise TypeError(f"expected {name} with blocks of NumPy or CuPy, got {container}")
+
+
+def as_operand(
+    name: str, value: Any, x: Any, *, kinds: str = "biuf", what: str = "real numbers"
+) -> Any:
+    """Return a value as a Dask array; raise unless it broadcasts to the shape of an array."""
+    array = as_array(name, value)
+    check_dtype(name, array, kinds=kinds, what=what)
+    lengths = zip(reversed(array.shape), reversed(x.shape), strict=False)
+    unknown_or_equal = (
+        one in (1, two) or math.isnan(one) or math.isnan(two) for one, two in lengths
+    )
+    if array.ndim > x.ndim or not all(unknown_or_equal):
+        raise ValueError(f"expected {name} to broadcast to shape {x.shape}, got {array.shape}")
+    return array

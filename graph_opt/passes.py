@@ -24,6 +24,7 @@ from typing import Any
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
+from graph_opt.dask_graph.fusing import Calls, fuse_expressions
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import calls_others, tasks_of
 from graph_opt.dask_graph.parse import (
@@ -103,6 +104,22 @@ def check(graph: HighLevelGraph) -> HighLevelGraph:
             if fault is not None:
                 raise IllegalGraphError(f"{layer.piece.output.name}: {fault}")
     return graph
+
+
+def combine(
+    graph: HighLevelGraph,
+    arrays: ArrayGraph,
+    local: Collection[str],
+    keys: Collection[Any],
+    calls: Calls,
+) -> HighLevelGraph:
+    """Replace layers by kernels, as :func:`fuse_expressions`, if Dask computes two arrays."""
+    computed = [
+        name
+        for name, layer in graph.layers.items()
+        if graph.dependencies[name] and not isinstance(layer, PieceLayer) and arrays.node(name)
+    ]
+    return fuse_expressions(graph, arrays, local, keys, calls) if len(computed) > 1 else graph
 
 
 def partition(

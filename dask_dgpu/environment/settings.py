@@ -32,6 +32,7 @@ class Settings:
     when: Literal["cheaper", "always"]
     on_error: Literal["fallback", "raise"]
     regions: bool
+    fuse: bool
     local_ranks: int
     wire_dtype: WireDtype
     sum_method: Literal["dask", "compensated", "reproducible"]
@@ -72,6 +73,7 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
         when=values["when"],
         on_error=values["on-error"],
         regions=values["regions"],
+        fuse=values["fuse"],
         local_ranks=int(values["local-ranks"]),
         wire_dtype=values["matmul.wire-dtype"],
         sum_method=values["sum.method"],

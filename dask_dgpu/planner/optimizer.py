@@ -35,6 +35,7 @@ from dask_dgpu.planner.predict import (
 from dask_dgpu.planner.rewriting import Rewriting
 from dask_dgpu.planner.together import together
 from dask_dgpu.runtime import tasks
+from dask_dgpu.runtime.fused import Fused
 from dask_dgpu.runtime.program import Blockworks, Program
 from graph_opt.dask_graph.emit import Plain, TaskFunctions, alone, emit, finish, guarded
 from graph_opt.dask_graph.layers import PieceLayer
@@ -42,7 +43,7 @@ from graph_opt.dask_graph.members import fuse, members
 from graph_opt.dask_graph.parse import ArrayGraph, Culled, cull, parse
 from graph_opt.model.layout import CUPY, NUMPY, Declined
 from graph_opt.model.piece import Piece, Region
-from graph_opt.passes import check, find, insert, partition
+from graph_opt.passes import check, combine, find, insert, partition
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -79,10 +80,8 @@ class GraphOptimizer:
                 graph = HighLevelGraph.from_collections(str(id(dsk)), dsk, dependencies=())
             graph = guarded(graph)
             rewriting = self.calibrated().rewrite(graph, keys, held_by(self.facts.scheduler))
-            if not rewriting.regions:
-                return dask.array.optimization.optimize(graph, keys, **kwargs)
             optimized = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
-            if isinstance(optimized, HighLevelGraph):  # fusion is switched off
+            if not rewriting.regions or isinstance(optimized, HighLevelGraph):  # fusion is off
                 return optimized
             return finish(optimized, _flat(keys), rewriting.graph)
         except Exception as error:
@@ -116,7 +115,7 @@ class GraphOptimizer:
         ``held`` returns the memory of workers that a gang cannot use.
         """
         wanted = _flat(keys)
-        arrays = parse(graph, wanted)
+        arrays = parse(graph, wanted, self.settings.fuse)
         matches = find(arrays, RULES)
         pieces, declined = list(matches.pieces), list(matches.declined)
         if self.settings.wire_dtype != "exact":
@@ -148,6 +147,7 @@ class GraphOptimizer:
                 predicted = tuple((region, prediction) for region, prediction, _ in gangs)
                 return Rewriting(put, arrays, matches.pieces, predicted, tuple(declined))
             pieces = kept  # the others change which blocks of these are needed
+        graph = self._fused(graph, arrays, (), wanted)
         return Rewriting(graph, arrays, matches.pieces, (), tuple(declined))
 
     def _culled(
@@ -158,11 +158,13 @@ class GraphOptimizer:
         Also return the names of Dask's layers that can run in a gang.
         """
         replaced = check(insert(graph, pieces))
-        local: set[str] = set()
-        if self.settings.regions:
-            local = members(arrays, replaced)
-            replaced = fuse(replaced, local, wanted)
-        return cull(replaced, wanted), local
+        local = members(arrays, replaced) if self.settings.regions else set()
+        replaced = self._fused(replaced, arrays, local, wanted)
+        return cull(fuse(replaced, local, wanted), wanted), local
+
+    def _fused(self, graph: HighLevelGraph, *read: Any) -> HighLevelGraph:
+        """Replace layers of elementwise work and reductions by layers of one kernel a block."""
+        return combine(graph, *read, calls=Fused) if self.settings.fuse else graph
 
     def _gangs(
         self,

@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 NAMES = {
     "dask._task_spec": "Alias DataNode GraphNode List Task TaskRef convert_legacy_graph cull",
-    "dask.array.chunk": "getitem",
-    "dask.array.core": "concatenate_shaped getter getter_inline getter_nofancy load_store_chunk",
+    "dask.array.chunk": "argmax argmin astype getitem",
+    "dask.array.core": (
+        "_concatenate2 _enforce_dtype concatenate_shaped getter getter_inline getter_nofancy "
+        "load_store_chunk"
+    ),
     "dask.array.einsumfuncs": "chunk_einsum",
     "dask.array.overlap": "ensure_minimum_chunksize",
     "dask.array.random": "_apply_random _apply_random_func",
+    "dask.array.reductions": (
+        "_nanmax_skip _nanmin_skip _sqrt arg_agg arg_chunk chunk_max chunk_min mean_agg mean_chunk "
+        "moment_agg moment_chunk nannumel"
+    ),
     "dask.array.routines": "_matmul _tensordot",
     "dask.array.slicing": "getitem_variadic",
     "dask.array.wrap": "_broadcast_trick_inner",
@@ -23,6 +30,7 @@ NAMES = {
     "dask.layers": "ArrayOverlapLayer",
     "dask.local": "get_sync",
     "tlz": "curry",  # of cytoolz if that is installed, as in Dask
+    "tlz.functoolz": "Compose",
 }
 """The internals in use, separated by spaces, by module."""
 

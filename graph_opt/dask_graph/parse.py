@@ -33,12 +33,13 @@ class ArrayGraph:
     """Dask's own layers read as arrays.
 
     ``dependencies`` are the layers that each layer reads, and ``requested`` the names of the
-    requested arrays (or single keys).
+    requested arrays (or single keys). If ``fused``, kernels will do the work of several layers.
     """
 
     layers: Mapping[str, Layer]
     dependencies: Mapping[str, set[str]]
     requested: frozenset[str]
+    fused: bool = False
 
     @cached_property
     def dependents(self) -> Mapping[str, set[str]]:
@@ -98,12 +99,12 @@ def _chunks(layer: Layer | None, declared: Chunks) -> Chunks:
     return tuple(map(tuple, declared))
 
 
-def parse(graph: HighLevelGraph, keys: Iterable[object]) -> ArrayGraph:
+def parse(graph: HighLevelGraph, keys: Iterable[object], fused: bool = False) -> ArrayGraph:
     """Read a high-level graph without materializing layers."""
     requested = frozenset(
         str(key[0] if isinstance(key, tuple) else key) for key in flatten(list(keys))
     )
-    return ArrayGraph(graph.layers, graph.dependencies, requested)
+    return ArrayGraph(graph.layers, graph.dependencies, requested, fused)
 
 
 def unsupported(

@@ -12,11 +12,12 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
 
+from graph_opt.dask_graph.expressions import read_blockwise
 from graph_opt.dask_graph.internals import _matmul, _tensordot, chunk_einsum, curry
 from graph_opt.dask_graph.members import tasks_of
 from graph_opt.dask_graph.parse import ArrayGraph, array_operands
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import ArrayNode
+from graph_opt.model.layout import CUPY, ArrayNode
 
 Shape = tuple[int, int, int]
 
@@ -40,6 +41,9 @@ PASSES: Mapping[str, float] = {
 
 USUAL = 2.0
 """The factor of other functions: a copy reuses memory, while their results are new memory."""
+
+MEMORY = 1.2
+"""What of these factors is memory: a function within a kernel on a CPU does without it."""
 
 PRODUCTS = (_matmul, _tensordot, chunk_einsum)
 
@@ -74,10 +78,41 @@ def task_seconds(graph: ArrayGraph, name: str, given: Collection[str], machine: 
         needed = [other for other in read if other not in given and other not in found]
         found.update(needed)
         waiting += needed
-    seconds = sum(
-        tasks * work.seconds(machine) for tasks, work in (_work(graph, each) for each in found)
-    )
+    kernel = _kernel(graph, found)
+    works = [_work(graph, each) for each in found - kernel]
+    works += [_within(graph, each, kernel) for each in kernel]
+    seconds = sum(tasks * work.seconds(machine) for tasks, work in works)
     return seconds / max(1, _tasks(graph.layers[name]))
+
+
+def _kernel(graph: ArrayGraph, names: Collection[str]) -> set[str]:
+    """Return those of the layers of a task that run as one kernel, nothing if they are too few."""
+    if not graph.fused or len(names) < 2:
+        return set()
+    layers = ((name, graph.layers[name]) for name in names)
+    known = {
+        name
+        for name, layer in layers
+        if isinstance(layer, Blockwise) and read_blockwise(graph, name, layer)
+    }
+    return known if len(known) > 1 else set()
+
+
+def _within(graph: ArrayGraph, name: str, kernel: Collection[str]) -> tuple[int, Work]:
+    """Return the work of a layer within a kernel.
+
+    Blocks that enter or leave the kernel go through memory once. Between its functions they stay in
+    cache, or in registers of a GPU, where functions cost nothing beside the memory.
+    """
+    (tasks, work), node = _work(graph, name), array(graph, name)
+    read = [(other, array(graph, other)) for other, _ in array_operands(graph, name)]
+    leaves = not graph.dependents[name] or not graph.dependents[name] <= {*kernel}
+    outside = [other for at, other in read if at not in kernel] + ([node] if leaves else [])
+    through = sum(map(block_nbytes, outside))
+    if node is not None and node.container == CUPY:
+        return tasks, Work(through)
+    copied = sum(block_nbytes(other) for _, other in (*read, (name, node)))
+    return tasks, Work(through + max(0.0, work.nbytes - MEMORY * copied))
 
 
 def _tasks(layer: Layer) -> int:
@@ -170,7 +205,9 @@ def array(graph: ArrayGraph, name: str) -> ArrayNode | None:
     if node is None or not options.get("keepdims"):
         return node
     axes = options.get("axis", ())
-    axes = {axis % max(1, node.ndim) for axis in (axes if isinstance(axes, tuple) else (axes,))}
+    axes = {
+        axis % max(1, node.ndim) for axis in (axes if isinstance(axes, tuple | list) else (axes,))
+    }
     chunks = tuple(
         (1,) * len(sizes) if axis in axes else sizes for axis, sizes in enumerate(node.chunks)
     )

@@ -13,10 +13,14 @@ Nodes have no dtype and no shape: both follow from the blocks at the call, by Nu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import numpy as np
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,38 @@ class Expression:
             found.append(below + isinstance(node, Reduce))
         return tuple(found)
 
+    @cached_property
+    def released(self) -> tuple[tuple[int, ...], ...]:
+        """For each node its arguments that no later node and no result needs."""
+        needed = set(self.results)
+        found: list[tuple[int, ...]] = []
+        for node in reversed(self.nodes):
+            found.append(tuple({*node.arguments} - needed))
+            needed.update(node.arguments)
+        return tuple(reversed(found))
+
+    def shapes(self, blocks: Sequence[Shape]) -> list[Shape]:
+        """Return the shape of each node, given those of the blocks."""
+        found: list[Shape] = []
+        for node in self.nodes:
+            of = [found[argument] for argument in node.arguments]
+            match node:
+                case Apply():
+                    found.append(_broadcast(of))
+                case Input(at):
+                    found.append(tuple(blocks[at]))
+                case Constant():
+                    found.append(())
+                case View(_, axes):
+                    found.append(tuple([1 if axis is None else of[0][axis] for axis in axes]))
+                case Reduce(_, _, axes, keepdims):
+                    kept = enumerate(of[0])
+                    lengths = [(1 if axis in axes else length, axis) for axis, length in kept]
+                    found.append(tuple([n for n, axis in lengths if keepdims or axis not in axes]))
+                case Cast():
+                    found.append(of[0])
+        return found
+
     def cone(self, *results: int) -> Iterator[int]:
         """Yield the numbers of the nodes that these depend on, and their own, in order."""
         needed = set(results)
@@ -146,3 +182,14 @@ class Expression:
             if at in needed:
                 needed.update(self.nodes[at].arguments)
         yield from sorted(needed)
+
+
+def _broadcast(shapes: Sequence[Shape]) -> Shape:
+    """Broadcast shapes; most are equal or shapes of scalars, and NumPy's function is slow."""
+    (first, *others) = shapes
+    for other in others:
+        if not first or other[len(other) - len(first) :] == first:
+            first = other
+        elif other and first[len(first) - len(other) :] != other:
+            first = np.broadcast_shapes(first, other)
+    return first

@@ -266,6 +266,17 @@ def test_conv2d_writes_every_figure(tmp_path: Path) -> None:
         assert line["median"] == line["seconds"][0] > 0
 
 
+@pytest.mark.slow
+def test_fused_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "fused.py", "--quick")
+    names = ["gelu", "black_scholes", "softmax", "layer_norm", "standardise", "weighted_sum"]
+    ways = [f"{name}, {way}" for name in names for way in ("numpy", "tiles")]
+    assert [line["what"] for line in lines] == ways * 2
+    assert [line["ratio"] for line in lines[::2]] == [1] * 12
+    assert all(line["difference"] == 0 for line in lines if line["what"].startswith("gelu"))
+    assert all(line["error"] < 1e-5 for line in lines)
+
+
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_kahan_sum_writes_every_figure(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""Elementwise work and reductions on one device, as one kernel: :func:`evaluate`.
+
+::
+
+    x  ->  x * x * x  ->  tanh  ->  * x      four ufuncs, each goes through memory
+    x  --------- one kernel --------> y      one read, one write
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.kernels.fused.nodes import evaluate_nodes
+from graph_opt.model.expression import Expression
+
+Array = Any
+
+
+def evaluate(expression: Expression, blocks: Sequence[Array]) -> tuple[Array, ...]:
+    """Evaluate an expression on blocks.
+
+    Parameters
+    ----------
+    expression : Expression
+        What is computed.
+    blocks : sequence of array
+        One for each input, all of NumPy or all of CuPy; CuPy's on the current stream.
+
+    Returns
+    -------
+    tuple of array
+        The results, of the dtypes and shapes that NumPy gives. A result that is an input, or a view
+        of one, is in its memory; any other is new.
+
+    Notes
+    -----
+    It raises what NumPy's functions raise. On NumPy blocks elementwise results have the same bits
+    as NumPy's, and sums at most the error of its pairwise summation.
+    """
+    if all(isinstance(block, np.ndarray | np.generic) for block in blocks):
+        from dask_dgpu.kernels.fused.host import evaluate_host
+
+        return evaluate_host(expression, blocks)
+    import cupy
+
+    return evaluate_nodes(expression, blocks, cupy)

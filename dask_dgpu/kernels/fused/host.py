@@ -1,0 +1,122 @@
+"""Expressions on NumPy blocks, tile by tile in cache.
+
+::
+
+    NumPy                       tiles
+    -----                       -----
+    a = x * x     (64 MiB)      for each 512 KiB of x:
+    b = a * x     (64 MiB)          a = x * x; b = a * x; y = tanh(b)
+    y = tanh(b)   (64 MiB)
+
+The functions are NumPy's own, so bits, dtypes, errors and warnings are NumPy's. Reductions that
+leave an axis free of them, as those of rows, are computed within the tile, with all that follows.
+Others are merged from their parts, in a pass of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.kernels.fused.functions import FUNCTIONS
+from dask_dgpu.kernels.fused.nodes import evaluate_nodes, viewed
+from dask_dgpu.kernels.fused.partial import divisible
+from dask_dgpu.kernels.fused.placing import Shape
+from dask_dgpu.kernels.fused.planning import Planner
+from dask_dgpu.kernels.fused.tiles import TilePass
+from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input, Node, Reduce, View
+
+Array = Any
+
+TILE_BYTES = 1 << 19
+"""Of a tile of the widest dtype among blocks: two fit in the L2 cache of a core."""
+
+
+def evaluate_host(
+    expression: Expression, blocks: Sequence[Array], tile_bytes: int = TILE_BYTES
+) -> tuple[Array, ...]:
+    """Evaluate an expression on NumPy blocks; blocks below two tiles are evaluated at once."""
+    elements = tile_bytes // max([block.itemsize for block in blocks], default=1)
+    shapes = _tiled_shapes(expression, blocks, elements)
+    if shapes is None:
+        return evaluate_nodes(expression, blocks)
+    nodes = expression.nodes
+    strides = [block.strides for block in blocks]
+    planner = Planner(expression, shapes, strides, elements)
+    computed = {at for at in expression.results if not _views_input(expression, at)}
+    known: dict[int, Array] = {}
+    for plan in planner.passes(computed):
+        found = TilePass(plan, nodes, blocks, known).run()
+        known.update(found)
+    return tuple(
+        known[at] if at in computed else _view_of_input(expression, at, blocks)
+        for at in expression.results
+    )
+
+
+def _tiled_shapes(
+    expression: Expression, blocks: Sequence[Array], elements: int
+) -> list[Shape] | None:
+    """Return the shape of each node, or None if tiles would not pay or would not do."""
+    shapes = {block.shape for block in blocks if block.ndim}
+    largest = max([block.size for block in blocks], default=0)
+    if len(shapes) <= 1 and largest < 2 * elements and not _widens(expression):
+        return None
+    try:
+        found = expression.shapes([block.shape for block in blocks])
+    except ValueError:  # NumPy's message is better
+        return None
+    sizes = [math.prod(shape) for shape in found]
+    if max(sizes) < 2 * elements or not min(sizes):
+        return None
+    if not all(map(_is_plain, blocks)) or not all(map(_is_known, expression.nodes)):
+        return None
+    reductions = [node for node in expression.nodes if isinstance(node, Reduce)]
+    return found if all(divisible(each, found[each.argument]) for each in reductions) else None
+
+
+def _widens(expression: Expression) -> bool:
+    """Whether a value may be larger than the blocks, all of one shape, that it is made of."""
+    return View in map(type, expression.nodes)
+
+
+def _is_plain(block: Array) -> bool:
+    """Whether the bits of NumPy's results depend on the elements of a block only.
+
+    Those of reversed views depend on shapes: NumPy has other loops for some of them.
+    """
+    known = type(block) is np.ndarray or isinstance(block, np.generic)
+    return known and _is_number(block.dtype) and min(block.strides, default=0) >= 0
+
+
+def _is_number(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biufc"
+
+
+def _is_known(node: Node) -> bool:
+    match node:
+        case Apply(function):
+            return function in FUNCTIONS
+        case Constant(value):
+            return value is None or (np.ndim(value) == 0 and _is_number(np.asarray(value).dtype))
+        case Cast(_, dtype):
+            return _is_number(np.dtype(dtype))
+    return True
+
+
+def _views_input(expression: Expression, at: int) -> bool:
+    """Whether a node is an input or a view of one: it needs no work."""
+    node = expression.nodes[at]
+    while isinstance(node, View):
+        node = expression.nodes[node.argument]
+    return isinstance(node, Input)
+
+
+def _view_of_input(expression: Expression, at: int, blocks: Sequence[Array]) -> Array:
+    node = expression.nodes[at]
+    if isinstance(node, View):
+        return viewed(_view_of_input(expression, node.argument, blocks), node.axes)
+    return blocks[node.at] if isinstance(node, Input) else None

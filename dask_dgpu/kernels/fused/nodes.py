@@ -1,0 +1,65 @@
+"""Expressions node by node, with an array module's own functions: NumPy's or CuPy's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input, Node, Reduce, View
+
+Array = Any
+
+
+def evaluate_nodes(
+    expression: Expression, blocks: Sequence[Array], module: Any = np
+) -> tuple[Array, ...]:
+    """Evaluate an expression node by node; values are freed after their last use."""
+    values: list[Any] = []
+    for node, released in zip(expression.nodes, expression.released, strict=True):
+        if type(node) is Apply and not node.options:  # nearly all nodes: without detours
+            value = getattr(module, node.function)(*[values[of] for of in node.arguments])
+        elif type(node) is Input:
+            value = blocks[node.at]
+        elif type(node) is Constant:
+            value = node.value
+        else:
+            value = node_value(node, [values[of] for of in node.arguments], module)
+        values.append(value)
+        for of in released:
+            values[of] = None
+    return tuple([values[result] for result in expression.results])
+
+
+def node_value(node: Node, arguments: Sequence[Any], module: Any = np) -> Any:
+    """Return the value of a node that is no input from those of its arguments."""
+    match node:
+        case Apply(function, _, options):
+            return getattr(module, function)(*arguments, **dict(options))
+        case Constant(value):
+            return value
+        case Cast(_, dtype):
+            return module.asarray(arguments[0]).astype(dtype)
+        case View(_, axes):
+            return viewed(module.asarray(arguments[0]), axes)
+        case Reduce():
+            return reduced(node, arguments[0], module)
+    raise TypeError(f"expected a node with arguments, got {node}")
+
+
+def viewed(array: Array, axes: Sequence[int | None]) -> Array:
+    """Return the view that a ``View`` with these axes stands for."""
+    named = [axis for axis in axes if axis is not None]
+    others = [axis for axis in range(array.ndim) if axis not in named]
+    index = [None if axis is None else slice(None) for axis in axes]
+    return array.transpose(*named, *others)[(*index, *[0] * len(others))]
+
+
+def reduced(node: Reduce, array: Array, module: Any = np) -> Array:
+    """Return what a reduction gives for an array."""
+    axes: Any = node.axes
+    if node.function in ("argmin", "argmax"):
+        axes = axes[0] if len(axes) == 1 else None
+    reduction = getattr(module, node.function)
+    return reduction(array, axis=axes, keepdims=node.keepdims, **dict(node.options))

@@ -1,0 +1,99 @@
+"""The function of tasks that evaluate an expression on their blocks."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.kernels.fused import evaluate
+from dask_dgpu.runtime.program import run_fused
+from graph_opt.dask_graph.fusing import Fusion
+from graph_opt.dask_graph.reductions import Chunked
+from graph_opt.model.expression import Expression, Reduce
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Computes one block of a fusion by one kernel.
+
+    Dask's own tasks run instead for blocks that are of another type or dtype than their array, and
+    for empty ones, of which Dask's reductions make an exception.
+    """
+
+    fusion: Fusion
+
+    def __dask_tokenize__(self) -> Any:
+        return type(self).__name__, self.fusion.name
+
+    def __call__(self, *given: Any) -> Any:
+        """Return the block, or what Dask's aggregate of several blocks reads."""
+        fusion, blocks = self.fusion, [_single(block) for block in given]
+        if not _suit(blocks, fusion.dtypes):
+            return run_fused(fusion.tasks, fusion.name, range(len(blocks)), *blocks)
+        with _quiet(fusion.expression):
+            results = evaluate(fusion.expression, blocks)
+        if fusion.chunked is None:
+            return _scalar(results[0])
+        shapes = fusion.expression.shapes([block.shape for block in blocks])
+        return _partial(fusion.chunked, results, shapes[fusion.reduced])
+
+
+@contextmanager
+def _quiet(expression: Expression) -> Iterator[None]:
+    """Ignore the warning that Dask ignores in its own ``nanmin`` and ``nanmax``."""
+    functions = {node.function for node in expression.nodes if isinstance(node, Reduce)}
+    if functions.isdisjoint(("nanmin", "nanmax")):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "All-NaN slice encountered", RuntimeWarning)
+        yield
+
+
+def _single(block: Any) -> Any:
+    """Return the block within lists of one: Dask gives these for axes that are reduced."""
+    while isinstance(block, list) and len(block) == 1:
+        (block,) = block
+    return block
+
+
+def _suit(blocks: Sequence[Any], dtypes: Sequence[str]) -> bool:
+    """Whether a kernel can read all blocks: arrays of NumPy, some scalars, or arrays of CuPy."""
+    kinds = {type(block) for block in blocks}
+    if np.ndarray in kinds:
+        known = all(kind is np.ndarray or issubclass(kind, np.generic) for kind in kinds)
+    else:
+        cupy = sys.modules.get("cupy")
+        known = cupy is not None and kinds == {cupy.ndarray}
+    return known and all(
+        block.dtype == dtype and block.size for block, dtype in zip(blocks, dtypes, strict=True)
+    )
+
+
+def _scalar(result: Array) -> Array:
+    """Return a result of no axes as NumPy's functions do."""
+    return result[()] if type(result) is np.ndarray and not result.ndim else result
+
+
+def _partial(chunked: Chunked, results: Sequence[Array], shape: tuple[int, ...]) -> Any:
+    """Return what a chunk function of Dask's returns for a block of this shape."""
+    count = math.prod(shape[axis] for axis in chunked.axes)
+    total = results[0]
+    match chunked.function:
+        case "mean":
+            return {"n": np.full_like(total, count, dtype=chunked.dtype), "total": total}
+        case "nanmean":
+            return {"n": results[1], "total": total}
+        case "var":
+            moments = (results[1] * count)[..., None]
+            return {"total": total, "n": np.full_like(total, count, dtype="int64"), "M": moments}
+    return total

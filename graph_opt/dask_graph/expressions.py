@@ -1,0 +1,186 @@
+"""Read layers of Dask's as nodes of an expression on blocks.
+
+A :class:`Reading` says from which block of each operand a block of a layer is computed, and how.
+A layer of anything else than known functions of NumPy has no reading, and stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import MaterializedLayer
+
+from graph_opt.dask_graph.elementwise import Nodes, Operand, read_call
+from graph_opt.dask_graph.internals import (
+    DataNode,
+    GraphNode,
+    Task,
+    TaskRef,
+    blockwise_token,
+    getitem,
+)
+from graph_opt.dask_graph.parse import DTYPES, ArrayGraph
+from graph_opt.dask_graph.reductions import Chunked, read_chunk
+from graph_opt.model.expression import View
+from graph_opt.model.layout import CONTAINERS, ArrayNode
+
+Axes = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """An operand of a layer: each of its axes is an axis of the result, or has one block.
+
+    ``grid`` are its numbers of blocks.
+    """
+
+    name: str
+    axes: Axes
+    grid: tuple[int, ...]
+
+
+class Adding(Protocol):
+    """Adds the work of a layer to an expression."""
+
+    def __call__(self, nodes: Nodes, operands: Sequence[Operand]) -> int | None:
+        """Return the number of the result, ``None`` if something is unknown."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How each block of a layer is computed from one block of each source.
+
+    ``layers`` are replaced together; the last is the result. ``tasks`` are Dask's own for one
+    block, with the numbers of sources for their blocks. If the result is not an array, but what
+    Dask's aggregate of several blocks reads, ``chunked`` says what it is.
+    """
+
+    layers: tuple[str, ...]
+    sources: tuple[Source, ...]
+    tasks: Mapping[str, GraphNode]
+    add: Adding
+    chunked: Chunked | None = None
+
+    def number(self, nodes: Nodes, operands: Sequence[Operand]) -> int:
+        """Add the work to an expression; return the number of the result."""
+        found = self.add(nodes, operands)
+        if found is None:
+            raise ValueError(f"expected a known function in {self.layers[-1]}")
+        return found
+
+
+def usable(arrays: ArrayGraph, name: str) -> ArrayNode | None:
+    """Return an array if its blocks are of numbers, and NumPy's or CuPy's."""
+    node = arrays.node(name)
+    known = node is not None and node.dtype in DTYPES and node.container in CONTAINERS
+    return node if known else None
+
+
+@dataclass(frozen=True)
+class Place:
+    """An argument of a call: the block of a source, by its number."""
+
+    at: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an elementwise function of blocks and scalars."""
+
+    function: Any
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
+
+    def __call__(self, nodes: Nodes, operands: Sequence[Operand]) -> int | None:
+        """Add the call."""
+        given = [operands[each.at] if isinstance(each, Place) else each for each in self.arguments]
+        return read_call(nodes, self.function, given, self.options)
+
+
+@dataclass(frozen=True)
+class Viewed:
+    """A view of the only source."""
+
+    axes: Axes
+
+    def __call__(self, nodes: Nodes, operands: Sequence[Operand]) -> int:
+        """Add the view."""
+        return nodes.add(View(operands[0].node, self.axes))
+
+
+def read_blockwise(arrays: ArrayGraph, name: str, layer: Blockwise) -> Reading | None:
+    """Read the call of a function of blocks: elementwise, or the first step of a reduction."""
+    task = layer.task
+    if type(task) is not Task or layer.io_deps or layer.new_axes or layer.concatenate:
+        return None
+    axes = {letter: at for at, letter in enumerate(layer.output_indices)}
+    sources: list[Source] = []
+    values: dict[str, Any] = {}
+    for at, (operand, index) in enumerate(layer.indices):
+        if index is None:
+            values[blockwise_token(at)] = _value(operand)
+        elif isinstance(operand, str) and axes.keys() >= set(index):
+            values[blockwise_token(at)] = Place(len(sources))
+            grid = tuple(layer.numblocks[operand])
+            sources.append(Source(operand, tuple(axes[letter] for letter in index), grid))
+        else:
+            return None
+    operands = _operands(arrays, sources)
+    given = [values.get(a.key, a) if isinstance(a, TaskRef) else _value(a) for a in task.args]
+    options = {name: _value(option) for name, option in task.kwargs.items()}
+    if not operands or any(isinstance(a, GraphNode | TaskRef) for a in (*given, *options.values())):
+        return None
+    nodes: dict[Any, Any] = {
+        token: TaskRef(value.at) if isinstance(value, Place) else DataNode(None, value)
+        for token, value in values.items()
+    }
+    tasks = {name: task.substitute(nodes, name)}
+    call = Call(task.func, tuple(given), options)
+    if usable(arrays, name) and call(Nodes(), operands) is not None:
+        return Reading((name,), tuple(sources), tasks, call)
+    chunked = read_chunk(task.func, options, operands[0]) if given == [Place(0)] else None
+    return Reading((name,), tuple(sources), tasks, call, chunked) if chunked else None
+
+
+def _value(argument: Any) -> Any:
+    return argument.value if isinstance(argument, DataNode) else argument
+
+
+def _operands(arrays: ArrayGraph, sources: Sequence[Source]) -> list[Operand] | None:
+    """Return the sources as operands, to try a call; ``None`` if one is not usable."""
+    nodes = [usable(arrays, source.name) for source in sources]
+    if any(node is None for node in nodes):
+        return None
+    return [Operand.of(node, at) for at, node in enumerate(nodes)]
+
+
+def read_view(arrays: ArrayGraph, name: str, layer: MaterializedLayer) -> Reading | None:
+    """Read ``x[:, None]``: whole blocks with new axes."""
+    index, (other, *_) = _index(next(iter(layer.mapping.values()), None))
+    read = usable(arrays, other)
+    if index is None or read is None or usable(arrays, name) is None:
+        return None
+    kept = tuple(at for at, each in enumerate(index) if each is not None)
+    if len(kept) != read.ndim:
+        return None
+    for key, task in layer.mapping.items():
+        if _index(task) != (index, (other, *(key[1:][at] for at in kept))):
+            return None
+    tasks = {name: Task(name, getitem, TaskRef(0), index)}
+    axes = tuple(kept.index(at) if at in kept else None for at in range(len(index)))
+    return Reading((name,), (Source(other, kept, read.grid),), tasks, Viewed(axes))
+
+
+def _index(task: Any) -> tuple[tuple[Any, ...] | None, tuple[Any, ...]]:
+    """Return an index of nothing but whole axes and new ones, and the key that it is applied to."""
+    if getattr(task, "func", None) is not getitem or not isinstance(task.args[0], TaskRef):
+        return None, ("",)
+    index = _value(task.args[1])
+    known = isinstance(index, tuple) and all(
+        each is None or (isinstance(each, slice) and each == slice(None)) for each in index
+    )
+    key = task.args[0].key
+    return (index, key) if known and isinstance(key, tuple) else (None, ("",))

@@ -1,0 +1,287 @@
+"""Replace layers of elementwise work and reductions by one layer: one expression on each block.
+
+::
+
+    x ----> max              softmax along rows of one block: five layers of Dask's,
+    |        v               two of them for each reduction, become one
+    +-----> sub -> exp -> sum
+                    |      v
+                    +-> truediv
+
+Dask fuses blockwise layers too, but its tasks call one function after another, and it stops at
+reductions and at arrays with several readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from dask.blockwise import Blockwise
+from dask.core import reverse_dict
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+
+from graph_opt.dask_graph.aggregates import Whole, read_aggregated
+from graph_opt.dask_graph.elementwise import Nodes, Operand
+from graph_opt.dask_graph.expressions import (
+    Axes,
+    Reading,
+    Source,
+    Viewed,
+    read_blockwise,
+    read_view,
+)
+from graph_opt.dask_graph.internals import GraphNode, Task, TaskRef, blockwise_token
+from graph_opt.dask_graph.parse import ArrayGraph, by_name, depth_first
+from graph_opt.dask_graph.reductions import Chunked
+from graph_opt.model.expression import Expression, Input
+from graph_opt.model.layout import CUPY
+
+Grid = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """The work of several layers on one block each.
+
+    ``dtypes`` are those of the inputs, as declared. ``tasks`` are Dask's own, for blocks that are
+    of another dtype or type; in these the inputs have their numbers as keys. If the last work is
+    the first step of a reduction over several blocks, this is ``chunked``, and ``reduced`` the
+    number of the node that it reduces.
+    """
+
+    name: str
+    expression: Expression
+    dtypes: tuple[str, ...]
+    tasks: Mapping[Any, GraphNode]
+    chunked: Chunked | None = None
+    reduced: int = 0
+
+
+Calls = Callable[[Fusion], Callable[..., Any]]
+
+
+def fuse_expressions(
+    graph: HighLevelGraph,
+    arrays: ArrayGraph,
+    local: Collection[str],
+    keys: Collection[Any],
+    calls: Calls,
+) -> HighLevelGraph:
+    """Replace layers by one wherever a kernel can do the work of several.
+
+    ``arrays`` are the layers as Dask made them, ``local`` those that gangs may compute, and
+    ``keys`` the requested blocks. ``calls`` returns what the tasks of a fusion call with their
+    blocks. A new layer has the name and the blocks of the last one that it replaces.
+    """
+    finder = _Finder(graph, arrays, frozenset(local), frozenset(by_name(keys)))
+    layers: dict[str, Layer] = dict(graph.layers)
+    needed = {name: set(read) for name, read in graph.dependencies.items()}
+    for name in reversed(finder.order):
+        cluster = finder.cluster(name) if name in layers else None
+        if cluster is not None:
+            for replaced in cluster.layers:
+                del layers[replaced], needed[replaced]
+            layers[name] = _layer(cluster, graph.layers[name], arrays, calls)
+            needed[name] = {other for other, _ in cluster.inputs}
+    return HighLevelGraph(layers, needed)
+
+
+@dataclass
+class Cluster:
+    """Layers that become one, by the names of their results, the last one first.
+
+    For each there is its reading, and for each of its axes the axis of the last result with the
+    same block number; ``None`` is an axis of one block. ``inputs`` are other arrays with such
+    axes, and their numbers of blocks. ``layers`` are all that are replaced.
+    """
+
+    members: dict[str, tuple[Reading, Axes]] = field(default_factory=dict)
+    inputs: dict[tuple[str, Axes], Grid] = field(default_factory=dict)
+    layers: set[str] = field(default_factory=set)
+
+    @property
+    def last(self) -> str:
+        """The name of the last result."""
+        return next(iter(self.members))
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes of the last result."""
+        return len(self.members[self.last][1])
+
+    def inner(self, name: str, source: Source) -> Axes:
+        """Return the axes of a member's source within the last result."""
+        axes = self.members[name][1]
+        return tuple(
+            None if axis is None or blocks == 1 else axes[axis]
+            for axis, blocks in zip(source.axes, source.grid, strict=True)
+        )
+
+
+@dataclass
+class _Finder:
+    """Finds clusters in a graph."""
+
+    graph: HighLevelGraph
+    arrays: ArrayGraph
+    local: frozenset[str]
+    requested: frozenset[str]
+    readings: dict[str, Reading | None] = field(default_factory=dict)
+
+    @cached_property
+    def readers(self) -> Mapping[str, set[str]]:
+        """The layers that read each layer."""
+        found: Mapping[str, set[str]] = reverse_dict(self.graph.dependencies)
+        return found
+
+    @cached_property
+    def order(self) -> dict[str, int]:
+        """The number of each layer, above those of all that it reads."""
+        return {name: at for at, name in enumerate(depth_first(self.graph.dependencies))}
+
+    def reading(self, name: str) -> Reading | None:
+        """Return the reading of a layer, made once."""
+        if name not in self.readings:
+            layer, found = self.graph.layers[name], None
+            if layer is not self.arrays.layers.get(name):
+                pass
+            elif isinstance(layer, Blockwise):
+                found = read_blockwise(self.arrays, name, layer)
+            elif type(layer) is MaterializedLayer and len(self.graph.dependencies[name]) == 1:
+                found = read_view(self.arrays, name, layer)
+                found = found or read_aggregated(self.graph, self.arrays, name, layer)
+            self.readings[name] = found
+        return self.readings[name]
+
+    def cluster(self, last: str) -> Cluster | None:
+        """Return the layers that become one with ``last``, ``None`` if nothing is gained."""
+        for whole in (True, False):
+            cluster = self._grown(last, whole)
+            if cluster is None or not self._gains(cluster):
+                return None
+            if not self._hides(cluster):
+                return cluster
+        return None
+
+    def _grown(self, last: str, whole: bool) -> Cluster | None:
+        """Collect layers from the last one backwards; with ``whole``, whole reductions too."""
+        reading, node, cluster = self.reading(last), self.arrays.node(last), Cluster()
+        if reading is None or node is None or not self._fits(reading, last, whole):
+            return None
+        many = {axis for axis, blocks in enumerate(node.grid) if blocks != 1}
+        own = tuple(axis if axis in many else None for axis in range(node.ndim))
+        waiting: dict[str, dict[Axes, Grid]] = {last: {own: node.grid}}
+        while waiting:
+            name = max(waiting, key=self.order.__getitem__)
+            found = waiting.pop(name)
+            axes = next(iter(found))
+            member = reading if name == last else self._member(name, last, cluster, whole)
+            if member is None or len(found) > 1 or not self._once(member, many <= {*axes}):
+                cluster.inputs.update({(name, axes): grid for axes, grid in found.items()})
+                continue
+            cluster.members[name] = member, axes
+            cluster.layers.update(member.layers)
+            for source in member.sources:
+                known = waiting.setdefault(source.name, {})
+                known[cluster.inner(name, source)] = source.grid
+        return cluster
+
+    def _once(self, reading: Reading, bijective: bool) -> bool:
+        """Whether each of its blocks is computed once, or as often as Dask would compute it."""
+        readers = self.readers[reading.layers[-1]]
+        return bijective or (len(readers) == 1 and not isinstance(reading.add, Whole))
+
+    def _member(self, name: str, last: str, cluster: Cluster, whole: bool) -> Reading | None:
+        """Return the reading of a layer that only the cluster reads, if it can join."""
+        if name in self.requested or not self.readers[name] <= cluster.layers:
+            return None
+        reading = self.reading(name)
+        known = reading is not None and reading.chunked is None
+        return reading if known and reading and self._fits(reading, last, whole) else None
+
+    def _fits(self, reading: Reading, last: str, whole: bool) -> bool:
+        """Whether layers can become one with the last one."""
+        *first, name = reading.layers
+        layers = self.graph.layers
+        containers = {self._container(each) for each in (name, *(s.name for s in reading.sources))}
+        return (
+            (whole or not isinstance(reading.add, Whole))
+            and all(self.readers[each] == {name} and each not in self.requested for each in first)
+            and all(layers[each].annotations == layers[last].annotations for each in reading.layers)
+            and all((each in self.local) == (last in self.local) for each in reading.layers)
+            and containers == {self._container(last)}
+        )
+
+    def _container(self, name: str) -> str | None:
+        node = self.arrays.node(name)
+        return None if node is None else node.container
+
+    def _gains(self, cluster: Cluster) -> bool:
+        """Whether one kernel is quicker than the functions that it replaces."""
+        readings = [reading for reading, _ in cluster.members.values()]
+        working = [each for each in readings if not isinstance(each.add, Viewed)]
+        reduces = any(each.chunked or isinstance(each.add, Whole) for each in working)
+        return len(working) > 1 or (reduces and self._container(cluster.last) == CUPY)
+
+    def _hides(self, cluster: Cluster) -> bool:
+        """Whether Dask would no longer fuse layers before these: it stops at reduced axes."""
+        return any(len(axes) > cluster.ndim for _, axes in cluster.inputs) and any(
+            isinstance(self.graph.layers[name], Blockwise)
+            and name not in self.requested
+            and self.readers[name] <= cluster.layers
+            for name, _ in cluster.inputs
+        )
+
+
+def _layer(cluster: Cluster, last: Layer, arrays: ArrayGraph, calls: Calls) -> Blockwise:
+    """Return the layer of a cluster that replaces the layer ``last``."""
+    indices = []
+    for name, axes in cluster.inputs:
+        # an axis of one block may have any letter that the index does not have yet
+        free = (axis for axis in range(cluster.ndim + len(axes)) if axis not in axes)
+        numbers = (next(free) if axis is None else axis for axis in axes)
+        indices.append((name, tuple(f".{number}" for number in numbers)))
+    letters = tuple(f".{axis}" for axis in range(cluster.ndim))
+    covered = {letter for _, index in indices for letter in index}
+    blocks = (TaskRef(blockwise_token(at)) for at in range(len(indices)))
+    layer = Blockwise(
+        cluster.last,
+        letters,
+        Task(cluster.last, calls(_fusion(cluster, arrays)), *blocks),
+        indices,
+        numblocks={name: grid for (name, _), grid in cluster.inputs.items()},
+        new_axes={letter: 1 for letter in letters if letter not in covered},
+        annotations=last.annotations,
+    )
+    layer.collection_annotations = last.collection_annotations
+    return layer
+
+
+def _fusion(cluster: Cluster, arrays: ArrayGraph) -> Fusion:
+    """Return the work of a cluster as one expression."""
+    nodes = Nodes()
+    keys: dict[Any, Any] = {key: at for at, key in enumerate(cluster.inputs)}
+    numbers = {at: nodes.add(Input(at)) for at in keys.values()}
+    tasks: dict[Any, GraphNode] = {}
+    results: tuple[int, ...] = ()
+    chunked, reduced = None, 0
+    for name, (reading, _) in reversed(cluster.members.items()):
+        read = [keys.get((s.name, cluster.inner(name, s)), s.name) for s in reading.sources]
+        operands = [
+            Operand.of(arrays.node(source.name), numbers[key])
+            for source, key in zip(reading.sources, read, strict=True)
+        ]
+        own = dict(enumerate(read))
+        tasks |= {each: task.substitute(own, each) for each, task in reading.tasks.items()}
+        chunked, reduced = reading.chunked, operands[0].node
+        if chunked is not None:
+            results = chunked.parts(nodes, operands[0])
+        else:
+            results = (reading.number(nodes, operands),)
+            (numbers[name],) = results
+    declared = [Operand.of(arrays.node(name), 0).dtype for name, _ in cluster.inputs]
+    expression = Expression(tuple(nodes.nodes), results)
+    return Fusion(cluster.last, expression, tuple(declared), tasks, chunked, reduced)
