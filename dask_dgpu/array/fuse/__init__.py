@@ -12,7 +12,7 @@ from functools import update_wrapper
 from typing import Any, NamedTuple
 
 import numpy as np
-from dask.base import normalize_token
+from dask.tokenize import tokenize
 from dask.utils import typename
 
 from dask_dgpu.arguments import expected
@@ -113,7 +113,7 @@ class Fused:
         return Fused, (self.f,)
 
     def __dask_tokenize__(self) -> Any:
-        return "dgpu.fuse", normalize_token(self.f)
+        return "dgpu.fuse", tokenize(self.f)
 
     def __repr__(self) -> str:
         return f"fuse({getattr(self.f, '__name__', self.f)})"
