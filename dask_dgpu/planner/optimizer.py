@@ -218,13 +218,14 @@ class GraphOptimizer:
         if room is not None and not _fits(prediction, room):
             needed, there = format_bytes(prediction.peak_bytes), format_bytes(int(room))
             return f"it needs {needed} on a rank and {there} may be used"
-        slower = prediction.seconds >= LEAST_GAIN * prediction.dask_seconds
-        if self.settings.when == "cheaper" and slower and not forced:
-            than = "quicker" if prediction.seconds >= prediction.dask_seconds else "about as quick"
-            return (
-                f"plain Dask is predicted to be {than} ({prediction.dask_seconds:.3g} s "
-                f"against {prediction.seconds:.3g} s)"
-            )
+        ours, plain = prediction.seconds, prediction.dask_seconds
+        if self.settings.when == "cheaper" and not forced:
+            if ours >= plain:
+                return f"plain Dask is predicted to be quicker ({plain:.3g} s against {ours:.3g} s)"
+            if ours >= LEAST_GAIN * plain:
+                return (
+                    f"a gang is predicted to gain too little ({ours:.3g} s against {plain:.3g} s)"
+                )
         return None
 
     def predict(self, region: Region, arrays: ArrayGraph, room: float | None = None) -> Prediction:

@@ -110,7 +110,8 @@ def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> fl
     transfers = received / machine.bandwidth, min(first, received) / machine.bandwidth
     seconds = pipelined(compute, *transfers, plan.steps)
     if received:  # otherwise there is no exchange
-        seconds += machine.window_seconds if plan.one_sided else machine.latency * plan.steps
+        seconds += machine.latency * (2 if plan.one_sided else plan.steps)
+        seconds += machine.window_seconds if plan.one_sided else 0.0
     passes = 2 if plan.one_sided else 4
     buffers = 4 * plan.panel_bytes(plan.nominal_steps)
     seconds += (passes * panels + buffers) / machine.memory_bandwidth
