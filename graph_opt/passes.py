@@ -113,7 +113,12 @@ def combine(
     keys: Collection[Any],
     calls: Calls,
 ) -> HighLevelGraph:
-    """Replace layers by kernels, as :func:`fuse_expressions`, if Dask computes two arrays."""
+    """Replace layers by kernels, as :func:`fuse_expressions`, if Dask computes two arrays.
+
+    ``arrays`` say whether kernels are wanted.
+    """
+    if not arrays.fused:
+        return graph
     computed = [
         name
         for name, layer in graph.layers.items()

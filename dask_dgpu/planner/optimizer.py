@@ -147,7 +147,7 @@ class GraphOptimizer:
                 predicted = tuple((region, prediction) for region, prediction, _ in gangs)
                 return Rewriting(put, arrays, matches.pieces, predicted, tuple(declined))
             pieces = kept  # the others change which blocks of these are needed
-        graph = self._fused(graph, arrays, (), wanted)
+        graph = combine(graph, arrays, (), wanted, Fused)
         return Rewriting(graph, arrays, matches.pieces, (), tuple(declined))
 
     def _culled(
@@ -159,12 +159,8 @@ class GraphOptimizer:
         """
         replaced = check(insert(graph, pieces))
         local = members(arrays, replaced) if self.settings.regions else set()
-        replaced = self._fused(replaced, arrays, local, wanted)
+        replaced = combine(replaced, arrays, local, wanted, Fused)
         return cull(fuse(replaced, local, wanted), wanted), local
-
-    def _fused(self, graph: HighLevelGraph, *read: Any) -> HighLevelGraph:
-        """Replace layers of elementwise work and reductions by layers of one kernel a block."""
-        return combine(graph, *read, calls=Fused) if self.settings.fuse else graph
 
     def _gangs(
         self,
