@@ -111,9 +111,12 @@ class Reduce:
 Node = Input | Constant | Apply | Cast | View | Reduce
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Expression:
-    """Nodes, each after its arguments, and the numbers of the nodes that are results."""
+    """Nodes, each after its arguments, and the numbers of the nodes that are results.
+
+    Expressions are equal if constants have the same type too: 1 and 1.0 give other dtypes.
+    """
 
     nodes: tuple[Node, ...]
     results: tuple[int, ...]
@@ -124,6 +127,18 @@ class Expression:
                 raise ValueError(f"expected arguments of node {at} before it, got {node}")
         if any(result not in range(len(self.nodes)) for result in self.results):
             raise ValueError(f"expected results among {len(self.nodes)} nodes, got {self.results}")
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Expression) and self.identity == other.identity
+
+    @cached_property
+    def identity(self) -> str:
+        """A text that is the same for equal expressions only; its hash is computed once."""
+        kinds = [type(node.value).__name__ for node in self.nodes if isinstance(node, Constant)]
+        return repr((self.nodes, self.results, kinds))
 
     @cached_property
     def inputs(self) -> int:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.kernels.fused.nodes import evaluate_nodes
 from graph_opt.model.expression import Expression
 
 Array = Any
@@ -44,6 +43,6 @@ def evaluate(expression: Expression, blocks: Sequence[Array]) -> tuple[Array, ..
         from dask_dgpu.kernels.fused.host import evaluate_host
 
         return evaluate_host(expression, blocks)
-    import cupy
+    from dask_dgpu.kernels.fused.cuda import evaluate_cuda
 
-    return evaluate_nodes(expression, blocks, cupy)
+    return evaluate_cuda(expression, blocks)

@@ -1,0 +1,186 @@
+"""The value of one element in CUDA C++: straight-line code from an expression's nodes.
+
+A node is written for each way it lies in the domain of a kernel: ``axes[i]`` is the axis of the
+domain that axis ``i`` of the node runs along, or None for an axis of length 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dask_dgpu.kernels.fused.device_functions import (
+    TYPES,
+    call,
+    converted,
+    literal,
+    stored_type,
+    value_type,
+)
+from dask_dgpu.kernels.fused.typed import Typed
+from graph_opt.model.expression import Apply, Cast, Constant, Input, Node, View
+
+Axes = tuple[int | None, ...]
+
+FIXED = 64
+"""Whole numbers up to this are written into the source; other constants are parameters.
+
+So a step size that changes in each iteration does not compile a kernel each time.
+"""
+
+
+class Operand(NamedTuple):
+    """An array that a kernel reads: a block, or the array of a node, and how it lies."""
+
+    node: int
+    axes: Axes
+
+
+class Context(NamedTuple):
+    """What all code of one kernel shares."""
+
+    nodes: Sequence[Node]
+    found: Sequence[Typed]
+    arrays: Collection[int]  # nodes that are arrays in memory when the kernel starts
+    operands: dict[Operand, str]  # their names in the kernel
+    constants: dict[str, tuple[Any, str]]  # parameters: value and C++ type, by name
+
+    def operand(self, node: int, axes: Axes) -> str:
+        """Return the name of an array to read."""
+        return self.operands.setdefault(Operand(node, axes), f"in{len(self.operands)}")
+
+    def constant(self, value: Any, dtype: np.dtype[Any]) -> str:
+        """Return a number in C++."""
+        number: Any = np.asarray(value)[()]
+        whole = dtype.kind in "bc" or (abs(number) <= FIXED and number == int(number))
+        if whole and not (number == 0 and np.signbit(number.real)):
+            return literal(value, dtype)
+        with np.errstate(all="ignore"):
+            number = np.asarray(value).astype(dtype)[()]
+        if dtype.name == "float16":
+            number = np.float32(number)
+        key = f"{number.tobytes().hex()}_{dtype.name}"
+        for name, (known, _) in self.constants.items():
+            if known.tobytes().hex() + "_" + dtype.name == key and known.dtype == number.dtype:
+                return name
+        name = f"c{len(self.constants)}"
+        self.constants[name] = number, value_type(dtype)
+        return name
+
+
+class Misplaced(ValueError):
+    """A value within a kernel is needed at a position other than its own."""
+
+
+class Code:
+    """Lines of C++ in one scope, with the variables that are known in it.
+
+    ``given`` are variables of enclosing scopes, and how they lie: reductions within the kernel.
+    """
+
+    def __init__(self, context: Context, given: dict[int, tuple[str, Axes]] | None = None) -> None:
+        self.context = context
+        self.given = given or {}
+        self.lines: list[str] = []
+        self.used: set[str] = set()
+        self._known: dict[tuple[int, Axes], str] = {}
+
+    def value(self, at: int, axes: Axes) -> str:
+        """Return the variable or literal of a node's value in its own dtype."""
+        if at in self.given:
+            name, lies = self.given[at]
+            if axes != lies:
+                raise Misplaced
+            return name
+        key = at, axes
+        if key not in self._known:
+            self._known[key] = self._written(at, axes)
+        return self._known[key]
+
+    def _written(self, at: int, axes: Axes) -> str:
+        node, typed = self.context.nodes[at], self.context.found[at]
+        if at in self.context.arrays or isinstance(node, Input):
+            name = self.context.operand(at, axes)
+            self.used.add(name)
+            return self._variable(typed.dtype, f"loaded({name}.lane[j])")
+        match node:
+            case Constant(value):
+                return self.context.constant(value, typed.dtype)
+            case Cast(argument, _):
+                below = self.context.found[argument]
+                value = self.value(argument, axes)
+                return self._variable(typed.dtype, converted(value, below.dtype, typed.dtype))
+            case View(argument, chosen):
+                shape = self.context.found[argument].shape
+                places = {axis: axes[at] for at, axis in enumerate(chosen) if axis is not None}
+                return self.value(argument, tuple(places.get(axis) for axis in range(len(shape))))
+            case Apply():
+                return self._variable(typed.dtype, self._applied(node, typed, axes))
+        raise TypeError(f"expected an elementwise node, got {node}")
+
+    def _applied(self, node: Apply, typed: Typed, axes: Axes) -> str:
+        arguments: list[str | None] = []
+        for at, dtype in zip(node.arguments, typed.loop, strict=True):
+            below, argument = self.context.found[at], self.context.nodes[at]
+            if isinstance(argument, Constant):
+                none = argument.value is None
+                arguments.append(None if none else self.context.constant(argument.value, dtype))
+            else:
+                value = self.value(at, axes_below(axes, below.shape))
+                arguments.append(converted(value, below.dtype, dtype))
+        found = _call(node, typed, arguments, self.context.nodes)
+        if found is None:
+            raise TypeError(f"expected a function with generated code, got {node.function}")
+        return found
+
+    def _variable(self, dtype: np.dtype[Any], value: str) -> str:
+        name = f"v{len(self.lines)}"
+        self.lines.append(f"const {value_type(dtype)} {name} = {value};")
+        return name
+
+
+def axes_below(axes: Axes, shape: Sequence[int]) -> Axes:
+    """Return how an argument lies if its node lies along ``axes``; both broadcast."""
+    first = len(axes) - len(shape)
+    return tuple(axes[first + at] if n != 1 else None for at, n in enumerate(shape))
+
+
+def _call(
+    node: Apply, typed: Typed, arguments: Sequence[str | None], nodes: Sequence[Node]
+) -> str | None:
+    options = {name: value for name, value in node.options if name != "dtype"}
+    last = nodes[node.arguments[-1]]
+    exponent = last.value if isinstance(last, Constant) else None
+    return call(node.function, arguments, typed.loop, typed.dtype, options, exponent)
+
+
+def generated(at: int, nodes: Sequence[Node], found: Sequence[Typed]) -> bool:
+    """Whether there is generated code for an elementwise node, given its arguments."""
+    node, typed = nodes[at], found[at]
+    below = [found[argument].dtype for argument in node.arguments]
+    dtypes = [typed.dtype, *typed.loop]
+    dtypes += [
+        dtype
+        for dtype, argument in zip(below, node.arguments, strict=True)
+        if not isinstance(nodes[argument], Constant)
+    ]
+    if not typed.known or any(dtype.name not in TYPES or not dtype.isnative for dtype in dtypes):
+        return False
+    if isinstance(node, Constant):
+        return typed.shape == ()
+    if not isinstance(node, Apply):
+        return True
+    names = [None if nodes[at] == Constant(None) else "x" for at in node.arguments]
+    return _call(node, typed, names, nodes) is not None
+
+
+def parameters(context: Context) -> str:
+    """Return the kernel parameters for operands and constants."""
+    arrays = [
+        f"const {stored_type(context.found[operand.node].dtype)}* __restrict__ p_{name}"
+        for operand, name in context.operands.items()
+    ]
+    numbers = [f"const {kind} {name}" for name, (_, kind) in context.constants.items()]
+    return "".join(f"{text}, " for text in (*arrays, *numbers))

@@ -1,0 +1,130 @@
+"""The dtypes and shapes of all nodes of an expression, as NumPy decides them for given blocks.
+
+NumPy is asked itself: a ufunc for the dtypes of its inner loop, any other function for the dtype
+of its result for arrays of one element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input, Node, Reduce, View
+
+WEAK = (int, float, complex)
+"""Python numbers that take the dtype of what they meet; a bool has its own."""
+
+CLOSED = ("where", "clip", "nan_to_num")
+"""Functions that compute in the dtype of their result; of ``where`` all but the condition."""
+
+
+class Typed(NamedTuple):
+    """What is known of a node at the call.
+
+    ``loop`` are the dtypes that the arguments of an elementwise function are converted to first,
+    and ``known`` says whether the node may be part of a generated kernel as far as dtypes go.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    loop: tuple[np.dtype[Any], ...] = ()
+    known: bool = True
+
+
+def typed(
+    expression: Expression, dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]
+) -> list[Typed]:
+    """Return what is known of each node.
+
+    Raises what NumPy raises for these dtypes and shapes, for example if shapes do not broadcast.
+    """
+    found: list[Typed] = []
+    with np.errstate(all="ignore"):
+        for node in expression.nodes:
+            found.append(_typed(node, expression.nodes, found, dtypes, shapes))
+    return found
+
+
+def _typed(
+    node: Node,
+    nodes: Sequence[Node],
+    found: Sequence[Typed],
+    dtypes: Sequence[np.dtype[Any]],
+    shapes: Sequence[tuple[int, ...]],
+) -> Typed:
+    arguments = [found[at] for at in node.arguments]
+    match node:
+        case Input(at):
+            return Typed(np.dtype(dtypes[at]), tuple(shapes[at]))
+        case Constant(value):
+            dtype = np.asarray(value).dtype
+            return Typed(dtype, np.shape(value), known=dtype.kind in "biufc")
+        case Cast(_, dtype):
+            return Typed(np.dtype(dtype), arguments[0].shape)
+        case View(_, axes):
+            shape = tuple(1 if axis is None else arguments[0].shape[axis] for axis in axes)
+            return Typed(arguments[0].dtype, shape)
+        case Reduce():
+            return _reduced(node, arguments[0])
+        case Apply():
+            shape = np.broadcast_shapes(*(argument.shape for argument in arguments))
+            operands = [_operand(nodes[at], found[at]) for at in node.arguments]
+            return _applied(node, operands, shape)
+
+
+def _operand(node: Node, found: Typed) -> Any:
+    """Return a Python number as it is, and one element of any other node's dtype."""
+    if isinstance(node, Constant) and (node.value is None or type(node.value) in WEAK):
+        return node.value
+    return np.ones(1, found.dtype)
+
+
+def _applied(node: Apply, operands: Sequence[Any], shape: tuple[int, ...]) -> Typed:
+    options = dict(node.options)
+    ufunc = getattr(np, node.function, None)
+    if isinstance(ufunc, np.ufunc):
+        wanted = options.pop("dtype", None)
+        if all(type(operand) in WEAK for operand in operands):
+            operands = [np.asarray(operand) for operand in operands]
+        kinds = [type(x) if type(x) in WEAK else x.dtype for x in operands]
+        exact: dict[str, Any] = {}
+        if wanted is not None:
+            exact["signature"] = (*(None for _ in operands), np.dtype(wanted))
+        *loop, dtype = ufunc.resolve_dtypes((*kinds, None), **exact)
+        fits = all(_fits(x, to) for x, to in zip(operands, loop, strict=True))
+        if not fits:  # NumPy compares with any Python integer, and refuses it elsewhere
+            ufunc(*operands, **dict(node.options))
+        return Typed(dtype, shape, tuple(loop), known=fits and not options)
+    if ufunc is None:
+        raise AttributeError(f"expected a function of NumPy, got {node.function!r}")
+    dtype = np.asarray(ufunc(*operands, **options)).dtype
+    loop = [
+        dtype if node.function in CLOSED or x is None else np.asarray(x).dtype for x in operands
+    ]
+    if node.function == "where":
+        loop[0] = np.dtype(bool)
+    fits = all(x is None or _fits(x, to) for x, to in zip(operands, loop, strict=True))
+    return Typed(dtype, shape, tuple(loop), known=fits)
+
+
+def _fits(operand: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether a Python integer can be represented; anything else can."""
+    if type(operand) is not int or dtype.kind not in "iu":
+        return True
+    return bool(np.iinfo(dtype).min <= operand <= np.iinfo(dtype).max)
+
+
+def _reduced(node: Reduce, argument: Typed) -> Typed:
+    axes = {axis % len(argument.shape) for axis in node.axes} if argument.shape else set()
+    kept = enumerate(argument.shape)
+    if node.keepdims:
+        shape = tuple(1 if axis in axes else length for axis, length in kept)
+    else:
+        shape = tuple(length for axis, length in kept if axis not in axes)
+    options = dict(node.options)
+    ddof = options.pop("ddof", 0)  # a single element would leave nothing to divide by
+    del ddof
+    dtype = np.asarray(getattr(np, node.function)(np.ones(1, argument.dtype), **options)).dtype
+    return Typed(dtype, shape)
