@@ -105,9 +105,17 @@ def _in_turns(
             seconds[way].append(_seconds(function, blocks, calls))
     plain = median(seconds["numpy"][1:])
     for way, times in seconds.items():
-        ratio = median(times[1:]) / plain
-        what = f"{program.__name__}, {way}"
-        report.add(what, times[1:], n=n, dtype="float32", ratio=ratio, first=times[0], **errors)
+        report.add(
+            f"{program.__name__}, {way}",
+            times[1:],
+            n=n,
+            dtype="float32",
+            ratio=median(times[1:]) / plain,
+            first=times[0],
+            difference=errors["difference"],
+            error=errors["error"],
+            error_numpy=errors["error_numpy"],
+        )
 
 
 def main() -> None:

@@ -148,3 +148,22 @@ def test_weighted_sum_and_gradients(
 def test_errors_are_one_sentence(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(da.ones((2, 4), chunks=2))
+
+
+def test_functions_are_the_same_while_enabled() -> None:
+    x = da.from_array(random(12, 10, dtype="float32"), chunks=(5, 10))
+    w = da.from_array(random(10, dtype="float32", seed=1), chunks=10)
+    results = [
+        dgpu.gelu(x),
+        dgpu.softmax(x),
+        dgpu.softmax(x, axis=0),
+        dgpu.layer_norm(x, weight=w, bias=w),
+        dgpu.weighted_sum(x, w),
+        *dgpu.weighted_sum_grad(dgpu.weighted_sum(x, w), x, w),
+    ]
+    wanted = [result.compute() for result in results]
+    with dgpu.enable():
+        found = [result.compute() for result in results]
+    for one, two in zip(found, wanted, strict=True):
+        assert one.dtype == two.dtype
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
