@@ -14,7 +14,7 @@ Examples
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -28,8 +28,6 @@ from dask_dgpu.arguments import (
     check_chunk_sizes,
     check_container,
     check_dtype,
-    expected,
-    real,
 )
 from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph
 from graph_opt.dask_graph.layers import deferred
@@ -37,14 +35,9 @@ from graph_opt.pieces.matmul import MatmulPiece
 
 
 def matmul(
-    a: Any,
-    b: Any,
-    *,
-    strategy: Strategy = "auto",
-    wire_dtype: WireDtype | None = None,
-    sparse_threshold: float | Literal["auto"] | None = None,
+    a: Any, b: Any, *, strategy: Strategy = "auto", wire_dtype: WireDtype | None = None
 ) -> Array:
-    """Multiply two matrices, with a choice of the algorithm and of the form of messages.
+    """Multiply two matrices, with a choice of the algorithm and of the precision of messages.
 
     Parameters
     ----------
@@ -62,10 +55,6 @@ def matmul(
         a part of ``a``, and each column of a part of ``b``, is scaled by a power of two, so
         nothing overflows. Products and sums keep full precision. None is the setting
         ``dgpu.matmul.wire-dtype``.
-    sparse_threshold : float or "auto", optional
-        Send parts of operands without their zeros if fewer than this fraction of the elements are
-        not zero: above 0, at most 1. The result has the same bits. Empty parts neither travel nor
-        are multiplied. ``"auto"`` does so if the network is slow, by prediction.
 
     Returns
     -------
@@ -77,12 +66,11 @@ def matmul(
     ------
     ValueError
         If lengths do not conform, or ``strategy`` is unknown or has nothing to divide: block rows
-        of ``a``, block columns of ``b``, or the contraction; if ``wire_dtype`` is unknown, or
-        ``sparse_threshold`` out of range or combined with half precision. With options also if an
-        operand has no axis or more than two, or unknown chunk sizes.
+        of ``a``, block columns of ``b``, or the contraction; if ``wire_dtype`` is unknown. With
+        options also if an operand has no axis or more than two, or unknown chunk sizes.
     TypeError
-        If ``sparse_threshold`` is no number; with options, if an operand is not of numbers, or has
-        blocks of another type; with half precision, if an operand is not of float32 or float64.
+        With options, if an operand is not of numbers, or has blocks of another type; with half
+        precision, if an operand is not of float32 or float64.
 
     See Also
     --------
@@ -112,8 +100,7 @@ def matmul(
     check_choice("strategy", strategy, STRATEGIES)
     if wire_dtype is not None:
         check_choice("wire_dtype", wire_dtype, WIRE_DTYPES)
-    threshold = _threshold(sparse_threshold, wire_dtype)
-    options = Options(strategy, wire_dtype, threshold)
+    options = Options(strategy, wire_dtype)
     if options == DEFAULTS:
         product: Array = da.matmul(a, b)
         return product
@@ -141,25 +128,6 @@ def matmul(
         _expand,
     )
     return result[(slice(None) if a.ndim == 2 else 0), (slice(None) if b.ndim == 2 else 0)]
-
-
-def _threshold(
-    given: float | Literal["auto"] | None, wire_dtype: WireDtype | None
-) -> float | Literal["auto"] | None:
-    """Return a valid threshold."""
-    if given is None:
-        return None
-    if wire_dtype not in (None, "exact"):
-        raise ValueError(
-            f"expected no sparse_threshold with wire_dtype {wire_dtype!r}, got {given!r}"
-        )
-    if isinstance(given, str) and given == "auto":
-        return "auto"
-    what = "a number above 0 and at most 1, or 'auto'"
-    threshold = real("sparse_threshold", given, what)
-    if not 0 < threshold <= 1:
-        expected("sparse_threshold", what, given)
-    return threshold
 
 
 def _check_operand(name: str, x: Array) -> None:

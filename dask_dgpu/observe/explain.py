@@ -84,8 +84,7 @@ class Explanation:
             ``"regions"``, a list of dicts with the names of the ``"steps"``, the seconds
             ``"predicted"`` and ``"measured"`` for each, the measured seconds of its transfers
             that were ``"hidden"`` behind other work and those that were ``"exposed"``, each
-            ``None`` on GPUs without NCCL, what products in half precision or without zeros have
-            ``"sent"``, and
+            ``None`` on GPUs without NCCL, what products in half precision have ``"sent"``, and
             the prediction of the whole;
             ``"declined"``, a list of dicts with ``"name"`` and ``"reason"``; ``"failures"``,
             a list of reasons; ``"measured"``, the names of the measured rates; ``"seconds"`` and

@@ -36,7 +36,7 @@ def _recorded(gangs: list[str], dask_scheduler: Scheduler) -> list[tuple[Step, .
 
 
 def sent_of(step: Step) -> Sent | None:
-    """Return what a product has sent in another form, None for other steps."""
+    """Return what a product has sent in another precision, None for other steps."""
     found = None if step.detail is None else pickle.loads(step.detail)
     return found if isinstance(found, Sent) else None
 
@@ -49,6 +49,5 @@ def transfers(step: Step) -> str:
     sent = sent_of(step)
     if sent is not None:
         text += f"; {format_bytes(sent.nbytes)} sent for {format_bytes(sent.exact_bytes)}"
-        if sent.lost is not None:
-            text += f", {sent.lost} elements too small for full relative precision"
+        text += f", {sent.lost} elements too small for full relative precision"
     return text

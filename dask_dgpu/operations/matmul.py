@@ -13,23 +13,17 @@ from dask_dgpu.algorithms.summa.choose import cost, owners_along, plan_summa, tr
 from dask_dgpu.algorithms.summa.options import DEFAULTS, Options
 from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
 from dask_dgpu.algorithms.summa.rank import summa_rank
-from dask_dgpu.algorithms.summa.wire import ENCODED, Half, Sent, WireDtype, Zeros, encoding
+from dask_dgpu.algorithms.summa.wire import ENCODED, Half, Sent, WireDtype, encoding
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
 from dask_dgpu.operations.value import Blocks, Placed
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Cuts, Layout, counted, cuts_of, dtype_named
+from graph_opt.model.layout import Cuts, Layout, counted, cuts_of
 from graph_opt.model.piece import Piece
 from graph_opt.pieces.matmul import RULE, MatmulPiece
 
 Matrix = dict[tuple[int, int], Any]
-
-COMPRESSING = 8
-"""Passes over a piece to count its zeros, leave them out, and put them back."""
-
-LEAST_DENSITY = 0.5
-"""The least automatic threshold of pieces without zeros."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +46,7 @@ def _plan(request: Request) -> PartProduct:
     (a, b), result, (rows, columns, given) = request.inputs, request.result, request.task
     options = given or DEFAULTS
     plain = range(a.layout.grid[1]), range(b.layout.grid[0])
-    wire = options.wire_dtype or "exact", _threshold(options, request)
+    wire = options.wire_dtype or "exact"
     left, right = _operand(a, 0, wire, rows, plain[0]), _operand(b, 1, wire, plain[1], columns)
     by_row, by_column, by_inner = owners_along(left, right, request.size)
     rows, columns = _sorted(rows, by_row), _sorted(columns, by_column)
@@ -70,30 +64,14 @@ def _sorted(blocks: Sequence[int], owners: Any) -> tuple[int, ...]:
     return tuple(np.array(blocks, np.int64)[np.argsort(owners, kind="stable")].tolist())
 
 
-def _threshold(options: Options, request: Request) -> float | None:
-    """Return the threshold of pieces without zeros.
-
-    The automatic one is the density at which compressing takes as long as it saves. None if that
-    is low: then counting the zeros of dense operands costs too much.
-    """
-    if options.sparse_threshold != "auto":
-        return options.sparse_threshold
-    machine, itemsize = request.machine, min(dtype_named(x.dtype).itemsize for x in request.inputs)
-    bits = 1 / (8 * itemsize)
-    density = 1 - bits - COMPRESSING * machine.bandwidth / machine.memory_bandwidth
-    return density if density >= LEAST_DENSITY else None
-
-
-def _operand(
-    placed: Placed, axis: int, wire: tuple[WireDtype, float | None], *kept: Sequence[int]
-) -> Operand:
+def _operand(placed: Placed, axis: int, wire: WireDtype, *kept: Sequence[int]) -> Operand:
     """Return the matrix of some block rows and columns, in this order."""
     layout = placed.layout
     chunks = zip(layout.lengths, kept, strict=True)
     sizes = [[lengths[at] for at in blocks] for lengths, blocks in chunks]
     owners = np.array(layout.owners, np.int64).reshape(layout.grid)[np.ix_(*kept)]
     ranks, cuts = tuple(owners.reshape(-1).tolist()), tuple(map(cuts_of, sizes))
-    return Operand(cuts, ranks, placed.dtype, encoding(wire[0], axis, wire[1]))
+    return Operand(cuts, ranks, placed.dtype, encoding(wire, axis))
 
 
 def _layout(part: PartProduct) -> Layout:
@@ -144,7 +122,6 @@ def _cost(part: PartProduct, machine: Machine) -> Cost:
             ("steps", plan.steps),
             ("in_place", plan.in_place),
             ("wire_dtype", part.options.wire_dtype or "exact"),
-            *_sparse(plan),
         ),
     )
 
@@ -154,17 +131,9 @@ def _in_place(plan: SummaPlan) -> str:
     return f", {' and '.join(named)} in place" if named else ""
 
 
-def _sparse(plan: SummaPlan) -> tuple[tuple[str, float], ...]:
-    """Return the threshold of pieces without zeros, if there is one."""
-    wire = plan.a.encoding
-    return (("sparse_threshold", wire.threshold),) if isinstance(wire, Zeros) else ()
-
-
 def _precision(plan: SummaPlan) -> str:
-    """Return the form of messages and the error that it causes; nothing if they are exact."""
+    """Return the precision of messages and the error that it causes; nothing if none."""
     wire, k = plan.a.encoding, plan.a.columns[-1]
-    if isinstance(wire, Zeros):
-        return f", parts with a density below {wire.threshold:.3g} without zeros in messages"
     if not isinstance(wire, Half):
         return ""
     bound = 2 * wire.eps * math.sqrt(k)
@@ -183,7 +152,7 @@ def with_wire_dtype(piece: Piece, wire_dtype: WireDtype) -> Piece:
         return piece
     options = piece.options or DEFAULTS
     suitable = all(node.dtype in ENCODED for node in piece.inputs)
-    if options.wire_dtype is not None or options.sparse_threshold is not None or not suitable:
+    if options.wire_dtype is not None or not suitable:
         return piece
     return replace(piece, options=replace(options, wire_dtype=wire_dtype))
 

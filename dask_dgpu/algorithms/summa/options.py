@@ -13,15 +13,13 @@ STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 @dataclass(frozen=True)
 class Options:
-    """The family of meshes to choose from, and the form of pieces in messages.
+    """The family of meshes to choose from, and the precision of pieces in messages.
 
-    ``wire_dtype`` is None for that of the settings. Pieces travel without their zeros if fewer than
-    ``sparse_threshold`` of the elements are not zero; ``"auto"`` chooses it by the cost model.
+    ``wire_dtype`` is None for that of the settings.
     """
 
     strategy: Strategy = "auto"
     wire_dtype: WireDtype | None = None
-    sparse_threshold: float | Literal["auto"] | None = None
 
 
 DEFAULTS = Options()

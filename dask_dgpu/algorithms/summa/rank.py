@@ -1,19 +1,27 @@
-"""The rank program of SUMMA."""
+"""The rank program of SUMMA.
+
+With several layers, each layer keeps some blocks of a rectangle of C at the end, and adds them
+over all layers, in the order of the layers::
+
+    layer 0   [ C00 C01 | C02 C03 ]
+    layer 1   [ C00 C01 | C02 C03 ]
+              keeps 0     keeps 1
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any
 
+import numpy as np
+
 from dask_dgpu.algorithms import Array, Progress, no_progress
-from dask_dgpu.algorithms.summa.compressed import Compressed
-from dask_dgpu.algorithms.summa.layers import add_layers
 from dask_dgpu.algorithms.summa.plan import Block, Matrix, SummaPlan
 from dask_dgpu.algorithms.summa.schedule import Messages, Piece, Pulls, Step, schedule
-from dask_dgpu.algorithms.summa.wire import Sent, Zeros
+from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
@@ -34,7 +42,6 @@ def summa_rank(
     Every rank receives the pieces of its next panel while it multiplies the present one. If
     plan and transport allow it, it reads them from the owners' blocks, straight into the panel,
     and no rank packs or sends. Blocks that the plan leaves in place are multiplied where they lie.
-    Zeros neither travel nor are multiplied if the operands' encoding leaves them out.
     The peak of memory is the rank's blocks of A, B and C and four panels: two panels in use, one
     message out and one in. Blocks of C count in ``plan.accumulator``.
     """
@@ -44,8 +51,7 @@ def summa_rank(
     with device.transferring():
         device.after(given)
         limits = plan, comm, device, steps, operands
-        kind = Compressed if isinstance(plan.a.encoding, Zeros) else Messages
-        carrier = Pulls.open(*limits) or kind(*limits, sent or Sent())
+        carrier = Pulls.open(*limits) or Messages(*limits, sent or Sent())
         panels = _Panels(plan, device, comm.rank)
     strips = _strips(plan, device, comm.rank)
     with device.transferring():
@@ -66,8 +72,7 @@ def summa_rank(
         panels.drain()
     del panels, carrier, limits, panel, filled
     if plan.mesh[2] > 1:
-        partial = {at: part for strip in strips for at, part in strip.cut(plan.b.columns)}
-        return add_layers(plan, comm, device, partial)
+        return _reduced(plan, comm, device, strips)
     with device.computing():
         return _blocks(plan, strips)
 
@@ -93,8 +98,7 @@ class _Panel:
     """The factors of a step: a piece of A, and a piece of B for each group of block columns.
 
     An operand in place has parts of its blocks instead, by block rows of A and groups of B, in
-    their order along the contraction. ``lines`` are the block rows of operand 0 and the block
-    columns of operand 1 that products need.
+    their order along the contraction.
     """
 
     a: Array
@@ -102,7 +106,6 @@ class _Panel:
     starts: list[int]
     left: _Blocks | None
     right: _Blocks | None
-    lines: set[tuple[int, int]]
 
     def place(self, piece: Piece) -> Array:
         """Return the place of a piece in the panel."""
@@ -153,13 +156,8 @@ class _Panel:
 
     def multiply(self, strips: list[_Strip]) -> None:
         """Add the product to strips of C; products of different strips are independent."""
-        for products in zip_longest(*map(self._products, filter(self._needed, strips))):
+        for products in zip_longest(*map(self._products, strips)):
             gemm.accumulate_group([each for each in products if each is not None])
-
-    def _needed(self, strip: _Strip) -> bool:
-        """Whether both factors of a strip have an element that is not skipped."""
-        columns = ((1, column) for column in range(*strip.columns))
-        return (0, strip.row) in self.lines and not self.lines.isdisjoint(columns)
 
     def _products(self, strip: _Strip) -> Iterator[tuple[Array, Array, Array]]:
         """Yield part of a strip, and the factors whose product is added to it."""
@@ -198,13 +196,10 @@ class _Panels:
             edges = zip(self.starts, [*self.starts[1:], self.width], strict=True)
             b = [rest[depth * lo : depth * hi].reshape(depth, hi - lo) for lo, hi in edges]
         left, right = (_Blocks() if there else None for there in self.in_place)
-        pieces = chain(step.local, *step.receives)
-        lines = {(p.operand, p.block[p.operand]) for p in pieces if not carrier.skips(p)}
-        panel = _Panel(buffer.reshape(self.height, depth), b, self.starts, left, right, lines)
+        panel = _Panel(buffer.reshape(self.height, depth), b, self.starts, left, right)
         self.device.after(self.marks[which])
         for piece in step.local:
-            if not (self.in_place[piece.operand] and carrier.skips(piece)):
-                panel.add(piece, operands[piece.operand][piece.block])
+            panel.add(piece, operands[piece.operand][piece.block])
         carrier.unpack(step, panel.place)
         return panel
 
@@ -268,3 +263,39 @@ def _blocks(plan: SummaPlan, strips: list[_Strip]) -> dict[Block, Array]:
             alone = part.shape == strip.sums.shape
             blocks[block] = part.astype(plan.dtype, order="C", copy=not alone)
     return blocks
+
+
+def _reduced(
+    plan: SummaPlan, comm: Comm, device: Device, strips: list[_Strip]
+) -> dict[Block, Array]:
+    """Add the partial sums of all layers; return this rank's blocks."""
+    heights, widths = np.diff(plan.a.rows).tolist(), np.diff(plan.b.columns).tolist()
+    peers, layers = [comm.rank], {}
+    if comm.rank in plan.positions:
+        r, c, _ = plan.positions[comm.rank]
+        peers = [plan.rank_at(r, c, layer) for layer in range(plan.mesh[2])]
+        layers = plan.final_layers(r, c)
+    kept = {p: [at for at, layer in layers.items() if peers[layer] == p] for p in sorted(peers)}
+    sends, receives = [0] * plan.size, [0] * plan.size
+    mine = kept[comm.rank]
+    for peer, wanted in kept.items():
+        sends[peer] = sum(heights[i] * widths[j] for i, j in wanted)
+        receives[peer] = sum(heights[i] * widths[j] for i, j in mine)
+    with device.computing():
+        partial = {at: part for strip in strips for at, part in strip.cut(plan.b.columns)}
+        parts = [partial[at].reshape(-1) for wanted in kept.values() for at in wanted]
+        out = device.empty(sum(sends), plan.accumulator)
+        inbox = device.empty(sum(receives), plan.accumulator)
+        for start, part in zip(accumulate(map(len, parts), initial=0), parts, strict=False):
+            out[start : start + len(part)] = part
+        comm.all_to_all(inbox, receives, out, sends).wait()
+        stops = list(accumulate(receives))
+        total, *others = (inbox[stops[p] - receives[p] : stops[p]] for p in peers)
+        for other in others:
+            total += other
+        blocks: dict[Block, Array] = {}
+        for i, j in mine:
+            part, total = total[: heights[i] * widths[j]], total[heights[i] * widths[j] :]
+            part = part.reshape(heights[i], widths[j])
+            blocks[i, j] = part.astype(plan.dtype, order="C", copy=True)
+        return blocks

@@ -147,10 +147,11 @@ class Messages:
         """Pack a step's pieces and start their exchange, if anything moves."""
         if not step.moves:
             return
-        for piece, message in self._messages(step.sends, self.out):
+        for piece, message in _messages(step.sends, self.out):
             values = self.operands[piece.operand][piece.block][piece.source]
-            self.sent.add(values, message, self.encode(piece, values, message))
-        sent, received = self.counts(step)
+            lost = self.encodings[piece.operand].encode(values, message)
+            self.sent.add(values, message, lost)
+        sent, received = step.counts
         inbox, out = self.inbox[: sum(received)], self.out[: sum(sent)]
         self._under_way = self.comm.all_to_all(inbox, received, out, sent)
 
@@ -160,40 +161,20 @@ class Messages:
             return
         self._under_way.wait()
         self._under_way = None
-        for piece, message in self._messages(step.receives, self.inbox):
-            self.decode(piece, message, place(piece))
+        for piece, message in _messages(step.receives, self.inbox):
+            which = piece.operand
+            self.encodings[which].decode(message, self.dtypes[which], place(piece))
 
     def close(self) -> None:
         """Do nothing: all exchanges are complete."""
 
-    def skips(self, piece: Piece) -> bool:
-        """Whether products need no part of a piece."""
-        return False
 
-    def nbytes(self, piece: Piece) -> int:
-        """Return the bytes of a piece in its message."""
-        return piece.nbytes
-
-    def counts(self, step: Step) -> tuple[list[int], list[int]]:
-        """Return the bytes to and from each rank."""
-        return step.counts
-
-    def encode(self, piece: Piece, values: Array, message: Array) -> Any:
-        """Write a piece to its bytes in a message; see :meth:`Encoding.encode`."""
-        return self.encodings[piece.operand].encode(values, message)
-
-    def decode(self, piece: Piece, message: Array, out: Array) -> None:
-        """Read a piece from its bytes in a message."""
-        self.encodings[piece.operand].decode(message, self.dtypes[piece.operand], out)
-
-    def _messages(
-        self, by_rank: Sequence[list[Piece]], buffer: Array
-    ) -> Iterator[tuple[Piece, Array]]:
-        """Yield each piece with its bytes in a message buffer."""
-        ordered = [(piece, self.nbytes(piece)) for pieces in by_rank for piece in pieces]
-        starts = accumulate((aligned(nbytes) for _, nbytes in ordered), initial=0)
-        for (piece, nbytes), start in zip(ordered, starts, strict=False):
-            yield piece, buffer[start : start + nbytes]
+def _messages(by_rank: Sequence[list[Piece]], buffer: Array) -> Iterator[tuple[Piece, Array]]:
+    """Yield each piece with its bytes in a message buffer."""
+    ordered = [piece for pieces in by_rank for piece in pieces]
+    starts = accumulate((aligned(piece.nbytes) for piece in ordered), initial=0)
+    for piece, start in zip(ordered, starts, strict=False):
+        yield piece, buffer[start : start + piece.nbytes]
 
 
 class Pulls:
@@ -227,10 +208,6 @@ class Pulls:
 
     def send(self, step: Step) -> None:
         """Do nothing: the receiver reads."""
-
-    def skips(self, piece: Piece) -> bool:
-        """Whether products need no part of a piece."""
-        return False
 
     def unpack(self, step: Step, place: Callable[[Piece], Array]) -> None:
         """Read a step's pieces into their ``place``."""

@@ -1,4 +1,4 @@
-"""How pieces of an operand travel in messages: as they are, without zeros, or in half precision.
+"""How pieces of an operand travel in messages: as they are, or in half precision.
 
 A piece in half precision has one exponent for each row of A, or for each column of B::
 
@@ -99,16 +99,6 @@ class Half:
         return piece.T if self.axis else piece
 
 
-@dataclass(frozen=True)
-class Zeros(Exact):
-    """Pieces travel without their zeros if fewer than ``threshold`` of the numbers are not zero.
-
-    How many bytes that takes is known when the blocks are; these are the most.
-    """
-
-    threshold: float
-
-
 EXACT = Exact()
 
 
@@ -116,7 +106,7 @@ EXACT = Exact()
 class Sent:
     """Pieces that were sent: their bytes, those as they are, and elements that lost precision.
 
-    These are too small for the relative precision of rounding; ``None`` if nothing is rounded.
+    These are too small for the relative precision of rounding.
     """
 
     nbytes: int = 0
@@ -127,26 +117,19 @@ class Sent:
         """Add a piece and its message."""
         self.nbytes += message.nbytes
         self.exact_bytes += values.nbytes
-        if self.lost is not None:
-            self.lost = self.lost + lost
+        self.lost = self.lost + lost
 
     def total(self, comm: Comm, device: Device) -> Sent:
         """Return the sums over all ranks; collective."""
         with device.transferring():
             counts = device.zeros(3, "int64")
-            for at, count in enumerate((self.nbytes, self.exact_bytes, self.lost or 0)):
+            for at, count in enumerate((self.nbytes, self.exact_bytes, self.lost)):
                 counts[at] = count
             comm.all_reduce(counts).wait()
         device.synchronize()
-        nbytes, exact_bytes, lost = device.to_host(counts).tolist()
-        return Sent(nbytes, exact_bytes, None if self.lost is None else lost)
+        return Sent(*device.to_host(counts).tolist())
 
 
-def encoding(wire_dtype: WireDtype, axis: int, threshold: float | None = None) -> Encoding:
-    """Return the encoding of the left operand, ``axis`` 0, or the right one.
-
-    ``threshold`` is that of :class:`Zeros`, for exact pieces.
-    """
-    if wire_dtype != "exact":
-        return Half(wire_dtype, axis)
-    return EXACT if threshold is None else Zeros(threshold)
+def encoding(wire_dtype: WireDtype, axis: int) -> Encoding:
+    """Return the encoding of the left operand, ``axis`` 0, or the right one."""
+    return EXACT if wire_dtype == "exact" else Half(wire_dtype, axis)
