@@ -83,14 +83,14 @@ def unpack(message: Array, nonzeros: int, dtype: Any, out: Array) -> None:
     if not by_bit:
         positions, width = places.astype(np.int64), out.shape[1]
         out[...] = 0
-        out[positions // width, positions % width] = packed
+        out[positions // width, positions % width] = packed.astype(out.dtype, copy=False)
         return
     start = 0
     for rows, first in _slabs(out):
         part = out[rows]
         bits = places[first // 8 : -(-(first + part.size) // 8)]
         found = np.flatnonzero(np.unpackbits(bits)[: part.size].view(bool))
-        flat = np.zeros_like(packed, shape=part.size)
+        flat = np.zeros_like(packed, shape=(part.size,))
         flat[found] = packed[start : start + len(found)]
         part[...] = flat.reshape(part.shape)
         start += len(found)
