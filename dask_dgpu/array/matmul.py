@@ -21,13 +21,15 @@ import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.algorithms.summa.options import DEFAULTS, STRATEGIES, Options, Strategy
-from dask_dgpu.algorithms.summa.wire import ENCODED, WIRE_DTYPES, WireDtype
+from dask_dgpu.algorithms.summa.wire import ENCODED, WIRE_DTYPES, SparseThreshold, WireDtype
 from dask_dgpu.arguments import (
     as_array,
     check_choice,
     check_chunk_sizes,
     check_container,
     check_dtype,
+    expected,
+    real,
 )
 from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph
 from graph_opt.dask_graph.layers import deferred
@@ -35,9 +37,14 @@ from graph_opt.pieces.matmul import MatmulPiece
 
 
 def matmul(
-    a: Any, b: Any, *, strategy: Strategy = "auto", wire_dtype: WireDtype | None = None
+    a: Any,
+    b: Any,
+    *,
+    strategy: Strategy = "auto",
+    wire_dtype: WireDtype | None = None,
+    sparse_threshold: SparseThreshold = None,
 ) -> Array:
-    """Multiply two matrices, with a choice of the algorithm and of the precision of messages.
+    """Multiply two matrices, with a choice of the algorithm and of the form of messages.
 
     Parameters
     ----------
@@ -55,6 +62,13 @@ def matmul(
         a part of ``a``, and each column of a part of ``b``, is scaled by a power of two, so
         nothing overflows. Products and sums keep full precision. None is the setting
         ``dgpu.matmul.wire-dtype``.
+    sparse_threshold : {None, float, "auto"}, optional
+        Density, in (0, 1], below which parts of operands travel between workers without their
+        zeros: fewer than this fraction of the elements are not zero. Workers count them and send a
+        bitmap, or positions, whichever is smaller, unless the part itself is. Parts with only zeros
+        do not travel. Each bit of the result is as if they did. ``"auto"`` leaves zeros out if the
+        measured network is so slow, and a part has so few other elements, that this saves time.
+        None sends all elements.
 
     Returns
     -------
@@ -66,11 +80,13 @@ def matmul(
     ------
     ValueError
         If lengths do not conform, or ``strategy`` is unknown or has nothing to divide: block rows
-        of ``a``, block columns of ``b``, or the contraction; if ``wire_dtype`` is unknown. With
+        of ``a``, block columns of ``b``, or the contraction; if ``wire_dtype`` is unknown; if
+        ``sparse_threshold`` is not in (0, 1], or given together with half precision. With
         options also if an operand has no axis or more than two, or unknown chunk sizes.
     TypeError
-        With options, if an operand is not of numbers, or has blocks of another type; with half
-        precision, if an operand is not of float32 or float64.
+        If ``sparse_threshold`` is not a number or ``"auto"``. With options, if an operand is not of
+        numbers, or has blocks of another type; with half precision, if an operand is not of float32
+        or float64.
 
     See Also
     --------
@@ -89,6 +105,11 @@ def matmul(
     relative precision and may become 0. The bound includes them, and
     ``explain(..., measured=True)`` counts them.
 
+    A zero that does not travel is one without any bit: -0.0 and NaN travel. A product of a block
+    row of ``a`` and block columns of ``b`` is skipped if one of them has only zeros and the other
+    is finite, so infinity times zero still gives NaN. With ``sparse_threshold`` the setting
+    ``dgpu.matmul.wire-dtype`` does not apply.
+
     Examples
     --------
     >>> import dask.array as da, dask_dgpu as dgpu
@@ -100,7 +121,7 @@ def matmul(
     check_choice("strategy", strategy, STRATEGIES)
     if wire_dtype is not None:
         check_choice("wire_dtype", wire_dtype, WIRE_DTYPES)
-    options = Options(strategy, wire_dtype)
+    options = Options(strategy, wire_dtype, _threshold(sparse_threshold, wire_dtype))
     if options == DEFAULTS:
         product: Array = da.matmul(a, b)
         return product
@@ -128,6 +149,21 @@ def matmul(
         _expand,
     )
     return result[(slice(None) if a.ndim == 2 else 0), (slice(None) if b.ndim == 2 else 0)]
+
+
+def _threshold(value: Any, wire_dtype: WireDtype | None) -> SparseThreshold:
+    """Return the density below which zeros do not travel."""
+    what = "a density above 0 and at most 1, 'auto' or None"
+    if value is not None and wire_dtype not in (None, "exact"):
+        raise ValueError(
+            f"expected wire_dtype None or 'exact' with sparse_threshold, got {wire_dtype!r}"
+        )
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return value  # type: ignore[return-value]
+    density = real("sparse_threshold", value, what)
+    if not 0 < density <= 1:
+        expected("sparse_threshold", what, value)
+    return density
 
 
 def _check_operand(name: str, x: Array) -> None:

@@ -12,6 +12,7 @@ from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.runtime.tasks import PLUGIN
 from graph_opt.dask_graph.emit import gang_key
+from graph_opt.model.layout import counted
 from graph_opt.model.piece import Region
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def _recorded(gangs: list[str], dask_scheduler: Scheduler) -> list[tuple[Step, .
 
 
 def sent_of(step: Step) -> Sent | None:
-    """Return what a product has sent in another precision, None for other steps."""
+    """Return what a product with another form of messages has sent, None for other steps."""
     found = None if step.detail is None else pickle.loads(step.detail)
     return found if isinstance(found, Sent) else None
 
@@ -49,5 +50,7 @@ def transfers(step: Step) -> str:
     sent = sent_of(step)
     if sent is not None:
         text += f"; {format_bytes(sent.nbytes)} sent for {format_bytes(sent.exact_bytes)}"
-        text += f", {sent.lost} elements too small for full relative precision"
+        text += f", {counted(sent.empty, 'empty part')} not sent" if sent.empty else ""
+        text += f", {counted(sent.skipped, 'product')} with zeros skipped" if sent.skipped else ""
+        text += f", {counted(sent.lost, 'element')} too small" if sent.lost else ""
     return text

@@ -13,7 +13,15 @@ from dask_dgpu.algorithms.summa.choose import cost, owners_along, plan_summa, tr
 from dask_dgpu.algorithms.summa.options import DEFAULTS, Options
 from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
 from dask_dgpu.algorithms.summa.rank import summa_rank
-from dask_dgpu.algorithms.summa.wire import ENCODED, Half, Sent, WireDtype, encoding
+from dask_dgpu.algorithms.summa.wire import (
+    ENCODED,
+    Encoding,
+    Half,
+    Sent,
+    Sparse,
+    WireDtype,
+    encoding,
+)
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
@@ -46,14 +54,15 @@ def _plan(request: Request) -> PartProduct:
     (a, b), result, (rows, columns, given) = request.inputs, request.result, request.task
     options = given or DEFAULTS
     plain = range(a.layout.grid[1]), range(b.layout.grid[0])
-    wire = options.wire_dtype or "exact"
-    left, right = _operand(a, 0, wire, rows, plain[0]), _operand(b, 1, wire, plain[1], columns)
+    wire, machine = options.wire_dtype or "exact", request.machine
+    forms = [encoding(wire, axis, options.sparse_threshold, machine) for axis in (0, 1)]
+    left, right = _operand(a, forms[0], rows, plain[0]), _operand(b, forms[1], plain[1], columns)
     by_row, by_column, by_inner = owners_along(left, right, request.size)
     rows, columns = _sorted(rows, by_row), _sorted(columns, by_column)
     inner = _sorted(plain[0], by_inner) if len(by_inner) else ()
-    left = _operand(a, 0, wire, rows, inner or plain[0])
-    right = _operand(b, 1, wire, inner or plain[1], columns)
-    limits, strategy = (request.size, request.machine), options.strategy
+    left = _operand(a, forms[0], rows, inner or plain[0])
+    right = _operand(b, forms[1], inner or plain[1], columns)
+    limits, strategy = (request.size, machine), options.strategy
     plan = plan_summa(left, right, result.dtype, *limits, strategy=strategy, room=request.room)
     height, width = result.cuts
     return PartProduct(plan, (height, width), rows, columns, inner, options)
@@ -64,14 +73,14 @@ def _sorted(blocks: Sequence[int], owners: Any) -> tuple[int, ...]:
     return tuple(np.array(blocks, np.int64)[np.argsort(owners, kind="stable")].tolist())
 
 
-def _operand(placed: Placed, axis: int, wire: WireDtype, *kept: Sequence[int]) -> Operand:
+def _operand(placed: Placed, form: Encoding, *kept: Sequence[int]) -> Operand:
     """Return the matrix of some block rows and columns, in this order."""
     layout = placed.layout
     chunks = zip(layout.lengths, kept, strict=True)
     sizes = [[lengths[at] for at in blocks] for lengths, blocks in chunks]
     owners = np.array(layout.owners, np.int64).reshape(layout.grid)[np.ix_(*kept)]
     ranks, cuts = tuple(owners.reshape(-1).tolist()), tuple(map(cuts_of, sizes))
-    return Operand(cuts, ranks, placed.dtype, encoding(wire, axis))
+    return Operand(cuts, ranks, placed.dtype, form)
 
 
 def _layout(part: PartProduct) -> Layout:
@@ -115,13 +124,14 @@ def _cost(part: PartProduct, machine: Machine) -> Cost:
         moved_bytes=max(received),
         peak_bytes=_peak(plan),
         text=f"{strategy}, mesh {plan.mesh}, {counted(plan.steps, 'panel')}{_in_place(plan)}"
-        f"{_precision(plan)}",
+        f"{_precision(plan)}{_zeros(part)}",
         details=(
             ("mesh", plan.mesh),
             ("strategy", strategy),
             ("steps", plan.steps),
             ("in_place", plan.in_place),
             ("wire_dtype", part.options.wire_dtype or "exact"),
+            ("sparse_threshold", part.options.sparse_threshold),
         ),
     )
 
@@ -143,16 +153,29 @@ def _precision(plan: SummaPlan) -> str:
     )
 
 
+def _zeros(part: PartProduct) -> str:
+    """Return which messages travel without zeros; nothing if none was asked for."""
+    wire, threshold = part.plan.a.encoding, part.options.sparse_threshold
+    if threshold is None:
+        return ""
+    if not isinstance(wire, Sparse):
+        return ", zeros travel: on this network leaving them out saves no time"
+    if threshold == "auto":
+        return f", no zeros in messages if this saves over {wire.saving:.0%} of a part"
+    return f", no zeros in messages of parts below density {wire.threshold:g}"
+
+
 def with_wire_dtype(piece: Piece, wire_dtype: WireDtype) -> Piece:
     """Return a product with the precision of messages in the settings, unless it has its own.
 
-    Other pieces, and products of other dtypes, are unchanged.
+    Other pieces, and products of other dtypes or without zeros in messages, are unchanged.
     """
     if not isinstance(piece, MatmulPiece):
         return piece
     options = piece.options or DEFAULTS
     suitable = all(node.dtype in ENCODED for node in piece.inputs)
-    if options.wire_dtype is not None or not suitable:
+    decided = options.wire_dtype is not None or options.sparse_threshold is not None
+    if decided or not suitable:
         return piece
     return replace(piece, options=replace(options, wire_dtype=wire_dtype))
 

@@ -113,6 +113,8 @@ def table() -> Iterator[tuple[str, Callable[..., Any], str, Any]]:
     yield from (("stencil", partial(dgpu.stencil, X), "kernel", bad) for bad in kernels)
     yield from (("matmul", partial(dgpu.matmul, X, X.T), "strategy", bad) for bad in NAMES)
     yield from (("matmul", partial(dgpu.matmul, X, X.T), "wire_dtype", b) for b in NAMES[1:])
+    wrong = (*NUMBERS[1:], 0, -1.0, 1.5, "nearly")
+    yield from (("matmul", partial(dgpu.matmul, X, X.T), "sparse_threshold", b) for b in wrong)
     counts = (None, *INTEGERS, -1)
     yield from (("stencil", partial(dgpu.stencil, X), "iterations", bad) for bad in counts)
     jacobi = partial(dgpu.jacobi, X, X)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import dask.array as da
@@ -11,6 +12,7 @@ import pytest
 from dask.utils import format_bytes
 
 import dask_dgpu as dgpu
+from dask_dgpu.algorithms.summa.wire import Sent
 from tests.cluster.observe import host
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -48,9 +50,25 @@ def test_what_a_product_in_half_precision_has_sent(client: Any, on_device: Any) 
     np.testing.assert_allclose(value, A @ A, rtol=2**-9)
     found = dgpu.explain(y, measured=True)
     (region,) = found.to_dict()["regions"]
-    sent = [each for each in region["sent"] if each is not None]
+    (sent,) = (each for each in region["sent"] if each is not None)
     # all other ranks need each of the 4 block rows of the right operand
     others = len(client.scheduler_info(n_workers=-1)["workers"]) - 1
-    nbytes = others * (48 * 48 + 48 * 4) * 2
-    assert sent == [{"nbytes": nbytes, "exact_bytes": others * 48 * 48 * 8, "lost": 0}]
-    assert f"; {format_bytes(nbytes)} sent for {format_bytes(others * 48 * 48 * 8)}, " in str(found)
+    nbytes, exact = others * (48 * 48 + 48 * 4) * 2, others * 48 * 48 * 8
+    assert sent == asdict(Sent(nbytes, exact))
+    assert f"; {format_bytes(nbytes)} sent for {format_bytes(exact)}\n" in f"{found}\n"
+
+
+def test_what_a_product_without_zeros_has_sent(client: Any, on_device: Any) -> None:
+    sparse = np.where(np.arange(48)[:, None] // 12 == np.arange(48) // 12, A, 0)
+    x = on_device(sparse, (12, 12))
+    y = dgpu.matmul(x, x, strategy="row", sparse_threshold=0.5)
+    value = host(client.compute(y).result(timeout=100))
+    np.testing.assert_allclose(value, sparse @ sparse, rtol=1e-12)
+    found = dgpu.explain(y, measured=True)
+    (region,) = found.to_dict()["regions"]
+    (sent,) = (each for each in region["sent"] if each is not None)
+    assert sent["nbytes"] < 0.4 * sent["exact_bytes"]
+    assert min(sent["empty"], sent["skipped"]) > 0 == sent["lost"]
+    assert f"{sent['empty']} empty parts not sent, {sent['skipped']} products with zeros" in str(
+        found
+    )

@@ -12,19 +12,13 @@ from scipy.optimize import linear_sum_assignment
 
 from dask_dgpu.algorithms.summa.options import Strategy
 from dask_dgpu.algorithms.summa.plan import Floats, Ints, Mesh, Operand, SummaPlan
-from dask_dgpu.algorithms.summa.schedule import aligned
+from dask_dgpu.algorithms.summa.schedule import aligned, panel_counts
 from dask_dgpu.algorithms.summa.wire import EXACT
 from graph_opt.model.cost import Machine, pipelined
 from graph_opt.model.layout import Cuts, Span
 
 LINES = ("row", "column", "inner")
 """The strategies on a line of ranks, in the order of a mesh's axes."""
-
-CONVERSIONS = 24
-"""Passes over a message in half precision, to convert it on both ends."""
-
-STEPS = (1, 2, 4, 8, 16)
-"""Numbers of panels; more were never faster, since each costs a collective."""
 
 
 def plan_summa(
@@ -68,7 +62,7 @@ def plan_summa(
         plan, moved, stays = _placed(bare)
         plan = replace(plan, one_sided=reads and moved > machine.window_seconds * machine.bandwidth)
         needs, reduction = None, plan.reduction_bytes
-        for count in [steps] if steps else [s for s in STEPS if s <= max(1, plan.deepest)]:
+        for count in [steps] if steps else panel_counts(plan):
             stepped = replace(plan, steps=count, nominal_steps=count)
             stepped = replace(stepped, in_place=_in_place(stepped, stays))
             if mesh is None and strategy == "auto" and reduction > stepped.workspace_limit:
@@ -112,11 +106,11 @@ def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> fl
     if received:  # otherwise there is no exchange
         seconds += machine.latency * (2 if plan.one_sided else plan.steps)
         seconds += machine.window_seconds if plan.one_sided else 0.0
-    passes = 2 if plan.one_sided else 4
+    copies = 2 if plan.one_sided else 4
     buffers = 4 * plan.panel_bytes(plan.nominal_steps)
-    seconds += (passes * panels + buffers) / machine.memory_bandwidth
-    if plan.encoded:
-        seconds += CONVERSIONS * received / machine.memory_bandwidth
+    seconds += (copies * panels + buffers) / machine.memory_bandwidth
+    passes = max(operand.encoding.passes for operand in plan.operands)
+    seconds += passes * received / machine.memory_bandwidth
     if depth > 1:
         partial = tallest * widest * itemsize
         seconds += machine.latency + partial * (depth - 1) / depth / machine.bandwidth

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.algorithms.summa.wire import EXACT, Encoding
+from dask_dgpu.algorithms.summa.wire import EXACT, Encoding, Sparse
 from graph_opt.model.layout import Bare, Cuts, Layout, Span, block_spans, even_spans
 
 Block = tuple[int, int]
@@ -128,6 +128,11 @@ class SummaPlan(Bare):
     def encoded(self) -> bool:
         """Whether pieces of an operand do not travel as they are."""
         return any(operand.encoding != EXACT for operand in self.operands)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether pieces of an operand may travel without their zeros."""
+        return any(isinstance(operand.encoding, Sparse) for operand in self.operands)
 
     @property
     def spans(self) -> tuple[tuple[Span, ...], ...]:

@@ -22,6 +22,7 @@ from dask_dgpu.algorithms import Array, Progress, no_progress
 from dask_dgpu.algorithms.summa.plan import Block, Matrix, SummaPlan
 from dask_dgpu.algorithms.summa.schedule import Messages, Piece, Pulls, Step, schedule
 from dask_dgpu.algorithms.summa.wire import Sent
+from dask_dgpu.algorithms.summa.zeros import Known, count_zeros
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
@@ -45,13 +46,14 @@ def summa_rank(
     The peak of memory is the rank's blocks of A, B and C and four panels: two panels in use, one
     message out and one in. Blocks of C count in ``plan.accumulator``.
     """
-    steps, operands = schedule(plan, comm.rank), [a, b]
+    steps, operands, sent = schedule(plan, comm.rank), [a, b], sent or Sent()
     with device.computing():
         given = device.mark()
     with device.transferring():
         device.after(given)
         limits = plan, comm, device, steps, operands
-        carrier = Pulls.open(*limits) or Messages(*limits, sent or Sent())
+        known = count_zeros(*limits, sent) if plan.sparse else None
+        carrier = Pulls.open(*limits) or Messages(*limits, sent)
         panels = _Panels(plan, device, comm.rank)
     strips = _strips(plan, device, comm.rank)
     with device.transferring():
@@ -64,7 +66,7 @@ def summa_rank(
                 carrier.send(steps[at + 1])
         with device.computing():
             device.after(filled)
-            panel.multiply(strips)
+            panel.multiply(strips, at, known)
             panels.used(at, device.mark())
         progress(at + 1, len(steps))
     with device.transferring():
@@ -154,16 +156,19 @@ class _Panel:
         start = self.starts[group]
         return group, slice(columns.start - start, columns.stop - start)
 
-    def multiply(self, strips: list[_Strip]) -> None:
+    def multiply(self, strips: list[_Strip], step: int, known: Known | None) -> None:
         """Add the product to strips of C; products of different strips are independent."""
-        for products in zip_longest(*map(self._products, strips)):
+        for products in zip_longest(*(self._products(each, step, known) for each in strips)):
             gemm.accumulate_group([each for each in products if each is not None])
 
-    def _products(self, strip: _Strip) -> Iterator[tuple[Array, Array, Array]]:
-        """Yield part of a strip, and the factors whose product is added to it."""
+    def _products(
+        self, strip: _Strip, step: int, known: Known | None
+    ) -> Iterator[tuple[Array, Array, Array]]:
+        """Yield part of a strip, and factors whose product is not known to add only zeros."""
         for a, b in self.factors(strip):
-            columns = slice(b.column, b.column + b.values.shape[1])
-            yield strip.sums[:, columns], a.values, b.values
+            out = strip.sums[:, b.column : b.column + b.values.shape[1]]
+            if not (known and known.skips(step, strip.row, strip.columns, out.shape)):
+                yield out, a.values, b.values
 
 
 class _Panels:

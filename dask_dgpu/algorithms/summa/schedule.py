@@ -12,9 +12,11 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dask_dgpu.algorithms import Array
 from dask_dgpu.algorithms.summa.plan import Block, Matrix, Operand, SummaPlan
-from dask_dgpu.algorithms.summa.wire import Sent
+from dask_dgpu.algorithms.summa.wire import Encoding, Sent, Sparse
 from dask_dgpu.comm.protocol import Comm, Window, Work
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.gemm import factor_dtype
@@ -23,6 +25,9 @@ from graph_opt.model.layout import Cuts, Span, overlaps
 ALIGN = 16
 """Pieces in a message start at multiples of this, in bytes; views of any dtype are aligned."""
 
+STEPS = (1, 2, 4, 8, 16)
+"""Numbers of panels; more were never faster, since each costs a collective."""
+
 Slices = tuple[slice, slice]
 
 
@@ -30,7 +35,7 @@ class Piece(NamedTuple):
     """A rectangle of one block, for a panel.
 
     ``operand`` is 0 for A and 1 for B; ``source`` is a place in the block, ``target`` one in the
-    panel.
+    panel; ``encoding`` is its form in a message.
     """
 
     operand: int
@@ -40,6 +45,7 @@ class Piece(NamedTuple):
     target: Slices
     shape: tuple[int, int]
     nbytes: int
+    encoding: Encoding
 
 
 class Step:
@@ -63,6 +69,18 @@ class Step:
             for by_rank in (self.sends, self.receives)
         )
         return sent, received
+
+
+def panel_counts(plan: SummaPlan) -> list[int]:
+    """Return the numbers of panels to choose from.
+
+    To skip empty blocks, panels are at most as deep as these, as far as the numbers go.
+    """
+    counts = [count for count in STEPS if count <= max(1, plan.deepest)]
+    if not any(isinstance(each.encoding, Sparse) and each.encoding.skips for each in plan.operands):
+        return counts
+    blocks = int(np.count_nonzero(np.diff(plan.a.columns))) // plan.mesh[2]
+    return [count for count in counts if count >= blocks] or counts[-1:]
 
 
 def schedule(plan: SummaPlan, rank: int) -> list[Step]:
@@ -94,13 +112,13 @@ def pieces(plan: SummaPlan, rank: int, step: int) -> Iterator[Piece]:
 
 
 def _cut(operand: int, matrix: Operand, rows: Span, columns: Span) -> Iterator[Piece]:
-    across, width = _parts(matrix.columns, columns), matrix.grid[1]
+    across, width, form = _parts(matrix.columns, columns), matrix.grid[1], matrix.encoding
     for i, height, *down in _parts(matrix.rows, rows):
         for j, length, *along in across:
             source, target = zip(down, along, strict=True)
             shape, owner = (height, length), matrix.owners[i * width + j]
             nbytes = matrix.piece_bytes(height, length)
-            yield Piece(operand, (i, j), owner, source, target, shape, nbytes)
+            yield Piece(operand, (i, j), owner, source, target, shape, nbytes, form)
 
 
 def _parts(cuts: Cuts, span: Span) -> list[tuple[int, int, slice, slice]]:
@@ -135,7 +153,6 @@ class Messages:
     ) -> None:
         self.comm, self.operands = comm, operands
         self.dtypes = plan.a.dtype, plan.b.dtype
-        self.encodings = plan.a.encoding, plan.b.encoding
         self.sent = sent
         self.out, self.inbox = (
             device.workspace(name, max(sum(step.counts[way]) for step in steps), "uint8")
@@ -149,8 +166,7 @@ class Messages:
             return
         for piece, message in _messages(step.sends, self.out):
             values = self.operands[piece.operand][piece.block][piece.source]
-            lost = self.encodings[piece.operand].encode(values, message)
-            self.sent.add(values, message, lost)
+            self.sent.add(values, message, piece.encoding.encode(values, message))
         sent, received = step.counts
         inbox, out = self.inbox[: sum(received)], self.out[: sum(sent)]
         self._under_way = self.comm.all_to_all(inbox, received, out, sent)
@@ -162,8 +178,7 @@ class Messages:
         self._under_way.wait()
         self._under_way = None
         for piece, message in _messages(step.receives, self.inbox):
-            which = piece.operand
-            self.encodings[which].decode(message, self.dtypes[which], place(piece))
+            piece.encoding.decode(message, self.dtypes[piece.operand], place(piece))
 
     def close(self) -> None:
         """Do nothing: all exchanges are complete."""

@@ -1,4 +1,4 @@
-"""How pieces of an operand travel in messages: as they are, or in half precision.
+"""How pieces of an operand travel in messages: as they are, in half precision, or without zeros.
 
 A piece in half precision has one exponent for each row of A, or for each column of B::
 
@@ -6,29 +6,40 @@ A piece in half precision has one exponent for each row of A, or for each column
 
 So each element is rounded relative to the largest of its row of A, or column of B, and an element
 of the product has an error relative to the norms of its row and its column.
+
+Zeros are counted before the first step. Then both ends of a message know its form (``zeros.py``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
 from dask_dgpu.algorithms import Array
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels import half
+from dask_dgpu.kernels import half, zeros
 from dask_dgpu.kernels.device import Device
+from graph_opt.model.cost import Machine
 
 WireDtype = Literal["exact", "float16", "bfloat16"]
+SparseThreshold = float | Literal["auto"] | None
 WIRE_DTYPES: tuple[WireDtype, ...] = get_args(WireDtype)
 
 ENCODED = ("float32", "float64")
 """The dtypes of operands that can travel in half precision."""
 
+ALWAYS = 1.0
+"""The density below which every piece with zeros is packed."""
+
 
 class Encoding(Protocol):
     """The form of an operand's pieces in messages."""
+
+    @property
+    def passes(self) -> int:
+        """Passes over a message, to convert it on both ends."""
 
     def element_bytes(self, itemsize: int) -> int:
         """Return the bytes of an element of an operand with this ``itemsize``."""
@@ -50,6 +61,10 @@ class Encoding(Protocol):
 class Exact:
     """Pieces travel as they are."""
 
+    @property
+    def passes(self) -> int:
+        return 0
+
     def element_bytes(self, itemsize: int) -> int:
         return itemsize
 
@@ -70,6 +85,10 @@ class Half:
 
     dtype: str
     axis: int
+
+    @property
+    def passes(self) -> int:
+        return 24
 
     @property
     def eps(self) -> float:
@@ -99,6 +118,55 @@ class Half:
         return piece.T if self.axis else piece
 
 
+@dataclass(frozen=True)
+class Sparse(Exact):
+    """Pieces travel without their zeros if this makes them smaller; in plans as they are.
+
+    A piece is packed if fewer than ``threshold`` of its elements have a bit set, and if packing
+    saves more than ``saving`` of its bytes.
+    """
+
+    threshold: float = ALWAYS
+    saving: float = 0.0
+
+    @property
+    def passes(self) -> int:
+        return COUNTING
+
+    @property
+    def skips(self) -> bool:
+        """Whether panels are divided so that empty blocks can be skipped; this may cost time."""
+        return not self.saving
+
+    def chosen(self, elements: int, nonzeros: int, itemsize: int) -> tuple[Encoding, int]:
+        """Return the form of a piece, the same on both ends of a message, and its bytes."""
+        nbytes = zeros.packed_bytes(elements, nonzeros, itemsize)
+        below = nonzeros < self.threshold * elements
+        if below and nbytes < (1 - self.saving) * elements * itemsize:
+            return Packed(nonzeros), nbytes
+        return self, elements * itemsize
+
+
+@dataclass(frozen=True)
+class Packed(Exact):
+    """A piece without its zeros; ``nonzeros`` of its elements have a bit set."""
+
+    nonzeros: int
+
+    def encode(self, values: Array, message: Array) -> Any:
+        zeros.pack(values, message, self.nonzeros)
+        return 0
+
+    def decode(self, message: Array, dtype: str, out: Array) -> None:
+        zeros.unpack(message, self.nonzeros, dtype, out)
+
+
+COUNTING = 4
+"""Passes over an operand to count its zeros."""
+
+PACKING = 24
+"""Passes over a piece to pack and unpack it; fewer the fewer elements are not zero."""
+
 EXACT = Exact()
 
 
@@ -106,30 +174,50 @@ EXACT = Exact()
 class Sent:
     """Pieces that were sent: their bytes, those as they are, and elements that lost precision.
 
-    These are too small for the relative precision of rounding.
+    These are too small for the relative precision of rounding. ``empty`` pieces had only zeros and
+    did not travel, and ``skipped`` products would have added only zeros.
     """
 
     nbytes: int = 0
     exact_bytes: int = 0
     lost: Any = 0
+    empty: int = 0
+    skipped: int = 0
 
     def add(self, values: Array, message: Array, lost: Any) -> None:
         """Add a piece and its message."""
         self.nbytes += message.nbytes
         self.exact_bytes += values.nbytes
         self.lost = self.lost + lost
+        self.empty += not message.nbytes
 
     def total(self, comm: Comm, device: Device) -> Sent:
         """Return the sums over all ranks; collective."""
         with device.transferring():
-            counts = device.zeros(3, "int64")
-            for at, count in enumerate((self.nbytes, self.exact_bytes, self.lost)):
-                counts[at] = count
+            counts = device.zeros(len(fields(self)), "int64")
+            for at, each in enumerate(fields(self)):
+                counts[at] = getattr(self, each.name)
             comm.all_reduce(counts).wait()
         device.synchronize()
         return Sent(*device.to_host(counts).tolist())
 
 
-def encoding(wire_dtype: WireDtype, axis: int) -> Encoding:
-    """Return the encoding of the left operand, ``axis`` 0, or the right one."""
+def encoding(
+    wire_dtype: WireDtype,
+    axis: int,
+    sparse_threshold: SparseThreshold = None,
+    machine: Machine | None = None,
+) -> Encoding:
+    """Return the encoding of the left operand, ``axis`` 0, or the right one.
+
+    ``"auto"`` leaves zeros out on a ``machine`` on which this saves time: its network is slow
+    compared with its memory, and ranks cannot read each other's memory.
+    """
+    if sparse_threshold == "auto":
+        if machine is None or machine.one_sided:
+            return EXACT
+        saving = PACKING * machine.bandwidth / machine.memory_bandwidth
+        return Sparse(ALWAYS, saving) if saving < 1 else EXACT
+    if sparse_threshold is not None:
+        return Sparse(sparse_threshold)
     return EXACT if wire_dtype == "exact" else Half(wire_dtype, axis)

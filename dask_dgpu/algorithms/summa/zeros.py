@@ -1,0 +1,144 @@
+"""Zeros of the operands, counted before the first step.
+
+Every rank counts the zeros of its own pieces and tells the counts to their receivers, in one
+exchange of 8 bytes a piece. So both ends of each message know its form and its size, and receivers
+know which products would add only zeros::
+
+      A      x     B       a piece of A without a bit set, and B finite:
+    [  0   ]   [ 1  2 ]    +0 or -0 would be added to sums that are never -0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from math import prod
+
+import numpy as np
+
+from dask_dgpu.algorithms.summa.plan import Block, Matrix, SummaPlan
+from dask_dgpu.algorithms.summa.schedule import Piece, Step
+from dask_dgpu.algorithms.summa.wire import Sent, Sparse
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels import zeros
+from dask_dgpu.kernels.device import Device
+from graph_opt.model.layout import Span
+
+Line = tuple[int, int]
+"""An operand and its block row, of A, or block column, of B."""
+
+Source = tuple[int, Block, Span, Span]
+"""An operand, a block of it, and a piece of the block."""
+
+
+@dataclass
+class Known:
+    """For each step the parts of a panel that have only zeros, and those that are not finite.
+
+    Complex products are not skipped: BLAS may change the sign of a zero there.
+    """
+
+    sent: Sent
+    complex: bool
+    nonzero: list[set[Line]] = field(default_factory=list)
+    infinite: list[set[Line]] = field(default_factory=list)
+
+    def add(self, counts: Iterable[tuple[Piece, int]]) -> None:
+        """Add a step with the counts of its local and received pieces."""
+        nonzero: set[Line] = set()
+        infinite: set[Line] = set()
+        for piece, count in counts:
+            line = piece.operand, piece.block[piece.operand]
+            if count:
+                nonzero.add(line)
+            if count < 0:
+                infinite.add(line)
+        self.nonzero.append(nonzero)
+        self.infinite.append(infinite)
+
+    def skips(self, step: int, row: int, columns: Span, shape: tuple[int, ...]) -> bool:
+        """Whether a product of a block row and block columns can be left out; counts it.
+
+        Products with vectors are not left out: BLAS adds each element of these to the sum by
+        itself, so a product that underflows may leave -0.
+        """
+        if self.complex or min(shape) < 2:
+            return False
+        left, right = {(0, row)}, {(1, j) for j in range(*columns)}
+        nonzero, infinite = self.nonzero[step], self.infinite[step]
+        skipped = (left.isdisjoint(nonzero) and right.isdisjoint(infinite)) or (
+            right.isdisjoint(nonzero) and left.isdisjoint(infinite)
+        )
+        self.sent.skipped += skipped
+        return skipped
+
+
+def count_zeros(
+    plan: SummaPlan,
+    comm: Comm,
+    device: Device,
+    steps: list[Step],
+    operands: list[Matrix],
+    sent: Sent,
+) -> Known:
+    """Count the zeros of all pieces, and give those in messages their form; collective."""
+    known = Known(sent, np.dtype(plan.dtype).kind == "c")
+    own = _own_counts(device, steps, operands)
+    theirs = _exchanged(comm, device, steps, own) if any(step.moves for step in steps) else []
+    sent.nbytes += 8 * sum(len(pieces) for step in steps for pieces in step.sends)
+    for step in steps:
+        local = [own[_source(piece)] for piece in step.local]
+        arrived = [[next(theirs[peer]) for _ in each] for peer, each in enumerate(step.receives)]
+        remote = zip(chain(*step.receives), chain(*arrived), strict=True)
+        known.add(chain(zip(step.local, local, strict=True), remote))
+        step.sends = [
+            [_formed(plan, piece, own[_source(piece)]) for piece in each] for each in step.sends
+        ]
+        step.receives = [
+            [_formed(plan, *both) for both in zip(each, counts, strict=True)]
+            for each, counts in zip(step.receives, arrived, strict=True)
+        ]
+    return known
+
+
+def _own_counts(device: Device, steps: list[Step], operands: list[Matrix]) -> dict[Source, int]:
+    """Return the counts of this rank's pieces, each counted once."""
+    pieces = {_source(piece): piece for step in steps for piece in chain(step.local, *step.sends)}
+    counts = device.zeros(len(pieces), "int64")
+    for at, piece in enumerate(pieces.values()):
+        counts[at] = zeros.count(operands[piece.operand][piece.block][piece.source])
+    device.synchronize()
+    return dict(zip(pieces, device.to_host(counts).tolist(), strict=True))
+
+
+def _exchanged(
+    comm: Comm, device: Device, steps: list[Step], own: dict[Source, int]
+) -> list[Iterator[int]]:
+    """Return the counts of the pieces from each rank, in the order of the steps."""
+    told = [
+        [own[_source(piece)] for step in steps for piece in step.sends[peer]]
+        for peer in range(comm.size)
+    ]
+    lengths = [sum(len(step.receives[peer]) for step in steps) for peer in range(comm.size)]
+    out = device.to_device(np.array([*chain(*told)], np.int64))
+    inbox = device.empty(sum(lengths), "int64")
+    comm.all_to_all(inbox, lengths, out, list(map(len, told))).wait()
+    device.synchronize()
+    counts = iter(device.to_host(inbox).tolist())
+    return [iter(list(islice(counts, length))) for length in lengths]
+
+
+def _source(piece: Piece) -> Source:
+    rows, columns = piece.source
+    return piece.operand, piece.block, (rows.start, rows.stop), (columns.start, columns.stop)
+
+
+def _formed(plan: SummaPlan, piece: Piece, count: int) -> Piece:
+    """Return a piece with its form in messages."""
+    if not isinstance(piece.encoding, Sparse):
+        return piece
+    nonzeros = count if count >= 0 else ~count
+    itemsize = plan.operands[piece.operand].itemsize
+    encoding, nbytes = piece.encoding.chosen(prod(piece.shape), nonzeros, itemsize)
+    return piece._replace(encoding=encoding, nbytes=nbytes)
