@@ -20,7 +20,7 @@ def together(scheduler: Scheduler, gang: Key, keys: Sequence[Key]) -> list[list[
     """
     known = scheduler.tasks.get(gang)
     if known is not None:
-        stages = sorted(known.dependencies, key=lambda stage: stage.key[1])
+        stages = sorted(known.dependencies, key=_number)
         read = [{block.key for block in list(stage.dependencies)} for stage in stages]
         groups = [[key for key in keys if key in blocks] for blocks in read]
         if sorted(key for group in groups for key in group) == sorted(keys):
@@ -32,3 +32,9 @@ def together(scheduler: Scheduler, gang: Key, keys: Sequence[Key]) -> list[list[
         one = len(holders) == 1 and holders[0] in scheduler.running
         found[holders[0].address if one else key].append(key)
     return list(found.values())
+
+
+def _number(stage: Any) -> int:
+    """Return the number of a ``stage`` task."""
+    _, number = stage.key
+    return int(number)
