@@ -30,7 +30,7 @@ def test_every_part_measures_on_every_rank(size: int) -> None:
     answers = run_local(size, rank)
     names_of_all = {*answers[0]}
     names = {name for name in answers[0] if "." not in name}
-    alone = {"memory_bandwidth", "launch_seconds"}
+    alone = {"memory_bandwidth", "launch_seconds", "window_seconds"}
     assert names == (alone if size == 1 else alone | {"latency", "bandwidth"})
     for answer in answers:
         assert answer.keys() == names_of_all
@@ -46,5 +46,5 @@ def test_the_cost_model_knows_all_figures() -> None:
     machine = calibrated(HOST, figures)
     assert {name for name, _ in machine.products} == set(probe.gemm.BLAS)
     assert machine.flops == figures["float64.square"]
-    known = {*figures} & {*FIGURES} - {"latency"}
+    known = {*figures} & {*FIGURES, "window_seconds"} - {"latency"}
     assert {*machine.measured} - {"latency"} == known | {"products", "flops"}

@@ -159,7 +159,7 @@ class _Panel:
     def multiply(self, strips: list[_Strip], step: int, known: Known | None) -> None:
         """Add the product to strips of C; products of different strips are independent."""
         for products in zip_longest(*(self._products(each, step, known) for each in strips)):
-            gemm.accumulate_group([each for each in products if each is not None])
+            gemm.accumulate_group([*filter(None, products)])
 
     def _products(
         self, strip: _Strip, step: int, known: Known | None
