@@ -143,10 +143,7 @@ class _Panel:
             for a in left[max(0, bisect_right(starts, b.start) - 1) : bisect_left(starts, end)]:
                 lo, hi = max(a.start, b.start), min(a.start + a.values.shape[1], end)
                 if lo < hi:
-                    columns, rows = (
-                        slice(lo - a.start, hi - a.start),
-                        slice(lo - b.start, hi - b.start),
-                    )
+                    columns, rows = (slice(lo - x.start, hi - x.start) for x in (a, b))
                     yield replace(a, values=a.values[:, columns]), replace(b, values=b.values[rows])
 
     def _columns(self, piece: Piece) -> tuple[int, slice]:
