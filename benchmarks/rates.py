@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from distributed import Client, LocalCluster
 from harness import Report
@@ -70,7 +71,7 @@ def rates(report: Report, device: str, protocol: str, workers: int) -> None:
     device, protocol, workers : str, str, int
         See :func:`cluster_of`.
     """
-    facts = {"device": device, "protocol": protocol, "workers": workers}
+    facts: dict[str, Any] = {"device": device, "protocol": protocol, "workers": workers}
     with (
         report.guard("detect", **facts),
         cluster_of(device, protocol, workers) as client,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from dask_dgpu.comm.common import Lifetime
+from dask_dgpu.comm.protocol import Work
 
 if TYPE_CHECKING:
     from dask_dgpu.comm.nccl.communicator import NcclComm
@@ -107,8 +108,8 @@ class DeferredWork:
 
     ended: float | None = None  # only the GPU knows
 
-    def __init__(self, work: NcclWork, then: Callable[[], None]) -> None:
-        self._work = work
+    def __init__(self, work: Work, then: Callable[[], None]) -> None:
+        self._work: Any = work
         self._then: Callable[[], None] | None = then
 
     def wait(self) -> None:

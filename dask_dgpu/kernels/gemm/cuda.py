@@ -53,11 +53,12 @@ def accumulate_batches(products: Sequence[Product]) -> list[Product]:
             key = (a.shape, b.shape, left, ld_left, right, ld_right, ld_out, out.dtype)
             batches[key].append((out, b, a))
     for key, batch in batches.items():
-        _multiply_batch(*key, batch)
+        _multiply_batch(batch, *key)
     return others
 
 
 def _multiply_batch(
+    batch: list[Product],
     a: tuple[int, int],
     b: tuple[int, int],
     left: str,
@@ -66,7 +67,6 @@ def _multiply_batch(
     ld_right: int,
     ld_out: int,
     dtype: np.dtype[Any],
-    batch: list[Product],
 ) -> None:
     """Multiply matrices of transposed shapes ``b`` and ``a`` in one launch."""
     outs, lefts, rights = np.array([[each.data.ptr for each in arrays] for arrays in batch]).T
