@@ -17,7 +17,7 @@ from harness import Report
 
 import dask_dgpu as dgpu
 
-OUT = Path(__file__).parent / "results" / "fused.jsonl"
+OUT = Path(__file__).parent / "results" / "fused-cpu.jsonl"
 COLUMNS = 512
 
 Function = Callable[..., Any]

@@ -14,7 +14,7 @@ from typing import Any
 from fused_harness import SHAPE, Case, cases, issue_seconds, seconds_each, ways
 from harness import Report
 
-OUT = Path(__file__).parent / "results" / "fused_gpu.jsonl"
+OUT = Path(__file__).parent / "results" / "fused-gpu.jsonl"
 HOST = "gelu", "mean 0", "softmax"
 """Cases whose calls on small blocks are timed."""
 
