@@ -13,6 +13,7 @@ Examples
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -199,9 +200,11 @@ def _expand(piece: MatmulPiece) -> tuple[str, Mapping[Any, GraphNode]]:
 
 def _plain(left: Array, right: Array) -> Array:
     """Return Dask's own product, with tasks even for operands of different chunks."""
-    chunks, _ = da.unify_chunks(left, "ij", right, "jk")
-    left, right = (
-        x.rechunk({axis: chunks["j"]}, method="tasks") for axis, x in ((1, left), (0, right))
-    )
-    product: Array = da.matmul(left, right)
+    with warnings.catch_warnings():  # a gang has no blocks beyond those of the result
+        warnings.simplefilter("ignore", da.PerformanceWarning)
+        chunks, _ = da.unify_chunks(left, "ij", right, "jk")
+        left, right = (
+            x.rechunk({axis: chunks["j"]}, method="tasks") for axis, x in ((1, left), (0, right))
+        )
+        product: Array = da.matmul(left, right)
     return product

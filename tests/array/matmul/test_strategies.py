@@ -139,3 +139,12 @@ def test_what_is_impossible(a: Any, b: Any, strategy: Strategy, message: str) ->
     with pytest.raises(ValueError, match=message) as raised:
         dgpu.matmul(a, b, strategy=strategy)
     assert "\n" not in str(raised.value)
+
+
+def test_a_result_of_many_chunks_needs_no_warning() -> None:
+    a, b = np.arange(20.0)[:, None], np.arange(1.0, 25)[None, :]
+    x, y = da.from_array(a, chunks=1), da.from_array(b, chunks=1)
+    z = dgpu.matmul(x, y, strategy="row")
+    close(z.compute(scheduler="sync"), a @ b)
+    with dgpu.enable(local_ranks=3, on_error="raise"):
+        close(z.compute(scheduler="sync"), a @ b)
