@@ -114,9 +114,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
     parser.add_argument("--protocols", nargs="+", choices=("tcp", "ucx"), default=["tcp"])
+    parser.add_argument("--most", type=int, help="workers; by default all GPUs, or four")
     parser.add_argument("--out", type=Path, help="where JSON lines are appended")
     given = parser.parse_args()
-    most = available(given.device)
+    most = given.most or available(given.device)
     report = Report(given.out or RESULTS / f"rates-{given.device}.jsonl", most)
     for protocol in given.protocols:
         workers = 1

@@ -478,8 +478,8 @@ def test_contract_gpu_writes_every_figure(tmp_path: Path) -> None:
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_rates_of_clusters_of_each_size(tmp_path: Path) -> None:
-    lines = lines_of(tmp_path / "figures.jsonl", "rates.py", "--device", "cpu")
-    assert [line["workers"] for line in lines] == [1, 1, 2, 2, 4, 4]
+    lines = lines_of(tmp_path / "figures.jsonl", "rates.py", "--device", "cpu", "--most", "2")
+    assert [line["workers"] for line in lines] == [1, 1, 2, 2]
     for line in lines:
         assert line["figures"]["memory_bandwidth"] > 0
         assert ("latency" in line["figures"]) == (line["workers"] > 1)
