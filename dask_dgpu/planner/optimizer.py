@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dask.array.optimization
@@ -29,15 +28,13 @@ from dask_dgpu.planner.predict import (
     held_by,
     nothing,
     predict,
-    scheduler_here,
     usable,
 )
 from dask_dgpu.planner.rewriting import Rewriting
-from dask_dgpu.planner.together import together
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.fused import Fused
 from dask_dgpu.runtime.program import Blockworks, Program
-from graph_opt.dask_graph.emit import Plain, TaskFunctions, alone, emit, finish, guarded
+from graph_opt.dask_graph.emit import Plain, TaskFunctions, emit, finish, guarded
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import fuse, members
 from graph_opt.dask_graph.parse import ArrayGraph, Culled, cull, parse
@@ -140,10 +137,11 @@ class GraphOptimizer:
             declined += [Declined(name, reason) for name, reason in refused.items()]
             kept = [p for p in pieces if p.output.name in layers.keys() - refused.keys()]
             if len(kept) == len(pieces):
-                programs = [(r, self._with_plain(graph, r, program)) for r, _, program in gangs]
-                here = scheduler_here(self.facts.scheduler)
-                groups = alone if here is None else partial(together, here)
-                put = emit(culled.graph, programs, FUNCTIONS, groups)
+                programs = [
+                    (region, self._with_plain(graph, region, program))
+                    for region, _, program in gangs
+                ]
+                put = emit(culled.graph, programs, FUNCTIONS)
                 predicted = tuple((region, prediction) for region, prediction, _ in gangs)
                 return Rewriting(put, arrays, matches.pieces, predicted, tuple(declined))
             pieces = kept  # the others change which blocks of these are needed

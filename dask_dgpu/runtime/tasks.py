@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
 
 Array = Any
-Declared = tuple[str, str, tuple[int, ...], str]
 
 PLUGIN = "dask-dgpu"
 
@@ -38,29 +37,24 @@ details: deque[tuple[str, Any]] = deque(maxlen=64)
 """The last details of operations in this process, with the names of the operations' outputs."""
 
 
-def stage(blocks: list[Array], declared: Sequence[Declared | None]) -> list[Any]:
-    """Pass blocks to the gang on this worker, without a copy.
+def stage(block: Array, declared: tuple[str, str, tuple[int, ...], str] | None) -> Any:
+    """Pass a block to the gang on this worker, without a copy.
 
     Inputs of collectives must match their declaration in the graph; inputs of Dask's own functions
-    may be anything. Returns tokens with the blocks' worker; without a worker, the blocks.
+    may be anything. Returns a token with the block's worker; without a worker, the block.
     """
-    for at, expected in enumerate(declared):
-        if expected is not None:
-            with suppress(UndeclaredError):  # the gang handles it
-                blocks[at] = conforming(blocks[at], *expected)
+    if declared is not None:
+        with suppress(UndeclaredError):  # the gang handles it
+            block = conforming(block, *declared)
     here = _worker_plugin()
     if here is None:
-        return blocks
+        return block
     plugin, key = here
-    return plugin.stage(key, blocks)
+    return plugin.stage(key, block)
 
 
-def gang(program: Program, places: Sequence[Sequence[tuple[int, int]]], *groups: list[Any]) -> Any:
-    """Run a program on all ranks; return a handle for ``out``.
-
-    ``places`` are the blocks of each input: the number of a group, and the position there.
-    """
-    staged = [[groups[group][at] for group, at in blocks] for blocks in places]
+def gang(program: Program, *staged: list[Any]) -> Any:
+    """Run a program on all ranks; return a handle for ``out``."""
     here = _worker_plugin()
     if here is None:
         try:

@@ -2,19 +2,18 @@
 
 ::
 
-    stage (one per input block, or per worker)  ->  gang (one)  ->  out (one per wanted block)
+    stage (one per input block)  ->  gang (one)  ->  out (one per wanted block)
 
-A ``stage`` runs on a worker with its blocks and passes them on without a copy. Blocks that one
-worker already holds share a ``stage``. The ``gang`` task has the scheduler run one program on all
-ranks. An ``out`` runs on the worker that computed its block and returns it. The number of tasks is
-linear in the number of blocks. :class:`Plain` has Dask's own tasks for a gang that cannot compute
-its region.
+A ``stage`` runs on a worker with its block and passes it on without a copy. The ``gang`` task
+has the scheduler run one program on all ranks. An ``out`` runs on the worker that computed its
+block and returns it. The number of tasks is linear in the number of blocks. :class:`Plain` has
+Dask's own tasks for a gang that cannot compute its region.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
@@ -35,8 +34,6 @@ from graph_opt.model.layout import label
 from graph_opt.model.piece import Region
 
 Key = tuple[Any, ...]
-Together = Callable[[Key, Sequence[Key]], Sequence[Sequence[Key]]]
-"""Returns which blocks one task stages, given the key of the ``gang`` and all input blocks."""
 
 STAGE = "dgpu-stage"
 GANG = "dgpu-gang"
@@ -57,10 +54,8 @@ class UnfusedTask(Task):
 class TaskFunctions:
     """The functions of the tasks.
 
-    - ``stage(blocks, declared)``: both are lists, and ``None`` in ``declared`` stands for a block
-      that only Dask's own functions read. Returns a list.
-    - ``gang(program, places, *staged)``: for each block of each input its list in ``staged``, and
-      its position there.
+    - ``stage(block, declared)``: ``declared`` is ``None`` if only Dask's own functions read it.
+    - ``gang(program, *staged)``: one list for each input.
     - ``out(handle, block)``: the name of the array and the index of the block.
     """
 
@@ -75,38 +70,24 @@ class GangLayer(MaterializedLayer):
     The attribute ``gang`` is the key of the latter.
     """
 
-    def __init__(
-        self, region: Region, functions: TaskFunctions, program: Any, together: Together
-    ) -> None:
+    def __init__(self, region: Region, functions: TaskFunctions, program: Any) -> None:
         self.region = region
         self.gang = gang_key(region)
-        inputs = [[(node.name, *index) for index in indices] for node, indices in region.inputs]
-        declared = _declared(region)
-        groups = together(self.gang, [*declared])
-        place = {key: (at, i) for at, group in enumerate(groups) for i, key in enumerate(group)}
         tasks: dict[Key, GraphNode] = {}
-        for at, group in enumerate(groups):
-            stage, blocks = (f"{STAGE}-{region.token}", at), List(*map(TaskRef, group))
-            expected = [declared[key] for key in group]
-            tasks[stage] = UnfusedTask(stage, functions.stage, blocks, expected)
-        places, staged = [[place[key] for key in keys] for keys in inputs], map(TaskRef, [*tasks])
-        tasks[self.gang] = UnfusedTask(self.gang, functions.gang, program, places, *staged)
+        staged: list[List] = []
+        operands = region.operands
+        for at, (node, indices) in enumerate(region.inputs):
+            keys: list[Key] = [(f"{STAGE}-{at}-{region.token}", *index) for index in indices]
+            for key, index in zip(keys, indices, strict=True):
+                declared = None
+                if node.name in operands:
+                    shape = node.block_shape(index)
+                    declared = label(node.name), node.dtype, shape, node.container
+                block = TaskRef((node.name, *index))
+                tasks[key] = UnfusedTask(key, functions.stage, block, declared)
+            staged.append(List(*map(TaskRef, keys)))
+        tasks[self.gang] = UnfusedTask(self.gang, functions.gang, program, *staged)
         super().__init__(tasks, region.annotations)
-
-
-def _declared(region: Region) -> dict[Key, tuple[str, str, tuple[int, ...], str] | None]:
-    """Return what the graph declares each input block to be, ``None`` if no collective reads it."""
-    operands, found = region.operands, {}
-    for node, indices in region.inputs:
-        for index in indices:
-            declared = label(node.name), node.dtype, node.block_shape(index), node.container
-            found[node.name, *index] = declared if node.name in operands else None
-    return found
-
-
-def alone(gang: Key, keys: Sequence[Key]) -> list[list[Key]]:
-    """Stage each block by a task of its own."""
-    return [[key] for key in keys]
 
 
 def guarded(graph: HighLevelGraph) -> HighLevelGraph:
@@ -149,23 +130,18 @@ def gang_key(region: Region) -> Key:
 
 
 def emit(
-    graph: HighLevelGraph,
-    gangs: Iterable[tuple[Region, Any]],
-    functions: TaskFunctions,
-    together: Together = alone,
+    graph: HighLevelGraph, gangs: Iterable[tuple[Region, Any]], functions: TaskFunctions
 ) -> HighLevelGraph:
     """Replace the members of each region by its gang and a layer for each wanted array.
 
-    ``gangs`` are regions with the payloads of their programs. Annotations may restrict tasks to
-    other workers than those with the blocks, so each block of such a region is staged alone.
+    ``gangs`` are regions with the payloads of their programs.
     """
     layers: dict[str, Layer] = dict(graph.layers)
     dependencies = {name: set(needed) for name, needed in graph.dependencies.items()}
     for region, program in gangs:
         for name in region.nodes:
             del layers[name], dependencies[name]
-        grouped = alone if region.annotations else together
-        layer = GangLayer(region, functions, program, grouped)
+        layer = GangLayer(region, functions, program)
         own = layer.gang[0]
         layers[own] = layer
         dependencies[own] = {node.name for node, blocks in region.inputs if blocks}

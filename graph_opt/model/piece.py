@@ -230,7 +230,7 @@ class Region:
 
     @property
     def tasks(self) -> int:
-        """Most tasks in the scheduler: one per input block and wanted block, and the gang."""
+        """Number of tasks in the scheduler: one per input block and wanted block, and the gang."""
         return sum(len(blocks) for _, blocks in (*self.inputs, *self.wanted)) + 1
 
     @property

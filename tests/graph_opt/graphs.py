@@ -10,7 +10,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.operations import RULES
-from graph_opt.dask_graph.emit import GangLayer, TaskFunctions, Together, alone, emit
+from graph_opt.dask_graph.emit import GangLayer, TaskFunctions, emit
 from graph_opt.dask_graph.members import fuse, members
 from graph_opt.dask_graph.parse import Culled, cull, parse
 from graph_opt.model.piece import Blockwork, Member, Region
@@ -20,21 +20,19 @@ from graph_opt.pieces.matmul import MatmulPiece
 from graph_opt.pieces.rechunk import RechunkPiece
 
 
-def stage(blocks: list[Any], declared: list[Any]) -> list[Any]:
-    """Check blocks that a collective reads against what the graph declares them to be."""
-    for block, each in zip(blocks, declared, strict=True):
-        if each is not None:
-            _, dtype, shape, container = each
-            assert (block.dtype, block.shape, container) == (dtype, shape, "numpy.ndarray")
-    return blocks
+def stage(block: Any, declared: Any) -> Any:
+    """Check a block that a collective reads against what the graph declares it to be."""
+    if declared is not None:
+        _, dtype, shape, container = declared
+        assert (block.dtype, block.shape, container) == (dtype, shape, "numpy.ndarray")
+    return block
 
 
-def gang(region: Region, places: Any, *staged: list[Any]) -> dict[Any, Any]:
+def gang(region: Region, *staged: list[Any]) -> dict[Any, Any]:
     """Carry a region out in NumPy, one member after the other."""
     blocks: dict[Any, Any] = {}
-    for (node, indices), given in zip(region.inputs, places, strict=True):
-        for index, (group, at) in zip(indices, given, strict=True):
-            blocks[node.name, *index] = staged[group][at]
+    for (node, indices), given in zip(region.inputs, staged, strict=True):
+        blocks.update({(node.name, *index): one for index, one in zip(indices, given, strict=True)})
     for member in region.members:
         made = _made(member, blocks)
         blocks.update({(member.output.name, *index): block for index, block in made.items()})
@@ -63,7 +61,7 @@ FUNCTIONS = TaskFunctions(stage, gang, out)
 
 def layer_of(region: Region) -> GangLayer:
     """Return the tasks of a gang that computes in NumPy."""
-    return GangLayer(region, FUNCTIONS, region, alone)
+    return GangLayer(region, FUNCTIONS, region)
 
 
 def array(*shape: int, chunks: Any = 4, seed: int = 0, dtype: Any = float) -> da.Array:
@@ -93,12 +91,10 @@ def regions(*arrays: da.Array, local: bool = False, keys: Any = None) -> list[Re
     return _partitioned(arrays, local, keys)[1]
 
 
-def emitted(
-    *arrays: da.Array, local: bool = False, keys: Any = None, together: Together = alone
-) -> HighLevelGraph:
+def emitted(*arrays: da.Array, local: bool = False, keys: Any = None) -> HighLevelGraph:
     """Return the graph of some arrays with gangs that compute in NumPy."""
     culled, found = _partitioned(arrays, local, keys)
-    return emit(culled.graph, [(region, region) for region in found], FUNCTIONS, together)
+    return emit(culled.graph, [(region, region) for region in found], FUNCTIONS)
 
 
 def _partitioned(

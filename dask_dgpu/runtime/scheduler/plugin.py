@@ -91,7 +91,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
     # calls of workers and clients
 
     async def gang(
-        self, key: Key, program: bytes, staged: list[list[tuple[Key, str, int]]], worker: str
+        self, key: Key, program: bytes, staged: list[list[tuple[Key, str]]], worker: str
     ) -> dict[str, Any]:
         """Run a gang to its end; its ``gang`` task calls this, again after a loss."""
         opened = await in_background(partial(pickle.loads, program))

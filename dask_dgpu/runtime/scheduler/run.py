@@ -29,16 +29,15 @@ class Run:
     """An attempt at a gang, which the key of its ``gang`` task identifies.
 
     ``payload`` is the pickled program. ``staged`` has for each input its blocks in row-major order:
-    the ``stage`` task's key, the block's worker, and its position among the task's blocks. Once the
-    run is planned, ``placed`` has the rank of each block of the result, ``plans`` the plans as
-    members get them.
+    the ``stage`` task's key and the block's worker. Once the run is planned, ``placed`` has the
+    rank of each block of the result, ``plans`` the plans as members get them.
     """
 
     key: Key
     run_id: int
     program: Program
     payload: bytes
-    staged: list[list[tuple[Key, str, int]]]
+    staged: list[list[tuple[Key, str]]]
     members: tuple[str, ...] = ()
     epoch: str | None = None
     task: asyncio.Future[None] | None = None
@@ -51,7 +50,7 @@ class Run:
     @cached_property
     def holders(self) -> set[str]:
         """The workers with staged blocks."""
-        return {worker for tokens in self.staged for _, worker, _ in tokens}
+        return {worker for tokens in self.staged for _, worker in tokens}
 
     @cached_property
     def awaited(self) -> set[str]:
@@ -87,9 +86,9 @@ class Run:
         found = [address for address in scheduler.workers if address in chosen]
         self.members = (*found, *(self.holders - set(found)))
 
-    def stage_keys(self) -> set[Key]:
-        """Return the keys of all ``stage`` tasks."""
-        return {key for tokens in self.staged for key, _, _ in tokens}
+    def stage_keys(self) -> list[Key]:
+        """Return the keys of all staged blocks."""
+        return [key for tokens in self.staged for key, _ in tokens]
 
     def plan(self) -> None:
         """Plan the program and pickle the plans; may take seconds."""
@@ -101,7 +100,7 @@ class Run:
     def owners(self) -> dict[str, tuple[int, ...]]:
         """For each input the rank of each block."""
         return {
-            name: tuple(self.ranks[worker] for _, worker, _ in tokens)
+            name: tuple(self.ranks[worker] for _, worker in tokens)
             for (name, _), tokens in zip(self.program.inputs, self.staged, strict=True)
         }
 
@@ -111,8 +110,8 @@ class Run:
         blocks = {}
         for (name, value), tokens in zip(self.program.inputs, self.staged, strict=True):
             blocks[name] = [
-                (index, key, at)
-                for index, (key, worker, at) in zip(value.indices(), tokens, strict=True)
+                (index, key)
+                for index, (key, worker) in zip(value.indices(), tokens, strict=True)
                 if worker == member
             ]
         return {

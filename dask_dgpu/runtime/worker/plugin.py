@@ -70,7 +70,7 @@ class GangWorkerPlugin(WorkerPlugin):
         ignore_measurements()
         self.worker = worker
         self.last_seconds = 0.0
-        self.staged: dict[Key, list[Array]] = {}
+        self.staged: dict[Key, Array] = {}
         self.unwanted: set[Key] = set()
         self.results: dict[tuple[Key, int], dict[Key, Array]] = {}
         self.jobs: dict[tuple[Key, int], Job] = {}
@@ -108,13 +108,13 @@ class GangWorkerPlugin(WorkerPlugin):
 
     # tasks, in threads of the worker's pool
 
-    def stage(self, key: Key, blocks: list[Array]) -> list[tuple[Key, str, int]]:
-        """Keep blocks for the gang; return this task's key, this worker, and each position."""
-        self.staged[key] = blocks
+    def stage(self, key: Key, block: Array) -> tuple[Key, str]:
+        """Keep a block for the gang; return its key and this worker's address."""
+        self.staged[key] = block
         if key in self.unwanted:  # dropped in this very moment
             self.unwanted.discard(key)
             self.staged.pop(key, None)
-        return [(key, self.worker.address, at) for at in range(len(blocks))]
+        return key, self.worker.address
 
     def run_gang(
         self, key: Key, program: Program, staged: Sequence[list[Any]]
@@ -167,18 +167,16 @@ class GangWorkerPlugin(WorkerPlugin):
 
     # messages from the scheduler, on the event loop: the handlers must never raise or block
 
-    def _launch(self, blocks: dict[str, list[tuple[Any, Key, int]]], **fields: Any) -> None:
-        keys = {key for tokens in blocks.values() for _, key, _ in tokens}
+    def _launch(self, blocks: dict[str, list[tuple[Any, Key]]], **fields: Any) -> None:
         try:
-            staged = {key: self.staged.pop(key) for key in keys}
+            own = {
+                name: {tuple(index): self.staged.pop(key) for index, key in tokens}
+                for name, tokens in blocks.items()
+            }
         except KeyError as missing:
             key, run_id = fields["key"], fields["run_id"]
             self._send("dgpu-stale", key=key, run_id=run_id, missing=str(missing))
             return
-        own = {
-            name: {tuple(index): staged[key][at] for index, key, at in tokens}
-            for name, tokens in blocks.items()
-        }
         job = Job(self.worker, blocks=own, **fields)
         self.jobs[job.key, job.run_id] = job
         self.queue.put(partial(self._run, job))
@@ -213,7 +211,7 @@ class GangWorkerPlugin(WorkerPlugin):
         return {
             "device": self.member.describe(),
             "running": [job.report for job in self.jobs.copy().values()],
-            "staged": sum(map(len, self.staged.copy().values())),
+            "staged": len(self.staged),
             "last_seconds": self.last_seconds,
             "results": sum(map(len, self.results.copy().values())),
         }

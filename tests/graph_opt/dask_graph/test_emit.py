@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from dask.array.optimization import optimize
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graph_opt.dask_graph.emit import GANG, STAGE, GangLayer
+from graph_opt.dask_graph.emit import GANG, STAGE
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.parse import cull
 from graph_opt.model.piece import Region
@@ -72,28 +71,6 @@ def test_tasks_and_their_dependencies() -> None:
     outs = graph.layers[z.name]
     assert outs.keys() == set(keys_of(z))
     assert all(task.dependencies == {(name, 0)} for task in outs.values())
-
-
-@pytest.mark.parametrize("parts", [1, 2, 5])
-def test_some_blocks_are_staged_together(parts: int) -> None:
-    def together(gang: Any, keys: Any) -> Any:
-        return [keys[at::parts] for at in range(parts)]
-
-    z = A @ B
-    graph = emitted(z, together=together)
-    (layer,) = (each for each in graph.layers.values() if isinstance(each, GangLayer))
-    assert len(layer) == parts + 1
-    assert layer.gang == layer_of(region_of(z)).gang
-    rebuilt = da.Array(graph, z.name, z.chunks, meta=z)
-    np.testing.assert_array_equal(rebuilt.compute(scheduler="sync"), z.compute())
-
-
-def test_annotated_blocks_are_staged_alone() -> None:
-    with dask.annotate(workers=["a"]):
-        z = A @ B
-    graph = emitted(z, together=lambda gang, keys: [keys])
-    (layer,) = (each for each in graph.layers.values() if isinstance(each, GangLayer))
-    assert len(layer) == A.npartitions + B.npartitions + 1
 
 
 def test_an_operand_used_twice_is_staged_once() -> None:
