@@ -151,6 +151,22 @@ def _common(
     values = "\n".join(f"a{at}[%s] = {value};" for at, value in enumerate(domain.values))
     several = range(len(reductions))
     shifts = any(state.shifts for state in domain.states)
+
+    def loaded(along: Walk) -> str:
+        """Return loads of neighbours along an axis of these."""
+        return "\n            ".join(
+            loads(
+                f"g_{name}[u]",
+                kind,
+                reduced.offset(at),
+                along.inner[at],
+                along.step(at),
+                lanes="L",
+                pointer=f"b_{name}",
+            )
+            for at, (name, kind) in enumerate(zip(names, kinds, strict=True))
+        )
+
     return {
         "prelude": f"typedef {index} Index;\n"
         + PRELUDE
@@ -184,30 +200,8 @@ def _common(
             f"const Vector<{kind}, L>& {name} = g_{name}[u];"
             for name, kind in zip(names, kinds, strict=True)
         ),
-        "loads_rows": "\n            ".join(
-            loads(
-                f"g_{name}[u]",
-                kind,
-                reduced.offset(at),
-                reduced.inner[at],
-                reduced.step(at),
-                lanes="L",
-                pointer=f"b_{name}",
-            )
-            for at, (name, kind) in enumerate(zip(names, kinds, strict=True))
-        ),
-        "loads_columns": "\n            ".join(
-            loads(
-                f"g_{name}[u]",
-                kind,
-                reduced.offset(at),
-                kept.inner[at],
-                kept.step(at),
-                lanes="L",
-                pointer=f"b_{name}",
-            )
-            for at, (name, kind) in enumerate(zip(names, kinds, strict=True))
-        ),
+        "loads_rows": loaded(reduced),
+        "loads_columns": loaded(kept),
         "code": "\n                ".join(domain.code.lines),
         "arrays_rows": " ".join(
             f"{value_type(state.taken)} a{at}[U * L];" for at, state in enumerate(domain.states)
