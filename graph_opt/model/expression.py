@@ -146,19 +146,6 @@ class Expression:
         return 1 + max((node.at for node in self.nodes if isinstance(node, Input)), default=-1)
 
     @cached_property
-    def depths(self) -> tuple[int, ...]:
-        """For each node the number of reductions that must be complete before it has a value.
-
-        Work of one depth can be one pass over the blocks: a reduction of depth ``d`` is complete
-        after pass ``d - 1``.
-        """
-        found: list[int] = []
-        for node in self.nodes:
-            below = max((found[argument] for argument in node.arguments), default=0)
-            found.append(below + isinstance(node, Reduce))
-        return tuple(found)
-
-    @cached_property
     def released(self) -> tuple[tuple[int, ...], ...]:
         """For each node its arguments that no later node and no result needs."""
         needed = set(self.results)
