@@ -13,7 +13,6 @@ Examples
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +31,7 @@ from dask_dgpu.arguments import (
     expected,
     real,
 )
+from dask_dgpu.array.chunks import any_chunks
 from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph
 from graph_opt.dask_graph.layers import deferred
 from graph_opt.pieces.matmul import MatmulPiece
@@ -200,8 +200,7 @@ def _expand(piece: MatmulPiece) -> tuple[str, Mapping[Any, GraphNode]]:
 
 def _plain(left: Array, right: Array) -> Array:
     """Return Dask's own product, with tasks even for operands of different chunks."""
-    with warnings.catch_warnings():  # a gang has no blocks beyond those of the result
-        warnings.simplefilter("ignore", da.PerformanceWarning)
+    with any_chunks():
         chunks, _ = da.unify_chunks(left, "ij", right, "jk")
         left, right = (
             x.rechunk({axis: chunks["j"]}, method="tasks") for axis, x in ((1, left), (0, right))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import reduce
 from itertools import accumulate, pairwise
 from operator import add
@@ -15,6 +13,7 @@ import dask.array as da
 import numpy as np
 from dask.array.core import Array
 
+from dask_dgpu.array.chunks import any_chunks
 from dask_dgpu.array.einsum.parse import Subscripts
 from dask_dgpu.array.einsum.path import EinsumPath, EinsumStep
 from graph_opt.dask_graph.internals import chunk_einsum
@@ -94,17 +93,6 @@ def multiplied(x: Array, y: Array, step: EinsumStep) -> Array:
     """Multiply elements, of all pairs for indices that only one operand has."""
     with any_chunks():
         return _spread(x, step.left, step.result) * _spread(y, step.right, step.result)
-
-
-@contextmanager
-def any_chunks() -> Iterator[None]:
-    """Let Dask build an array of many more chunks than its operands have, without a warning.
-
-    An outer product has so many, and its caller cannot choose others.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", da.PerformanceWarning)
-        yield
 
 
 def _spread(x: Array, term: str, result: str) -> Array:

@@ -13,8 +13,8 @@ import numpy as np
 from dask.array.core import Array
 from dask.utils import typename
 
+from dask_dgpu.array.chunks import any_chunks
 from dask_dgpu.array.einsum import einsum
-from dask_dgpu.array.einsum.expression import any_chunks
 from dask_dgpu.array.einsum.parse import Subscripts, arguments, parse
 from graph_opt.model.layout import CONTAINERS
 
