@@ -212,15 +212,12 @@ class GraphOptimizer:
         if room is not None and not _fits(prediction, room):
             needed, there = format_bytes(prediction.peak_bytes), format_bytes(int(room))
             return f"it needs {needed} on a rank and {there} may be used"
-        ours, plain = prediction.seconds, prediction.dask_seconds
-        if self.settings.when == "cheaper" and not forced:
-            if ours >= plain:
-                return f"plain Dask is predicted to be quicker ({plain:.3g} s against {ours:.3g} s)"
-            if ours >= LEAST_GAIN * plain:
-                return (
-                    f"a gang is predicted to gain too little ({ours:.3g} s against {plain:.3g} s)"
-                )
-        return None
+        gang, plain = prediction.seconds, prediction.dask_seconds
+        if self.settings.when == "always" or forced or gang < LEAST_GAIN * plain:
+            return None
+        if gang < plain:
+            return f"a gang is predicted to gain too little ({gang:.3g} s against {plain:.3g} s)"
+        return f"plain Dask is predicted to be quicker ({plain:.3g} s against {gang:.3g} s)"
 
     def predict(self, region: Region, arrays: ArrayGraph, room: float | None = None) -> Prediction:
         """Predict the cost of a region on this cluster, by a gang and by plain Dask."""
