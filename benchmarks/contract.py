@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 import dask.array as da
 from distributed import Client, LocalCluster
-from harness import PLAIN, Report, finished, no_wait, timed
+from harness import PLAIN, Report, finished, no_wait, options, timed
 
 import dask_dgpu as dgpu
 
@@ -123,10 +122,7 @@ def end_to_end(report: Report, sizes: Sizes) -> None:
 
 def main() -> None:
     """Run all and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, once: a smoke test")
-    parser.add_argument("--out", type=Path, default=OUT, help="where JSON lines are appended")
-    given = parser.parse_args()
+    given = options(__doc__, OUT).parse_args()
     warnings.filterwarnings("ignore", category=da.PerformanceWarning)
     report = Report(given.out, RANKS)
     end_to_end(report, QUICK if given.quick else FULL)

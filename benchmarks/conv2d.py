@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import dask.array as da
 import numpy as np
 import torch
 from distributed import Client, LocalCluster
-from harness import PLAIN, Report, finished, no_wait, timed
+from harness import PLAIN, Report, finished, no_wait, options, timed
 from process_harness import blas_threads, processes, run_ranks, slowest
 from torch.nn import functional
 
@@ -146,10 +145,7 @@ def end_to_end(sizes: Sizes) -> list[dict[str, list[float]]]:
 
 def main() -> None:
     """Run all and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, once: a smoke test")
-    parser.add_argument("--out", type=Path, default=OUT, help="where JSON lines are appended")
-    given = parser.parse_args()
+    given = options(__doc__, OUT).parse_args()
     sizes = QUICK if given.quick else FULL
     report = Report(given.out, RANKS)
     figures = zip(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import programs
-from harness import Report
+from harness import Report, options
 
 import dask_dgpu as dgpu
 
@@ -120,10 +119,7 @@ def _in_turns(
 
 def main() -> None:
     """Run all and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, once: a smoke test")
-    parser.add_argument("--out", type=Path, default=OUT, help="where JSON lines are appended")
-    given = parser.parse_args()
+    given = options(__doc__, OUT).parse_args()
     sizes = QUICK if given.quick else FULL
     report = Report(given.out, 1)
     for elements, calls in ((sizes.elements, 1), (sizes.small, sizes.calls)):

@@ -253,8 +253,8 @@ def _same(value: Any) -> Any:
 
 
 @contextmanager
-def cluster_of(given: argparse.Namespace) -> Iterator[Client]:
-    """Start the cluster that the options ask for.
+def cluster_of(given: argparse.Namespace, workers: int | None = None) -> Iterator[Client]:
+    """Start the cluster that the options ask for; by default four workers, or one per GPU.
 
     Yields
     ------
@@ -263,7 +263,9 @@ def cluster_of(given: argparse.Namespace) -> Iterator[Client]:
     """
     if given.device == "cpu":
         with (
-            LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=":0") as cluster,
+            LocalCluster(
+                n_workers=workers or 4, threads_per_worker=1, dashboard_address=":0"
+            ) as cluster,
             Client(cluster) as client,
         ):
             yield client
@@ -273,6 +275,7 @@ def cluster_of(given: argparse.Namespace) -> Iterator[Client]:
     with (
         dask.config.set({"array.backend": "cupy"}),
         LocalCUDACluster(
+            n_workers=workers,
             protocol=given.protocol,
             rmm_pool_size=given.rmm_pool,
             rmm_allocator_external_lib_list="cupy",

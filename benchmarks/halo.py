@@ -5,7 +5,6 @@ Steps of ``map_overlap`` have a benchmark of their own: ``map_overlap.py``.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import dask.array as da
 import numba
 import numpy as np
 from distributed import Client, LocalCluster, wait
-from harness import Report, finished, fresh
+from harness import Report, finished, fresh, options
 from process_harness import run_ranks, slowest
 
 import dask_dgpu as dgpu
@@ -208,10 +207,7 @@ def _add(
 
 def main() -> None:
     """Run all and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, once: a smoke test")
-    parser.add_argument("--out", type=Path, default=OUT, help="where JSON lines are appended")
-    given = parser.parse_args()
+    given = options(__doc__, OUT).parse_args()
     sizes = QUICK if given.quick else FULL
     report = Report(given.out, RANKS)
     shared = median(shared_memory(report, sizes)["numba"][1:]) / sizes.steps

@@ -7,6 +7,7 @@ the results that it knows.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -36,6 +37,27 @@ PACKAGES = {
 }
 
 _seeds = count(time.time_ns() % 2**31)
+
+
+def options(description: str | None, out: Path) -> argparse.ArgumentParser:
+    """Return a parser of the options of a benchmark without GPUs: ``--quick`` and ``--out``.
+
+    Parameters
+    ----------
+    description : str
+        Of the benchmark.
+    out : Path
+        Where figures go by default.
+
+    Returns
+    -------
+    argparse.ArgumentParser
+        To add more options.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="small sizes, once: a smoke test")
+    parser.add_argument("--out", type=Path, default=out, help="where JSON lines are appended")
+    return parser
 
 
 class Report:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import dask
 import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster
-from harness import PLAIN, Report, finished
+from harness import PLAIN, Report, finished, options
 from process_harness import processes
 
 import dask_dgpu as dgpu
@@ -120,10 +119,7 @@ def _in_turns(report: Report, shape: tuple[int, ...], axis: Any, repetitions: in
 
 def main() -> None:
     """Run all and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, once: a smoke test")
-    parser.add_argument("--out", type=Path, default=OUT, help="where JSON lines are appended")
-    given = parser.parse_args()
+    given = options(__doc__, OUT).parse_args()
     sizes = QUICK if given.quick else FULL
     report = Report(given.out, RANKS)
     with processes(1, blocks, (sizes,)) as (pipe,):

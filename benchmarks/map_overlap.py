@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import dask
 import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster
-from harness import PLAIN, Report, finished, fresh
+from harness import PLAIN, Report, finished, fresh, options
 from process_harness import blas_threads
 
 import dask_dgpu as dgpu
@@ -95,10 +94,7 @@ def run(optimizer: Callable[..., Any], sizes: Sizes, steps: int, boundary: Any) 
 
 def main() -> None:
     """Run all and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, once: a smoke test")
-    parser.add_argument("--out", type=Path, default=OUT, help="where JSON lines are appended")
-    given = parser.parse_args()
+    given = options(__doc__, OUT).parse_args()
     sizes = QUICK if given.quick else FULL
     report = Report(given.out, RANKS)
     facts: dict[str, Any] = {"n": sizes.n, "chunk": sizes.chunk, "dtype": "float64"}

@@ -6,7 +6,6 @@ run once more with each message delayed as on a network.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.fft
-from harness import Report
+from harness import Report, options
 from process_harness import run_ranks
 
 from dask_dgpu.algorithms.redistribute.plan import plan_redistribute
@@ -222,10 +221,8 @@ def _run_cases(gloo: Comm, sizes: Sizes) -> list[dict[int, list[Run]]]:
 
 def main() -> None:
     """Run all and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, once: a smoke test")
+    parser = options(__doc__, OUT)
     parser.add_argument("--ranks", type=int, default=4, help="an even number of processes")
-    parser.add_argument("--out", type=Path, default=OUT, help="where JSON lines are appended")
     given = parser.parse_args()
     report = Report(given.out, given.ranks)
     figures(report, QUICK if given.quick else FULL, given.ranks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -24,7 +23,7 @@ import numpy as np
 import scipy.fft
 from distributed import Client, LocalCluster
 from fft_harness import dasks_fftn, slab_rows, turned
-from harness import PLAIN, Report, fresh_complex, no_wait, timed
+from harness import PLAIN, Report, fresh_complex, no_wait, options, timed
 from process_harness import blas_threads, processes, run_ranks, slowest
 
 import dask_dgpu as dgpu
@@ -226,9 +225,7 @@ def _in_turns(report: Report, sizes: Sizes, what: str, ways: dict[str, Way]) -> 
 
 def main() -> None:
     """Run all and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, once: a smoke test")
-    parser.add_argument("--out", type=Path, default=OUT, help="where JSON lines are appended")
+    parser = options(__doc__, OUT)
     parser.add_argument(
         "--mpi-python", default=sys.executable, help="an interpreter that has mpi4py-fft"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ import numpy as np
 import scipy.fft
 from distributed import Client, LocalCluster
 from fft_harness import slab_rows, turned
-from harness import PLAIN, Report, fresh, no_wait, timed
+from harness import PLAIN, Report, fresh, no_wait, options, timed
 from process_harness import processes
 
 import dask_dgpu as dgpu
@@ -206,10 +205,7 @@ def _compare(way: str, value: Any, wanted: Any) -> None:
 
 def main() -> None:
     """Run all and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, once: a smoke test")
-    parser.add_argument("--out", type=Path, default=OUT, help="where JSON lines are appended")
-    given = parser.parse_args()
+    given = options(__doc__, OUT).parse_args()
     sizes = QUICK if given.quick else FULL
     report = Report(given.out, RANKS)
     for boundary in BOUNDARIES:

@@ -7,74 +7,36 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from distributed import Client, LocalCluster
+from gpu_harness import cluster_of
 from harness import Report
 
 import dask_dgpu as dgpu
 
 RESULTS = Path(__file__).parent / "results"
 MOST_WORKERS = 8
+RMM_POOL = "8GB"
 
 
-@contextmanager
-def cluster_of(device: str, protocol: str, workers: int) -> Iterator[Client]:
-    """Start a cluster of some workers.
-
-    Parameters
-    ----------
-    device : str
-        ``"cpu"`` or ``"cuda"``.
-    protocol : str
-        ``"tcp"`` or ``"ucx"``.
-    workers : int
-        Their number.
-
-    Yields
-    ------
-    Client
-        Connected to it.
-    """
-    options = {"protocol": protocol, "dashboard_address": ":0"}
-    if device == "cpu":
-        with (
-            LocalCluster(n_workers=workers, threads_per_worker=1, **options) as cluster,
-            Client(cluster) as client,
-        ):
-            yield client
-        return
-    from dask_cuda import LocalCUDACluster
-
-    with (
-        LocalCUDACluster(
-            n_workers=workers,
-            rmm_pool_size="8GB",
-            rmm_allocator_external_lib_list="cupy",
-            **options,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        yield client
-
-
-def rates(report: Report, device: str, protocol: str, workers: int) -> None:
+def rates(report: Report, given: argparse.Namespace, workers: int) -> None:
     """Measure one cluster.
 
     Parameters
     ----------
     report : Report
         Where the figures go.
-    device, protocol, workers : str, str, int
-        See :func:`cluster_of`.
+    given : argparse.Namespace
+        The options: device, and protocol of the cluster.
+    workers : int
+        Their number.
     """
-    facts: dict[str, Any] = {"device": device, "protocol": protocol, "workers": workers}
+    facts: dict[str, Any] = {"device": given.device, "protocol": given.protocol}
+    facts["workers"] = workers
     with (
         report.guard("detect", **facts),
-        cluster_of(device, protocol, workers) as client,
+        cluster_of(given, workers) as client,
         dgpu.enable(client),
     ):
         start = time.perf_counter()
@@ -119,10 +81,11 @@ def main() -> None:
     given = parser.parse_args()
     most = given.most or available(given.device)
     report = Report(given.out or RESULTS / f"rates-{given.device}.jsonl", most)
+    given.rmm_pool = RMM_POOL
     for protocol in given.protocols:
-        workers = 1
+        given.protocol, workers = protocol, 1
         while workers <= most:
-            rates(report, given.device, protocol, workers)
+            rates(report, given, workers)
             workers *= 2
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster, wait
 from fft_harness import DASKS_FFTN, turned
-from harness import PLAIN, Report, fresh
+from harness import PLAIN, Report, fresh, options
 from process_harness import blas_threads, processes
 
 import dask_dgpu as dgpu
@@ -135,10 +134,7 @@ def _in_turns(
 
 def main() -> None:
     """Run all and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, once: a smoke test")
-    parser.add_argument("--out", type=Path, default=OUT, help="where JSON lines are appended")
-    given = parser.parse_args()
+    given = options(__doc__, OUT).parse_args()
     sizes = QUICK if given.quick else FULL
     report = Report(given.out, RANKS)
     with blas_threads(2), processes(1, numpys_chain, (sizes,)) as pipes:

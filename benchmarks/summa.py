@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster
-from harness import PLAIN, Report, fresh, no_wait, timed
+from harness import PLAIN, Report, fresh, no_wait, options, timed
 from process_harness import blas_threads, processes, run_ranks, slowest
 
 import dask_dgpu as dgpu
@@ -159,10 +158,7 @@ def _multiply_on_ranks(comm: Comm, sizes: Sizes) -> list[Any]:
 
 def main() -> None:
     """Run all and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, once: a smoke test")
-    parser.add_argument("--out", type=Path, default=OUT, help="where JSON lines are appended")
-    given = parser.parse_args()
+    given = options(__doc__, OUT).parse_args()
     warnings.filterwarnings("ignore", category=da.PerformanceWarning)
     sizes = QUICK if given.quick else FULL
     report = Report(given.out, RANKS)
