@@ -16,6 +16,8 @@ from distributed import Client, Event, LocalCluster, Status, futures_of, wait
 
 import dask_dgpu as dgpu
 from dask_dgpu.errors import GangError
+from dask_dgpu.runtime.worker import plugin
+from graph_opt.dask_graph.emit import is_gang
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import PLUGIN, eventually, host, launched_runs, left_over, running
 from tests.cluster.test_safety import restore_blocks, slow_blocks
@@ -29,6 +31,26 @@ A = np.random.default_rng(12).integers(-9, 9, (N, N))
 @pytest.fixture
 def x(on_device: Callable[..., da.Array]) -> da.Array:
     return on_device(A, CHUNK).persist()
+
+
+@pytest.fixture
+def by_tasks(client: Client) -> Iterator[None]:
+    """Have ``out`` tasks return the blocks of results, as if their workers knew these tasks."""
+    client.run(_store_only_gangs)
+    yield
+    client.run(_store_all)
+
+
+def _store_only_gangs() -> None:
+    def store(worker: Any, results: Any) -> Any:
+        return store.original(worker, {key: results[key] for key in results if is_gang(key)})
+
+    store.original = plugin.store
+    plugin.store = store
+
+
+def _store_all() -> None:
+    plugin.store = plugin.store.original
 
 
 @contextmanager
@@ -106,6 +128,7 @@ def keep_waiting(client: Client, futures: list[Any]) -> tuple[list[Any], int]:
     return late, dropped
 
 
+@pytest.mark.usefixtures("by_tasks")
 def test_dropped_blocks_are_asked_for_again(client, x):
     z = x @ x
     before = launched_runs(client)
@@ -125,6 +148,7 @@ def _known(key: Any, dask_scheduler: Any) -> int:
     return sum(each[0] == key[0] for each in dask_scheduler.tasks if type(each) is tuple)
 
 
+@pytest.mark.usefixtures("by_tasks")
 def test_block_is_fetched_from_the_worker_that_made_it(client, x):
     z = x @ x
     before = launched_runs(client)
@@ -140,6 +164,7 @@ def test_block_is_fetched_from_the_worker_that_made_it(client, x):
         np.testing.assert_array_equal(block, (A @ A)[rows, columns])
 
 
+@pytest.mark.usefixtures("by_tasks")
 def test_block_that_cannot_be_fetched_is_made_again(client, x):
     z = x @ x
     before = launched_runs(client)
@@ -157,11 +182,11 @@ def test_block_that_cannot_be_fetched_is_made_again(client, x):
 
 def _refuse(dask_worker: Any) -> None:
     """Have a worker answer as if its connection were lost."""
-    plugin = dask_worker.plugins[PLUGIN]
-    plugin.asked = 0
+    gangs = dask_worker.plugins[PLUGIN]
+    gangs.asked = 0
 
     def refuse(**what: Any) -> None:
-        plugin.asked += 1
+        gangs.asked += 1
         raise OSError("the connection is lost")
 
     dask_worker.handlers["dgpu_take"] = refuse
@@ -172,9 +197,9 @@ def _asked(dask_worker: Any) -> int:
 
 
 def _give(dask_worker: Any) -> None:
-    plugin = dask_worker.plugins[PLUGIN]
-    dask_worker.handlers["dgpu_take"] = plugin._take
-    del plugin.asked
+    gangs = dask_worker.plugins[PLUGIN]
+    dask_worker.handlers["dgpu_take"] = gangs._take
+    del gangs.asked
 
 
 def _move(keys: list[Any], dask_scheduler: Any) -> int:
@@ -186,6 +211,7 @@ def _move(keys: list[Any], dask_scheduler: Any) -> int:
     return len(keys)
 
 
+@pytest.mark.usefixtures("by_tasks")
 def test_lost_blocks_are_made_again(client, x):
     z = x @ x
     before = launched_runs(client)
@@ -197,6 +223,7 @@ def test_lost_blocks_are_made_again(client, x):
     assert launched_runs(client) == before + 2
 
 
+@pytest.mark.usefixtures("by_tasks")
 def test_blocks_that_are_lost_time_and_again_are_an_error(client, x):
     client.run(_lose_always)
     try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.scheduler.messages import send
 from graph_opt.dask_graph.internals import Task
 
@@ -56,6 +57,20 @@ def restrict(scheduler: Scheduler, run: Run) -> None:
         worker = run.worker_of(_block(out))
         out.loose_restrictions = worker not in running
         scheduler.set_restrictions({out.key: {worker}})
+
+
+def outs_of(scheduler: Scheduler, run: Run) -> dict[str, list[tuple[Key, Key]]]:
+    """Return for each member the blocks that it computes, with the key of their ``out``.
+
+    Without those that do more than to return the block.
+    """
+    found: dict[str, list[tuple[Key, Key]]] = {}
+    for out in scheduler.tasks[run.key].dependents:
+        spec = out.run_spec
+        if out.state == "waiting" and isinstance(spec, Task) and spec.func is tasks.out:
+            block = _block(out)
+            found.setdefault(run.worker_of(block), []).append((block, out.key))
+    return found
 
 
 def free_stuck(scheduler: Scheduler, runs: Mapping[Key, Run]) -> None:

@@ -109,6 +109,9 @@ class Endings:
             return
         undeclared = isinstance(error, RankError) and error.undeclared
         plain = _plain_of(self.scheduler.tasks.get(run.key)) if undeclared else None
+        if plain is not None and run.holder is not None:  # it takes a gang task to run Dask's
+            self.start_over(run.key, f"dgpu-undeclared-{run.run_id}")
+            return
         if plain is not None:
             run.leave(plain)
             message = f"dask_dgpu left a gang to Dask: {error.reason}"
@@ -117,7 +120,8 @@ class Endings:
             announce(self.scheduler, names, error.reason, message)
         else:
             run.fail(error)
-            asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._insist, run, error)
+            patience = ANSWER_SECONDS if run.holder is None else 0
+            asyncio.get_running_loop().call_later(patience, self._insist, run, error)
         self.abandon(run, str(error))
 
     def _insist(self, run: Run, error: GangError) -> None:

@@ -2,7 +2,7 @@
 
 The life of a run::
 
-    gang task calls   -> open: members, epoch, plans -> launch on every member
+    gang task calls   -> begin: members, epoch, plans -> launch on every member
     members report    -> finished | failed | stale
     out tasks         -> take blocks on their workers, or ask for the worker
     a member is lost  -> the others give up; Dask reruns stage, gang, out
@@ -23,20 +23,19 @@ from time import time
 from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.utils import log_errors
 from tornado.ioloop import PeriodicCallback
 
-from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.background import guard_current_frames, in_background
 from dask_dgpu.runtime.execute import Span
-from dask_dgpu.runtime.scheduler.blocks import Staging, free_stuck, restrict
+from dask_dgpu.runtime.scheduler.blocks import free_stuck, restrict
+from dask_dgpu.runtime.scheduler.direct import Stored, hand_over, ready
 from dask_dgpu.runtime.scheduler.endings import Endings, Losses
 from dask_dgpu.runtime.scheduler.epoch import Epochs
+from dask_dgpu.runtime.scheduler.launch import Launches
 from dask_dgpu.runtime.scheduler.messages import send
 from dask_dgpu.runtime.scheduler.rates import Rates, Terms
 from dask_dgpu.runtime.scheduler.records import Records
 from dask_dgpu.runtime.scheduler.run import Run
-from dask_dgpu.runtime.scheduler.watch import watch
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
 from graph_opt.dask_graph.emit import is_gang, is_stage
@@ -66,10 +65,10 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.scheduler = scheduler
         self.runs: dict[Key, Run] = {}
         self.epochs = Epochs(scheduler, self.runs)
-        self.staging = Staging(scheduler)
         self.losses = Losses(scheduler)
         self.records = Records(scheduler)
         self.endings = Endings(scheduler, self.runs, self.epochs)
+        self.launches = self._launches()
         self.restarted = 0.0
         self.run_ids = count()
         self.rates = Rates(scheduler, self.epochs)
@@ -88,6 +87,9 @@ class GangSchedulerPlugin(SchedulerPlugin):
         scheduler.periodic_callbacks["dgpu-free-stuck"] = check
         check.start()
 
+    def _launches(self) -> Launches:
+        return Launches(self.scheduler, self.runs, self.epochs, self.losses, self.endings)
+
     # calls of workers and clients
 
     async def gang(
@@ -99,8 +101,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
             return {"outcome": "restarted"}
         run = self.runs.get(key)
         if run is None or run.outcome.done():
-            run = self.runs[key] = Run(key, next(self.run_ids), opened, program, staged)
-            self._open(run)
+            run = Run(key, next(self.run_ids), opened, program, staged)
+            self.launches.begin(run)
         return await run.answer(self.scheduler)
 
     async def where(
@@ -143,53 +145,26 @@ class GangSchedulerPlugin(SchedulerPlugin):
                 self.rates.start(Terms(kind, device, transport, timeout))
         return self.device
 
-    # opening a run
-
-    def _open(self, run: Run) -> None:
-        failure = self.losses.too_many(run)
-        if failure is not None:
-            run.fail(failure)
-            return
-        run.choose_members(self.scheduler)
-        lost = [member for member in run.members if member not in self.scheduler.workers]
-        if lost:
-            self.losses.add(run, lost[0], "stage")
-            self.endings.start_over(run.key, f"dgpu-stale-{run.run_id}")
-            return
-        run.task = asyncio.ensure_future(self._launch(run))
-
-    @log_errors
-    async def _launch(self, run: Run) -> None:
-        try:
-            await in_background(run.plan)
-            program = run.program
-            epoch = await self.epochs.get(run.members, program.transport, program.limits.timeout)
-            if run.outcome.done():
-                return
-            restrict(self.scheduler, run)
-            # no await between the launches: all streams must have gangs in the same order
-            run.epoch = epoch.name
-            for rank, member in enumerate(run.members):
-                self.scheduler.worker_send(member, run.launch_message(rank, epoch))
-            self.staging.taken(run.stage_keys())
-            await watch(self.scheduler, run, self.runs, self.endings.fail)
-        except Exception as error:
-            failure = GangError(f"{type(error).__name__}: {error}", phase="launch")
-            may_be_lost = isinstance(error, OSError)  # a call to a member failed
-            self.endings.fail(run, failure, may_be_lost)
-
     # reports of ranks
 
     def finished(
-        self, key: Key, run_id: int, spans: list[Any], details: dict[str, bytes], worker: str
+        self,
+        key: Key,
+        run_id: int,
+        spans: list[Any],
+        details: dict[str, bytes],
+        stored: list[tuple[Key, tuple[int, bytes, str]]],
+        worker: str,
     ) -> None:
-        """Note that a rank is done; the last one finishes the run."""
+        """Note that a rank is done, and the results in its memory; the last one ends the run."""
         run = self._current(key, run_id)
         if run is not None:
             self.records.add(run, worker, [Span(*span) for span in spans], details)
+            run.stored |= {out: Stored(worker, *facts) for out, facts in stored}
             run.awaited.discard(worker)
             if not run.awaited:
                 run.finish()
+                hand_over(self.scheduler, run)
 
     def failed(self, key: Key, run_id: int, lost: bool, error: bytes, worker: str) -> None:
         """Give up a run after an error of a rank, unless a lost worker explains it."""
@@ -198,10 +173,11 @@ class GangSchedulerPlugin(SchedulerPlugin):
             self.endings.fail(run, pickle.loads(error), may_be_lost=lost)
 
     def stale(self, key: Key, run_id: int, missing: str, worker: str) -> None:
-        """Restart a gang if a member lacks a staged block."""
+        """Restart a gang if a member lacks a block."""
         run = self._current(key, run_id)
         if run is not None:
-            self.losses.add(run, worker, "stage", "a block")
+            if run.holder is None:  # else it may be spilled
+                self.losses.add(run, worker, "stage", "a block")
             self.endings.start_over(key, f"dgpu-stale-{run_id}")
 
     def _current(self, key: Key, run_id: int) -> Run | None:
@@ -215,7 +191,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
     ) -> None:
         """Restart the gangs of a lost worker."""
         self.epochs.remove_worker(worker)
-        self.staging.remove_worker(worker)
+        self.launches.staging.remove_worker(worker)
         # if the gang task was on the lost worker itself, its run has ended already
         for run in [*self.runs.values(), *self.endings.cancelled_by(stimulus_id)]:
             if worker in run.members:
@@ -232,24 +208,28 @@ class GangSchedulerPlugin(SchedulerPlugin):
         stimulus_id: str,
         **kwargs: Any,
     ) -> None:
-        """Place further ``out`` tasks of a running gang.
+        """Launch the gangs that can run at once; place further ``out`` tasks of running ones.
 
         A graph that was read before a restart of the cluster has no client any more.
         """
         if _began(stimulus_id) < self.restarted:
             scheduler.client_releases_keys(keys, client, stimulus_id)
             return
-        for key in filter(is_gang, tasks):
+        gangs = list(filter(is_gang, tasks))
+        for key in gangs:
             run = self.runs.get(key)
             if run is not None and run.placed:
                 restrict(scheduler, run)
+        for found in ready(scheduler, keys) if gangs else ():
+            run = Run(found.key, next(self.run_ids), found.program, b"", found.staged)
+            self.launches.begin_at_once(run, stimulus_id)
 
     def transition(
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
     ) -> None:
         """Follow staged blocks, and end the run of a released task."""
         if is_stage(key):
-            self.staging.moved(key, finish, kwargs.get("worker"))
+            self.launches.staging.moved(key, finish, kwargs.get("worker"))
         if not is_gang(key):
             return
         run = self.runs.get(key)
@@ -284,8 +264,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
             if not run.outcome.done():
                 run.restart()
         self.runs.clear()
-        self.staging = Staging(scheduler)
         self.losses = Losses(scheduler)
+        self.launches = self._launches()
         self.endings.cancelled = ("", [])
         self.epochs.clear()
         self.rates.close()

@@ -19,9 +19,12 @@ from graph_opt.dask_graph.emit import Plain
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
+    from dask_dgpu.runtime.scheduler.direct import Stored
     from dask_dgpu.runtime.scheduler.epoch import Epoch
 
 Key = Any
+Token = tuple[Key, str]
+"""A block's key, and its worker."""
 
 
 @dataclass
@@ -31,18 +34,24 @@ class Run:
     ``payload`` is the pickled program. ``staged`` has for each input its blocks in row-major order:
     the ``stage`` task's key and the block's worker. Once the run is planned, ``placed`` has the
     rank of each block of the result, ``plans`` the plans as members get them.
+
+    A run without tasks has the keys of the blocks themselves in ``staged``, and a ``holder``: the
+    member that runs the ``gang`` task as far as Dask knows. ``stored`` are the results in the
+    memory of workers, by the keys of their tasks.
     """
 
     key: Key
     run_id: int
     program: Program
     payload: bytes
-    staged: list[list[tuple[Key, str]]]
+    staged: list[list[Token]]
     members: tuple[str, ...] = ()
     epoch: str | None = None
     task: asyncio.Future[None] | None = None
     placed: dict[Key, int] = field(default_factory=dict)
     plans: bytes = b""
+    holder: str | None = None
+    stored: dict[Key, Stored] = field(default_factory=dict)
     finished: bool = False
     starts_over: bool = False
     outcome: asyncio.Future[dict[str, Any]] = field(default_factory=asyncio.Future)
@@ -87,11 +96,12 @@ class Run:
         self.members = (*found, *(self.holders - set(found)))
 
     def stage_keys(self) -> list[Key]:
-        """Return the keys of all staged blocks."""
+        """Return the keys of all input blocks, as in ``staged``."""
         return [key for tokens in self.staged for key, _ in tokens]
 
     def plan(self) -> None:
-        """Plan the program and pickle the plans; may take seconds."""
+        """Plan the program and pickle the plans, and the program; may take seconds."""
+        self.payload = self.payload or pickle.dumps(self.program)
         found = plans(self.program, self.owners, len(self.members))
         self.placed = found.placed()
         self.plans = found.fixed.payload
@@ -125,6 +135,8 @@ class Run:
             "program": self.payload,
             "plans": self.plans,
             "blocks": blocks,
+            "in_memory": self.holder is not None,
+            "holds": self.holder == member,
         }
 
     def give_up_message(self, reason: str) -> dict[str, Any]:

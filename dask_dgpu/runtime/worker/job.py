@@ -32,7 +32,12 @@ class GaveUpError(DgpuError):
 
 @dataclass
 class Job(Observer):
-    """One program to run as one rank; it observes the run."""
+    """One program to run as one rank; it observes the run.
+
+    ``blocks`` are the inputs, taken ``in_memory`` of the worker or from ``stage`` tasks. ``outs``
+    are blocks of the result, with the keys of their ``out`` tasks. A worker that ``holds`` the
+    ``gang`` task stores its result.
+    """
 
     worker: Worker
     key: Key
@@ -44,6 +49,9 @@ class Job(Observer):
     program: bytes
     plans: bytes
     blocks: dict[str, Blocks]
+    outs: list[tuple[Key, Key]]
+    in_memory: bool
+    holds: bool
     given_up: threading.Event = field(default_factory=threading.Event)
     phase: str = "queued"
     done: int = 0

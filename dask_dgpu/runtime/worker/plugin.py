@@ -7,7 +7,7 @@ import pickle
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -26,9 +26,11 @@ from dask_dgpu.runtime.failure import IN_PROGRAM, compute_plainly, failure_of, o
 from dask_dgpu.runtime.plans import Plans, received
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.tasks import PLUGIN
+from dask_dgpu.runtime.worker.fetch import Handle, fetch
 from dask_dgpu.runtime.worker.job import Job
 from dask_dgpu.runtime.worker.member import Member
 from dask_dgpu.runtime.worker.quiet import ignore_measurements
+from dask_dgpu.runtime.worker.store import resident, store, withdraw
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
@@ -40,14 +42,6 @@ Key = Any
 
 CLOSING_SECONDS = 2.0
 """Seconds for which a closing worker waits for threads that may be within C++."""
-
-
-@dataclass(frozen=True)
-class Handle:
-    """The result of a ``gang`` task: the run whose blocks ``out`` tasks return."""
-
-    key: Key
-    run_id: int
 
 
 class GangWorkerPlugin(WorkerPlugin):
@@ -73,6 +67,7 @@ class GangWorkerPlugin(WorkerPlugin):
         self.staged: dict[Key, Array] = {}
         self.unwanted: set[Key] = set()
         self.results: dict[tuple[Key, int], dict[Key, Array]] = {}
+        self.stored: dict[tuple[Key, int], list[Key]] = {}
         self.jobs: dict[tuple[Key, int], Job] = {}
         self.queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         host = get_address_host(worker.address)
@@ -147,30 +142,16 @@ class GangWorkerPlugin(WorkerPlugin):
         try:
             return self.results[handle.key, handle.run_id][block]
         except KeyError:
-            return sync(self.worker.loop, self._fetch, handle, block, out)
-
-    async def _fetch(self, handle: Handle, block: Key, out: Key) -> Array:
-        """Fetch a block from the worker that computed it."""
-        what = {"key": handle.key, "run_id": handle.run_id, "block": block}
-        here = self.worker.address
-        where = partial(self.worker.scheduler.dgpu_where, **what, out=out, worker=here)
-        place = await where(missing=here)
-        if place is not None:
-            try:
-                answer = await self.worker.rpc(place).dgpu_take(**what)
-            except OSError:  # the worker is lost, perhaps before the scheduler knows
-                answer = {}
-            if "block" in answer:
-                return answer["block"]
-            await where(missing=place)
-        raise Reschedule  # the scheduler starts the gang over, and this task with it
+            return sync(self.worker.loop, fetch, self.worker, handle, block, out)
 
     # messages from the scheduler, on the event loop: the handlers must never raise or block
 
     def _launch(self, blocks: dict[str, list[tuple[Any, Key]]], **fields: Any) -> None:
+        in_memory = partial(resident, self.worker.data)
+        take = in_memory if fields["in_memory"] else self.staged.pop
         try:
             own = {
-                name: {tuple(index): self.staged.pop(key) for index, key in tokens}
+                name: {tuple(index): take(key) for index, key in tokens}
                 for name, tokens in blocks.items()
             }
         except KeyError as missing:
@@ -188,10 +169,12 @@ class GangWorkerPlugin(WorkerPlugin):
             if job.phase == "queued":  # else the device may be reading them
                 job.blocks.clear()
         self.results.pop((key, run_id), None)
+        withdraw(self.worker, self.stored.pop((key, run_id), ()), f"dgpu-void-{run_id}")
         self.member.leave(epoch, reason)
 
     def _free(self, key: Key, run_id: int) -> None:
         self.results.pop((key, run_id), None)
+        self.stored.pop((key, run_id), None)
 
     def _drop(self, keys: list[Key]) -> None:
         for key in keys:
@@ -257,7 +240,6 @@ class GangWorkerPlugin(WorkerPlugin):
     def _run(self, job: Job) -> None:
         if job.given_up.is_set():
             return
-        name = (job.key, job.run_id)
         try:
             program: Program = pickle.loads(job.program)
             job.phase = "connect"
@@ -276,19 +258,29 @@ class GangWorkerPlugin(WorkerPlugin):
             device = self.member.device
             blocks = execute(program, fixed, comm, device, job.blocks, job)
             self.last_seconds = perf_counter() - begin
-            self.results[name] = blocks
-            if job.given_up.is_set():
-                self.results.pop(name, None)
-            else:
-                facts = {"spans": [astuple(span) for span in job.spans], "details": job.details}
-                self._send("dgpu-finished", key=job.key, run_id=job.run_id, **facts)
+            self.worker.loop.add_callback(self._finish, job, blocks)
         except BaseException as error:
+            self.jobs.pop((job.key, job.run_id), None)
             if not job.given_up.is_set():
                 self._fail(job, error)
             self.member.device.recover()
         finally:
             job.blocks.clear()
-            self.jobs.pop(name, None)
+
+    def _finish(self, job: Job, blocks: dict[Key, Array]) -> None:
+        """Store results, and report the end; on the event loop, as all that may give up a run."""
+        name = (job.key, job.run_id)
+        if self.jobs.pop(name, None) is None:  # given up
+            return
+        self.results[name] = blocks
+        results: dict[Key, Any] = {out: blocks[block] for block, out in job.outs}
+        if job.holds:
+            results[job.key] = Handle(*name)
+        stored = store(self.worker, results)
+        self.stored[name] = [key for key, _ in stored]
+        spans = [astuple(span) for span in job.spans]
+        facts = {"spans": spans, "details": job.details, "stored": stored}
+        self._send("dgpu-finished", key=job.key, run_id=job.run_id, **facts)
 
     def _fail(self, job: Job, error: BaseException) -> None:
         failure = failure_of(error, job.rank, self.worker.address, job.phase)

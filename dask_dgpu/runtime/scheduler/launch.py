@@ -1,0 +1,102 @@
+"""The launch of a run: members, plans, epoch, and a message to each member.
+
+A run begins in one of two ways. The ``gang`` task calls, once its ``stage`` tasks have delivered
+the blocks. Or, if all blocks are in memory when Dask reads the graph, the run begins at once
+(:mod:`dask_dgpu.runtime.scheduler.direct`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from distributed.utils import log_errors
+
+from dask_dgpu.errors import GangError
+from dask_dgpu.runtime.background import in_background
+from dask_dgpu.runtime.scheduler.blocks import Staging, outs_of, restrict
+from dask_dgpu.runtime.scheduler.direct import hold, let_go
+from dask_dgpu.runtime.scheduler.watch import watch
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+    from dask_dgpu.runtime.scheduler.endings import Endings, Losses
+    from dask_dgpu.runtime.scheduler.epoch import Epoch, Epochs
+    from dask_dgpu.runtime.scheduler.run import Run
+
+Key = Any
+
+
+class Launches:
+    """Launches runs; ``runs`` has the current run of each gang."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runs: dict[Key, Run],
+        epochs: Epochs,
+        losses: Losses,
+        endings: Endings,
+    ) -> None:
+        self.scheduler = scheduler
+        self.runs = runs
+        self.epochs = epochs
+        self.losses = losses
+        self.endings = endings
+        self.staging = Staging(scheduler)
+
+    def begin(self, run: Run) -> None:
+        """Choose the members of a new run, and launch it in the background."""
+        self.runs[run.key] = run
+        failure = self.losses.too_many(run)
+        if failure is not None:
+            run.fail(failure)
+            return
+        run.choose_members(self.scheduler)
+        lost = [member for member in run.members if member not in self.scheduler.workers]
+        if lost:
+            self.losses.add(run, lost[0], "stage")
+            self.endings.start_over(run.key, f"dgpu-stale-{run.run_id}")
+            return
+        run.task = asyncio.ensure_future(self._launch(run))
+
+    def begin_at_once(self, run: Run, stimulus_id: str) -> None:
+        """Begin a run on blocks in memory, without its tasks; if it cannot, its tasks run."""
+        run.choose_members(self.scheduler)
+        if hold(self.scheduler, run, stimulus_id):
+            self.runs[run.key] = run
+            run.task = asyncio.ensure_future(self._launch(run))
+
+    @log_errors
+    async def _launch(self, run: Run) -> None:
+        try:
+            try:
+                await in_background(run.plan)
+                program = run.program
+                epoch = await self.epochs.get(
+                    run.members, program.transport, program.limits.timeout
+                )
+                if run.outcome.done():
+                    return
+                self._send(run, epoch)
+            finally:
+                let_go(self.scheduler, run)
+            await watch(self.scheduler, run, self.runs, self.endings.fail)
+        except Exception as error:
+            failure = GangError(f"{type(error).__name__}: {error}", phase="launch")
+            may_be_lost = isinstance(error, OSError)  # a call to a member failed
+            self.endings.fail(run, failure, may_be_lost)
+
+    def _send(self, run: Run, epoch: Epoch) -> None:
+        """Start all members.
+
+        Nothing is awaited between the launches: all streams must have gangs in the same order.
+        """
+        restrict(self.scheduler, run)
+        outs = outs_of(self.scheduler, run)
+        run.epoch = epoch.name
+        for rank, member in enumerate(run.members):
+            message = run.launch_message(rank, epoch)
+            self.scheduler.worker_send(member, message | {"outs": outs.get(member, [])})
+        self.staging.taken(run.stage_keys())

@@ -1,0 +1,45 @@
+"""The result of a ``gang`` task, and blocks of it on other workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from distributed.exceptions import Reschedule
+
+if TYPE_CHECKING:
+    from distributed.worker import Worker
+
+Array = Any
+Key = Any
+
+
+@dataclass(frozen=True)
+class Handle:
+    """The result of a ``gang`` task: the run whose blocks ``out`` tasks return."""
+
+    key: Key
+    run_id: int
+
+
+async def fetch(here: Worker, handle: Handle, block: Key, out: Key) -> Array:
+    """Fetch a block from the worker that computed it, for the ``out`` task with this key.
+
+    Raises
+    ------
+    Reschedule
+        If no worker has it. The scheduler starts the gang over, and this task with it.
+    """
+    what = {"key": handle.key, "run_id": handle.run_id, "block": block}
+    where = partial(here.scheduler.dgpu_where, **what, out=out, worker=here.address)
+    place = await where(missing=here.address)
+    if place is not None:
+        try:
+            answer = await here.rpc(place).dgpu_take(**what)
+        except OSError:  # the worker is lost, perhaps before the scheduler knows
+            answer = {}
+        if "block" in answer:
+            return answer["block"]
+        await where(missing=place)
+    raise Reschedule
