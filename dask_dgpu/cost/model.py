@@ -103,7 +103,7 @@ class CostModel:
         dtype: str = "float64",
         chunks: int | None = None,
     ) -> Estimate:
-        """Predict the product of matrices of shapes (M, K) and (K, N).
+        """Predict the product of matrices of shapes (M, K) and (K, N), which are in memory.
 
         Parameters
         ----------
@@ -139,7 +139,7 @@ class CostModel:
         part = PartProduct(plan, (a.rows, b.columns), *everything, ())
         cost: Cost = OPERATIONS["matmul"].cost(part, self.config.machine)
         tasks = prod(a.grid) + prod(b.grid) + a.grid[0] * b.grid[1] + 1
-        seconds = cost.seconds + gang_seconds(self.config.machine, tasks, steps=1)
+        seconds = cost.seconds + gang_seconds(self.config.machine, tasks, steps=1, at_once=True)
         return Estimate(strategy, seconds, cost.moved_bytes, cost.peak_bytes, cost.text)
 
     def best_matmul(

@@ -254,8 +254,7 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
         return Explanation(enabled=True, failures=tuple(failures))
     alone = [(piece, Region.of(piece)) for piece in rewriting.pieces]
     rewritten = tuple(
-        (piece, optimizer.predict(region, rewriting.arrays, optimizer.room(region, held)))
-        for piece, region in alone
+        (piece, optimizer.predict(region, rewriting.arrays, held)) for piece, region in alone
     )
     runs = last_runs(region for region, _ in rewriting.regions) if measured else ()
     return Explanation(

@@ -174,7 +174,7 @@ class GraphOptimizer:
         """
         room = self.room(region, held)
         program = self.program(region, room)
-        prediction = predict(region, program, self.facts, arrays)
+        prediction = predict(region, program, self.facts, arrays, held(_read(region)).complete)
         reason = self._refusal(prediction, room, region.forced)
         if reason is None:
             yield region, prediction, program
@@ -219,9 +219,10 @@ class GraphOptimizer:
             return f"a gang is predicted to gain too little ({gang:.3g} s against {plain:.3g} s)"
         return f"plain Dask is predicted to be quicker ({plain:.3g} s against {gang:.3g} s)"
 
-    def predict(self, region: Region, arrays: ArrayGraph, room: float | None = None) -> Prediction:
+    def predict(self, region: Region, arrays: ArrayGraph, held: Held = nothing) -> Prediction:
         """Predict the cost of a region on this cluster, by a gang and by plain Dask."""
-        return predict(region, self.program(region, room), self.facts, arrays)
+        program = self.program(region, self.room(region, held))
+        return predict(region, program, self.facts, arrays, held(_read(region)).complete)
 
     def totals(self, graph: HighLevelGraph, keys: Any, done: Rewriting) -> tuple[float, float]:
         """Predict the seconds of a graph as it will run, and those of plain Dask."""
@@ -248,9 +249,8 @@ class GraphOptimizer:
         most = usable(self.facts, self.settings)
         if most is None:
             return None
-        read = [(node.name, *index) for node, blocks in region.inputs for index in blocks]
         step = max(1.0, most / ROOM_STEPS)
-        return max(0.0, most - math.ceil(held(read) / step) * step)
+        return max(0.0, most - math.ceil(held(_read(region)).others / step) * step)
 
     def program(self, region: Region, room: float | None = None) -> Program:
         """Return the program of a region that may use ``room`` bytes of a device."""
@@ -266,6 +266,11 @@ class GraphOptimizer:
             room=room,
             blockworks=Blockworks({work.output.name: work.layer for work in region.blockworks}),
         )
+
+
+def _read(region: Region) -> list[Any]:
+    """Return the keys of the blocks that a region reads."""
+    return [(node.name, *index) for node, blocks in region.inputs for index in blocks]
 
 
 def _fits(prediction: Prediction, room: float | None) -> bool:

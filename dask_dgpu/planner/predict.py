@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +31,18 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
 Key = Any
-Held = Callable[[Collection[Key]], int]
-"""Returns the most bytes of results in memory on one worker, without those of some keys."""
+Held = Callable[[Collection[Key]], "Memory"]
+"""Returns what workers hold besides some keys."""
 Figures = tuple[tuple[str, float], ...]
 Bytes = NDArray[np.int64]
 """A number for each rank."""
+
+
+class Memory(NamedTuple):
+    """The most bytes of other results on one worker, and whether all keys are in memory."""
+
+    others: int
+    complete: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +64,9 @@ def usable(facts: ClusterFacts, settings: Settings) -> float | None:
     return None if memory is None else memory * (1 - settings.safety_margin)
 
 
-def nothing(keys: Collection[Key]) -> int:
-    """Return 0, for no workers."""
-    return 0
+def nothing(keys: Collection[Key]) -> Memory:
+    """Return what no workers hold."""
+    return Memory(0, False)
 
 
 def scheduler_here(scheduler_id: str | None) -> Scheduler | None:
@@ -75,12 +82,12 @@ def held_by(scheduler_id: str | None, client: Client | None = None) -> Held:
     """Return the :data:`Held` of a scheduler, here or of a client; nothing without a cluster."""
     scheduler = scheduler_here(scheduler_id)
     if scheduler is not None:
-        return partial(_other_results, dask_scheduler=scheduler)
+        return partial(_memory, dask_scheduler=scheduler)
     if client is None or scheduler_id is None:
         return nothing
 
-    def ask(keys: Collection[Key]) -> int:
-        return int(client.run_on_scheduler(_other_results, keys=list(keys)))
+    def ask(keys: Collection[Key]) -> Memory:
+        return Memory(*client.run_on_scheduler(_memory, keys=list(keys)))
 
     return ask
 
@@ -101,32 +108,32 @@ def _figures(kind: str, dask_scheduler: Scheduler) -> Figures:
     return () if plugin is None else tuple(plugin.rates.keep(kind).items())
 
 
-def _other_results(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
-    """Return the bytes on the worker with the most, without spilled ones.
+def _memory(keys: Collection[Key], dask_scheduler: Scheduler) -> Memory:
+    """Return what the workers of a scheduler hold, without spilled results.
 
     This runs outside of the event loop's thread, so it copies containers before iterating.
     """
     counted: Counter[str] = Counter()
+    complete = True
     for key in keys:
         ts = dask_scheduler.tasks.get(key)
-        if ts is not None:
-            for ws in list(ts.who_has or ()):
-                counted[ws.address] += max(0, ts.nbytes)
-    return max(
-        (
-            max(0, ws.memory.managed - counted[ws.address])
-            for ws in list(dask_scheduler.workers.values())
-        ),
-        default=0,
-    )
+        if ts is None or not ts.who_has:
+            complete = False
+            continue
+        for ws in list(ts.who_has):
+            counted[ws.address] += max(0, ts.nbytes)
+    workers = list(dask_scheduler.workers.values())
+    others = [max(0, ws.memory.managed - counted[ws.address]) for ws in workers]
+    return Memory(max(others, default=0), complete)
 
 
 def predict(
-    region: Region, program: Program, facts: ClusterFacts, arrays: ArrayGraph
+    region: Region, program: Program, facts: ClusterFacts, arrays: ArrayGraph, at_once: bool
 ) -> Prediction:
     """Predict a region on this cluster, with its inputs in even shares in their order.
 
-    ``arrays`` are Dask's own layers, with those of the region.
+    ``arrays`` are Dask's own layers, with those of the region. A gang starts ``at_once`` if its
+    inputs are in memory.
     """
     ranks, machine = facts.workers or program.local_ranks, facts.machine
     staged = {name: len(value.indices()) for name, value in program.inputs}
@@ -143,7 +150,8 @@ def predict(
     }
     each = work | {name: cost.seconds for name, cost in costs.items()}
     seconds = sum(each.values())
-    seconds += gang_seconds(machine, region.tasks, len(each), cluster=facts.workers > 0)
+    clustered = facts.workers > 0
+    seconds += gang_seconds(machine, region.tasks, len(each), cluster=clustered, at_once=at_once)
     plain = plain_region(region, arrays, max(ranks, facts.cores), facts)
     return Prediction(
         text=", then ".join(dict.fromkeys(cost.text for cost in costs.values())),

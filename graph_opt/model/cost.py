@@ -12,6 +12,9 @@ from graph_opt.model.layout import dtype_named
 TALL = 128
 """A product with a shorter side than this is tall."""
 
+UNRUN = 0.3
+"""Cost of a task that the scheduler only reads, as a fraction of one that a worker runs."""
+
 
 @dataclass(frozen=True)
 class ProductRates:
@@ -164,11 +167,17 @@ def calibrated(machine: Machine, figures: Mapping[str, float]) -> Machine:
     return replace(machine, **values, measured=tuple(sorted(values)))
 
 
-def gang_seconds(machine: Machine, tasks: int, steps: int, *, cluster: bool = True) -> float:
+def gang_seconds(
+    machine: Machine, tasks: int, steps: int, *, cluster: bool = True, at_once: bool = False
+) -> float:
     """Return the cost of a gang besides the work of its steps.
 
-    Those are its ``tasks``, the host's work for each step, and on a cluster two round trips.
+    Those are its ``tasks``, the host's work for each step, and on a cluster two round trips. A gang
+    that starts ``at_once``, on blocks in memory, needs one, and its tasks do not run.
     """
+    if at_once:
+        tasks_seconds = tasks * machine.task_seconds * UNRUN
+        return tasks_seconds + steps * machine.step_seconds + machine.round_trip_seconds
     seconds = tasks * machine.task_seconds + steps * machine.step_seconds
     return seconds + (2 * machine.round_trip_seconds if cluster else 0.0)
 

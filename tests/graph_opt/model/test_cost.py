@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from graph_opt.model.cost import (
     FIGURES,
     HOST,
+    UNRUN,
     Machine,
     ProductRates,
     calibrated,
@@ -72,3 +73,10 @@ def test_a_gang_costs_tasks_steps_and_two_round_trips() -> None:
     )
     assert gang_seconds(machine, 3, 2) == 223
     assert gang_seconds(machine, 3, 2, cluster=False) == 23
+
+
+def test_a_gang_on_blocks_in_memory_costs_one_round_trip() -> None:
+    machine = calibrated(
+        HOST, {"task_seconds": 10.0, "step_seconds": 10.0, "round_trip_seconds": 100.0}
+    )
+    assert gang_seconds(machine, 10, 2, at_once=True) == 100 * UNRUN + 120
