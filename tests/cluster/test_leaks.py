@@ -74,6 +74,7 @@ def worker_tables(given: tuple[str, str], dask_worker: Any) -> dict[str, int]:
         "staged": len(plugin.staged),
         "unwanted": len(plugin.unwanted),
         "results": len(plugin.results),
+        "stored": len(plugin.stored),
         "jobs": len(plugin.jobs),
         "queue": plugin.queue.qsize(),
         "communicators": len(plugin.member._comms),
@@ -89,7 +90,7 @@ def scheduler_tables(dask_scheduler: Any) -> dict[str, int]:
     return {
         "runs": len(plugin.runs),
         "cancelled": len(plugin.endings.cancelled[1]),
-        "staging": len(plugin.staging.workers),
+        "staging": len(plugin.launches.staging.workers),
         "epochs": len(plugin.epochs._kept),
         "losses": len(plugin.losses._counts) + len(plugin.losses._last),
         "tasks": len(dask_scheduler.tasks),

@@ -1,0 +1,163 @@
+"""Gangs on blocks in memory: no task of theirs runs, unless it must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, futures_of, wait
+
+from tests.cluster.observe import PLUGIN, eventually, host, launched_runs, left_over, running
+from tests.cluster.test_safety import restore_blocks, send_signal, slow_blocks
+
+pytestmark = pytest.mark.cluster
+
+N, CHUNK = 60, 17
+A = np.random.default_rng(29).integers(-9, 9, (N, N))
+
+
+@pytest.fixture
+def x(client: Client, on_device: Callable[..., da.Array]) -> da.Array:
+    x = on_device(A, CHUNK).persist()
+    wait(x)
+    return x
+
+
+def tasks_run(client: Client) -> int:
+    """Number of tasks that workers got to run."""
+
+    def count(dask_worker: Any) -> int:
+        return sum(len(entry) > 1 and entry[1] == "compute-task" for entry in dask_worker.state.log)
+
+    return sum(client.run(count).values())
+
+
+def kept(client: Client) -> int:
+    """Number of results in the memory of workers."""
+    return sum(client.run(lambda dask_worker: len(dask_worker.data)).values())
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda x: x @ x, A @ A),
+        (lambda x: (x @ x + 1).sum(axis=0), (A @ A + 1).sum(axis=0)),
+        (lambda x: da.fft.fft2(x).real, np.fft.fft2(A).real),
+    ],
+)
+def test_no_task_runs(client, x, make, expected):
+    make(x).compute()  # the first run may have to connect
+    before, runs = tasks_run(client), launched_runs(client)
+    z = make(x).persist()
+    wait(z)
+    assert tasks_run(client) == before
+    assert launched_runs(client) == runs + 1
+    np.testing.assert_allclose(host(z.compute()), expected, atol=1e-9)
+
+
+def test_results_are_ordinary_ones(client, x):
+    blocks = kept(client)
+    z = (x @ x).persist()
+    w = (z @ x).persist()
+    assert client.compute(w.sum()).result(timeout=60) == (A @ A @ A).sum()
+    np.testing.assert_array_equal(host((z + w).compute()), A @ A + A @ A @ A)
+    del z, w
+    eventually(lambda: kept(client) == blocks)
+    eventually(lambda: left_over(client) == 0)
+
+
+def test_inputs_are_dropped_at_once(client, on_device):
+    before = kept(client)
+    x = on_device(A, CHUNK).persist()
+    wait(x)
+    z = (x @ x.T).persist()
+    del x
+    np.testing.assert_array_equal(host(z.compute()), A @ A.T)
+    del z
+    eventually(lambda: kept(client) == before)
+
+
+def test_some_blocks_are_dropped_early(client, x):
+    slow_blocks(client, 0.05)
+    try:
+        before = kept(client)
+        futures = futures_of((x @ x).persist())
+        rest = futures[::2]
+        eventually(lambda: running(client))
+        del futures
+        wait(rest, timeout=60)
+        eventually(lambda: kept(client) == before + len(rest))
+        del rest
+        eventually(lambda: kept(client) == before)
+    finally:
+        client.run(restore_blocks)
+
+
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)  # workers with a GPU spill to the host
+def test_spilled_blocks_are_read_by_tasks(client, x):
+    expected, runs = A @ A, launched_runs(client)
+    client.run(_spill)
+    before = tasks_run(client)
+    np.testing.assert_array_equal(host((x @ x).compute()), expected)
+    assert tasks_run(client) > before
+    assert launched_runs(client) == runs + 2  # it begins at once, and then with tasks
+
+
+def _spill(dask_worker: Any) -> None:
+    while dask_worker.data.fast:
+        dask_worker.data.evict()
+
+
+def test_an_error_of_a_block_reaches_the_caller(client, x):
+    def refuse(block: Any) -> Any:
+        raise ValueError("no such block")
+
+    z = da.fft.fft2(x.map_blocks(refuse, dtype=x.dtype, meta=x._meta))
+    with pytest.raises(ValueError, match="no such block"):
+        client.compute(da.fft.ifft2(z).real).result(timeout=60)
+    np.testing.assert_array_equal(host((x @ x).compute()), A @ A)
+    eventually(lambda: left_over(client) == 0)
+
+
+def test_cancelled_in_the_midst(client, x):
+    before = kept(client)
+    slow_blocks(client, 0.1)
+    try:
+        future = client.compute((x @ x) * 1)
+        eventually(lambda: running(client))
+        client.cancel(future)
+        del future
+        eventually(lambda: not client.run_on_scheduler(_runs))
+        eventually(lambda: left_over(client) == 0)
+    finally:
+        client.run(restore_blocks)
+    np.testing.assert_array_equal(host((x @ x).compute()), A @ A)
+    eventually(lambda: kept(client) == before)
+
+
+def _runs(dask_scheduler: Any) -> int:
+    return len(dask_scheduler.plugins[PLUGIN].runs)
+
+
+def _holder(dask_scheduler: Any) -> Any:
+    return next(iter(dask_scheduler.plugins[PLUGIN].runs.values())).holder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("holding", [True, False])
+def test_killed_in_the_midst(client, on_device, holding):
+    x = on_device(A, CHUNK).persist()
+    wait(x)
+    slow_blocks(client, 0.2)
+    future = client.compute((x @ x) * 1)
+    eventually(lambda: running(client))
+    holder = client.run_on_scheduler(_holder)
+    assert holder is not None
+    others = set(client.scheduler_info(n_workers=-1)["workers"]) - {holder}
+    send_signal(client, holder if holding else min(others))
+    np.testing.assert_array_equal(host(future.result(timeout=60)), A @ A)
+    client.run(restore_blocks)
+    eventually(lambda: left_over(client) == 0)
