@@ -71,7 +71,7 @@ def _chunks(graph: HighLevelGraph, arrays: ArrayGraph, name: str) -> Reading | N
     if layer is not arrays.layers.get(name):
         return None
     if isinstance(layer, Blockwise):
-        return read_blockwise(arrays, name, layer)
+        return read_blockwise(arrays, name)
     if type(layer) is not MaterializedLayer or len(graph.dependencies[name]) != 1:
         return None
     (other,) = graph.dependencies[name]

@@ -22,7 +22,7 @@ from graph_opt.dask_graph.internals import (
     blockwise_token,
     getitem,
 )
-from graph_opt.dask_graph.parse import DTYPES, ArrayGraph
+from graph_opt.dask_graph.parse import DTYPES, ArrayGraph, once
 from graph_opt.dask_graph.reductions import Chunked, read_chunk
 from graph_opt.model.expression import View
 from graph_opt.model.layout import CONTAINERS, ArrayNode
@@ -111,10 +111,14 @@ class Viewed:
         return nodes.add(View(operands[0].node, self.axes))
 
 
-def read_blockwise(arrays: ArrayGraph, name: str, layer: Blockwise) -> Reading | None:
+@once
+def read_blockwise(arrays: ArrayGraph, name: str) -> Reading | None:
     """Read the call of a function of blocks: elementwise, or the first step of a reduction."""
+    layer = arrays.layers[name]
+    if not isinstance(layer, Blockwise) or type(layer.task) is not Task:
+        return None
     task = layer.task
-    if type(task) is not Task or layer.io_deps or layer.new_axes or layer.concatenate:
+    if layer.io_deps or layer.new_axes or layer.concatenate:
         return None
     axes = {letter: at for at, letter in enumerate(layer.output_indices)}
     sources: list[Source] = []

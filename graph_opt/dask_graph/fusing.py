@@ -149,7 +149,7 @@ class _Finder:
             if layer is not self.arrays.layers.get(name):
                 pass
             elif isinstance(layer, Blockwise):
-                found = read_blockwise(self.arrays, name, layer)
+                found = read_blockwise(self.arrays, name)
             elif type(layer) is MaterializedLayer and len(self.graph.dependencies[name]) == 1:
                 found = read_view(self.arrays, name, layer)
                 found = found or read_aggregated(self.graph, self.arrays, name, layer)

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
-from typing import Any
+from functools import cached_property, lru_cache, partial, wraps
+from typing import Any, TypeVar
 
 from dask.blockwise import Blockwise
 from dask.core import flatten, reverse_dict
@@ -58,6 +58,11 @@ class ArrayGraph:
         """Cache of :meth:`node`: every rule looks at the arrays around a layer."""
         return {}
 
+    @cached_property
+    def known(self) -> dict[tuple[Any, str], Any]:
+        """Cache of :func:`once`."""
+        return {}
+
     def _node(self, name: str) -> ArrayNode | None:
         layer = self.layers.get(name)
         facts = getattr(layer, "collection_annotations", None) or {}
@@ -69,6 +74,23 @@ class ArrayGraph:
             dtype=_spelled(facts["dtype"]),
             container=str(facts["chunk_type"]),
         )
+
+
+Found = TypeVar("Found")
+
+
+def once(function: Callable[[ArrayGraph, str], Found]) -> Callable[[ArrayGraph, str], Found]:
+    """Decorate a function of a graph and the name of a layer: it is called once for each layer."""
+
+    @wraps(function)
+    def call(graph: ArrayGraph, name: str) -> Found:
+        key = function, name
+        if key not in graph.known:
+            graph.known[key] = function(graph, name)
+        found: Found = graph.known[key]
+        return found
+
+    return call
 
 
 def _repeats(layer: Layer | None, declared: Chunks) -> bool:

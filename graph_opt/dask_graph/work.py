@@ -15,7 +15,7 @@ from dask.highlevelgraph import Layer
 from graph_opt.dask_graph.expressions import read_blockwise
 from graph_opt.dask_graph.internals import _matmul, _tensordot, chunk_einsum, curry
 from graph_opt.dask_graph.members import tasks_of
-from graph_opt.dask_graph.parse import ArrayGraph, array_operands
+from graph_opt.dask_graph.parse import ArrayGraph, array_operands, once
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import CUPY, ArrayNode
 
@@ -89,12 +89,7 @@ def _kernel(graph: ArrayGraph, names: Collection[str]) -> set[str]:
     """Return those of the layers of a task that run as one kernel, nothing if they are too few."""
     if not graph.fused or len(names) < 2:
         return set()
-    layers = ((name, graph.layers[name]) for name in names)
-    known = {
-        name
-        for name, layer in layers
-        if isinstance(layer, Blockwise) and read_blockwise(graph, name, layer)
-    }
+    known = {name for name in names if read_blockwise(graph, name)}
     return known if len(known) > 1 else set()
 
 
@@ -122,6 +117,7 @@ def _tasks(layer: Layer) -> int:
     return len(layer)
 
 
+@once
 def _work(graph: ArrayGraph, name: str) -> tuple[int, Work]:
     """Return the number of tasks of a layer and the work of one of them."""
     layer = graph.layers[name]
@@ -195,6 +191,7 @@ def _passes(function: Any, options: Mapping[str, Any]) -> float:
     return PASSES.get(getattr(function, "__name__", ""), USUAL)
 
 
+@once
 def array(graph: ArrayGraph, name: str) -> ArrayNode | None:
     """Return the array of this name, with the chunks of partial results of reductions.
 
