@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import dask.array as da
@@ -26,13 +26,32 @@ def x(client: Client, on_device: Callable[..., da.Array]) -> da.Array:
     return x
 
 
-def tasks_run(client: Client) -> int:
-    """Number of tasks that workers got to run."""
+@pytest.fixture
+def tasks_run(client: Client) -> Iterator[Callable[[], int]]:
+    """Return a function that counts the tasks that workers got to run."""
+    client.run(_count)
+    yield lambda: sum(client.run(_counted).values())
+    client.run(_count_no_more)
 
-    def count(dask_worker: Any) -> int:
-        return sum(len(entry) > 1 and entry[1] == "compute-task" for entry in dask_worker.state.log)
 
-    return sum(client.run(count).values())
+def _count(dask_worker: Any) -> None:
+    handle = dask_worker.stream_handlers["compute-task"]
+
+    def counting(**message: Any) -> Any:
+        counting.called += 1
+        return handle(**message)
+
+    counting.called, counting.handle = 0, handle
+    dask_worker.stream_handlers["compute-task"] = counting
+
+
+def _counted(dask_worker: Any) -> int:
+    return int(dask_worker.stream_handlers["compute-task"].called)
+
+
+def _count_no_more(dask_worker: Any) -> None:
+    handle = dask_worker.stream_handlers["compute-task"].handle
+    dask_worker.stream_handlers["compute-task"] = handle
 
 
 def kept(client: Client) -> int:
@@ -48,12 +67,12 @@ def kept(client: Client) -> int:
         (lambda x: da.fft.fft2(x).real, np.fft.fft2(A).real),
     ],
 )
-def test_no_task_runs(client, x, make, expected):
+def test_no_task_runs(client, x, tasks_run, make, expected):
     make(x).compute()  # the first run may have to connect
-    before, runs = tasks_run(client), launched_runs(client)
+    before, runs = tasks_run(), launched_runs(client)
     z = make(x).persist()
     wait(z)
-    assert tasks_run(client) == before
+    assert tasks_run() == before
     assert launched_runs(client) == runs + 1
     np.testing.assert_allclose(host(z.compute()), expected, atol=1e-9)
 
@@ -89,7 +108,8 @@ def test_some_blocks_are_dropped_early(client, x):
         eventually(lambda: running(client))
         del futures
         wait(rest, timeout=60)
-        eventually(lambda: kept(client) == before + len(rest))
+        wanted = before + len(rest)
+        eventually(lambda: kept(client) == wanted)
         del rest
         eventually(lambda: kept(client) == before)
     finally:
@@ -97,12 +117,12 @@ def test_some_blocks_are_dropped_early(client, x):
 
 
 @pytest.mark.parametrize("device", ["cpu"], indirect=True)  # workers with a GPU spill to the host
-def test_spilled_blocks_are_read_by_tasks(client, x):
+def test_spilled_blocks_are_read_by_tasks(client, x, tasks_run):
     expected, runs = A @ A, launched_runs(client)
     client.run(_spill)
-    before = tasks_run(client)
+    before = tasks_run()
     np.testing.assert_array_equal(host((x @ x).compute()), expected)
-    assert tasks_run(client) > before
+    assert tasks_run() > before
     assert launched_runs(client) == runs + 2  # it begins at once, and then with tasks
 
 

@@ -169,7 +169,8 @@ class GangWorkerPlugin(WorkerPlugin):
             if job.phase == "queued":  # else the device may be reading them
                 job.blocks.clear()
         self.results.pop((key, run_id), None)
-        withdraw(self.worker, self.stored.pop((key, run_id), ()), f"dgpu-void-{run_id}")
+        if (key, run_id) in self.stored:
+            withdraw(self.worker, self.stored.pop((key, run_id)), f"dgpu-void-{run_id}")
         self.member.leave(epoch, reason)
 
     def _free(self, key: Key, run_id: int) -> None:

@@ -58,7 +58,7 @@ def test_blocks_of_a_running_job_stay_when_it_is_given_up(phase: str, left: int)
     plugin = GangWorkerPlugin("cpu")
     blocks: dict[str, Any] = {"x": {}}
     job: Any = SimpleNamespace(given_up=threading.Event(), phase=phase, blocks=blocks)
-    plugin.jobs, plugin.results = {("gang", 1): job}, {}
+    plugin.jobs, plugin.results, plugin.stored = {("gang", 1): job}, {}, {}
     plugin.member = Member("cpu", "127.0.0.1", 1)
     plugin._give_up("gang", 1, "epoch", "a member is lost")
     assert job.given_up.is_set()
@@ -68,7 +68,7 @@ def test_blocks_of_a_running_job_stay_when_it_is_given_up(phase: str, left: int)
 def plugin_of_worker() -> tuple[Any, list[dict[str, Any]]]:
     """Return a plugin whose program thread runs, and the messages that it sends."""
     plugin, sent = GangWorkerPlugin("cpu"), []
-    plugin.jobs, plugin.results, plugin.staged = {}, {}, {}
+    plugin.jobs, plugin.results, plugin.stored, plugin.staged = {}, {}, {}, {}
     plugin.last_seconds = 0.0
     plugin.member = Member("cpu", "127.0.0.1", 1)
     plugin.queue = queue.SimpleQueue()
