@@ -145,6 +145,11 @@ class SummaPlan(Bare):
         return "float32" if self.dtype == "float16" else self.dtype
 
     @cached_property
+    def schedules(self) -> dict[int, Any]:
+        """Cache of the steps of each rank."""
+        return {}
+
+    @cached_property
     def row_spans(self) -> tuple[Span, ...]:
         """Block rows of C for each row of the mesh."""
         return self.rows or block_spans(self.a.rows, self.mesh[0])

@@ -84,7 +84,13 @@ def panel_counts(plan: SummaPlan) -> list[int]:
 
 
 def schedule(plan: SummaPlan, rank: int) -> list[Step]:
-    """Return the steps of one rank."""
+    """Return the steps of one rank, found once for a plan: loops run one plan many times."""
+    if rank not in plan.schedules:
+        plan.schedules[rank] = _schedule(plan, rank)
+    return plan.schedules[rank]
+
+
+def _schedule(plan: SummaPlan, rank: int) -> list[Step]:
     steps = []
     for at in range(plan.steps):
         step = Step(plan.panel(rank, at), plan.size)

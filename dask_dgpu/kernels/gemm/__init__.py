@@ -64,9 +64,9 @@ def accumulate(out: Array, a: Array, b: Array) -> None:
 
         accumulate_host(out, *(each.astype(out.dtype, copy=False) for each in (a, b)))
     else:
-        from dask_dgpu.kernels.gemm.cuda import call_cublas
+        from dask_dgpu.kernels.gemm.cuda import accumulate_cuda
 
-        add_product(call_cublas, out, *(each.astype(out.dtype, copy=False) for each in (a, b)))
+        accumulate_cuda(out, *(each.astype(out.dtype, copy=False) for each in (a, b)))
 
 
 def accumulate_group(products: Sequence[tuple[Array, Array, Array]]) -> None:
@@ -80,7 +80,8 @@ def accumulate_group(products: Sequence[tuple[Array, Array, Array]]) -> None:
     Notes
     -----
     cuBLAS multiplies small blocks of one shape in one launch: a launch takes longer than such a
-    product. Large ones are launched alone, because cuBLAS splits only these over the whole GPU.
+    product. Large ones are launched alone, because cuBLAS splits only these over the whole GPU, and
+    so are products with a vector, for which it has a quicker routine.
     """
     if len(products) > 1 and not isinstance(products[0][0], np.ndarray):
         from dask_dgpu.kernels.gemm.cuda import accumulate_batches
@@ -144,3 +145,15 @@ def add_product(call: Call, out: Array, a: Array, b: Array) -> None:
     ld_out = max(n, out.strides[0] // out.itemsize)
     one = np.ones(1, dtype)
     call("gemm", dtype, left, right, n, m, k, one, b, ld_left, a, ld_right, one, out, ld_out)
+
+
+def add_vector(call: Call, out: Array, matrix: Array, vector: Array) -> None:
+    """Add ``matrix @ vector`` to ``out`` by the library's product of these."""
+    option, leading, matrix = column_major(matrix)
+    shape = matrix.shape if option == "N" else matrix.shape[::-1]
+    steps = [max(1, each.strides[0] // each.itemsize) for each in (vector, out)]
+    if vector.size > 1 and vector.strides[0] != steps[0] * vector.itemsize:
+        vector, steps[0] = vector.copy(), 1
+    one, (step, out_step) = np.ones(1, out.dtype), steps
+    given = one, matrix, leading, vector, step, one, out, out_step
+    call("gemv", out.dtype, option, *shape, *given)

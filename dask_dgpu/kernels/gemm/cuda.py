@@ -11,7 +11,7 @@ import numpy as np
 from cupy.cuda import device, runtime
 from cupy_backends.cuda.libs import cublas
 
-from dask_dgpu.kernels.gemm import BLAS, column_major
+from dask_dgpu.kernels.gemm import BLAS, add_product, add_vector, column_major
 
 Array = Any
 Product = tuple[Array, Array, Array]
@@ -38,13 +38,24 @@ def _value(argument: Any) -> int:
     return int(argument.ctypes.data if isinstance(argument, np.ndarray) else argument)
 
 
+def accumulate_cuda(out: Array, a: Array, b: Array) -> None:
+    """Add ``a @ b`` to ``out``, all of one dtype and none empty."""
+    if b.shape[1] == 1:
+        add_vector(call_cublas, out[:, 0], a, b[:, 0])
+    elif a.shape[0] == 1:
+        add_vector(call_cublas, out[0], b.T, a[0])
+    else:
+        add_product(call_cublas, out, a, b)
+
+
 def accumulate_batches(products: Sequence[Product]) -> list[Product]:
     """Add small products of one shape and dtype in one launch; return the others."""
     others: list[Product] = []
     batches: defaultdict[Any, list[Product]] = defaultdict(list)
     for out, a, b in products:
         dtypes = {out.dtype.name, a.dtype.name, b.dtype.name}
-        if out.size * a.shape[1] > MOST_MULTIPLIED or len(dtypes) > 1 or not dtypes < {*BLAS}:
+        large = out.size * a.shape[1] > MOST_MULTIPLIED
+        if large or 1 in out.shape or len(dtypes) > 1 or not dtypes < {*BLAS}:
             others.append((out, a, b))
         elif out.size and a.shape[1]:
             # out.T += b.T @ a.T: the library is column-major

@@ -1,7 +1,7 @@
 """Products by BLAS, without the GIL.
 
-BLAS has quicker routines than the product for a vector (``gemv``) and for ``x.T @ x`` (``syrk``).
-cuBLAS has not: its product of a tall matrix by itself is eight times as quick as its ``syrk``.
+BLAS has a quicker routine than the product for ``x.T @ x`` (``syrk``). cuBLAS has not: its product
+of a tall matrix by itself is eight times as quick as its ``syrk``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.linalg import cython_blas
 
-from dask_dgpu.kernels.gemm import add_product, column_major
+from dask_dgpu.kernels.gemm import add_product, add_vector, column_major
 
 Array = Any
 
@@ -24,37 +24,13 @@ def accumulate_host(out: Array, a: Array, b: Array) -> None:
     """Add ``a @ b`` to ``out``, all of one dtype and none empty."""
     (m, k), n = a.shape, b.shape[1]
     if n == 1:
-        _add_vector(out[:, 0], a, b[:, 0])
+        add_vector(call_blas, out[:, 0], a, b[:, 0])
     elif m == 1:
-        _add_vector(out[0], b.T, a[0])
+        add_vector(call_blas, out[0], b.T, a[0])
     elif k >= m == n and _same_memory(a, b.T):
         _add_square(out, a)
     else:
         add_product(call_blas, out, a, b)
-
-
-def _add_vector(out: Array, matrix: Array, vector: Array) -> None:
-    """Add ``matrix @ vector`` to ``out``."""
-    option, leading, matrix = column_major(matrix)
-    shape = matrix.shape if option == "N" else matrix.shape[::-1]
-    steps = [max(1, each.strides[0] // each.itemsize) for each in (vector, out)]
-    if vector.size > 1 and vector.strides[0] != steps[0] * vector.itemsize:
-        vector, steps[0] = vector.copy(), 1
-    one = np.ones(1, out.dtype)
-    call_blas(
-        "gemv",
-        out.dtype,
-        option,
-        *shape,
-        one,
-        matrix,
-        leading,
-        vector,
-        steps[0],
-        one,
-        out,
-        steps[1],
-    )
 
 
 def _add_square(out: Array, a: Array) -> None:
