@@ -20,6 +20,9 @@ from graph_opt.model.layout import Cuts, Span
 LINES = ("row", "column", "inner")
 """The strategies on a line of ranks, in the order of a mesh's axes."""
 
+PANEL_SECONDS = 1e-4
+"""The host's work for a panel, which counts in products with a vector."""
+
 
 def plan_summa(
     a: Operand,
@@ -109,6 +112,8 @@ def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> fl
     copies = 2 if plan.one_sided else 4
     buffers = 4 * plan.panel_bytes(plan.nominal_steps)
     seconds += (copies * panels + buffers) / machine.memory_bandwidth
+    if 1 in plan.extents:  # its products are short
+        seconds += plan.steps * PANEL_SECONDS
     passes = max(operand.encoding.passes for operand in plan.operands)
     seconds += passes * received / machine.memory_bandwidth
     if depth > 1:
