@@ -494,3 +494,10 @@ def test_rounds_writes_every_figure(tmp_path: Path) -> None:
     wanted = ["empty task on each worker", *calls, "20 products in a row"]
     assert [line["what"] for line in lines] == wanted
     assert all(line["median"] > 0 for line in lines)
+
+
+@pytest.mark.slow
+def test_programs_run_without_dask(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "peers/suite_alone.py", "numpy", "--quick")
+    assert len(lines) == 30
+    assert all(line["median"] > 0 for line in lines)
