@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,10 @@ class Operand:
         if array is None:
             raise ValueError(f"expected an array for node {number}, got None")
         return cls(number, array.dtype, array.ndim)
+
+    def like(self, number: int) -> Operand:
+        """Return a node that is computed from this one."""
+        return replace(self, node=number)
 
 
 @dataclass

@@ -25,9 +25,12 @@ from graph_opt.dask_graph.internals import (
 from graph_opt.dask_graph.parse import DTYPES, ArrayGraph, once
 from graph_opt.dask_graph.reductions import Chunked, read_chunk
 from graph_opt.model.expression import View
-from graph_opt.model.layout import CONTAINERS, ArrayNode
+from graph_opt.model.layout import CONTAINERS, ArrayNode, Index
 
 Axes = tuple[int | None, ...]
+
+PLACE = "place"
+"""In the tasks of a reading: what Dask tells the function of the place of its block."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ class Reading:
 
     ``layers`` are replaced together; the last is the result. ``tasks`` are Dask's own for one
     block, with the numbers of sources for their blocks. If the result is not an array, but what
-    Dask's aggregate of several blocks reads, ``chunked`` says what it is.
+    Dask's aggregate of several blocks reads, ``chunked`` says what it is. ``places`` are facts
+    about the blocks, by their numbers: where ``argmin`` counts from.
     """
 
     layers: tuple[str, ...]
@@ -63,6 +67,7 @@ class Reading:
     tasks: Mapping[str, GraphNode]
     add: Adding
     chunked: Chunked | None = None
+    places: Mapping[Index, Any] | None = None
 
     def number(self, nodes: Nodes, operands: Sequence[Operand]) -> int:
         """Add the work to an expression; return the number of the result."""
