@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,8 @@ def read_call(
 
     ``arguments`` are operands and scalars, or anything else.
     """
+    if type(function) is partial and not function.args:
+        return read_call(nodes, function.func, arguments, {**function.keywords, **options})
     try:
         reader = READERS.get(function)
     except TypeError:  # it cannot be hashed
@@ -214,6 +217,16 @@ def _transpose(nodes: Nodes, arguments: Arguments, options: Options) -> int | No
     return nodes.add(View(array.node, tuple(order)))
 
 
+def _swapaxes(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
+    known = len(arguments) == 1 and isinstance(arguments[0], Operand)
+    if not known or options.keys() != {"axis1", "axis2"}:
+        return None
+    (array,), one, two = arguments, options["axis1"], options["axis2"]
+    order = [*range(array.ndim)]
+    order[one], order[two] = order[two], order[one]
+    return nodes.add(View(array.node, tuple(order)))
+
+
 def _enforced(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
     """Read a function whose result Dask casts if NumPy's dtype is not the declared one."""
     dtype = np.dtype(options.pop("enforce_dtype"))
@@ -253,6 +266,7 @@ READERS: Mapping[Any, Reader] = {
     np.angle: _unary("angle"),
     np.nan_to_num: _nan_to_num,
     np.transpose: _transpose,
+    np.swapaxes: _swapaxes,
     astype: _astype,
     _enforce_dtype: _enforced,
 }
