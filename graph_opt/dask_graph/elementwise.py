@@ -190,6 +190,25 @@ def _unary(name: str) -> Reader:
     return read
 
 
+def _fix(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
+    known = len(arguments) == 1 and isinstance(arguments[0], Operand) and not options
+    if not known or np.dtype(arguments[0].dtype).kind != "f":
+        return None
+    return nodes.apply("trunc", *arguments)
+
+
+def _imaginary(comparison: str) -> Reader:
+    """Return the reader of a function that compares the imaginary part with 0."""
+
+    def read(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
+        if len(arguments) != 1 or not isinstance(arguments[0], Operand) or options:
+            return None
+        part = arguments[0].like(nodes.apply("imag", *arguments))
+        return nodes.apply(comparison, part, 0)
+
+    return read
+
+
 def _nan_to_num(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
     known = len(arguments) == 1 and isinstance(arguments[0], Operand) and not options
     return nodes.apply("nan_to_num", *arguments) if known else None
@@ -265,6 +284,9 @@ READERS: Mapping[Any, Reader] = {
     np.imag: _unary("imag"),
     np.angle: _unary("angle"),
     np.nan_to_num: _nan_to_num,
+    np.fix: _fix,
+    np.isreal: _imaginary("equal"),
+    np.iscomplex: _imaginary("not_equal"),
     np.transpose: _transpose,
     np.swapaxes: _swapaxes,
     astype: _astype,
