@@ -164,3 +164,22 @@ def test_nearest_centres_are_one_call_a_block(evaluated: list[Expression], rows:
         found = programs.kmeans_step(da, x, c).compute(**SYNC)
     np.testing.assert_array_equal(found, expected)
     assert len(evaluated) == x.npartitions
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("function", [*PLACES.values(), *MOMENTS.values()])
+def test_blocks_on_gpus_give_the_results_of_hosts(
+    evaluated: list[Expression], function: Callable[..., Any], axis: int | None
+) -> None:
+    import cupy
+
+    values = np.random.default_rng(3).normal(size=(11, 7))
+    values[2::5, 1] = np.nan
+    expected = function(da.from_array(values, chunks=(4, 3)) * 2, axis=axis).compute(**SYNC)
+    x = da.from_array(cupy.asarray(values), chunks=(4, 3), asarray=False)
+    with dgpu.enable(on_error="raise"):
+        found = function(x * 2, axis=axis).compute(**SYNC)
+    assert len(evaluated) == x.npartitions
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found.get(), expected, rtol=1e-12)
