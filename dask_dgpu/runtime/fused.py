@@ -15,10 +15,11 @@ import numpy as np
 from dask_dgpu.kernels.fused import evaluate
 from dask_dgpu.runtime.program import run_fused
 from graph_opt.dask_graph.fusing import Fusion
-from graph_opt.dask_graph.reductions import Chunked
+from graph_opt.dask_graph.reductions import EXTREMES, Chunked
 from graph_opt.model.expression import Expression, Reduce
 
 Array = Any
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,16 @@ class Fused:
 
     def __call__(self, *given: Any) -> Any:
         """Return the block, or what Dask's aggregate of several blocks reads."""
-        fusion, blocks = self.fusion, [_single(block) for block in given]
+        fusion, inputs = self.fusion, len(self.fusion.dtypes)
+        blocks, place = [_single(block) for block in given[:inputs]], given[inputs:]
         if not _suit(blocks, fusion.dtypes):
-            return run_fused(fusion.tasks, fusion.name, range(len(blocks)), *blocks)
+            return run_fused(fusion.tasks, fusion.name, range(len(given)), *blocks, *place)
         with _quiet(fusion.expression):
             results = evaluate(fusion.expression, blocks)
         if fusion.chunked is None:
             return _scalar(results[0])
         shapes = fusion.expression.shapes([block.shape for block in blocks])
-        return _partial(fusion.chunked, results, shapes[fusion.reduced])
+        return _partial(fusion.chunked, results, shapes[fusion.reduced], *place)
 
 
 @contextmanager
@@ -84,8 +86,10 @@ def _scalar(result: Array) -> Array:
     return result[()] if type(result) is np.ndarray and not result.ndim else result
 
 
-def _partial(chunked: Chunked, results: Sequence[Array], shape: tuple[int, ...]) -> Any:
+def _partial(chunked: Chunked, results: Sequence[Array], shape: Shape, place: Any = None) -> Any:
     """Return what a chunk function of Dask's returns for a block of this shape."""
+    if chunked.function in EXTREMES:
+        return _extremes(results[0], _counted(results[1], shape, place))
     count = math.prod(shape[axis] for axis in chunked.axes)
     total = results[0]
     match chunked.function:
@@ -96,4 +100,32 @@ def _partial(chunked: Chunked, results: Sequence[Array], shape: tuple[int, ...])
         case "var":
             moments = (results[1] * count)[..., None]
             return {"total": total, "n": np.full_like(total, count, dtype="int64"), "M": moments}
+        case "moment":
+            counts = np.full_like(total, count, dtype="int64")
+            return {"total": total, "n": counts, "M": np.stack(results[1:], axis=-1)}
+        case "nanvar":
+            return {"total": total, "n": results[1], "M": results[2][..., None]}
     return total
+
+
+def _extremes(values: Array, places: Array) -> Any:
+    """Return extreme values and their places: one array, if it may have fields, or two."""
+    if not isinstance(values, np.ndarray):
+        return {"vals": values, "arg": places}
+    found = np.empty(values.shape, [("vals", values.dtype), ("arg", places.dtype)])
+    found["vals"], found["arg"] = values, places
+    return found
+
+
+def _counted(places: Array, shape: Shape, place: Any) -> Array:
+    """Return places within a block as places within the array.
+
+    ``place`` is where the block starts, along one axis, or along all and the array's shape.
+    """
+    if not isinstance(place, tuple):
+        return places + place
+    found, step = 0, 1
+    for length, start, whole in zip(*map(reversed, (shape, *place)), strict=True):
+        found = found + (places % length + start) * step
+        places, step = places // length, step * whole
+    return found

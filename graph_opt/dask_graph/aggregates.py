@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,15 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from graph_opt.dask_graph.elementwise import Nodes, Operand
-from graph_opt.dask_graph.expressions import Reading, Source, read_blockwise, usable
-from graph_opt.dask_graph.internals import GraphNode, List, Task, TaskRef, convert_legacy_graph
+from graph_opt.dask_graph.expressions import PLACE, Reading, Source, read_blockwise, usable
+from graph_opt.dask_graph.internals import (
+    DataNode,
+    GraphNode,
+    List,
+    Task,
+    TaskRef,
+    convert_legacy_graph,
+)
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.reductions import Aggregate, Chunked, read_aggregate, read_arg_chunk
 
@@ -57,6 +65,9 @@ def read_aggregated(
             return None
     axes = tuple(kept.index(axis) if axis in kept else None for axis in range(len(source.grid)))
     tasks = {**chunks.tasks, name: _aggregate_task(name, layer, other)}
+    if chunks.places is not None:  # all are alike along reduced axes of one block
+        place = DataNode(None, next(iter(chunks.places.values())))
+        tasks[other] = tasks[other].substitute({PLACE: place}, other)
     return Reading(
         (other, name),
         (Source(source.name, axes, source.grid),),
@@ -74,20 +85,30 @@ def _chunks(graph: HighLevelGraph, arrays: ArrayGraph, name: str) -> Reading | N
         return read_blockwise(arrays, name)
     if type(layer) is not MaterializedLayer or len(graph.dependencies[name]) != 1:
         return None
+    return read_arg_chunks(graph, arrays, name, layer)
+
+
+def read_arg_chunks(
+    graph: HighLevelGraph, arrays: ArrayGraph, name: str, layer: MaterializedLayer
+) -> Reading | None:
+    """Read the chunk functions of ``argmin`` and the like; each knows the place of its block."""
     (other,) = graph.dependencies[name]
     node, first = usable(arrays, other), next(_calls(layer), None)
     if node is None or first is None or len(first[2]) != 3:
         return None
-    _, function, (_, axis, offset) = first
-    chunked = read_arg_chunk(function, axis, node.ndim)
-    if chunked is None:
+    _, function, (_, axis, _) = first
+    chunked = read_arg_chunk(function, axis, node)
+    if chunked is None or (len(chunked.axes) > 1 and math.isnan(math.prod(node.shape))):
         return None
-    for index, called, (read, *others) in _calls(layer):
-        if called is not function or read != (other, *index) or others[0] != axis:
+    places = {}
+    for index, called, arguments in _calls(layer):
+        if called is not function or arguments[:2] != ((other, *index), axis):
             return None
-    tasks = {name: Task(name, function, TaskRef(0), axis, offset)}
+        places[index] = arguments[2]
+    tasks = {name: Task(name, function, TaskRef(0), axis, TaskRef(PLACE))}
     source = Source(other, tuple(range(node.ndim)), node.grid)
-    return Reading((name,), (source,), tasks, Whole(chunked, Aggregate(True)), chunked)
+    whole = Whole(chunked, Aggregate(True))
+    return Reading((name,), (source,), tasks, whole, chunked, places)
 
 
 def _calls(layer: Layer) -> Iterator[tuple[tuple[int, ...], Any, tuple[Any, ...]]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,10 @@ class Operand:
             raise ValueError(f"expected an array for node {number}, got None")
         return cls(number, array.dtype, array.ndim)
 
+    def like(self, number: int) -> Operand:
+        """Return a node that is computed from this one."""
+        return replace(self, node=number)
+
 
 @dataclass
 class Nodes:
@@ -106,6 +111,8 @@ def read_call(
 
     ``arguments`` are operands and scalars, or anything else.
     """
+    if type(function) is partial and not function.args:
+        return read_call(nodes, function.func, arguments, {**function.keywords, **options})
     try:
         reader = READERS.get(function)
     except TypeError:  # it cannot be hashed
@@ -183,6 +190,25 @@ def _unary(name: str) -> Reader:
     return read
 
 
+def _fix(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
+    known = len(arguments) == 1 and isinstance(arguments[0], Operand) and not options
+    if not known or np.dtype(arguments[0].dtype).kind != "f":
+        return None
+    return nodes.apply("trunc", *arguments)
+
+
+def _imaginary(comparison: str) -> Reader:
+    """Return the reader of a function that compares the imaginary part with 0."""
+
+    def read(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
+        if len(arguments) != 1 or not isinstance(arguments[0], Operand) or options:
+            return None
+        part = arguments[0].like(nodes.apply("imag", *arguments))
+        return nodes.apply(comparison, part, 0)
+
+    return read
+
+
 def _nan_to_num(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
     known = len(arguments) == 1 and isinstance(arguments[0], Operand) and not options
     return nodes.apply("nan_to_num", *arguments) if known else None
@@ -207,6 +233,16 @@ def _transpose(nodes: Nodes, arguments: Arguments, options: Options) -> int | No
     if options or len(others) > 1 or not isinstance(array, Operand):
         return None
     order = range(array.ndim)[::-1] if axes is None else (axis % array.ndim for axis in axes)
+    return nodes.add(View(array.node, tuple(order)))
+
+
+def _swapaxes(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
+    known = len(arguments) == 1 and isinstance(arguments[0], Operand)
+    if not known or options.keys() != {"axis1", "axis2"}:
+        return None
+    (array,), one, two = arguments, options["axis1"], options["axis2"]
+    order = [*range(array.ndim)]
+    order[one], order[two] = order[two], order[one]
     return nodes.add(View(array.node, tuple(order)))
 
 
@@ -248,7 +284,11 @@ READERS: Mapping[Any, Reader] = {
     np.imag: _unary("imag"),
     np.angle: _unary("angle"),
     np.nan_to_num: _nan_to_num,
+    np.fix: _fix,
+    np.isreal: _imaginary("equal"),
+    np.iscomplex: _imaginary("not_equal"),
     np.transpose: _transpose,
+    np.swapaxes: _swapaxes,
     astype: _astype,
     _enforce_dtype: _enforced,
 }

@@ -21,13 +21,17 @@ from graph_opt.dask_graph.internals import (
     TaskRef,
     blockwise_token,
     getitem,
+    methodcaller,
 )
 from graph_opt.dask_graph.parse import DTYPES, ArrayGraph, once
 from graph_opt.dask_graph.reductions import Chunked, read_chunk
 from graph_opt.model.expression import View
-from graph_opt.model.layout import CONTAINERS, ArrayNode
+from graph_opt.model.layout import CONTAINERS, ArrayNode, Index
 
 Axes = tuple[int | None, ...]
+
+PLACE = "place"
+"""In the tasks of a reading: what Dask tells the function of the place of its block."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ class Reading:
 
     ``layers`` are replaced together; the last is the result. ``tasks`` are Dask's own for one
     block, with the numbers of sources for their blocks. If the result is not an array, but what
-    Dask's aggregate of several blocks reads, ``chunked`` says what it is.
+    Dask's aggregate of several blocks reads, ``chunked`` says what it is. ``places`` are facts
+    about the blocks, by their numbers: where ``argmin`` counts from.
     """
 
     layers: tuple[str, ...]
@@ -63,6 +68,7 @@ class Reading:
     tasks: Mapping[str, GraphNode]
     add: Adding
     chunked: Chunked | None = None
+    places: Mapping[Index, Any] | None = None
 
     def number(self, nodes: Nodes, operands: Sequence[Operand]) -> int:
         """Add the work to an expression; return the number of the result."""
@@ -162,29 +168,71 @@ def _operands(arrays: ArrayGraph, sources: Sequence[Source]) -> list[Operand] | 
 
 
 def read_view(arrays: ArrayGraph, name: str, layer: MaterializedLayer) -> Reading | None:
-    """Read ``x[:, None]``: whole blocks with new axes."""
-    index, (other, *_) = _index(next(iter(layer.mapping.values()), None))
-    read = usable(arrays, other)
-    if index is None or read is None or usable(arrays, name) is None:
+    """Read ``x[:, None]``, ``expand_dims`` and ``squeeze``, which add and drop axes of length 1."""
+    task: Any = next(iter(layer.mapping.values()), None)
+    first = _source_key(task)
+    other = first[0] if isinstance(first, tuple) else ""
+    read, made = usable(arrays, other), usable(arrays, name)
+    if read is None or made is None:
         return None
-    kept = tuple(at for at, each in enumerate(index) if each is not None)
-    if len(kept) != read.ndim:
+    index = _index(task, read.chunks) if task.func is getitem else _inserted(read, made)
+    if index is None:
         return None
+    axes: list[int | None] = []
+    kept: list[int | None] = []  # the axis of the result, for each axis of the source
+    for each in index:
+        if each is not None:
+            kept.append(None if each == 0 else len(axes))
+        if each != 0:
+            axes.append(None if each is None else len(kept) - 1)
     for key, task in layer.mapping.items():
-        if _index(task) != (index, (other, *(key[1:][at] for at in kept))):
+        place = tuple(0 if axis is None else key[1:][axis] for axis in kept)
+        if _source_key(task) != (other, *place) or not _is_view(task, index, made, key[1:]):
             return None
     tasks = {name: Task(name, getitem, TaskRef(0), index)}
-    axes = tuple(kept.index(at) if at in kept else None for at in range(len(index)))
-    return Reading((name,), (Source(other, kept, read.grid),), tasks, Viewed(axes))
+    return Reading((name,), (Source(other, tuple(kept), read.grid),), tasks, Viewed(tuple(axes)))
 
 
-def _index(task: Any) -> tuple[tuple[Any, ...] | None, tuple[Any, ...]]:
-    """Return an index of nothing but whole axes and new ones, and the key that it is applied to."""
-    if getattr(task, "func", None) is not getitem or not isinstance(task.args[0], TaskRef):
-        return None, ("",)
+def _source_key(task: Any) -> Any:
+    """Return the key of the only block that a call of two arguments reads."""
+    known = type(task) is Task and len(task.args) == 2 and not task.kwargs
+    return task.args[0].key if known and isinstance(task.args[0], TaskRef) else None
+
+
+def _is_view(task: Any, index: tuple[Any, ...], made: ArrayNode, place: Index) -> bool:
+    """Whether a task applies an index, or a reshape with the same result."""
+    given = _value(task.args[1])
+    if task.func is getitem:
+        return bool(given == index)
+    reshapes = type(task.func) is methodcaller and task.func.method == "reshape"
+    return reshapes and given == made.block_shape(place)
+
+
+def _index(task: Any, chunks: Sequence[tuple[int, ...]]) -> tuple[Any, ...] | None:
+    """Return an index of whole axes, new ones, and 0 for axes of length 1."""
     index = _value(task.args[1])
-    known = isinstance(index, tuple) and all(
-        each is None or (isinstance(each, slice) and each == slice(None)) for each in index
+    if not isinstance(index, tuple):
+        return None
+    taken = [each for each in index if each is not None]
+    whole = slice(None)
+    known = len(taken) == len(chunks) and all(
+        (isinstance(each, slice) and each == whole)
+        or (type(each) is int and each == 0 and sizes == (1,))
+        for each, sizes in zip(taken, chunks, strict=True)
     )
-    key = task.args[0].key
-    return (index, key) if known and isinstance(key, tuple) else (None, ("",))
+    return index if known else None
+
+
+def _inserted(read: ArrayNode, made: ArrayNode) -> tuple[Any, ...] | None:
+    """Return the index that inserts axes of length 1, if that is all that one array differs by."""
+    index: list[Any] = []
+    waiting = list(read.chunks)
+    for sizes in made.chunks:
+        if waiting and sizes == waiting[0]:
+            index.append(slice(None))
+            waiting.pop(0)
+        elif sizes == (1,):
+            index.append(None)
+        else:
+            return None
+    return None if waiting else tuple(index)

@@ -23,9 +23,10 @@ from dask.blockwise import Blockwise
 from dask.core import reverse_dict
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from graph_opt.dask_graph.aggregates import Whole, read_aggregated
+from graph_opt.dask_graph.aggregates import Whole, read_aggregated, read_arg_chunks
 from graph_opt.dask_graph.elementwise import Nodes, Operand
 from graph_opt.dask_graph.expressions import (
+    PLACE,
     Axes,
     Reading,
     Source,
@@ -33,7 +34,13 @@ from graph_opt.dask_graph.expressions import (
     read_blockwise,
     read_view,
 )
-from graph_opt.dask_graph.internals import GraphNode, Task, TaskRef, blockwise_token
+from graph_opt.dask_graph.internals import (
+    BlockwiseDepDict,
+    GraphNode,
+    Task,
+    TaskRef,
+    blockwise_token,
+)
 from graph_opt.dask_graph.parse import ArrayGraph, by_name, depth_first
 from graph_opt.dask_graph.reductions import Chunked
 from graph_opt.model.expression import Expression, Input
@@ -49,7 +56,8 @@ class Fusion:
     ``dtypes`` are those of the inputs, as declared. ``tasks`` are Dask's own, for blocks that are
     of another dtype or type; in these the inputs have their numbers as keys. If the last work is
     the first step of a reduction over several blocks, this is ``chunked``, and ``reduced`` the
-    number of the node that it reduces.
+    number of the node that it reduces. A call for ``argmin`` and the like has the place of the
+    block after the inputs, with the next number.
     """
 
     name: str
@@ -153,6 +161,7 @@ class _Finder:
             elif type(layer) is MaterializedLayer and len(self.graph.dependencies[name]) == 1:
                 found = read_view(self.arrays, name, layer)
                 found = found or read_aggregated(self.graph, self.arrays, name, layer)
+                found = found or read_arg_chunks(self.graph, self.arrays, name, layer)
             self.readings[name] = found
         return self.readings[name]
 
@@ -238,7 +247,7 @@ class _Finder:
 
 def _layer(cluster: Cluster, last: Layer, arrays: ArrayGraph, calls: Calls) -> Blockwise:
     """Return the layer of a cluster that replaces the layer ``last``."""
-    indices = []
+    indices: list[tuple[Any, tuple[str, ...]]] = []
     for name, axes in cluster.inputs:
         # an axis of one block may have any letter that the index does not have yet
         free = (axis for axis in range(cluster.ndim + len(axes)) if axis not in axes)
@@ -246,13 +255,19 @@ def _layer(cluster: Cluster, last: Layer, arrays: ArrayGraph, calls: Calls) -> B
         indices.append((name, tuple(f".{number}" for number in numbers)))
     letters = tuple(f".{axis}" for axis in range(cluster.ndim))
     covered = {letter for _, index in indices for letter in index}
-    blocks = (TaskRef(blockwise_token(at)) for at in range(len(indices)))
+    blocks = [TaskRef(blockwise_token(at)) for at in range(len(indices))]
+    reading, _ = cluster.members[cluster.last]
+    numblocks = {name: grid for (name, _), grid in cluster.inputs.items()}
+    if reading.places is not None:
+        places = BlockwiseDepDict(dict(reading.places), reading.sources[0].grid)
+        indices.append((places, letters))
+        blocks.append(TaskRef(blockwise_token(len(blocks))))
     layer = Blockwise(
         cluster.last,
         letters,
         Task(cluster.last, calls(_fusion(cluster, arrays)), *blocks),
         indices,
-        numblocks={name: grid for (name, _), grid in cluster.inputs.items()},
+        numblocks=numblocks,
         new_axes={letter: 1 for letter in letters if letter not in covered},
         annotations=last.annotations,
     )
@@ -274,7 +289,7 @@ def _fusion(cluster: Cluster, arrays: ArrayGraph) -> Fusion:
             Operand.of(arrays.node(source.name), numbers[key])
             for source, key in zip(reading.sources, read, strict=True)
         ]
-        own = dict(enumerate(read))
+        own: dict[Any, Any] = {**dict(enumerate(read)), PLACE: len(cluster.inputs)}
         tasks |= {each: task.substitute(own, each) for each, task in reading.tasks.items()}
         chunked, reduced = reading.chunked, operands[0].node
         if chunked is not None:

@@ -20,15 +20,16 @@ NAMES = {
     "dask.array.overlap": "ensure_minimum_chunksize",
     "dask.array.random": "_apply_random _apply_random_func",
     "dask.array.reductions": (
-        "_nanmax_skip _nanmin_skip _sqrt arg_agg arg_chunk chunk_max chunk_min mean_agg mean_chunk "
-        "moment_agg moment_chunk nannumel"
+        "_nanargmax _nanargmin _nanmax_skip _nanmin_skip _sqrt arg_agg arg_chunk chunk_max "
+        "chunk_min mean_agg mean_chunk moment_agg moment_chunk nannumel"
     ),
     "dask.array.routines": "_matmul _tensordot",
     "dask.array.slicing": "getitem_variadic",
     "dask.array.wrap": "_broadcast_trick_inner",
-    "dask.blockwise": "BlockwiseDep blockwise_token optimize_blockwise",
+    "dask.blockwise": "BlockwiseDep BlockwiseDepDict blockwise_token optimize_blockwise",
     "dask.layers": "ArrayOverlapLayer",
     "dask.local": "get_sync",
+    "dask.utils": "methodcaller",
     "tlz": "curry",  # of cytoolz if that is installed, as in Dask
     "tlz.functoolz": "Compose",
 }

@@ -17,6 +17,8 @@ from graph_opt.dask_graph.elementwise import Nodes, Operand
 from graph_opt.dask_graph.internals import (
     Compose,
     _concatenate2,
+    _nanargmax,
+    _nanargmin,
     _nanmax_skip,
     _nanmin_skip,
     arg_agg,
@@ -33,6 +35,7 @@ from graph_opt.dask_graph.internals import (
 )
 from graph_opt.dask_graph.parse import DTYPES
 from graph_opt.model.expression import Reduce
+from graph_opt.model.layout import ArrayNode
 
 SUMS: Mapping[Any, str] = {
     np.sum: "sum",
@@ -63,7 +66,22 @@ AGGREGATES: Mapping[Any, tuple[str, ...]] = {
 }
 """The reductions that an aggregate completes."""
 
-ARGUMENTS = {argmin: "argmin", argmax: "argmax"}
+ARGUMENTS: Mapping[Any, str] = {
+    argmin: "argmin",
+    argmax: "argmax",
+    _nanargmin: "nanargmin",
+    _nanargmax: "nanargmax",
+}
+
+Options = tuple[tuple[str, Any], ...]
+
+EXTREMES: Mapping[str, tuple[str, float]] = {
+    "argmin": ("min", np.inf),
+    "argmax": ("max", -np.inf),
+    "nanargmin": ("nanmin", np.inf),
+    "nanargmax": ("nanmax", -np.inf),
+}
+"""The values that these look for, and what stands for NaN in the forms that ignore it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +90,8 @@ class Chunked:
 
     function: str
     axes: tuple[int, ...]
-    options: tuple[tuple[str, Any], ...] = ()
+    options: Options = ()
+    order: int = 2  # of a moment
 
     @property
     def dtype(self) -> Any:
@@ -80,15 +99,19 @@ class Chunked:
         return dict(self.options).get("dtype")
 
     def parts(self, nodes: Nodes, array: Operand) -> tuple[int, ...]:
-        """Add what :class:`Assembly` needs; of other reductions, the result."""
+        """Add the arrays of which Dask's partial result is made; mostly this is one array."""
         if self.function == "mean":
             return (self._add(nodes, "sum", array),)
         if self.function == "nanmean":
-            numbers = nodes.apply("invert", Operand(nodes.apply("isnan", array), "bool", 0))
-            counted = Reduce("sum", numbers, self.axes, True, self.options)
-            return self._add(nodes, "nansum", array), nodes.add(counted)
+            return self._add(nodes, "nansum", array), self._numbers(nodes, array, self.options)
         if self.function == "var":
             return self._add(nodes, "sum", array), self._add(nodes, "var", array)
+        if self.function == "nanvar":
+            return self._moment_ignoring_nan(nodes, array)
+        if self.function == "moment":
+            return self._moments(nodes, array)
+        if self.function in EXTREMES:
+            return self._extremes(nodes, array)
         return (self._add(nodes, self.function, array),)
 
     def whole(self, nodes: Nodes, array: Operand, aggregate: Aggregate) -> int:
@@ -99,6 +122,42 @@ class Chunked:
 
     def _add(self, nodes: Nodes, function: str, array: Operand) -> int:
         return nodes.add(Reduce(function, array.node, self.axes, True, self.options))
+
+    def _numbers(self, nodes: Nodes, array: Operand, options: Options = ()) -> int:
+        """Add the count of elements that are not NaN."""
+        numbers = nodes.apply("invert", array.like(nodes.apply("isnan", array)))
+        return nodes.add(Reduce("sum", numbers, self.axes, True, options))
+
+    def _extremes(self, nodes: Nodes, array: Operand) -> tuple[int, ...]:
+        """Add the extreme values and their places."""
+        extreme, missing = EXTREMES[self.function]
+        searched = array
+        if self.function.startswith("nan"):
+            found = array.like(nodes.apply("isnan", array))
+            searched = array.like(nodes.apply("where", found, missing, array))
+        place = self._add(nodes, self.function.removeprefix("nan"), searched)
+        return self._add(nodes, extreme, array), place
+
+    def _moment_ignoring_nan(self, nodes: Nodes, array: Operand) -> tuple[int, ...]:
+        """Add the sum, the count and the squares around the mean."""
+        total, count = self._add(nodes, "nansum", array), self._numbers(nodes, array)
+        least = array.like(nodes.apply("maximum", array.like(count), 1))  # there may be only NaN
+        mean = nodes.apply("divide", array.like(total), least)
+        change = nodes.apply("subtract", array, array.like(mean))
+        if np.dtype(array.dtype).kind == "c":
+            change = nodes.apply("absolute", array.like(change))
+        squares = nodes.apply("square", array.like(change))
+        return total, count, self._add(nodes, "nansum", array.like(squares))
+
+    def _moments(self, nodes: Nodes, array: Operand) -> tuple[int, ...]:
+        """Add the sum, and the sums of all powers from 2 around the mean."""
+        exact = (("dtype", "float64"),)
+        mean = nodes.add(Reduce("mean", array.node, self.axes, True, exact))
+        change = array.like(nodes.apply("subtract", array, array.like(mean)))
+        powers = [nodes.apply("square", change)]
+        powers += [nodes.apply("power", change, each) for each in range(3, self.order + 1)]
+        sums = (self._add(nodes, "sum", array.like(each)) for each in powers)
+        return self._add(nodes, "sum", array), *sums
 
 
 def bound(function: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -123,31 +182,37 @@ def read_chunk(function: Any, options: Mapping[str, Any], array: Operand) -> Chu
     axes, keepdims = _axes(given.pop("axis", None), array.ndim), given.pop("keepdims", None)
     if arguments or axes is None or keepdims is not True:
         return None
+    order = 2
     if function is mean_chunk:
         sums = given.pop("sum", np.sum), given.pop("numel", None)
         name = {(np.sum, None): "mean", (np.nansum, nannumel): "nanmean"}.get(sums)
     elif function is moment_chunk:
-        implicit = given.pop("implicit_complex_dtype", False)
-        name = "var" if given.pop("order", 2) == 2 else None
+        implicit, order = given.pop("implicit_complex_dtype", False), given.pop("order", 2)
+        sums = given.pop("sum", np.sum), given.pop("numel", None)
+        name = {(np.sum, None): "var", (np.nansum, nannumel): "nanvar"}.get(sums)
+        if order > 2:
+            name = "moment" if name == "var" else None
         if np.dtype(array.dtype).kind == "c":
-            if not implicit:
+            if not implicit or order > 2:
                 return None
             given["dtype"] = None  # Dask's is that of the variance, which is real
     dtype = given.pop("dtype", "float64" if function in (mean_chunk, moment_chunk) else None)
     if name is None or given or (dtype is not None and np.dtype(dtype).name not in DTYPES):
         return None
     known = () if dtype is None else (("dtype", np.dtype(dtype).name),)
-    return Chunked(name, axes, known)
+    return Chunked(name, axes, known, order)
 
 
-def read_arg_chunk(function: Any, axis: Any, ndim: int) -> Chunked | None:
-    """Read the chunk function of ``argmin`` or ``argmax``."""
+def read_arg_chunk(function: Any, axis: Any, array: ArrayNode) -> Chunked | None:
+    """Read the chunk function of ``argmin``, ``argmax`` or their forms that ignore NaN."""
     function, arguments, options = bound(function)
-    axes = _axes(axis, ndim)
+    axes, kind = _axes(axis, array.ndim), np.dtype(array.dtype).kind
     if function is not arg_chunk or len(arguments) != 2 or options or axes is None:
         return None
     name = ARGUMENTS.get(arguments[1])
-    return None if name is None else Chunked(name, axes)
+    if name is None or len(axes) not in (1, array.ndim) or (kind == "c" and "nan" in name):
+        return None
+    return Chunked(name if kind == "f" else name.removeprefix("nan"), axes)
 
 
 @dataclass(frozen=True)
