@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
@@ -26,6 +27,8 @@ from graph_opt.model.piece import Piece, Region
 from graph_opt.passes import insert
 
 Key = Any
+Places = Mapping[Key, int]
+"""The numbers of the workers with blocks that are known to exist."""
 
 
 class Plain(NamedTuple):
@@ -177,8 +180,10 @@ def plain_graph(
     return Plain(tasks, seconds + ends)
 
 
-def plain_region(region: Region, arrays: ArrayGraph, workers: int, facts: ClusterFacts) -> Plain:
-    """Predict plain Dask's time for a region; its inputs exist."""
+def plain_region(
+    region: Region, arrays: ArrayGraph, workers: int, facts: ClusterFacts, places: Places
+) -> Plain:
+    """Predict plain Dask's time for a region; its inputs exist, some at known places."""
     given = {node.name for node, _ in region.inputs} | region.nodes.keys()
     stages = []
     for member in region.members:
@@ -193,7 +198,7 @@ def plain_region(region: Region, arrays: ArrayGraph, workers: int, facts: Cluste
             }
             stages.append(Stage(name, reads, needs, work))
     wanted = {(name, *index) for name, blocks in region.wanted for index in blocks}
-    return _seconds(stages, arrays, wanted, workers, facts)
+    return _seconds(stages, arrays, wanted, workers, facts, places)
 
 
 def rest_of(graph: HighLevelGraph, regions: Iterable[Region]) -> HighLevelGraph:
@@ -230,8 +235,10 @@ def _seconds(
     wanted: AbstractSet[Key],
     workers: int,
     facts: ClusterFacts,
+    known: Places = MappingProxyType({}),
 ) -> Plain:
-    machine, places = facts.machine, Workers(arrays, workers)
+    there = {key: at for key, at in known.items() if at < workers}
+    machine, places = facts.machine, Workers(arrays, workers, there)
     stages = [stage for stage in stages if not stage.is_data]
     needs = chain.from_iterable(stage.needs.values() for stage in stages)
     readers = Counter(chain.from_iterable(needs))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import OPERATIONS, Cost
-from dask_dgpu.operations.value import Collective, Local, most_received
-from dask_dgpu.planner.plain import plain_region
+from dask_dgpu.operations.value import Collective, Local, Value, most_received
+from dask_dgpu.planner.plain import Places, plain_region
 from dask_dgpu.runtime.plans import Making, Plans, plans
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.tasks import PLUGIN
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
 Key = Any
-Held = Callable[[Collection[Key]], int]
-"""Returns the most bytes of results in memory on one worker, without those of some keys."""
 Figures = tuple[tuple[str, float], ...]
 Bytes = NDArray[np.int64]
 """A number for each rank."""
@@ -57,9 +56,20 @@ def usable(facts: ClusterFacts, settings: Settings) -> float | None:
     return None if memory is None else memory * (1 - settings.safety_margin)
 
 
-def nothing(keys: Collection[Key]) -> int:
-    """Return 0, for no workers."""
-    return 0
+@dataclass(frozen=True)
+class Present:
+    """Results on the workers of a cluster.
+
+    ``others(keys)`` returns the most bytes of results in memory on one worker, without those of
+    ``keys``; ``places(keys)`` returns the workers of those of the keys that exist.
+    """
+
+    others: Callable[[Collection[Key]], int]
+    places: Callable[[Collection[Key]], Places]
+
+
+NOTHING = Present(lambda keys: 0, lambda keys: {})
+"""No results, as without a cluster."""
 
 
 def scheduler_here(scheduler_id: str | None) -> Scheduler | None:
@@ -71,18 +81,21 @@ def scheduler_here(scheduler_id: str | None) -> Scheduler | None:
     return next((each for each in list(Scheduler._instances) if each.id == scheduler_id), None)
 
 
-def held_by(scheduler_id: str | None, client: Client | None = None) -> Held:
-    """Return the :data:`Held` of a scheduler, here or of a client; nothing without a cluster."""
+def present_on(scheduler_id: str | None, client: Client | None = None) -> Present:
+    """Return the results of a scheduler, here or of a client; nothing without a cluster."""
     scheduler = scheduler_here(scheduler_id)
     if scheduler is not None:
-        return partial(_other_results, dask_scheduler=scheduler)
+        return Present(
+            partial(_other_results, dask_scheduler=scheduler),
+            partial(_places, dask_scheduler=scheduler),
+        )
     if client is None or scheduler_id is None:
-        return nothing
+        return NOTHING
 
-    def ask(keys: Collection[Key]) -> int:
-        return int(client.run_on_scheduler(_other_results, keys=list(keys)))
+    def ask(function: Callable[..., Any], keys: Collection[Key]) -> Any:
+        return client.run_on_scheduler(function, keys=list(keys))
 
-    return ask
+    return Present(partial(ask, _other_results), partial(ask, _places))
 
 
 def figures_of(facts: ClusterFacts, client: Client | None = None) -> Figures:
@@ -94,6 +107,11 @@ def figures_of(facts: ClusterFacts, client: Client | None = None) -> Figures:
         return ()
     found: Figures = client.run_on_scheduler(_figures, kind=facts.kind)
     return found
+
+
+def blocks_of(region: Region) -> list[Key]:
+    """Return the keys of the blocks that a region reads."""
+    return [(node.name, *index) for node, blocks in region.inputs for index in blocks]
 
 
 def _figures(kind: str, dask_scheduler: Scheduler) -> Figures:
@@ -121,16 +139,33 @@ def _other_results(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
     )
 
 
-def predict(
-    region: Region, program: Program, facts: ClusterFacts, arrays: ArrayGraph
-) -> Prediction:
-    """Predict a region on this cluster, with its inputs in even shares in their order.
+def _places(keys: Collection[Key], dask_scheduler: Scheduler) -> dict[Key, int]:
+    """Return the number of a worker with each block, among the workers in a fixed order."""
+    numbers = {address: at for at, address in enumerate(sorted(dask_scheduler.workers))}
+    found: dict[Key, int] = {}
+    for key in keys:
+        ts = dask_scheduler.tasks.get(key)
+        holders = [] if ts is None else [each.address for each in list(ts.who_has or ())]
+        known = [numbers[address] for address in holders if address in numbers]
+        if known:
+            found[key] = min(known)
+    return found
 
-    ``arrays`` are Dask's own layers, with those of the region.
+
+def predict(
+    region: Region,
+    program: Program,
+    facts: ClusterFacts,
+    arrays: ArrayGraph,
+    places: Places = MappingProxyType({}),
+) -> Prediction:
+    """Predict a region on this cluster, with its inputs at their known ``places``.
+
+    Inputs without known places are in even shares in their order. ``arrays`` are Dask's own
+    layers, with those of the region.
     """
     ranks, machine = facts.workers or program.local_ranks, facts.machine
-    staged = {name: len(value.indices()) for name, value in program.inputs}
-    owners = {name: dealt(count, ranks) for name, count in staged.items()}
+    owners = {name: _owners(name, value, ranks, places) for name, value in program.inputs}
     fixed = plans(program, owners, ranks)
     costs = _costs(program, fixed, facts)
     shares = Shares(program, fixed, ranks)
@@ -144,7 +179,7 @@ def predict(
     each = work | {name: cost.seconds for name, cost in costs.items()}
     seconds = sum(each.values())
     seconds += gang_seconds(machine, region.tasks, len(each), cluster=facts.workers > 0)
-    plain = plain_region(region, arrays, max(ranks, facts.cores), facts)
+    plain = plain_region(region, arrays, max(ranks, facts.cores), facts, places)
     return Prediction(
         text=", then ".join(dict.fromkeys(cost.text for cost in costs.values())),
         details=tuple(detail for cost in costs.values() for detail in cost.details),
@@ -158,6 +193,12 @@ def predict(
             (label(s.output), each[s.output] + machine.step_seconds) for s in program.steps
         ),
     )
+
+
+def _owners(name: str, value: Value, ranks: int, places: Places) -> Sequence[int]:
+    """Return the ranks of an input's blocks; even shares unless all their places are known."""
+    known = [places.get((name, *index), ranks) for index in value.indices()]
+    return known if max(known, default=ranks) < ranks else dealt(len(known), ranks)
 
 
 def _costs(program: Program, fixed: Plans, facts: ClusterFacts) -> dict[str, Cost]:
