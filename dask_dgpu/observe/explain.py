@@ -266,5 +266,5 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
         rewriting.declined,
         reported,
         optimizer.facts.machine.measured,
-        *optimizer.totals(graph, keys, rewriting),
+        *optimizer.totals(graph, keys, rewriting, present),
     )

@@ -244,16 +244,19 @@ class GraphOptimizer:
         program = self.program(region, self.room(region, present))
         return predict(region, program, self.facts, arrays, present.places(blocks_of(region)))
 
-    def totals(self, graph: HighLevelGraph, keys: Any, done: Rewriting) -> tuple[float, float]:
+    def totals(
+        self, graph: HighLevelGraph, keys: Any, done: Rewriting, present: Present = NOTHING
+    ) -> tuple[float, float]:
         """Predict the seconds of a graph as it will run, and those of plain Dask."""
         wanted, regions = _flat(keys), [region for region, _ in done.regions]
         workers = self.facts.workers or max(self.settings.local_ranks, self.facts.cores)
-        plain = plain_graph(graph, done.arrays, done.found, wanted, workers, self.facts)
+        read = {key for region in regions for key in blocks_of(region)}
+        places = present.places(read)
+        plain = plain_graph(graph, done.arrays, done.found, wanted, workers, self.facts, places)
         if not regions:
             return plain.seconds, plain.seconds
         gangs = {piece.output.name for piece in done.pieces}
         left = [piece for piece in done.found if piece.output.name not in gangs]
-        read = {(n.name, *i) for each in regions for n, blocks in each.inputs for i in blocks}
         rest = plain_graph(
             rest_of(graph, regions), done.arrays, left, wanted | read, workers, self.facts
         )

@@ -162,8 +162,12 @@ def plain_graph(
     wanted: Collection[Key],
     workers: int,
     facts: ClusterFacts,
+    places: Places = MappingProxyType({}),
 ) -> Plain:
-    """Predict plain Dask's time for the blocks ``wanted`` of a graph with these pieces."""
+    """Predict plain Dask's time for the blocks ``wanted`` of a graph with these pieces.
+
+    Blocks that exist are at their known ``places``.
+    """
     culled = cull(fuse(insert(graph, pieces), (), wanted), wanted)
     layers, stages = culled.graph.layers, []
     for name in depth_first(culled.graph.dependencies):
@@ -175,7 +179,7 @@ def plain_graph(
             made = {key: each for key, each in needs.items() if not _is_data(layer, key)}
             aliases = {key for key in made if _is_alias(layer, key)}
             stages.append(Stage(name, culled.reads[name], made, work, aliases=aliases))
-    tasks, seconds = _seconds(stages, arrays, set(wanted), workers, facts)
+    tasks, seconds = _seconds(stages, arrays, set(wanted), workers, facts, places)
     ends = 2 * facts.machine.round_trip_seconds if facts.workers else 0.0  # submit and report
     return Plain(tasks, seconds + ends)
 

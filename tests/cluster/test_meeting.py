@@ -49,6 +49,9 @@ def test_arrays_on_different_workers(client, on_device):
     wait([x, y])
     explanation = dgpu.explain(x + y)
     assert len(explanation.regions) == 1
+    ((_, predicted),) = explanation.regions
+    assert explanation.dask_seconds is not None
+    assert explanation.dask_seconds >= predicted.dask_seconds  # both know where blocks are
     assert explanation.to_dict()["regions"][0]["moved_bytes"] > 0
     result, gangs = compute(client, x + y)
     np.testing.assert_allclose(result, 3 * A, rtol=1e-12)
