@@ -25,6 +25,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from graph_opt.dask_graph.fusing import Calls, fuse_expressions
+from graph_opt.dask_graph.internals import DataNode, GraphNode
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import calls_others, tasks_of
 from graph_opt.dask_graph.parse import (
@@ -36,6 +37,7 @@ from graph_opt.dask_graph.parse import (
     depth_first,
     function_name,
 )
+from graph_opt.dask_graph.work import array
 from graph_opt.model.layout import ArrayNode, Declined
 from graph_opt.model.piece import Blockwork, Member, Piece, Region
 
@@ -130,8 +132,9 @@ def combine(
 def partition(
     culled: Culled, arrays: ArrayGraph, local: Collection[str], keys: Collection[Any]
 ) -> list[Region]:
-    """Partition a graph with :class:`PieceLayer` into regions with at least one collective each.
+    """Partition a graph with :class:`PieceLayer` into regions.
 
+    A region without a collective is work of Dask's own that a gang can do.
     ``arrays`` are Dask's declarations, ``local`` the layers that a gang can compute without a
     collective, and ``keys`` the requested blocks.
     """
@@ -144,7 +147,7 @@ def partition(
     found = []
     for component in _connected(graph, order, levels, members):
         names = _without_streams(component, culled, arrays, pieces)
-        if not pieces.isdisjoint(names):
+        if names:
             found.append(_region(names, culled, arrays, requested))
     return found
 
@@ -202,7 +205,7 @@ def _without_streams(
     """Leave streams to Dask: members before any collective that reduce much to little.
 
     Dask reads, reduces and frees block after block, while a gang would hold all blocks. A layer
-    with other readers is no stream: its blocks must exist anyway.
+    with other readers, or of blocks in memory, is no stream: its blocks must exist anyway.
     """
     graph, readers = culled.graph, culled.readers
     kept = set(names)
@@ -215,10 +218,19 @@ def _without_streams(
         cone = _cone(name, graph, kept)
         sources = set().union(*(graph.dependencies[each] for each in cone)) - cone
         shared = any(readers[each] & (kept - cone) for each in (cone - {name}) | sources)
+        shared |= bool(sources) and all(_is_stored(graph.layers[each]) for each in sources)
         read_bytes = sum(_node(arrays, each).nbytes for each in needed)
         if not shared and _node(arrays, name).nbytes < STREAM_FRACTION * read_bytes:
             kept -= cone
     return [name for name in names if name in kept]
+
+
+def _is_stored(layer: Layer) -> bool:
+    """Whether a layer has blocks, or futures of them, in place of tasks, as after ``persist``."""
+    if not isinstance(layer, MaterializedLayer):
+        return False
+    block = next(iter(layer.values()), ())
+    return isinstance(block, DataNode) or not isinstance(block, GraphNode | tuple | list)
 
 
 def _cone(name: str, graph: HighLevelGraph, inside: set[str]) -> set[str]:
@@ -274,7 +286,7 @@ def _member(
 
 
 def _node(arrays: ArrayGraph, name: str) -> ArrayNode:
-    node = arrays.node(name)
+    node = array(arrays, name)
     if node is None:
         raise LookupError(f"expected a declaration of the array {name}, got none")
     return node

@@ -18,7 +18,7 @@ from dask_dgpu.observe.folding import folded, repeated
 from dask_dgpu.observe.runs import last_runs, sent_of, transfers
 from dask_dgpu.planner.fallbacks import arrays_of, fallbacks_of, reason_of
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.predict import Prediction, held_by
+from dask_dgpu.planner.predict import Prediction, present_on
 from graph_opt.model.cost import FIGURES
 from graph_opt.model.layout import Declined, label
 from graph_opt.model.piece import Piece, Region
@@ -137,8 +137,9 @@ class Explanation:
                 )
             )
         for region, predicted in self.regions:
-            if len(region.members) > 1:
-                lines.append((f"region of {len(region.members)} steps", _region(region, predicted)))
+            if len(region.members) > 1 or not region.pieces:
+                steps = "1 step" if len(region.members) == 1 else f"{len(region.members)} steps"
+                lines.append((f"region of {steps}", _region(region, predicted)))
         for (_, predicted), run in zip(self.regions, self._runs, strict=True):
             for (name, seconds), step in zip(predicted.steps, run, strict=False):
                 nbytes = format_bytes(step.nbytes)
@@ -149,10 +150,10 @@ class Explanation:
         if any(step.exposed is None for run in self._runs for step in run):
             lines.append(("transfers", "not measured on GPUs without NCCL"))
         lines += [(label(piece.name), f"left to Dask: {piece.reason}") for piece in self.declined]
-        if self.rewritten and self.seconds is not None and self.dask_seconds is not None:
+        if self.regions and self.seconds is not None and self.dask_seconds is not None:
             text = f"about {self.seconds:.3g} s instead of {self.dask_seconds:.3g} s"
             lines.append(("in all", text))
-        if self.rewritten or self.declined:
+        if self.regions or self.declined:
             lines.append(("rates", self._rates()))
         return list(folded(lines))
 
@@ -243,10 +244,10 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
     client, keys = current_client(), array.__dask_keys__()
     names = arrays_of(graph, set(flatten(keys)))
     reported = fallbacks_of(client, names) if optimizer.facts.scheduler else ()
-    held = held_by(optimizer.facts.scheduler, client)
+    present = present_on(optimizer.facts.scheduler, client)
     optimizer = optimizer.calibrated(client)
     try:
-        rewriting = optimizer.rewrite(graph, keys, held)
+        rewriting = optimizer.rewrite(graph, keys, present)
     except Exception as error:
         if optimizer.settings.on_error == "raise":
             raise
@@ -254,7 +255,7 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
         return Explanation(enabled=True, failures=tuple(failures))
     alone = [(piece, Region.of(piece)) for piece in rewriting.pieces]
     rewritten = tuple(
-        (piece, optimizer.predict(region, rewriting.arrays, held)) for piece, region in alone
+        (piece, optimizer.predict(region, rewriting.arrays, present)) for piece, region in alone
     )
     runs = last_runs(region for region, _ in rewriting.regions) if measured else ()
     return Explanation(
@@ -265,5 +266,5 @@ def explain(array: Any, *, measured: bool = False) -> Explanation:
         rewriting.declined,
         reported,
         optimizer.facts.machine.measured,
-        *optimizer.totals(graph, keys, rewriting),
+        *optimizer.totals(graph, keys, rewriting, present),
     )

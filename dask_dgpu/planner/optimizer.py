@@ -19,15 +19,17 @@ from dask_dgpu.operations import RULES
 from dask_dgpu.operations.matmul import with_wire_dtype
 from dask_dgpu.operations.value import shared, step_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, report
-from dask_dgpu.planner.plain import plain_graph, rest_of
+from dask_dgpu.planner.local import is_possible, may_meet, may_pay
+from dask_dgpu.planner.plain import Places, plain_graph, rest_of
 from dask_dgpu.planner.predict import (
+    NOTHING,
     Figures,
-    Held,
     Prediction,
+    Present,
+    blocks_of,
     figures_of,
-    held_by,
-    nothing,
     predict,
+    present_on,
     usable,
 )
 from dask_dgpu.planner.rewriting import Rewriting
@@ -76,7 +78,7 @@ class GraphOptimizer:
             if not isinstance(graph, HighLevelGraph):
                 graph = HighLevelGraph.from_collections(str(id(dsk)), dsk, dependencies=())
             graph = guarded(graph)
-            rewriting = self.calibrated().rewrite(graph, keys, held_by(self.facts.scheduler))
+            rewriting = self.calibrated().rewrite(graph, keys, present_on(self.facts.scheduler))
             optimized = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
             if not rewriting.regions or isinstance(optimized, HighLevelGraph):  # fusion is off
                 return optimized
@@ -106,10 +108,10 @@ class GraphOptimizer:
                 raise
             return ()
 
-    def rewrite(self, graph: HighLevelGraph, keys: Any, held: Held = nothing) -> Rewriting:
+    def rewrite(self, graph: HighLevelGraph, keys: Any, present: Present = NOTHING) -> Rewriting:
         """Insert gangs into a graph, where rules match and the cost model agrees.
 
-        ``held`` returns the memory of workers that a gang cannot use.
+        ``present`` are the results on workers, and the memory that a gang cannot use.
         """
         wanted = _flat(keys)
         arrays = parse(graph, wanted, self.settings.fuse)
@@ -117,7 +119,7 @@ class GraphOptimizer:
         pieces, declined = list(matches.pieces), list(matches.declined)
         if self.settings.wire_dtype != "exact":
             pieces = [with_wire_dtype(piece, self.settings.wire_dtype) for piece in pieces]
-        while pieces:
+        while pieces or (self.settings.regions and may_meet(arrays, self.facts)):
             culled, local = self._culled(graph, arrays, pieces, wanted)
             layers = {
                 layer.piece.output.name: layer
@@ -133,9 +135,11 @@ class GraphOptimizer:
                 if self.settings.regions:
                     found = partition(culled, arrays, local, wanted)
                 for region in found:
-                    gangs += self._gangs(region, arrays, layers, held, refused)
+                    gangs += self._gangs(region, arrays, layers, present, refused)
             declined += [Declined(name, reason) for name, reason in refused.items()]
             kept = [p for p in pieces if p.output.name in layers.keys() - refused.keys()]
+            if len(kept) == len(pieces) and not gangs:
+                break
             if len(kept) == len(pieces):
                 programs = [
                     (region, self._with_plain(graph, region, program))
@@ -165,19 +169,27 @@ class GraphOptimizer:
         region: Region,
         arrays: ArrayGraph,
         layers: Mapping[str, PieceLayer],
-        held: Held,
+        present: Present,
         refused: dict[str, str],
     ) -> Iterator[Gang]:
         """Yield a region, or the parts of it that fit, or its pieces without Dask's layers.
 
-        Add the reasons against other pieces to ``refused``.
+        Add the reasons against other pieces to ``refused``. A region without pieces whose blocks
+        lie right and are not joined is left to Dask: tasks do it better.
         """
-        room = self.room(region, held)
+        places = present.places(blocks_of(region))
+        if not region.pieces and not self._is_candidate(region, arrays, places):
+            return
+        room = self.room(region, present)
         program = self.program(region, room)
-        prediction = predict(region, program, self.facts, arrays, held(_read(region)).complete)
+        prediction = predict(region, program, self.facts, arrays, places)
+        if not (region.pieces or region.joins or prediction.moved_bytes):
+            return
         reason = self._refusal(prediction, room, region.forced)
         if reason is None:
             yield region, prediction, program
+        elif not region.pieces:
+            return
         elif len(region.members) == 1:
             refused[region.members[0].output.name] = reason
         else:
@@ -186,7 +198,15 @@ class GraphOptimizer:
                 smaller = (_alone(layers[piece.output.name]) for piece in region.pieces)
             for part in smaller:
                 if part.pieces:
-                    yield from self._gangs(part, arrays, layers, held, refused)
+                    yield from self._gangs(part, arrays, layers, present, refused)
+
+    def _is_candidate(self, region: Region, arrays: ArrayGraph, places: Places) -> bool:
+        """Whether to plan a region without collectives."""
+        if not is_possible(region, self.facts, places):
+            return False
+        return self.settings.when == "always" or may_pay(
+            region, arrays, self.facts, places, LEAST_GAIN
+        )
 
     def _with_plain(self, graph: HighLevelGraph, region: Region, program: Program) -> Program:
         """Return the program, with Dask's tasks for blocks that differ from their declaration."""
@@ -219,21 +239,24 @@ class GraphOptimizer:
             return f"a gang is predicted to gain too little ({gang:.3g} s against {plain:.3g} s)"
         return f"plain Dask is predicted to be quicker ({plain:.3g} s against {gang:.3g} s)"
 
-    def predict(self, region: Region, arrays: ArrayGraph, held: Held = nothing) -> Prediction:
+    def predict(self, region: Region, arrays: ArrayGraph, present: Present = NOTHING) -> Prediction:
         """Predict the cost of a region on this cluster, by a gang and by plain Dask."""
-        program = self.program(region, self.room(region, held))
-        return predict(region, program, self.facts, arrays, held(_read(region)).complete)
+        program = self.program(region, self.room(region, present))
+        return predict(region, program, self.facts, arrays, present.places(blocks_of(region)))
 
-    def totals(self, graph: HighLevelGraph, keys: Any, done: Rewriting) -> tuple[float, float]:
+    def totals(
+        self, graph: HighLevelGraph, keys: Any, done: Rewriting, present: Present = NOTHING
+    ) -> tuple[float, float]:
         """Predict the seconds of a graph as it will run, and those of plain Dask."""
         wanted, regions = _flat(keys), [region for region, _ in done.regions]
         workers = self.facts.workers or max(self.settings.local_ranks, self.facts.cores)
-        plain = plain_graph(graph, done.arrays, done.found, wanted, workers, self.facts)
+        read = {key for region in regions for key in blocks_of(region)}
+        places = present.places(read)
+        plain = plain_graph(graph, done.arrays, done.found, wanted, workers, self.facts, places)
         if not regions:
             return plain.seconds, plain.seconds
         gangs = {piece.output.name for piece in done.pieces}
         left = [piece for piece in done.found if piece.output.name not in gangs]
-        read = {(n.name, *i) for each in regions for n, blocks in each.inputs for i in blocks}
         rest = plain_graph(
             rest_of(graph, regions), done.arrays, left, wanted | read, workers, self.facts
         )
@@ -244,13 +267,13 @@ class GraphOptimizer:
         """The transport of blocks between ranks."""
         return self.facts.transport if self.settings.comm == "auto" else self.settings.comm
 
-    def room(self, region: Region, held: Held) -> float | None:
+    def room(self, region: Region, present: Present) -> float | None:
         """Return the bytes of a device that a gang may use, ``None`` for no limit."""
         most = usable(self.facts, self.settings)
         if most is None:
             return None
         step = max(1.0, most / ROOM_STEPS)
-        return max(0.0, most - math.ceil(held(_read(region)).others / step) * step)
+        return max(0.0, most - math.ceil(present.others(blocks_of(region)) / step) * step)
 
     def program(self, region: Region, room: float | None = None) -> Program:
         """Return the program of a region that may use ``room`` bytes of a device."""
@@ -266,11 +289,6 @@ class GraphOptimizer:
             room=room,
             blockworks=Blockworks({work.output.name: work.layer for work in region.blockworks}),
         )
-
-
-def _read(region: Region) -> list[Any]:
-    """Return the keys of the blocks that a region reads."""
-    return [(node.name, *index) for node, blocks in region.inputs for index in blocks]
 
 
 def _fits(prediction: Prediction, room: float | None) -> bool:

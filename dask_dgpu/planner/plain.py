@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
@@ -26,6 +27,8 @@ from graph_opt.model.piece import Piece, Region
 from graph_opt.passes import insert
 
 Key = Any
+Places = Mapping[Key, int]
+"""The numbers of the workers with blocks that are known to exist."""
 
 
 class Plain(NamedTuple):
@@ -159,8 +162,12 @@ def plain_graph(
     wanted: Collection[Key],
     workers: int,
     facts: ClusterFacts,
+    places: Places = MappingProxyType({}),
 ) -> Plain:
-    """Predict plain Dask's time for the blocks ``wanted`` of a graph with these pieces."""
+    """Predict plain Dask's time for the blocks ``wanted`` of a graph with these pieces.
+
+    Blocks that exist are at their known ``places``.
+    """
     culled = cull(fuse(insert(graph, pieces), (), wanted), wanted)
     layers, stages = culled.graph.layers, []
     for name in depth_first(culled.graph.dependencies):
@@ -172,13 +179,15 @@ def plain_graph(
             made = {key: each for key, each in needs.items() if not _is_data(layer, key)}
             aliases = {key for key in made if _is_alias(layer, key)}
             stages.append(Stage(name, culled.reads[name], made, work, aliases=aliases))
-    tasks, seconds = _seconds(stages, arrays, set(wanted), workers, facts)
+    tasks, seconds = _seconds(stages, arrays, set(wanted), workers, facts, places)
     ends = 2 * facts.machine.round_trip_seconds if facts.workers else 0.0  # submit and report
     return Plain(tasks, seconds + ends)
 
 
-def plain_region(region: Region, arrays: ArrayGraph, workers: int, facts: ClusterFacts) -> Plain:
-    """Predict plain Dask's time for a region; its inputs exist."""
+def plain_region(
+    region: Region, arrays: ArrayGraph, workers: int, facts: ClusterFacts, places: Places
+) -> Plain:
+    """Predict plain Dask's time for a region; its inputs exist, some at known places."""
     given = {node.name for node, _ in region.inputs} | region.nodes.keys()
     stages = []
     for member in region.members:
@@ -193,7 +202,7 @@ def plain_region(region: Region, arrays: ArrayGraph, workers: int, facts: Cluste
             }
             stages.append(Stage(name, reads, needs, work))
     wanted = {(name, *index) for name, blocks in region.wanted for index in blocks}
-    return _seconds(stages, arrays, wanted, workers, facts)
+    return _seconds(stages, arrays, wanted, workers, facts, places)
 
 
 def rest_of(graph: HighLevelGraph, regions: Iterable[Region]) -> HighLevelGraph:
@@ -230,8 +239,10 @@ def _seconds(
     wanted: AbstractSet[Key],
     workers: int,
     facts: ClusterFacts,
+    known: Places = MappingProxyType({}),
 ) -> Plain:
-    machine, places = facts.machine, Workers(arrays, workers)
+    there = {key: at for key, at in known.items() if at < workers}
+    machine, places = facts.machine, Workers(arrays, workers, there)
     stages = [stage for stage in stages if not stage.is_data]
     needs = chain.from_iterable(stage.needs.values() for stage in stages)
     readers = Counter(chain.from_iterable(needs))

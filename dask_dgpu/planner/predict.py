@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import OPERATIONS, Cost
-from dask_dgpu.operations.value import Collective, Local, most_received
-from dask_dgpu.planner.plain import plain_region
+from dask_dgpu.operations.value import Collective, Local, Value, most_received
+from dask_dgpu.planner.plain import Places, plain_region
 from dask_dgpu.runtime.plans import Making, Plans, plans
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.tasks import PLUGIN
@@ -31,18 +32,9 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
 Key = Any
-Held = Callable[[Collection[Key]], "Memory"]
-"""Returns what workers hold besides some keys."""
 Figures = tuple[tuple[str, float], ...]
 Bytes = NDArray[np.int64]
 """A number for each rank."""
-
-
-class Memory(NamedTuple):
-    """The most bytes of other results on one worker, and whether all keys are in memory."""
-
-    others: int
-    complete: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +56,20 @@ def usable(facts: ClusterFacts, settings: Settings) -> float | None:
     return None if memory is None else memory * (1 - settings.safety_margin)
 
 
-def nothing(keys: Collection[Key]) -> Memory:
-    """Return what no workers hold."""
-    return Memory(0, False)
+@dataclass(frozen=True)
+class Present:
+    """Results on the workers of a cluster.
+
+    ``others(keys)`` returns the most bytes of results in memory on one worker, without those of
+    ``keys``; ``places(keys)`` returns the workers of those of the keys that exist.
+    """
+
+    others: Callable[[Collection[Key]], int]
+    places: Callable[[Collection[Key]], Places]
+
+
+NOTHING = Present(lambda keys: 0, lambda keys: {})
+"""No results, as without a cluster."""
 
 
 def scheduler_here(scheduler_id: str | None) -> Scheduler | None:
@@ -78,18 +81,21 @@ def scheduler_here(scheduler_id: str | None) -> Scheduler | None:
     return next((each for each in list(Scheduler._instances) if each.id == scheduler_id), None)
 
 
-def held_by(scheduler_id: str | None, client: Client | None = None) -> Held:
-    """Return the :data:`Held` of a scheduler, here or of a client; nothing without a cluster."""
+def present_on(scheduler_id: str | None, client: Client | None = None) -> Present:
+    """Return the results of a scheduler, here or of a client; nothing without a cluster."""
     scheduler = scheduler_here(scheduler_id)
     if scheduler is not None:
-        return partial(_memory, dask_scheduler=scheduler)
+        return Present(
+            partial(_other_results, dask_scheduler=scheduler),
+            partial(_places, dask_scheduler=scheduler),
+        )
     if client is None or scheduler_id is None:
-        return nothing
+        return NOTHING
 
-    def ask(keys: Collection[Key]) -> Memory:
-        return Memory(*client.run_on_scheduler(_memory, keys=list(keys)))
+    def ask(function: Callable[..., Any], keys: Collection[Key]) -> Any:
+        return client.run_on_scheduler(function, keys=list(keys))
 
-    return ask
+    return Present(partial(ask, _other_results), partial(ask, _places))
 
 
 def figures_of(facts: ClusterFacts, client: Client | None = None) -> Figures:
@@ -103,41 +109,63 @@ def figures_of(facts: ClusterFacts, client: Client | None = None) -> Figures:
     return found
 
 
+def blocks_of(region: Region) -> list[Key]:
+    """Return the keys of the blocks that a region reads."""
+    return [(node.name, *index) for node, blocks in region.inputs for index in blocks]
+
+
 def _figures(kind: str, dask_scheduler: Scheduler) -> Figures:
     plugin: Any = dask_scheduler.plugins.get(PLUGIN)
     return () if plugin is None else tuple(plugin.rates.keep(kind).items())
 
 
-def _memory(keys: Collection[Key], dask_scheduler: Scheduler) -> Memory:
-    """Return what the workers of a scheduler hold, without spilled results.
+def _other_results(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
+    """Return the bytes on the worker with the most, without spilled ones.
 
     This runs outside of the event loop's thread, so it copies containers before iterating.
     """
     counted: Counter[str] = Counter()
-    complete = True
     for key in keys:
         ts = dask_scheduler.tasks.get(key)
-        if ts is None or not ts.who_has:
-            complete = False
-            continue
-        for ws in list(ts.who_has):
-            counted[ws.address] += max(0, ts.nbytes)
-    workers = list(dask_scheduler.workers.values())
-    others = [max(0, ws.memory.managed - counted[ws.address]) for ws in workers]
-    return Memory(max(others, default=0), complete)
+        if ts is not None:
+            for ws in list(ts.who_has or ()):
+                counted[ws.address] += max(0, ts.nbytes)
+    return max(
+        (
+            max(0, ws.memory.managed - counted[ws.address])
+            for ws in list(dask_scheduler.workers.values())
+        ),
+        default=0,
+    )
+
+
+def _places(keys: Collection[Key], dask_scheduler: Scheduler) -> dict[Key, int]:
+    """Return the number of a worker with each block, among the workers in a fixed order."""
+    numbers = {address: at for at, address in enumerate(sorted(dask_scheduler.workers))}
+    found: dict[Key, int] = {}
+    for key in keys:
+        ts = dask_scheduler.tasks.get(key)
+        holders = [] if ts is None else [each.address for each in list(ts.who_has or ())]
+        known = [numbers[address] for address in holders if address in numbers]
+        if known:
+            found[key] = min(known)
+    return found
 
 
 def predict(
-    region: Region, program: Program, facts: ClusterFacts, arrays: ArrayGraph, at_once: bool
+    region: Region,
+    program: Program,
+    facts: ClusterFacts,
+    arrays: ArrayGraph,
+    places: Places = MappingProxyType({}),
 ) -> Prediction:
-    """Predict a region on this cluster, with its inputs in even shares in their order.
+    """Predict a region on this cluster, with its inputs at their known ``places``.
 
-    ``arrays`` are Dask's own layers, with those of the region. A gang starts ``at_once`` if its
-    inputs are in memory.
+    Inputs without known places are in even shares in their order. ``arrays`` are Dask's own
+    layers, with those of the region.
     """
     ranks, machine = facts.workers or program.local_ranks, facts.machine
-    staged = {name: len(value.indices()) for name, value in program.inputs}
-    owners = {name: dealt(count, ranks) for name, count in staged.items()}
+    owners = {name: _owners(name, value, ranks, places) for name, value in program.inputs}
     fixed = plans(program, owners, ranks)
     costs = _costs(program, fixed, facts)
     shares = Shares(program, fixed, ranks)
@@ -150,9 +178,9 @@ def predict(
     }
     each = work | {name: cost.seconds for name, cost in costs.items()}
     seconds = sum(each.values())
-    clustered = facts.workers > 0
-    seconds += gang_seconds(machine, region.tasks, len(each), cluster=clustered, at_once=at_once)
-    plain = plain_region(region, arrays, max(ranks, facts.cores), facts)
+    kind = {"cluster": facts.workers > 0, "at_once": begins_at_once(region, places)}
+    seconds += gang_seconds(machine, region.tasks, len(each), **kind)
+    plain = plain_region(region, arrays, max(ranks, facts.cores), facts, places)
     return Prediction(
         text=", then ".join(dict.fromkeys(cost.text for cost in costs.values())),
         details=tuple(detail for cost in costs.values() for detail in cost.details),
@@ -166,6 +194,17 @@ def predict(
             (label(s.output), each[s.output] + machine.step_seconds) for s in program.steps
         ),
     )
+
+
+def begins_at_once(region: Region, places: Places) -> bool:
+    """Whether all blocks that a region reads are on workers, so its gang needs no tasks."""
+    return bool(places) and all(key in places for key in blocks_of(region))
+
+
+def _owners(name: str, value: Value, ranks: int, places: Places) -> Sequence[int]:
+    """Return the ranks of an input's blocks; even shares unless all their places are known."""
+    known = [places.get((name, *index), ranks) for index in value.indices()]
+    return known if max(known, default=ranks) < ranks else dealt(len(known), ranks)
 
 
 def _costs(program: Program, fixed: Plans, facts: ClusterFacts) -> dict[str, Cost]:

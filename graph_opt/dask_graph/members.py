@@ -97,6 +97,13 @@ def is_member(graph: ArrayGraph, name: str) -> bool:
     return isinstance(layer, MaterializedLayer) and _is_blockwork(graph, name)
 
 
+def is_map(layer: Layer) -> bool:
+    """Whether each block of a layer is computed from blocks with the same index only."""
+    return isinstance(layer, Blockwise) and all(
+        index is None or tuple(index) == tuple(layer.output_indices) for _, index in layer.indices
+    )
+
+
 def tasks_of(graph: ArrayGraph | HighLevelGraph, name: str) -> Iterator[tuple[Any, GraphNode]]:
     """Yield keys and tasks of a layer; tasks of the old form are converted on the way."""
     layer = graph.layers[name]

@@ -19,7 +19,7 @@ from graph_opt.model.layout import ArrayNode, Index, label
 Block = tuple[str, Index]
 
 MOST_NAMED = 8
-"""Most collectives in the name of a region."""
+"""Most arrays in the name of a region."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +223,25 @@ class Region:
         """Whether nothing but forced collectives runs."""
         return all(isinstance(member, Piece) and member.forced for member in self.members)
 
+    @cached_property
+    def joins(self) -> bool:
+        """Whether a task of Dask's reads several blocks of an array, as in ``x.sum()``."""
+        return any(
+            len({name for name, _ in blocks}) < len(blocks)
+            for work in self.blockworks
+            for blocks in work.needs.values()
+        )
+
+    @cached_property
+    def in_place(self) -> bool:
+        """Whether each block is computed only from blocks with the same index."""
+        return not self.pieces and all(
+            index == other
+            for work in self.blockworks
+            for index, blocks in work.needs.items()
+            for _, other in blocks
+        )
+
     @property
     def operands(self) -> frozenset[str]:
         """Names of the inputs of collectives."""
@@ -235,8 +254,8 @@ class Region:
 
     @property
     def label(self) -> str:
-        """The names of its collectives; of many, only the first."""
-        names = [piece.label for piece in self.pieces]
+        """The names of its collectives, or else of its results; of many, only the first."""
+        names = [piece.label for piece in self.pieces] or [label(name) for name, _ in self.wanted]
         more = len(names) - MOST_NAMED
         return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 

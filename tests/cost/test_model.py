@@ -16,7 +16,7 @@ from dask_dgpu.cost.model import STRATEGIES
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.predict import Memory
+from dask_dgpu.planner.predict import Present
 
 lengths = st.integers(0, 5000)
 MODEL = CostModel(ClusterConfig(ClusterFacts(6, "cpu", None)))
@@ -54,8 +54,8 @@ def test_an_estimate_is_the_prediction_of_the_optimizer() -> None:
     x, y = (da.from_array(np.zeros((1024, 1024)), chunks=256, name=name) for name in "xy")
     optimizer = GraphOptimizer(read({"when": "always", "on_error": "raise"}), facts)
     z = x @ y
-    everything = Memory(0, complete=True)
-    done = optimizer.rewrite(z.dask, z.__dask_keys__(), lambda keys: everything)
+    present = Present(lambda keys: 0, lambda keys: {key: key[1] for key in keys})
+    done = optimizer.rewrite(z.dask, z.__dask_keys__(), present)
     ((_, predicted),) = done.regions
     estimate = model.estimate_matmul(1024, 1024, 1024, chunks=4)
     assert estimate.seconds == pytest.approx(predicted.seconds)

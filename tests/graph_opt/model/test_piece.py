@@ -13,6 +13,7 @@ from dask.core import flatten
 from graph_opt.dask_graph.emit import GangLayer
 from graph_opt.dask_graph.members import is_member
 from graph_opt.dask_graph.parse import parse
+from graph_opt.model.layout import label
 from graph_opt.model.piece import Blockwork, Region
 from tests.graph_opt.graphs import array, emitted, regions
 
@@ -21,6 +22,11 @@ A, B = array(12, 12), array(12, 12, seed=1)
 
 def kinds(region: Region) -> list[str]:
     return [member.output.name.rpartition("-")[0] for member in region.members]
+
+
+def gangs(z: da.Array) -> list[Region]:
+    """Return the regions with collectives."""
+    return [region for region in regions(z, local=True) if region.pieces]
 
 
 def value(x: da.Array, graph: Any) -> Any:
@@ -48,7 +54,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_one_region_computes_the_same(case: str) -> None:
     z = CASES[case]()
-    assert len(regions(z, local=True)) == 1
+    assert len(gangs(z)) == 1
     graph = emitted(z, local=True)
     np.testing.assert_allclose(value(z, graph), z.compute(scheduler="sync"), rtol=1e-12)
 
@@ -98,17 +104,46 @@ def test_what_reads_nothing_sinks_to_its_readers() -> None:
     assert len(second.inputs) == 2  # the running sum and A, not k
 
 
-def test_a_component_without_a_collective_is_no_region() -> None:
-    assert regions((A + 1).sum(), local=True) == []
-    assert not any(
-        isinstance(layer, GangLayer) for layer in emitted((A + 1).sum(), local=True).layers.values()
-    )
+def test_a_component_without_a_collective_is_a_region_too() -> None:
+    z = (A + 1).sum()
+    (region,) = regions(z, local=True)
+    assert region.pieces == ()
+    assert region.joins
+    assert not region.in_place
+    assert region.label == label(z.name)
+    assert any(isinstance(layer, GangLayer) for layer in emitted(z, local=True).layers.values())
+    np.testing.assert_array_equal(value(z, emitted(z, local=True)), z.compute())
+
+
+@pytest.mark.parametrize(
+    ("make", "joins", "in_place"),
+    [
+        (lambda: A + B, False, True),
+        (lambda: (A + 1).map_blocks(np.sin), False, True),
+        (lambda: A + A.T, True, False),
+        (lambda: A + B.T, False, False),
+        (lambda: A[4:] - B[:8], False, False),
+        (lambda: da.concatenate([A, B]), False, False),
+        (lambda: A.max(axis=1), True, False),
+        (lambda: A - A.max(axis=1)[:, None], True, False),
+    ],
+)
+def test_which_blocks_meet(make: Any, joins: bool, in_place: bool) -> None:
+    (region,) = regions(make(), local=True)
+    assert (region.joins, region.in_place) == (joins, in_place)
+
+
+def test_a_stream_of_blocks_in_memory_is_no_stream() -> None:
+    x = da.random.default_rng(1).random((64, 12), chunks=(4, 12)).persist(scheduler="sync")
+    z = (x + 1).mean(axis=0)[None] @ B
+    assert any("mean_chunk" in kinds(region) for region in regions(z, local=True))
+    np.testing.assert_allclose(value(z, emitted(z, local=True)), z.compute())
 
 
 def test_a_stream_that_is_reduced_before_a_collective_is_left_to_dask() -> None:
     x = da.random.default_rng(1).random((64, 12), chunks=(4, 12))
     z = (x + 1).mean(axis=0)[None] @ B
-    (region,) = regions(z, local=True)
+    (region,) = gangs(z)
     assert not any("random" in kind or "mean_chunk" in kind for kind in kinds(region))
     np.testing.assert_allclose(value(z, emitted(z, local=True)), z.compute())
 
