@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 MOST_WASTE = 0.5
 """Leave a piece to Dask if more than this fraction of its computed blocks is unused."""
 
-LEAST_GAIN = 0.9
+LEAST_GAIN = 0.85
 """Run a gang if it takes less than this fraction of plain Dask's time: predictions err."""
 
 ROOM_STEPS = 64
@@ -204,9 +204,8 @@ class GraphOptimizer:
         """Whether to plan a region without collectives."""
         if not is_possible(region, self.facts, places):
             return False
-        return self.settings.when == "always" or may_pay(
-            region, arrays, self.facts, places, LEAST_GAIN
-        )
+        always = self.settings.when == "always"
+        return always or may_pay(region, arrays, self.facts, places, LEAST_GAIN)
 
     def _with_plain(self, graph: HighLevelGraph, region: Region, program: Program) -> Program:
         """Return the program, with Dask's tasks for blocks that differ from their declaration."""

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import import_module
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import dask
@@ -21,6 +20,7 @@ from dask_dgpu.array.einsum.patched import pairwise
 from dask_dgpu.array.fft.call import DASK_FFT, DASKS_OWN
 from dask_dgpu.array.reductions.call import Method, is_number, reduced
 from dask_dgpu.kernels.sums.partial import Kind
+from graph_opt.dask_graph.members import remembering
 from graph_opt.model.layout import BFLOAT16, CONTAINERS
 
 Function = Callable[..., Any]
@@ -30,8 +30,6 @@ REDUCTIONS = import_module("dask.array.reductions")
 
 METAS = import_module("dask.array.utils")
 """Dask infers the dtype of each new array here."""
-
-MOST_SIGNATURES = 1024
 
 CONTRACTIONS = ("tensordot-", "chunk_einsum-")
 """Prefixes of partial products. Their sum belongs to a contraction, found by a rule."""
@@ -47,7 +45,7 @@ def patches(sum_method: Method) -> list[tuple[Any, str, Function]]:
     table: list[tuple[Any, str, Function]] = [
         (Array, "to_delayed", _without_gangs(Array.to_delayed)),
         (da, "einsum", pairwise(da.einsum)),
-        (METAS, "has_keyword", _remembering(METAS.has_keyword)),
+        (METAS, "has_keyword", remembering(METAS.has_keyword)),
         *((DASK_FFT, name, getattr(fft, name)) for name in DASKS_OWN),
     ]
     if sum_method != "dask":
@@ -90,31 +88,6 @@ def _without_gangs(original: Function) -> Function:
             return original(self, optimize_graph=optimize_graph)
 
     return to_delayed
-
-
-@functools.cache
-def _remembering(original: Function) -> Function:
-    """Wrap ``has_keyword`` so that it reads the signature of a function once.
-
-    Dask asks it for each new array: a quarter of the time that building a graph takes. Functions
-    that are created anew each time are not remembered, nor what they hold.
-    """
-    known = functools.lru_cache(MOST_SIGNATURES)(original)
-
-    @functools.wraps(original)
-    def has_keyword(func: Any, keyword: str) -> bool:
-        bare = func
-        while type(bare) is functools.partial and not bare.args:
-            bare = bare.func
-        return bool(known(bare, keyword) if _lasts(bare) else original(func, keyword))
-
-    return has_keyword
-
-
-def _lasts(function: Any) -> bool:
-    """Whether a function is part of a module."""
-    plain = isinstance(function, FunctionType) and "<" not in function.__qualname__
-    return plain or isinstance(function, np.ufunc | BuiltinFunctionType)
 
 
 @functools.cache

@@ -37,7 +37,7 @@ FUNCTIONS = [
 ]
 
 
-@pytest.mark.parametrize("function", FUNCTIONS, ids=str)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=range(len(FUNCTIONS)))
 @pytest.mark.parametrize("keyword", ["computing_meta", "x", "axis"])
 def test_answers_are_those_of_dask(function: Any, keyword: str) -> None:
     expected = METAS.has_keyword(function, keyword)
