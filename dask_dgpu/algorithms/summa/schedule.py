@@ -84,7 +84,12 @@ def panel_counts(plan: SummaPlan) -> list[int]:
 
 
 def schedule(plan: SummaPlan, rank: int) -> list[Step]:
-    """Return the steps of one rank, found once for a plan: loops run one plan many times."""
+    """Return the steps of one rank, found once for a plan: loops run one plan many times.
+
+    Those of sparse operands are new each time: ``count_zeros`` changes what they send.
+    """
+    if plan.sparse:
+        return _schedule(plan, rank)
     if rank not in plan.schedules:
         plan.schedules[rank] = _schedule(plan, rank)
     return plan.schedules[rank]
