@@ -11,9 +11,8 @@ from dask.utils import format_bytes
 from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.runtime.tasks import PLUGIN
-from graph_opt.dask_graph.emit import gang_key
 from graph_opt.model.layout import counted
-from graph_opt.model.piece import Region
+from graph_opt.model.piece import Region, Wanted
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -26,14 +25,14 @@ def last_runs(regions: Iterable[Region]) -> tuple[tuple[Step, ...], ...]:
     client = current_client()
     if client is None:
         raise ValueError("expected measured to be False without a client, got True")
-    gangs = [gang_key(region)[0] for region in regions]
-    runs: list[tuple[Step, ...]] = client.run_on_scheduler(_recorded, gangs=gangs)
+    wanted = [region.wanted for region in regions]
+    runs: list[tuple[Step, ...]] = client.run_on_scheduler(_recorded, wanted=wanted)
     return tuple(runs)
 
 
-def _recorded(gangs: list[str], dask_scheduler: Scheduler) -> list[tuple[Step, ...]]:
+def _recorded(wanted: list[Wanted], dask_scheduler: Scheduler) -> list[tuple[Step, ...]]:
     plugin: Any = dask_scheduler.plugins[PLUGIN]
-    return [plugin.records.last(gang) for gang in gangs]
+    return [plugin.records.last(each) for each in wanted]
 
 
 def sent_of(step: Step) -> Sent | None:

@@ -20,7 +20,7 @@ from dask_dgpu.operations.matmul import with_wire_dtype
 from dask_dgpu.operations.value import shared, step_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, report
 from dask_dgpu.planner.local import is_possible, may_meet, may_pay
-from dask_dgpu.planner.plain import Places, plain_graph, rest_of
+from dask_dgpu.planner.plain import Places
 from dask_dgpu.planner.predict import (
     NOTHING,
     Figures,
@@ -28,11 +28,14 @@ from dask_dgpu.planner.predict import (
     Present,
     blocks_of,
     figures_of,
+    plugin_on,
     predict,
     present_on,
+    room_step,
     usable,
 )
 from dask_dgpu.planner.rewriting import Rewriting
+from dask_dgpu.planner.structures import optimized
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.fused import Fused
 from dask_dgpu.runtime.program import Blockworks, Program
@@ -52,9 +55,6 @@ MOST_WASTE = 0.5
 
 LEAST_GAIN = 0.85
 """Run a gang if it takes less than this fraction of plain Dask's time: predictions err."""
-
-ROOM_STEPS = 64
-"""Free memory counts in such fractions of the limit, so equal programs have equal plans."""
 
 Gang = tuple[Region, Prediction, Program]
 FUNCTIONS = TaskFunctions(tasks.stage, tasks.gang, tasks.out)
@@ -78,16 +78,24 @@ class GraphOptimizer:
             if not isinstance(graph, HighLevelGraph):
                 graph = HighLevelGraph.from_collections(str(id(dsk)), dsk, dependencies=())
             graph = guarded(graph)
-            rewriting = self.calibrated().rewrite(graph, keys, present_on(self.facts.scheduler))
-            optimized = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
-            if not rewriting.regions or isinstance(optimized, HighLevelGraph):  # fusion is off
-                return optimized
-            return finish(optimized, _flat(keys), rewriting.graph)
+            optimizer, wanted = self.calibrated(), _flat(keys)
+            present, here = present_on(self.facts.scheduler), plugin_on(self.facts.scheduler)
+            if here is None or kwargs:
+                return optimizer.optimize(graph, keys, present, **kwargs)
+            return optimized(optimizer, graph, wanted, present, here.optimized)
         except Exception as error:
             if self.settings.on_error == "raise":
                 raise
             report(error, arrays_of(graph, _flat(keys)), self.facts.scheduler)
             return dask.array.optimization.optimize(graph, keys, **kwargs)
+
+    def optimize(self, graph: HighLevelGraph, keys: Any, present: Present, **kwargs: Any) -> Any:
+        """Insert gangs into a graph, then let Dask optimize it; return its tasks or layers."""
+        rewriting = self.rewrite(graph, keys, present)
+        found = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
+        if not rewriting.regions or isinstance(found, HighLevelGraph):  # fusion is off
+            return found
+        return finish(found, _flat(keys), rewriting.graph)
 
     def calibrated(self, client: Client | None = None) -> GraphOptimizer:
         """Return the optimizer with the rates that the scheduler, here or a client's, measured."""
@@ -247,19 +255,8 @@ class GraphOptimizer:
         self, graph: HighLevelGraph, keys: Any, done: Rewriting, present: Present = NOTHING
     ) -> tuple[float, float]:
         """Predict the seconds of a graph as it will run, and those of plain Dask."""
-        wanted, regions = _flat(keys), [region for region, _ in done.regions]
         workers = self.facts.workers or max(self.settings.local_ranks, self.facts.cores)
-        read = {key for region in regions for key in blocks_of(region)}
-        places = present.places(read)
-        plain = plain_graph(graph, done.arrays, done.found, wanted, workers, self.facts, places)
-        if not regions:
-            return plain.seconds, plain.seconds
-        gangs = {piece.output.name for piece in done.pieces}
-        left = [piece for piece in done.found if piece.output.name not in gangs]
-        rest = plain_graph(
-            rest_of(graph, regions), done.arrays, left, wanted | read, workers, self.facts
-        )
-        return rest.seconds + sum(each.seconds for _, each in done.regions), plain.seconds
+        return done.totals(graph, _flat(keys), workers, self.facts, present)
 
     @property
     def transport(self) -> Transport:
@@ -268,16 +265,15 @@ class GraphOptimizer:
 
     def room(self, region: Region, present: Present) -> float | None:
         """Return the bytes of a device that a gang may use, ``None`` for no limit."""
-        most = usable(self.facts, self.settings)
-        if most is None:
+        most, step = usable(self.facts, self.settings), room_step(self.facts, self.settings)
+        if most is None or step is None:
             return None
-        step = max(1.0, most / ROOM_STEPS)
         return max(0.0, most - math.ceil(present.others(blocks_of(region)) / step) * step)
 
     def program(self, region: Region, room: float | None = None) -> Program:
         """Return the program of a region that may use ``room`` bytes of a device."""
         return Program(
-            name=region.label,
+            titles=region.titles,
             inputs=tuple((node.name, value_of(node, blocks)) for node, blocks in region.inputs),
             steps=shared(map(step_of, region.members)),
             outputs=region.wanted,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,13 @@ if TYPE_CHECKING:
     from distributed import Client
     from distributed.scheduler import Scheduler
 
+    from dask_dgpu.runtime.scheduler.plugin import GangSchedulerPlugin
+
 Key = Any
 Figures = tuple[tuple[str, float], ...]
+ROOM_STEPS = 64
+"""Free memory counts in such fractions of the limit, so equal programs have equal plans."""
+
 Bytes = NDArray[np.int64]
 """A number for each rank."""
 
@@ -54,6 +59,15 @@ def usable(facts: ClusterFacts, settings: Settings) -> float | None:
     """Return the bytes of a device that a gang may use, ``None`` for no limit."""
     memory = facts.device_memory if settings.memory_limit is None else settings.memory_limit
     return None if memory is None else memory * (1 - settings.safety_margin)
+
+
+def room_step(facts: ClusterFacts, settings: Settings) -> float | None:
+    """Return the unit of bytes in which free memory counts, ``None`` for no limit.
+
+    Programs with about the same room have equal plans.
+    """
+    most = usable(facts, settings)
+    return None if most is None else max(1.0, most / ROOM_STEPS)
 
 
 @dataclass(frozen=True)
@@ -79,6 +93,13 @@ def scheduler_here(scheduler_id: str | None) -> Scheduler | None:
     from distributed.scheduler import Scheduler
 
     return next((each for each in list(Scheduler._instances) if each.id == scheduler_id), None)
+
+
+def plugin_on(scheduler_id: str | None) -> GangSchedulerPlugin | None:
+    """Return the plugin of a scheduler in this process, ``None`` if there is none."""
+    scheduler = scheduler_here(scheduler_id)
+    found = None if scheduler is None else scheduler.plugins.get(PLUGIN)
+    return cast("GangSchedulerPlugin | None", found)
 
 
 def present_on(scheduler_id: str | None, client: Client | None = None) -> Present:

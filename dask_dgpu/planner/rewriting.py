@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
 
-from dask_dgpu.planner.predict import Prediction
+from dask_dgpu.environment.facts import ClusterFacts
+from dask_dgpu.planner.plain import plain_graph, rest_of
+from dask_dgpu.planner.predict import Prediction, Present, blocks_of
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.model.layout import Declined
 from graph_opt.model.piece import Piece, Region
@@ -29,3 +33,25 @@ class Rewriting:
     def pieces(self) -> tuple[Piece, ...]:
         """The collectives of all gangs."""
         return tuple(piece for region, _ in self.regions for piece in region.pieces)
+
+    def totals(
+        self,
+        graph: HighLevelGraph,
+        keys: Collection[Any],
+        workers: int,
+        facts: ClusterFacts,
+        present: Present,
+    ) -> tuple[float, float]:
+        """Predict the seconds of the original graph as it will run, and those of plain Dask."""
+        wanted, regions = set(keys), [region for region, _ in self.regions]
+        read = {key for region in regions for key in blocks_of(region)}
+        places = present.places(read)
+        plain = plain_graph(graph, self.arrays, self.found, wanted, workers, facts, places)
+        if not regions:
+            return plain.seconds, plain.seconds
+        gangs = {piece.output.name for piece in self.pieces}
+        left = [piece for piece in self.found if piece.output.name not in gangs]
+        rest = plain_graph(
+            rest_of(graph, regions), self.arrays, left, wanted | read, workers, facts
+        )
+        return rest.seconds + sum(each.seconds for _, each in self.regions), plain.seconds

@@ -24,6 +24,7 @@ from graph_opt.dask_graph.emit import Plain
 from graph_opt.dask_graph.internals import BlockwiseDep, blockwise_token
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Index, label
+from graph_opt.model.piece import label_of
 
 Array = Any
 Key = tuple[Any, ...]
@@ -82,13 +83,13 @@ class Blockworks:
 class Program:
     """Steps, in order, on named values.
 
-    Messages call it by the user's ``name`` of the array. ``outputs`` are the results, and the
+    ``titles`` are the layers whose names messages show. ``outputs`` are the results, and the
     wanted blocks of each. ``local_ranks`` is the number of ranks without Dask workers, ``room`` the
     usable bytes of a rank's device. ``blockworks`` has the block functions of :class:`Local`
     steps. ``plain`` are Dask's own tasks for the fallback; they are not pickled.
     """
 
-    name: str
+    titles: tuple[str, ...]
     inputs: tuple[tuple[str, Value], ...]
     steps: tuple[Local | Collective, ...]
     outputs: tuple[tuple[str, tuple[Index, ...]], ...]
@@ -102,6 +103,11 @@ class Program:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"plain": None}
+
+    @property
+    def name(self) -> str:
+        """Name in messages."""
+        return label_of(self.titles)
 
     @property
     def names(self) -> tuple[str, ...]:

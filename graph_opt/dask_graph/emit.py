@@ -30,7 +30,6 @@ from graph_opt.dask_graph.internals import (
     cull,
     get_sync,
 )
-from graph_opt.model.layout import label
 from graph_opt.model.piece import Region
 
 Key = tuple[Any, ...]
@@ -82,7 +81,7 @@ class GangLayer(MaterializedLayer):
                 declared = None
                 if node.name in operands:
                     shape = node.block_shape(index)
-                    declared = label(node.name), node.dtype, shape, node.container
+                    declared = node.name, node.dtype, shape, node.container
                 block = TaskRef((node.name, *index))
                 tasks[key] = UnfusedTask(key, functions.stage, block, declared)
             staged.append(List(*map(TaskRef, keys)))
@@ -178,7 +177,7 @@ def finish(
         for name, keys in arrays.items():
             whole = len(region.members) == 1 and len(keys) == region.nodes[name].blocks
             if not whole and wanted.isdisjoint(keys):
-                names |= {key: (f"{name}-{gang[0][-8:]}", *key[1:]) for key in keys}
+                names |= {key: (f"{name}-{region.token}", *key[1:]) for key in keys}
     tasks = {names.get(key, key): _renamed(key, task, names) for key, task in graph.items()}
     annotated: dict[str, MaterializedLayer] = {}
     for gang, layer in layers.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -17,9 +17,17 @@ from graph_opt.model.cost import Machine
 from graph_opt.model.layout import ArrayNode, Index, label
 
 Block = tuple[str, Index]
+Wanted = tuple[tuple[str, tuple[Index, ...]], ...]
+"""The names of arrays, and the indices of their blocks that others read."""
 
 MOST_NAMED = 8
 """Most arrays in the name of a region."""
+
+
+def label_of(titles: Sequence[str]) -> str:
+    """Return the labels of some layers, of many only the first."""
+    more = len(titles) - MOST_NAMED
+    return ", ".join(map(label, titles[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -60,9 +68,14 @@ class Piece(ABC):
         return self.inner or (self.output.name,)
 
     @property
+    def title(self) -> str:
+        """The layer whose name messages show."""
+        return self.output.name
+
+    @property
     def label(self) -> str:
         """Name in messages."""
-        return label(self.output.name)
+        return label(self.title)
 
     @property
     @abstractmethod
@@ -178,7 +191,7 @@ class Region:
     """
 
     members: tuple[Member, ...]
-    wanted: tuple[tuple[str, tuple[Index, ...]], ...]
+    wanted: Wanted
     annotations: Mapping[str, Any] | None = None
 
     @classmethod
@@ -253,11 +266,14 @@ class Region:
         return sum(len(blocks) for _, blocks in (*self.inputs, *self.wanted)) + 1
 
     @property
+    def titles(self) -> tuple[str, ...]:
+        """The names of its collectives, or else of its results."""
+        return tuple(piece.title for piece in self.pieces) or tuple(dict(self.wanted))
+
+    @property
     def label(self) -> str:
-        """The names of its collectives, or else of its results; of many, only the first."""
-        names = [piece.label for piece in self.pieces] or [label(name) for name, _ in self.wanted]
-        more = len(names) - MOST_NAMED
-        return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        """Name in messages."""
+        return label_of(self.titles)
 
     def split(self) -> tuple[Region, Region]:
         """Return two regions with half of the members each."""

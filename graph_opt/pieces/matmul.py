@@ -29,7 +29,7 @@ from graph_opt.dask_graph.parse import (
     unsupported,
 )
 from graph_opt.model.cost import Machine, dask_product_seconds
-from graph_opt.model.layout import ArrayNode, Declined, Index, label
+from graph_opt.model.layout import ArrayNode, Declined, Index
 from graph_opt.model.piece import Piece
 
 REDUCTIONS = (
@@ -50,9 +50,9 @@ class ProductPiece(Piece):
         return self.left, self.right
 
     @property
-    def label(self) -> str:
-        """Name in messages: the first layer, whose name has the operation."""
-        return label(self.layers[0])
+    def title(self) -> str:
+        """The first layer, whose name has the operation."""
+        return self.layers[0]
 
 
 @dataclass(frozen=True)

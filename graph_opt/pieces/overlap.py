@@ -27,7 +27,7 @@ from typing import Any
 from graph_opt.dask_graph.internals import ArrayOverlapLayer
 from graph_opt.dask_graph.parse import ArrayGraph, Rule, only_reader, unsupported
 from graph_opt.model.cost import Machine, dask_rechunk_seconds
-from graph_opt.model.layout import ArrayNode, Chunks, Declined, Index, label
+from graph_opt.model.layout import ArrayNode, Chunks, Declined, Index
 from graph_opt.model.piece import SeparablePiece
 from graph_opt.pieces.boundary import Boundary, edge_of, target_of
 
@@ -77,9 +77,9 @@ class OverlapPiece(SeparablePiece):
         return self.depth, self.boundary
 
     @property
-    def label(self) -> str:
-        """Name in messages: the first layer, whose name has the operation."""
-        return label(self.layers[0])
+    def title(self) -> str:
+        """The first layer, whose name has the operation."""
+        return self.layers[0]
 
     @property
     def summary(self) -> str:

@@ -33,7 +33,7 @@ A = np.arange(35.0).reshape(5, 7)
 
 
 def program(*steps: Any, inputs: Any, outputs: Any) -> Program:
-    return Program("test", inputs, steps, outputs, HOST, "gloo", Limits())
+    return Program(("test",), inputs, steps, outputs, HOST, "gloo", Limits())
 
 
 def run(made: Program, size: int, owners: Any, blocks: Any) -> dict[Any, Any]:

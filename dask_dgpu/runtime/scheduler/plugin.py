@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
+from zict import LRU
 
 from dask_dgpu.runtime.background import guard_current_frames, in_background
 from dask_dgpu.runtime.execute import Span
@@ -49,6 +50,9 @@ Key = Any
 
 SECONDS_BETWEEN_CHECKS = 1.0
 
+KEPT_BYTES = 64 * 2**20
+"""Bytes of optimized graphs that are kept for others with the same structure."""
+
 
 class GangSchedulerPlugin(SchedulerPlugin):
     """Forms, launches and restarts gangs of workers on one kind of device."""
@@ -72,6 +76,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.restarted = 0.0
         self.run_ids = count()
         self.rates = Rates(scheduler, self.epochs)
+        self.optimized: LRU[Any, bytes] = LRU(KEPT_BYTES, {}, weight=lambda _, graph: len(graph))
         scheduler.handlers.update(
             {"dgpu_gang": self.gang, "dgpu_where": self.where, "dgpu_warm_up": self.warm_up}
         )
@@ -208,7 +213,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         stimulus_id: str,
         **kwargs: Any,
     ) -> None:
-        """Launch the gangs that can run at once; place further ``out`` tasks of running ones.
+        """Launch gangs that can run at once; place further ``out`` tasks of running ones.
 
         A graph that was read before a restart of the cluster has no client any more.
         """

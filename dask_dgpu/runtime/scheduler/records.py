@@ -11,6 +11,7 @@ from distributed.diagnostics.task_stream import TaskStreamPlugin
 
 from dask_dgpu.runtime.execute import Span
 from graph_opt.model.layout import label
+from graph_opt.model.piece import Wanted
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -44,6 +45,7 @@ class Step:
 @dataclass
 class _Record:
     run_id: int
+    wanted: Wanted
     ranks: int = 0
     steps: list[Step] = field(default_factory=list)
     details: dict[str, bytes] = field(default_factory=dict)
@@ -81,7 +83,7 @@ class Records:
         _show(self.scheduler, run.run_id, worker, spans)
         record = self._records.pop(run.key, None)
         if record is None or record.run_id != run.run_id:
-            record = _Record(run.run_id)
+            record = _Record(run.run_id, run.program.outputs)
         record.add(spans)
         record.details.update(details)
         self._records[run.key] = record
@@ -98,9 +100,9 @@ class Records:
             }
             self.scheduler.log_event(TOPIC, event)
 
-    def last(self, gang: str) -> tuple[Step, ...]:
-        """Return the steps of the last run of a gang, if they are kept."""
-        found = [record for key, record in self._records.items() if key[0].startswith(gang)]
+    def last(self, wanted: Wanted) -> tuple[Step, ...]:
+        """Return the steps of the last run for these blocks, if they are kept."""
+        found = [record for record in self._records.values() if record.wanted == wanted]
         if not found:
             return ()
         details = {label(output): detail for output, detail in found[-1].details.items()}

@@ -10,6 +10,7 @@ import pytest
 from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.scheduler.records import KEPT_RUNS, Records, Step
 from dask_dgpu.runtime.worker.job import MOST_SPANS, record
+from graph_opt.model.piece import Wanted
 
 
 class Scheduler:
@@ -23,9 +24,14 @@ class Scheduler:
         self.events.append((topic, event))
 
 
+def wanted(name: str) -> Wanted:
+    return ((f"array-of-{name}", ((0,), (1,))),)
+
+
 def run(name: str, run_id: int = 0, ranks: int = 2) -> Any:
     members = tuple(f"tcp://{rank}" for rank in range(ranks))
-    return SimpleNamespace(key=(name, 0), run_id=run_id, members=members)
+    program = SimpleNamespace(outputs=wanted(name))
+    return SimpleNamespace(key=(name, 0), run_id=run_id, members=members, program=program)
 
 
 def test_further_steps_of_a_long_loop_are_one_span():
@@ -47,7 +53,7 @@ def test_slowest_rank_and_all_bytes_count():
     records.add(gang, "tcp://0", [Span("mul", "compute", 1, 3, 5), Span("add", "compute", 3, 4, 7)])
     assert scheduler.events == []
     records.add(gang, "tcp://1", [Span("mul", "compute", 1, 2, 5), Span("add", "compute", 2, 5, 7)])
-    assert records.last("gang-a") == (Step("mul", 2, 10), Step("add", 3, 14))
+    assert records.last(wanted("gang-a")) == (Step("mul", 2, 10), Step("add", 3, 14))
     ((topic, event),) = scheduler.events
     assert topic == "dgpu"
     assert event == {
@@ -60,7 +66,7 @@ def test_transfers_are_those_of_the_slowest_rank():
     gang = run("gang-a")
     records.add(gang, "tcp://0", [Span("mul", "compute", 1, 3, 5, hidden=1.0, exposed=0.5)])
     records.add(gang, "tcp://1", [Span("mul", "compute", 1, 4, 5, hidden=0.2, exposed=0.1)])
-    assert records.last("gang-a") == (Step("mul", 3, 10, hidden=0.2, exposed=0.1),)
+    assert records.last(wanted("gang-a")) == (Step("mul", 3, 10, hidden=0.2, exposed=0.1),)
 
 
 @pytest.mark.parametrize("each", [0.25, None])
@@ -68,15 +74,15 @@ def test_transfers_of_further_steps_are_added(each: float | None) -> None:
     spans: list[Span] = []
     for _ in range(MOST_SPANS + 3):
         record(spans, Span("mul", "compute", 0, 1, hidden=each, exposed=each))
-    wanted = None if each is None else 1.0
-    assert (spans[-1].hidden, spans[-1].exposed) == (wanted, wanted)
+    total = None if each is None else 1.0
+    assert (spans[-1].hidden, spans[-1].exposed) == (total, total)
 
 
 def test_a_later_run_replaces_an_earlier_one():
     records = Records(Scheduler())
     records.add(run("gang-a"), "tcp://0", [Span("mul", "compute", 0, 9)])
     records.add(run("gang-a", run_id=1), "tcp://1", [Span("mul", "compute", 0, 1)])
-    assert records.last("gang-a") == (Step("mul", 1, 0),)
+    assert records.last(wanted("gang-a")) == (Step("mul", 1, 0),)
 
 
 def test_only_the_last_runs_are_kept():
@@ -84,5 +90,5 @@ def test_only_the_last_runs_are_kept():
     for number in range(KEPT_RUNS + 3):
         records.add(run(f"gang-{number:03}", number), "tcp://0", [Span("mul", "compute", 0, 1)])
     assert len(records._records) == KEPT_RUNS
-    assert records.last("gang-002") == ()
-    assert records.last("gang-003") != ()
+    assert records.last(wanted("gang-002")) == ()
+    assert records.last(wanted("gang-003")) != ()

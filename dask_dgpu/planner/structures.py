@@ -1,0 +1,119 @@
+"""Graphs with a known structure: their optimized form is kept, and gets their names.
+
+The next step of a training loop and the next call in a notebook have the same graph but for names
+and data. Reading it as bytes takes about a tenth of optimizing it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Iterable, MutableMapping
+from dataclasses import fields
+from hashlib import blake2b
+from typing import Any, Protocol
+
+import dask
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+from dask_dgpu.environment.facts import ClusterFacts
+from dask_dgpu.environment.settings import Settings
+from dask_dgpu.planner.plain import Places
+from dask_dgpu.planner.predict import Present, room_step
+from dask_dgpu.runtime.program import Program
+from graph_opt.dask_graph.renaming import Canonical, IncomparableError, opened, pickled
+
+logger = logging.getLogger(__name__)
+
+Key = Any
+Kept = MutableMapping[Any, bytes]
+"""Optimized graphs, pickled with numbered tokens; empty if one cannot be kept."""
+
+
+class Optimizer(Protocol):
+    """What optimizes a graph; equal ones do the same."""
+
+    @property
+    def settings(self) -> Settings:
+        """How to choose gangs."""
+
+    @property
+    def facts(self) -> ClusterFacts:
+        """The cluster."""
+
+    def optimize(self, graph: HighLevelGraph, keys: Any, present: Present) -> Any:
+        """Return the tasks of an optimized graph, or its layers."""
+
+
+def optimized(
+    optimizer: Optimizer, graph: HighLevelGraph, keys: Collection[Key], present: Present, kept: Kept
+) -> Any:
+    """Return an optimized graph, from a kept one with the same structure if there is one."""
+    try:
+        form = Canonical.of(graph, keys)
+        key = _structure(optimizer, graph, form, present)
+        data = kept.get(key)
+        if data is None:
+            kept[key] = data = _optimized(optimizer, form, present)
+        if data:
+            return opened(form.restored(data), graph.layers)
+    except IncomparableError as reason:
+        logger.debug("a graph is optimized without looking for its structure: %s", reason)
+    except Exception:  # the graph itself says what is wrong, with its own names
+        logger.debug("a graph could not be optimized by its structure", exc_info=True)
+    return optimizer.optimize(graph, list(keys), present)
+
+
+def _structure(
+    optimizer: Optimizer, graph: HighLevelGraph, form: Canonical, present: Present
+) -> tuple[Any, ...]:
+    """Return all that the optimized graph depends on, besides names."""
+    sources = [
+        key
+        for name, layer in graph.layers.items()
+        if isinstance(layer, MaterializedLayer) and not graph.dependencies[name]
+        for key in layer
+    ]
+    places = present.places(sources)
+    step = room_step(optimizer.facts, optimizer.settings)
+    return (
+        optimizer,
+        blake2b(form.pickled).digest(),
+        _alike(places.get(key) for key in sources),
+        step and math.ceil(present.others(sources) / step),
+        str(dask.config.get("optimization", {})),
+    )
+
+
+def _alike(places: Iterable[int | None]) -> tuple[int, ...]:
+    """Number workers in the order of their first block: all are alike. No worker has number 0."""
+    numbers: dict[int | None, int] = {None: 0}
+    return tuple(numbers.setdefault(place, len(numbers)) for place in places)
+
+
+def _optimized(optimizer: Optimizer, form: Canonical, present: Present) -> bytes:
+    """Optimize a graph with numbered tokens; return the result with them, pickled."""
+
+    def others(keys: Collection[Key]) -> int:
+        return present.others([form.key(key) for key in keys])
+
+    def places(keys: Collection[Key]) -> Places:
+        real = {form.key(key): key for key in keys}
+        return {real[key]: place for key, place in present.places(list(real)).items()}
+
+    numbered, keys = form.open()
+    found = optimizer.optimize(numbered, keys, Present(others, places))
+    if isinstance(found, HighLevelGraph):
+        return b""
+    return pickled(found, numbered.layers, _whole)
+
+
+def _whole(obj: Any) -> Any:
+    """Pickle programs with Dask's own tasks for the fallback; messages omit these."""
+    if not isinstance(obj, Program):
+        return NotImplemented
+    return _program, ({each.name: getattr(obj, each.name) for each in fields(obj)},)
+
+
+def _program(facts: dict[str, Any]) -> Program:
+    return Program(**facts)

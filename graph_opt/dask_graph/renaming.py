@@ -1,0 +1,198 @@
+"""Graphs with the same structure: equal bytes, once the tokens in their names are numbered.
+
+::
+
+    add-53fa9c...        add-000...00                 add-000...00
+      |                    |            optimize        |               restore
+    sum-91b2d0...  --->  sum-000...01  --------->     dgpu-gang-7c...  -------->  real names
+
+Dask ends the names of arrays with a token, which differs for the same code on other data. The
+optimizer works on a graph with numbered tokens, so that its result holds for every graph with the
+same structure. Tokens that it creates become functions of themselves and of all real tokens.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+
+from graph_opt.dask_graph.internals import Task
+
+Key = Any
+
+TOKEN = re.compile(rb"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
+
+MOST_TASKS = 20_000
+"""Graphs with more tasks in their layers are not compared: reading them takes too long."""
+
+MOST_BYTES = 1 << 16
+"""Graphs with more bytes of arrays are not compared: they hold data."""
+
+
+class IncomparableError(Exception):
+    """A graph holds what has no comparable bytes, or too much."""
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """A graph and the requested keys, pickled with numbered ``tokens``."""
+
+    pickled: bytes
+    tokens: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, graph: HighLevelGraph, keys: Iterable[Key]) -> Canonical:
+        """Return the canonical form of a graph.
+
+        Raises
+        ------
+        IncomparableError
+            If the graph is large, holds data or classes that cannot be imported, or if a requested
+            key is not of one of its layers.
+        """
+        large = (x for x in graph.layers.values() if isinstance(x, MaterializedLayer))
+        if sum(map(len, large)) > MOST_TASKS:
+            raise IncomparableError("expected a small graph")
+        numbers = {name: at for at, name in enumerate(graph.layers)}
+        needed = [sorted(map(numbers.__getitem__, graph.dependencies[name])) for name in numbers]
+        text = pickled((list(graph.layers.items()), needed, _ordered(keys, numbers)))
+        found: dict[bytes, bytes] = {}
+        text = TOKEN.sub(lambda match: found.setdefault(match[0], b"%032x" % len(found)), text)
+        return cls(text, tuple(found))
+
+    def open(self) -> tuple[HighLevelGraph, list[Key]]:
+        """Return the graph with numbered tokens, and its requested keys."""
+        layers, needed, keys = pickle.loads(self.pickled)
+        names = [name for name, _ in layers]
+        read = ({names[at] for at in numbers} for numbers in needed)
+        return HighLevelGraph(dict(layers), dict(zip(names, read, strict=True))), keys
+
+    def restored(self, data: bytes) -> bytes:
+        """Return pickled data about this graph with real tokens instead of numbered ones."""
+        return TOKEN.sub(self._restored, data)
+
+    def key(self, key: Key) -> Key:
+        """Return the real key of a key with a numbered token."""
+        name, *index = key if isinstance(key, tuple) else (key,)
+        real = self.restored(name.encode()).decode() if isinstance(name, str) else name
+        return (real, *index) if isinstance(key, tuple) else real
+
+    def _restored(self, match: re.Match[bytes]) -> bytes:
+        token = match[0]
+        if token not in self._real:
+            new = blake2b(token + self._all, digest_size=16)
+            self._real[token] = new.hexdigest().encode()
+        return self._real[token]
+
+    @cached_property
+    def _real(self) -> dict[bytes, bytes]:
+        return {b"%032x" % at: token for at, token in enumerate(self.tokens)}
+
+    @cached_property
+    def _all(self) -> bytes:
+        return b"".join(self.tokens)
+
+
+def pickled(value: Any, known: Mapping[str, Layer] | None = None, *own: Any) -> bytes:
+    """Pickle a graph, or a part of it, so that equal graphs have equal bytes.
+
+    Layers that are ``known`` are pickled as their names. ``own`` are further reductions, functions
+    that return what ``__reduce__`` returns, or ``NotImplemented``.
+    """
+    file = io.BytesIO()
+    _Pickler(file, known or {}, own).dump(value)
+    return file.getvalue()
+
+
+def opened(data: bytes, known: Mapping[str, Layer]) -> Any:
+    """Return what :func:`pickled` has pickled, with these ``known`` layers."""
+    return _Unpickler(data, known).load()
+
+
+class _Pickler(cloudpickle.CloudPickler):
+    def __init__(
+        self, file: io.BytesIO, known: Mapping[str, Layer], own: tuple[Callable[[Any], Any], ...]
+    ) -> None:
+        super().__init__(file, protocol=5)
+        self._names = {id(layer): name for name, layer in known.items()}
+        self._own = own
+        self._left = MOST_BYTES
+
+    def persistent_id(self, obj: Any) -> str | None:
+        return self._names.get(id(obj)) if self._names else None
+
+    def reducer_override(self, obj: Any) -> Any:
+        for reduce in self._own:
+            if (found := reduce(obj)) is not NotImplemented:
+                return found
+        if isinstance(obj, Task):
+            given = obj.key, obj.func, obj.args, obj.kwargs, obj.data_producer
+            return _task, (type(obj), *given)
+        if isinstance(obj, Layer) and type(obj).__reduce__ is object.__reduce__:
+            return _layer, (type(obj), _state(obj))
+        if isinstance(obj, np.ndarray) or hasattr(obj, "__cuda_array_interface__"):
+            self._left -= obj.nbytes
+            if self._left < 0:
+                raise IncomparableError("expected a graph without data")
+        if isinstance(obj, type) and not _is_importable(obj):
+            raise IncomparableError(f"expected a class that can be imported, got {obj!r}")
+        return super().reducer_override(obj)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, known: Mapping[str, Layer]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._known = known
+
+    def persistent_load(self, pid: Any) -> Layer:
+        return self._known[pid]
+
+
+def _ordered(keys: Iterable[Key], numbers: Mapping[str, int]) -> list[Key]:
+    """Return keys in the order of their layers: Dask has them in a set."""
+
+    def place(key: Key) -> tuple[int, tuple[int, ...]]:
+        name, *index = key if isinstance(key, tuple) else (key,)
+        if name not in numbers:
+            raise IncomparableError(f"expected a key of a layer, got {key!r}")
+        return numbers[name], tuple(index)
+
+    return sorted(keys, key=place)
+
+
+def _is_importable(obj: type) -> bool:
+    if obj.__module__ == "builtins":
+        return True
+    found: Any = sys.modules.get(obj.__module__)
+    for name in obj.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is obj and obj.__module__ != "__main__"
+
+
+def _task(cls: type[Task], key: Key, func: Any, args: Any, kwargs: Any, producer: bool) -> Task:
+    task: Task = object.__new__(cls)
+    Task.__init__(task, key, func, *args, _data_producer=producer, **kwargs)
+    return task
+
+
+def _state(layer: Layer) -> dict[str, Any]:
+    """Return a layer's attributes, without those that depend on who has looked at it."""
+    state = {name: value for name, value in vars(layer).items() if name != "_cached_dict"}
+    return state | {"_cached_keys": None} if "_cached_keys" in state else state
+
+
+def _layer(cls: type[Layer], state: dict[str, Any]) -> Layer:
+    layer = cls.__new__(cls)
+    vars(layer).update(state)
+    return layer

@@ -1,0 +1,163 @@
+"""Graphs with the same structure have equal bytes, and get their names back."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask.core import flatten
+from dask.highlevelgraph import MaterializedLayer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graph_opt.dask_graph import renaming
+from graph_opt.dask_graph.renaming import TOKEN, Canonical, IncomparableError, opened, pickled
+
+RNG = np.random.default_rng(11)
+
+
+def held(values: Any, chunks: Any = 3) -> da.Array:
+    """Return an array whose graph has no blocks, as after ``persist``; ``given`` has them."""
+    x = da.from_array(values, chunks=chunks)
+    name = f"held-{dask.base.tokenize(values)}"
+    blocks = {(name, *key[1:]): f"block of {name}" for key in flatten(x.__dask_keys__())}
+    graph = dask.highlevelgraph.HighLevelGraph({name: MaterializedLayer(blocks)}, {name: set()})
+    array = da.Array(graph, name, x.chunks, dtype=x.dtype, meta=x._meta)
+    array.given = {(name, *key[1:]): dask.get(x.dask, key) for key in flatten(x.__dask_keys__())}
+    return array
+
+
+def form(*arrays: da.Array) -> Canonical:
+    graph = dask.highlevelgraph.HighLevelGraph.merge(*(z.__dask_graph__() for z in arrays))
+    keys = {key for z in arrays for key in flatten(z.__dask_keys__())}
+    return Canonical.of(graph, keys)
+
+
+def closure(factor: float) -> Callable[[Any], Any]:
+    return lambda block: block * factor
+
+
+PROGRAMS: dict[str, Callable[[da.Array], da.Array]] = {
+    "map": lambda x: (x + 1) * 2,
+    "product": lambda x: (x @ x.T).sum(axis=0),
+    "slices": lambda x: x[1:] - x[:-1],
+    "neighbours": lambda x: x.map_overlap(lambda b: b, depth=1),
+    "loop": lambda x: sum((x * k).mean() for k in range(4)),
+    "function": lambda x: x.map_blocks(closure(3)),
+    "chunks": lambda x: x.rechunk(2).cumsum(axis=0),
+    "norm": lambda x: x / da.linalg.norm(x),
+    "qr": lambda x: da.linalg.qr(x.rechunk((3, -1)))[1],
+}
+
+
+@pytest.mark.parametrize("make", PROGRAMS.values(), ids=PROGRAMS)
+def test_other_data_have_equal_bytes(make):
+    first, second = (form(make(held(RNG.random((7, 5))))) for _ in range(2))
+    assert first.pickled == second.pickled
+    assert first.tokens != second.tokens
+    assert len(first.tokens) == len(second.tokens)
+
+
+X = held(np.arange(35.0).reshape(7, 5))
+DIFFERENT: dict[str, Callable[[], tuple[da.Array, ...]]] = {
+    "plain": lambda: (X + 1,),
+    "constant": lambda: (X + 2,),
+    "type": lambda: (X + np.float32(1),),
+    "function": lambda: (X - 1,),
+    "closure": lambda: (X.map_blocks(closure(3), dtype=float),),
+    "other closure": lambda: (X.map_blocks(closure(4), dtype=float),),
+    "keyword": lambda: (X.sum(axis=0),),
+    "other keyword": lambda: (X.sum(axis=1),),
+    "itself": lambda: (X + X,),
+    "another": lambda: (X + held(np.ones((7, 5))),),
+    "chunks": lambda: (held(np.ones((7, 5)), 4) + 1,),
+    "shape": lambda: (held(np.ones((5, 7))) + 1,),
+    "dtype": lambda: (held(np.ones((7, 5), int)) + 1,),
+    "part": lambda: ((X + 1)[:3],),
+    "small array": lambda: (X + np.ones(5),),
+    "other small array": lambda: (X + np.full(5, 2.0),),
+    "both": lambda: (X + 1, X + 2),
+}
+
+
+def test_different_graphs_have_different_bytes():
+    found = {name: form(*make()).pickled for name, make in DIFFERENT.items()}
+    assert len(set(found.values())) == len(DIFFERENT)
+
+
+def test_requested_blocks_count():
+    z = X + 1
+    keys = list(flatten(z.__dask_keys__()))
+    graph = z.__dask_graph__()
+    assert Canonical.of(graph, keys).pickled == Canonical.of(graph, reversed(keys)).pickled
+    assert Canonical.of(graph, keys).pickled != Canonical.of(graph, keys[:1]).pickled
+
+
+def test_annotations_count():
+    with dask.annotate(priority=3):
+        z = X + 1
+    assert form(z).pickled != form(X + 1).pickled
+
+
+@given(st.lists(st.sampled_from(list(PROGRAMS)), min_size=1, max_size=3), st.integers(0, 99))
+def test_restored_graph_is_the_original(names, seed):
+    values = np.random.default_rng(seed).random((6, 6))
+    x = da.from_array(values, chunks=3)
+    for name in names:
+        z = PROGRAMS[name](x)
+        x = z if z.shape == x.shape else x + z.sum()
+    graph, keys = x.__dask_graph__(), list(flatten(x.__dask_keys__()))
+    canonical = Canonical.of(graph, keys)
+    numbered, numbered_keys = canonical.open()
+    assert [canonical.key(key) for key in numbered_keys] == keys
+    again, restored_keys = opened(canonical.restored(pickled((numbered, numbered_keys))), {})
+    assert restored_keys == keys
+    assert again.layers.keys() == graph.layers.keys()
+    assert again.dependencies == graph.dependencies
+    got = dask.get(again, keys)
+    np.testing.assert_array_equal(np.array(got[0]), np.array(dask.get(graph, keys)[0]))
+
+
+def test_new_tokens_depend_on_all_names():
+    new = pickle.dumps("dgpu-gang-" + "9" * 32)
+    first, second = form(X + 1), form(held(np.ones((7, 5))) + 1)
+    assert first.pickled == second.pickled
+    names = [pickle.loads(each.restored(new)) for each in (first, second, first)]
+    assert names[0] == names[2] != names[1]
+    assert TOKEN.search(names[0].encode())[0] not in (*first.tokens, b"9" * 32)
+
+
+def test_known_layers_are_not_copied():
+    graph = (X + 1).__dask_graph__()
+    layers = dict(graph.layers)
+    data = pickled({"all": layers}, layers)
+    assert len(data) < 300
+    assert all(opened(data, layers)["all"][name] is layer for name, layer in layers.items())
+
+
+class Here:
+    pass
+
+
+def test_what_cannot_be_compared():
+    class Local:
+        pass
+
+    assert form(X.map_blocks(lambda b, c: b, Here, dtype=float)).tokens
+    with pytest.raises(IncomparableError, match="class that can be imported"):
+        form(X.map_blocks(lambda b, c: b, Local, dtype=float))
+    with pytest.raises(IncomparableError, match="without data"):
+        form(X + np.ones((renaming.MOST_BYTES // 40 + 1, 1, 5)))
+    with pytest.raises(IncomparableError, match="key of a layer"):
+        Canonical.of(X.__dask_graph__(), [("other", 0, 0)])
+
+
+def test_large_graphs_are_not_read(monkeypatch):
+    monkeypatch.setattr(renaming, "MOST_TASKS", 3)
+    with pytest.raises(IncomparableError, match="small graph"):
+        form(X + 1)

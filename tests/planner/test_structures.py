@@ -1,0 +1,196 @@
+"""Graphs with a known structure: optimized once, right for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dask_dgpu as dgpu
+from dask_dgpu.planner import structures
+from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.planner.predict import NOTHING, Present
+from graph_opt.dask_graph.emit import is_gang
+from tests.graph_opt.dask_graph.test_renaming import PROGRAMS, held
+from tests.support.profiles import examples
+
+RNG = np.random.default_rng(17)
+A, B = RNG.random((9, 9)), RNG.random((9, 9))
+
+
+@pytest.fixture(autouse=True)
+def enabled() -> Iterator[None]:
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        yield
+
+
+def optimizer() -> GraphOptimizer:
+    found = dask.config.get("array_optimize")
+    assert isinstance(found, GraphOptimizer)
+    return found
+
+
+class Kept:
+    """What a scheduler keeps, and the number of graphs that were optimized."""
+
+    def __init__(self) -> None:
+        self.graphs: dict[Any, bytes] = {}
+
+    def optimized(self, *arrays: da.Array, present: Present = NOTHING) -> Any:
+        graph = HighLevelGraph.merge(*(z.__dask_graph__() for z in arrays))
+        keys = {key for z in arrays for key in flatten(z.__dask_keys__())}
+        return structures.optimized(optimizer(), graph, keys, present, self.graphs)
+
+    def compute(self, z: da.Array, *sources: da.Array) -> Any:
+        """Compute an array, on the blocks of :func:`held` ones."""
+        finalize, facts = z.__dask_postcompute__()
+        blocks = {key: block for x in sources for key, block in x.given.items()}
+        tasks = {**self.optimized(z), **blocks}
+        return finalize(dask.threaded.get(tasks, z.__dask_keys__()), *facts)
+
+
+def lazy(values: Any) -> da.Array:
+    return da.from_array(values, chunks=4)
+
+
+@given(st.sampled_from(sorted(PROGRAMS)), st.sampled_from(sorted(PROGRAMS)), st.integers(0, 99))
+@examples(20)
+def test_known_structures_have_results_of_their_own_data(first, second, seed):
+    def make(x: da.Array) -> da.Array:
+        y = PROGRAMS[first](x)
+        return PROGRAMS[second](y if y.shape == x.shape else x + y.sum())
+
+    kept = Kept()
+    for each in range(3):
+        values = np.random.default_rng(seed + each).random((8, 8))
+        with dask.config.set(array_optimize=da.optimize):
+            expected = make(lazy(values)).compute(scheduler="sync")
+        x = held(values, 4)
+        np.testing.assert_allclose(kept.compute(make(x), x), expected, rtol=1e-12, atol=1e-12)
+    assert len(kept.graphs) == 1
+
+
+def test_a_structure_is_optimized_once(monkeypatch):
+    calls: list[int] = []
+    rewrite = GraphOptimizer.rewrite
+
+    def counting(self: GraphOptimizer, *args: Any) -> Any:
+        calls.append(1)
+        return rewrite(self, *args)
+
+    monkeypatch.setattr(GraphOptimizer, "rewrite", counting)
+    kept = Kept()
+    for values in (A, B, A + 1):
+        kept.optimized(held(values, 4) @ held(values + 1, 4).T)
+    assert len(calls) == 1
+    kept.optimized(held(A, 4) @ held(A + 1, 4))
+    assert len(calls) == 2
+
+
+def test_names_are_those_of_the_graph_and_no_two_alike():
+    kept = Kept()
+    arrays = [held(values, 4) @ held(values + 1, 4) + 1 for values in (A, B)]
+    first, second = map(kept.optimized, arrays)
+    assert len(kept.graphs) == 1
+    for z, tasks in zip(arrays, (first, second), strict=True):
+        assert set(flatten(z.__dask_keys__())) <= tasks.keys()
+        assert sum(map(is_gang, tasks)) == 1
+    assert not first.keys() & second.keys()
+    assert kept.optimized(arrays[0]).keys() == first.keys()  # a second persist finds the results
+
+
+def test_programs_have_the_names_of_their_arrays():
+    kept = Kept()
+    for values in (A, B):
+        z = held(values, 4) @ held(values, 4)
+        (program,) = (task.args[0] for key, task in kept.optimized(z).items() if is_gang(key))
+        assert program.name == dgpu.explain(z).rewritten[0][0].label
+        assert [name for name, _ in program.outputs] == [z.name]
+        assert program.inputs[0][0].startswith("held-")
+
+
+def test_fallback_of_a_known_structure():
+    kept = Kept()
+    with dgpu.enable(local_ranks=3, when="always"):
+        for values in (A, B):
+            x = held(values, 4)
+            z = x.map_blocks(lambda block: block[::2]) @ x  # Dask declares all rows
+            with pytest.warns(UserWarning, match="left a gang to Dask"):
+                got = kept.compute(z, x)
+            rows = np.concatenate([values[:4:2], values[4:8:2], values[8:]])
+            np.testing.assert_allclose(got, rows @ values)
+    assert len(kept.graphs) == 1
+
+
+def on(workers: dict[str, Callable[[tuple[int, ...]], int]]) -> Present:
+    """Return where blocks are: a function of their place, by the start of the array's name."""
+
+    def places(keys: Any) -> dict[Any, int]:
+        return {
+            key: place(key[1:])
+            for key in keys
+            for start, place in workers.items()
+            if key[0].startswith(start)
+        }
+
+    return Present(lambda keys: 0, places)
+
+
+def test_places_count_but_workers_are_alike():
+    kept = Kept()
+    for shift in range(3):
+        z = held(A, 4) + held(B, 4)
+        kept.optimized(z, present=on({"held": lambda at, shift=shift: (at[0] + shift) % 3}))
+    assert len(kept.graphs) == 1
+    kept.optimized(z, present=on({"held": lambda at: 0}))
+    assert len(kept.graphs) == 2
+
+
+def test_places_are_asked_by_real_names():
+    asked: set[Any] = set()
+
+    def places(keys: Any) -> dict[Any, int]:
+        asked.update(keys)
+        return {}
+
+    x = held(A, 4)
+    Kept().optimized(x @ x, present=Present(lambda keys: asked.update(keys) or 0, places))
+    assert asked == set(flatten(x.__dask_keys__()))
+
+
+def test_settings_count():
+    kept, z = Kept(), held(A, 4) @ held(B, 4)
+    kept.optimized(z)
+    with dgpu.enable(local_ranks=2, when="always", on_error="raise"):
+        kept.optimized(z)
+    with dask.config.set({"optimization.fuse.ave-width": 3}):
+        kept.optimized(z)
+    assert len(kept.graphs) == 3
+
+
+def test_graphs_with_layers_are_not_kept():
+    """Annotations need layers, so each such graph is optimized."""
+    kept = Kept()
+    with dask.annotate(priority=3):
+        z = held(A, 4) @ held(B, 4)
+    assert isinstance(kept.optimized(z), HighLevelGraph)
+    assert list(kept.graphs.values()) == [b""]
+    assert isinstance(kept.optimized(z), HighLevelGraph)
+
+
+def test_incomparable_graphs_are_optimized():
+    class Local:
+        factor = 2
+
+    kept = Kept()
+    z = lazy(A).map_blocks(lambda block, kind: block * kind.factor, Local, dtype=float) @ lazy(B)
+    np.testing.assert_allclose(kept.compute(z), A * 2 @ B)
+    assert not kept.graphs
