@@ -82,6 +82,7 @@ class GraphOptimizer:
             present, here = present_on(self.facts.scheduler), plugin_on(self.facts.scheduler)
             if here is None or kwargs:
                 return optimizer.optimize(graph, keys, present, **kwargs)
+            here.new_arrays.expect(wanted)
             return optimized(optimizer, graph, wanted, present, here.optimized)
         except Exception as error:
             if self.settings.on_error == "raise":

@@ -34,6 +34,7 @@ from dask_dgpu.runtime.scheduler.endings import Endings, Losses
 from dask_dgpu.runtime.scheduler.epoch import Epochs
 from dask_dgpu.runtime.scheduler.launch import Launches
 from dask_dgpu.runtime.scheduler.messages import send
+from dask_dgpu.runtime.scheduler.new_arrays import NewArrays
 from dask_dgpu.runtime.scheduler.rates import Rates, Terms
 from dask_dgpu.runtime.scheduler.records import Records
 from dask_dgpu.runtime.scheduler.run import Run
@@ -76,6 +77,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.restarted = 0.0
         self.run_ids = count()
         self.rates = Rates(scheduler, self.epochs)
+        self.new_arrays = NewArrays(scheduler)
         self.optimized: LRU[Any, bytes] = LRU(KEPT_BYTES, {}, weight=lambda _, graph: len(graph))
         scheduler.handlers.update(
             {"dgpu_gang": self.gang, "dgpu_where": self.where, "dgpu_warm_up": self.warm_up}
@@ -213,13 +215,14 @@ class GangSchedulerPlugin(SchedulerPlugin):
         stimulus_id: str,
         **kwargs: Any,
     ) -> None:
-        """Launch gangs that can run at once; place further ``out`` tasks of running ones.
+        """Launch gangs that can run at once; place new arrays, and ``out`` tasks of running gangs.
 
         A graph that was read before a restart of the cluster has no client any more.
         """
         if _began(stimulus_id) < self.restarted:
             scheduler.client_releases_keys(keys, client, stimulus_id)
             return
+        self.new_arrays.place(keys)
         gangs = list(filter(is_gang, tasks))
         for key in gangs:
             run = self.runs.get(key)

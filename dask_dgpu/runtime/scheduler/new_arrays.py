@@ -1,0 +1,68 @@
+"""Places of new arrays: equal chunks lie on equal workers, whatever else runs.
+
+Dask gives each new block to a worker that is idle at that moment, so blocks with the same index of
+two arrays are on different workers. Each worker gets consecutive blocks instead, as many as the
+others. This is a preference: other workers may steal the tasks, and compute them after a loss.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+from graph_opt.model.layout import dealt
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState
+
+Key = Any
+
+
+class NewArrays:
+    """Places the requested arrays that are computed from nothing.
+
+    Other arrays lie where their inputs are. Tasks whose results nobody requested stay with Dask's
+    queue, which limits how many of them are in memory.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._expected: set[str] = set()
+
+    def expect(self, keys: Iterable[Key]) -> None:
+        """Note the keys of requested arrays; any thread may call this before they are read."""
+        self._expected |= {key[0] for key in keys if isinstance(key, tuple)}
+
+    def place(self, keys: Collection[Key]) -> None:
+        """Place those of the requested keys that are of arrays, unless users chose workers."""
+        names, self._expected = self._expected, set()
+        found: defaultdict[str, list[Key]] = defaultdict(list)
+        for key in keys:
+            if isinstance(key, tuple) and len(key) > 1 and key[0] in names:
+                found[key[0]].append(key)
+        workers = list(self.scheduler.workers)
+        for blocks in found.values() if workers else ():
+            for key, rank in zip(sorted(blocks), dealt(len(blocks), len(workers)), strict=True):
+                for ts in _chain(self.scheduler.tasks[key]):
+                    self.scheduler.set_restrictions({ts.key: {workers[rank]}})
+                    ts.loose_restrictions = True
+
+
+def _chain(ts: TaskState) -> list[TaskState]:
+    """Return the tasks of a new block, from the last to the first.
+
+    None if they read other data, have other readers, or run where users want.
+    """
+    chain = [ts]
+    while True:
+        last = chain[-1]
+        if last.state != "released" or len(last.dependents) > (last is not ts):
+            return []
+        if last.worker_restrictions or last.host_restrictions or last.resource_restrictions:
+            return []
+        if not last.dependencies:
+            return chain
+        if len(last.dependencies) > 1:
+            return []
+        chain += last.dependencies
