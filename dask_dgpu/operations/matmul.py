@@ -25,7 +25,7 @@ from dask_dgpu.algorithms.summa.wire import (
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
-from dask_dgpu.operations.value import Blocks, Placed
+from dask_dgpu.operations.value import Blocks, Placed, facts_of
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Cuts, Layout, counted, cuts_of
 from graph_opt.model.piece import Piece
@@ -106,8 +106,12 @@ def _run(
     b: Matrix = {
         (inner.get(k, k), columns[j]): block for (k, j), block in right.items() if j in columns
     }
+    counts = (
+        {(rows[i], inner.get(k, k)): facts_of(left, (i, k)) for i, k in left if i in rows},
+        {(inner.get(k, k), columns[j]): facts_of(right, (k, j)) for k, j in right if j in columns},
+    )
     sent = Sent()
-    c = summa_rank(plan.plan, comm, device, a, b, progress, sent)
+    c = summa_rank(plan.plan, comm, device, a, b, progress, sent, counts)
     blocks: Blocks = {(plan.rows[i], plan.columns[j]): block for (i, j), block in c.items()}
     return (blocks, sent.total(comm, device)) if plan.plan.encoded else blocks
 
@@ -200,4 +204,11 @@ def _peak(plan: SummaPlan) -> int:
     return int(shares.max()) + workspace(plan)
 
 
-MATMUL = Operation(plan=_plan, layout=_layout, run=_run, cost=_cost, rule=RULE)
+MATMUL = Operation(
+    plan=_plan,
+    layout=_layout,
+    run=_run,
+    cost=_cost,
+    rule=RULE,
+    finds_facts=lambda part: bool(part.plan.sparse),
+)

@@ -58,6 +58,7 @@ class Operation:
       its blocks of the inputs. It may empty the mapping of an input that is ``spent``. It may
       return a pair: the blocks, and a small picklable detail for the user; that of rank 0 counts.
     - ``cost(plan, machine)`` predicts the cost.
+    - ``finds_facts(plan)`` says whether ``run`` keeps facts about blocks; by default not.
     - ``rule`` finds the operation in Dask's layers; operations with a layer of our own need none.
     """
 
@@ -66,3 +67,4 @@ class Operation:
     run: Callable[..., Blocks | tuple[Blocks, Any]]
     cost: Callable[[Plan, Machine], Cost]
     rule: Rule | None = None
+    finds_facts: Callable[[Plan], bool] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product as cartesian
@@ -31,6 +31,8 @@ from graph_opt.model.piece import Blockwork, Member
 
 Array = Any
 Blocks = dict[Index, Array]
+Facts = dict[Any, Any]
+"""What operations have found out about a block; its keys are their own."""
 Need = tuple[int, Index]
 """An input of a step, and the index of one of its blocks."""
 
@@ -101,6 +103,19 @@ class Placed:
     def transposed(self, axes: tuple[int, ...]) -> Placed:
         """Return the transpose; its blocks stay on their ranks."""
         return Placed(self.layout.transposed(axes), self.dtype, self.spent)
+
+
+class Given(Blocks):
+    """Blocks of an input of a collective, and the facts about each, which live as long as it."""
+
+    def __init__(self, blocks: Blocks, facts: Mapping[Index, Facts]) -> None:
+        super().__init__(blocks)
+        self.facts = facts
+
+
+def facts_of(blocks: Blocks, index: Index) -> Facts:
+    """Return the facts about a block; an operation may add to them."""
+    return blocks.facts[index] if isinstance(blocks, Given) else {}
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from time import time
 from typing import Any
 
@@ -14,7 +16,15 @@ from dask_dgpu.comm.timed import TimedComm
 from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.value import Blocks, Collective, Local, Value, conforming
+from dask_dgpu.operations.value import (
+    Blocks,
+    Collective,
+    Facts,
+    Given,
+    Local,
+    Value,
+    conforming,
+)
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.program import Key, Program
 from dask_dgpu.runtime.ship import ship
@@ -51,6 +61,10 @@ class Observer:
 
     def detail(self, output: str, detail: Any) -> None:
         """Receive what the operation of a value returned besides its blocks."""
+
+    def facts(self, block: Array) -> Facts:
+        """Return the facts about a block that no program writes; they live as long as it."""
+        return {}
 
     def calling(self) -> AbstractContextManager[Any]:
         """Return a context for the call of a block function, which may be a user's."""
@@ -101,6 +115,7 @@ class _Rank:
 
     def __post_init__(self) -> None:
         steps = {step.output: step.result for step in self.program.steps}
+        self.facts = {name: self._facts(name) for name in self.values}
         self.moves = dict(self.fixed.fixed.moves)
         self.declared: dict[str, Value] = dict(self.program.inputs) | steps
         self.timed = _timed(self.comm, self.device, self.program.transport)
@@ -127,6 +142,7 @@ class _Rank:
                 del made
                 for name in ending:
                     del values[name]
+                    self.facts.pop(name, None)
             device.synchronize()
             self.comm.check()
             if self.timed is not None:
@@ -137,6 +153,25 @@ class _Rank:
                 if rank == self.comm.rank
             }
         return {key: device.hand_over(block) for key, block in results.items()}
+
+    def _facts(self, name: str) -> defaultdict[Index, Facts]:
+        """Return the facts about the blocks of an input, if collectives want them."""
+        found: defaultdict[Index, Facts] = defaultdict(dict)
+        if name in self._looked_at:
+            found |= {index: self.observer.facts(x) for index, x in self.values[name].items()}
+        return found
+
+    @cached_property
+    def _looked_at(self) -> set[str]:
+        """The inputs of collectives that find out facts about blocks."""
+        steps = [step for step in self.program.steps if isinstance(step, Collective)]
+        return {
+            name
+            for step in steps
+            if (finds := OPERATIONS[step.operation].finds_facts) is not None
+            and finds(self.fixed.collectives[step.output])
+            for name in step.inputs
+        }
 
     def _borrow(self) -> None:
         """Keep the inputs allocated until the lanes have passed their last use, views included."""
@@ -164,7 +199,8 @@ class _Rank:
             layout = self.fixed.values[read].layout
             # a block that several ranks have computed belongs to the first of them
             blocks = self.values[read].items()
-            inputs.append({i: b for i, b in blocks if layout.owner(i) == self.comm.rank})
+            own = {i: b for i, b in blocks if layout.owner(i) == self.comm.rank}
+            inputs.append(Given(own, self.facts.setdefault(read, defaultdict(dict))))
         for read in spent:
             self.values[read].clear()  # so that the algorithm's references are the only ones
 

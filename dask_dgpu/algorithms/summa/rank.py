@@ -11,7 +11,7 @@ over all layers, in the order of the layers::
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, zip_longest
 from typing import Any
@@ -22,7 +22,7 @@ from dask_dgpu.algorithms import Array, Progress, no_progress
 from dask_dgpu.algorithms.summa.plan import Block, Matrix, SummaPlan
 from dask_dgpu.algorithms.summa.schedule import Messages, Piece, Pulls, Step, schedule
 from dask_dgpu.algorithms.summa.wire import Sent
-from dask_dgpu.algorithms.summa.zeros import Known, count_zeros
+from dask_dgpu.algorithms.summa.zeros import Counts, Known, count_zeros, no_counts
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
@@ -37,14 +37,15 @@ def summa_rank(
     b: Matrix,
     progress: Progress = no_progress,
     sent: Sent | None = None,
+    counts: Sequence[Counts] | None = None,
 ) -> dict[Block, Array]:
     """Multiply as one rank; ``progress`` counts panels, and ``sent`` what travels in messages.
 
     Every rank receives the pieces of its next panel while it multiplies the present one. If
-    plan and transport allow it, it reads them from the owners' blocks, straight into the panel,
-    and no rank packs or sends. Blocks that the plan leaves in place are multiplied where they lie.
-    The peak of memory is the rank's blocks of A, B and C and four panels: two panels in use, one
-    message out and one in. Blocks of C count in ``plan.accumulator``.
+    plan and transport allow it, it reads them from the owners' blocks, straight into the panel.
+    Blocks in place are multiplied where they lie. ``counts`` are zeros that are known. The peak of
+    memory is the rank's blocks of A, B and C and four panels: two panels in use, one message out
+    and one in. Blocks of C count in ``plan.accumulator``.
     """
     steps, operands, sent = schedule(plan, comm.rank), [a, b], sent or Sent()
     with device.computing():
@@ -52,7 +53,7 @@ def summa_rank(
     with device.transferring():
         device.after(given)
         limits = plan, comm, device, steps, operands
-        known = count_zeros(*limits, sent) if plan.sparse else None
+        known = count_zeros(*limits, sent, counts or no_counts()) if plan.sparse else None
         carrier = Pulls.open(*limits) or Messages(*limits, sent)
         panels = _Panels(plan, device, comm.rank)
     strips = _strips(plan, device, comm.rank)

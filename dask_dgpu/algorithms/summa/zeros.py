@@ -10,7 +10,8 @@ know which products would add only zeros::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import prod
@@ -28,8 +29,19 @@ from graph_opt.model.layout import Span
 Line = tuple[int, int]
 """An operand and its block row, of A, or block column, of B."""
 
-Source = tuple[int, Block, Span, Span]
+Place = tuple[Span, Span]
+"""A piece of a block: its rows and columns."""
+
+Source = tuple[int, Block, Place]
 """An operand, a block of it, and a piece of the block."""
+
+Counts = Mapping[Block, dict[Place, int]]
+"""The counts of pieces of an operand's blocks, kept as long as the blocks."""
+
+
+def no_counts() -> tuple[Counts, Counts]:
+    """Return the counts of two operands that were not counted yet."""
+    return defaultdict(dict), defaultdict(dict)
 
 
 @dataclass
@@ -81,10 +93,14 @@ def count_zeros(
     steps: list[Step],
     operands: list[Matrix],
     sent: Sent,
+    counts: Sequence[Counts],
 ) -> Known:
-    """Count the zeros of all pieces, and give those in messages their form; collective."""
+    """Count the zeros of all pieces, and give those in messages their form; collective.
+
+    ``counts`` are those of earlier products, of A and of B; new ones are added.
+    """
     known = Known(sent, np.dtype(plan.dtype).kind == "c")
-    own = _own_counts(device, steps, operands)
+    own = _own_counts(device, steps, operands, counts)
     theirs = _exchanged(comm, device, steps, own) if any(step.moves for step in steps) else []
     sent.nbytes += 8 * sum(len(pieces) for step in steps for pieces in step.sends)
     for step in steps:
@@ -102,14 +118,22 @@ def count_zeros(
     return known
 
 
-def _own_counts(device: Device, steps: list[Step], operands: list[Matrix]) -> dict[Source, int]:
-    """Return the counts of this rank's pieces, each counted once."""
+def _own_counts(
+    device: Device, steps: list[Step], operands: list[Matrix], counts: Sequence[Counts]
+) -> dict[Source, int]:
+    """Return the counts of this rank's pieces; count those that are not counted yet."""
     pieces = {_source(piece): piece for step in steps for piece in chain(step.local, *step.sends)}
-    counts = device.zeros(len(pieces), "int64")
-    for at, piece in enumerate(pieces.values()):
-        counts[at] = zeros.count(operands[piece.operand][piece.block][piece.source])
-    device.synchronize()
-    return dict(zip(pieces, device.to_host(counts).tolist(), strict=True))
+    known = {each: counts[each[0]][each[1]] for each in pieces}
+    new = [each for each, kept in known.items() if each[2] not in kept]
+    if new:
+        found = device.zeros(len(new), "int64")
+        for at, each in enumerate(new):
+            operand, block, _ = each
+            found[at] = zeros.count(operands[operand][block][pieces[each].source])
+        device.synchronize()
+        for each, count in zip(new, device.to_host(found).tolist(), strict=True):
+            known[each][each[2]] = count
+    return {each: kept[each[2]] for each, kept in known.items()}
 
 
 def _exchanged(
@@ -131,7 +155,8 @@ def _exchanged(
 
 def _source(piece: Piece) -> Source:
     rows, columns = piece.source
-    return piece.operand, piece.block, (rows.start, rows.stop), (columns.start, columns.stop)
+    place = (rows.start, rows.stop), (columns.start, columns.stop)
+    return piece.operand, piece.block, place
 
 
 def _formed(plan: SummaPlan, piece: Piece, count: int) -> Piece:

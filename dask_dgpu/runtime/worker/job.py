@@ -14,11 +14,13 @@ from distributed.utils import set_thread_state
 from distributed.worker import _worker_cvar
 
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.operations.value import Blocks
+from dask_dgpu.operations.value import Blocks, Facts
 from dask_dgpu.runtime.execute import Observer, Span
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
+
+    from dask_dgpu.runtime.worker.facts import BlockFacts
 
 Key = Any
 
@@ -40,6 +42,7 @@ class Job(Observer):
     """
 
     worker: Worker
+    known: BlockFacts
     key: Key
     run_id: int
     rank: int
@@ -78,6 +81,10 @@ class Job(Observer):
         self.phase = f"program ({step}, {done} of {steps})"
         if self.given_up.is_set():
             raise GaveUpError("the run was given up")
+
+    def facts(self, block: Any) -> Facts:
+        """Return the facts about a block in the worker's memory."""
+        return self.known.of(block)
 
     def detail(self, output: str, detail: Any) -> None:
         """Keep a detail for the scheduler, which may lack its package."""

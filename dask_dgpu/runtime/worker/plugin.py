@@ -26,6 +26,7 @@ from dask_dgpu.runtime.failure import IN_PROGRAM, compute_plainly, failure_of, o
 from dask_dgpu.runtime.plans import Plans, received
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.tasks import PLUGIN
+from dask_dgpu.runtime.worker.facts import BlockFacts
 from dask_dgpu.runtime.worker.fetch import Handle, fetch
 from dask_dgpu.runtime.worker.job import Job
 from dask_dgpu.runtime.worker.member import Member
@@ -69,6 +70,7 @@ class GangWorkerPlugin(WorkerPlugin):
         self.results: dict[tuple[Key, int], dict[Key, Array]] = {}
         self.stored: dict[tuple[Key, int], list[Key]] = {}
         self.jobs: dict[tuple[Key, int], Job] = {}
+        self.facts = BlockFacts()
         self.queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         host = get_address_host(worker.address)
         self.member = Member(self.device, host, worker.state.nthreads)
@@ -158,7 +160,7 @@ class GangWorkerPlugin(WorkerPlugin):
             key, run_id = fields["key"], fields["run_id"]
             self._send("dgpu-stale", key=key, run_id=run_id, missing=str(missing))
             return
-        job = Job(self.worker, blocks=own, **fields)
+        job = Job(self.worker, self.facts, blocks=own, **fields)
         self.jobs[job.key, job.run_id] = job
         self.queue.put(partial(self._run, job))
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.summa.wire import Sent
+from dask_dgpu.kernels import zeros
 from dask_dgpu.runtime import tasks
 from tests.support.profiles import examples
 
@@ -36,6 +37,23 @@ def test_value_and_bytes(ranks: int, gangs: list[str]) -> None:
     assert isinstance(sent, Sent)
     assert sent.nbytes <= 0.4 * sent.exact_bytes
     assert (sent.exact_bytes > 0) == (ranks > 1)
+
+
+def test_zeros_of_an_operand_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    count = zeros.count
+
+    def counting(values: Any) -> Any:
+        counted.append(values.size)
+        return count(values)
+
+    monkeypatch.setattr(zeros, "count", counting)
+    other = da.from_array(B[::-1], chunks=(40, 20))
+    first, second = (dgpu.matmul(X, y, strategy="row", sparse_threshold=0.5) for y in (Y, other))
+    with dgpu.enable(local_ranks=3, on_error="raise", when="always"):
+        value = (first - second).compute(scheduler="sync")
+    np.testing.assert_allclose(value, A @ B - A @ B[::-1], rtol=1e-4, atol=1e-4)
+    assert sum(counted) == A.size + 2 * B.size
 
 
 @examples(25)
