@@ -20,6 +20,7 @@ from dask_dgpu.operations.value import Collective, Local, Value, most_received
 from dask_dgpu.planner.plain import Places, plain_region
 from dask_dgpu.runtime.plans import Making, Plans, plans
 from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.scheduler.direct import place_of
 from dask_dgpu.runtime.tasks import PLUGIN
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.work import task_seconds
@@ -161,16 +162,13 @@ def _other_results(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
 
 
 def _places(keys: Collection[Key], dask_scheduler: Scheduler) -> dict[Key, int]:
-    """Return the number of a worker with each block, among the workers in a fixed order."""
+    """Return the number of a worker that has each block or will soon, in a fixed order."""
     numbers = {address: at for at, address in enumerate(sorted(dask_scheduler.workers))}
-    found: dict[Key, int] = {}
-    for key in keys:
-        ts = dask_scheduler.tasks.get(key)
-        holders = [] if ts is None else [each.address for each in list(ts.who_has or ())]
-        known = [numbers[address] for address in holders if address in numbers]
-        if known:
-            found[key] = min(known)
-    return found
+    plugin: Any = dask_scheduler.plugins.get(PLUGIN)
+    runs = {} if plugin is None else plugin.runs
+    known = {key: ts for key in keys if (ts := dask_scheduler.tasks.get(key)) is not None}
+    places = {key: place_of(ts, runs) for key, ts in known.items()}
+    return {key: numbers[place] for key, place in places.items() if place in numbers}
 
 
 def predict(

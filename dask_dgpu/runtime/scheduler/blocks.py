@@ -54,7 +54,7 @@ def restrict(scheduler: Scheduler, run: Run) -> None:
     """Place each ``out`` on the worker that computes its block, if that worker runs tasks."""
     running = {ws.address for ws in scheduler.running}
     for out in scheduler.tasks[run.key].dependents:
-        worker = run.worker_of(_block(out))
+        worker = run.worker_of(block_of(out))
         out.loose_restrictions = worker not in running
         scheduler.set_restrictions({out.key: {worker}})
 
@@ -66,11 +66,15 @@ def outs_of(scheduler: Scheduler, run: Run) -> dict[str, list[tuple[Key, Key]]]:
     """
     found: dict[str, list[tuple[Key, Key]]] = {}
     for out in scheduler.tasks[run.key].dependents:
-        spec = out.run_spec
-        if out.state == "waiting" and isinstance(spec, Task) and spec.func is tasks.out:
-            block = _block(out)
+        if out.state == "waiting" and is_out(out):
+            block = block_of(out)
             found.setdefault(run.worker_of(block), []).append((block, out.key))
     return found
+
+
+def is_out(ts: TaskState) -> bool:
+    """Return whether a task does no more than to return a block of a gang."""
+    return isinstance(ts.run_spec, Task) and ts.run_spec.func is tasks.out
 
 
 def free_stuck(scheduler: Scheduler, runs: Mapping[Key, Run]) -> None:
@@ -94,7 +98,7 @@ def _is_stuck(scheduler: Scheduler, out: TaskState) -> bool:
     return out.state == "no-worker" and not out.loose_restrictions
 
 
-def _block(out: TaskState) -> Key:
+def block_of(out: TaskState) -> Key:
     """Return the block of an ``out``: an argument of the task, which may have another name."""
     task = cast(Task, out.run_spec)
     while len(task.args) == 1:  # the task within is of an array in a Delayed

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.scheduler.blocks import block_of, is_out
 from dask_dgpu.runtime.scheduler.messages import send
 from graph_opt.dask_graph.emit import is_gang
 from graph_opt.dask_graph.internals import List, Task, TaskRef
@@ -29,15 +30,20 @@ if TYPE_CHECKING:
     from dask_dgpu.runtime.scheduler.run import Run, Token
 
 Key = Any
+Runs = Mapping[Any, "Run"]
 Messages = dict[str, list[Any]]
 
 
 class Ready(NamedTuple):
-    """A gang whose input blocks are all in memory: its key, program, and blocks."""
+    """A gang whose input blocks are in memory or will be: its key, program, and blocks.
+
+    ``awaited`` are the keys of blocks that do not exist yet; ``staged`` has their likely workers.
+    """
 
     key: Key
     program: Program
     staged: list[list[Token]]
+    awaited: frozenset[Key]
 
 
 class Stored(NamedTuple):
@@ -49,8 +55,11 @@ class Stored(NamedTuple):
     typename: str
 
 
-def ready(scheduler: Scheduler, wanted: Iterable[Key]) -> Iterator[Ready]:
-    """Yield the gangs that a new graph needs and that can run on blocks in memory."""
+def ready(scheduler: Scheduler, wanted: Iterable[Key], runs: Runs) -> Iterator[Ready]:
+    """Yield the gangs that a new graph needs and that can run without tasks.
+
+    ``runs`` are those of other gangs.
+    """
     seen: set[TaskState] = set()
     waiting = [ts for key in wanted if (ts := scheduler.tasks.get(key)) is not None]
     while waiting:
@@ -58,31 +67,36 @@ def ready(scheduler: Scheduler, wanted: Iterable[Key]) -> Iterator[Ready]:
         if ts.state != "released" or ts in seen:
             continue
         seen.add(ts)
-        found = _ready(scheduler, ts) if is_gang(ts.key) else None
+        found = _ready(scheduler, ts, runs) if is_gang(ts.key) else None
         if found is None:
             waiting += ts.dependencies
         else:
             yield found
 
 
-def _ready(scheduler: Scheduler, gang: TaskState) -> Ready | None:
-    """Return a gang whose input blocks are all in memory."""
+def _ready(scheduler: Scheduler, gang: TaskState, runs: Runs) -> Ready | None:
+    """Return a gang if its input blocks are in memory, or on their way there."""
     spec = gang.run_spec
     if not (isinstance(spec, Task) and spec.func is tasks.gang) or gang.who_wants:
         return None
     program, *lists = spec.args
     staged: list[list[Token]] = []
+    awaited: set[Key] = set()
     for each in lists:
-        tokens = [_token(scheduler, ref) for ref in each.args] if isinstance(each, List) else [None]
-        known = [token for token in tokens if token is not None]
-        if len(known) < len(tokens):
-            return None
-        staged.append(known)
-    return Ready(gang.key, program, staged)
+        staged.append([])
+        for ref in each.args if isinstance(each, List) else [None]:
+            block = _block(scheduler, ref)
+            worker = None if block is None else place_of(block, runs)
+            if block is None or worker is None:
+                return None
+            staged[-1].append((block.key, worker))
+            if block.state != "memory":
+                awaited.add(block.key)
+    return Ready(gang.key, program, staged, frozenset(awaited))
 
 
-def _token(scheduler: Scheduler, ref: Any) -> Token | None:
-    """Return the block that a ``stage`` task would read, and its worker; none if it must run."""
+def _block(scheduler: Scheduler, ref: Any) -> TaskState | None:
+    """Return the block that a ``stage`` task would read; none if the task must run."""
     stage = scheduler.tasks.get(ref.key) if isinstance(ref, TaskRef) else None
     if stage is None or stage.state != "released":
         return None
@@ -90,10 +104,27 @@ def _token(scheduler: Scheduler, ref: Any) -> Token | None:
     if not (isinstance(spec, Task) and spec.func is tasks.stage):
         return None
     read = spec.args[0]
-    block = scheduler.tasks.get(read.key) if isinstance(read, TaskRef) else None
-    if block is None or block.state != "memory" or not block.who_has:
+    return scheduler.tasks.get(read.key) if isinstance(read, TaskRef) else None
+
+
+def place_of(block: TaskState, runs: Runs) -> str | None:
+    """Return the worker that has a block, or will have it soon; none if that is unknown.
+
+    A block will exist soon if its task is on a worker, or if a run that needs no task computes it.
+    Blocks that wait for other tasks may need the very place of a gang that waits for them. Other
+    threads than that of the event loop may call this.
+    """
+    if block.state == "memory":
+        return min((ws.address for ws in list(block.who_has or ())), default=None)
+    if block.state == "processing" and block.processing_on is not None:
+        return block.processing_on.address
+    gangs = list(block.waiting_on or ())
+    if block.state != "waiting" or len(gangs) != 1 or not is_out(block):
         return None
-    return block.key, min(ws.address for ws in block.who_has)
+    run = runs.get(gangs[0].key)
+    if run is None or run.holder is None or run.outcome.done():
+        return None
+    return run.worker_of(block_of(block)) if run.placed else run.holder
 
 
 def hold(scheduler: Scheduler, run: Run, stimulus_id: str) -> bool:

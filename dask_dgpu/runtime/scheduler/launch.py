@@ -1,13 +1,14 @@
 """The launch of a run: members, plans, epoch, and a message to each member.
 
 A run begins in one of two ways. The ``gang`` task calls, once its ``stage`` tasks have delivered
-the blocks. Or, if all blocks are in memory when Dask reads the graph, the run begins at once
-(:mod:`dask_dgpu.runtime.scheduler.direct`).
+the blocks. Or, if all blocks are in memory when Dask reads the graph, or will be soon, the run
+begins without tasks (:mod:`dask_dgpu.runtime.scheduler.direct`).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from distributed.utils import log_errors
@@ -16,6 +17,7 @@ from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.scheduler.blocks import Staging, outs_of, restrict
 from dask_dgpu.runtime.scheduler.direct import hold, let_go
+from dask_dgpu.runtime.scheduler.waiting import Waiting
 from dask_dgpu.runtime.scheduler.watch import watch
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class Launches:
         self.losses = losses
         self.endings = endings
         self.staging = Staging(scheduler)
+        self.waiting = Waiting()
 
     def begin(self, run: Run) -> None:
         """Choose the members of a new run, and launch it in the background."""
@@ -61,12 +64,52 @@ class Launches:
             return
         run.task = asyncio.ensure_future(self._launch(run))
 
-    def begin_at_once(self, run: Run, stimulus_id: str) -> None:
-        """Begin a run on blocks in memory, without its tasks; if it cannot, its tasks run."""
+    def begin_at_once(self, run: Run, awaited: Collection[Key], stimulus_id: str) -> None:
+        """Begin a run without its tasks, when the ``awaited`` blocks are in memory, too.
+
+        If it cannot, its tasks run.
+        """
         run.choose_members(self.scheduler)
-        if hold(self.scheduler, run, stimulus_id):
-            self.runs[run.key] = run
+        if not hold(self.scheduler, run, stimulus_id):
+            return
+        self.runs[run.key] = run
+        if awaited:
+            self.waiting.add(run, awaited)
+        else:
             run.task = asyncio.ensure_future(self._launch(run))
+
+    def arrived(self, key: Key) -> None:
+        """Begin the runs that waited for this block only, once Dask has noted it."""
+        for run in self.waiting.arrived(key):
+            asyncio.get_running_loop().call_soon(self._resume, run)
+
+    def missed(self, key: Key) -> None:
+        """Let the tasks of runs run that waited for a block: it has to be made again, or failed."""
+        for run in self.waiting.missed(key):
+            asyncio.get_running_loop().call_soon(self._leave_to_tasks, run)
+
+    def _resume(self, waited: Run) -> None:
+        """Begin a run whose blocks are all in memory by now."""
+        if self.runs.get(waited.key) is not waited or waited.outcome.done():
+            return
+        run = waited.on_blocks(self.scheduler)
+        if run is None:
+            self._leave_to_tasks(waited)
+            return
+        self.runs[run.key] = run
+        run.task = asyncio.ensure_future(self._launch(run))
+
+    def withdraw(self, run: Run) -> None:
+        """Let a run without tasks wait no more; its task was released."""
+        self.waiting.discard(run)
+        gang = self.scheduler.tasks.get(run.key)
+        for out in gang.dependents if gang is not None else ():
+            self.missed(out.key)
+        asyncio.get_running_loop().call_soon(let_go, self.scheduler, run)
+
+    def _leave_to_tasks(self, run: Run) -> None:
+        if self.runs.get(run.key) is run and not run.outcome.done():
+            self.endings.start_over(run.key, f"dgpu-missed-{run.run_id}")
 
     @log_errors
     async def _launch(self, run: Run) -> None:

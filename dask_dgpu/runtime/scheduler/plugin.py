@@ -228,14 +228,19 @@ class GangSchedulerPlugin(SchedulerPlugin):
             run = self.runs.get(key)
             if run is not None and run.placed:
                 restrict(scheduler, run)
-        for found in ready(scheduler, keys) if gangs else ():
+        for found in ready(scheduler, keys, self.runs) if gangs else ():
             run = Run(found.key, next(self.run_ids), found.program, b"", found.staged)
-            self.launches.begin_at_once(run, stimulus_id)
+            self.launches.begin_at_once(run, found.awaited, stimulus_id)
 
     def transition(
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
     ) -> None:
-        """Follow staged blocks, and end the run of a released task."""
+        """Follow staged and awaited blocks, and end the run of a released task."""
+        if key in self.launches.waiting:
+            if finish == "memory":
+                self.launches.arrived(key)
+            elif finish in ("released", "forgotten", "erred"):
+                self.launches.missed(key)
         if is_stage(key):
             self.launches.staging.moved(key, finish, kwargs.get("worker"))
         if not is_gang(key):
@@ -247,6 +252,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
             loop.call_soon(self.endings.start_over, key, f"dgpu-outdated-{stimulus_id}")
         elif finish in ("released", "forgotten", "erred"):
             self.runs.pop(key, None)
+            if run is not None and run.holder is not None:
+                self.launches.withdraw(run)
             taken = run is not None and run.finished and not run.starts_over
             if run is not None and not run.outcome.done():
                 self.endings.cancel(run, stimulus_id)

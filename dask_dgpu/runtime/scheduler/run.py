@@ -95,6 +95,20 @@ class Run:
         found = [address for address in scheduler.workers if address in chosen]
         self.members = (*found, *(self.holders - set(found)))
 
+    def on_blocks(self, scheduler: Scheduler) -> Run | None:
+        """Return this run on its blocks where they are now, ``None`` if it cannot run there."""
+        staged: list[list[Token]] = []
+        for tokens in self.staged:
+            blocks = [scheduler.tasks.get(key) for key, _ in tokens]
+            there = [ts for ts in blocks if ts is not None and ts.who_has]
+            if len(there) < len(tokens):
+                return None
+            staged.append([(ts.key, min(ws.address for ws in ts.who_has or ())) for ts in there])
+        run = Run(self.key, self.run_id, self.program, self.payload, staged, holder=self.holder)
+        run.choose_members(scheduler)
+        alive = all(member in scheduler.workers for member in run.members)
+        return run if alive and run.holder in run.members else None
+
     def stage_keys(self) -> list[Key]:
         """Return the keys of all input blocks, as in ``staged``."""
         return [key for tokens in self.staged for key, _ in tokens]

@@ -1,0 +1,191 @@
+"""Gangs that wait for blocks: of tasks on workers, and of other gangs. They need no task either."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, wait
+
+from tests.cluster.observe import PLUGIN, eventually, host, left_over, running
+from tests.cluster.test_direct import kept, tasks_run
+from tests.cluster.test_safety import restore_blocks, send_signal, slow_blocks
+
+pytestmark = pytest.mark.cluster
+__all__ = ["tasks_run"]  # a fixture
+
+N, CHUNK, STEPS = 48, 12, 6
+RNG = np.random.default_rng(37)
+A, M = RNG.random((2, N, N)) / N
+
+
+def waiting(dask_scheduler: Any) -> tuple[int, int]:
+    """Return the number of runs, and of those that wait for blocks."""
+    plugin = dask_scheduler.plugins[PLUGIN]
+    return len(plugin.runs), len(plugin.launches.waiting)
+
+
+def settled(client: Client, blocks: int) -> None:
+    """Check that nothing is left of any gang, and only so many results."""
+    eventually(lambda: client.run_on_scheduler(waiting) == (0, 0))
+    eventually(lambda: left_over(client) == 0)
+    eventually(lambda: kept(client) == blocks)
+
+
+@pytest.fixture
+def x(client: Client, on_device: Callable[..., da.Array]) -> da.Array:
+    x = on_device(A, CHUNK).persist()
+    wait(x)
+    return x
+
+
+@pytest.fixture
+def m(client: Client, on_device: Callable[..., da.Array]) -> da.Array:
+    m = on_device(M, CHUNK).persist()
+    wait(m)
+    return m
+
+
+def loop(x: da.Array, m: da.Array, steps: int = STEPS) -> tuple[da.Array, Any]:
+    """Return the last step of a loop that waits for none, and NumPy's."""
+    expected = A
+    for _ in range(steps):
+        x, expected = (x @ m + x.T).persist(), expected @ M + expected.T
+    return x, expected
+
+
+def test_a_loop_that_does_not_wait_runs_no_task(client, x, m, tasks_run):
+    blocks = kept(client)
+    wait(loop(x, m, 1)[0])  # the first run may have to connect
+    before = tasks_run()
+    z, expected = loop(x, m)
+    wait(z)
+    assert tasks_run() == before
+    np.testing.assert_allclose(host(z.compute()), expected, rtol=1e-12)
+    del z
+    settled(client, blocks)
+
+
+def test_a_gang_waits_for_tasks_on_workers(client, x, tasks_run):
+    def slowly(block: Any) -> Any:
+        time.sleep(0.3)
+        return block * 2
+
+    blocks = kept(client)
+    with_gangs = tasks_run()
+    y = x.map_blocks(slowly, meta=x._meta).persist(optimize_graph=False)
+    eventually(partial(client.run_on_scheduler, _all_processing, name=y.name), 10)
+    z = (y @ y).persist()
+    eventually(lambda: client.run_on_scheduler(waiting)[1] == 1, 5)
+    wait(z)
+    assert tasks_run() == with_gangs + y.npartitions
+    np.testing.assert_allclose(host(z.compute()), 2 * A @ (2 * A), rtol=1e-12)
+    del y, z
+    settled(client, blocks)
+
+
+def _all_processing(dask_scheduler: Any, name: str) -> bool:
+    states = [ts.state for ts in dask_scheduler.tasks.values() if ts.key[0] == name]
+    return bool(states) and set(states) <= {"processing", "memory"}
+
+
+def test_an_error_of_an_awaited_block(client, x):
+    def fail(block: Any) -> Any:
+        time.sleep(0.3)
+        raise ValueError("no such block")
+
+    blocks = kept(client)
+    y = x.map_blocks(fail, meta=x._meta).persist(optimize_graph=False)
+    eventually(partial(client.run_on_scheduler, _all_processing, name=y.name), 10)
+    z = ((y @ y).persist() @ x).persist()
+    with pytest.raises(ValueError, match="no such block"):
+        z.compute()
+    del y, z
+    settled(client, blocks)
+
+
+def test_an_error_of_an_earlier_gang(client, x, m):
+    def fail(block: Any) -> Any:
+        raise ValueError("no such block")
+
+    blocks = kept(client)
+    y = (x.map_blocks(fail, meta=x._meta) @ m).persist()
+    z, _ = loop(y, m, 3)
+    with pytest.raises(ValueError, match="no such block"):
+        z.compute()
+    np.testing.assert_allclose(host((x @ m).compute()), A @ M, rtol=1e-12)
+    del y, z
+    settled(client, blocks)
+
+
+def test_a_waiting_gang_is_cancelled(client, x, m):
+    blocks = kept(client)
+    slow_blocks(client, 0.05)
+    try:
+        first = (x @ m).persist()
+        second = (first @ m).persist()
+        eventually(lambda: client.run_on_scheduler(waiting)[1] == 1)
+        client.cancel(second)
+        np.testing.assert_allclose(host(first.compute()), A @ M, rtol=1e-12)
+        del first, second
+        settled(client, blocks)
+    finally:
+        client.run(restore_blocks)
+    np.testing.assert_allclose(host((x @ m).compute()), A @ M, rtol=1e-12)
+
+
+def test_intermediate_steps_are_dropped(client, x, m):
+    blocks = kept(client)
+    z, expected = loop(x, m, 20)
+    np.testing.assert_allclose(host(z.compute()), expected, rtol=1e-12)
+    left = blocks + z.npartitions
+    eventually(lambda: kept(client) == left)
+    del z
+    settled(client, blocks)
+
+
+def test_another_client_reads_an_awaited_result(cluster, client, x, m):
+    slow_blocks(client, 0.02)
+    try:
+        z, expected = loop(x, m)
+        eventually(lambda: client.run_on_scheduler(_is_known, key=z.__dask_keys__()[0][0]))
+        with Client(cluster, set_as_default=False) as other:
+            again = other.compute((z + 1).sum())
+            assert host(again.result(timeout=60)) == pytest.approx((expected + 1).sum())
+    finally:
+        client.run(restore_blocks)
+
+
+def _is_known(dask_scheduler: Any, key: Any) -> bool:
+    return key in dask_scheduler.tasks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("holding", [True, False])
+@pytest.mark.parametrize("delay", [0.0, 0.3, 0.9])
+def test_killed_while_gangs_wait(client, on_device, holding, delay):
+    x, m = on_device(A, CHUNK).persist(), on_device(M, CHUNK).persist()
+    wait([x, m])
+    blocks = kept(client)
+    slow_blocks(client, 0.05)
+    z, expected = loop(x, m)
+    eventually(lambda: running(client))
+    time.sleep(delay)
+    holders = client.run_on_scheduler(_holders)
+    others = set(client.scheduler_info(n_workers=-1)["workers"]) - holders
+    victims = sorted(holders if holding and holders else others or holders)
+    send_signal(client, victims[0])
+    np.testing.assert_allclose(host(client.compute(z).result(timeout=90)), expected, rtol=1e-12)
+    client.run(restore_blocks)
+    del z
+    settled(client, blocks)
+
+
+def _holders(dask_scheduler: Any) -> set[str]:
+    runs = dask_scheduler.plugins[PLUGIN].runs.values()
+    return {run.holder for run in runs if run.holder is not None}
