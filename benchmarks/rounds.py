@@ -27,7 +27,7 @@ RESULTS = Path(__file__).parent / "results"
 N, CHUNK, ITERATIONS = 64, 32, 10
 IN_A_ROW = 1000
 PAUSE = 0.02
-"""Seconds between calls, in which Dask frees what the last one left."""
+"""Seconds before each call, in which Dask frees what the last one left, and ``enable`` ends."""
 
 Call = Callable[[int], Any]
 
@@ -75,6 +75,13 @@ class Rounds:
         """Multiply, add all elements, and read the sum."""
         float((self.x @ self.y).sum().compute())
 
+    def loop(self, at: int) -> None:
+        """Multiply again and again, and wait for the last step only."""
+        x = self.x * (1 + at)
+        for _ in range(ITERATIONS):
+            x = (x @ self.y / N).persist()
+        wait(x)
+
     def gradients(self, at: int) -> None:
         """Solve a symmetric system, with one call for each step of conjugate gradients."""
         a = (self.x + self.x.T).persist()
@@ -105,11 +112,11 @@ def measure(
     for at in range(1 + count):
         for way, times in seconds.items():
             enable(rounds.client, way)
+            time.sleep(PAUSE)
             start = time.perf_counter()
             call(at)
             rounds.synchronize()
             times.append(time.perf_counter() - start)
-            time.sleep(PAUSE)
     return {way: times[1:] for way, times in seconds.items()}
 
 
@@ -140,7 +147,7 @@ def run(given: argparse.Namespace, rounds: Rounds, report: Report) -> None:
         "empty task on each worker",
         *measure(rounds, rounds.empty, ("plain",), given.repetitions).values(),
     )
-    for call in (rounds.add, rounds.product, rounds.total, rounds.gradients):
+    for call in (rounds.add, rounds.product, rounds.total, rounds.loop, rounds.gradients):
         found = measure(rounds, call, ("gangs", "ours", "plain"), given.repetitions)
         for way, seconds in found.items():
             ratio = median(seconds) / median(found["plain"])
@@ -159,6 +166,8 @@ def main() -> None:
     if given.quick:
         given.repetitions = 1
     with cluster_of(given) as client:
+        with dgpu.enable(client):
+            dgpu.cost.ClusterConfig.detect(client)
         rounds = Rounds(client, given.device)
         report = Report(given.out, len(rounds.workers))
         run(given, rounds, report)

@@ -16,6 +16,7 @@ from dask_dgpu.kernels.pack import copy_host
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 METHODS = ("compensated", "reproducible")
 WAYS = ("gangs", "ours", "plain")
+SMALL = ("add", "product", "total", "loop", "gradients")
 FIELDS = {
     "chunk", "date", "dtype", "machine", "median", "n", "ratio", "seconds", "versions", "what",
 }  # fmt: skip
@@ -490,10 +491,18 @@ def test_rates_of_clusters_of_each_size(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_rounds_writes_every_figure(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "rounds.py", "--quick")
-    calls = [f"{call}, {way}" for call in ("add", "product", "total", "gradients") for way in WAYS]
+    calls = [f"{call}, {way}" for call in SMALL for way in WAYS]
     wanted = ["empty task on each worker", *calls, "20 products in a row"]
     assert [line["what"] for line in lines] == wanted
     assert all(line["median"] > 0 for line in lines)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_structures_writes_every_program(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "structures.py", "--quick")
+    assert len(lines) == 30
+    assert all(line["median"] > 0 < line["first"] for line in lines)
 
 
 @pytest.mark.slow
