@@ -40,6 +40,10 @@ MOST_BYTES = 1 << 16
 """Graphs with more bytes of arrays are not compared: they hold data."""
 
 
+MOST_TEXT = 1 << 24
+"""The same for a graph with more bytes of anything."""
+
+
 class IncomparableError(Exception):
     """A graph holds what has no comparable bytes, or too much."""
 
@@ -67,6 +71,8 @@ class Canonical:
         numbers = {name: at for at, name in enumerate(graph.layers)}
         needed = [sorted(map(numbers.__getitem__, graph.dependencies[name])) for name in numbers]
         text = pickled((list(graph.layers.items()), needed, _ordered(keys, numbers)))
+        if len(text) > MOST_TEXT:
+            raise IncomparableError("expected a graph with few bytes")
         found: dict[bytes, bytes] = {}
         text = TOKEN.sub(lambda match: found.setdefault(match[0], b"%032x" % len(found)), text)
         return cls(text, tuple(found))

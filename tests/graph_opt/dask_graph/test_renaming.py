@@ -153,6 +153,8 @@ def test_what_cannot_be_compared():
         form(X.map_blocks(lambda b, c: b, Local, dtype=float))
     with pytest.raises(IncomparableError, match="without data"):
         form(X + np.ones((renaming.MOST_BYTES // 40 + 1, 1, 5)))
+    with pytest.raises(IncomparableError, match="few bytes"):
+        form(X.map_blocks(lambda b, c: b, "x" * renaming.MOST_TEXT, dtype=float))
     with pytest.raises(IncomparableError, match="key of a layer"):
         Canonical.of(X.__dask_graph__(), [("other", 0, 0)])
 
