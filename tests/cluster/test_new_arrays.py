@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import dask
@@ -18,6 +19,20 @@ from tests.cluster.observe import PLUGIN, host
 pytestmark = pytest.mark.cluster
 
 RNG = np.random.default_rng(31)
+
+
+@pytest.fixture(autouse=True)
+def no_stealing(cluster: Any) -> Iterator[None]:
+    """On a busy machine a worker without work may steal some of these tasks."""
+    with Client(cluster, set_as_default=False) as client:
+        client.run_on_scheduler(_steal, yes=False)
+        yield
+        client.run_on_scheduler(_steal, yes=True)
+
+
+async def _steal(dask_scheduler: Any, yes: bool) -> None:
+    stealing = dask_scheduler.extensions["stealing"]
+    await (stealing.start() if yes else stealing.stop())
 
 
 def workers_of(client: Client, x: da.Array) -> list[str]:
@@ -90,7 +105,7 @@ def test_arrays_are_left_to_dask_after_disable(cluster):
 
 def test_a_known_structure_is_optimized_once(client, on_device):
     added = []
-    for _ in range(4):
+    for _ in range(5):
         a, b = RNG.random((2, 24, 24))
         x, y = (on_device(values, 8).persist() for values in (a, b))
         wait([x, y])
@@ -98,9 +113,9 @@ def test_a_known_structure_is_optimized_once(client, on_device):
         z = ((x @ y) / (x + y.T)).mean(axis=0)
         np.testing.assert_allclose(host(z.compute()), (a @ b / (a + b.T)).mean(axis=0))
         added.append(kept(client) - before)
-    # the first plan had all memory, later ones what other results leave, in coarse steps
+    # once for all memory, and once for what other results leave, in coarse steps
     assert added[0] == 1
-    assert added[2:] == [0, 0]
+    assert sum(added) <= 2
 
 
 def test_explain_finds_the_run_of_a_known_structure(client, on_device):

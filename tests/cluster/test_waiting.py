@@ -73,7 +73,7 @@ def test_a_loop_that_does_not_wait_runs_no_task(client, x, m, tasks_run):
 
 def test_a_gang_waits_for_tasks_on_workers(client, x, tasks_run):
     def slowly(block: Any) -> Any:
-        time.sleep(0.3)
+        time.sleep(0.5)
         return block * 2
 
     blocks = kept(client)
@@ -125,7 +125,7 @@ def test_an_error_of_an_earlier_gang(client, x, m):
 
 def test_a_waiting_gang_is_cancelled(client, x, m):
     blocks = kept(client)
-    slow_blocks(client, 0.05)
+    slow_blocks(client, 0.2)
     try:
         first = (x @ m).persist()
         second = (first @ m).persist()
