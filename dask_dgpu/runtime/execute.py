@@ -199,8 +199,10 @@ class _Rank:
             layout = self.fixed.values[read].layout
             # a block that several ranks have computed belongs to the first of them
             blocks = self.values[read].items()
-            own = {i: b for i, b in blocks if layout.owner(i) == self.comm.rank}
-            inputs.append(Given(own, self.facts.setdefault(read, defaultdict(dict))))
+            facts = self.facts.setdefault(read, defaultdict(dict))
+            inputs.append(
+                Given({i: b for i, b in blocks if layout.owner(i) == self.comm.rank}, facts)
+            )
         for read in spent:
             self.values[read].clear()  # so that the algorithm's references are the only ones
 
