@@ -8,7 +8,10 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
+from dask.core import flatten
 from distributed import Client, futures_of, wait
+from distributed.diagnostics.progress import GroupTiming
+from distributed.diagnostics.task_stream import TaskStreamPlugin
 
 from tests.cluster.observe import PLUGIN, eventually, host, launched_runs, left_over, running
 from tests.cluster.test_safety import restore_blocks, send_signal, slow_blocks
@@ -86,6 +89,27 @@ def test_results_are_ordinary_ones(client, x):
     del z, w
     eventually(lambda: kept(client) == blocks)
     eventually(lambda: left_over(client) == 0)
+
+
+def test_dashboard_finds_times(client, x, caplog):
+    def watch(dask_scheduler: Any) -> None:
+        dask_scheduler.add_plugin(TaskStreamPlugin(dask_scheduler), name="stream")
+        dask_scheduler.add_plugin(GroupTiming(dask_scheduler), name="groups")
+
+    def keys(dask_scheduler: Any) -> set[Any]:
+        return {message["key"] for message in dask_scheduler.plugins["stream"].buffer}
+
+    def watch_no_more(dask_scheduler: Any) -> None:
+        dask_scheduler.remove_plugin("stream")
+        dask_scheduler.remove_plugin("groups")
+
+    client.run_on_scheduler(watch)
+    z = (x @ x).persist()
+    wait(z)
+    assert set(flatten(z.__dask_keys__())) <= client.run_on_scheduler(keys)
+    client.run_on_scheduler(watch_no_more)
+    texts = [record.getMessage() for record in caplog.records]
+    assert not [text for text in texts if "Plugin failed" in text or "timing" in text]
 
 
 def test_inputs_are_dropped_at_once(client, on_device):

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
+from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.scheduler.blocks import block_of, is_out
 from dask_dgpu.runtime.scheduler.messages import send
+from dask_dgpu.runtime.scheduler.records import TOPIC
 from graph_opt.dask_graph.emit import is_gang
 from graph_opt.dask_graph.internals import List, Task, TaskRef
 
@@ -216,8 +218,11 @@ class _Change:
 
     def finish(self, key: Key, stored: Stored) -> None:
         """Move a task from processing to memory."""
+        now = time()  # Dask's dashboard expects times; those of the steps are shown separately
+        times = [{"action": "transfer", "start": now, "stop": now}]
+        facts = {"startstops": times, "thread": TOPIC, **stored._asdict()}
         found, to_clients, to_workers = self.scheduler._transition(
-            key, "memory", self.stimulus_id, startstops=[], **stored._asdict()
+            key, "memory", self.stimulus_id, **facts
         )
         self.recommendations.pop(key, None)
         self.recommendations |= found
