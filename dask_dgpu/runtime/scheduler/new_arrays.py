@@ -52,12 +52,12 @@ class NewArrays:
 def _chain(ts: TaskState) -> list[TaskState]:
     """Return the tasks of a new block, from the last to the first.
 
-    None if they read other data, have other readers, or run where users want.
+    None if they read other data, if others read what is not requested, or if users chose workers.
     """
     chain = [ts]
     while True:
         last = chain[-1]
-        if last.state != "released" or len(last.dependents) > (last is not ts):
+        if last.state != "released" or (last is not ts and len(last.dependents) > 1):
             return []
         if last.worker_restrictions or last.host_restrictions or last.resource_restrictions:
             return []
