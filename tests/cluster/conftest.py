@@ -69,6 +69,20 @@ def cluster(device: str) -> Iterator[Any]:
 
 
 @pytest.fixture
+def no_stealing(cluster: Any) -> Iterator[None]:
+    """On a busy machine a worker without work may steal some of these tasks."""
+    with Client(cluster, set_as_default=False) as client:
+        client.run_on_scheduler(_steal, yes=False)
+        yield
+        client.run_on_scheduler(_steal, yes=True)
+
+
+async def _steal(dask_scheduler: Any, yes: bool) -> None:
+    stealing = dask_scheduler.extensions["stealing"]
+    await (stealing.start() if yes else stealing.stop())
+
+
+@pytest.fixture
 def client(cluster: Any) -> Iterator[Client]:
     with Client(cluster) as client, dgpu.enable(client, **SETTINGS):
         yield client

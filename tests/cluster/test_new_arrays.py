@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import dask
@@ -16,23 +15,9 @@ from distributed import Client, wait
 import dask_dgpu as dgpu
 from tests.cluster.observe import PLUGIN, host
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_stealing")]
 
 RNG = np.random.default_rng(31)
-
-
-@pytest.fixture(autouse=True)
-def no_stealing(cluster: Any) -> Iterator[None]:
-    """On a busy machine a worker without work may steal some of these tasks."""
-    with Client(cluster, set_as_default=False) as client:
-        client.run_on_scheduler(_steal, yes=False)
-        yield
-        client.run_on_scheduler(_steal, yes=True)
-
-
-async def _steal(dask_scheduler: Any, yes: bool) -> None:
-    stealing = dask_scheduler.extensions["stealing"]
-    await (stealing.start() if yes else stealing.stop())
 
 
 def workers_of(client: Client, x: da.Array) -> list[str]:
@@ -61,6 +46,13 @@ def test_equal_chunks_have_equal_workers(client):
     del busy
     assert all(each == found[0] for each in found)
     assert Counter(found[0]) == dict.fromkeys(client.scheduler_info()["workers"], 3)
+
+
+def test_arrays_that_others_read_are_placed_too(client):
+    x = da.random.default_rng(3).random(64, chunks=4)
+    y = x.sum()
+    x, y = dask.persist(x, y)
+    assert Counter(workers_of(client, x)) == dict.fromkeys(client.scheduler_info()["workers"], 4)
 
 
 @pytest.mark.parametrize(("blocks", "most"), [(1, 1), (3, 1), (4, 1), (7, 2), (13, 4)])

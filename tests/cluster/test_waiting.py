@@ -16,7 +16,7 @@ from tests.cluster.observe import PLUGIN, eventually, host, left_over, running
 from tests.cluster.test_direct import kept, tasks_run
 from tests.cluster.test_safety import restore_blocks, send_signal, slow_blocks
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_stealing")]
 __all__ = ["tasks_run"]  # a fixture
 
 N, CHUNK, STEPS = 48, 12, 6
