@@ -20,7 +20,7 @@ from dask_dgpu.operations.value import Collective, Local, Value, most_received
 from dask_dgpu.planner.plain import Places, plain_region
 from dask_dgpu.runtime.plans import Making, Plans, plans
 from dask_dgpu.runtime.program import Program
-from dask_dgpu.runtime.scheduler.direct import place_of
+from dask_dgpu.runtime.scheduler.blocks import place_of
 from dask_dgpu.runtime.tasks import PLUGIN
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.work import task_seconds

@@ -1,4 +1,4 @@
-"""The blocks of gangs on workers: staged ones, and the placement of ``out`` tasks.
+"""The blocks of gangs on workers: where they are, and where ``stage`` and ``out`` tasks put them.
 
 An ``out`` runs on the worker that computed its block. If a client releases and requests ``out``
 tasks again, Dask creates them without our restrictions, so these are set again each time. They
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dask_dgpu.runtime.scheduler.run import Run
 
 Key = Any
+Runs = Mapping[Any, "Run"]
 
 
 class Staging:
@@ -75,6 +76,26 @@ def outs_of(scheduler: Scheduler, run: Run) -> dict[str, list[tuple[Key, Key]]]:
 def is_out(ts: TaskState) -> bool:
     """Return whether a task does no more than to return a block of a gang."""
     return isinstance(ts.run_spec, Task) and ts.run_spec.func is tasks.out
+
+
+def place_of(block: TaskState, runs: Runs) -> str | None:
+    """Return the worker that has a block, or will have it soon; none if that is unknown.
+
+    A block will exist soon if its task is on a worker, or if a run that needs no task computes it.
+    Blocks that wait for other tasks may need the very place of a gang that waits for them. Other
+    threads than that of the event loop may call this.
+    """
+    if block.state == "memory":
+        return min((ws.address for ws in list(block.who_has or ())), default=None)
+    if block.state == "processing" and block.processing_on is not None:
+        return block.processing_on.address
+    gangs = list(block.waiting_on or ())
+    if block.state != "waiting" or len(gangs) != 1 or not is_out(block):
+        return None
+    run = runs.get(gangs[0].key)
+    if run is None or run.holder is None or run.outcome.done():
+        return None
+    return run.worker_of(block_of(block)) if run.placed else run.holder
 
 
 def free_stuck(scheduler: Scheduler, runs: Mapping[Key, Run]) -> None:

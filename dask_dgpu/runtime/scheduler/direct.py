@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.program import Program
-from dask_dgpu.runtime.scheduler.blocks import block_of, is_out
+from dask_dgpu.runtime.scheduler.blocks import Runs, place_of
 from dask_dgpu.runtime.scheduler.messages import send
 from dask_dgpu.runtime.scheduler.records import TOPIC
 from graph_opt.dask_graph.emit import is_gang
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from dask_dgpu.runtime.scheduler.run import Run, Token
 
 Key = Any
-Runs = Mapping[Any, "Run"]
 Messages = dict[str, list[Any]]
 
 
@@ -109,35 +108,16 @@ def _block(scheduler: Scheduler, ref: Any) -> TaskState | None:
     return scheduler.tasks.get(read.key) if isinstance(read, TaskRef) else None
 
 
-def place_of(block: TaskState, runs: Runs) -> str | None:
-    """Return the worker that has a block, or will have it soon; none if that is unknown.
-
-    A block will exist soon if its task is on a worker, or if a run that needs no task computes it.
-    Blocks that wait for other tasks may need the very place of a gang that waits for them. Other
-    threads than that of the event loop may call this.
-    """
-    if block.state == "memory":
-        return min((ws.address for ws in list(block.who_has or ())), default=None)
-    if block.state == "processing" and block.processing_on is not None:
-        return block.processing_on.address
-    gangs = list(block.waiting_on or ())
-    if block.state != "waiting" or len(gangs) != 1 or not is_out(block):
-        return None
-    run = runs.get(gangs[0].key)
-    if run is None or run.holder is None or run.outcome.done():
-        return None
-    return run.worker_of(block_of(block)) if run.placed else run.holder
-
-
 def hold(scheduler: Scheduler, run: Run, stimulus_id: str) -> bool:
     """Mark the ``gang`` task of a run as processing, and keep its inputs until the launch.
 
     Returns false, and does nothing, if no member may run tasks.
     """
     running = {ws.address for ws in scheduler.running}
-    run.holder = next((member for member in run.members if member in running), None)
-    if run.holder is None:
+    able = [member for member in run.members if member in running]
+    if not able:
         return False
+    run.holder = able[run.run_id % len(able)]  # many may wait at once
     gang = scheduler.tasks[run.key]
     # its stage tasks are not in memory, and Dask would say so
     staged, gang.dependencies = gang.dependencies, set()
