@@ -72,6 +72,7 @@ def test_example_says_what_it_prints(name: str) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # most of it is plain Dask, for comparison
 def test_eigen_patches(tmp_path: Path) -> None:
     told = drawn("eigen_patches", tmp_path)
     assert "inner" in told

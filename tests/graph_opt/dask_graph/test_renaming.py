@@ -16,19 +16,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graph_opt.dask_graph import renaming
+from graph_opt.dask_graph.internals import Alias, TaskRef
 from graph_opt.dask_graph.renaming import TOKEN, Canonical, IncomparableError, opened, pickled
 
 RNG = np.random.default_rng(11)
 
 
 def held(values: Any, chunks: Any = 3) -> da.Array:
-    """Return an array whose graph has no blocks, as after ``persist``; ``given`` has them."""
+    """Return an array whose graph has no blocks, as after ``persist``.
+
+    Its attribute ``given`` has the blocks, by the keys that its graph reads.
+    """
     x = da.from_array(values, chunks=chunks)
     name = f"held-{dask.base.tokenize(values)}"
-    blocks = {(name, *key[1:]): f"block of {name}" for key in flatten(x.__dask_keys__())}
+    keys = {(name, *key[1:]): (f"given-{name}", *key[1:]) for key in flatten(x.__dask_keys__())}
+    blocks = {key: Alias(key, TaskRef(given)) for key, given in keys.items()}
     graph = dask.highlevelgraph.HighLevelGraph({name: MaterializedLayer(blocks)}, {name: set()})
     array = da.Array(graph, name, x.chunks, dtype=x.dtype, meta=x._meta)
-    array.given = {(name, *key[1:]): dask.get(x.dask, key) for key in flatten(x.__dask_keys__())}
+    array.given = {given: dask.get(x.dask, (x.name, *key[1:])) for key, given in keys.items()}
     return array
 
 
