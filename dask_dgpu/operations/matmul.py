@@ -102,14 +102,15 @@ def _run(
     rows = {row: i for i, row in enumerate(plan.rows)}
     columns = {column: j for j, column in enumerate(plan.columns)}
     inner = {block: k for k, block in enumerate(plan.inner)}
-    a: Matrix = {(rows[i], inner.get(k, k)): block for (i, k), block in left.items() if i in rows}
-    b: Matrix = {
-        (inner.get(k, k), columns[j]): block for (k, j), block in right.items() if j in columns
-    }
-    counts = (
-        {(rows[i], inner.get(k, k)): facts_of(left, (i, k)) for i, k in left if i in rows},
-        {(inner.get(k, k), columns[j]): facts_of(right, (k, j)) for k, j in right if j in columns},
+    places = (
+        {(i, k): (rows[i], inner.get(k, k)) for i, k in left if i in rows},
+        {(k, j): (inner.get(k, k), columns[j]) for k, j in right if j in columns},
     )
+    given = list(zip((left, right), places, strict=True))
+    a, b = ({place: blocks[at] for at, place in to.items()} for blocks, to in given)
+    counts = None
+    if plan.plan.sparse:
+        counts = [{place: facts_of(blocks, at) for at, place in to.items()} for blocks, to in given]
     sent = Sent()
     c = summa_rank(plan.plan, comm, device, a, b, progress, sent, counts)
     blocks: Blocks = {(plan.rows[i], plan.columns[j]): block for (i, j), block in c.items()}

@@ -108,7 +108,7 @@ class Placed:
 class Given(Blocks):
     """Blocks of an input of a collective, and the facts about each, which live as long as it."""
 
-    def __init__(self, blocks: Blocks, facts: Mapping[Index, Facts]) -> None:
+    def __init__(self, blocks: Iterable[tuple[Index, Array]], facts: Mapping[Index, Facts]) -> None:
         super().__init__(blocks)
         self.facts = facts
 

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from time import time
 from typing import Any
 
@@ -115,7 +114,7 @@ class _Rank:
 
     def __post_init__(self) -> None:
         steps = {step.output: step.result for step in self.program.steps}
-        self.facts = {name: self._facts(name) for name in self.values}
+        self.facts = self._facts()
         self.moves = dict(self.fixed.fixed.moves)
         self.declared: dict[str, Value] = dict(self.program.inputs) | steps
         self.timed = _timed(self.comm, self.device, self.program.transport)
@@ -154,24 +153,15 @@ class _Rank:
             }
         return {key: device.hand_over(block) for key, block in results.items()}
 
-    def _facts(self, name: str) -> defaultdict[Index, Facts]:
-        """Return the facts about the blocks of an input, if collectives want them."""
-        found: defaultdict[Index, Facts] = defaultdict(dict)
-        if name in self._looked_at:
-            found |= {index: self.observer.facts(x) for index, x in self.values[name].items()}
+    def _facts(self) -> defaultdict[str, defaultdict[Index, Facts]]:
+        """Return the facts about blocks of inputs, by name, for collectives that want them."""
+        found: defaultdict[str, defaultdict[Index, Facts]] = defaultdict(lambda: defaultdict(dict))
+        for step in self.program.steps:
+            finds = OPERATIONS[step.operation].finds_facts if isinstance(step, Collective) else None
+            if finds is not None and finds(self.fixed.collectives[step.output]):
+                for name in self.values.keys() & set(step.inputs) - found.keys():
+                    found[name] |= {i: self.observer.facts(x) for i, x in self.values[name].items()}
         return found
-
-    @cached_property
-    def _looked_at(self) -> set[str]:
-        """The inputs of collectives that find out facts about blocks."""
-        steps = [step for step in self.program.steps if isinstance(step, Collective)]
-        return {
-            name
-            for step in steps
-            if (finds := OPERATIONS[step.operation].finds_facts) is not None
-            and finds(self.fixed.collectives[step.output])
-            for name in step.inputs
-        }
 
     def _borrow(self) -> None:
         """Keep the inputs allocated until the lanes have passed their last use, views included."""
@@ -199,10 +189,8 @@ class _Rank:
             layout = self.fixed.values[read].layout
             # a block that several ranks have computed belongs to the first of them
             blocks = self.values[read].items()
-            facts = self.facts.setdefault(read, defaultdict(dict))
-            inputs.append(
-                Given({i: b for i, b in blocks if layout.owner(i) == self.comm.rank}, facts)
-            )
+            own = ((i, b) for i, b in blocks if layout.owner(i) == self.comm.rank)
+            inputs.append(Given(own, self.facts[read]))
         for read in spent:
             self.values[read].clear()  # so that the algorithm's references are the only ones
 
