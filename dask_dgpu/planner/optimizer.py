@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,6 @@ from dask_dgpu.planner.predict import (
     plugin_on,
     predict,
     present_on,
-    room_step,
     usable,
 )
 from dask_dgpu.planner.rewriting import Rewriting
@@ -55,6 +54,9 @@ MOST_WASTE = 0.5
 
 LEAST_GAIN = 0.85
 """Run a gang if it takes less than this fraction of plain Dask's time: predictions err."""
+
+ROOM_STEPS = 64
+"""Free memory counts in such fractions of the limit, so equal programs have equal plans."""
 
 Gang = tuple[Region, Prediction, Program]
 FUNCTIONS = TaskFunctions(tasks.stage, tasks.gang, tasks.out)
@@ -189,7 +191,7 @@ class GraphOptimizer:
         places = present.places(blocks_of(region))
         if not region.pieces and not self._is_candidate(region, arrays, places):
             return
-        room = self.room(region, present)
+        room = self.room(blocks_of(region), present)
         program = self.program(region, room)
         prediction = predict(region, program, self.facts, arrays, places)
         if not (region.pieces or region.joins or prediction.moved_bytes):
@@ -249,7 +251,7 @@ class GraphOptimizer:
 
     def predict(self, region: Region, arrays: ArrayGraph, present: Present = NOTHING) -> Prediction:
         """Predict the cost of a region on this cluster, by a gang and by plain Dask."""
-        program = self.program(region, self.room(region, present))
+        program = self.program(region, self.room(blocks_of(region), present))
         return predict(region, program, self.facts, arrays, present.places(blocks_of(region)))
 
     def totals(
@@ -264,12 +266,13 @@ class GraphOptimizer:
         """The transport of blocks between ranks."""
         return self.facts.transport if self.settings.comm == "auto" else self.settings.comm
 
-    def room(self, region: Region, present: Present) -> float | None:
-        """Return the bytes of a device that a gang may use, ``None`` for no limit."""
-        most, step = usable(self.facts, self.settings), room_step(self.facts, self.settings)
-        if most is None or step is None:
+    def room(self, keys: Collection[Any], present: Present) -> float | None:
+        """Return the bytes of a device for a gang that reads blocks; ``None`` for no limit."""
+        most = usable(self.facts, self.settings)
+        if most is None:
             return None
-        return max(0.0, most - math.ceil(present.others(blocks_of(region)) / step) * step)
+        step = max(1.0, most / ROOM_STEPS)
+        return max(0.0, most - math.ceil(present.others(keys) / step) * step)
 
     def program(self, region: Region, room: float | None = None) -> Program:
         """Return the program of a region that may use ``room`` bytes of a device."""

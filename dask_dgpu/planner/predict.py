@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 Key = Any
 Figures = tuple[tuple[str, float], ...]
-ROOM_STEPS = 64
-"""Free memory counts in such fractions of the limit, so equal programs have equal plans."""
-
 Bytes = NDArray[np.int64]
 """A number for each rank."""
 
@@ -60,15 +57,6 @@ def usable(facts: ClusterFacts, settings: Settings) -> float | None:
     """Return the bytes of a device that a gang may use, ``None`` for no limit."""
     memory = facts.device_memory if settings.memory_limit is None else settings.memory_limit
     return None if memory is None else memory * (1 - settings.safety_margin)
-
-
-def room_step(facts: ClusterFacts, settings: Settings) -> float | None:
-    """Return the unit of bytes in which free memory counts, ``None`` for no limit.
-
-    Programs with about the same room have equal plans.
-    """
-    most = usable(facts, settings)
-    return None if most is None else max(1.0, most / ROOM_STEPS)
 
 
 @dataclass(frozen=True)
@@ -99,8 +87,7 @@ def scheduler_here(scheduler_id: str | None) -> Scheduler | None:
 def plugin_on(scheduler_id: str | None) -> GangSchedulerPlugin | None:
     """Return the plugin of a scheduler in this process, ``None`` if there is none."""
     scheduler = scheduler_here(scheduler_id)
-    found = None if scheduler is None else scheduler.plugins.get(PLUGIN)
-    return cast("GangSchedulerPlugin | None", found)
+    return None if scheduler is None else _plugin(scheduler)
 
 
 def present_on(scheduler_id: str | None, client: Client | None = None) -> Present:
@@ -136,8 +123,12 @@ def blocks_of(region: Region) -> list[Key]:
     return [(node.name, *index) for node, blocks in region.inputs for index in blocks]
 
 
+def _plugin(scheduler: Scheduler) -> GangSchedulerPlugin | None:
+    return cast("GangSchedulerPlugin | None", scheduler.plugins.get(PLUGIN))
+
+
 def _figures(kind: str, dask_scheduler: Scheduler) -> Figures:
-    plugin: Any = dask_scheduler.plugins.get(PLUGIN)
+    plugin = _plugin(dask_scheduler)
     return () if plugin is None else tuple(plugin.rates.keep(kind).items())
 
 
@@ -164,7 +155,7 @@ def _other_results(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
 def _places(keys: Collection[Key], dask_scheduler: Scheduler) -> dict[Key, int]:
     """Return the number of a worker that has each block or will soon, in a fixed order."""
     numbers = {address: at for at, address in enumerate(sorted(dask_scheduler.workers))}
-    plugin: Any = dask_scheduler.plugins.get(PLUGIN)
+    plugin = _plugin(dask_scheduler)
     runs = {} if plugin is None else plugin.runs
     known = {key: ts for key in keys if (ts := dask_scheduler.tasks.get(key)) is not None}
     places = {key: place_of(ts, runs) for key, ts in known.items()}

@@ -7,21 +7,22 @@ and data. Reading it as bytes takes about a tenth of optimizing it.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection, Iterable, MutableMapping
 from dataclasses import fields
+from functools import partial
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import dask
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from dask_dgpu.environment.facts import ClusterFacts
-from dask_dgpu.environment.settings import Settings
 from dask_dgpu.planner.plain import Places
-from dask_dgpu.planner.predict import Present, room_step
+from dask_dgpu.planner.predict import Present
 from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.renaming import Canonical, IncomparableError, opened, pickled
+
+if TYPE_CHECKING:
+    from dask_dgpu.planner.optimizer import GraphOptimizer
 
 logger = logging.getLogger(__name__)
 
@@ -30,23 +31,12 @@ Kept = MutableMapping[Any, bytes]
 """Optimized graphs, pickled with numbered tokens; empty if one cannot be kept."""
 
 
-class Optimizer(Protocol):
-    """What optimizes a graph; equal ones do the same."""
-
-    @property
-    def settings(self) -> Settings:
-        """How to choose gangs."""
-
-    @property
-    def facts(self) -> ClusterFacts:
-        """The cluster."""
-
-    def optimize(self, graph: HighLevelGraph, keys: Any, present: Present) -> Any:
-        """Return the tasks of an optimized graph, or its layers."""
-
-
 def optimized(
-    optimizer: Optimizer, graph: HighLevelGraph, keys: Collection[Key], present: Present, kept: Kept
+    optimizer: GraphOptimizer,
+    graph: HighLevelGraph,
+    keys: Collection[Key],
+    present: Present,
+    kept: Kept,
 ) -> Any:
     """Return an optimized graph, from a kept one with the same structure if there is one."""
     try:
@@ -65,7 +55,7 @@ def optimized(
 
 
 def _structure(
-    optimizer: Optimizer, graph: HighLevelGraph, form: Canonical, present: Present
+    optimizer: GraphOptimizer, graph: HighLevelGraph, form: Canonical, present: Present
 ) -> tuple[Any, ...]:
     """Return all that the optimized graph depends on, besides names."""
     sources = [
@@ -75,12 +65,11 @@ def _structure(
         for key in layer
     ]
     places = present.places(sources)
-    step = room_step(optimizer.facts, optimizer.settings)
     return (
         optimizer,
         blake2b(form.pickled).digest(),
         _alike(places.get(key) for key in sources),
-        step and math.ceil(present.others(sources) / step),
+        optimizer.room(sources, present),
         str(dask.config.get("optimization", {})),
     )
 
@@ -91,7 +80,7 @@ def _alike(places: Iterable[int | None]) -> tuple[int, ...]:
     return tuple(numbers.setdefault(place, len(numbers)) for place in places)
 
 
-def _optimized(optimizer: Optimizer, form: Canonical, present: Present) -> bytes:
+def _optimized(optimizer: GraphOptimizer, form: Canonical, present: Present) -> bytes:
     """Optimize a graph with numbered tokens; return the result with them, pickled."""
 
     def others(keys: Collection[Key]) -> int:
@@ -112,8 +101,4 @@ def _whole(obj: Any) -> Any:
     """Pickle programs with Dask's own tasks for the fallback; messages omit these."""
     if not isinstance(obj, Program):
         return NotImplemented
-    return _program, ({each.name: getattr(obj, each.name) for each in fields(obj)},)
-
-
-def _program(facts: dict[str, Any]) -> Program:
-    return Program(**facts)
+    return partial(Program, **{each.name: getattr(obj, each.name) for each in fields(obj)}), ()
