@@ -24,7 +24,7 @@ from graph_opt.dask_graph.emit import Plain
 from graph_opt.dask_graph.internals import BlockwiseDep, blockwise_token
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Index, label
-from graph_opt.model.piece import label_of
+from graph_opt.model.piece import Wanted, label_of
 
 Array = Any
 Key = tuple[Any, ...]
@@ -92,7 +92,7 @@ class Program:
     titles: tuple[str, ...]
     inputs: tuple[tuple[str, Value], ...]
     steps: tuple[Local | Collective, ...]
-    outputs: tuple[tuple[str, tuple[Index, ...]], ...]
+    outputs: Wanted
     machine: Machine
     transport: Transport
     limits: Limits

@@ -78,6 +78,11 @@ def is_out(ts: TaskState) -> bool:
     return isinstance(ts.run_spec, Task) and ts.run_spec.func is tasks.out
 
 
+def worker_with(block: TaskState) -> str | None:
+    """Return a worker with a block in memory, the same whenever it is asked for."""
+    return min((ws.address for ws in list(block.who_has or ())), default=None)
+
+
 def place_of(block: TaskState, runs: Runs) -> str | None:
     """Return the worker that has a block, or will have it soon; none if that is unknown.
 
@@ -86,7 +91,7 @@ def place_of(block: TaskState, runs: Runs) -> str | None:
     threads than that of the event loop may call this.
     """
     if block.state == "memory":
-        return min((ws.address for ws in list(block.who_has or ())), default=None)
+        return worker_with(block)
     if block.state == "processing" and block.processing_on is not None:
         return block.processing_on.address
     gangs = list(block.waiting_on or ())
@@ -98,7 +103,7 @@ def place_of(block: TaskState, runs: Runs) -> str | None:
     return run.worker_of(block_of(block)) if run.placed else run.holder
 
 
-def free_stuck(scheduler: Scheduler, runs: Mapping[Key, Run]) -> None:
+def free_stuck(scheduler: Scheduler, runs: Runs) -> None:
     """Let other workers fetch the blocks of a paused worker; they may be why it is paused."""
     for run in list(runs.values()):  # transitions change the runs
         gang = scheduler.tasks.get(run.key)

@@ -14,6 +14,7 @@ from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.scheduler.blocks import worker_with
 from graph_opt.dask_graph.emit import Plain
 
 if TYPE_CHECKING:
@@ -99,11 +100,11 @@ class Run:
         """Return this run on its blocks where they are now, ``None`` if it cannot run there."""
         staged: list[list[Token]] = []
         for tokens in self.staged:
-            blocks = [scheduler.tasks.get(key) for key, _ in tokens]
-            there = [ts for ts in blocks if ts is not None and ts.who_has]
-            if len(there) < len(tokens):
+            blocks = [ts for key, _ in tokens if (ts := scheduler.tasks.get(key)) is not None]
+            found = [(ts.key, worker) for ts in blocks if (worker := worker_with(ts)) is not None]
+            if len(found) < len(tokens):
                 return None
-            staged.append([(ts.key, min(ws.address for ws in ts.who_has or ())) for ts in there])
+            staged.append(found)
         run = Run(self.key, self.run_id, self.program, self.payload, staged, holder=self.holder)
         run.choose_members(scheduler)
         alive = all(member in scheduler.workers for member in run.members)
