@@ -10,11 +10,11 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, wait
 from distributed.utils import get_mp_context
 
 import dask_dgpu as dgpu
-from tests.cluster.observe import quiet_workers
+from tests.cluster.observe import count_tasks, count_tasks_no_more, counted_tasks, quiet_workers
 
 SETTINGS = {"when": "always", "on_error": "raise", "gang_timeout": "20s", "gang_grace": "5s"}
 CUDA = pytest.param("cuda", marks=pytest.mark.multigpu)
@@ -101,3 +101,23 @@ def on_device(device: str) -> Callable[..., da.Array]:
         return x.map_blocks(cupy.asarray)
 
     return make
+
+
+@pytest.fixture
+def in_memory(client: Client, on_device: Callable[..., da.Array]) -> Callable[..., da.Array]:
+    """Return a function that does the same, and waits for the blocks on the workers."""
+
+    def make(array: np.ndarray[Any, Any], chunks: Any) -> da.Array:
+        x = on_device(array, chunks).persist()
+        wait(x)
+        return x
+
+    return make
+
+
+@pytest.fixture
+def tasks_run(client: Client) -> Iterator[Callable[[], int]]:
+    """Return a function that counts the tasks that workers got to run."""
+    client.run(count_tasks)
+    yield lambda: sum(client.run(counted_tasks).values())
+    client.run(count_tasks_no_more)

@@ -144,3 +144,28 @@ def settled(cluster: Any) -> bool:
 def send_signal(client: Client, worker: str, number: signal.Signals = signal.SIGKILL) -> None:
     (pid,) = client.run(os.getpid, workers=[worker]).values()
     os.kill(pid, number)
+
+
+def kept(client: Client) -> int:
+    """Number of results in the memory of workers."""
+    return sum(client.run(lambda dask_worker: len(dask_worker.data)).values())
+
+
+def count_tasks(dask_worker: Any) -> None:
+    handle = dask_worker.stream_handlers["compute-task"]
+
+    def counting(**message: Any) -> Any:
+        counting.called += 1
+        return handle(**message)
+
+    counting.called, counting.handle = 0, handle
+    dask_worker.stream_handlers["compute-task"] = counting
+
+
+def counted_tasks(dask_worker: Any) -> int:
+    return int(dask_worker.stream_handlers["compute-task"].called)
+
+
+def count_tasks_no_more(dask_worker: Any) -> None:
+    handle = dask_worker.stream_handlers["compute-task"].handle
+    dask_worker.stream_handlers["compute-task"] = handle

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
 from dask.core import flatten
-from distributed import Client, futures_of, wait
+from distributed import futures_of, wait
 from distributed.diagnostics.progress import GroupTiming
 from distributed.diagnostics.task_stream import TaskStreamPlugin
 
-from tests.cluster.observe import PLUGIN, eventually, host, launched_runs, left_over, running
+from tests.cluster.observe import PLUGIN, eventually, host, kept, launched_runs, left_over, running
 from tests.cluster.test_safety import restore_blocks, send_signal, slow_blocks
 
 pytestmark = pytest.mark.cluster
@@ -23,43 +23,8 @@ A = np.random.default_rng(29).integers(-9, 9, (N, N))
 
 
 @pytest.fixture
-def x(client: Client, on_device: Callable[..., da.Array]) -> da.Array:
-    x = on_device(A, CHUNK).persist()
-    wait(x)
-    return x
-
-
-@pytest.fixture
-def tasks_run(client: Client) -> Iterator[Callable[[], int]]:
-    """Return a function that counts the tasks that workers got to run."""
-    client.run(_count)
-    yield lambda: sum(client.run(_counted).values())
-    client.run(_count_no_more)
-
-
-def _count(dask_worker: Any) -> None:
-    handle = dask_worker.stream_handlers["compute-task"]
-
-    def counting(**message: Any) -> Any:
-        counting.called += 1
-        return handle(**message)
-
-    counting.called, counting.handle = 0, handle
-    dask_worker.stream_handlers["compute-task"] = counting
-
-
-def _counted(dask_worker: Any) -> int:
-    return int(dask_worker.stream_handlers["compute-task"].called)
-
-
-def _count_no_more(dask_worker: Any) -> None:
-    handle = dask_worker.stream_handlers["compute-task"].handle
-    dask_worker.stream_handlers["compute-task"] = handle
-
-
-def kept(client: Client) -> int:
-    """Number of results in the memory of workers."""
-    return sum(client.run(lambda dask_worker: len(dask_worker.data)).values())
+def x(in_memory: Callable[..., da.Array]) -> da.Array:
+    return in_memory(A, CHUNK)
 
 
 @pytest.mark.parametrize(
@@ -112,10 +77,9 @@ def test_dashboard_finds_times(client, x, caplog):
     assert not [text for text in texts if "Plugin failed" in text or "timing" in text]
 
 
-def test_inputs_are_dropped_at_once(client, on_device):
+def test_inputs_are_dropped_at_once(client, in_memory):
     before = kept(client)
-    x = on_device(A, CHUNK).persist()
-    wait(x)
+    x = in_memory(A, CHUNK)
     z = (x @ x.T).persist()
     del x
     np.testing.assert_array_equal(host(z.compute()), A @ A.T)
@@ -192,9 +156,8 @@ def _holder(dask_scheduler: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("holding", [True, False])
-def test_killed_in_the_midst(client, on_device, holding):
-    x = on_device(A, CHUNK).persist()
-    wait(x)
+def test_killed_in_the_midst(client, in_memory, holding):
+    x = in_memory(A, CHUNK)
     slow_blocks(client, 0.2)
     future = client.compute((x @ x) * 1)
     eventually(lambda: running(client))

@@ -27,7 +27,7 @@ def workers_of(client: Client, x: da.Array) -> list[str]:
     return [found[key][0] for key in flatten(x.__dask_keys__())]
 
 
-def kept(client: Client) -> int:
+def structures(client: Client) -> int:
     """Number of structures that the scheduler keeps."""
     return client.run_on_scheduler(
         lambda dask_scheduler: len(dask_scheduler.plugins[PLUGIN].optimized)
@@ -71,10 +71,12 @@ def test_users_choose_workers(client):
     assert set(workers_of(client, x)) == {worker}
 
 
-def test_other_collections_are_left_to_dask(client):
-    def preferred(dask_scheduler: Any) -> int:
-        return sum(bool(ts.worker_restrictions) for ts in dask_scheduler.tasks.values())
+def preferred(dask_scheduler: Any) -> int:
+    """Number of tasks with a preferred worker."""
+    return sum(bool(ts.worker_restrictions) for ts in dask_scheduler.tasks.values())
 
+
+def test_other_collections_are_left_to_dask(client):
     futures = client.map(abs, range(8))
     wait(futures)
     assert client.run_on_scheduler(preferred) == 0
@@ -84,9 +86,6 @@ def test_other_collections_are_left_to_dask(client):
 
 
 def test_arrays_are_left_to_dask_after_disable(cluster):
-    def preferred(dask_scheduler: Any) -> int:
-        return sum(bool(ts.worker_restrictions) for ts in dask_scheduler.tasks.values())
-
     with Client(cluster) as client:
         with dgpu.enable(client):
             pass
@@ -101,10 +100,10 @@ def test_a_known_structure_is_optimized_once(client, on_device):
         a, b = RNG.random((2, 24, 24))
         x, y = (on_device(values, 8).persist() for values in (a, b))
         wait([x, y])
-        before = kept(client)
+        before = structures(client)
         z = ((x @ y) / (x + y.T)).mean(axis=0)
         np.testing.assert_allclose(host(z.compute()), (a @ b / (a + b.T)).mean(axis=0))
-        added.append(kept(client) - before)
+        added.append(structures(client) - before)
     # once for all memory, and once for what other results leave, in coarse steps
     assert added[0] == 1
     assert sum(added) <= 2

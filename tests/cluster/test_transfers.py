@@ -10,7 +10,6 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.utils import format_bytes
-from distributed import wait
 
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.summa.wire import Sent
@@ -75,7 +74,7 @@ def test_what_a_product_without_zeros_has_sent(client: Any, on_device: Any) -> N
     )
 
 
-def test_zeros_of_blocks_in_memory_are_counted_once(client: Any, on_device: Any) -> None:
+def test_zeros_of_blocks_in_memory_are_counted_once(client: Any, in_memory: Any) -> None:
     def count_passes(dask_worker: Any) -> None:
         from dask_dgpu.kernels import zeros
 
@@ -99,8 +98,7 @@ def test_zeros_of_blocks_in_memory_are_counted_once(client: Any, on_device: Any)
         zeros.count = zeros.count.count
 
     sparse = np.where(np.arange(48)[:, None] // 12 == np.arange(48) // 12, A, 0)
-    x = on_device(sparse, (12, 12)).persist()
-    wait(x)
+    x = in_memory(sparse, (12, 12))
     client.run(count_passes)
     found = []
     for _ in range(3):

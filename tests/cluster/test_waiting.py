@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 from distributed import Client, wait
 
-from tests.cluster.observe import PLUGIN, eventually, host, left_over, running
-from tests.cluster.test_direct import kept, tasks_run
+from tests.cluster.observe import PLUGIN, eventually, host, kept, left_over, running
 from tests.cluster.test_safety import restore_blocks, send_signal, slow_blocks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_stealing")]
-__all__ = ["tasks_run"]  # a fixture
 
 N, CHUNK, STEPS = 48, 12, 6
 RNG = np.random.default_rng(37)
@@ -38,17 +36,13 @@ def settled(client: Client, blocks: int) -> None:
 
 
 @pytest.fixture
-def x(client: Client, on_device: Callable[..., da.Array]) -> da.Array:
-    x = on_device(A, CHUNK).persist()
-    wait(x)
-    return x
+def x(in_memory: Callable[..., da.Array]) -> da.Array:
+    return in_memory(A, CHUNK)
 
 
 @pytest.fixture
-def m(client: Client, on_device: Callable[..., da.Array]) -> da.Array:
-    m = on_device(M, CHUNK).persist()
-    wait(m)
-    return m
+def m(in_memory: Callable[..., da.Array]) -> da.Array:
+    return in_memory(M, CHUNK)
 
 
 def loop(x: da.Array, m: da.Array, steps: int = STEPS) -> tuple[da.Array, Any]:
@@ -168,9 +162,7 @@ def _is_known(dask_scheduler: Any, key: Any) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("holding", [True, False])
 @pytest.mark.parametrize("delay", [0.0, 0.3, 0.9])
-def test_killed_while_gangs_wait(client, on_device, holding, delay):
-    x, m = on_device(A, CHUNK).persist(), on_device(M, CHUNK).persist()
-    wait([x, m])
+def test_killed_while_gangs_wait(client, x, m, holding, delay):
     blocks = kept(client)
     slow_blocks(client, 0.05)
     z, expected = loop(x, m)
