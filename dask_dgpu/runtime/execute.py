@@ -267,11 +267,15 @@ def _timed(comm: Comm, device: Device, transport: Transport) -> TimedComm | None
     """Return the communicator with clocks, ``None`` if nobody knows its times."""
     if device.kind == "cpu":
         return TimedComm(comm)
-    if transport != "nccl" or comm.size == 1:
-        return None
-    from dask_dgpu.comm.nccl.timed import StreamTimedComm
+    if comm.size > 1 and transport == "nccl":
+        from dask_dgpu.comm.nccl.timed import StreamTimedComm
 
-    return StreamTimedComm(comm, device.watch())
+        return StreamTimedComm(comm, device.watch())
+    if comm.size > 1 and transport == "ucx":
+        from dask_dgpu.comm.ucx.timed import LaneTimedComm
+
+        return LaneTimedComm(comm, device.watch())
+    return None
 
 
 def _action(step: Local | Collective) -> str:

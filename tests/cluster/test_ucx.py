@@ -57,6 +57,15 @@ def test_product_and_loss_of_a_worker(client, on_device):
     eventually(lambda: left_over(client) == 0)
 
 
+def test_each_step_has_both_times(client, on_device):
+    y = on_device(A, 60) @ on_device(B, 50)
+    host(client.compute(y).result(timeout=100))
+    (region,) = dgpu.explain(y, measured=True).to_dict()["regions"]
+    assert len(region["hidden"]) == len(region["exposed"]) == len(region["measured"]) > 0
+    assert min(region["hidden"]) >= 0
+    assert min(region["exposed"]) >= 0 < max(region["exposed"])
+
+
 def test_ucxx_must_be_on_every_worker(client):
     some = sorted(client.scheduler_info()["workers"])[1]
 

@@ -55,7 +55,6 @@ class _OrderedWork:
     """A collective on the creating thread's device and stream; callers' streams wait for it."""
 
     work: Work
-    ended: float | None = None  # its copies and reductions end on the stream
 
     def __init__(self, device: int) -> None:
         import cupy
@@ -75,6 +74,11 @@ class _OrderedWork:
                     self._last.record()
                     return
             yield messages
+
+    @property
+    def ended(self) -> float | None:
+        """When the last message was done; copies and reductions end on the stream."""
+        return self.work.ended
 
     def wait(self) -> None:
         """Return when all messages are done; copies and reductions are on the stream."""
