@@ -10,10 +10,11 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.core import flatten
-from distributed import Client, wait
+from distributed import Client, Event, wait
 
 import dask_dgpu as dgpu
-from tests.cluster.observe import PLUGIN, host
+from tests.cluster.conftest import SETTINGS, start_cluster
+from tests.cluster.observe import PLUGIN, eventually, host, send_signal
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_stealing")]
 
@@ -25,6 +26,12 @@ def workers_of(client: Client, x: da.Array) -> list[str]:
     wait(x)
     found = client.who_has(x)
     return [found[key][0] for key in flatten(x.__dask_keys__())]
+
+
+def even(client: Client, blocks: int) -> dict[str, int]:
+    """Return equal shares of blocks for all workers."""
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    return dict.fromkeys(workers, blocks // len(workers))
 
 
 def structures(client: Client) -> int:
@@ -45,25 +52,26 @@ def test_equal_chunks_have_equal_workers(client):
     found = [workers_of(client, x.persist()) for x in arrays]
     del busy
     assert all(each == found[0] for each in found)
-    assert Counter(found[0]) == dict.fromkeys(client.scheduler_info()["workers"], 3)
+    assert Counter(found[0]) == even(client, 12)
 
 
 def test_arrays_that_others_read_are_placed_too(client):
     x = da.random.default_rng(3).random(64, chunks=4)
     y = x.sum()
     x, y = dask.persist(x, y)
-    assert Counter(workers_of(client, x)) == dict.fromkeys(client.scheduler_info()["workers"], 4)
+    assert Counter(workers_of(client, x)) == even(client, 16)
 
 
-@pytest.mark.parametrize(("blocks", "most"), [(1, 1), (3, 1), (4, 1), (7, 2), (13, 4)])
-def test_workers_have_even_shares(client, blocks, most):
+@pytest.mark.parametrize("blocks", [1, 3, 4, 7, 13])
+def test_workers_have_even_shares(client, blocks):
     found = Counter(workers_of(client, da.ones(blocks * 5, chunks=5).persist()))
-    assert max(found.values()) == most
-    assert len(found) == min(blocks, 4)
+    workers = len(client.scheduler_info(n_workers=-1)["workers"])
+    assert max(found.values()) == -(-blocks // workers)
+    assert len(found) == min(blocks, workers)
 
 
 def test_users_choose_workers(client):
-    worker = sorted(client.scheduler_info()["workers"])[2]
+    worker = sorted(client.scheduler_info()["workers"])[-1]
     with dask.annotate(workers=[worker]):
         x = da.ones(40, chunks=5).persist(optimize_graph=False)
     assert set(workers_of(client, x)) == {worker}
@@ -76,22 +84,57 @@ def preferred(dask_scheduler: Any) -> int:
     return sum(bool(ts.worker_restrictions) for ts in dask_scheduler.tasks.values())
 
 
+def held_back(block: Any, event: str) -> Any:
+    Event(event).wait()
+    return block + 1
+
+
+def held_array(event: str) -> da.Array:
+    """Return a new array of eight blocks whose tasks wait for an event."""
+    return da.ones(40, chunks=5).map_blocks(held_back, event, meta=np.empty(0))
+
+
 def test_other_collections_are_left_to_dask(client):
-    futures = client.map(abs, range(8))
-    wait(futures)
-    assert client.run_on_scheduler(preferred) == 0
-    x = da.ones(40, chunks=5).persist()
-    wait(x)
-    assert client.run_on_scheduler(preferred) == 8
+    futures = client.map(held_back, range(8), event="others")
+    x = held_array("others").persist()
+    eventually(lambda: client.run_on_scheduler(preferred) == 8)
+    Event("others").set()
+    wait([futures, x])
+    assert client.run_on_scheduler(preferred) == 0  # it ends with the computation
 
 
 def test_arrays_are_left_to_dask_after_disable(cluster):
     with Client(cluster) as client:
         with dgpu.enable(client):
             pass
-        x = da.ones(40, chunks=5).persist()
-        wait(x)
+        x = held_array("disabled").persist()
+        eventually(lambda: client.run_on_scheduler(_processing) > 0)
         assert client.run_on_scheduler(preferred) == 0
+        Event("disabled").set()
+        wait(x)
+
+
+def _processing(dask_scheduler: Any) -> int:
+    return sum(len(ws.processing) for ws in dask_scheduler.workers.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("computed", [True, False])
+def test_the_only_worker_is_lost(device, computed):
+    with start_cluster(device, n_workers=1) as cluster, Client(cluster) as client:
+        for worker in sorted(client.scheduler_info()["workers"])[1:]:  # of a machine with GPUs
+            client.retire_workers([worker])
+        (worker,) = client.scheduler_info()["workers"]
+        with dgpu.enable(client, **SETTINGS):
+            x = held_array("lost").persist()
+            eventually(lambda: client.run_on_scheduler(_processing) > 0)
+            if computed:
+                Event("lost").set()
+                wait(x)
+            send_signal(client, worker)
+            eventually(lambda: worker not in client.scheduler_info()["workers"])
+            Event("lost").set()
+            np.testing.assert_array_equal(client.compute(x + 1).result(timeout=60), np.full(40, 3))
 
 
 def test_a_known_structure_is_optimized_once(client, on_device):

@@ -2,7 +2,8 @@
 
 Dask gives each new block to a worker that is idle at that moment, so blocks with the same index of
 two arrays are on different workers. Each worker gets consecutive blocks instead, as many as the
-others. This is a preference: other workers may steal the tasks, and compute them after a loss.
+others. This is a preference: other workers may steal the tasks, and compute them after a loss. It
+ends with the computation, so results are as free as Dask's own.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class NewArrays:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self._expected: set[str] = set()
+        self._placed: set[Key] = set()
 
     def expect(self, keys: Iterable[Key]) -> None:
         """Note the keys of requested arrays; any thread may call this before they are read."""
@@ -47,6 +49,27 @@ class NewArrays:
                 for ts in _chain(self.scheduler.tasks[key]):
                     self.scheduler.set_restrictions({ts.key: {workers[rank]}})
                     ts.loose_restrictions = True
+                    self._placed.add(ts.key)
+
+    def moved(self, key: Key, state: str) -> None:
+        """Forget the worker of a block that is computed, or not wanted any more."""
+        if key in self._placed and state in ("memory", "erred", "forgotten"):
+            self._free(key)
+
+    def add_worker(self) -> None:
+        """Let a new worker compute the blocks of lost ones.
+
+        If no worker is left, Dask waits for the preferred one to come back.
+        """
+        for ts in list(self.scheduler.unrunnable):
+            if ts.key in self._placed:
+                self._free(ts.key)
+
+    def _free(self, key: Key) -> None:
+        self._placed.discard(key)
+        if (ts := self.scheduler.tasks.get(key)) is not None:
+            self.scheduler.set_restrictions({key: None})
+            ts.loose_restrictions = False
 
 
 def _chain(ts: TaskState) -> list[TaskState]:

@@ -193,6 +193,10 @@ class GangSchedulerPlugin(SchedulerPlugin):
 
     # the hooks of a scheduler plugin
 
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Let a new worker compute blocks of new arrays."""
+        self.new_arrays.add_worker()
+
     def remove_worker(
         self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
     ) -> None:
@@ -235,7 +239,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
     def transition(
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
     ) -> None:
-        """Follow staged and awaited blocks, and end the run of a released task."""
+        """Follow placed, staged and awaited blocks, and end the run of a released task."""
+        self.new_arrays.moved(key, finish)
         if key in self.launches.waiting:
             if finish == "memory":
                 self.launches.arrived(key)
@@ -281,6 +286,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.runs.clear()
         self.losses = Losses(scheduler)
         self.launches = self._launches()
+        self.new_arrays = NewArrays(scheduler)
         self.endings.cancelled = ("", [])
         self.epochs.clear()
         self.rates.close()
