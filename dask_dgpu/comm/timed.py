@@ -13,13 +13,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from dask_dgpu.comm.protocol import Buffer, Comm, Counts, Messages, Reduction, Window, Work
 
 T = TypeVar("T")
 Clock = Callable[[], float]
+Interval = tuple[Any, Any]
+"""Two events of CuPy on one stream, or on two of which the second is later."""
 
 
 class Span(Protocol):
@@ -27,6 +29,13 @@ class Span(Protocol):
 
     hidden: float | None
     exposed: float | None
+
+
+def gpu_seconds(intervals: Iterable[Interval]) -> float:
+    """Return the sum of intervals that the GPU has passed."""
+    import cupy
+
+    return float(sum(cupy.cuda.get_elapsed_time(*each) for each in intervals)) / 1e3
 
 
 class TimedComm:

@@ -20,11 +20,9 @@ from typing import Any, TypeVar
 import cupy
 
 from dask_dgpu.comm.protocol import Comm, Work
-from dask_dgpu.comm.timed import Span, TimedComm
+from dask_dgpu.comm.timed import Interval, Span, TimedComm, gpu_seconds
 
 T = TypeVar("T")
-Interval = tuple[Any, Any]
-"""Two events on one stream, or on two of which the second is later."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class StreamTimedComm(TimedComm):
         """Write the seconds of all spans; call it when the GPU has finished."""
         self.watch.observer.synchronize()
         for taken in self._taken:
-            transfers, waits = map(_seconds, (taken.transfers, taken.waits))
+            transfers, waits = map(gpu_seconds, (taken.transfers, taken.waits))
             taken.span.exposed = waits
             taken.span.hidden = max(0.0, transfers - waits)
         self._taken.clear()
@@ -104,7 +102,3 @@ class _StreamTimedWork:
 def _event() -> Any:
     """Record an event on the current stream."""
     return cupy.cuda.get_current_stream().record()
-
-
-def _seconds(intervals: list[Interval]) -> float:
-    return sum(cupy.cuda.get_elapsed_time(*each) for each in intervals) / 1e3

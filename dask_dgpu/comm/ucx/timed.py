@@ -18,14 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import cupy
-
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.comm.timed import Span, TimedComm
+from dask_dgpu.comm.timed import Interval, Span, TimedComm, gpu_seconds
 
 T = TypeVar("T")
-Wait = tuple[Any, Any]
-"""Two events on the compute lane."""
 
 
 class LaneTimedComm(TimedComm):
@@ -39,7 +35,7 @@ class LaneTimedComm(TimedComm):
     def __init__(self, comm: Comm, watch: Any) -> None:
         super().__init__(comm)
         self.watch = watch
-        self._noted: list[tuple[Span, float, list[Wait]]] = []
+        self._noted: list[tuple[Span, float, list[Interval]]] = []
 
     def call(self, method: Callable[..., T], *arguments: Any) -> T:
         """Call a method, which keeps the host waiting."""
@@ -57,6 +53,6 @@ class LaneTimedComm(TimedComm):
     def finish(self) -> None:
         """Write the seconds of all spans; call it when the GPU has finished."""
         for span, transfers, waits in self._noted:
-            span.exposed = sum(cupy.cuda.get_elapsed_time(*wait) for wait in waits) / 1e3
+            span.exposed = gpu_seconds(waits)
             span.hidden = max(0.0, transfers - span.exposed)
         self._noted.clear()
