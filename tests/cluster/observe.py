@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import dask
 import dask.array as da
 import numpy as np
-from distributed import Client, futures_of, wait
+from distributed import Client, Event, futures_of, get_client, wait
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 PLUGIN = "dask-dgpu"
@@ -139,6 +139,21 @@ def settled(cluster: Any) -> bool:
         and nanny.worker_address in cluster.scheduler.workers
         for nanny in nannies
     )
+
+
+def held_back(block: Any, name: str) -> Any:
+    """Return a block on a worker once an event is set."""
+    Event(name, client=get_client()).wait(timeout=60)
+    return block
+
+
+def has_both_times(found: Any) -> bool:
+    """Whether each step of an explained region has hidden and exposed seconds."""
+    (region,) = found.to_dict()["regions"]
+    assert len(region["hidden"]) == len(region["exposed"]) == len(region["measured"]) > 0
+    assert min(region["hidden"]) >= 0
+    # a rechunk may move nothing
+    return bool(min(region["exposed"]) >= 0 < max(region["exposed"]))
 
 
 def send_signal(client: Client, worker: str, number: signal.Signals = signal.SIGKILL) -> None:

@@ -14,7 +14,7 @@ from distributed import Client, Event, wait
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS, start_cluster
-from tests.cluster.observe import PLUGIN, eventually, host, send_signal
+from tests.cluster.observe import PLUGIN, eventually, held_back, host, send_signal
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_stealing")]
 
@@ -84,18 +84,15 @@ def preferred(dask_scheduler: Any) -> int:
     return sum(bool(ts.worker_restrictions) for ts in dask_scheduler.tasks.values())
 
 
-def held_back(block: Any, event: str) -> Any:
-    Event(event).wait()
-    return block + 1
-
-
 def held_array(event: str) -> da.Array:
     """Return a new array of eight blocks whose tasks wait for an event."""
     return da.ones(40, chunks=5).map_blocks(held_back, event, meta=np.empty(0))
 
 
 def test_other_collections_are_left_to_dask(client):
-    futures = client.map(held_back, range(8), event="others")
+    futures = client.map(held_back, range(8), name="others")
+    eventually(lambda: client.run_on_scheduler(_processing) > 0)
+    assert client.run_on_scheduler(preferred) == 0
     x = held_array("others").persist()
     eventually(lambda: client.run_on_scheduler(preferred) == 8)
     Event("others").set()
@@ -134,7 +131,7 @@ def test_the_only_worker_is_lost(device, computed):
             send_signal(client, worker)
             eventually(lambda: worker not in client.scheduler_info()["workers"])
             Event("lost").set()
-            np.testing.assert_array_equal(client.compute(x + 1).result(timeout=60), np.full(40, 3))
+            np.testing.assert_array_equal(client.compute(x + 2).result(timeout=60), np.full(40, 3))
 
 
 def test_a_known_structure_is_optimized_once(client, on_device):

@@ -8,20 +8,15 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, Event, LocalCluster, get_client, wait
+from distributed import Client, Event, LocalCluster, wait
 
 import dask_dgpu as dgpu
 from dask_dgpu.observe.progress import _gangs, _under_way
-from tests.cluster.observe import eventually, host
+from tests.cluster.observe import eventually, held_back, host
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 A = np.random.default_rng(3).random((24, 20))
-
-
-def held_back(block: Any, name: str) -> Any:
-    Event(name, client=get_client()).wait(timeout=60)
-    return block
 
 
 def refuse(block: Any) -> Any:
