@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
@@ -10,9 +11,9 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, wait
+from distributed import Client, Event, wait
 
-from tests.cluster.observe import PLUGIN, eventually, host, kept, left_over, running
+from tests.cluster.observe import PLUGIN, eventually, held_back, host, kept, left_over, running
 from tests.cluster.test_safety import restore_blocks, send_signal, slow_blocks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_stealing")]
@@ -131,6 +132,38 @@ def test_a_waiting_gang_is_cancelled(client, x, m):
     finally:
         client.run(restore_blocks)
     np.testing.assert_allclose(host((x @ m).compute()), A @ M, rtol=1e-12)
+
+
+def test_a_stage_task_that_begins_and_ends_in_one_event_leaves_no_block(client, x, m):
+    def first_is_held_back(block: Any, block_info: Any) -> Any:
+        first = block_info[0]["chunk-location"] == (0, 0)
+        return held_back(block, "gate") if first else block
+
+    blocks = kept(client)
+    y = x.map_blocks(first_is_held_back, meta=x._meta).persist(optimize_graph=False)
+    z = (y @ m).persist()
+    eventually(lambda: client.run_on_scheduler(waiting)[1] == 1)
+    client.run_on_scheduler(_begin_and_end_stage_task)
+    Event("gate").set()
+    wait(z)
+    eventually(lambda: left_over(client) == 0)
+    del z, y
+    settled(client, blocks)
+
+
+async def _begin_and_end_stage_task(dask_scheduler: Any) -> None:
+    """Begin one on a worker that has nothing to do; release it before that worker knows of it."""
+    (run,) = dask_scheduler.plugins[PLUGIN].runs.values()
+    idle = {ws for ws in dask_scheduler.workers.values() if not ws.processing}
+    stages = dask_scheduler.tasks[run.key].dependencies
+    stage = next(ts.key for ts in stages if all(idle & set(b.who_has) for b in ts.dependencies))
+    began: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
+    ended: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
+    dask_scheduler._transitions({stage: "waiting"}, *began, "begin")
+    dask_scheduler._transitions({stage: "released"}, *ended, "end")
+    dask_scheduler.send_all(*began)
+    await asyncio.sleep(0.2)  # a worker may be slow to read what follows
+    dask_scheduler.send_all(*ended)
 
 
 def test_intermediate_steps_are_dropped(client, x, m):

@@ -8,6 +8,7 @@ the block.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,7 +40,12 @@ class Staging:
         if finish in ("processing", "memory") and worker is not None:
             self.workers[key] = worker
         elif finish in ("released", "forgotten", "erred") and key in self.workers:
-            send(self.scheduler, [self.workers.pop(key)], {"op": "dgpu-drop", "keys": [key]})
+            # after Dask's messages of this event, of which one may start the task
+            asyncio.get_running_loop().call_soon(self._drop, key, self.workers.pop(key))
+
+    def _drop(self, key: Key, worker: str) -> None:
+        if self.workers.get(key) != worker:  # else the task runs there again
+            send(self.scheduler, [worker], {"op": "dgpu-drop", "keys": [key]})
 
     def taken(self, keys: Iterable[Key]) -> None:
         """Forget the blocks of a gang."""
