@@ -31,6 +31,7 @@ from graph_opt.dask_graph.internals import (
 )
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.parse import CARRIED, ArrayGraph, unsupported, unwrapped
+from graph_opt.model.layout import ArrayNode
 
 OUTSIDE = (getter, getter_nofancy, getter_inline, load_store_chunk)
 """Functions that read or write a file or an array in memory."""
@@ -88,11 +89,12 @@ def is_member(graph: ArrayGraph, name: str) -> bool:
 
     It can if each task computes a block from whole blocks of arrays: elementwise functions,
     slices, transposes, reductions, concatenations and functions of users; or creates a block.
-    Layers that read files, depend on anything but arrays, or have tasks that depend on each
-    other stay with Dask.
+    Layers that read files, depend on anything but arrays, copy blocks between host and device, or
+    have tasks that depend on each other stay with Dask.
     """
     layer, needed = graph.layers[name], graph.dependencies[name]
-    if not all(_is_array(graph, each) for each in (name, *needed)):
+    nodes = [graph.node(each) for each in (name, *needed)]
+    if not all(map(_is_carried, nodes)) or len({node.container for node in nodes if node}) > 1:
         return False
     if isinstance(layer, Blockwise):
         function = unwrapped(getattr(layer.task, "func", None))
@@ -124,8 +126,7 @@ def tasks_of(graph: ArrayGraph | HighLevelGraph, name: str) -> Iterator[tuple[An
         yield from convert_legacy_graph({key: task}, all_keys=known).items()
 
 
-def _is_array(graph: ArrayGraph, name: str) -> bool:
-    node = graph.node(name)
+def _is_carried(node: ArrayNode | None) -> bool:
     return node is not None and unsupported((node,), node, CARRIED) is None
 
 

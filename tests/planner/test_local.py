@@ -18,6 +18,7 @@ from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.predict import Present
+from graph_opt.model.layout import CUPY, NUMPY
 from tests.support.profiles import examples
 
 ALWAYS = {"on_error": "raise", "when": "always"}
@@ -188,3 +189,16 @@ def test_small_work_is_left_to_dask() -> None:
 
 def test_a_gang_without_room_is_left_to_dask() -> None:
     assert planned(X + X.T, memory_limit=1000, when="always") == ()
+
+
+def test_copies_to_a_device_are_left_to_dask() -> None:
+    x = lazy(S, 4)
+    z = x.map_blocks(np.asarray)  # as with CuPy's
+    z = z + z.T
+    for name, layer in z.dask.layers.items():
+        on_device = name not in x.dask.layers
+        layer.collection_annotations["chunk_type"] = "cupy.ndarray" if on_device else NUMPY
+    optimizer = GraphOptimizer(read({"when": "always"}), ClusterFacts(2, "cuda", 80 << 30))
+    ((region, _),) = optimizer.rewrite(z.dask, z.__dask_keys__()).regions
+    assert {node.container for node in region.nodes.values()} == {CUPY}
+    assert {node.container for node, _ in region.inputs} == {CUPY}
