@@ -56,6 +56,39 @@ def test_zeros_of_an_operand_are_counted_once(monkeypatch: pytest.MonkeyPatch) -
     assert sum(counted) == A.size + 2 * B.size
 
 
+@pytest.mark.parametrize("product_first", [True, False])
+def test_zeros_of_a_value_that_a_stencil_may_overwrite(
+    product_first: bool, gangs: list[str], square: tuple[Any, da.Array]
+) -> None:
+    values, x = square
+    doubled = x * 2
+    product = dgpu.matmul(doubled, doubled, strategy="row", sparse_threshold=0.5)
+    smooth = doubled
+    for _ in range(4):
+        smooth = smooth.map_overlap(neighbours, depth=1, boundary="periodic", meta=x._meta)
+    both = (product, smooth) if product_first else (smooth, product)
+    with dgpu.enable(local_ranks=3, on_error="raise", when="always"):
+        found = dgpu.matmul(*both, sparse_threshold=0.5).compute(scheduler="sync")
+    wanted = 2 * values
+    for _ in range(4):
+        wanted = neighbours(np.pad(wanted, 1, mode="wrap"))[1:-1, 1:-1]
+    pair = 4 * values @ values, wanted
+    first, second = pair if product_first else pair[::-1]
+    np.testing.assert_array_equal(found, first @ second)
+    assert len(gangs) == 1
+
+
+@pytest.fixture
+def square() -> tuple[Any, da.Array]:
+    """Small integers, so that all sums are exact."""
+    values = np.where(RNG.random((24, 24)) < 0.2, RNG.integers(1, 4, (24, 24)), 0).astype("f8")
+    return values, da.from_array(values, chunks=6)
+
+
+def neighbours(block: Any) -> Any:
+    return np.roll(block, 1, 0) + np.roll(block, -1, 0)
+
+
 @examples(25)
 @given(st.data())
 def test_any_chunks_dtypes_and_options(data: st.DataObject) -> None:
