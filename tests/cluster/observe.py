@@ -52,6 +52,39 @@ def left_over(client: Client) -> int:
     return sum(r["staged"] + r["results"] + len(r["running"]) for r in found)
 
 
+def nothing_left(client: Client, blocks: int) -> None:
+    """Check that gangs have left nothing on workers and scheduler, and only so many results."""
+    eventually(lambda: not any(client.run_on_scheduler(_scheduler_tables).values()))
+    eventually(lambda: left_over(client) == 0)
+    eventually(lambda: kept(client) == blocks)
+    for found in client.run(_worker_tables).values():
+        assert not any(found.values()), found
+
+
+def _scheduler_tables(dask_scheduler: Any) -> dict[str, int]:
+    plugin = dask_scheduler.plugins[PLUGIN]
+    waiting = plugin.launches.waiting
+    return {
+        "runs": len(plugin.runs),
+        "waiting": len(waiting) + len(waiting._runs),
+        "staging": len(plugin.launches.staging.workers),
+        "losses": len(plugin.losses._counts) + len(plugin.losses._last),
+        "placed": len(plugin.new_arrays._placed),
+        "waiters": sum(_waits_in_vain(dask_scheduler, ts) for ts in dask_scheduler.tasks.values()),
+    }
+
+
+def _waits_in_vain(scheduler: Any, block: Any) -> bool:
+    """Whether a block is kept for a task that is gone."""
+    return any(scheduler.tasks.get(ts.key) is not ts for ts in block.waiters or ())
+
+
+def _worker_tables(dask_worker: Any) -> dict[str, int]:
+    plugin = dask_worker.plugins[PLUGIN]
+    names = ("staged", "unwanted", "results", "stored", "jobs")
+    return {name: len(getattr(plugin, name)) for name in names}
+
+
 def launched_runs(client: Client) -> int:
     """Number of runs ever opened."""
 
