@@ -1,14 +1,17 @@
 """Transfers of whole blocks of any kind: arrays, or intermediate values of reductions.
 
-The receiver does not know their sizes, so each block has a header of fixed size. A small block,
-such as an intermediate value of a reduction, travels within its header.
+The receiver does not know their sizes, so each block has a header of fixed size: the pickled block
+without its large arrays, and the sizes of these. The arrays follow, from device to device. Only
+what has too long a header is pickled as a whole.
 """
 
 from __future__ import annotations
 
+import io
 import pickle
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +26,16 @@ HEADER = 1024
 """Bytes of a header; the first four are the length of the pickled text after them."""
 
 LENGTH = 4
+
+SMALL = 256
+"""Bytes of an array that is left in the header."""
+
+
+class Header(NamedTuple):
+    """The bytes of what follows, and the block without it; none if a pickled block follows."""
+
+    sizes: tuple[int, ...]
+    text: bytes | None
 
 
 def ship(
@@ -40,15 +53,23 @@ def ship(
     targets, sources = [each.target for each in out], [each.source for each in expected]
     device.synchronize()
     packed = [_packed(values[each.value][each.index]) for each in out]
-    sent = list(zip(targets, (header for header, _ in packed), strict=True))
+    sent = [(rank, header) for rank, (header, _) in zip(targets, packed, strict=True)]
     headers = _exchange(comm, device, sent, [(source, HEADER) for source in sources])
     opened = [_opened(device.to_host(header)) for header in headers]
-    sent = list(zip(targets, (body for _, body in packed), strict=True))
-    sizes = [size for _, size, _ in opened]
-    bodies = _exchange(comm, device, sent, list(zip(sources, sizes, strict=True)))
+    sent = [
+        each
+        for rank, (_, arrays) in zip(targets, packed, strict=True)
+        for each in zip(repeat(rank), arrays)
+    ]
+    sizes = [
+        each
+        for rank, header in zip(sources, opened, strict=True)
+        for each in zip(repeat(rank), header.sizes)
+    ]
+    arrays = iter(_exchange(comm, device, sent, sizes))
     return {
-        (each.value, each.index): _unpacked(kind, value, body, device)
-        for each, (kind, _, value), body in zip(expected, opened, bodies, strict=True)
+        (each.value, each.index): _unpacked(header, arrays, device)
+        for each, header in zip(expected, opened, strict=True)
     }
 
 
@@ -67,39 +88,64 @@ def _exchange(
     return [array for _, array in received]
 
 
-def _packed(block: Any) -> tuple[Array, Array]:
-    """Return the header of a block and its body, both as bytes."""
-    nothing = np.empty(0, np.uint8)
-    plain = hasattr(block, "dtype") and hasattr(block, "ravel") and not block.dtype.hasobject
-    if plain and block.nbytes > HEADER // 2 and type(block).__name__ == "ndarray":
-        body = block.ravel().view(np.uint8)
-        return _header(("array", body.size, (block.shape, block.dtype))), body
-    text = pickle.dumps(("object", 0, block))
-    if len(text) + LENGTH <= HEADER:
-        return _with_length(text), nothing
-    whole = np.frombuffer(pickle.dumps(block), np.uint8)
-    return _header(("pickle", whole.size, None)), whole
+def _packed(block: Any) -> tuple[Array, list[Array]]:
+    """Return the header of a block, and what follows it, both as bytes."""
+    text = io.BytesIO()
+    packer = _Packer(text)
+    packer.dump(block)
+    arrays = [array.ravel().view(np.uint8) for array in packer.arrays]
+    header = _pickled(Header(tuple(array.size for array in arrays), text.getvalue()))
+    if len(header) + LENGTH > HEADER:
+        arrays = [np.frombuffer(pickle.dumps(block), np.uint8)]
+        header = _pickled(Header((arrays[0].size,), None))
+    filled = len(header).to_bytes(LENGTH, "little") + header
+    return np.frombuffer(filled.ljust(HEADER, b"\0"), np.uint8), arrays
 
 
-def _header(facts: Any) -> Array:
-    return _with_length(pickle.dumps(facts))
+def _pickled(header: Header) -> bytes:
+    return pickle.dumps(tuple(header))
 
 
-def _with_length(text: bytes) -> Array:
-    filled = len(text).to_bytes(LENGTH, "little") + text
-    return np.frombuffer(filled.ljust(HEADER, b"\0"), np.uint8)
-
-
-def _opened(header: Array) -> tuple[str, int, Any]:
+def _opened(header: Array) -> Header:
     length = int.from_bytes(header[:LENGTH].tobytes(), "little")
-    facts: tuple[str, int, Any] = pickle.loads(header[LENGTH : LENGTH + length].tobytes())
-    return facts
+    return Header(*pickle.loads(header[LENGTH : LENGTH + length].tobytes()))
 
 
-def _unpacked(kind: str, value: Any, body: Array, device: Device) -> Any:
-    if kind == "object":
-        return value
-    if kind == "pickle":
-        return pickle.loads(device.to_host(body).tobytes())
-    shape, dtype = value
-    return body.view(dtype).reshape(shape)
+def _unpacked(header: Header, arrays: Iterator[Array], device: Device) -> Any:
+    """Return a block from its header, and from the next of all received arrays."""
+    if header.text is None:
+        return pickle.loads(device.to_host(next(arrays)).tobytes())
+    return _Unpacker(io.BytesIO(header.text), arrays, device).load()
+
+
+def _is_array(obj: Any) -> bool:
+    kind = type(obj)
+    return kind.__name__ == "ndarray" and kind.__module__ in ("numpy", "cupy")
+
+
+class _Packer(pickle.Pickler):
+    """Writes a block without its large arrays, and notes these in order."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.arrays: list[Array] = []
+
+    def persistent_id(self, obj: Any) -> tuple[bool, Any, Any] | None:
+        if not _is_array(obj) or obj.dtype.hasobject or obj.nbytes <= SMALL:
+            return None
+        self.arrays.append(obj)
+        return isinstance(obj, np.ndarray), obj.shape, obj.dtype
+
+
+class _Unpacker(pickle.Unpickler):
+    """Reads a block whose arrays have come separately, in the same order."""
+
+    def __init__(self, file: io.BytesIO, arrays: Iterator[Array], device: Device) -> None:
+        super().__init__(file)
+        self.arrays = arrays
+        self.device = device
+
+    def persistent_load(self, pid: Any) -> Array:
+        on_host, shape, dtype = pid
+        array = next(self.arrays)
+        return (self.device.to_host(array) if on_host else array).view(dtype).reshape(shape)
