@@ -250,12 +250,16 @@ def conforming(
     if kind != container:
         arraylike = hasattr(block, "__array__") or isinstance(block, list | tuple)
         masked = isinstance(block, np.ma.MaskedArray)
+        found = "a masked array" if masked else kind
+        refusal = UndeclaredTypeError(
+            f"a block of {name} is declared as {container} but is {found}"
+        )
         if masked or container != NUMPY or not arraylike:
-            found = "a masked array" if masked else kind
-            raise UndeclaredTypeError(
-                f"a block of {name} is declared as {container} but is {found}"
-            )
-        block = np.asarray(block)
+            raise refusal
+        try:
+            block = np.asarray(block)
+        except TypeError:  # CuPy's do not leave their device unasked
+            raise refusal from None
     if block.size == 0 and 0 in shape:
         alike = block.shape == shape and block.dtype == dtype
         return block if alike else np.empty(shape, dtype_named(dtype), like=block)

@@ -14,7 +14,14 @@ from distributed import Client, LocalCluster, wait
 from distributed.utils import get_mp_context
 
 import dask_dgpu as dgpu
-from tests.cluster.observe import count_tasks, count_tasks_no_more, counted_tasks, quiet_workers
+from tests.cluster.observe import (
+    count_tasks,
+    count_tasks_no_more,
+    counted_tasks,
+    eventually,
+    quiet_workers,
+    settled,
+)
 
 SETTINGS = {"when": "always", "on_error": "raise", "gang_timeout": "20s", "gang_grace": "5s"}
 CUDA = pytest.param("cuda", marks=pytest.mark.multigpu)
@@ -84,6 +91,7 @@ async def _steal(dask_scheduler: Any, yes: bool) -> None:
 
 @pytest.fixture
 def client(cluster: Any) -> Iterator[Client]:
+    eventually(lambda: settled(cluster), 60)  # an earlier test may have killed a worker
     with Client(cluster) as client, dgpu.enable(client, **SETTINGS):
         yield client
 

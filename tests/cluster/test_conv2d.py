@@ -44,8 +44,8 @@ def test_within_a_region(client: Client, x: da.Array) -> None:
     assert check(client, y, np.maximum(WANTED, 0).sum(axis=(2, 3))) == 1
 
 
-def test_tasks_submitted(client: Client, x: da.Array) -> None:
-    weight = da.from_array(W)
+def test_tasks_submitted(client: Client, on_device: Any, x: da.Array) -> None:
+    weight = on_device(W, -1)
     y, tasks, blocks, _ = counted(client, lambda x, w: dgpu.conv2d(x, w, groups=2), x, weight)
     assert tasks <= blocks + 1
     np.testing.assert_allclose(

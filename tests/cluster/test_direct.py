@@ -46,13 +46,12 @@ def test_no_task_runs(client, x, tasks_run, make, expected):
 
 
 def test_results_are_ordinary_ones(client, x):
-    blocks = kept(client)
     z = (x @ x).persist()
     w = (z @ x).persist()
     assert client.compute(w.sum()).result(timeout=60) == (A @ A @ A).sum()
     np.testing.assert_array_equal(host((z + w).compute()), A @ A + A @ A @ A)
     del z, w
-    eventually(lambda: kept(client) == blocks)
+    eventually(lambda: kept(client) == x.npartitions)
     eventually(lambda: left_over(client) == 0)
 
 
@@ -78,28 +77,26 @@ def test_dashboard_finds_times(client, x, caplog):
 
 
 def test_inputs_are_dropped_at_once(client, in_memory):
-    before = kept(client)
     x = in_memory(A, CHUNK)
     z = (x @ x.T).persist()
     del x
     np.testing.assert_array_equal(host(z.compute()), A @ A.T)
     del z
-    eventually(lambda: kept(client) == before)
+    eventually(lambda: kept(client) == 0)
 
 
 def test_some_blocks_are_dropped_early(client, x):
     slow_blocks(client, 0.05)
     try:
-        before = kept(client)
         futures = futures_of((x @ x).persist())
         rest = futures[::2]
         eventually(lambda: running(client))
         del futures
         wait(rest, timeout=60)
-        wanted = before + len(rest)
+        wanted = x.npartitions + len(rest)
         eventually(lambda: kept(client) == wanted)
         del rest
-        eventually(lambda: kept(client) == before)
+        eventually(lambda: kept(client) == x.npartitions)
     finally:
         client.run(restore_blocks)
 
@@ -131,7 +128,6 @@ def test_an_error_of_a_block_reaches_the_caller(client, x):
 
 
 def test_cancelled_in_the_midst(client, x):
-    before = kept(client)
     slow_blocks(client, 0.1)
     try:
         future = client.compute((x @ x) * 1)
@@ -143,7 +139,7 @@ def test_cancelled_in_the_midst(client, x):
     finally:
         client.run(restore_blocks)
     np.testing.assert_array_equal(host((x @ x).compute()), A @ A)
-    eventually(lambda: kept(client) == before)
+    eventually(lambda: kept(client) == x.npartitions)
 
 
 def _runs(dask_scheduler: Any) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.cluster.losses import Losses, killed_at_random
-from tests.cluster.observe import PLUGIN, eventually, host, nothing_left, running, settled
+from tests.cluster.observe import PLUGIN, eventually, host, nothing_left, running
 from tests.cluster.test_safety import slow_blocks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -83,7 +83,6 @@ def heal(dask_worker: Any) -> None:
 @pytest.mark.parametrize("after", [0, 1])
 @pytest.mark.parametrize("phase", ["launch", "join", "finish", "stored", "reported"])
 def test_a_rank_is_lost(client, cluster, x, phase, after):
-    eventually(lambda: settled(cluster), 60)
     np.testing.assert_allclose(host((x @ x).compute()), A @ A)
     workers = set(cluster.scheduler.workers)
     client.run(die_in, phase=phase, after=after)
@@ -100,7 +99,6 @@ class TestTheClusterChanges(Losses):
     """While a loop runs that waits for nothing; stealing is on, as on every cluster."""
 
     def test_a_worker_is_retired(self, client, cluster, x):
-        eventually(lambda: settled(cluster), 60)
         slow_blocks(client, 0.02)
         z, expected = loop(x)
         eventually(lambda: running(client))
@@ -113,7 +111,6 @@ class TestTheClusterChanges(Losses):
 
     @pytest.mark.parametrize("device", ["cpu"], indirect=True)  # every GPU has a worker already
     def test_a_worker_joins_and_leaves(self, client, cluster, x):
-        eventually(lambda: settled(cluster), 60)
         slow_blocks(client, 0.02)
         for workers in (5, 3):
             z, expected = loop(x)

@@ -51,7 +51,7 @@ def test_an_uneven_function_is_waited_for(client: Client, on_device: Any) -> Non
     product(client, x + 9).result(timeout=60)  # imports are over
     with dgpu.enable(client, **(SETTINGS | {"gang_timeout": "4s", "gang_grace": "0.1s"})):
         workers = addresses(client)[:3]
-        slow = product(client, x.map_blocks(uneven, dtype=x.dtype), workers)
+        slow = product(client, x.map_blocks(uneven, meta=x._meta), workers)
         behind = product(client, x + 1, workers)
         elsewhere = product(client, x + 2, workers[:2])
         np.testing.assert_array_equal(host(slow.result(timeout=60)), A @ A)

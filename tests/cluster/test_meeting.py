@@ -32,9 +32,9 @@ def compute(client: Client, y: da.Array) -> tuple[Any, int]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_blocks_that_meet_are_one_gang(client, on_device, form):
+def test_blocks_that_meet_are_one_gang(client, in_memory, form):
     function = FORMS[form]
-    result, gangs = compute(client, function(on_device(A, (11, 11))))
+    result, gangs = compute(client, function(in_memory(A, (11, 11))))
     np.testing.assert_allclose(result, function(A), rtol=1e-12, atol=1e-14)
     assert gangs == 1
 

@@ -29,11 +29,11 @@ def waiting(dask_scheduler: Any) -> tuple[int, int]:
     return len(plugin.runs), len(plugin.launches.waiting)
 
 
-def settled(client: Client, blocks: int) -> None:
-    """Check that nothing is left of any gang, and only so many results."""
+def settled(client: Client, *held: da.Array) -> None:
+    """Check that nothing is left of any gang, and only the results of these arrays."""
     eventually(lambda: client.run_on_scheduler(waiting) == (0, 0))
     eventually(lambda: left_over(client) == 0)
-    eventually(lambda: kept(client) == blocks)
+    eventually(lambda: kept(client) == sum(array.npartitions for array in held))
 
 
 @pytest.fixture
@@ -55,7 +55,6 @@ def loop(x: da.Array, m: da.Array, steps: int = STEPS) -> tuple[da.Array, Any]:
 
 
 def test_a_loop_that_does_not_wait_runs_no_task(client, x, m, tasks_run):
-    blocks = kept(client)
     wait(loop(x, m, 1)[0])  # the first run may have to connect
     before = tasks_run()
     z, expected = loop(x, m)
@@ -63,7 +62,7 @@ def test_a_loop_that_does_not_wait_runs_no_task(client, x, m, tasks_run):
     assert tasks_run() == before
     np.testing.assert_allclose(host(z.compute()), expected, rtol=1e-12)
     del z
-    settled(client, blocks)
+    settled(client, x, m)
 
 
 def test_a_gang_waits_for_tasks_on_workers(client, x, tasks_run):
@@ -71,7 +70,6 @@ def test_a_gang_waits_for_tasks_on_workers(client, x, tasks_run):
         time.sleep(0.5)
         return block * 2
 
-    blocks = kept(client)
     with_gangs = tasks_run()
     y = x.map_blocks(slowly, meta=x._meta).persist(optimize_graph=False)
     eventually(partial(client.run_on_scheduler, _all_processing, name=y.name), 10)
@@ -81,7 +79,7 @@ def test_a_gang_waits_for_tasks_on_workers(client, x, tasks_run):
     assert tasks_run() == with_gangs + y.npartitions
     np.testing.assert_allclose(host(z.compute()), 2 * A @ (2 * A), rtol=1e-12)
     del y, z
-    settled(client, blocks)
+    settled(client, x)
 
 
 def _all_processing(dask_scheduler: Any, name: str) -> bool:
@@ -94,33 +92,30 @@ def test_an_error_of_an_awaited_block(client, x):
         time.sleep(0.3)
         raise ValueError("no such block")
 
-    blocks = kept(client)
     y = x.map_blocks(fail, meta=x._meta).persist(optimize_graph=False)
     eventually(partial(client.run_on_scheduler, _all_processing, name=y.name), 10)
     z = ((y @ y).persist() @ x).persist()
     with pytest.raises(ValueError, match="no such block"):
         z.compute()
     del y, z
-    settled(client, blocks)
+    settled(client, x)
 
 
 def test_an_error_of_an_earlier_gang(client, x, m):
     def fail(block: Any) -> Any:
         raise ValueError("no such block")
 
-    blocks = kept(client)
     y = (x.map_blocks(fail, meta=x._meta) @ m).persist()
     z, _ = loop(y, m, 3)
     with pytest.raises(ValueError, match="no such block"):
         z.compute()
     np.testing.assert_allclose(host((x @ m).compute()), A @ M, rtol=1e-12)
     del y, z
-    settled(client, blocks)
+    settled(client, x, m)
 
 
 def test_a_waiting_gang_is_cancelled(client, x, m):
-    blocks = kept(client)
-    slow_blocks(client, 0.2)
+    slow_blocks(client, 0.5)
     try:
         first = (x @ m).persist()
         second = (first @ m).persist()
@@ -128,7 +123,7 @@ def test_a_waiting_gang_is_cancelled(client, x, m):
         client.cancel(second)
         np.testing.assert_allclose(host(first.compute()), A @ M, rtol=1e-12)
         del first, second
-        settled(client, blocks)
+        settled(client, x, m)
     finally:
         client.run(restore_blocks)
     np.testing.assert_allclose(host((x @ m).compute()), A @ M, rtol=1e-12)
@@ -139,7 +134,6 @@ def test_a_stage_task_that_begins_and_ends_in_one_event_leaves_no_block(client, 
         first = block_info[0]["chunk-location"] == (0, 0)
         return held_back(block, "gate") if first else block
 
-    blocks = kept(client)
     y = x.map_blocks(first_is_held_back, meta=x._meta).persist(optimize_graph=False)
     z = (y @ m).persist()
     eventually(lambda: client.run_on_scheduler(waiting)[1] == 1)
@@ -148,7 +142,7 @@ def test_a_stage_task_that_begins_and_ends_in_one_event_leaves_no_block(client, 
     wait(z)
     eventually(lambda: left_over(client) == 0)
     del z, y
-    settled(client, blocks)
+    settled(client, x, m)
 
 
 async def _begin_and_end_stage_task(dask_scheduler: Any) -> None:
@@ -167,13 +161,11 @@ async def _begin_and_end_stage_task(dask_scheduler: Any) -> None:
 
 
 def test_intermediate_steps_are_dropped(client, x, m):
-    blocks = kept(client)
     z, expected = loop(x, m, 20)
     np.testing.assert_allclose(host(z.compute()), expected, rtol=1e-12)
-    left = blocks + z.npartitions
-    eventually(lambda: kept(client) == left)
+    settled(client, x, m, z)
     del z
-    settled(client, blocks)
+    settled(client, x, m)
 
 
 def test_another_client_reads_an_awaited_result(cluster, client, x, m):
@@ -196,7 +188,6 @@ def _is_known(dask_scheduler: Any, key: Any) -> bool:
 @pytest.mark.parametrize("holding", [True, False])
 @pytest.mark.parametrize("delay", [0.0, 0.3, 0.9])
 def test_killed_while_gangs_wait(client, x, m, holding, delay):
-    blocks = kept(client)
     slow_blocks(client, 0.05)
     z, expected = loop(x, m)
     eventually(lambda: running(client))
@@ -208,7 +199,7 @@ def test_killed_while_gangs_wait(client, x, m, holding, delay):
     np.testing.assert_allclose(host(client.compute(z).result(timeout=90)), expected, rtol=1e-12)
     client.run(restore_blocks)
     del z
-    settled(client, blocks)
+    settled(client, x, m)
 
 
 def _holders(dask_scheduler: Any) -> set[str]:

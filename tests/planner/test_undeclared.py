@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.errors import UndeclaredError, UndeclaredShapeError
+from dask_dgpu.errors import UndeclaredError, UndeclaredShapeError, UndeclaredTypeError
+from dask_dgpu.operations.value import conforming
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.emit import GangLayer
@@ -115,3 +116,16 @@ def test_what_dask_would_do_does_not_travel() -> None:
     program: Program = gang[gang.gang].args[0]
     assert program.plain is not None
     assert pickle.loads(pickle.dumps(program)).plain is None
+
+
+class OnItsDevice:
+    """An array that NumPy may not copy unasked, as CuPy's."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Refuse."""
+        raise TypeError("implicit conversion")
+
+
+def test_a_block_on_a_device_that_is_declared_as_numpys() -> None:
+    with pytest.raises(UndeclaredTypeError, match=r"declared as numpy.ndarray but is tests.OnIts"):
+        conforming(OnItsDevice(), "x", "float64", (3,), "numpy.ndarray")
