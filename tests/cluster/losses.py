@@ -45,6 +45,27 @@ def killed_at_random(
     eventually(lambda: left_over(client) == 0)
 
 
+def slow_programs(client: Client, seconds: float) -> None:
+    """Have every program begin late, whatever it calls."""
+
+    def slow_down(dask_worker: Any) -> None:
+        device = dask_worker.plugins[PLUGIN].member.device
+        begin = type(device).begin
+
+        def late() -> None:
+            time.sleep(seconds)
+            begin(device)
+
+        device.begin = late
+
+    client.run(slow_down)
+
+
+def restore_programs(dask_worker: Any) -> None:
+    """Have programs of this worker begin at once again."""
+    del dask_worker.plugins[PLUGIN].member.device.begin
+
+
 class Losses:
     """Tests on a cluster of their own, which they may damage."""
 
@@ -55,18 +76,7 @@ class Losses:
 
     def slow(self, client: Client, seconds: float) -> None:
         """Have every program begin late."""
-
-        def slow_down(dask_worker: Any) -> None:
-            device = dask_worker.plugins[PLUGIN].member.device
-            begin = type(device).begin
-
-            def late() -> None:
-                time.sleep(seconds)
-                begin(device)
-
-            device.begin = late
-
-        client.run(slow_down)
+        slow_programs(client, seconds)
 
     def result_after_loss(self, client: Client, future: Future) -> Any:
         """Kill a worker as soon as the program runs; return the result on the host."""

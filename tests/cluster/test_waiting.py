@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from distributed import Client, Event, wait
 
+from tests.cluster.losses import restore_programs, slow_programs
 from tests.cluster.observe import PLUGIN, eventually, held_back, host, kept, left_over, running
 from tests.cluster.test_safety import restore_blocks, send_signal, slow_blocks
 
@@ -115,7 +116,7 @@ def test_an_error_of_an_earlier_gang(client, x, m):
 
 
 def test_a_waiting_gang_is_cancelled(client, x, m):
-    slow_blocks(client, 0.5)
+    slow_programs(client, 0.5)
     try:
         first = (x @ m).persist()
         second = (first @ m).persist()
@@ -125,7 +126,7 @@ def test_a_waiting_gang_is_cancelled(client, x, m):
         del first, second
         settled(client, x, m)
     finally:
-        client.run(restore_blocks)
+        client.run(restore_programs)
     np.testing.assert_allclose(host((x @ m).compute()), A @ M, rtol=1e-12)
 
 
