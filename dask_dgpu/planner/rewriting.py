@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
@@ -42,13 +42,19 @@ class Rewriting:
         facts: ClusterFacts,
         present: Present,
     ) -> tuple[float, float]:
-        """Predict the seconds of the original graph as it will run, and those of plain Dask."""
+        """Predict the seconds of the original graph as it will run, and those of plain Dask.
+
+        Without a gang, kernels still do the work of several of Dask's layers.
+        """
         wanted, regions = set(keys), [region for region, _ in self.regions]
         read = {key for region in regions for key in blocks_of(region)}
         places = present.places(read)
-        plain = plain_graph(graph, self.arrays, self.found, wanted, workers, facts, places)
+        unfused = replace(self.arrays, fused=False)
+        plain = plain_graph(graph, unfused, self.found, wanted, workers, facts, places)
         if not regions:
-            return plain.seconds, plain.seconds
+            rewritten = graph if self.found else self.graph  # pieces stand for layers of the former
+            ours = plain_graph(rewritten, self.arrays, self.found, wanted, workers, facts, places)
+            return ours.seconds, plain.seconds
         gangs = {piece.output.name for piece in self.pieces}
         left = [piece for piece in self.found if piece.output.name not in gangs]
         rest = plain_graph(

@@ -112,3 +112,16 @@ def test_explain_of_no_gang_has_the_seconds_of_dask() -> None:
     found = dgpu.explain(random(32, 8) + 1)
     assert found.seconds == found.dask_seconds
     assert "in all" not in str(found)
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_explain_without_a_gang_knows_fused_kernels(fuse: bool) -> None:
+    x = da.ones((256, 64), chunks=(32, 64))
+    with dgpu.enable(local_ranks=2, fuse=fuse):
+        e = np.exp(x - x.max(axis=1, keepdims=True))
+        found = dgpu.explain(e / e.sum(axis=1, keepdims=True))
+    assert not found.regions
+    assert found.seconds is not None
+    assert found.dask_seconds is not None
+    assert (found.seconds < found.dask_seconds) is fuse
+    assert fuse or found.seconds == found.dask_seconds
