@@ -238,6 +238,11 @@ def value_of(node: ArrayNode, blocks: tuple[Index, ...]) -> Value:
     return Value(cuts, node.dtype, some, node.container)
 
 
+def container_of(block: Any) -> str:
+    """Return the package and the name of a block's class, as graphs declare it."""
+    return f"{type(block).__module__.split('.')[0]}.{type(block).__name__}"
+
+
 def conforming(
     block: Array, name: str, dtype: str, shape: tuple[int, ...], container: str
 ) -> Array:
@@ -246,7 +251,7 @@ def conforming(
     An empty block may have any shape and dtype: those of Dask's ``min`` and ``max`` differ from
     the declaration.
     """
-    kind = f"{type(block).__module__.split('.')[0]}.{type(block).__name__}"
+    kind = container_of(block)
     if kind != container:
         arraylike = hasattr(block, "__array__") or isinstance(block, list | tuple)
         masked = isinstance(block, np.ma.MaskedArray)

@@ -10,15 +10,15 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.value import Blocks, Shipment
+from dask_dgpu.operations.value import Blocks, Shipment, container_of
 from dask_dgpu.runtime.plans import Block
+from graph_opt.model.layout import CUPY, NUMPY
 
 Array = Any
 
@@ -57,14 +57,10 @@ def ship(
     headers = _exchange(comm, device, sent, [(source, HEADER) for source in sources])
     opened = [_opened(device.to_host(header)) for header in headers]
     sent = [
-        each
-        for rank, (_, arrays) in zip(targets, packed, strict=True)
-        for each in zip(repeat(rank), arrays)
+        (rank, array) for rank, (_, arrays) in zip(targets, packed, strict=True) for array in arrays
     ]
     sizes = [
-        each
-        for rank, header in zip(sources, opened, strict=True)
-        for each in zip(repeat(rank), header.sizes)
+        (rank, size) for rank, header in zip(sources, opened, strict=True) for size in header.sizes
     ]
     arrays = iter(_exchange(comm, device, sent, sizes))
     return {
@@ -94,21 +90,18 @@ def _packed(block: Any) -> tuple[Array, list[Array]]:
     packer = _Packer(text)
     packer.dump(block)
     arrays = [array.ravel().view(np.uint8) for array in packer.arrays]
-    header = _pickled(Header(tuple(array.size for array in arrays), text.getvalue()))
+    header = pickle.dumps(Header(tuple(array.size for array in arrays), text.getvalue()))
     if len(header) + LENGTH > HEADER:
         arrays = [np.frombuffer(pickle.dumps(block), np.uint8)]
-        header = _pickled(Header((arrays[0].size,), None))
+        header = pickle.dumps(Header((arrays[0].size,), None))
     filled = len(header).to_bytes(LENGTH, "little") + header
     return np.frombuffer(filled.ljust(HEADER, b"\0"), np.uint8), arrays
 
 
-def _pickled(header: Header) -> bytes:
-    return pickle.dumps(tuple(header))
-
-
 def _opened(header: Array) -> Header:
     length = int.from_bytes(header[:LENGTH].tobytes(), "little")
-    return Header(*pickle.loads(header[LENGTH : LENGTH + length].tobytes()))
+    opened: Header = pickle.loads(header[LENGTH : LENGTH + length].tobytes())
+    return opened
 
 
 def _unpacked(header: Header, arrays: Iterator[Array], device: Device) -> Any:
@@ -116,11 +109,6 @@ def _unpacked(header: Header, arrays: Iterator[Array], device: Device) -> Any:
     if header.text is None:
         return pickle.loads(device.to_host(next(arrays)).tobytes())
     return _Unpacker(io.BytesIO(header.text), arrays, device).load()
-
-
-def _is_array(obj: Any) -> bool:
-    kind = type(obj)
-    return kind.__name__ == "ndarray" and kind.__module__ in ("numpy", "cupy")
 
 
 class _Packer(pickle.Pickler):
@@ -131,7 +119,7 @@ class _Packer(pickle.Pickler):
         self.arrays: list[Array] = []
 
     def persistent_id(self, obj: Any) -> tuple[bool, Any, Any] | None:
-        if not _is_array(obj) or obj.dtype.hasobject or obj.nbytes <= SMALL:
+        if container_of(obj) not in (NUMPY, CUPY) or obj.dtype.hasobject or obj.nbytes <= SMALL:
             return None
         self.arrays.append(obj)
         return isinstance(obj, np.ndarray), obj.shape, obj.dtype
