@@ -52,11 +52,11 @@ def left_over(client: Client) -> int:
     return sum(r["staged"] + r["results"] + len(r["running"]) for r in found)
 
 
-def nothing_left(client: Client, blocks: int) -> None:
-    """Check that gangs have left nothing on workers and scheduler, and only so many results."""
+def nothing_left(client: Client, *held: da.Array) -> None:
+    """Check that gangs have left nothing anywhere, and only the results of these arrays."""
     eventually(lambda: not any(client.run_on_scheduler(_scheduler_tables).values()))
     eventually(lambda: left_over(client) == 0)
-    eventually(lambda: kept(client) == blocks)
+    eventually(lambda: kept(client) == sum(array.npartitions for array in held))
     for found in client.run(_worker_tables).values():
         assert not any(found.values()), found
 

@@ -91,7 +91,7 @@ def test_a_rank_is_lost(client, cluster, x, phase, after):
     client.run(heal, workers=list(workers & set(cluster.scheduler.workers)))
     np.testing.assert_allclose(host(client.compute(z).result(timeout=90)), expected, rtol=1e-12)
     del z
-    nothing_left(client, x.npartitions)
+    nothing_left(client, x)
     np.testing.assert_allclose(host((x @ x).compute()), A @ A)
 
 
@@ -107,7 +107,7 @@ class TestTheClusterChanges(Losses):
         assert leaving not in cluster.scheduler.workers
         np.testing.assert_allclose(host(client.compute(z).result(timeout=90)), expected, rtol=1e-12)
         del z
-        nothing_left(client, x.npartitions)
+        nothing_left(client, x)
 
     @pytest.mark.parametrize("device", ["cpu"], indirect=True)  # every GPU has a worker already
     def test_a_worker_joins_and_leaves(self, client, cluster, x):
@@ -120,7 +120,7 @@ class TestTheClusterChanges(Losses):
             value = client.compute(z).result(timeout=90)
             np.testing.assert_allclose(host(value), expected, rtol=1e-12)
             del z
-            nothing_left(client, x.npartitions)
+            nothing_left(client, x)
 
     @pytest.mark.timeout(600)
     def test_kills_at_random_moments(self, client, cluster, device, x):
@@ -135,4 +135,4 @@ class TestTheClusterChanges(Losses):
         slow_blocks(client, 0.02)
         for result in killed_at_random(client, cluster, submit, kills=kills, seed=5, seconds=0.6):
             np.testing.assert_allclose(result, begun.pop(), rtol=1e-12)
-        nothing_left(client, x.npartitions)
+        nothing_left(client, x)

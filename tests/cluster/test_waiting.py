@@ -14,7 +14,15 @@ import pytest
 from distributed import Client, Event, wait
 
 from tests.cluster.losses import restore_programs, slow_programs
-from tests.cluster.observe import PLUGIN, eventually, held_back, host, kept, left_over, running
+from tests.cluster.observe import (
+    PLUGIN,
+    eventually,
+    held_back,
+    host,
+    left_over,
+    nothing_left,
+    running,
+)
 from tests.cluster.test_safety import restore_blocks, send_signal, slow_blocks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_stealing")]
@@ -28,13 +36,6 @@ def waiting(dask_scheduler: Any) -> tuple[int, int]:
     """Return the number of runs, and of those that wait for blocks."""
     plugin = dask_scheduler.plugins[PLUGIN]
     return len(plugin.runs), len(plugin.launches.waiting)
-
-
-def settled(client: Client, *held: da.Array) -> None:
-    """Check that nothing is left of any gang, and only the results of these arrays."""
-    eventually(lambda: client.run_on_scheduler(waiting) == (0, 0))
-    eventually(lambda: left_over(client) == 0)
-    eventually(lambda: kept(client) == sum(array.npartitions for array in held))
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_a_loop_that_does_not_wait_runs_no_task(client, x, m, tasks_run):
     assert tasks_run() == before
     np.testing.assert_allclose(host(z.compute()), expected, rtol=1e-12)
     del z
-    settled(client, x, m)
+    nothing_left(client, x, m)
 
 
 def test_a_gang_waits_for_tasks_on_workers(client, x, tasks_run):
@@ -80,7 +81,7 @@ def test_a_gang_waits_for_tasks_on_workers(client, x, tasks_run):
     assert tasks_run() == with_gangs + y.npartitions
     np.testing.assert_allclose(host(z.compute()), 2 * A @ (2 * A), rtol=1e-12)
     del y, z
-    settled(client, x)
+    nothing_left(client, x)
 
 
 def _all_processing(dask_scheduler: Any, name: str) -> bool:
@@ -99,7 +100,7 @@ def test_an_error_of_an_awaited_block(client, x):
     with pytest.raises(ValueError, match="no such block"):
         z.compute()
     del y, z
-    settled(client, x)
+    nothing_left(client, x)
 
 
 def test_an_error_of_an_earlier_gang(client, x, m):
@@ -112,7 +113,7 @@ def test_an_error_of_an_earlier_gang(client, x, m):
         z.compute()
     np.testing.assert_allclose(host((x @ m).compute()), A @ M, rtol=1e-12)
     del y, z
-    settled(client, x, m)
+    nothing_left(client, x, m)
 
 
 def test_a_waiting_gang_is_cancelled(client, x, m):
@@ -124,7 +125,7 @@ def test_a_waiting_gang_is_cancelled(client, x, m):
         client.cancel(second)
         np.testing.assert_allclose(host(first.compute()), A @ M, rtol=1e-12)
         del first, second
-        settled(client, x, m)
+        nothing_left(client, x, m)
     finally:
         client.run(restore_programs)
     np.testing.assert_allclose(host((x @ m).compute()), A @ M, rtol=1e-12)
@@ -143,7 +144,7 @@ def test_a_stage_task_that_begins_and_ends_in_one_event_leaves_no_block(client, 
     wait(z)
     eventually(lambda: left_over(client) == 0)
     del z, y
-    settled(client, x, m)
+    nothing_left(client, x, m)
 
 
 async def _begin_and_end_stage_task(dask_scheduler: Any) -> None:
@@ -164,9 +165,9 @@ async def _begin_and_end_stage_task(dask_scheduler: Any) -> None:
 def test_intermediate_steps_are_dropped(client, x, m):
     z, expected = loop(x, m, 20)
     np.testing.assert_allclose(host(z.compute()), expected, rtol=1e-12)
-    settled(client, x, m, z)
+    nothing_left(client, x, m, z)
     del z
-    settled(client, x, m)
+    nothing_left(client, x, m)
 
 
 def test_another_client_reads_an_awaited_result(cluster, client, x, m):
@@ -200,7 +201,7 @@ def test_killed_while_gangs_wait(client, x, m, holding, delay):
     np.testing.assert_allclose(host(client.compute(z).result(timeout=90)), expected, rtol=1e-12)
     client.run(restore_blocks)
     del z
-    settled(client, x, m)
+    nothing_left(client, x, m)
 
 
 def _holders(dask_scheduler: Any) -> set[str]:
