@@ -152,7 +152,9 @@ async def _begin_and_end_stage_task(dask_scheduler: Any) -> None:
     (run,) = dask_scheduler.plugins[PLUGIN].runs.values()
     idle = {ws for ws in dask_scheduler.workers.values() if not ws.processing}
     stages = dask_scheduler.tasks[run.key].dependencies
-    stage = next(ts.key for ts in stages if all(idle & set(b.who_has) for b in ts.dependencies))
+    stage = next(
+        ts.key for ts in stages if all(idle & set(block.who_has or ()) for block in ts.dependencies)
+    )
     began: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
     ended: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
     dask_scheduler._transitions({stage: "waiting"}, *began, "begin")
