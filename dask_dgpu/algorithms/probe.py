@@ -25,6 +25,10 @@ BLOCK_BYTES = {"cpu": 16 << 20, "cuda": 128 << 20}
 RUNS = {"cpu": 1, "cuda": 20}
 """Runs in a row of short work: a GPU finishes it in less time than its host waits for it."""
 
+LEAST_SECONDS = {"cpu": 0.01, "cuda": 0.0}
+"""Least seconds of local work. Processes take turns on a core for some milliseconds each, so
+shorter work would be measured as if each rank had a core and the memory for itself."""
+
 SIDE = {"cpu": 256, "cuda": 4096}
 """Side of square products."""
 
@@ -47,7 +51,7 @@ def products(dtype: str, comm: Comm, device: Device) -> Figures:
     for name, (m, k, n) in shapes.items():
         a, b, out = (_ones(device, shape, dtype) for shape in ((m, k), (k, n), (m, n)))
         runs = 1 if name == "square" else RUNS[device.kind]
-        seconds = _mean(comm, device, partial(gemm.accumulate, out, a, b), runs)
+        seconds = _local(comm, device, partial(gemm.accumulate, out, a, b), runs)
         found[f"{dtype}.{name}"] = 2 * m * k * n / seconds
     return found
 
@@ -68,7 +72,7 @@ def memory(comm: Comm, device: Device) -> Figures:
         device.join()
 
     return {
-        "memory_bandwidth": 2 * source.nbytes / _mean(comm, device, copy, RUNS[device.kind]),
+        "memory_bandwidth": 2 * source.nbytes / _local(comm, device, copy, RUNS[device.kind]),
         "launch_seconds": _best(comm, device, step),
     }
 
@@ -103,7 +107,7 @@ def exchange(comm: Comm, device: Device) -> Figures:
     alone, together = (_best(comm, device, partial(steps, each)) for each in (False, True))
     return {
         "latency": max(0.0, together - alone) / MESSAGES,  # 0 is no figure
-        "bandwidth": sum(counts) / _mean(comm, device, blocks, RUNS[device.kind]),
+        "bandwidth": sum(counts) / _best(comm, device, blocks, RUNS[device.kind]),
     }
 
 
@@ -142,25 +146,27 @@ def _ones(device: Device, shape: tuple[int, ...], dtype: str) -> Array:
     return array
 
 
-def _mean(comm: Comm, device: Device, work: Callable[[], None], runs: int) -> float:
-    """Return the mean seconds of some runs in a row, in the quickest repetition."""
-
-    def together() -> None:
-        for _ in range(runs):
-            work()
-
-    return _best(comm, device, together) / runs
+def _local(comm: Comm, device: Device, work: Callable[[], None], runs: int) -> float:
+    """Return the seconds of a run of local work, repeated for some time."""
+    return _best(comm, device, work, runs, LEAST_SECONDS[device.kind])
 
 
-def _best(comm: Comm, device: Device, work: Callable[[], None]) -> float:
-    """Return the seconds of the quickest repetition, after one to warm up."""
+def _best(
+    comm: Comm, device: Device, work: Callable[[], None], runs: int = 1, least: float = 0.0
+) -> float:
+    """Return the mean seconds of a run in the quickest repetition, after one to warm up.
+
+    A repetition has at least so many ``runs``, and takes at least so many seconds.
+    """
     found = []
     for _ in range(1 + REPETITIONS):
         comm.barrier()
         device.synchronize()
-        begin = perf_counter()
+        begin, done = perf_counter(), 0
         with device.computing():
-            work()
+            while done < runs or perf_counter() - begin < least:
+                work()
+                done += 1
         device.synchronize()
-        found.append(perf_counter() - begin)
+        found.append((perf_counter() - begin) / done)
     return min(found[1:])

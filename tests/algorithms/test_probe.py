@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -17,6 +18,7 @@ from graph_opt.model.cost import FIGURES, HOST, calibrated
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(probe.BLOCK_BYTES, "cpu", 1 << 12)
     monkeypatch.setitem(probe.SIDE, "cpu", 16)
+    monkeypatch.setitem(probe.LEAST_SECONDS, "cpu", 0.0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -48,3 +50,11 @@ def test_the_cost_model_knows_all_figures() -> None:
     assert machine.flops == figures["float64.square"]
     known = {*figures} & {*FIGURES, "window_seconds"} - {"latency"}
     assert {*machine.measured} - {"latency"} == known | {"products", "flops"}
+
+
+def test_short_work_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(probe.LEAST_SECONDS, "cpu", 0.05)
+    runs: list[None] = []
+    seconds = run_local(1, lambda comm: probe._local(comm, HostDevice(), partial(runs.append, None), 1))
+    assert len(runs) > 3 * 20
+    assert seconds[0] < 0.05 / 20
