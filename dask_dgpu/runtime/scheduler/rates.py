@@ -57,6 +57,9 @@ TASKS = 200
 STEP_SECONDS = 3e-4
 """Host time of a program's step besides its launches: plan, progress and report."""
 
+BLOCKS = 8
+"""Blocks that these tasks read."""
+
 HOPS = 5
 """Dependent tasks, each on another worker than the one before."""
 
@@ -232,10 +235,15 @@ async def _dask_figures(client: Client, workers: list[str], device: str) -> Figu
         return min(found)
 
     def tasks(count: int) -> Any:
-        """Submit so many tasks, and one that reads them all."""
-        name = f"{MEASUREMENT}-{uuid4().hex}"
-        graph: dict[Any, Any] = {(name, at): (_nothing, at) for at in range(count)}
-        graph[name] = (_nothing, list(graph))
+        """Submit so many tasks that read blocks, and one that reads them all.
+
+        Tasks that read nothing, or few blocks, would wait in the scheduler for a free thread.
+        """
+        blocks, name = (f"{MEASUREMENT}-{uuid4().hex}" for _ in range(2))
+        graph: dict[Any, Any] = {(blocks, at): (_nothing, at) for at in range(BLOCKS)}
+        for at in range(count):
+            graph[name, at] = (_nothing, (blocks, at % BLOCKS))
+        graph[name] = (_nothing, [(name, at) for at in range(count)])
         return client.get(graph, [name], sync=False)
 
     def on(at: int, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -243,17 +251,15 @@ async def _dask_figures(client: Client, workers: list[str], device: str) -> Figu
         key = f"{MEASUREMENT}-{uuid4().hex}"
         return client.submit(function, *arguments, workers=[worker], key=key)
 
-    def chain() -> list[Future[Any]]:
+    def chain(hops: int) -> list[Future[Any]]:
         last = on(0, _nothing, 0)
-        for at in range(HOPS):
+        for at in range(hops):
             last = on(at + 1, _nothing, last)
         return [last]
 
-    few = await seconds(partial(tasks, len(workers)))
-    figures = {
-        "task_seconds": (await seconds(partial(tasks, len(workers) + TASKS)) - few) / TASKS,
-        "round_trip_seconds": (await seconds(chain) - few) / HOPS,
-    }
+    few, many = [await seconds(partial(tasks, count)) for count in (BLOCKS, BLOCKS + TASKS)]
+    one, last = [await seconds(partial(chain, hops)) for hops in (0, HOPS)]
+    figures = {"task_seconds": (many - few) / TASKS, "round_trip_seconds": (last - one) / HOPS}
     if len(workers) > 1:
         nbytes = BLOCK_BYTES[device]
         times = []
@@ -263,7 +269,7 @@ async def _dask_figures(client: Client, workers: list[str], device: str) -> Figu
             begin = perf_counter()
             await done([on(at + 1, _nothing, block) for at, block in enumerate(blocks)])
             times.append(perf_counter() - begin)
-        figures["dask_bandwidth"] = nbytes / max(min(times) - few, 1e-6)
+        figures["dask_bandwidth"] = nbytes / max(min(times) - one, 1e-6)
     return figures
 
 
