@@ -32,7 +32,7 @@ PASSES: Mapping[str, float] = {
     **dict.fromkeys(("exp", "log", "sin", "cos", "tanh"), 3.0),
     "where": 4.0,
     **dict.fromkeys(("fft", "ifft", "rfft", "irfft", "fftn", "ifftn"), 12.0),
-    "cumsum": 18.0,
+    "cumsum": 27.0,
     "_block_hist": 30.0,
     **dict.fromkeys(("power", "pow"), 90.0),
     **dict.fromkeys(("qr", "_wrapped_qr"), 350.0),
@@ -41,6 +41,19 @@ PASSES: Mapping[str, float] = {
 
 USUAL = 2.0
 """The factor of other functions: a copy reuses memory, while their results are new memory."""
+
+ARITHMETIC = ("exp", "log", "sin", "cos", "tanh", "power", "pow")
+"""Functions that take CuPy as long as others: memory limits all of them."""
+
+OUTER_SUMS: Mapping[str, int] = {
+    **dict.fromkeys(("sum", "nansum", "prod", "nanprod", "any", "all", "mean_chunk"), 1),
+    **dict.fromkeys(("chunk_min", "chunk_max", "arg_chunk"), 1),
+    "moment_chunk": 2,
+}
+"""Reductions in functions whose time depends on the axes on GPUs."""
+
+OUTER = 45.0
+"""CuPy's reduction along other axes than the last one, over a copy of the bytes that it reads."""
 
 MEMORY = 1.2
 """What of these factors is memory: a function within a kernel on a CPU does without it."""
@@ -86,11 +99,19 @@ def task_seconds(graph: ArrayGraph, name: str, given: Collection[str], machine: 
 
 
 def _kernel(graph: ArrayGraph, names: Collection[str]) -> set[str]:
-    """Return those of the layers of a task that run as one kernel, nothing if they are too few."""
-    if not graph.fused or len(names) < 2:
+    """Return those of the layers of a task that run as one kernel.
+
+    A single layer has one only if it is a reduction on a GPU.
+    """
+    if not graph.fused:
         return set()
-    known = {name for name in names if read_blockwise(graph, name)}
-    return known if len(known) > 1 else set()
+    readings = {name: found for name in names if (found := read_blockwise(graph, name))}
+    reduces = any(found.chunked and _on_gpu(array(graph, name)) for name, found in readings.items())
+    return {*readings} if len(readings) > 1 or reduces else set()
+
+
+def _on_gpu(node: ArrayNode | None) -> bool:
+    return node is not None and node.container == CUPY
 
 
 def _within(graph: ArrayGraph, name: str, kernel: Collection[str]) -> tuple[int, Work]:
@@ -104,7 +125,7 @@ def _within(graph: ArrayGraph, name: str, kernel: Collection[str]) -> tuple[int,
     leaves = not graph.dependents[name] or not graph.dependents[name] <= {*kernel}
     outside = [other for at, other in read if at not in kernel] + ([node] if leaves else [])
     through = sum(map(block_nbytes, outside))
-    if node is not None and node.container == CUPY:
+    if _on_gpu(node):
         return tasks, Work(through)
     copied = sum(block_nbytes(other) for _, other in (*read, (name, node)))
     return tasks, Work(through + max(0.0, work.nbytes - MEMORY * copied))
@@ -144,10 +165,14 @@ def _blockwise(graph: ArrayGraph, name: str, layer: Blockwise) -> Work:
         times *= LOOP_SLOWDOWN if function is chunk_einsum else 1
         return Work(copied, shape, times, node.dtype)
     literals = [value for value, index in layer.indices if index is None]
-    square = len(literals) == 1 and bool(np.all(literals[0] == 2))
-    return Work(
-        USUAL * copied if square else _passes(function, getattr(task, "kwargs", {})) * copied
-    )
+    options = getattr(task, "kwargs", {})
+    if len(literals) == 1 and bool(np.all(literals[0] == 2)):  # a square
+        return Work(USUAL * copied)
+    if _on_gpu(node):
+        return Work(
+            _gpu_passes(function, options, max(len(o.shape) for o, _ in operands if o)) * copied
+        )
+    return Work(_passes(function, options) * copied)
 
 
 def _product(
@@ -177,18 +202,30 @@ def _lengths(node: ArrayNode | None) -> list[float]:
 
 
 def _passes(function: Any, options: Mapping[str, Any]) -> float:
-    """Return the factor of a function; that of a wrapper is its wrapped function's.
+    """Return the factor of a function on a host; an alias of a block has no function."""
+    return 0.0 if function is None else PASSES.get(_named(function, options), USUAL)
 
-    An alias of a block has no function.
-    """
-    if function is None:
-        return 0.0
+
+def _gpu_passes(function: Any, options: Mapping[str, Any], ndim: int) -> float:
+    """Return the factor of a function of CuPy's that reads blocks with ``ndim`` axes."""
+    name = "" if function is None else _named(function, options)
+    if name in ARITHMETIC:
+        return USUAL
+    axes = options.get("axis", ())
+    axes = axes if isinstance(axes, tuple | list) else (axes,)
+    if name in OUTER_SUMS and axes and not {-1, ndim - 1} & {*axes}:
+        return OUTER_SUMS[name] * OUTER
+    return _passes(function, options)
+
+
+def _named(function: Any, options: Mapping[str, Any]) -> str:
+    """Return the name of a function; that of a wrapper is its wrapped function's."""
     while isinstance(function, partial | curry):
         function = function.func
     wrapped = options.get("enforce_dtype_function")
     if wrapped is not None:
-        return _passes(getattr(wrapped, "value", wrapped), {})
-    return PASSES.get(getattr(function, "__name__", ""), USUAL)
+        return _named(getattr(wrapped, "value", wrapped), {})
+    return str(getattr(function, "__name__", ""))
 
 
 @once
