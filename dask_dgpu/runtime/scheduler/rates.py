@@ -51,7 +51,7 @@ TRIES = 3
 REPETITIONS = 3
 """Repetitions of Dask's tasks; the quickest counts."""
 
-TASKS = 200
+TASKS = 100
 """Tasks whose cost is measured at once."""
 
 STEP_SECONDS = 3e-4
