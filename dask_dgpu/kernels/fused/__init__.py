@@ -9,13 +9,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from dask_dgpu.kernels.fused.host import evaluate_host
 from graph_opt.model.expression import Expression
 
 Array = Any
+
+HOST = np.ndarray, np.generic
 
 
 def evaluate(expression: Expression, blocks: Sequence[Array]) -> tuple[Array, ...]:
@@ -39,10 +43,31 @@ def evaluate(expression: Expression, blocks: Sequence[Array]) -> tuple[Array, ..
     It raises what NumPy's functions raise. On NumPy blocks elementwise results have the same bits
     as NumPy's, and sums at most the error of its pairwise summation.
     """
-    if all(isinstance(block, np.ndarray | np.generic) for block in blocks):
-        from dask_dgpu.kernels.fused.host import evaluate_host
-
+    if _on_host(blocks):
         return evaluate_host(expression, blocks)
-    from dask_dgpu.kernels.fused.cuda import evaluate_cuda
+    return _cuda().evaluate_cuda(expression, blocks)
 
-    return evaluate_cuda(expression, blocks)
+
+def evaluate_all(
+    expression: Expression, several: Sequence[Sequence[Array]]
+) -> list[tuple[Array, ...]]:
+    """Evaluate an expression on each of several lists of blocks.
+
+    As :func:`evaluate` for each of them. On a GPU blocks of one kind, with equal dtypes, shapes
+    and strides, share launches.
+    """
+    if any(map(_on_host, several)):
+        return [evaluate(expression, blocks) for blocks in several]
+    return _cuda().evaluate_all_cuda(expression, several)
+
+
+def _on_host(blocks: Sequence[Array]) -> bool:
+    return all(isinstance(block, HOST) for block in blocks)
+
+
+@cache
+def _cuda() -> Any:
+    """Return the module for CuPy, which is imported with the first of its blocks."""
+    from dask_dgpu.kernels.fused import cuda
+
+    return cuda

@@ -1,30 +1,30 @@
 """Expressions on CuPy blocks, on the current stream: what is launched is planned once a kind.
 
 A plan follows from the expression and from dtype, shape, strides and alignment of the blocks.
-Kernels are fewer than plans: their source knows no lengths.
+Kernels are fewer than plans: their source knows no lengths. Blocks of one kind share launches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
 
-from dask_dgpu.kernels.fused.compile import kernel
-from dask_dgpu.kernels.fused.kernel import THREADS, Fold, Launch
 from dask_dgpu.kernels.fused.kernel import Array as Described
+from dask_dgpu.kernels.fused.kernel import Launch
+from dask_dgpu.kernels.fused.launching import Kernels
 from dask_dgpu.kernels.fused.nodes import evaluate_nodes, node_value
 from dask_dgpu.kernels.fused.plan import ByModule, planned
 from graph_opt.model.expression import Constant, Expression, Input, View
 
 Array = Any
+Values = dict[int, Array]
+"""Of the nodes that are arrays."""
 
 MOST_PLANS = 512
-NOWHERE = np.uint64(0)
-THREADS_OF = (THREADS,)
 
 
 class Result(NamedTuple):
@@ -42,18 +42,12 @@ class Result(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A launch that is ready to go."""
+    """Launches that are ready to go."""
 
-    launch: Callable[..., None]
-    fold: Callable[..., None] | None  # the second launch, with ``second``: its grid and scalars
-    second: Fold
-    grid: tuple[int, ...]
-    threads: tuple[int]
+    kernels: Kernels
     operands: tuple[int, ...]  # nodes
-    constants: tuple[Any, ...]
     results: tuple[Result, ...]
     workspace: int | None
-    scalars: tuple[Any, ...]
 
 
 class Calls(NamedTuple):
@@ -63,26 +57,75 @@ class Calls(NamedTuple):
     copied: frozenset[int]  # blocks that are not aligned to their elements
     steps: tuple[Call | ByModule, ...]
 
+    @property
+    def most(self) -> int:
+        """The most blocks of one kind to call it for at once."""
+        if self.copied or any(isinstance(step, ByModule) for step in self.steps):
+            return 1  # these have temporary blocks
+        return min((step.kernels.most for step in self.steps if isinstance(step, Call)), default=1)
+
 
 Key = tuple[tuple[Any, tuple[int, ...], tuple[int, ...], int], ...]
 
 
 def evaluate_cuda(expression: Expression, blocks: Sequence[Array]) -> tuple[Array, ...]:
     """Evaluate an expression on CuPy blocks, on the current stream; as ``fused.evaluate``."""
-    blocks = [x if isinstance(x, cupy.ndarray) else cupy.asarray(x) for x in blocks]
-    key = tuple([(x.dtype, x.shape, x.strides, x.data.ptr % 16) for x in blocks])
-    calls = _calls(expression, key, cupy.cuda.runtime.getDevice())
+    blocks = _arrays(blocks)
+    calls = _calls(expression, _key(blocks), cupy.cuda.runtime.getDevice())
     if calls is None:
         return tuple(map(cupy.asarray, evaluate_nodes(expression, blocks, cupy)))
-    values: dict[int, Array] = {}
-    for at, of in calls.inputs:
-        values[at] = blocks[of] if of not in calls.copied else _aligned(blocks[of])
+    return _evaluated(expression, calls, [blocks])[0]
+
+
+def evaluate_all_cuda(
+    expression: Expression, several: Sequence[Sequence[Array]]
+) -> list[tuple[Array, ...]]:
+    """Evaluate an expression on many blocks; as ``fused.evaluate_all``."""
+    kinds: dict[Key, list[int]] = {}
+    given = [_arrays(blocks) for blocks in several]
+    for at, blocks in enumerate(given):
+        kinds.setdefault(_key(blocks), []).append(at)
+    found: dict[int, tuple[Array, ...]] = {}
+    for key, places in kinds.items():
+        calls = _calls(expression, key, cupy.cuda.runtime.getDevice())
+        if calls is None:
+            found |= {at: evaluate_cuda(expression, given[at]) for at in places}
+            continue
+        for first in range(0, len(places), calls.most):
+            some = places[first : first + calls.most]
+            results = _evaluated(expression, calls, [given[at] for at in some])
+            found |= dict(zip(some, results, strict=True))
+    return [found[at] for at in range(len(given))]
+
+
+def _arrays(blocks: Sequence[Array]) -> list[Array]:
+    return [x if isinstance(x, cupy.ndarray) else cupy.asarray(x) for x in blocks]
+
+
+def _key(blocks: Sequence[Array]) -> Key:
+    return tuple([(x.dtype, x.shape, x.strides, x.data.ptr % 16) for x in blocks])
+
+
+def _evaluated(
+    expression: Expression, calls: Calls, several: Sequence[Sequence[Array]]
+) -> list[tuple[Array, ...]]:
+    """Return the results for one block, or for several of one kind."""
+    stream = cupy.cuda.get_current_stream().ptr
+    copied = calls.copied
+    all_values: list[Values] = [
+        {at: blocks[of] if of not in copied else _aligned(blocks[of]) for at, of in calls.inputs}
+        for blocks in several
+    ]
     for step in calls.steps:
         if isinstance(step, Call):
-            _launch(step, values)
+            _launch(step, all_values, stream)
         else:
-            values[step.node] = _by_module(expression, step, values)
-    return tuple([_result(expression, at, values) for at in expression.results])
+            for values in all_values:
+                values[step.node] = _by_module(expression, step, values)
+    return [
+        tuple([_result(expression, at, values) for at in expression.results])
+        for values in all_values
+    ]
 
 
 def _aligned(block: Array) -> Array:
@@ -123,37 +166,30 @@ def _ready(launch: Launch) -> Call:
         order = None if out.order == tuple(range(len(out.order))) else out.order
         allocated = out.shape if order is None else out.lying
         results.append(Result(out.node, out.dtype, allocated, order, out.shape))
-    return Call(
-        kernel(launch.source, launch.name),
-        None if launch.fold is None else kernel(launch.source, "fold"),
-        launch.fold or Fold((), ()),
-        launch.grid,
-        (launch.threads,),
-        tuple(operand.node for operand in launch.operands),
-        launch.constants,
-        tuple(results),
-        launch.workspace,
-        launch.scalars,
-    )
+    operands = tuple(operand.node for operand in launch.operands)
+    return Call(Kernels(launch), operands, tuple(results), launch.workspace)
 
 
-def _launch(call: Call, values: dict[int, Array]) -> None:
+def _launch(call: Call, all_values: Sequence[Values], stream: int) -> None:
     """Allocate the results of a call, and launch it."""
-    written = [cupy.ndarray(result.allocated, result.dtype) for result in call.results]
+    written = [
+        [cupy.ndarray(result.allocated, result.dtype) for _ in all_values]
+        for result in call.results
+    ]
+    arrays = [[values[node].data.ptr for values in all_values] for node in call.operands]
+    arrays += [[array.data.ptr for array in each] for each in written]
     if call.workspace is not None:
-        several = cupy.ndarray(call.workspace, np.int8) if call.workspace else NOWHERE
-        arguments = (*written, several)
-    else:
-        arguments = tuple(written)
-    read = [values[node] for node in call.operands]
-    call.launch(call.grid, call.threads, (*read, *call.constants, *arguments, *call.scalars))
-    if call.fold is not None:
-        call.fold(call.second.grid, THREADS_OF, (*arguments, *call.second.scalars))
-    for result, array in zip(call.results, written, strict=True):
-        values[result.node] = result.restored(array)
+        length = call.workspace
+        memory = cupy.ndarray(length * len(all_values), np.int8) if length else None
+        start = memory.data.ptr if memory is not None else 0
+        arrays.append([start + at * length for at in range(len(all_values))])
+    call.kernels.call(arrays, stream)
+    for result, several in zip(call.results, written, strict=True):
+        for values, array in zip(all_values, several, strict=True):
+            values[result.node] = result.restored(array)
 
 
-def _by_module(expression: Expression, step: ByModule, values: dict[int, Array]) -> Array:
+def _by_module(expression: Expression, step: ByModule, values: Values) -> Array:
     """Evaluate a node by CuPy's own function, as a contiguous array of NumPy's dtype."""
     node = expression.nodes[step.node]
     arguments = [_argument(expression, at, values) for at in node.arguments]
@@ -161,12 +197,12 @@ def _by_module(expression: Expression, step: ByModule, values: dict[int, Array])
     return cupy.ascontiguousarray(found, step.array.dtype).reshape(step.array.shape)
 
 
-def _argument(expression: Expression, at: int, values: dict[int, Array]) -> Any:
+def _argument(expression: Expression, at: int, values: Values) -> Any:
     node = expression.nodes[at]
     return node.value if isinstance(node, Constant) else _result(expression, at, values)
 
 
-def _result(expression: Expression, at: int, values: dict[int, Array]) -> Array:
+def _result(expression: Expression, at: int, values: Values) -> Array:
     """Return the array of a node, or the view of one that it is."""
     node = expression.nodes[at]
     if isinstance(node, View) and at not in values:

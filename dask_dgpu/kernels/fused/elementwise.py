@@ -8,6 +8,7 @@ from dask_dgpu.kernels.fused.device_functions import stored_type
 from dask_dgpu.kernels.fused.kernel import (
     THREADS,
     Array,
+    Entry,
     Launch,
     constants,
     output,
@@ -22,7 +23,7 @@ from dask_dgpu.kernels.fused.layout import (
     walk_of,
 )
 from dask_dgpu.kernels.fused.prelude import PRELUDE
-from dask_dgpu.kernels.fused.source import Code, Context, parameters
+from dask_dgpu.kernels.fused.source import Code, Context, signature_of
 from dask_dgpu.kernels.fused.typed import Typed
 from graph_opt.model.expression import Node
 
@@ -33,8 +34,8 @@ SOURCE = r"""
 typedef %(index)s Index;
 template <int N> struct Lanes { static constexpr int value = N; };
 
-extern "C" __global__ void __launch_bounds__(%(threads)d)
-fused(%(parameters)sconst Index size) {
+KERNEL(%(threads)d)
+fused(%(signature)s) {
     auto work = [&](auto lanes, const Index first) {
         constexpr int L = decltype(lanes)::value;
         %(split)s
@@ -87,14 +88,13 @@ def elementwise(
     )
     items = ALONE if lanes == 1 else 1
     index, kinds = index_type(walk), [stored_type(dtype) for dtype in written]
+    signature = signature_of(context, kinds, f"{walk.declared()}const Index size")
     source = SOURCE % {
         "index": index,
         "threads": THREADS,
         "lanes": lanes,
         "items": items,
-        "parameters": parameters(context)
-        + "".join(f"{kind}* __restrict__ out{at}, " for at, kind in enumerate(kinds))
-        + walk.declared(),
+        "signature": signature,
         "split": walk.split("first"),
         "loads": "\n        ".join(
             f"Vector<{stored_type(array.dtype)}, L> {name}; "
@@ -127,7 +127,7 @@ def elementwise(
     }
     return Launch(
         PRELUDE + source,
-        "fused",
+        Entry("fused", signature, str(THREADS)),
         (-(-walk.size // (THREADS * lanes * items)),),
         operands,
         constants(context),

@@ -51,21 +51,30 @@ class Output(NamedTuple):
         return Array(self.dtype, self.shape, tuple(strides), 0)
 
 
-class Fold(NamedTuple):
-    """A second launch, of one kernel with the first, on its outputs and its workspace."""
+class Entry(NamedTuple):
+    """A kernel in a source: its parameters, arrays first, and the arguments of its bounds."""
 
+    name: str
+    signature: str
+    bounds: str
+
+
+class Fold(NamedTuple):
+    """A second launch, on the outputs and the workspace of the first."""
+
+    entry: Entry
     grid: tuple[int, ...]
     scalars: tuple[Any, ...]
 
 
 class Launch(NamedTuple):
-    """One launch: operands, constants, outputs, a workspace, then scalars are its arguments.
+    """One launch; its arguments are operands, outputs, a workspace, then constants and scalars.
 
     ``workspace`` counts bytes and is None for kernels that have none.
     """
 
     source: str
-    name: str
+    entry: Entry
     grid: tuple[int, ...]
     operands: tuple[Operand, ...]
     constants: tuple[Any, ...]
@@ -74,6 +83,21 @@ class Launch(NamedTuple):
     workspace: int | None = None
     fold: Fold | None = None
     threads: int = THREADS
+
+    @property
+    def name(self) -> str:
+        """The name of the kernel."""
+        return self.entry.name
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        """The arguments that are not arrays."""
+        return (*self.constants, *self.scalars)
+
+    @property
+    def arrays(self) -> int:
+        """The number of arguments that are arrays."""
+        return len(self.operands) + len(self.outputs) + (self.workspace is not None)
 
 
 def output(

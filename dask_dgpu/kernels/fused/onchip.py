@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dask_dgpu.kernels.fused.device_functions import stored_type, value_type
-from dask_dgpu.kernels.fused.kernel import Array, Launch, constants, output
+from dask_dgpu.kernels.fused.kernel import Array, Entry, Launch, constants, output
 from dask_dgpu.kernels.fused.layout import (
     index_type,
     loads,
@@ -21,8 +21,8 @@ from dask_dgpu.kernels.fused.layout import (
 from dask_dgpu.kernels.fused.onchip_rows import Rows
 from dask_dgpu.kernels.fused.onchip_source import PHASE, RESULT, SHARE, SOURCE
 from dask_dgpu.kernels.fused.prelude import PRELUDE
-from dask_dgpu.kernels.fused.reduce import states_source
-from dask_dgpu.kernels.fused.source import Code, Misplaced, parameters
+from dask_dgpu.kernels.fused.reduce import SIZES, states_source
+from dask_dgpu.kernels.fused.source import Code, Misplaced, signature_of
 from dask_dgpu.kernels.fused.states import SOURCE as STATES
 from dask_dgpu.kernels.fused.states import State, limits, result
 from dask_dgpu.kernels.fused.typed import Typed
@@ -104,11 +104,10 @@ class _Kernel(Rows):
                 ),
                 **macros,
             }
+        walks = self.kept.declared() + self.reduced.declared()
+        signature = signature_of(self.context, kinds, walks + SIZES)
         source = SOURCE % {
-            "parameters": parameters(self.context)
-            + "".join(f"{kind}* __restrict__ out{at}, " for at, kind in enumerate(kinds))
-            + self.kept.declared()
-            + self.reduced.declared(),
+            "signature": signature,
             "split_kept": self.kept.split("where_kept"),
             "split_reduced": self.reduced.split("where"),
             "row_code": " ".join(self.rows.lines),
@@ -139,7 +138,7 @@ class _Kernel(Rows):
             + states
             + SHARE
             + source,
-            "on_chip",
+            Entry("on_chip", signature, str(self.threads)),
             (-(-self.kept.size * self.group // self.threads),),
             tuple(self.context.operands),
             constants(self.context),

@@ -20,8 +20,8 @@ template <int GROUP, class S> void share_group(S& mine) {
 """
 
 SOURCE = r"""
-extern "C" __global__ void __launch_bounds__(%(threads)d)
-on_chip(%(parameters)sconst Index results, const Index length) {
+KERNEL(%(threads)d)
+on_chip(%(signature)s) {
     constexpr int L = %(lanes)d, U = %(items)d, GROUP = %(group)d;
     const int lane = threadIdx.x %% GROUP;
     const Index kept = ((Index) blockIdx.x * %(threads)d + threadIdx.x) / GROUP;

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dask_dgpu.kernels.fused.device_functions import stored_type, value_type
-from dask_dgpu.kernels.fused.kernel import THREADS, Array, Fold, Launch, constants, output
+from dask_dgpu.kernels.fused.kernel import THREADS, Array, Entry, Fold, Launch, constants, output
 from dask_dgpu.kernels.fused.layout import (
     Walk,
     index_type,
@@ -34,7 +34,7 @@ from dask_dgpu.kernels.fused.layout import (
 from dask_dgpu.kernels.fused.prelude import PRELUDE
 from dask_dgpu.kernels.fused.reduce_shape import columns_shape, rows_shape
 from dask_dgpu.kernels.fused.reduce_source import COLUMNS, FOLD, ROWS, SEED_COLUMNS, SEED_ROWS
-from dask_dgpu.kernels.fused.source import Code, Context, parameters
+from dask_dgpu.kernels.fused.source import Code, Context, signature_of, written
 from dask_dgpu.kernels.fused.states import BYTES, SOURCE, State, limits, result, state_of, taken
 from dask_dgpu.kernels.fused.typed import Typed
 from graph_opt.model.expression import Node, Reduce
@@ -116,40 +116,76 @@ def reduction(
     name, parts = ("rows", ROWS) if "group" in shape.macros else ("columns", COLUMNS)
     if shape.grid[1] > 1:
         parts += FOLD
-    source = parts % {**_common(domain, reductions, found, index), **shape.macros}
+    outs = [stored_type(found[at].dtype) for at in reductions]
+    walks = f"{kept.declared()}{reduced.declared()}{SIZES}, const Index stretch"
+    entry = Entry(
+        name,
+        signature_of(domain.context, outs, walks, "States"),
+        ", ".join(str(shape.macros[key]) for key in ("threads", "resident") if key in shape.macros),
+    )
+    folding = ", ".join((*written(outs, "States"), SIZES, "const int segments"))
+    source = parts % {
+        **_common(domain),
+        **shape.macros,
+        "prelude": f"typedef {index} Index;\n" + _prelude(domain, reductions, found, outs),
+        "signature": entry.signature,
+        "fold_signature": folding,
+    }
     segments, sizes = shape.grid[1], [kept.size, reduced.size]
     read = found[nodes[reductions[0]].arguments[0]].shape
     fold = None
     if segments > 1:
         blocks = -(-kept.size * shape.folding // THREADS)
-        fold = Fold((blocks,), (*scalars(index, sizes), np.int32(segments)))
-    walks = [*kept.arguments(), *reduced.arguments()]
+        fold = Fold(
+            Entry("fold", folding, str(THREADS)),
+            (blocks,),
+            (*scalars(index, sizes), np.int32(segments)),
+        )
     return Launch(
         source,
-        name,
+        entry,
         shape.grid,
         tuple(domain.context.operands),
         constants(domain.context),
         tuple(
             output(at, found[at].dtype, found[at].shape, read, domain.order) for at in reductions
         ),
-        tuple(scalars(index, [*walks, *sizes, shape.stretch])),
+        tuple(scalars(index, [*kept.arguments(), *reduced.arguments(), *sizes, shape.stretch])),
         workspace=segments * kept.size * BYTES * len(reductions) if fold else 0,
         fold=fold,
     )
 
 
-def _common(
-    domain: Domain, reductions: Sequence[int], found: Sequence[Typed], index: str
-) -> dict[str, str]:
-    """Return the parts of the source that follow from the expression."""
+def _prelude(
+    domain: Domain, reductions: Sequence[int], found: Sequence[Typed], outs: Sequence[str]
+) -> str:
+    """Return what is before the kernels: states, and how results are written."""
+    nodes = domain.context.nodes
+    return (
+        PRELUDE
+        + SOURCE
+        + "".join(sorted({_limits(nodes[at], found) for at in reductions}))
+        + states_source(domain.states)
+        + FOLD_RESULTS
+        % {
+            "outs": "".join(f"{kind}* __restrict__ out{at}, " for at, kind in enumerate(outs)),
+            "writes": "\n    ".join(
+                f"out{at}[kept] = stored<{outs[at]}>("
+                + result(domain.states[at], f"all.s{at}", "n", found[node].dtype)
+                + ");"
+                for at, node in enumerate(reductions)
+            ),
+        }
+    )
+
+
+def _common(domain: Domain) -> dict[str, str]:
+    """Return the parts of the kernels that follow from the expression."""
     context, kept, reduced = domain.context, domain.kept, domain.reduced
     names = list(context.operands.values())
     kinds = [stored_type(array.dtype) for array in domain.described]
-    outs = [stored_type(found[at].dtype) for at in reductions]
-    nodes = context.nodes
     values = "\n".join(f"a{at}[%s] = {value};" for at, value in enumerate(domain.values))
-    several = range(len(reductions))
+    several = range(len(domain.states))
     shifts = any(state.shifts for state in domain.states)
 
     def loaded(along: Walk) -> str:
@@ -168,25 +204,7 @@ def _common(
         )
 
     return {
-        "prelude": f"typedef {index} Index;\n"
-        + PRELUDE
-        + SOURCE
-        + "".join(sorted({_limits(nodes[at], context.found) for at in reductions}))
-        + states_source(domain.states)
-        + FOLD_RESULTS
-        % {
-            "outs": "".join(f"{kind}* __restrict__ out{at}, " for at, kind in enumerate(outs)),
-            "writes": "\n    ".join(
-                f"out{at}[kept] = stored<{outs[at]}>("
-                + result(domain.states[at], f"all.s{at}", "n", found[node].dtype)
-                + ");"
-                for at, node in enumerate(reductions)
-            ),
-        },
-        "parameters": parameters(context),
-        "outputs": "".join(f"{kind}* __restrict__ out{at}, " for at, kind in enumerate(outs)),
         "out_names": "".join(f"out{at}, " for at in several),
-        "walks": kept.declared() + reduced.declared(),
         "split_kept": kept.split("where_kept"),
         "split_reduced": reduced.split("where"),
         "bases": " ".join(
@@ -238,6 +256,8 @@ def states_source(states: Sequence[State]) -> str:
         + " }\n};\n"
     )
 
+
+SIZES = "const Index results, const Index length"
 
 FOLD_RESULTS = r"""
 inline void write(const States& all, const Index kept, const double n, %(outs)sint) {

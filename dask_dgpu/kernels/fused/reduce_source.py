@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 FOLD = r"""
-extern "C" __global__ void __launch_bounds__(%(threads)d)
-fold(%(outputs)sStates* __restrict__ partials, const Index results, const Index length,
-     const int segments) {
+KERNEL(%(threads)d)
+fold(%(fold_signature)s) {
     const Index kept = ((Index) blockIdx.x * %(threads)d + threadIdx.x) / %(folding)d;
     const int lane = threadIdx.x %% %(folding)d;
     States mine;
@@ -32,9 +31,8 @@ SEED_COLUMNS = """States first[L];
         for (int j = 0; j < L; ++j) { all[j].shift_by(first[j]); some[j].shift_by(first[j]); }"""
 
 ROWS = r"""%(prelude)s
-extern "C" __global__ void __launch_bounds__(%(threads)d)
-rows(%(parameters)s%(outputs)sStates* __restrict__ partials, %(walks)sconst Index results,
-     const Index length, const Index stretch) {
+KERNEL(%(threads)d)
+rows(%(signature)s) {
     const int lane = threadIdx.x %% %(group)d;
     const Index kept = ((Index) blockIdx.x * %(threads)d + threadIdx.x) / %(group)d;
     const Index where_kept = kept < results ? kept : 0;
@@ -95,9 +93,8 @@ rows(%(parameters)s%(outputs)sStates* __restrict__ partials, %(walks)sconst Inde
 """
 
 COLUMNS = r"""%(prelude)s
-extern "C" __global__ void __launch_bounds__(%(threads)d, %(resident)d)
-columns(%(parameters)s%(outputs)sStates* __restrict__ partials, %(walks)sconst Index results,
-        const Index length, const Index stretch) {
+KERNEL(%(threads)d, %(resident)d)
+columns(%(signature)s) {
     constexpr int L = %(lanes)d, DOWN = %(threads)d / %(across)d;
     const int row = threadIdx.x / %(across)d;
     const Index kept = ((Index) blockIdx.x * %(across)d + threadIdx.x %% %(across)d) * L;

@@ -176,11 +176,20 @@ def generated(at: int, nodes: Sequence[Node], found: Sequence[Typed]) -> bool:
     return _call(node, typed, names, nodes) is not None
 
 
-def parameters(context: Context) -> str:
-    """Return the kernel parameters for operands and constants."""
+def signature_of(
+    context: Context, outputs: Sequence[str], numbers: str, workspace: str | None = None
+) -> str:
+    """Return the parameters of a kernel: operands, outputs, a workspace; constants, numbers."""
     arrays = [
         f"const {stored_type(context.found[operand.node].dtype)}* __restrict__ p_{name}"
         for operand, name in context.operands.items()
     ]
-    numbers = [f"const {kind} {name}" for name, (_, kind) in context.constants.items()]
-    return "".join(f"{text}, " for text in (*arrays, *numbers))
+    arrays += written(outputs, workspace)
+    constants = [f"const {kind} {name}" for name, (_, kind) in context.constants.items()]
+    return ", ".join((*arrays, *constants, numbers))
+
+
+def written(outputs: Sequence[str], workspace: str | None) -> list[str]:
+    """Return the parameters that a kernel writes to."""
+    found = [f"{kind}* __restrict__ out{at}" for at, kind in enumerate(outputs)]
+    return found if workspace is None else [*found, f"{workspace}* __restrict__ partials"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 
-from dask_dgpu.kernels.fused import evaluate
+from dask_dgpu.kernels.fused import evaluate, evaluate_all
 from dask_dgpu.kernels.fused.device_functions import FUNCTIONS
 from dask_dgpu.kernels.fused.nodes import node_value
 from dask_dgpu.kernels.fused.source import generated
@@ -446,6 +447,138 @@ def defined(node: Any, below: list[Typed]) -> bool:
     if isinstance(node, Cast):
         return np.dtype(node.dtype).kind not in "iu" or below[0].dtype.kind not in "fc"
     return node.function != "power" if isinstance(node, Apply) else True
+
+
+def test_exact_quotients_and_roots() -> None:
+    rng = np.random.default_rng(6)
+    x = rng.integers(0, 1 << 32, 1 << 20, dtype="u8").astype("u4").view("f4")
+    x = x[np.isfinite(x) & (x != 0)]
+    whole = rng.integers(1, 1 << 12, x.size).astype("f4")
+    small = rng.integers(1, 1 << 11, x.size).astype("f4")
+    check(traced(lambda xp, x: (x / x, -x / x), 1), x, ulps=0)
+    check(traced(lambda xp, x, y: (x * y / y, xp.sqrt(y * y)), 2), whole, small, ulps=0)
+    # in reductions and rows on chip too, which have other code for it
+    rows = (x[: 1 << 17].reshape(-1, 64), whole[: 1 << 17].reshape(-1, 64))
+    check(traced(lambda xp, x: ((x / x).sum(1), (x / x).min(0)), 1), rows[0], ulps=0)
+    check(traced(lambda xp, x: x / x.max(1, True), 1), rows[1])
+
+
+def test_quotients_and_roots_of_any_numbers() -> None:
+    rng = np.random.default_rng(8)
+    x, y = rng.integers(0, 1 << 32, (2, 1 << 20), dtype="u8").astype("u4").view("f4")
+    check(traced(lambda xp, x, y: (x / y, xp.sqrt(x), 1 / x), 2), x, y)
+    normal = rng.normal(size=(2, 1 << 20)).astype("f4")
+    check(traced(lambda xp, x, y: (x / y, xp.sqrt(abs(x))), 2), *normal, ulps=1)
+    check(traced(lambda xp, x, y: (x / y).max(0), 2), *normal.reshape(2, -1, 64), ulps=1)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of blocks of each launch."""
+    from dask_dgpu.kernels.fused import launching
+
+    found: list[int] = []
+    launch = launching.driver.launchKernel
+
+    def noting(*arguments: Any) -> None:
+        found.append(arguments[3])
+        launch(*arguments)
+
+    monkeypatch.setattr(launching.driver, "launchKernel", noting)
+    return found
+
+
+MANY: dict[str, Any] = {
+    "elementwise": (lambda xp, x, y: x * y + 1, 1),
+    "several results": (lambda xp, x, y: (x - y, x > y, xp.exp(x)), 1),
+    "columns": (lambda xp, x, y: (x * y).sum(0), 1),
+    "rows": (lambda xp, x, y: (x * y).max(1), 1),
+    "softmax": (lambda xp, x, y: softmax(xp, x + y), 1),
+    "standardise": (lambda xp, x, y: (x - x.mean(0)) / (x.std(0) + y), 2),
+}
+
+
+@pytest.mark.parametrize("case", MANY)
+@pytest.mark.parametrize("shape", [(1, 1), (7, 13), (64, 128)])
+@pytest.mark.parametrize("count", [2, 31, 70])
+def test_blocks_of_one_kind_share_launches(
+    case: str, shape: tuple[int, int], count: int, launched: list[int]
+) -> None:
+    import cupy
+
+    function, launches = MANY[case]
+    rng = np.random.default_rng(9)
+    expression = traced(function, 2)
+    several = [
+        [cupy.asarray(rng.normal(size=shape).astype("f4")) for _ in range(2)] for _ in range(count)
+    ]
+    found = evaluate_all(expression, several)
+    assert sum(launched) == count * launches
+    assert len(launched) == -(-count // max(launched)) * launches
+    assert max(launched) == min(count, 32)
+    for blocks, results in zip(several, found, strict=True):
+        for one, other in zip(results, evaluate(expression, blocks), strict=True):
+            np.testing.assert_array_equal(one.get(), other.get())
+
+
+def test_segments_of_many_blocks_are_folded(launched: list[int]) -> None:
+    import cupy
+
+    rng = np.random.default_rng(10)
+    blocks = [cupy.asarray(rng.random((40_000, 8)).astype("f4")) for _ in range(5)]
+    expression = traced(lambda xp, x: (x.sum(0), x.var(0)), 1)
+    found = evaluate_all(expression, [[block] for block in blocks])
+    assert launched == [5, 5]
+    for block, results in zip(blocks, found, strict=True):
+        for one, other in zip(results, evaluate(expression, [block]), strict=True):
+            np.testing.assert_array_equal(one.get(), other.get())
+
+
+def test_blocks_of_several_kinds() -> None:
+    import cupy
+
+    rng = np.random.default_rng(11)
+    wide = cupy.asarray(rng.random((40, 40)))
+    blocks = [wide[:20, :20], wide[20:, 20:], wide.T[:20, :20], wide[:0], wide[:3], wide[:3].T]
+    blocks += [wide.astype("f4"), wide.astype("f4") * 2, cupy.zeros((2, 2))]
+    for function in (lambda xp, x: x * 2 + x.view(None, 0, 1), lambda xp, x: xp.spacing(x * 2) + 1):
+        found = evaluate_all(traced(function, 1), [[block] for block in blocks])
+        for block, (one,) in zip(blocks, found, strict=True):
+            (wanted,) = evaluate(traced(function, 1), [block])
+            assert (one.dtype, one.shape) == (wanted.dtype, wanted.shape)
+            np.testing.assert_array_equal(one.get(), wanted.get())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@examples(40)
+@given(drawn(exact=True))
+def test_any_expression_of_many_blocks(pair: tuple[Drawn, Expression]) -> None:
+    found, expression = pair
+    several = [
+        [on_device(np.asarray(block)) * (number % 3) for block in found.blocks]
+        for number in range(5)
+    ]
+    together = evaluate_all(expression, several)
+    for blocks, results in zip(several, together, strict=True):
+        alone = evaluate(expression, blocks)
+        for one, other in zip(results, alone, strict=True):
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            np.testing.assert_array_equal(one.get(), other.get())
+
+
+def test_threads_launch_at_a_time() -> None:
+    import cupy
+
+    expressions = [traced(lambda xp, x: x * factor + 1, 1) for factor in (0.5, 1.5, 2.5)]  # noqa: B023
+
+    def work(number: int) -> bool:
+        x = cupy.full(1000 + number, number, "f4")
+        factor = (0.5, 1.5, 2.5)[number % 3]
+        (found,) = evaluate(expressions[number % 3], [x])
+        return bool((found == number * factor + 1).all())
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(400)))
 
 
 def test_errors_are_numpys() -> None:
