@@ -25,6 +25,9 @@ LONG = 1024
 BATCH = 32
 """Most elements that a thread loads at a time."""
 
+SHORT = 4
+"""Batches of one thread block that take less time than a second launch."""
+
 STRETCH = 16
 """Batches that are accumulated before they are merged with those before."""
 
@@ -46,10 +49,10 @@ def rows_shape(results: int, length: int, lanes: int, weight: int) -> Shape:
         group = THREADS
     deep = _batch(-(-vectors // group), lanes, weight)
     blocks = -(-results * group // THREADS)
-    segments = 1
-    if group == THREADS:
-        segments = max(1, min(BLOCKS // blocks, vectors // (group * deep)))
     span = group * lanes * deep
+    segments = 1
+    if group == THREADS and length > SHORT * span:
+        segments = max(1, min(BLOCKS // blocks, vectors // (group * deep)))
     stretch = -(-length // (segments * span)) * span
     segments = -(-length // stretch)
     macros = {"group": group, "lanes": lanes, "deep": deep}
@@ -66,7 +69,9 @@ def columns_shape(results: int, length: int, lanes: int, weight: int) -> Shape:
     blocks = -(-vectors // across)
     resident = RESIDENT if weight <= HEAVY else RESIDENT // 2
     wave = MULTIPROCESSORS * resident
-    segments = max(1, min(wave // blocks, length // (down * deep), 65535))
+    segments = 1
+    if length > SHORT * down * deep:
+        segments = max(1, min(wave // blocks, length // (down * deep), 65535))
     stretch = -(-length // (segments * down * deep)) * down * deep
     segments = -(-length // stretch)
     macros = {"across": across, "lanes": lanes, "deep": deep, "resident": resident}
