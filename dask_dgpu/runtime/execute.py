@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from time import time
 from typing import Any
 
@@ -24,6 +25,7 @@ from dask_dgpu.operations.value import (
     Value,
     conforming,
 )
+from dask_dgpu.runtime.blockworks import Batch
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.program import Key, Program
 from dask_dgpu.runtime.ship import ship
@@ -231,7 +233,7 @@ class _Rank:
             received = ship(making.shipments, self.comm, self.device, known)
         needs = step.blocks()
         mine = [index for index, ranks in making.ranks.items() if self.comm.rank in ranks]
-        tasks = self.program.blockworks.tasks(step.output, mine)
+        batches = self.program.blockworks.batches(step.output, mine, self.device.batch)
         done: list[Index] = []
 
         def block(at: int, place: Index) -> Array:
@@ -239,20 +241,24 @@ class _Rank:
             found = received[numbers[at], place] if sent else known[numbers[at]][place]
             return self._outside(found, step.result.container)
 
-        def make(index: Index) -> Array:
-            given = {(step.inputs[at], *place): block(at, place) for at, place in needs[index]}
+        def make(batch: Batch) -> list[Array]:
+            given = [
+                {(step.inputs[at], *place): block(at, place) for at, place in needs[index]}
+                for index in batch.blocks
+            ]
             try:
                 with self.observer.calling():
-                    made = tasks[index](given)
+                    made = batch.compute(given)
             except CommError as error:  # from a gang within the function: this gang lost no rank
                 raise GangError(f"{type(error).__name__}: {error}") from error
-            done.append(index)
+            done.extend(batch.blocks)
             self.observer.progress(name, len(done), len(mine))
             return made
 
-        made = dict(zip(mine, self.device.each(make, mine), strict=True))
+        lists = self.device.each(make, batches)
         self.device.join()  # before the received blocks are freed
-        return made
+        order = [index for batch in batches for index in batch.blocks]
+        return dict(zip(order, chain.from_iterable(lists), strict=True))
 
     def _on_device(self, block: Array) -> bool:
         return self.device.kind == "cuda" and type(block).__module__.startswith("cupy")

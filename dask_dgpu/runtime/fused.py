@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.kernels.fused import evaluate
-from dask_dgpu.runtime.program import run_fused
+from dask_dgpu.kernels.fused import evaluate, evaluate_all
+from dask_dgpu.runtime.blockworks import run_fused
 from graph_opt.dask_graph.fusing import Fusion
 from graph_opt.dask_graph.reductions import EXTREMES, Chunked
 from graph_opt.model.expression import Expression, Reduce
@@ -37,12 +37,34 @@ class Fused:
 
     def __call__(self, *given: Any) -> Any:
         """Return the block, or what Dask's aggregate of several blocks reads."""
-        fusion, inputs = self.fusion, len(self.fusion.dtypes)
-        blocks, place = [_single(block) for block in given[:inputs]], given[inputs:]
+        fusion, (blocks, place) = self.fusion, self._read(given)
         if not _suit(blocks, fusion.dtypes):
             return run_fused(fusion.tasks, fusion.name, range(len(given)), *blocks, *place)
         with _quiet(fusion.expression):
             results = evaluate(fusion.expression, blocks)
+        return self._finished(results, blocks, place)
+
+    def together(self, calls: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return the results of several calls; on a GPU blocks of one kind share launches."""
+        fusion, read = self.fusion, [self._read(given) for given in calls]
+        if not all(_suit(blocks, fusion.dtypes) for blocks, _ in read):
+            return [self(*given) for given in calls]
+        with _quiet(fusion.expression):
+            found = evaluate_all(fusion.expression, [blocks for blocks, _ in read])
+        return [
+            self._finished(results, blocks, place)
+            for results, (blocks, place) in zip(found, read, strict=True)
+        ]
+
+    def _read(self, given: Sequence[Any]) -> tuple[list[Array], Sequence[Any]]:
+        """Return the blocks of a call, and their place if it has one."""
+        inputs = len(self.fusion.dtypes)
+        return [_single(block) for block in given[:inputs]], given[inputs:]
+
+    def _finished(
+        self, results: Sequence[Array], blocks: Sequence[Array], place: Sequence[Any]
+    ) -> Any:
+        fusion = self.fusion
         if fusion.chunked is None:
             return _scalar(results[0])
         shapes = fusion.expression.shapes([block.shape for block in blocks])

@@ -21,9 +21,10 @@ from dask_dgpu.comm.local import run_local
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.value import Collective, Value
+from dask_dgpu.runtime.blockworks import Blockworks, run_fused
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.plans import plans
-from dask_dgpu.runtime.program import Blockworks, Limits, Program, run_fused
+from dask_dgpu.runtime.program import Limits, Program
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of
 from graph_opt.model.subscripts import Subscripts
@@ -205,6 +206,9 @@ COMMON = {
     "block numbers": lambda: X.map_blocks(lambda b, block_id=None: b + block_id[0], dtype=float),
     "fused": lambda: ((X + 1) * ROW - X.map_blocks(at_corner, dtype=float)) / 2,
     "created": lambda: da.full((4, 6), 3.0, chunks=(3, 2)),
+    "a reduced axis of one block": lambda: da.blockwise(
+        lambda b: b[0].sum(axis=1), "i", X[:, :1].persist(scheduler="sync"), "ij", dtype=float
+    ),
 }
 EACH_ITS_OWN = {
     "several blocks": lambda: da.blockwise(

@@ -26,9 +26,13 @@ class ArrayContainer(ABC):
 
 
 class Device(Protocol):
-    """The device of a rank program. ``kind`` is ``"cpu"`` or ``"cuda"``."""
+    """The device of a rank program. ``kind`` is ``"cpu"`` or ``"cuda"``.
+
+    A function that can compute several blocks at once gets up to ``batch``.
+    """
 
     kind: str
+    batch: int
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
         """Allocate uninitialised memory."""

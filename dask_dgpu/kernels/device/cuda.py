@@ -41,6 +41,7 @@ class CudaDevice:
     """
 
     kind = "cuda"
+    batch = 64  # they share launches
 
     def __init__(self) -> None:
         self.index = cupy.cuda.runtime.getDevice()

@@ -31,6 +31,7 @@ class HostDevice:
     """NumPy in the calling thread, or in ``threads`` for independent work."""
 
     kind = "cpu"
+    batch = 1  # each has a thread of its own
 
     def __init__(self, threads: int = 1) -> None:
         self._threads = threads
