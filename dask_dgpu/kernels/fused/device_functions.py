@@ -55,7 +55,7 @@ FUNCTIONS: dict[str, tuple[str, str]] = {
     "floor": ("np_floor", REAL),
     "ceil": ("np_ceil", REAL),
     "trunc": ("np_trunc", REAL),
-    "sqrt": ("sqrt", FLOAT),
+    "sqrt": ("np_sqrt", FLOAT),
     "cbrt": ("cbrt", FLOAT),
     "exp": ("exp", FLOAT),
     "exp2": ("exp2", FLOAT),

@@ -22,7 +22,7 @@ from dask_dgpu.kernels.fused.layout import (
     strides_along,
     walk_of,
 )
-from dask_dgpu.kernels.fused.prelude import PRELUDE
+from dask_dgpu.kernels.fused.prelude import PRELUDE, QUICK
 from dask_dgpu.kernels.fused.source import Code, Context, signature_of
 from dask_dgpu.kernels.fused.typed import Typed
 from graph_opt.model.expression import Node
@@ -33,6 +33,7 @@ ALONE = 4
 SOURCE = r"""
 typedef %(index)s Index;
 template <int N> struct Lanes { static constexpr int value = N; };
+template <bool Q> struct Quick { static constexpr bool value = Q; };
 
 KERNEL(%(threads)d)
 fused(%(signature)s) {
@@ -41,10 +42,17 @@ fused(%(signature)s) {
         %(split)s
         %(loads)s
         %(results)s
-        #pragma unroll
-        for (int j = 0; j < L; ++j) {
-            %(code)s
-        }
+        int plain = 1;
+        auto all = [&](auto quick) {
+            const Divide<decltype(quick)::value> np_divide{plain};
+            const Root<decltype(quick)::value> np_sqrt{plain};
+            #pragma unroll
+            for (int j = 0; j < L; ++j) {
+                %(code)s
+            }
+        };
+        all(Quick<true>{});
+        if (!plain) all(Quick<false>{});
         %(stores)s
     };
     constexpr int STEP = %(threads)d * %(lanes)d;
@@ -112,7 +120,7 @@ def elementwise(
             )
         ),
         "results": " ".join(f"Vector<{kind}, L> r{at};" for at, kind in enumerate(kinds)),
-        "code": "\n            ".join(
+        "code": "\n                ".join(
             [
                 *code.lines,
                 *(
@@ -126,7 +134,7 @@ def elementwise(
         ),
     }
     return Launch(
-        PRELUDE + source,
+        PRELUDE + QUICK + source,
         Entry("fused", signature, str(THREADS)),
         (-(-walk.size // (THREADS * lanes * items)),),
         operands,

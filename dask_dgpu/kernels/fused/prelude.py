@@ -78,7 +78,27 @@ template <class R> Complex<R> np_subtract(Complex<R> a, Complex<R> b) {
 template <class R> Complex<R> np_multiply(Complex<R> a, Complex<R> b) {
     return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
 }
-template <class T> T np_divide(T a, T b) { return a / b; }
+inline double np_divide(double a, double b) { return a / b; }
+// Division and square root without branches, which keep the compiler from mixing neighbours. An
+// approximation is corrected by its exact remainder: what float represents comes out exactly.
+inline float np_divide(float a, float b) {
+    // half of the divisor's exponent is taken from both, so that the reciprocal is a normal number
+    const float scale = __int_as_float(0x5f000000 - (__float_as_int(b) >> 1 & 0x3f800000));
+    a *= scale;
+    b *= scale;
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(b));
+    const float about = a * inverse, rest = fmaf(-about, b, a);
+    return fabs(rest) < fabs(a) ? fmaf(rest, inverse, about) : about;  // 0, inf and NaN as they are
+}
+inline double np_sqrt(double x) { return sqrt(x); }
+inline float np_sqrt(float x) {
+    float about, inverse;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(about) : "f"(x));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(about));
+    const float rest = fmaf(-about, about, x);
+    return fabs(rest) < fabs(x) ? fmaf(rest, 0.5f * inverse, about) : about;
+}
 template <class R> Complex<R> np_divide(Complex<R> a, Complex<R> b) {  // Smith's, as NumPy
     const R re = fabs(b.re), im = fabs(b.im);
     if (re >= im) {
@@ -133,6 +153,7 @@ template <class T> T np_square(T x) { return np_multiply(x, x); }
 template <class T> T np_cube(T x) { return x * x * x; }
 template <class T> T np_fourth(T x) { return (x * x) * (x * x); }
 template <class T> T np_reciprocal(T x) { return 1 / x; }
+inline float np_reciprocal(float x) { return np_divide(1.0f, x); }
 template <class T> T np_positive(T x) { return x; }
 template <class T> T np_negative(T x) {
     if constexpr (Is<T>::complex) return {-x.re, -x.im};
@@ -231,6 +252,35 @@ template <class T> bool np_logical_and(T a, T b) { return cast<bool>(a) && cast<
 template <class T> bool np_logical_or(T a, T b) { return cast<bool>(a) || cast<bool>(b); }
 template <class T> bool np_logical_xor(T a, T b) { return cast<bool>(a) != cast<bool>(b); }
 template <class T> bool np_logical_not(T x) { return !cast<bool>(x); }
+"""
+
+QUICK = r"""
+// Quotients and roots that are right if `plain` stays true: if no operand or result is 0,
+// subnormal, close to the largest number, infinite or NaN. Half the instructions of the others.
+template <bool QUICK> struct Divide {
+    int& plain;
+    template <class T> T operator()(T a, T b) const {
+        if constexpr (QUICK && Same<T, float>::value) {
+            float inverse;
+            asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(b));
+            const float about = a * inverse, rest = fmaf(-about, b, a);
+            plain &= fabs(rest) < fabs(a);
+            return fmaf(rest, inverse, about);
+        } else return ::np_divide(a, b);
+    }
+};
+template <bool QUICK> struct Root {
+    int& plain;
+    template <class T> T operator()(T x) const {
+        if constexpr (QUICK && Same<T, float>::value) {
+            float inverse;
+            asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+            const float about = x * inverse, rest = fmaf(-about, about, x);
+            plain &= fabs(rest) < x;
+            return fmaf(rest, 0.5f * inverse, about);
+        } else return ::np_sqrt(x);
+    }
+};
 """
 
 PRELUDE = TYPES + ARITHMETIC + FUNCTIONS
