@@ -1,7 +1,9 @@
 """Elementwise work and reductions on one GPU: generated kernels beside CuPy, torch and JAX.
 
 Shares are of the rate at which the device copies memory, by the bytes that a case must read and
-write. ``host`` lines are the host's time for one call on blocks of 64 KiB.
+write. ``host`` lines are the host's time for one call on blocks of 64 KiB. ``32 blocks`` lines are
+the time of 32 such blocks, with the host's time for each. A way whose package a machine lacks is a
+line with an error.
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fused_harness import SHAPE, Case, cases, issue_seconds, seconds_each, ways
+from fused_harness import SHAPE, Case, cases, issue_seconds, many_ways, seconds_each, ways
 from harness import Report
 
 OUT = Path(__file__).parent / "results" / "fused-gpu.jsonl"
 HOST = "gelu", "mean 0", "softmax"
 """Cases whose calls on small blocks are timed."""
+
+MANY = 32
+"""Small blocks of one rank."""
 
 
 def blocks_of(case: Case, rows: int | None = None) -> list[Any]:
@@ -55,6 +60,13 @@ def run(report: Report, names: list[str], repetitions: int, *, peers: bool) -> N
                 issue()
                 found = issue_seconds(issue, repetitions)
                 report.add(f"host, {name}", found, dtype="float32", way=way)
+        several = [blocks_of(known[name], 128) for _ in range(MANY)]
+        for way, issue in many_ways(known[name], several):
+            what = f"{MANY} blocks, {name}"
+            with report.guard(what, way=way):
+                first, found = seconds_each(issue, repetitions)
+                host = median(issue_seconds(issue, repetitions, calls=20)) / MANY
+                report.add(what, found, dtype="float32", way=way, first=first, host_each=host)
 
 
 def main() -> None:

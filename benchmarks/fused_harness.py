@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import programs
+from peer_harness import peer_ways
 
 from dask_dgpu.array.fuse.tracer import Trace
-from dask_dgpu.kernels.fused import evaluate
+from dask_dgpu.kernels.fused import evaluate, evaluate_all
+from graph_opt.model.expression import Expression
 
 Array = Any
 Function = Callable[..., Any]
@@ -28,7 +30,7 @@ class Case(NamedTuple):
 
     function: Function
     operands: tuple[tuple[int, ...], ...]
-    moved: int
+    moved: float
     compiled: bool = False  # whether torch.compile takes part; its first use takes seconds
 
 
@@ -62,7 +64,12 @@ def where(xp: Any, x: Array) -> Array:
 
 def reduction(name: str, axis: int | None) -> Function:
     """Return a reduction along an axis, or of all numbers."""
-    return lambda xp, x: getattr(xp, name)(x, axis=axis)
+
+    def reduce(xp: Any, x: Array) -> Array:
+        return getattr(xp, name)(x, axis=axis)
+
+    reduce.reduction = name, axis  # type: ignore[attr-defined]
+    return reduce
 
 
 def cases() -> dict[str, Case]:
@@ -84,6 +91,7 @@ def cases() -> dict[str, Case]:
         "standardise 0": Case(standardise, (SHAPE,), 3, compiled=True),
         "standardise 1": Case(lambda xp, x: standardise(xp, x, 1), (SHAPE,), 2),
         "weighted_sum": Case(weighted_sum, (SHAPE, row), 1),
+        "kmeans_step": Case(programs.kmeans_step, ((8 * SHAPE[0], 64), (16, 64)), 1, compiled=True),
     }
 
 
@@ -122,8 +130,7 @@ def ways(case: Case, blocks: Sequence[Array], *, peers: bool) -> Iterator[tuple[
     import cupy
 
     function = case.function
-    trace = Trace()
-    expression = trace.expression([function(np, *[trace.input(block) for block in blocks])])
+    expression = expression_of(case, blocks)
     yield "dask_dgpu", lambda: evaluate(expression, blocks)
     yield "cupy", lambda: function(cupy, *blocks)
     if not peers:
@@ -139,6 +146,7 @@ def ways(case: Case, blocks: Sequence[Array], *, peers: bool) -> Iterator[tuple[
             "gelu",
         )
         yield "ElementwiseKernel", lambda: kernel(*blocks)
+    yield from peer_ways(case.function, blocks)
     import torch
 
     tensors = [torch.utils.dlpack.from_dlpack(block) for block in blocks]
@@ -154,6 +162,19 @@ def ways(case: Case, blocks: Sequence[Array], *, peers: bool) -> Iterator[tuple[
     arrays = [jax.dlpack.from_dlpack(block) for block in blocks]
     jitted = jax.jit(lambda *given: function(jax.numpy, *given))
     yield "jax.jit", lambda: jitted(*arrays)
+
+
+def expression_of(case: Case, blocks: Sequence[Array]) -> Expression:
+    """Return a case as an expression."""
+    trace = Trace()
+    return trace.expression([case.function(np, *[trace.input(block) for block in blocks])])
+
+
+def many_ways(case: Case, several: Sequence[Sequence[Array]]) -> Iterator[tuple[str, Function]]:
+    """Yield names of ways, and functions that issue a case on many blocks of one kind."""
+    expression = expression_of(case, several[0])
+    yield "in one call", lambda: evaluate_all(expression, several)
+    yield "one by one", lambda: [evaluate(expression, blocks) for blocks in several]
 
 
 def seconds_each(way: Function, repetitions: int, calls: int = CALLS) -> tuple[float, list[float]]:
