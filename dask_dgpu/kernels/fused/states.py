@@ -31,7 +31,11 @@ template <int N, class T> T tree(const T* values) {
     if constexpr (N == 1) return values[0];
     else return np_add(tree<N / 2>(values), tree<N / 2>(values + N / 2));
 }
-inline float share_of(float part, float all) { return __fdividef(part, all); }
+inline float share_of(float part, float all) {  // of counts, which are normal numbers
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(all));
+    return part * inverse;
+}
 inline double share_of(double part, double all) { return part / all; }
 template <class T> struct alignas(sizeof(T) < 4 ? 4 : sizeof(T)) Sum {
     T sum;
