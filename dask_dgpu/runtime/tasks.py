@@ -20,7 +20,8 @@ from dask_dgpu.errors import DgpuError, UndeclaredError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations.value import Blocks, conforming
-from dask_dgpu.runtime.execute import Observer, Span, execute
+from dask_dgpu.runtime.execute import execute
+from dask_dgpu.runtime.observer import Observer, Span
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.emit import GANG, STAGE, Key

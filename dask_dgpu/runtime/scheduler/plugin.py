@@ -27,7 +27,7 @@ from tornado.ioloop import PeriodicCallback
 from zict import LRU
 
 from dask_dgpu.runtime.background import guard_current_frames, in_background
-from dask_dgpu.runtime.execute import Span
+from dask_dgpu.runtime.observer import Span
 from dask_dgpu.runtime.scheduler.blocks import free_stuck, restrict
 from dask_dgpu.runtime.scheduler.direct import Stored, hand_over, ready
 from dask_dgpu.runtime.scheduler.endings import Endings, Losses
