@@ -1,4 +1,4 @@
-"""The steps of ranks, for Dask's task stream and for the last runs of gangs."""
+"""The steps of ranks, for Dask's task stream, for profilers, and for the last runs of gangs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from distributed.diagnostics.task_stream import TaskStreamPlugin
 
 from dask_dgpu.runtime.observer import Span, Step
 from dask_dgpu.runtime.scheduler.messages import RUNS
+from dask_dgpu.runtime.scheduler.recorder import recorders
 from graph_opt.model.layout import label
 from graph_opt.model.piece import Wanted
 
@@ -40,7 +41,7 @@ class _Record:
 
 
 class Records:
-    """The steps of the last runs of gangs; Dask's task stream and events show them too."""
+    """The steps of the last runs of gangs; profilers, Dask's task stream and events get all."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -55,6 +56,8 @@ class Records:
     ) -> None:
         """Add the steps of a finished rank, and the details of its operations, pickled."""
         _show(self.scheduler, run.run_id, worker, spans)
+        for recorder in recorders(self.scheduler):
+            recorder.finished(run, worker, spans, details)
         record = self._records.pop(run.key, None)
         if record is None or record.run_id != run.run_id:
             record = _Record(run.run_id, run.program.outputs)

@@ -296,5 +296,5 @@ class GangWorkerPlugin(WorkerPlugin):
             key=job.key,
             run_id=job.run_id,
             lost=isinstance(error, CommError),
-            error=pickle.dumps(failure),
+            error=pickle.dumps((failure, reported(job.spans))),
         )
