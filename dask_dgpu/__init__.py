@@ -25,6 +25,7 @@ from dask_dgpu.array.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, stencil
 from dask_dgpu.array.weighted_sum import weighted_sum, weighted_sum_grad
 from dask_dgpu.observe.explain import Explanation, explain
 from dask_dgpu.observe.health import Health, check_health
+from dask_dgpu.observe.profiler import Profiler, ProfileTable, Timeline
 from dask_dgpu.observe.progress import progress
 from dask_dgpu.observe.versions import show_versions
 from dask_dgpu.session.enable import Enabled, disable, enable
@@ -43,6 +44,9 @@ __all__ = [
     "Fused",
     "Health",
     "JacobiInfo",
+    "ProfileTable",
+    "Profiler",
+    "Timeline",
     "check_health",
     "conv2d",
     "cost",

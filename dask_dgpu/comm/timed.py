@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from dask_dgpu.comm.common import even_counts
 from dask_dgpu.comm.protocol import Buffer, Comm, Counts, Messages, Reduction, Window, Work
 
 T = TypeVar("T")
@@ -25,10 +26,11 @@ Interval = tuple[Any, Any]
 
 
 class Span(Protocol):
-    """Receives the hidden and exposed seconds of a step."""
+    """Receives the hidden and exposed seconds of a step, and the bytes that it sent."""
 
     hidden: float | None
     exposed: float | None
+    sent_bytes: int
 
 
 def gpu_seconds(intervals: Iterable[Interval]) -> float:
@@ -50,6 +52,10 @@ class TimedComm:
     is noticed by another thread, some milliseconds late if this one keeps the interpreter. If a
     transport does not know the end (``local``, small transfers), nothing counts as hidden.
 
+    ``sent_bytes`` are those that a call must send to other ranks, whatever the transport does. An
+    all-reduce exchanges pieces, and then sends the reduced piece to all. Reads of a window count
+    for the reader.
+
     On a GPU the figures mean nothing, since streams wait instead of the host; see
     :mod:`dask_dgpu.comm.nccl.timed`.
     """
@@ -58,6 +64,7 @@ class TimedComm:
         self.rank, self.size = comm.rank, comm.size
         self.clock = clock
         self.hidden = self.exposed = 0.0
+        self.sent_bytes = 0
         self._comm = comm
 
     def take(self) -> tuple[float, float]:
@@ -69,6 +76,11 @@ class TimedComm:
     def note(self, span: Span) -> None:
         """Count what happened since the last call as a span's."""
         span.hidden, span.exposed = self.take()
+        self.note_bytes(span)
+
+    def note_bytes(self, span: Span) -> None:
+        """Write the bytes of a span, and count from 0 again."""
+        span.sent_bytes, self.sent_bytes = self.sent_bytes, 0
 
     def finish(self) -> None:
         """Do nothing: all spans have their seconds."""
@@ -82,22 +94,35 @@ class TimedComm:
             self.exposed += self.clock() - begin
 
     def exchange(self, sends: Messages, recvs: Messages) -> Work:
-        return self.start(self._comm.exchange, sends, recvs)
+        work = self.start(self._comm.exchange, sends, recvs)
+        self.sent_bytes += sum(buffer.nbytes for peer, buffer in sends if peer != self.rank)
+        return work
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
-        return self.start(self._comm.broadcast, buffer, root)
+        work = self.start(self._comm.broadcast, buffer, root)
+        self.sent_bytes += (self.size - 1) * buffer.nbytes if self.rank == root else 0
+        return work
 
     def all_gather(self, out: Buffer, part: Buffer) -> Work:
-        return self.start(self._comm.all_gather, out, part)
+        work = self.start(self._comm.all_gather, out, part)
+        self.sent_bytes += (self.size - 1) * part.nbytes
+        return work
 
     def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
-        return self.start(self._comm.reduce_scatter, part, whole, op)
+        work = self.start(self._comm.reduce_scatter, part, whole, op)
+        self.sent_bytes += (self.size - 1) * part.nbytes
+        return work
 
     def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
-        return self.start(self._comm.all_reduce, buffer, op)
+        work = self.start(self._comm.all_reduce, buffer, op)
+        mine = even_counts(buffer.size, self.size)[self.rank]
+        self.sent_bytes += (buffer.size + (self.size - 2) * mine) * buffer.itemsize
+        return work
 
     def all_to_all(self, out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts) -> Work:
-        return self.start(self._comm.all_to_all, out, out_counts, whole, in_counts)
+        work = self.start(self._comm.all_to_all, out, out_counts, whole, in_counts)
+        self.sent_bytes += (sum(in_counts) - in_counts[self.rank]) * whole.itemsize
+        return work
 
     def barrier(self) -> None:
         self.call(self._comm.barrier)
@@ -150,6 +175,7 @@ class _TimedWindow:
 
     def get(self, peer: int, which: int, part: tuple[slice, ...], target: Buffer) -> None:
         self._comm.call(self._window.get, peer, which, part, target)
+        self._comm.sent_bytes += target.nbytes if peer != self._comm.rank else 0
 
     def close(self) -> Work:
         return self._comm.start(self._window.close)

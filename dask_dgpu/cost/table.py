@@ -20,11 +20,12 @@ PREFIXES = {-9: "n", -6: "u", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 1
 
 @dataclass(frozen=True)
 class Rows:
-    """A table: its title, headings and rows."""
+    """A table: its title, headings and rows, and the columns of its text."""
 
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
+    width: int = WIDTH
 
     def text(self) -> str:
         """Return the table as text."""
@@ -33,7 +34,7 @@ class Rows:
             table.add_column(heading, justify="right" if at else "left")
         for row in self.rows:
             table.add_row(*row)
-        console = Console(width=WIDTH, color_system=None)
+        console = Console(width=self.width, color_system=None)
         with console.capture() as capture:
             console.print(table, markup=False)
         return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())

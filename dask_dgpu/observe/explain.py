@@ -24,7 +24,7 @@ from graph_opt.model.layout import Declined, label
 from graph_opt.model.piece import Piece, Region
 
 if TYPE_CHECKING:
-    from dask_dgpu.runtime.scheduler.records import Step
+    from dask_dgpu.runtime.observer import Step
 
 MOST_SHOWN = 40
 """Most steps of a region to name; of a longer one the first and the last are named."""
@@ -84,8 +84,8 @@ class Explanation:
             ``"regions"``, a list of dicts with the names of the ``"steps"``, the seconds
             ``"predicted"`` and ``"measured"`` for each, the measured seconds of its transfers
             that were ``"hidden"`` behind other work and those that were ``"exposed"``, each
-            ``None`` on GPUs without NCCL, what products in half precision have ``"sent"``, and
-            the prediction of the whole;
+            ``None`` on GPUs without NCCL, the ``"sent_bytes"`` of all ranks, what products in half
+            precision or without zeros have ``"sent"``, and the prediction of the whole;
             ``"declined"``, a list of dicts with ``"name"`` and ``"reason"``; ``"failures"``,
             a list of reasons; ``"measured"``, the names of the measured rates; ``"seconds"`` and
             ``"dask_seconds"`` of the whole graph.
@@ -101,6 +101,7 @@ class Explanation:
                     "measured": [step.seconds for step in run],
                     "hidden": [step.hidden for step in run],
                     "exposed": [step.exposed for step in run],
+                    "sent_bytes": [step.sent_bytes for step in run],
                     "sent": [None if (x := sent_of(step)) is None else asdict(x) for step in run],
                 }
                 for (_, prediction), run in zip(self.regions, self._runs, strict=True)

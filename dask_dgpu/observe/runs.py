@@ -17,7 +17,7 @@ from graph_opt.model.piece import Region, Wanted
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
-    from dask_dgpu.runtime.scheduler.records import Step
+    from dask_dgpu.runtime.observer import Step
 
 
 def last_runs(regions: Iterable[Region]) -> tuple[tuple[Step, ...], ...]:

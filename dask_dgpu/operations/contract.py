@@ -16,7 +16,7 @@ from dask_dgpu.algorithms.summa.choose import traffic, workspace
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.matmul import MATMUL, PartProduct
-from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
+from dask_dgpu.operations.operation import Cost, Operation, Progress, Request, product_flops
 from dask_dgpu.operations.value import Blocks, Placed, Value
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Bare, Layout, counted
@@ -254,6 +254,12 @@ def _cost(plan: ContractPlan, machine: Machine) -> Cost:
     return Cost(seconds, moved, peak, text, first.details)
 
 
+def _flops(plan: ContractPlan) -> float:
+    work = plan.work
+    elements = sum(work.result.share(rank, 1) for rank in range(work.size))
+    return product_flops(elements * work.a.cuts[2][-1], work.dtype)
+
+
 def _seconds(work: OwnerPlan | TurnPlan, machine: Machine) -> float:
     if isinstance(work, OwnerPlan):
         return cost(work, machine)
@@ -274,4 +280,4 @@ def _share(plan: TurnPlan) -> int:
     )
 
 
-CONTRACT = Operation(plan=_plan, layout=_layout, run=_run, cost=_cost, rule=RULE)
+CONTRACT = Operation(plan=_plan, layout=_layout, run=_run, cost=_cost, rule=RULE, flops=_flops)

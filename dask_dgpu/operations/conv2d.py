@@ -92,6 +92,11 @@ def _cost(plan: Conv2dPlan, machine: Machine) -> Cost:
     )
 
 
+def _flops(plan: Conv2dPlan) -> float:
+    each = plan.convolution.operations(plan.windows.layout.shape[1])
+    return sum(plan.tiles.share(rank, each) for rank in range(plan.size))
+
+
 def _strategy(plan: Conv2dPlan) -> str:
     """Name the axes along which the work is divided among ranks."""
     pairs = zip(plan.tiles.indices(), plan.tiles.owners, strict=True)
@@ -104,4 +109,6 @@ def _strategy(plan: Conv2dPlan) -> str:
     return "on one rank"
 
 
-CONV2D = Operation(plan=_plan, layout=attrgetter("result"), run=conv2d_rank, cost=_cost)
+CONV2D = Operation(
+    plan=_plan, layout=attrgetter("result"), run=conv2d_rank, cost=_cost, flops=_flops
+)

@@ -81,4 +81,10 @@ def _cost(plan: RankedPencil, machine: Machine) -> Cost:
     )
 
 
-FFT = Operation(plan=_plan, layout=attrgetter("output"), run=pencil_fft_rank, cost=_cost)
+FFT = Operation(
+    plan=_plan,
+    layout=attrgetter("output"),
+    run=pencil_fft_rank,
+    cost=_cost,
+    flops=attrgetter("plan.flops"),
+)

@@ -24,7 +24,7 @@ from dask_dgpu.algorithms.summa.wire import (
 )
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
+from dask_dgpu.operations.operation import Cost, Operation, Progress, Request, product_flops
 from dask_dgpu.operations.value import Blocks, Placed, facts_of
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Cuts, Layout, counted, cuts_of
@@ -141,6 +141,11 @@ def _cost(part: PartProduct, machine: Machine) -> Cost:
     )
 
 
+def _flops(part: PartProduct) -> float:
+    plan = part.plan
+    return product_flops(plan.a.rows[-1] * plan.a.columns[-1] * plan.b.columns[-1], plan.dtype)
+
+
 def _in_place(plan: SummaPlan) -> str:
     named = [name for name, there in zip(("left", "right"), plan.in_place, strict=True) if there]
     return f", {' and '.join(named)} in place" if named else ""
@@ -211,5 +216,6 @@ MATMUL = Operation(
     run=_run,
     cost=_cost,
     rule=RULE,
+    flops=_flops,
     finds_facts=lambda part: bool(part.plan.sparse),
 )

@@ -9,7 +9,7 @@ from typing import Any
 from dask_dgpu.operations.value import Blocks, Placed, Value
 from graph_opt.dask_graph.parse import Rule
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Layout
+from graph_opt.model.layout import Layout, dtype_named
 
 Plan = Any
 Progress = Callable[[int, int], None]
@@ -48,6 +48,11 @@ class Request:
     room: float | None
 
 
+def product_flops(products: float, dtype: str) -> float:
+    """Return the operations on real numbers for multiplications and additions of a dtype."""
+    return products * (8 if dtype_named(dtype).kind == "c" else 2)
+
+
 @dataclass(frozen=True)
 class Operation:
     """All that gangs know of an operation.
@@ -58,6 +63,8 @@ class Operation:
       its blocks of the inputs. It may empty the mapping of an input that is ``spent``. It may
       return a pair: the blocks, and a small picklable detail for the user; that of rank 0 counts.
     - ``cost(plan, machine)`` predicts the cost.
+    - ``flops(plan)`` returns the floating-point operations of all ranks, on real numbers, if these
+      limit the operation and are known before it runs.
     - ``finds_facts(plan)`` says whether ``run`` keeps facts about blocks; by default not.
     - ``rule`` finds the operation in Dask's layers; operations with a layer of our own need none.
     """
@@ -67,4 +74,5 @@ class Operation:
     run: Callable[..., Blocks | tuple[Blocks, Any]]
     cost: Callable[[Plan, Machine], Cost]
     rule: Rule | None = None
+    flops: Callable[[Plan], float] | None = None
     finds_facts: Callable[[Plan], bool] | None = None

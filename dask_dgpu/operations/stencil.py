@@ -57,6 +57,12 @@ def _cost(sweeps: Sweeps, machine: Machine) -> Cost:
     )
 
 
+def _flops(sweeps: Sweeps) -> float:
+    plan = sweeps.plan
+    elements = sum(plan.source.share(rank, 1) for rank in range(plan.size))
+    return 2 * len(plan.taps.weights) * elements * sweeps.iterations
+
+
 def moved_bytes(plan: SweepPlan, iterations: int) -> int:
     """Return the bytes that the busiest rank receives in all exchanges."""
     received = int(traffic(plan.halo).sum(axis=0).max())
@@ -69,4 +75,6 @@ def describe(plan: SweepPlan) -> str:
     return f"swept in {tiles}, {counted(plan.steps, 'sweep')} an exchange"
 
 
-STENCIL = Operation(plan=_plan, layout=attrgetter("plan.source"), run=_run, cost=_cost)
+STENCIL = Operation(
+    plan=_plan, layout=attrgetter("plan.source"), run=_run, cost=_cost, flops=_flops
+)

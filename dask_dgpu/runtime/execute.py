@@ -1,13 +1,11 @@
-"""The execution of a program on one rank, and the observers of its steps."""
+"""The execution of a program on one rank."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from itertools import chain
-from time import time
+from itertools import chain, pairwise
 from typing import Any
 
 from dask_dgpu.comm.bootstrap import Transport
@@ -26,6 +24,7 @@ from dask_dgpu.operations.value import (
     conforming,
 )
 from dask_dgpu.runtime.blockworks import Batch
+from dask_dgpu.runtime.observer import IGNORE, Observer, Span
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.program import Key, Program
 from dask_dgpu.runtime.ship import ship
@@ -34,56 +33,6 @@ from graph_opt.model.layout import Index, label
 Array = Any
 
 NUMPY = "numpy.ndarray"
-
-
-@dataclass
-class Span:
-    """The time of a step on a rank's host, and the produced bytes.
-
-    On a GPU the work may continue after it. ``hidden`` and ``exposed`` are the seconds of its
-    transfers, as :class:`~dask_dgpu.comm.timed.TimedComm` counts them; ``None`` if they are not
-    known, as on a GPU without NCCL.
-    """
-
-    name: str
-    action: str  # "compute" or "transfer", as in Dask's task stream
-    start: float
-    stop: float = 0.0
-    nbytes: int = 0
-    hidden: float | None = None
-    exposed: float | None = None
-
-
-class Observer:
-    """Receives the progress of a program; any method may raise to stop it. This one ignores it."""
-
-    def progress(self, step: str, done: int, steps: int) -> None:
-        """Receive the progress within a step."""
-
-    def detail(self, output: str, detail: Any) -> None:
-        """Receive what the operation of a value returned besides its blocks."""
-
-    def facts(self, block: Array) -> Facts:
-        """Return the facts about a block that no program writes; they live as long as it."""
-        return {}
-
-    def calling(self) -> AbstractContextManager[Any]:
-        """Return a context for the call of a block function, which may be a user's."""
-        return nullcontext()
-
-    @contextmanager
-    def step(self, name: str, action: str) -> Iterator[Span]:
-        """Surround a step.
-
-        Yields
-        ------
-        Span
-            The step's.
-        """
-        yield Span(name, action, time())
-
-
-IGNORE = Observer()
 
 
 def execute(
@@ -127,6 +76,8 @@ class _Rank:
         program, device, values = self.program, self.device, self.values
         device.begin()
         self._borrow()
+        clock = device.clock() if self.observer.profiled else None
+        spans: list[Span] = []
         with device.computing():
             for step, ending, spent in zip(program.steps, program.ends, program.spent, strict=True):
                 name = label(step.output)
@@ -141,11 +92,16 @@ class _Rank:
                         self.timed.note(span)
                 values[step.output] = made
                 del made
+                if clock is not None:
+                    clock.tick()
+                    spans.append(span)
                 for name in ending:
                     del values[name]
                     self.facts.pop(name, None)
             device.synchronize()
             self.comm.check()
+            if clock is not None:
+                _write_times(spans, clock.seconds_ago(), self.observer.now())
             if self.timed is not None:
                 self.timed.finish()
             results = {
@@ -282,6 +238,12 @@ def _timed(comm: Comm, device: Device, transport: Transport) -> TimedComm | None
 
         return LaneTimedComm(comm, device.watch())
     return None
+
+
+def _write_times(spans: Iterable[Span], ago: Iterable[float], now: float) -> None:
+    """Write the times of steps, whose bounds the device passed so many seconds ago."""
+    for span, (start, stop) in zip(spans, pairwise(ago), strict=True):
+        span.start, span.stop = now - start, now - stop
 
 
 def _action(step: Local | Collective) -> str:

@@ -20,9 +20,11 @@ from dask_dgpu.errors import DgpuError, UndeclaredError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations.value import Blocks, conforming
-from dask_dgpu.runtime.execute import Observer, Span, execute
-from dask_dgpu.runtime.plans import plans
+from dask_dgpu.runtime.execute import execute
+from dask_dgpu.runtime.observer import Observer, Span
+from dask_dgpu.runtime.plans import Plans, plans
 from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.recording import Recording
 from graph_opt.dask_graph.emit import GANG, STAGE, Key
 from graph_opt.model.layout import dealt
 
@@ -35,6 +37,9 @@ PLUGIN = "dask-dgpu"
 
 details: deque[tuple[str, Any]] = deque(maxlen=64)
 """The last details of operations in this process, with the names of the operations' outputs."""
+
+recordings: list[Recording] = []
+"""Where gangs in this process are recorded, while profilers run."""
 
 
 def stage(block: Array, declared: tuple[str, str, tuple[int, ...], str] | None) -> Any:
@@ -107,25 +112,37 @@ def _worker_plugin(prefix: str | None = None) -> tuple[GangWorkerPlugin, Any] | 
 
 
 class Naming(Observer):
-    """An observer that notes step and rank in errors, and keeps the details of rank 0."""
+    """An observer that notes step and rank in errors, and keeps spans, and the details of rank 0.
 
-    def __init__(self, rank: int) -> None:
+    Somebody may have the run ``profiled``.
+    """
+
+    def __init__(self, rank: int, profiled: bool = False) -> None:
         self.rank = rank
+        self.profiled = profiled
+        self.spans: list[Span] = []
+        self.details: dict[str, Any] = {}
+        self.error: Exception | None = None
 
     def detail(self, output: str, detail: Any) -> None:
         """Keep a detail."""
         if self.rank == 0:
             details.append((output, detail))
+            self.details[output] = detail
 
     @contextmanager
     def step(self, name: str, action: str) -> Iterator[Span]:
         """Add the step and the rank to an error; yield the span of the step."""
-        try:
-            with super().step(name, action) as span:
+        with super().step(name, action) as span:
+            self.spans.append(span)
+            try:
                 yield span
-        except Exception as error:
-            error.add_note(f"in {name}, on rank {self.rank}")
-            raise
+            except Exception as error:
+                error.add_note(f"in {name}, on rank {self.rank}")
+                self.error = error
+                raise
+            finally:
+                span.stop = self.now()
 
 
 def run_here(program: Program, staged: Sequence[list[Array]]) -> dict[Key, Array]:
@@ -138,6 +155,8 @@ def run_here(program: Program, staged: Sequence[list[Array]]) -> dict[Key, Array
         blocks[name] = dict(zip(indices, given, strict=True))
         owners[name] = dealt(len(indices), size)
     fixed = plans(program, owners, size)
+    wanted = tuple(recordings)
+    observers = [Naming(rank, profiled=bool(wanted)) for rank in range(size)]
 
     # the caller's context holds NumPy's reaction to overflow, for example
     contexts = [copy_context() for _ in range(size)]
@@ -151,12 +170,36 @@ def run_here(program: Program, staged: Sequence[list[Array]]) -> dict[Key, Array
             }
             for name, values in blocks.items()
         }
-        return execute(program, fixed, comm, _device(program), mine, Naming(comm.rank))
+        return execute(program, fixed, comm, _device(program), mine, observers[comm.rank])
 
     result: dict[Key, Array] = {}
-    for part in run_local(size, lambda comm: contexts[comm.rank].run(rank_program, comm)):
-        result.update(part)
+    with _recorded(wanted, program, fixed, observers):
+        for part in run_local(size, lambda comm: contexts[comm.rank].run(rank_program, comm)):
+            result.update(part)
     return result
+
+
+@contextmanager
+def _recorded(
+    wanted: Sequence[Recording], program: Program, fixed: Plans, ranks: Sequence[Naming]
+) -> Iterator[None]:
+    """Record a gang in this process, if it is ``wanted``."""
+    try:
+        yield
+    except Exception as error:
+        failed = next((rank for rank in ranks if rank.error is error), ranks[0])
+        reason = f"{type(error).__name__}: {error}"
+        for recording in wanted:
+            recording.add_failed_gang(program, lane_of(failed), failed.spans, reason)
+        raise
+    spans = {lane_of(rank): rank.spans for rank in ranks}
+    for recording in wanted:
+        recording.add_gang(program, fixed.collectives, spans, ranks[0].details)
+
+
+def lane_of(rank: Naming) -> str:
+    """Return the lane of a rank in this process."""
+    return f"rank {rank.rank}"
 
 
 def _device(program: Program) -> Device:

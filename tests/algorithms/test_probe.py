@@ -55,6 +55,8 @@ def test_the_cost_model_knows_all_figures() -> None:
 def test_short_work_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(probe.LEAST_SECONDS, "cpu", 0.05)
     runs: list[None] = []
-    seconds = run_local(1, lambda comm: probe._local(comm, HostDevice(), partial(runs.append, None), 1))
+    seconds = run_local(
+        1, lambda comm: probe._local(comm, HostDevice(), partial(runs.append, None), 1)
+    )
     assert len(runs) > 3 * 20
     assert seconds[0] < 0.05 / 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.timed import TimedComm
+from tests.support.recording import RecordingComm
 
 seconds = st.floats(0, 100)
 
@@ -115,6 +117,56 @@ def test_an_error_passes_through() -> None:
             TimedComm(inner).exchange([(1, np.ones(1))], [])
 
     run_local(1, program)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_bytes_are_those_of_the_calls(size: int) -> None:
+    """The ledger counts what each rank gets or gives, by its own reading of the protocol."""
+
+    def program(inner: Any) -> tuple[list[int], list[int]]:
+        recording = RecordingComm(inner)
+        comm, ledger = TimedComm(recording), recording.ledger
+        rank = comm.rank
+        counted: list[int] = []
+        known: list[int] = []
+
+        def note(in_window: bool = False) -> None:
+            span: Any = SimpleNamespace()
+            comm.note(span)
+            counted.append(span.sent_bytes)
+            known.append(ledger.bytes_received if in_window else ledger.bytes_sent)
+            ledger.sent.clear()
+            ledger.received.clear()
+
+        right, left = (rank + 1) % size, (rank - 1) % size
+        sends = [(right, np.zeros(rank + 1, "u1")), (rank, np.zeros(4))]
+        comm.exchange(sends, [(left, np.zeros(left + 1, "u1")), (rank, np.zeros(4))]).wait()
+        note()
+        comm.broadcast(np.zeros(7), size - 1).wait()
+        note()
+        comm.all_gather(np.zeros(3 * size), np.zeros(3)).wait()
+        note()
+        comm.reduce_scatter(np.zeros(2), np.zeros(2 * size)).wait()
+        note()
+        comm.all_reduce(np.zeros(2 * size + 1, "f4")).wait()
+        note()
+        out, mine = [peer + 1 for peer in range(size)], [rank + 1] * size
+        comm.all_to_all(np.zeros(sum(out)), out, np.zeros(sum(mine)), mine).wait()
+        note()
+        window = comm.window([np.zeros(5)])
+        assert window is not None
+        for peer in range(size):
+            window.get(peer, 0, (slice(1, 4),), np.zeros(3))
+        note(in_window=True)
+        window.close().wait()
+        comm.barrier()
+        note()
+        return counted, known
+
+    for counted, known in run_local(size, program):
+        assert counted == known
+        assert counted[-1] == 0
+        assert (counted[-2] > 0) == (size > 1)
 
 
 def test_reads_of_a_window_are_exposed() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.observe.explain import Explanation
-from dask_dgpu.runtime.scheduler.records import Step
+from dask_dgpu.runtime.observer import Step
 
 
 @pytest.fixture

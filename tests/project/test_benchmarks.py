@@ -17,6 +17,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 METHODS = ("compensated", "reproducible")
 WAYS = ("gangs", "ours", "plain")
 SMALL = ("add", "product", "total", "loop", "gradients")
+PROFILED = ("without", "within")
 FIELDS = {
     "chunk", "date", "dtype", "machine", "median", "n", "ratio", "seconds", "versions", "what",
 }  # fmt: skip
@@ -494,6 +495,15 @@ def test_rounds_writes_every_figure(tmp_path: Path) -> None:
     calls = [f"{call}, {way}" for call in SMALL for way in WAYS]
     wanted = ["empty task on each worker", *calls, "20 products in a row"]
     assert [line["what"] for line in lines] == wanted
+    assert all(line["median"] > 0 for line in lines)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_profiler_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "profiler.py", "--quick")
+    ways = [f"{call}, {way}" for call in ("gangs", "product", "tasks") for way in PROFILED]
+    assert [line["what"] for line in lines] == [*ways, "a block without work"]
     assert all(line["median"] > 0 for line in lines)
 
 

@@ -148,6 +148,7 @@ def test_docstring_is_complete(name: str) -> None:
         "dask_dgpu.session.enable",
         "dask_dgpu.cost.overlap",
         "dask_dgpu.observe.explain",
+        "dask_dgpu.observe.profiler",
         "dask_dgpu.observe.versions",
         "dask_dgpu.array.einsum",
         "dask_dgpu.array.fft",

@@ -54,6 +54,7 @@ class StreamTimedComm(TimedComm):
         self._taken.append(_Taken(span, self._transfers[:], self.watch.waits[:]))
         self._transfers.clear()
         self.watch.waits.clear()
+        self.note_bytes(span)
 
     def finish(self) -> None:
         """Write the seconds of all spans; call it when the GPU has finished."""

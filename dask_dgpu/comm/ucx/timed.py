@@ -49,6 +49,7 @@ class LaneTimedComm(TimedComm):
         """Count what happened since the last call as a span's, once :meth:`finish` is called."""
         self._noted.append((span, sum(self.take()), self.watch.waits[:]))
         self.watch.waits.clear()
+        self.note_bytes(span)
 
     def finish(self) -> None:
         """Write the seconds of all spans; call it when the GPU has finished."""

@@ -89,6 +89,9 @@ class Device(Protocol):
     def after(self, mark: Mark) -> None:
         """Let the current lane wait for a mark; the host does not wait."""
 
+    def clock(self) -> Any:
+        """Return a new clock of the compute lane; ``None`` on a host, whose own is as good."""
+
     def watch(self) -> Any:
         """Return a new record of the waits of the compute lane; ``None`` on a host."""
 

@@ -34,6 +34,23 @@ class Watch:
     waits: list[tuple[Any, Any]]
 
 
+class LaneClock:
+    """Reads the time on a lane without a wait of the host; its first tick is now."""
+
+    def __init__(self, lane: Any) -> None:
+        self._lane = lane
+        self._ticks = [lane.record()]
+
+    def tick(self) -> None:
+        """Mark the end of the lane's work so far."""
+        self._ticks.append(self._lane.record())
+
+    def seconds_ago(self) -> list[float]:
+        """Return the age of each tick, oldest first; the lane has just passed the last one."""
+        last = self._ticks[-1]
+        return [cupy.cuda.get_elapsed_time(each, last) / 1e3 for each in self._ticks]
+
+
 class CudaDevice:
     """The current CUDA device of this process, with one stream for each lane.
 
@@ -134,6 +151,9 @@ class CudaDevice:
         begin = stream.record()
         stream.wait_event(mark)
         self._watch.waits.append((begin, stream.record()))
+
+    def clock(self) -> LaneClock:
+        return LaneClock(self._compute)
 
     def watch(self) -> Watch:
         if self._watch is None:

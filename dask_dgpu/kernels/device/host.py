@@ -95,6 +95,9 @@ class HostDevice:
     def after(self, mark: Mark) -> None:
         pass
 
+    def clock(self) -> None:
+        return None
+
     def watch(self) -> None:
         return None
 

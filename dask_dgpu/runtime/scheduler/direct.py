@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.scheduler.blocks import Runs, place_of
-from dask_dgpu.runtime.scheduler.messages import send
-from dask_dgpu.runtime.scheduler.records import TOPIC
+from dask_dgpu.runtime.scheduler.messages import RUNS, send
 from graph_opt.dask_graph.emit import is_gang
 from graph_opt.dask_graph.internals import List, Task, TaskRef
 
@@ -200,7 +199,7 @@ class _Change:
         """Move a task from processing to memory."""
         now = time()  # Dask's dashboard expects times; those of the steps are shown separately
         times = [{"action": "transfer", "start": now, "stop": now}]
-        facts = {"startstops": times, "thread": TOPIC, **stored._asdict()}
+        facts = {"startstops": times, "thread": RUNS, **stored._asdict()}
         found, to_clients, to_workers = self.scheduler._transition(
             key, "memory", self.stimulus_id, **facts
         )

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import pickle
 from collections import Counter
+from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,8 +14,10 @@ from distributed.protocol.serialize import Serialized
 
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.failure import RankError, pickled
+from dask_dgpu.runtime.observer import Span
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.scheduler.messages import announce, send
+from dask_dgpu.runtime.scheduler.recorder import recorders
 from graph_opt.dask_graph.emit import Plain
 from graph_opt.dask_graph.internals import Task
 
@@ -95,15 +98,18 @@ class Endings:
         # the last event that cancelled runs, and these
         self.cancelled: tuple[str, list[Run]] = ("", [])
 
-    def fail(self, run: Run, error: GangError, may_be_lost: bool = False) -> None:
+    def fail(
+        self, run: Run, error: GangError, spans: Sequence[Span] = (), *, may_be_lost: bool = False
+    ) -> None:
         """Give up a run; its ``gang`` task raises, or Dask computes the blocks.
 
         If the reason may be a lost member, this waits first: ranks notice a broken connection
-        before the scheduler does, and after a loss the run restarts.
+        before the scheduler does, and after a loss the run restarts. Profilers get the ``spans``
+        of the failed rank.
         """
         if may_be_lost:
             loop = asyncio.get_running_loop()
-            loop.call_later(run.program.limits.grace, self.fail, run, error)
+            loop.call_later(run.program.limits.grace, self.fail, run, error, spans)
             return
         if run.outcome.done():
             return
@@ -112,6 +118,8 @@ class Endings:
         if plain is not None and run.holder is not None:  # it takes a gang task to run Dask's
             self.start_over(run.key, f"dgpu-undeclared-{run.run_id}")
             return
+        for recorder in recorders(self.scheduler):
+            recorder.failed(run, error, spans)
         if plain is not None:
             run.leave(plain)
             message = f"dask_dgpu left a gang to Dask: {error.reason}"

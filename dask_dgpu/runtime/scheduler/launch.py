@@ -17,6 +17,7 @@ from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.scheduler.blocks import Staging, outs_of, restrict
 from dask_dgpu.runtime.scheduler.direct import hold, let_go
+from dask_dgpu.runtime.scheduler.recorder import recorders
 from dask_dgpu.runtime.scheduler.waiting import Waiting
 from dask_dgpu.runtime.scheduler.watch import watch
 
@@ -129,7 +130,7 @@ class Launches:
         except Exception as error:
             failure = GangError(f"{type(error).__name__}: {error}", phase="launch")
             may_be_lost = isinstance(error, OSError)  # a call to a member failed
-            self.endings.fail(run, failure, may_be_lost)
+            self.endings.fail(run, failure, may_be_lost=may_be_lost)
 
     def _send(self, run: Run, epoch: Epoch) -> None:
         """Start all members.
@@ -139,7 +140,8 @@ class Launches:
         restrict(self.scheduler, run)
         outs = outs_of(self.scheduler, run)
         run.epoch = epoch.name
+        profiled = bool(recorders(self.scheduler))
         for rank, member in enumerate(run.members):
-            message = run.launch_message(rank, epoch)
+            message = run.launch_message(rank, epoch, profiled)
             self.scheduler.worker_send(member, message | {"outs": outs.get(member, [])})
         self.staging.taken(run.stage_keys())

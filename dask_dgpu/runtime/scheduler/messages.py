@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 TOPIC = "dgpu-fallback"
 """Topic of the scheduler's events: the names of the arrays, and the reason."""
 
+RUNS = "dgpu"
+"""Topic of the scheduler's events: one for each finished run of a gang. Also the thread of steps
+and of results without tasks, in what Dask shows of threads."""
+
 DASK_WARNINGS = "warn"
 """Topic of the events that Dask's clients show as warnings."""
 

@@ -27,7 +27,7 @@ from tornado.ioloop import PeriodicCallback
 from zict import LRU
 
 from dask_dgpu.runtime.background import guard_current_frames, in_background
-from dask_dgpu.runtime.execute import Span
+from dask_dgpu.runtime.observer import Span
 from dask_dgpu.runtime.scheduler.blocks import free_stuck, restrict
 from dask_dgpu.runtime.scheduler.direct import Stored, hand_over, ready
 from dask_dgpu.runtime.scheduler.endings import Endings, Losses
@@ -177,7 +177,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         """Give up a run after an error of a rank, unless a lost worker explains it."""
         run = self._current(key, run_id)
         if run is not None:
-            self.endings.fail(run, pickle.loads(error), may_be_lost=lost)
+            self.endings.fail(run, *pickle.loads(error), may_be_lost=lost)
 
     def stale(self, key: Key, run_id: int, missing: str, worker: str) -> None:
         """Restart a gang if a member lacks a block."""

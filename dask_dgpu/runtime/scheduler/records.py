@@ -1,4 +1,4 @@
-"""The steps of ranks, for Dask's task stream and for the last runs of gangs."""
+"""The steps of ranks, for Dask's task stream, for profilers, and for the last runs of gangs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.task_stream import TaskStreamPlugin
 
-from dask_dgpu.runtime.execute import Span
+from dask_dgpu.runtime.observer import Span, Step
+from dask_dgpu.runtime.scheduler.messages import RUNS
+from dask_dgpu.runtime.scheduler.recorder import recorders
 from graph_opt.model.layout import label
 from graph_opt.model.piece import Wanted
 
@@ -20,26 +22,7 @@ if TYPE_CHECKING:
 
 Key = Any
 
-TOPIC = "dgpu"
-"""Topic of the scheduler's events: one for each finished run of a gang."""
-
 KEPT_RUNS = 64
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of a gang's run: the times of the slowest rank, and the bytes of all ranks.
-
-    ``hidden`` and ``exposed`` are the seconds of this rank's transfers, ``None`` on a GPU.
-    ``detail`` is that of the operation, pickled.
-    """
-
-    name: str
-    seconds: float
-    nbytes: int
-    hidden: float | None = None
-    exposed: float | None = None
-    detail: bytes | None = None
 
 
 @dataclass
@@ -52,21 +35,13 @@ class _Record:
 
     def add(self, spans: Sequence[Span]) -> None:
         self.ranks += 1
-        mine = [
-            Step(span.name, span.stop - span.start, span.nbytes, span.hidden, span.exposed)
-            for span in spans
-        ]
-        if not self.steps:
-            self.steps = mine
-            return
-        self.steps = [
-            replace(a if a.seconds >= b.seconds else b, nbytes=a.nbytes + b.nbytes)
-            for a, b in zip(self.steps, mine, strict=True)
-        ]
+        mine = list(map(Step.of, spans))
+        both = zip(self.steps, mine, strict=True)
+        self.steps = [a.joined(b) for a, b in both] if self.steps else mine
 
 
 class Records:
-    """The steps of the last runs of gangs; Dask's task stream and events show them too."""
+    """The steps of the last runs of gangs; profilers, Dask's task stream and events get all."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -81,6 +56,8 @@ class Records:
     ) -> None:
         """Add the steps of a finished rank, and the details of its operations, pickled."""
         _show(self.scheduler, run.run_id, worker, spans)
+        for recorder in recorders(self.scheduler):
+            recorder.finished(run, worker, spans, details)
         record = self._records.pop(run.key, None)
         if record is None or record.run_id != run.run_id:
             record = _Record(run.run_id, run.program.outputs)
@@ -98,7 +75,7 @@ class Records:
                 "seconds": sum(step.seconds for step in record.steps),
                 "nbytes": sum(step.nbytes for step in record.steps),
             }
-            self.scheduler.log_event(TOPIC, event)
+            self.scheduler.log_event(RUNS, event)
 
     def last(self, wanted: Wanted) -> tuple[Step, ...]:
         """Return the steps of the last run for these blocks, if they are kept."""
@@ -124,7 +101,7 @@ def _show(scheduler: Scheduler, run_id: int, worker: str, spans: Sequence[Span])
                     "processing",
                     "memory",
                     worker=worker,
-                    thread=TOPIC,
+                    thread=RUNS,
                     type="",
                     nbytes=span.nbytes,
                     startstops=[{"action": span.action, "start": span.start, "stop": span.stop}],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,8 @@ class Run:
 
     ``payload`` is the pickled program. ``staged`` has for each input its blocks in row-major order:
     the ``stage`` task's key and the block's worker. Once the run is planned, ``placed`` has the
-    rank of each block of the result, ``plans`` the plans as members get them.
+    rank of each block of the result, ``collectives`` the plan of each collective by its output,
+    and ``plans`` all plans as members get them.
 
     A run without tasks has the keys of the blocks themselves in ``staged``, and a ``holder``: the
     member that runs the ``gang`` task as far as Dask knows. ``stored`` are the results in the
@@ -50,6 +52,7 @@ class Run:
     epoch: str | None = None
     task: asyncio.Future[None] | None = None
     placed: dict[Key, int] = field(default_factory=dict)
+    collectives: Mapping[str, Any] = field(default_factory=dict)
     plans: bytes = b""
     holder: str | None = None
     stored: dict[Key, Stored] = field(default_factory=dict)
@@ -119,6 +122,7 @@ class Run:
         self.payload = self.payload or pickle.dumps(self.program)
         found = plans(self.program, self.owners, len(self.members))
         self.placed = found.placed()
+        self.collectives = found.collectives
         self.plans = found.fixed.payload
 
     @cached_property
@@ -129,7 +133,7 @@ class Run:
             for (name, _), tokens in zip(self.program.inputs, self.staged, strict=True)
         }
 
-    def launch_message(self, rank: int, epoch: Epoch) -> dict[str, Any]:
+    def launch_message(self, rank: int, epoch: Epoch, profiled: bool) -> dict[str, Any]:
         """Return the message that starts a member."""
         member = self.members[rank]
         blocks = {}
@@ -152,6 +156,7 @@ class Run:
             "blocks": blocks,
             "in_memory": self.holder is not None,
             "holds": self.holder == member,
+            "profiled": profiled,
         }
 
     def give_up_message(self, reason: str) -> dict[str, Any]:

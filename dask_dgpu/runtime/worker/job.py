@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from distributed.worker import _worker_cvar
 
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.operations.value import Blocks, Facts
-from dask_dgpu.runtime.execute import Observer, Span
+from dask_dgpu.runtime.observer import Observer, Span
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
@@ -38,7 +39,7 @@ class Job(Observer):
 
     ``blocks`` are the inputs, taken ``in_memory`` of the worker or from ``stage`` tasks. ``outs``
     are blocks of the result, with the keys of their ``out`` tasks. A worker that ``holds`` the
-    ``gang`` task stores its result.
+    ``gang`` task stores its result. Somebody may have the run ``profiled``.
     """
 
     worker: Worker
@@ -55,6 +56,7 @@ class Job(Observer):
     outs: list[tuple[Key, Key]]
     in_memory: bool
     holds: bool
+    profiled: bool = False
     given_up: threading.Event = field(default_factory=threading.Event)
     phase: str = "queued"
     done: int = 0
@@ -74,6 +76,15 @@ class Job(Observer):
             "calling": bool(self.calls),
             "steps": self.steps,
         }
+
+    def now(self) -> float:
+        """Return the time, by the scheduler's clock."""
+        return time() + self._delay
+
+    @cached_property
+    def _delay(self) -> float:
+        """The delay of the scheduler's clock, one for the whole run: estimates of it change."""
+        return self.worker.scheduler_delay
 
     def progress(self, step: str, done: int, steps: int) -> None:
         """Note the progress; raise if the run was given up."""
@@ -107,31 +118,34 @@ class Job(Observer):
 
     @contextmanager
     def step(self, name: str, action: str) -> Iterator[Span]:
-        """Time a step, by the scheduler's clock.
+        """Time a step, also one that fails.
 
         Yields
         ------
         Span
             The step's.
         """
-        span = Span(name, action, time() + self.worker.scheduler_delay)
-        yield span
-        span.stop = time() + self.worker.scheduler_delay
-        record(self.spans, span)
+        span = Span(name, action, self.now())
+        self.spans.append(span)
+        try:
+            yield span
+        finally:
+            span.stop = self.now()
         self.steps += 1
 
 
-def record(spans: list[Span], span: Span) -> None:
-    """Append a step to those of a run, or extend the last span if there are too many."""
-    if len(spans) < MOST_SPANS:
-        spans.append(span)
-        return
-    last = spans[-1]
-    last.name = "all further steps"
-    last.stop = span.stop
-    last.nbytes += span.nbytes
-    last.hidden = _sum(last.hidden, span.hidden)
-    last.exposed = _sum(last.exposed, span.exposed)
+def reported(spans: Sequence[Span]) -> list[Span]:
+    """Return the spans of a run; one covers all that are too many."""
+    kept = list(spans[:MOST_SPANS])
+    for span in spans[MOST_SPANS:]:
+        last = kept[-1]
+        last.name = "all further steps"
+        last.stop = span.stop
+        last.nbytes += span.nbytes
+        last.sent_bytes += span.sent_bytes
+        last.hidden = _sum(last.hidden, span.hidden)
+        last.exposed = _sum(last.exposed, span.exposed)
+    return kept
 
 
 def _sum(first: float | None, second: float | None) -> float | None:

@@ -28,7 +28,7 @@ from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.facts import BlockFacts
 from dask_dgpu.runtime.worker.fetch import Handle, fetch
-from dask_dgpu.runtime.worker.job import Job
+from dask_dgpu.runtime.worker.job import Job, reported
 from dask_dgpu.runtime.worker.member import Member
 from dask_dgpu.runtime.worker.quiet import ignore_measurements
 from dask_dgpu.runtime.worker.store import resident, store, withdraw
@@ -281,8 +281,11 @@ class GangWorkerPlugin(WorkerPlugin):
             results[job.key] = Handle(*name)
         stored = store(self.worker, results)
         self.stored[name] = [key for key, _ in stored]
-        spans = [astuple(span) for span in job.spans]
-        facts = {"spans": spans, "details": job.details, "stored": stored}
+        facts = {
+            "spans": list(map(astuple, reported(job.spans))),
+            "details": job.details,
+            "stored": stored,
+        }
         self._send("dgpu-finished", key=job.key, run_id=job.run_id, **facts)
 
     def _fail(self, job: Job, error: BaseException) -> None:
@@ -293,5 +296,5 @@ class GangWorkerPlugin(WorkerPlugin):
             key=job.key,
             run_id=job.run_id,
             lost=isinstance(error, CommError),
-            error=pickle.dumps(failure),
+            error=pickle.dumps((failure, reported(job.spans))),
         )

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dask_dgpu.runtime.execute import Span
-from dask_dgpu.runtime.scheduler.records import KEPT_RUNS, Records, Step
-from dask_dgpu.runtime.worker.job import MOST_SPANS, record
+from dask_dgpu.runtime.observer import Span, Step
+from dask_dgpu.runtime.scheduler.records import KEPT_RUNS, Records
+from dask_dgpu.runtime.worker.job import MOST_SPANS, reported
 from graph_opt.model.piece import Wanted
 
 
@@ -35,15 +35,19 @@ def run(name: str, run_id: int = 0, ranks: int = 2) -> Any:
 
 
 def test_further_steps_of_a_long_loop_are_one_span():
-    spans: list[Span] = []
-    for step in range(3 * MOST_SPANS):
-        record(spans, Span(f"step {step}", "compute", start=step, stop=step + 1, nbytes=2))
+    spans = reported(
+        [
+            Span(f"step {step}", "compute", step, step + 1, nbytes=2, sent_bytes=3)
+            for step in range(3 * MOST_SPANS)
+        ]
+    )
     assert len(spans) == MOST_SPANS
-    assert spans[0] == Span("step 0", "compute", 0, 1, 2)
+    assert spans[0] == Span("step 0", "compute", 0, 1, 2, sent_bytes=3)
     last = spans[-1]
     assert last.name == "all further steps"
     assert (last.start, last.stop) == (MOST_SPANS - 1, 3 * MOST_SPANS)
     assert last.nbytes == 2 * (2 * MOST_SPANS + 1)
+    assert last.sent_bytes == 3 * (2 * MOST_SPANS + 1)
 
 
 def test_slowest_rank_and_all_bytes_count():
@@ -64,16 +68,16 @@ def test_slowest_rank_and_all_bytes_count():
 def test_transfers_are_those_of_the_slowest_rank():
     records = Records(Scheduler())
     gang = run("gang-a")
-    records.add(gang, "tcp://0", [Span("mul", "compute", 1, 3, 5, hidden=1.0, exposed=0.5)])
-    records.add(gang, "tcp://1", [Span("mul", "compute", 1, 4, 5, hidden=0.2, exposed=0.1)])
-    assert records.last(wanted("gang-a")) == (Step("mul", 3, 10, hidden=0.2, exposed=0.1),)
+    records.add(gang, "tcp://0", [Span("mul", "compute", 1, 3, 5, 1.0, 0.5, sent_bytes=7)])
+    records.add(gang, "tcp://1", [Span("mul", "compute", 1, 4, 5, 0.2, 0.1, sent_bytes=11)])
+    assert records.last(wanted("gang-a")) == (Step("mul", 3, 10, 0.2, 0.1, sent_bytes=18),)
 
 
 @pytest.mark.parametrize("each", [0.25, None])
 def test_transfers_of_further_steps_are_added(each: float | None) -> None:
-    spans: list[Span] = []
-    for _ in range(MOST_SPANS + 3):
-        record(spans, Span("mul", "compute", 0, 1, hidden=each, exposed=each))
+    spans = reported(
+        [Span("mul", "compute", 0, 1, hidden=each, exposed=each) for _ in range(MOST_SPANS + 3)]
+    )
     total = None if each is None else 1.0
     assert (spans[-1].hidden, spans[-1].exposed) == (total, total)
 

@@ -1,0 +1,109 @@
+"""Where a profiler's record comes from: a cluster's scheduler, or this process."""
+
+from __future__ import annotations
+
+from time import time
+from typing import TYPE_CHECKING, Any, Protocol
+from uuid import uuid4
+
+from dask.callbacks import Callback
+from dask.utils import key_split
+
+from dask_dgpu.errors import DgpuError
+from dask_dgpu.runtime import tasks
+from dask_dgpu.runtime.recording import Found, Recording
+from graph_opt.dask_graph.emit import is_gang, is_stage
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+Key = Any
+
+HERE = "this process"
+"""The lane of tasks without a cluster."""
+
+
+class Source(Protocol):
+    """A record in progress."""
+
+    def start(self) -> None:
+        """Begin to record."""
+
+    def found(self, end: bool) -> Found:
+        """Return what was recorded so far; ``end`` ends the record."""
+
+
+class ClusterSource:
+    """Gangs and tasks of a cluster, recorded by a plugin of its scheduler."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._name = f"dask-dgpu-profiler-{uuid4().hex}"
+
+    def start(self) -> None:
+        """Begin to record."""
+        from dask_dgpu.runtime.scheduler.recorder import Recorder
+
+        self._client.register_plugin(Recorder(self._name, self._client.id))
+
+    def found(self, end: bool) -> Found:
+        """Return what was recorded so far; ``end`` ends the record."""
+        from dask_dgpu.runtime.scheduler.recorder import recorded
+
+        found: Found | None = None
+        if self._client.status == "running":
+            found = self._client.run_on_scheduler(recorded, name=self._name, end=end)
+        if found is None:
+            raise DgpuError("the record of the profiler is lost: its client was closed")
+        return found
+
+
+class LocalSource:
+    """Gangs and tasks that Dask's local schedulers run in this process."""
+
+    def __init__(self) -> None:
+        self._recording = Recording()
+        self._tasks = _Tasks(self._recording)
+        self._began = 0.0
+
+    def start(self) -> None:
+        """Begin to record."""
+        self._began = time()
+        self._tasks.register()
+        tasks.recordings.append(self._recording)
+
+    def found(self, end: bool) -> Found:
+        """Return what was recorded so far; ``end`` ends the record."""
+        if end:
+            tasks.recordings[:] = [each for each in tasks.recordings if each is not self._recording]
+            self._tasks.unregister()
+        return self._recording.found(self._began, time(), {}, len(self._tasks.begun))
+
+
+class _Tasks(Callback):
+    """Records the tasks of computations that begin from now on, except those of gangs."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self._recording = recording
+        self.begun: dict[Key, float] = {}
+
+    def _pretask(self, key: Key, dsk: Any, state: Any) -> None:
+        if not is_gang(key) and not is_stage(key):
+            self.begun[key] = time()
+
+    def _posttask(self, key: Key, result: Any, dsk: Any, state: Any, worker_id: Any) -> None:
+        if getattr(dsk[key], "func", None) is tasks.out:
+            self.begun.pop(key, None)
+        else:
+            self._add(key, f"thread {worker_id}")
+
+    def _finish(self, dsk: Any, state: Any, errored: bool) -> None:
+        for key in [key for key in self.begun if key in dsk]:
+            self._add(key, "failed", "it did not end" if errored else None)
+
+    def _add(self, key: Key, track: str, failure: str | None = None) -> None:
+        begin = self.begun.pop(key, None)
+        if begin is not None:
+            times = [{"action": "compute", "start": begin, "stop": time()}]
+            self._recording.add_task(HERE, track, key_split(key), times, failure)

@@ -1,0 +1,284 @@
+"""What a profiler records while computations run: totals by operation, and a timeline.
+
+A gang is recorded when its last rank is done, from the spans that ranks report anyway. Events of
+the timeline are bounded, totals count everything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from math import nan
+from threading import Lock
+from typing import Any, NamedTuple
+
+from dask_dgpu.algorithms.summa.wire import Sent
+from dask_dgpu.operations import OPERATIONS
+from dask_dgpu.operations.value import Collective, Local
+from dask_dgpu.runtime.observer import Span, Step
+from dask_dgpu.runtime.program import Program
+from graph_opt.model.cost import Machine
+from graph_opt.model.layout import label
+
+MOST_EVENTS = 100_000
+"""Most events of a timeline."""
+
+MOST_ERRORS = 20
+"""Most errors whose text is kept."""
+
+GANG, DASK = "gang", "Dask"
+"""What computes an operation."""
+
+TRANSFERS = "transfers"
+"""The track of Dask's transfers, which no thread makes."""
+
+PARTS = re.compile(r"-(aggregate|partial|merge|split)$")
+"""What Dask adds to the name of an operation for its parts."""
+
+CHUNKS = re.compile(r"^_?chunk_|_(chunk|agg|combine)$")
+"""What Dask adds to the name of a function of chunks."""
+
+
+class Event(NamedTuple):
+    """Work on a ``track``, such as a thread, of a ``lane``: a worker, or a rank of this process.
+
+    ``wait`` are the seconds in which it only waited for transfers, NaN if nobody knows.
+    """
+
+    lane: str
+    track: str
+    operation: str
+    start: float
+    stop: float
+    wait: float
+    sent_bytes: int
+    failed: bool
+
+
+@dataclass
+class Row:
+    """The totals of an operation, NaN for those that are not known.
+
+    Seconds of a gang's step are those of its slowest rank. ``compute`` are those without ``wait``,
+    and ``transfer`` those of all transfers, hidden ones too. ``dense_bytes`` are what would have
+    been sent in full. ``rank_bytes`` and ``rank_flops`` are the means of all ranks;
+    ``network_seconds`` and ``product_seconds`` are what they take at the measured rates.
+    """
+
+    operation: str
+    kind: str
+    calls: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    compute: float = 0.0
+    transfer: float = 0.0
+    wait: float = 0.0
+    sent_bytes: float = 0
+    dense_bytes: float = 0
+    rank_bytes: float = 0.0
+    rank_flops: float = 0.0
+    network_seconds: float = 0.0
+    product_seconds: float = 0.0
+
+    def add_transfers(self, step: Step, ranks: int, saved: int, machine: Machine) -> None:
+        """Add the times and the bytes of a step."""
+        hidden, exposed = (
+            (0.0 if ranks == 1 else nan) if each is None else each
+            for each in (step.hidden, step.exposed)
+        )
+        self.seconds += step.seconds
+        self.compute += max(step.seconds - exposed, 0.0)  # NaN stays
+        self.transfer += hidden + exposed
+        self.wait += exposed
+        self.sent_bytes += step.sent_bytes
+        self.dense_bytes += step.sent_bytes + saved
+        self.rank_bytes += step.sent_bytes / ranks
+        bandwidth = machine.bandwidth if "bandwidth" in machine.measured else nan
+        self.network_seconds += step.sent_bytes / ranks / bandwidth
+
+    def add_flops(self, flops: float, dtype: str, machine: Machine) -> None:
+        """Add the operations of a rank."""
+        self.rank_flops += flops
+        rates = dict(machine.products).get(dtype) if "products" in machine.measured else None
+        complex_products = 4 if dtype.startswith("complex") else 1  # one is four of real numbers
+        self.product_seconds += flops / (rates.square * complex_products) if rates else nan
+
+    def add_task(self, seconds: Mapping[str, float]) -> None:
+        """Add the seconds of each action of a Dask task."""
+        self.seconds += sum(seconds.values())
+        self.compute += seconds.get("compute", 0.0)
+        self.transfer += seconds.get("transfer", 0.0)
+        self.wait = self.sent_bytes = self.dense_bytes = nan
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was recorded from ``start`` to ``stop``.
+
+    ``lanes`` are the names of lanes, in order. ``dropped`` events were too many, and ``running``
+    tasks and gangs had not ended.
+    """
+
+    start: float
+    stop: float
+    lanes: dict[str, str]
+    rows: tuple[Row, ...]
+    events: tuple[Event, ...]
+    errors: tuple[str, ...]
+    gangs: int
+    tasks: int
+    dropped: int = 0
+    running: int = 0
+
+
+@dataclass
+class Recording:
+    """Collects what gangs and tasks report, from any thread."""
+
+    rows: dict[tuple[str, str], Row] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    gangs: int = 0
+    tasks: int = 0
+    dropped: int = 0
+    lock: Lock = field(default_factory=Lock)
+
+    def add_gang(
+        self,
+        program: Program,
+        plans: Mapping[str, Any],
+        spans: Mapping[str, Sequence[Span]],
+        details: Mapping[str, Any],
+    ) -> None:
+        """Add a finished gang.
+
+        ``plans`` and ``details`` are those of collectives, by their outputs; ``spans`` those of
+        each rank, by its lane.
+        """
+        words = words_of(program)
+        with self.lock:
+            self.gangs += 1
+            before = ""
+            for at, each in enumerate(zip(*spans.values(), strict=False)):
+                step = reduce(Step.joined, map(Step.of, each))
+                word = words[at] if at < len(words) and _is(step, program, at) else step.name
+                row = self._row(word, GANG)
+                saved = 0
+                if word != step.name:
+                    made = program.steps[at]
+                    row.calls += word != before or isinstance(made, Collective)
+                    saved = _saved(details.get(made.output))
+                    flops = _flops(made, plans)
+                    if flops:
+                        row.add_flops(flops / len(each), made.result.dtype, program.machine)
+                row.add_transfers(step, len(each), saved, program.machine)
+                before = word
+                for lane, span in zip(spans, each, strict=True):
+                    self._add_event(lane, word, span)
+
+    def add_failed_gang(
+        self, program: Program, lane: str, spans: Sequence[Span], reason: str
+    ) -> None:
+        """Add a gang that failed in the last of the spans of one of its ranks."""
+        words = words_of(program)
+        done = [*words[: len(spans)], *(span.name for span in spans[len(words) :])]
+        with self.lock:
+            word = done[-1] if done else word_of(program.titles[0])
+            self._row(word, GANG).failed += 1
+            self._add_error(word, reason)
+            for word, span in zip(done, spans, strict=True):
+                self._add_event(lane, word, span, failed=span is spans[-1])
+
+    def add_task(
+        self,
+        lane: str,
+        track: str,
+        operation: str,
+        startstops: Sequence[Mapping[str, Any]],
+        failure: str | None = None,
+    ) -> None:
+        """Add a Dask task, finished or with the text of its failure."""
+        with self.lock:
+            self.tasks += 1
+            row = self._row(operation, DASK)
+            row.calls += failure is None
+            if failure is not None:
+                row.failed += 1
+                self._add_error(operation, failure)
+            seconds: dict[str, float] = {}
+            for each in startstops:
+                action, start, stop = each["action"], each["start"], each["stop"]
+                seconds[action] = seconds.get(action, 0.0) + stop - start
+                if action in ("compute", "transfer"):
+                    where = track if action == "compute" else TRANSFERS
+                    failed = failure is not None and action == "compute"
+                    self._keep(Event(lane, where, operation, start, stop, nan, 0, failed))
+            row.add_task(seconds)
+
+    def found(self, start: float, stop: float, lanes: Mapping[str, str], running: int = 0) -> Found:
+        """Return what was recorded so far."""
+        with self.lock:
+            more = {event.lane: event.lane for event in self.events}
+            return Found(
+                start,
+                stop,
+                {**lanes, **{lane: name for lane, name in more.items() if lane not in lanes}},
+                tuple(replace(row) for row in self.rows.values()),
+                tuple(self.events),
+                tuple(self.errors),
+                self.gangs,
+                self.tasks,
+                self.dropped,
+                running,
+            )
+
+    def _row(self, operation: str, kind: str) -> Row:
+        return self.rows.setdefault((operation, kind), Row(operation, kind))
+
+    def _add_error(self, operation: str, reason: str) -> None:
+        if len(self.errors) < MOST_ERRORS:
+            self.errors.append(f"{operation}: {reason}")
+
+    def _add_event(self, lane: str, word: str, span: Span, failed: bool = False) -> None:
+        wait = nan if span.exposed is None else span.exposed
+        times = span.start, span.stop, wait
+        self._keep(Event(lane, GANG, word, *times, span.sent_bytes, failed))
+
+    def _keep(self, event: Event) -> None:
+        if len(self.events) < MOST_EVENTS:
+            self.events.append(event)
+        else:
+            self.dropped += 1
+
+
+def words_of(program: Program) -> list[str]:
+    """Return the user's word for each step of a program."""
+    titles = iter(program.titles)
+    return [
+        word_of(next(titles, step.output) if isinstance(step, Collective) else step.output)
+        for step in program.steps
+    ]
+
+
+def word_of(name: str) -> str:
+    """Return the operation in the name of a layer, without Dask's additions."""
+    word = PARTS.sub("", name.rpartition("-")[0] or name)
+    return CHUNKS.sub("", word).strip("_") or name
+
+
+def _is(step: Step, program: Program, at: int) -> bool:
+    """Return whether a step is that of a program, and not several in one."""
+    return step.name == label(program.steps[at].output)
+
+
+def _flops(step: Local | Collective, plans: Mapping[str, Any]) -> float:
+    """Return the floating-point operations of a step on all ranks, 0 if nobody knows."""
+    flops = OPERATIONS[step.operation].flops if isinstance(step, Collective) else None
+    return 0.0 if flops is None else flops(plans[step.output])
+
+
+def _saved(detail: Any) -> int:
+    """Return the bytes that a product did not send because of its form of messages."""
+    return detail.exact_bytes - detail.nbytes if isinstance(detail, Sent) else 0

@@ -1,0 +1,203 @@
+"""What a profiler keeps of gangs and tasks: totals, and a bounded timeline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isnan
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dask_dgpu.runtime.recording as recording
+from dask_dgpu.algorithms.summa.wire import Sent
+from dask_dgpu.operations import OPERATIONS
+from dask_dgpu.operations.value import Collective, Local, Value
+from dask_dgpu.runtime.observer import Span
+from dask_dgpu.runtime.recording import DASK, GANG, Recording, word_of, words_of
+from graph_opt.model.cost import HOST, ProductRates, calibrated
+from graph_opt.model.layout import label
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+RATES = {"bandwidth": 4.0, "float64.square": 10.0, "float64.tall": 1.0, "float64.vector": 1.0}
+VALUE = Value(((0, 2), (0, 2)), "float64")
+
+
+def program(*names: str, machine: Any = HOST, dtype: str = "float64") -> Any:
+    """A program of products, named ``_chunk_sum-aggregate``, and local steps."""
+    value = replace(VALUE, dtype=dtype)
+    steps: list[Any] = []
+    for name in names:
+        output = f"{name}-{TOKEN}"
+        if name.startswith("_chunk_sum"):
+            steps.append(Collective("matmul", (), output, value))
+        else:
+            steps.append(Local((), output, value, ()))
+    titles = tuple(f"matmul-{TOKEN}" for step in steps if isinstance(step, Collective))
+    titles = titles or (f"result-{TOKEN}",)
+    return SimpleNamespace(steps=tuple(steps), titles=titles, machine=machine, name="gang")
+
+
+def span(step: Any, start: float, stop: float, *transfers: float, sent: int = 0) -> Span:
+    return Span(label(step.output), "compute", start, stop, 8, *transfers, sent_bytes=sent)
+
+
+def found(kept: Recording) -> dict[tuple[str, str], recording.Row]:
+    return {(row.operation, row.kind): row for row in kept.found(0, 10, {}).rows}
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("matmul", "matmul"),
+        ("_chunk_sum-aggregate", "sum"),
+        ("chunk_einsum", "einsum"),
+        ("sum-partial", "sum"),
+        ("mean_agg-aggregate", "mean"),
+        ("mean_chunk", "mean"),
+        ("rechunk-merge", "rechunk"),
+        ("_trim", "trim"),
+        ("ones_like", "ones_like"),
+        ("poisson-forward", "poisson-forward"),
+    ],
+)
+def test_operations_have_the_users_names(name: str, word: str) -> None:
+    assert word_of(f"{name}-{TOKEN}") == word
+
+
+def test_collectives_are_named_by_their_titles() -> None:
+    work = program("random", "_chunk_sum-aggregate", "sum", "sum-aggregate")
+    assert words_of(work) == ["random", "matmul", "sum", "sum"]
+
+
+def test_totals_are_those_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        OPERATIONS, "matmul", replace(OPERATIONS["matmul"], flops=lambda plan: plan)
+    )
+    work = program("_chunk_sum-aggregate", "sum", "sum-partial", machine=calibrated(HOST, RATES))
+    product, *sums = work.steps
+    ranks = {
+        "a": [span(product, 0, 2, 0.25, 0.5, sent=8), *(span(s, 2, 3, 0.0, 0.0) for s in sums)],
+        "b": [span(product, 0, 4, 0.75, 1.0, sent=24), *(span(s, 4, 6, 0.0, 0.0) for s in sums)],
+    }
+    kept = Recording()
+    kept.add_gang(work, {product.output: 120.0}, ranks, {product.output: Sent(20, 50)})
+    rows = found(kept)
+    assert list(rows) == [("matmul", GANG), ("sum", GANG)]
+    row = rows["matmul", GANG]
+    assert (row.calls, row.failed, row.seconds, row.wait) == (1, 0, 4, 1)
+    assert (row.compute, row.transfer) == (3, 1.75)
+    assert (row.sent_bytes, row.dense_bytes) == (32, 62)
+    assert (row.rank_bytes, row.network_seconds) == (16, 4)
+    assert (row.rank_flops, row.product_seconds) == (60, 6)
+    total = rows["sum", GANG]
+    assert (total.calls, total.seconds, total.sent_bytes) == (1, 4, 0)  # two steps of one sum
+    kept.add_gang(work, {product.output: 120.0}, ranks, {})
+    assert (found(kept)["matmul", GANG].calls, kept.gangs) == (2, 2)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128", "float16"])
+def test_share_of_the_measured_rate(dtype: str) -> None:
+    """A product of complex numbers is four of real ones; without a rate there is no share."""
+    row = recording.Row("matmul", GANG)
+    rates = ("float64", ProductRates(10.0, 1, 1)), ("complex128", ProductRates(5.0, 1, 1))
+    machine = replace(HOST, products=rates, measured=("products",))
+    row.add_flops(200.0, dtype, machine)
+    expected = {"float64": 20.0, "complex128": 10.0}.get(dtype)
+    assert isnan(row.product_seconds) if expected is None else row.product_seconds == expected
+    row.add_flops(200.0, dtype, HOST)
+    assert isnan(row.product_seconds)
+    assert row.rank_flops == 400
+
+
+def test_times_of_transfers_that_nobody_knows() -> None:
+    work = program("sum")
+    several, one = Recording(), Recording()
+    several.add_gang(work, {}, {rank: [span(work.steps[0], 0, 2)] for rank in "ab"}, {})
+    one.add_gang(work, {}, {"a": [span(work.steps[0], 0, 2)]}, {})
+    row = found(several)["sum", GANG]
+    assert row.seconds == 2
+    assert all(map(isnan, (row.compute, row.transfer, row.wait)))
+    row = found(one)["sum", GANG]
+    assert (row.compute, row.transfer, row.wait) == (2, 0, 0)
+
+
+def test_one_span_for_all_further_steps() -> None:
+    work = program(*(["mul"] * 3))
+    spans = [span(work.steps[0], 0, 1), Span("all further steps", "compute", 1, 3, 16)]
+    kept = Recording()
+    kept.add_gang(work, {}, {"a": spans}, {})
+    rows = found(kept)
+    assert [(row.operation, row.calls, row.seconds) for row in rows.values()] == [
+        ("mul", 1, 1),
+        ("all further steps", 0, 2),
+    ]
+
+
+def test_a_failed_gang_counts_for_the_step_that_failed() -> None:
+    work = program("random", "_chunk_sum-aggregate", "sum")
+    kept = Recording()
+    kept.add_failed_gang(work, "a", [span(each, 0, 1) for each in work.steps[:2]], "Error: no")
+    kept.add_failed_gang(work, "", [], "lost a worker")
+    record = kept.found(0, 1, {})
+    assert [(row.operation, row.calls, row.failed) for row in record.rows] == [("matmul", 0, 2)]
+    assert record.errors == ("matmul: Error: no", "matmul: lost a worker")
+    assert [(event.operation, event.failed) for event in record.events] == [
+        ("random", False),
+        ("matmul", True),
+    ]
+    assert record.gangs == 0
+
+
+def test_tasks_count_all_threads() -> None:
+    times = [
+        {"action": "transfer", "start": 0, "stop": 2},
+        {"action": "disk-read", "start": 2, "stop": 3},
+        {"action": "compute", "start": 3, "stop": 8},
+    ]
+    kept = Recording()
+    kept.add_task("a", "thread 1", "add", times)
+    kept.add_task("a", "thread 2", "add", times[2:], "ZeroDivisionError: no")
+    row = found(kept)["add", DASK]
+    assert (row.calls, row.failed) == (1, 1)
+    assert (row.seconds, row.compute, row.transfer) == (13, 10, 2)
+    assert isnan(row.wait)
+    assert isnan(row.sent_bytes)
+    events = kept.found(0, 1, {"b": "worker 0"})
+    assert [(e.track, e.stop - e.start, e.failed) for e in events.events] == [
+        ("transfers", 2, False),
+        ("thread 1", 5, False),
+        ("thread 2", 5, True),
+    ]
+    assert events.errors == ("add: ZeroDivisionError: no",)
+    assert events.lanes == {"b": "worker 0", "a": "a"}  # a worker may be lost
+
+
+def test_the_timeline_is_bounded_and_the_totals_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MOST_EVENTS", 3)
+    monkeypatch.setattr(recording, "MOST_ERRORS", 2)
+    kept = Recording()
+    for at in range(5):
+        kept.add_task("a", "1", "add", [{"action": "compute", "start": at, "stop": at + 1}], "no")
+    record = kept.found(0, 5, {})
+    assert (len(record.events), record.dropped, len(record.errors)) == (3, 2, 2)
+    assert (record.rows[0].failed, record.rows[0].seconds, record.tasks) == (5, 5, 5)
+
+
+def test_a_record_does_not_change_later() -> None:
+    kept = Recording()
+    task = [{"action": "compute", "start": 0, "stop": 1}]
+    kept.add_task("a", "1", "add", task)
+    record = kept.found(0, 1, {})
+    kept.add_task("a", "1", "add", task)
+    assert (record.rows[0].calls, len(record.events)) == (1, 1)
+
+
+def test_flops_of_a_product_of_complex_numbers() -> None:
+    from dask_dgpu.operations.operation import product_flops
+
+    a, b = np.ones((2, 3), complex), np.ones((3, 5), complex)
+    real = 4 * a.size * b.shape[1]  # products of real numbers
+    assert product_flops(a.size * b.shape[1], "complex128") == 2 * real
+    assert product_flops(a.size * b.shape[1], "bfloat16") == 2 * a.size * b.shape[1]
