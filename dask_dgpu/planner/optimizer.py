@@ -36,8 +36,9 @@ from dask_dgpu.planner.predict import (
 from dask_dgpu.planner.rewriting import Rewriting
 from dask_dgpu.planner.structures import optimized
 from dask_dgpu.runtime import tasks
+from dask_dgpu.runtime.blockworks import Blockworks
 from dask_dgpu.runtime.fused import Fused
-from dask_dgpu.runtime.program import Blockworks, Program
+from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.emit import Plain, TaskFunctions, emit, finish, guarded
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import fuse, members

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import time
 from typing import Any
+
+import numpy as np
 
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.comm.timed import TimedComm
 from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.value import (
-    Blocks,
-    Collective,
-    Facts,
-    Given,
-    Local,
-    Value,
-    conforming,
-)
-from dask_dgpu.runtime.plans import Plans
+from dask_dgpu.operations.value import Blocks, Facts, Given, conforming
+from dask_dgpu.runtime.plans import Block, Plans
+from dask_dgpu.runtime.prepared import Declared, Functions, Making, Operating, prepared
 from dask_dgpu.runtime.program import Key, Program
-from dask_dgpu.runtime.ship import ship
-from graph_opt.model.layout import Index, label
+from dask_dgpu.runtime.ship import Shipping, ship
+from graph_opt.model.layout import CUPY, Index, label
 
 Array = Any
-
-NUMPY = "numpy.ndarray"
 
 
 @dataclass
@@ -91,76 +82,83 @@ def execute(
     device: Device,
     values: dict[str, Blocks],
     observer: Observer = IGNORE,
+    names: Callable[[str], str] = str,
 ) -> dict[Key, Array]:
     """Run a program as one rank; return its blocks of the results, by value and place.
 
     ``values`` has this rank's blocks of the inputs; they are consumed. A block is freed after its
-    last use. When this returns, the host has waited for the device.
+    last use. When this returns, the host has waited for the device. ``names`` returns the name that
+    observers and callers know for each name in the program.
 
     Work runs on the compute lane unless a step says otherwise. Both lanes wait for each other after
     each step, so a step may read blocks of either lane, and either lane may reuse freed memory.
     """
-    return _Rank(program, fixed, comm, device, values, observer).run()
+    return _Rank(program, fixed, comm, device, values, observer, names).run()
 
 
-@dataclass
 class _Rank:
-    program: Program
-    fixed: Plans
-    comm: Comm
-    device: Device
-    values: dict[str, Blocks]
-    observer: Observer
+    """One rank of a program that runs; ``values`` are its blocks by the numbers of values."""
 
-    def __post_init__(self) -> None:
-        steps = {step.output: step.result for step in self.program.steps}
+    def __init__(
+        self,
+        program: Program,
+        fixed: Plans,
+        comm: Comm,
+        device: Device,
+        values: dict[str, Blocks],
+        observer: Observer,
+        names: Callable[[str], str],
+    ) -> None:
+        self.todo = prepared(fixed, comm.rank)
+        self.device, self.observer, self.names = device, observer, names
+        self.timed = _timed(comm, device, program.transport)
+        self.comm = self.timed or comm
+        self.values = {fixed.numbers[name]: values.pop(name) for name in list(values)}
         self.facts = self._facts()
-        self.moves = dict(self.fixed.fixed.moves)
-        self.declared: dict[str, Value] = dict(self.program.inputs) | steps
-        self.timed = _timed(self.comm, self.device, self.program.transport)
-        self.comm = self.timed or self.comm
+        self.on_cuda = device.kind == "cuda"
 
     def run(self) -> dict[Key, Array]:
         """Run all steps; return this rank's blocks of the results."""
-        program, device, values = self.program, self.device, self.values
+        device, values = self.device, self.values
         device.begin()
         self._borrow()
         with device.computing():
-            for step, ending, spent in zip(program.steps, program.ends, program.spent, strict=True):
-                name = label(step.output)
-                with self.observer.step(name, _action(step)) as span, device.named(name):
-                    self._bring(step)
-                    if isinstance(step, Local):
-                        made = self._call_functions(step, name)
+            for step in self.todo.steps:
+                name = label(self.names(step.output))
+                with self.observer.step(name, step.action) as span, device.named(name):
+                    if step.moves is not None:
+                        self._bring(step.moves)
+                    if isinstance(step.work, Functions):
+                        made = self._call_functions(name, step.work)
                     else:
-                        made = self._run_collective(step, name, spent)
-                    span.nbytes = sum(getattr(block, "nbytes", 0) for block in made.values())
+                        made = self._run_collective(name, step.output, step.work)
+                    span.nbytes = sum([getattr(block, "nbytes", 0) for block in made.values()])
                     if self.timed is not None:
                         self.timed.note(span)
-                values[step.output] = made
+                values[step.number] = made
                 del made
-                for name in ending:
-                    del values[name]
-                    self.facts.pop(name, None)
+                for number in step.ending:
+                    del values[number]
+                    self.facts.pop(number, None)
             device.synchronize()
             self.comm.check()
             if self.timed is not None:
                 self.timed.finish()
             results = {
-                key: self._outside(values[key[0]][key[1:]], self.declared[key[0]].container)
-                for key, rank in self.fixed.placed().items()
-                if rank == self.comm.rank
+                (self.names(name), *index): self._outside(values[number][index], on_host)
+                for name, (number, index), on_host in self.todo.results
             }
         return {key: device.hand_over(block) for key, block in results.items()}
 
-    def _facts(self) -> defaultdict[str, defaultdict[Index, Facts]]:
-        """Return the facts about blocks of inputs, by name, for collectives that want them."""
-        found: defaultdict[str, defaultdict[Index, Facts]] = defaultdict(lambda: defaultdict(dict))
-        for step in self.program.steps:
-            finds = OPERATIONS[step.operation].finds_facts if isinstance(step, Collective) else None
-            if finds is not None and finds(self.fixed.collectives[step.output]):
-                for name in self.values.keys() & set(step.inputs) - found.keys():
-                    found[name] |= {i: self.observer.facts(x) for i, x in self.values[name].items()}
+    def _facts(self) -> dict[int, dict[Index, Facts]]:
+        """Return the facts about blocks of inputs, by number, for collectives that want them."""
+        found: dict[int, dict[Index, Facts]] = {}
+        for step in self.todo.steps:
+            if isinstance(step.work, Operating) and step.work.finds_facts:
+                for number in (each.number for each in step.work.inputs):
+                    if number in self.values and number not in found:
+                        blocks = self.values[number].items()
+                        found[number] = {index: self.observer.facts(b) for index, b in blocks}
         return found
 
     def _borrow(self) -> None:
@@ -169,97 +167,94 @@ class _Rank:
             for index, block in blocks.items():
                 blocks[index] = self.device.borrow(block)
 
-    def _bring(self, step: Local | Collective) -> None:
-        """Move blocks of inputs before their first use, if the plans say so."""
-        inputs = {self.fixed.numbers[name]: self.values[name] for name in step.inputs}
-        moves = [each for number in inputs for each in self.moves.pop(number, ())]
-        if moves:
-            received = ship(moves, self.comm, self.device, inputs)
-            for each in moves:
-                if each.source == self.comm.rank:
-                    del inputs[each.value][each.index]
-            for (number, index), block in received.items():
-                inputs[number][index] = block
+    def _bring(self, moves: Shipping) -> None:
+        """Move blocks of inputs before their first use."""
+        received = ship(moves, self.comm, self.device, self.values)
+        for each in moves.out:
+            del self.values[each.value][each.index]
+        for (number, index), block in received.items():
+            self.values[number][index] = block
 
-    def _run_collective(self, step: Collective, name: str, spent: Collection[str]) -> Blocks:
+    def _run_collective(self, name: str, output: str, work: Operating) -> Blocks:
         """Run a collective on blocks in the device's memory that match the graph's declaration."""
-        inputs = []
-        for read in step.inputs:
-            self._conform(read)
-            layout = self.fixed.values[read].layout
-            # a block that several ranks have computed belongs to the first of them
-            blocks = self.values[read].items()
-            own = ((i, b) for i, b in blocks if layout.owner(i) == self.comm.rank)
-            inputs.append(Given(own, self.facts[read]))
-        for read in spent:
-            self.values[read].clear()  # so that the algorithm's references are the only ones
+        inputs: list[Blocks] = []
+        for read in work.inputs:
+            blocks = self._conform(read)
+            own = {index: blocks[index] for index in read.owned}
+            if work.finds_facts:
+                facts = self.facts.setdefault(read.number, {})
+                own = Given(own.items(), {index: facts.setdefault(index, {}) for index in own})
+            inputs.append(own)
+        for read in work.inputs:
+            if read.spent:
+                self.values[read.number].clear()  # the algorithm's references are the only ones
+        del blocks, own
 
         def progress(done: int, steps: int) -> None:
             self.observer.progress(name, done, steps)
 
-        run = OPERATIONS[step.operation].run
-        plan = self.fixed.collectives[step.output]
-        made = run(plan, self.comm, self.device, *inputs, progress=progress)
+        made = work.run(work.plan, self.comm, self.device, *inputs, progress=progress)
         self.device.join()  # before the inputs are freed
         if isinstance(made, tuple):
             made, detail = made
-            self.observer.detail(step.output, detail)
+            self.observer.detail(self.names(output), detail)
         return made
 
-    def _conform(self, name: str) -> None:
+    def _conform(self, read: Declared) -> Blocks:
         """Convert the blocks of a value to the graph's declaration, in the device's memory."""
-        value, blocks, shown = self.declared[name], self.values[name], label(name)
-        was = dict(blocks)
-        for index, block in was.items():
+        blocks, dtype, replaced = self.values[read.number], read.dtype, []
+        for index, block in blocks.items():
+            here = self._on_device(block) if self.on_cuda else type(block) is np.ndarray
+            if here and block.dtype == dtype and block.shape == read.shapes[index]:
+                continue
             # a collective's result may be on the device
-            container = "cupy.ndarray" if self._on_device(block) else value.container
-            declared = shown, value.dtype, value.block_shape(index), container
-            blocks[index] = self.device.to_device(conforming(block, *declared))
-        if any(blocks[index] is not block for index, block in was.items()):
-            self.device.join()  # before the originals are freed
+            container = CUPY if self._on_device(block) else read.value.container
+            shown = label(self.names(read.name))
+            declared = shown, read.value.dtype, read.shapes[index], container
+            replaced.append((index, self.device.to_device(conforming(block, *declared))))
+        if replaced:
+            originals = dict(blocks)
+            blocks.update(replaced)
+            self.device.join()  # before they are freed
+            del originals
+        return blocks
 
-    def _call_functions(self, step: Local, name: str) -> Blocks:
+    def _call_functions(self, name: str, work: Functions) -> Blocks:
         """Run the block functions of a step for the blocks of this rank."""
-        self.observer.progress(name, 0, len(step.needs))
-        making = self.fixed.makings[step.output]
-        numbers = [self.fixed.numbers[name] for name in step.inputs]
-        known = {
-            number: self.values[name] for number, name in zip(numbers, step.inputs, strict=True)
-        }
-        received = {}
-        if making.shipments:
-            received = ship(making.shipments, self.comm, self.device, known)
-        needs = step.blocks()
-        mine = [index for index, ranks in making.ranks.items() if self.comm.rank in ranks]
-        tasks = self.program.blockworks.tasks(step.output, mine)
-        done: list[Index] = []
+        observer, values, on_host = self.observer, self.values, work.on_host and self.on_cuda
+        observer.progress(name, 0, work.needs)
+        received: dict[Block, Array] = {}
+        if work.shipping is not None:
+            received = ship(work.shipping, self.comm, self.device, values)
+        count, done = len(work.makings), []
 
-        def block(at: int, place: Index) -> Array:
-            sent = (numbers[at], place) in received
-            found = received[numbers[at], place] if sent else known[numbers[at]][place]
-            return self._outside(found, step.result.container)
-
-        def make(index: Index) -> Array:
-            given = {(step.inputs[at], *place): block(at, place) for at, place in needs[index]}
+        def make(making: Making) -> Array:
+            place, function, reads = making
+            if received:
+                given = [received[at] if at in received else values[at[0]][at[1]] for at in reads]
+            else:
+                given = [values[number][index] for number, index in reads]
+            if on_host:
+                given = [self._outside(block, on_host) for block in given]
             try:
-                with self.observer.calling():
-                    made = tasks[index](given)
+                with observer.calling():
+                    made = function(*given)
             except CommError as error:  # from a gang within the function: this gang lost no rank
                 raise GangError(f"{type(error).__name__}: {error}") from error
-            done.append(index)
-            self.observer.progress(name, len(done), len(mine))
+            done.append(place)
+            observer.progress(name, len(done), count)
             return made
 
-        made = dict(zip(mine, self.device.each(make, mine), strict=True))
-        self.device.join()  # before the received blocks are freed
-        return made
+        blocks = self.device.each(make, work.makings)
+        self.device.join()  # before received blocks are freed
+        return {making.place: block for making, block in zip(work.makings, blocks, strict=True)}
 
     def _on_device(self, block: Array) -> bool:
-        return self.device.kind == "cuda" and type(block).__module__.startswith("cupy")
+        return self.on_cuda and type(block).__module__.startswith("cupy")
 
-    def _outside(self, block: Array, container: str) -> Array:
-        """Return a block in the container that its block function expects."""
-        move = container == NUMPY and self._on_device(block)
+    def _outside(self, block: Array, on_host: bool) -> Array:
+        """Return a block where its reader expects it."""
+        move = on_host and self._on_device(block)
         return self.device.to_host(block) if move else block
 
 
@@ -276,8 +271,3 @@ def _timed(comm: Comm, device: Device, transport: Transport) -> TimedComm | None
 
         return LaneTimedComm(comm, device.watch())
     return None
-
-
-def _action(step: Local | Collective) -> str:
-    moves = isinstance(step, Collective) and step.operation == "rechunk"
-    return "transfer" if moves else "compute"

@@ -150,6 +150,11 @@ class SummaPlan(Bare):
         return {}
 
     @cached_property
+    def shares(self) -> dict[int, Any]:
+        """Cache of what each rank computes and where."""
+        return {}
+
+    @cached_property
     def row_spans(self) -> tuple[Span, ...]:
         """Block rows of C for each row of the mesh."""
         return self.rows or block_spans(self.a.rows, self.mesh[0])
