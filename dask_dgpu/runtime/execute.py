@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import time
@@ -16,6 +16,7 @@ from dask_dgpu.comm.timed import TimedComm
 from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.value import Blocks, Facts, Given, conforming
+from dask_dgpu.runtime.names import OWN, Names
 from dask_dgpu.runtime.plans import Block, Plans
 from dask_dgpu.runtime.prepared import Declared, Functions, Making, Operating, prepared
 from dask_dgpu.runtime.program import Key, Program
@@ -82,13 +83,13 @@ def execute(
     device: Device,
     values: dict[str, Blocks],
     observer: Observer = IGNORE,
-    names: Callable[[str], str] = str,
+    names: Names = OWN,
 ) -> dict[Key, Array]:
     """Run a program as one rank; return its blocks of the results, by value and place.
 
     ``values`` has this rank's blocks of the inputs; they are consumed. A block is freed after its
-    last use. When this returns, the host has waited for the device. ``names`` returns the name that
-    observers and callers know for each name in the program.
+    last use. When this returns, the host has waited for the device. Observers and callers get the
+    real ``names`` of values.
 
     Work runs on the compute lane unless a step says otherwise. Both lanes wait for each other after
     each step, so a step may read blocks of either lane, and either lane may reuse freed memory.
@@ -107,7 +108,7 @@ class _Rank:
         device: Device,
         values: dict[str, Blocks],
         observer: Observer,
-        names: Callable[[str], str],
+        names: Names,
     ) -> None:
         self.todo = prepared(fixed, comm.rank)
         self.device, self.observer, self.names = device, observer, names
@@ -241,6 +242,9 @@ class _Rank:
                     made = function(*given)
             except CommError as error:  # from a gang within the function: this gang lost no rank
                 raise GangError(f"{type(error).__name__}: {error}") from error
+            except Exception as error:
+                self.names.show(error)
+                raise
             done.append(place)
             observer.progress(name, len(done), count)
             return made

@@ -17,6 +17,7 @@ from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.scheduler.blocks import Staging, outs_of, restrict
 from dask_dgpu.runtime.scheduler.direct import hold, let_go
+from dask_dgpu.runtime.scheduler.sent import Sent
 from dask_dgpu.runtime.scheduler.waiting import Waiting
 from dask_dgpu.runtime.scheduler.watch import watch
 
@@ -40,6 +41,7 @@ class Launches:
         epochs: Epochs,
         losses: Losses,
         endings: Endings,
+        sent: Sent,
     ) -> None:
         self.scheduler = scheduler
         self.runs = runs
@@ -47,6 +49,7 @@ class Launches:
         self.losses = losses
         self.endings = endings
         self.staging = Staging(scheduler)
+        self.sent = sent
         self.waiting = Waiting()
 
     def begin(self, run: Run) -> None:
@@ -140,6 +143,6 @@ class Launches:
         outs = outs_of(self.scheduler, run)
         run.epoch = epoch.name
         for rank, member in enumerate(run.members):
-            message = run.launch_message(rank, epoch)
+            message = run.launch_message(rank, epoch) | self.sent.new(member, run)
             self.scheduler.worker_send(member, message | {"outs": outs.get(member, [])})
         self.staging.taken(run.stage_keys())

@@ -38,6 +38,7 @@ from dask_dgpu.runtime.scheduler.new_arrays import NewArrays
 from dask_dgpu.runtime.scheduler.rates import Rates, Terms
 from dask_dgpu.runtime.scheduler.records import Records
 from dask_dgpu.runtime.scheduler.run import Run
+from dask_dgpu.runtime.scheduler.sent import Sent
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
 from graph_opt.dask_graph.emit import is_gang, is_stage
@@ -73,6 +74,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.losses = Losses(scheduler)
         self.records = Records(scheduler)
         self.endings = Endings(scheduler, self.runs, self.epochs)
+        self.sent = Sent(scheduler, self.runs)
         self.launches = self._launches()
         self.restarted = 0.0
         self.run_ids = count()
@@ -86,6 +88,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             {"dgpu-finished": self.finished, "dgpu-failed": self.failed, "dgpu-stale": self.stale}
         )
         scheduler.stream_handlers["dgpu-broken"] = self.endings.broken
+        scheduler.stream_handlers["dgpu-lacks"] = self.sent.lacks
         await scheduler.register_worker_plugin(
             None, pickle.dumps(GangWorkerPlugin(self.device)), name=PLUGIN, idempotent=True
         )
@@ -95,7 +98,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
         check.start()
 
     def _launches(self) -> Launches:
-        return Launches(self.scheduler, self.runs, self.epochs, self.losses, self.endings)
+        limits = self.scheduler, self.runs, self.epochs, self.losses, self.endings
+        return Launches(*limits, self.sent)
 
     # calls of workers and clients
 
@@ -108,7 +112,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             return {"outcome": "restarted"}
         run = self.runs.get(key)
         if run is None or run.outcome.done():
-            run = Run(key, next(self.run_ids), opened, program, staged)
+            run = Run(key, next(self.run_ids), opened, staged)
             self.launches.begin(run)
         return await run.answer(self.scheduler)
 
@@ -203,6 +207,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         """Restart the gangs of a lost worker."""
         self.epochs.remove_worker(worker)
         self.launches.staging.remove_worker(worker)
+        self.sent.remove_worker(worker)
         # if the gang task was on the lost worker itself, its run has ended already
         for run in [*self.runs.values(), *self.endings.cancelled_by(stimulus_id)]:
             if worker in run.members:
@@ -233,7 +238,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             if run is not None and run.placed:
                 restrict(scheduler, run)
         for found in ready(scheduler, keys, self.runs) if gangs else ():
-            run = Run(found.key, next(self.run_ids), found.program, b"", found.staged)
+            run = Run(found.key, next(self.run_ids), found.program, found.staged)
             self.launches.begin_at_once(run, found.awaited, stimulus_id)
 
     def transition(

@@ -38,7 +38,9 @@ class Job(Observer):
 
     ``blocks`` are the inputs, taken ``in_memory`` of the worker or from ``stage`` tasks. ``outs``
     are blocks of the result, with the keys of their ``out`` tasks. A worker that ``holds`` the
-    ``gang`` task stores its result.
+    ``gang`` task stores its result. The program is that with the ``digest``, under names with these
+    ``tokens``; the scheduler sends ``text`` and ``plans`` if the worker may lack it, or once it has
+    asked for them.
     """
 
     worker: Worker
@@ -49,13 +51,16 @@ class Job(Observer):
     size: int
     epoch: str
     store: tuple[str, int]
-    program: bytes
-    plans: bytes
-    blocks: dict[str, Blocks]
+    digest: bytes
+    tokens: bytes
+    blocks: list[Blocks]
     outs: list[tuple[Key, Key]]
     in_memory: bool
     holds: bool
+    text: bytes | None = None
+    plans: bytes = b""
     given_up: threading.Event = field(default_factory=threading.Event)
+    arrived: threading.Event = field(default_factory=threading.Event)
     phase: str = "queued"
     done: int = 0
     calls: set[int] = field(default_factory=set)
@@ -74,6 +79,16 @@ class Job(Observer):
             "calling": bool(self.calls),
             "steps": self.steps,
         }
+
+    def give_up(self) -> None:
+        """Let the run end soon."""
+        self.given_up.set()
+        self.arrived.set()
+
+    def receive(self, text: bytes, plans: bytes) -> None:
+        """Take the program that this worker has asked for."""
+        self.text, self.plans = text, plans
+        self.arrived.set()
 
     def progress(self, step: str, done: int, steps: int) -> None:
         """Note the progress; raise if the run was given up."""
