@@ -1,8 +1,9 @@
 """The host's work between the small steps of a program: microseconds a step, by kind.
 
 Blocks are so small that computing them takes a few microseconds; the rest is what ranks do around
-it. The same work by NumPy alone shows how much. Ranks are threads of this process: processor time
-is that of the busiest one, and the wall also sees them wait for each other.
+it. The same work by NumPy alone shows how much, or by CuPy with ``--cuda``, for one rank. Ranks are
+threads of this process: processor time is that of the busiest one, and the wall also sees them wait
+for each other.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ import programs
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 from dask.local import get_sync
-from harness import Report, options
+from harness import Report, no_wait, options
 
 import dask_dgpu as dgpu
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations.value import Blocks
 from dask_dgpu.runtime.execute import execute
@@ -98,10 +100,12 @@ def inputs() -> tuple[Any, Any]:
     return rng.random((SIDE, SIDE)) / SIDE, rng.random(SIDE)
 
 
-def program_of(kind: Kind, ranks: int, loops: int) -> tuple[Program, list[list[Any]]]:
+def program_of(kind: Kind, ranks: int, loops: int, xp: Any) -> tuple[Program, list[list[Any]]]:
     """Return the program of a kind on rows of the matrix, and the blocks of its inputs."""
     rows = SIDE // ranks
     a, v = (da.from_array(each, chunks=(rows, SIDE)[: each.ndim]) for each in inputs())
+    if xp is not np:
+        a, v = a.map_blocks(xp.asarray), v.map_blocks(xp.asarray)
     found = kind.function(da, a, v, loops)
     graph = HighLevelGraph.merge(*(each.__dask_graph__() for each in found))
     keys = [key for each in found for key in flatten(each.__dask_keys__())]
@@ -115,7 +119,13 @@ def program_of(kind: Kind, ranks: int, loops: int) -> tuple[Program, list[list[A
 class Ranks:
     """The ranks of a program, which run it again and again."""
 
-    def __init__(self, program: Program, staged: list[list[Any]], size: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        staged: list[list[Any]],
+        size: int,
+        device: Callable[[], Device] = HostDevice,
+    ) -> None:
         self.program, self.size = program, size
         self.owners: dict[str, tuple[int, ...]] = {}
         self.blocks: dict[str, Blocks] = {}
@@ -123,7 +133,7 @@ class Ranks:
             self.blocks[name] = dict(zip(value.indices(), given, strict=True))
             self.owners[name] = dealt(len(given), size)
         self.fixed = plans(program, self.owners, size)
-        self.devices = [HostDevice() for _ in range(size)]
+        self.devices = [device() for _ in range(size)]
 
     def run(self, profile: cProfile.Profile | None = None) -> tuple[float, float]:
         """Return the seconds of one execution: of the slowest rank, and of the busiest thread."""
@@ -151,24 +161,28 @@ class Ranks:
         return max(walls), max(threads)
 
 
-def measure(report: Report, name: str, ranks: int, quick: bool, profiled: bool) -> None:
+def measure(
+    report: Report, name: str, ranks: int, quick: bool, profiled: bool, cuda: bool = False
+) -> None:
     """Time one kind of steps on some ranks."""
+    xp, device, synchronize = _backend(cuda)
     kind, repetitions = KINDS[name], 1 if quick else 7
     loops = max(1, kind.loops // TENTH) if quick else kind.loops
-    given = inputs()
+    a, v = (xp.asarray(each) for each in inputs())
     alone = []
     for _ in range(repetitions):
         start = time.perf_counter()
-        kind.function(np, *given, loops)
+        kind.function(xp, a, v, loops)
+        synchronize()
         alone.append(time.perf_counter() - start)
     with dgpu.enable(local_ranks=ranks, when="always", on_error="raise"):
-        program, staged = program_of(kind, ranks, loops)
-    group, steps = Ranks(program, staged, ranks), len(program.steps)
+        program, staged = program_of(kind, ranks, loops, xp)
+    group, steps = Ranks(program, staged, ranks, device), len(program.steps)
     _, first = group.run()
     seconds, busy = map(list, zip(*(group.run() for _ in range(repetitions)), strict=True))
     payload = pickle.dumps(program)
     report.add(
-        f"{name}, {ranks} ranks",
+        f"{name}, {ranks} ranks" + ", cuda" * cuda,
         seconds,
         n=SIDE,
         ratio=median(busy) / median(alone),
@@ -176,7 +190,7 @@ def measure(report: Report, name: str, ranks: int, quick: bool, profiled: bool) 
         us_a_step=median(busy) / steps * 1e6,
         wall_us_a_step=median(seconds) / steps * 1e6,
         first_us_a_step=first / steps * 1e6,
-        numpy_us_a_step=median(alone) / steps * 1e6,
+        alone_us_a_step=median(alone) / steps * 1e6,
         program_kb=len(payload) / 1e3,
     )
     if profiled:
@@ -185,17 +199,30 @@ def measure(report: Report, name: str, ranks: int, quick: bool, profiled: bool) 
         pstats.Stats(profile).sort_stats("tottime").print_stats(30)
 
 
+def _backend(cuda: bool) -> tuple[Any, Callable[[], Device], Callable[[], None]]:
+    """Return a namespace of arrays, the device of ranks, and what waits for its work."""
+    if not cuda:
+        return np, HostDevice, no_wait
+    import cupy
+
+    from dask_dgpu.kernels.device.cuda import CudaDevice
+
+    return cupy, CudaDevice, cupy.cuda.Device().synchronize
+
+
 def main() -> None:
     """Take all figures."""
     parser = options(__doc__, OUT)
     parser.add_argument("--only", choices=KINDS, help="one kind of steps")
     parser.add_argument("--ranks", type=int, choices=RANKS, help="on so many ranks only")
     parser.add_argument("--profile", action="store_true", help="show where rank 0 spends its time")
+    parser.add_argument("--cuda", action="store_true", help="on a GPU, as one rank")
     given: argparse.Namespace = parser.parse_args()
     report = Report(given.out, max(RANKS))
+    sizes = [given.ranks] if given.ranks else RANKS
     for name in [given.only] if given.only else KINDS:
-        for ranks in [given.ranks] if given.ranks else RANKS:
-            measure(report, name, ranks, given.quick, given.profile)
+        for ranks in [1] if given.cuda else sizes:
+            measure(report, name, ranks, given.quick, given.profile, given.cuda)
     report.print()
 
 
