@@ -21,7 +21,7 @@ from dask_dgpu.runtime.plans import Block, Plans
 from dask_dgpu.runtime.prepared import Declared, Functions, Making, Operating, prepared
 from dask_dgpu.runtime.program import Key, Program
 from dask_dgpu.runtime.ship import Shipping, ship
-from graph_opt.model.layout import CUPY, Index, label
+from graph_opt.model.layout import CUPY, NUMPY, Index, label
 
 Array = Any
 
@@ -178,18 +178,10 @@ class _Rank:
 
     def _run_collective(self, name: str, output: str, work: Operating) -> Blocks:
         """Run a collective on blocks in the device's memory that match the graph's declaration."""
-        inputs: list[Blocks] = []
-        for read in work.inputs:
-            blocks = self._conform(read)
-            own = {index: blocks[index] for index in read.owned}
-            if work.finds_facts:
-                facts = self.facts.setdefault(read.number, {})
-                own = Given(own.items(), {index: facts.setdefault(index, {}) for index in own})
-            inputs.append(own)
+        inputs = [self._given(read, work.finds_facts) for read in work.inputs]
         for read in work.inputs:
             if read.spent:
                 self.values[read.number].clear()  # the algorithm's references are the only ones
-        del blocks, own
 
         def progress(done: int, steps: int) -> None:
             self.observer.progress(name, done, steps)
@@ -201,11 +193,23 @@ class _Rank:
             self.observer.detail(self.names(output), detail)
         return made
 
+    def _given(self, read: Declared, finds_facts: bool) -> Blocks:
+        """Return this rank's own blocks of an input, with what is known of them if wanted."""
+        blocks = self._conform(read)
+        own = {index: blocks[index] for index in read.owned}
+        if not finds_facts:
+            return own
+        facts = self.facts.setdefault(read.number, {})
+        return Given(own.items(), {index: facts.setdefault(index, {}) for index in own})
+
     def _conform(self, read: Declared) -> Blocks:
         """Convert the blocks of a value to the graph's declaration, in the device's memory."""
         blocks, dtype, replaced = self.values[read.number], read.dtype, []
+        of_numpy = read.value.container == NUMPY
         for index, block in blocks.items():
-            here = self._on_device(block) if self.on_cuda else type(block) is np.ndarray
+            here = (
+                self._on_device(block) if self.on_cuda else of_numpy and type(block) is np.ndarray
+            )
             if here and block.dtype == dtype and block.shape == read.shapes[index]:
                 continue
             # a collective's result may be on the device

@@ -145,13 +145,8 @@ class SummaPlan(Bare):
         return "float32" if self.dtype == "float16" else self.dtype
 
     @cached_property
-    def schedules(self) -> dict[int, Any]:
-        """Cache of the steps of each rank."""
-        return {}
-
-    @cached_property
-    def shares(self) -> dict[int, Any]:
-        """Cache of what each rank computes and where."""
+    def schedules(self) -> dict[Any, Any]:
+        """Cache of the steps of each rank, and of its share of C."""
         return {}
 
     @cached_property

@@ -21,6 +21,7 @@ import numpy as np
 from dask_dgpu.algorithms import Array, Progress, no_progress
 from dask_dgpu.algorithms.summa.plan import Block, Matrix, SummaPlan
 from dask_dgpu.algorithms.summa.schedule import Carrier, Piece, Step, carrier_of, schedule
+from dask_dgpu.algorithms.summa.share import Share, share_of
 from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.algorithms.summa.zeros import Counts, Known, count_zeros, no_counts
 from dask_dgpu.comm.protocol import Comm
@@ -48,7 +49,7 @@ def summa_rank(
     and one in. Blocks of C count in ``plan.accumulator``.
     """
     steps, operands, sent = schedule(plan, comm.rank), [a, b], sent or Sent()
-    share = _share(plan, comm.rank)
+    share = share_of(plan, comm.rank)
     with device.computing():
         given = device.mark()
     with device.transferring():
@@ -79,43 +80,6 @@ def summa_rank(
         return _reduced(plan, comm, device, strips)
     with device.computing():
         return _blocks(plan, strips)
-
-
-class _Share(NamedTuple):
-    """What a rank computes: rows and columns of its panels, and its strips of C.
-
-    Strips have a block row, a span of block columns, the number of their group, the first row in
-    the rank's rectangle, and a shape. ``starts`` are the first columns of groups.
-    """
-
-    height: int
-    width: int
-    starts: list[int]
-    strips: list[tuple[int, Span, int, int, tuple[int, int]]]
-
-
-def _share(plan: SummaPlan, rank: int) -> _Share:
-    """Return what a rank computes, found once for a plan.
-
-    Strips have one block row and as many block columns as the workspace allows.
-    """
-    if rank not in plan.shares:
-        (top, bottom), (left, right) = plan.rectangle(rank)
-        groups, strips = plan.groups(rank), []
-        rows, columns = plan.a.rows, plan.b.columns
-        r = plan.positions[rank][0] if rank in plan.positions else None
-        for i in range(*plan.row_spans[r]) if r is not None else ():
-            for group, (j0, j1) in enumerate(groups):
-                shape = rows[i + 1] - rows[i], columns[j1] - columns[j0]
-                strips.append((i, (j0, j1), group, rows[i] - top, shape))
-        plan.shares[rank] = _Share(
-            0 if plan.in_place[0] else bottom - top,
-            0 if plan.in_place[1] else right - left,
-            [columns[j] - left for j, _ in groups],
-            strips,
-        )
-    found: _Share = plan.shares[rank]
-    return found
 
 
 class _Factor(NamedTuple):
@@ -210,7 +174,7 @@ class _Panel:
 class _Panels:
     """Two buffers for panels, each a piece of A followed by a piece of B; on the transfer lane."""
 
-    def __init__(self, plan: SummaPlan, device: Device, share: _Share) -> None:
+    def __init__(self, plan: SummaPlan, device: Device, share: Share) -> None:
         self.device = device
         self.in_place = plan.in_place
         self.height, self.width, self.starts, _ = share
@@ -270,7 +234,7 @@ class _Strip:
             yield (self.row, j), self.sums[:, cuts[j] - left : cuts[j + 1] - left]
 
 
-def _strips(plan: SummaPlan, device: Device, share: _Share) -> list[_Strip]:
+def _strips(plan: SummaPlan, device: Device, share: Share) -> list[_Strip]:
     """Allocate C in strips: products are few, and each is freed once it is cut into blocks."""
     with device.computing():
         return [

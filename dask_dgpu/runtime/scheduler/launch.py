@@ -41,7 +41,6 @@ class Launches:
         epochs: Epochs,
         losses: Losses,
         endings: Endings,
-        sent: Sent,
     ) -> None:
         self.scheduler = scheduler
         self.runs = runs
@@ -49,7 +48,7 @@ class Launches:
         self.losses = losses
         self.endings = endings
         self.staging = Staging(scheduler)
-        self.sent = sent
+        self.sent = Sent(scheduler, runs)
         self.waiting = Waiting()
 
     def begin(self, run: Run) -> None:
@@ -101,6 +100,11 @@ class Launches:
             return
         self.runs[run.key] = run
         run.task = asyncio.ensure_future(self._launch(run))
+
+    def remove_worker(self, worker: str) -> None:
+        """Forget what a lost worker had."""
+        self.staging.remove_worker(worker)
+        self.sent.remove_worker(worker)
 
     def withdraw(self, run: Run) -> None:
         """Let a run without tasks wait no more; its task was released."""

@@ -38,7 +38,6 @@ from dask_dgpu.runtime.scheduler.new_arrays import NewArrays
 from dask_dgpu.runtime.scheduler.rates import Rates, Terms
 from dask_dgpu.runtime.scheduler.records import Records
 from dask_dgpu.runtime.scheduler.run import Run
-from dask_dgpu.runtime.scheduler.sent import Sent
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
 from graph_opt.dask_graph.emit import is_gang, is_stage
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 
 Key = Any
 
-SECONDS_BETWEEN_CHECKS = 1.0
+CHECKS_MS = 1000.0
 
 KEPT_BYTES = 64 * 2**20
 """Bytes of optimized graphs that are kept for others with the same structure."""
@@ -74,7 +73,6 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.losses = Losses(scheduler)
         self.records = Records(scheduler)
         self.endings = Endings(scheduler, self.runs, self.epochs)
-        self.sent = Sent(scheduler, self.runs)
         self.launches = self._launches()
         self.restarted = 0.0
         self.run_ids = count()
@@ -88,18 +86,16 @@ class GangSchedulerPlugin(SchedulerPlugin):
             {"dgpu-finished": self.finished, "dgpu-failed": self.failed, "dgpu-stale": self.stale}
         )
         scheduler.stream_handlers["dgpu-broken"] = self.endings.broken
-        scheduler.stream_handlers["dgpu-lacks"] = self.sent.lacks
+        scheduler.stream_handlers["dgpu-lacks"] = self.launches.sent.lacks
         await scheduler.register_worker_plugin(
             None, pickle.dumps(GangWorkerPlugin(self.device)), name=PLUGIN, idempotent=True
         )
-        free = partial(free_stuck, scheduler, self.runs)
-        check = PeriodicCallback(free, SECONDS_BETWEEN_CHECKS * 1e3)
+        check = PeriodicCallback(partial(free_stuck, scheduler, self.runs), CHECKS_MS)
         scheduler.periodic_callbacks["dgpu-free-stuck"] = check
         check.start()
 
     def _launches(self) -> Launches:
-        limits = self.scheduler, self.runs, self.epochs, self.losses, self.endings
-        return Launches(*limits, self.sent)
+        return Launches(self.scheduler, self.runs, self.epochs, self.losses, self.endings)
 
     # calls of workers and clients
 
@@ -206,8 +202,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
     ) -> None:
         """Restart the gangs of a lost worker."""
         self.epochs.remove_worker(worker)
-        self.launches.staging.remove_worker(worker)
-        self.sent.remove_worker(worker)
+        self.launches.remove_worker(worker)
         # if the gang task was on the lost worker itself, its run has ended already
         for run in [*self.runs.values(), *self.endings.cancelled_by(stimulus_id)]:
             if worker in run.members:
