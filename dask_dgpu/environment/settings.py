@@ -94,6 +94,15 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
                 lambda seconds: 0 <= seconds < math.inf,
             ),
             restarts=int(values["gang.restarts"]),
+            kept_programs=int(
+                _number(
+                    values,
+                    "gang.kept-programs",
+                    parse_bytes,
+                    "bytes of 0 or more, as '64 MiB'",
+                    lambda nbytes: 0 <= nbytes < math.inf,
+                )
+            ),
         ),
         measure=values["cost.measure"],
         memory_limit=_memory_limit(values),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from dask_dgpu.algorithms.summa.choose import cost, owners_along, plan_summa, traffic, workspace
 from dask_dgpu.algorithms.summa.options import DEFAULTS, Options
-from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
+from dask_dgpu.algorithms.summa.plan import Block, Operand, SummaPlan
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.algorithms.summa.wire import (
     ENCODED,
@@ -27,7 +28,7 @@ from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request, product_flops
 from dask_dgpu.operations.value import Blocks, Placed, facts_of
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Cuts, Layout, counted, cuts_of
+from graph_opt.model.layout import Bare, Cuts, Layout, counted, cuts_of
 from graph_opt.model.piece import Piece
 from graph_opt.pieces.matmul import RULE, MatmulPiece
 
@@ -35,7 +36,7 @@ Matrix = dict[tuple[int, int], Any]
 
 
 @dataclass(frozen=True)
-class PartProduct:
+class PartProduct(Bare):
     """The block rows and columns of a product that are made, by a plan that knows no others.
 
     They are ordered by owner, and so are the blocks along the contraction, ``inner``, which is
@@ -48,6 +49,16 @@ class PartProduct:
     columns: tuple[int, ...]
     inner: tuple[int, ...]
     options: Options = DEFAULTS
+
+    @cached_property
+    def places(self) -> tuple[dict[Block, Block], dict[Block, Block]]:
+        """The place in the plan of each block of either operand."""
+        grids = self.plan.a.grid[1], self.plan.b.grid[0]
+        left, right = (self.inner or range(blocks) for blocks in grids)
+        return (
+            {(i, k): (r, at) for r, i in enumerate(self.rows) for at, k in enumerate(left)},
+            {(k, j): (at, c) for at, k in enumerate(right) for c, j in enumerate(self.columns)},
+        )
 
 
 def _plan(request: Request) -> PartProduct:
@@ -99,18 +110,13 @@ def _run(
     *,
     progress: Progress,
 ) -> Blocks | tuple[Blocks, Sent]:
-    rows = {row: i for i, row in enumerate(plan.rows)}
-    columns = {column: j for j, column in enumerate(plan.columns)}
-    inner = {block: k for k, block in enumerate(plan.inner)}
-    places = (
-        {(i, k): (rows[i], inner.get(k, k)) for i, k in left if i in rows},
-        {(k, j): (inner.get(k, k), columns[j]) for k, j in right if j in columns},
-    )
-    given = list(zip((left, right), places, strict=True))
-    a, b = ({place: blocks[at] for at, place in to.items()} for blocks, to in given)
+    given = list(zip((left, right), plan.places, strict=True))
+    a, b = ({to[at]: block for at, block in blocks.items() if at in to} for blocks, to in given)
     counts = None
     if plan.plan.sparse:
-        counts = [{place: facts_of(blocks, at) for at, place in to.items()} for blocks, to in given]
+        counts = [
+            {to[at]: facts_of(blocks, at) for at in blocks if at in to} for blocks, to in given
+        ]
     sent = Sent()
     c = summa_rank(plan.plan, comm, device, a, b, progress, sent, counts)
     blocks: Blocks = {(plan.rows[i], plan.columns[j]): block for (i, j), block in c.items()}

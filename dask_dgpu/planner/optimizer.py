@@ -214,10 +214,8 @@ class GraphOptimizer:
 
     def _is_candidate(self, region: Region, arrays: ArrayGraph, places: Places) -> bool:
         """Whether to plan a region without collectives."""
-        if not is_possible(region, self.facts, places):
-            return False
-        always = self.settings.when == "always"
-        return always or may_pay(region, arrays, self.facts, places, LEAST_GAIN)
+        possible, always = is_possible(region, self.facts, places), self.settings.when == "always"
+        return possible and (always or may_pay(region, arrays, self.facts, places, LEAST_GAIN))
 
     def _with_plain(self, graph: HighLevelGraph, region: Region, program: Program) -> Program:
         """Return the program, with Dask's tasks for blocks that differ from their declaration."""

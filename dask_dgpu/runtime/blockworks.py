@@ -1,24 +1,31 @@
-"""The block functions of a program: tasks of Dask's layers, called on the blocks of a rank."""
+"""The block functions of a program: Dask's layers, and what they call for each block."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, NamedTuple, cast
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import cloudpickle
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
 
+from dask_dgpu.runtime.calls import bound
 from graph_opt.dask_graph import internals as dask_task
 from graph_opt.dask_graph.internals import BlockwiseDep, blockwise_token
-from graph_opt.model.layout import Index, label
+from graph_opt.model.layout import Index
 
 Array = Any
-Task = Callable[[Mapping[Any, Array]], Array]
+Key = tuple[Any, ...]
+
+
+class Call(NamedTuple):
+    """A function, and the keys of the blocks that it is called with."""
+
+    function: Callable[..., Array]
+    reads: tuple[Key, ...]
 
 
 class Blockworks:
@@ -39,29 +46,16 @@ class Blockworks:
         layers: dict[str, Layer] = cloudpickle.loads(self._pickled)
         return layers
 
-    def tasks(self, name: str, blocks: Collection[Index]) -> dict[Index, Task]:
-        """Return the tasks of these blocks; they are called with the needed blocks by keys."""
+    def calls(self, name: str, blocks: Collection[Index]) -> dict[Index, Call]:
+        """Return what computes each of these blocks."""
         if not blocks:
             return {}
         layer = self._layers[name]
         common = Common.of(layer) if isinstance(layer, Blockwise) else None
         if common is not None:
-            return {index: partial(common, index) for index in blocks}
+            return {index: common.call(index) for index in blocks}
         layer, _ = layer.cull({(name, *index) for index in blocks}, ())
-        return {index: _quick(layer[name, *index]) for index in blocks}
-
-    def batches(self, name: str, blocks: Sequence[Index], most: int) -> list[Batch]:
-        """Return these blocks in batches of up to ``most`` if their task computes many at once."""
-        layer = self._layers[name] if blocks else None
-        common = Common.of(layer) if most > 1 and isinstance(layer, Blockwise) else None
-        together = None if common is None else common.together
-        if together is None:
-            return [
-                Batch((index,), partial(_alone, task))
-                for index, task in self.tasks(name, blocks).items()
-            ]
-        batches = [tuple(blocks[at : at + most]) for at in range(0, len(blocks), most)]
-        return [Batch(batch, partial(together, batch)) for batch in batches]
+        return {index: _call(layer[name, *index]) for index in blocks}
 
     def __reduce__(self) -> Any:
         if not self._pickled:
@@ -69,163 +63,87 @@ class Blockworks:
         return type(self), (None, self._pickled)
 
 
-class Batch(NamedTuple):
-    """Blocks, and what computes all of them from the needed blocks of each by keys."""
-
-    blocks: tuple[Index, ...]
-    compute: Callable[[Sequence[Mapping[Any, Array]]], list[Array]]
-
-
-def _alone(task: Task, needed: Sequence[Mapping[Any, Array]]) -> list[Array]:
-    return [task(blocks) for blocks in needed]
-
-
-class Read(NamedTuple):
-    """A placeholder in a task, by name: a block of an array, or facts about it.
-
-    ``along`` has for each axis the axis of the result with the same block number; ``None`` is an
-    axis of one block. The block is in so many ``lists``: one for each axis that the result lacks.
-    """
-
-    name: str
-    source: str | BlockwiseDep
-    along: tuple[int | None, ...]
-    lists: int = 0
-
-
 @dataclass(frozen=True)
 class Common:
     """The single task of a blockwise layer, for all its blocks.
 
     Dask creates a task with other keys for each block, which takes longer than the function of a
-    small block. ``task`` has placeholders for blocks and their facts, which it ``reads``.
+    small block. ``reads`` are the arrays of the blocks that the ``function`` is called with, and
+    for each axis the axis of the result with the same block number; ``None`` is an axis of one
+    block. The ``task`` has placeholders for blocks; ``facts`` about blocks, by placeholder, are
+    constants of each block's function, which is ``None`` if there are any.
     """
 
-    task: Task
-    reads: tuple[Read, ...]
+    task: Any
+    function: Callable[..., Array] | None
+    reads: tuple[tuple[str, tuple[int | None, ...]], ...]
+    places: Mapping[str, int]
+    facts: tuple[tuple[str, BlockwiseDep, tuple[int | None, ...]], ...]
 
     @classmethod
     def of(cls, layer: Blockwise) -> Common | None:
         """Return the task of a layer, ``None`` if it reads more than one block of an array."""
         axes = {letter: axis for axis, letter in enumerate(layer.output_indices)}
-        task = layer.task
-        reads: list[Read] = []
+        task, names = layer.task, set()
+        reads: list[tuple[str, tuple[int | None, ...]]] = []
+        facts: list[tuple[str, BlockwiseDep, tuple[int | None, ...]]] = []
+        places: dict[str, int] = {}
         for at, (operand, index) in enumerate(layer.indices):
             name = blockwise_token(at)
             if name not in task.dependencies:
                 continue
             if index is None:
                 task = task.substitute({name: _node(operand)})
-            elif isinstance(operand, str):
-                counts = dict(zip(index, layer.numblocks[operand], strict=True))
-                reduced = set(index) - axes.keys()
-                several = any(counts[letter] > 1 for letter in reduced)
-                if several or (reduced and layer.concatenate):
-                    return None
-                along = tuple(None if counts[x] == 1 else axes[x] for x in index)
-                source = layer.io_deps.get(operand, operand)
-                reads.append(Read(name, source, along, len(reduced)))
-            else:
+                continue
+            if not isinstance(operand, str):
                 return None
-        facts = [read.source for read in reads if isinstance(read.source, BlockwiseDep)]
-        if any(fact.produces_tasks or fact.produces_keys for fact in facts):
-            return None
-        if task.dependencies != {read.name for read in reads}:
-            return None
-        return cls(_quick(task), tuple(reads))
-
-    def __call__(self, index: Index, blocks: Mapping[Any, Array]) -> Array:
-        """Compute the block at this place."""
-        return self.task(self.given(index, blocks))
-
-    @property
-    def together(self) -> Together | None:
-        """Computes many blocks by one call of the task's function; ``None`` if it has no such."""
-        task: Any = self.task
-        if type(task) is not dask_task.Task or task.kwargs:
-            return None
-        if not all(type(argument) is dask_task.TaskRef for argument in task.args):
-            return None
-        function = getattr(task.func, "together", None)
-        names = tuple(argument.key for argument in task.args)
-        return None if function is None else Together(self, function, names)
-
-    def given(self, index: Index, blocks: Mapping[Any, Array]) -> dict[str, Any]:
-        """Return what the placeholders stand for, for the block at this place."""
-        given: dict[str, Any] = {}
-        for name, source, along, lists in self.reads:
-            place = tuple([0 if axis is None else index[axis] for axis in along])
-            if isinstance(source, BlockwiseDep):
-                value = source.get(place, place)
+            counts = dict(zip(index, layer.numblocks[operand], strict=True))
+            reduced = counts.keys() - axes.keys()
+            if any(counts[x] > 1 for x in reduced) or (reduced and layer.concatenate):
+                return None  # several blocks of one array
+            for _ in reduced:  # Dask gives a list of blocks along each
+                task = task.substitute({name: dask_task.List(dask_task.TaskRef(name))})
+            names.add(name)
+            along = tuple(None if counts[x] == 1 else axes[x] for x in index)
+            fact = layer.io_deps.get(operand)
+            if fact is None:
+                places[name] = len(reads)
+                reads.append((operand, along))
+            elif fact.produces_tasks or fact.produces_keys:
+                return None
             else:
-                value = blocks[(source, *place)]
-            for _ in range(lists):
-                value = [value]
-            given[name] = value
-        return given
+                facts.append((name, fact, along))
+        if task.dependencies != names:
+            return None
+        function = None if facts else bound(task, places)
+        return cls(task, function, tuple(reads), places, tuple(facts))
+
+    def call(self, index: Index) -> Call:
+        """Return what computes the block at this place."""
+        reads = tuple((name, *_at(index, along)) for name, along in self.reads)
+        if self.function is not None:
+            return Call(self.function, reads)
+        known = {}
+        for name, fact, along in self.facts:
+            place = _at(index, along)
+            known[name] = dask_task.DataNode(None, fact.get(place, place))
+        return Call(bound(self.task.substitute(known), self.places), reads)
 
 
-@dataclass(frozen=True)
-class Together:
-    """Computes many blocks by a function's method ``together``.
+def _at(index: Index, along: Iterable[int | None]) -> Index:
+    return tuple([0 if axis is None else index[axis] for axis in along])
 
-    It is called with the arguments of many calls, here the placeholders with these ``names``.
-    """
 
-    common: Common
-    function: Callable[[Sequence[Sequence[Any]]], list[Array]]
-    names: tuple[str, ...]
-
-    def __call__(
-        self, places: Sequence[Index], blocks: Sequence[Mapping[Any, Array]]
-    ) -> list[Array]:
-        """Compute the blocks at these places."""
-        given = [self.common.given(*each) for each in zip(places, blocks, strict=True)]
-        return self.function([[each[name] for name in self.names] for each in given])
+def _call(task: Any) -> Call:
+    """Return a task of one block."""
+    needs = tuple(task.dependencies)
+    return Call(bound(task, {key: at for at, key in enumerate(needs)}), needs)
 
 
 def _node(operand: Any) -> Any:
     """Return the node of a constant in a task."""
     known = isinstance(operand, dask_task.GraphNode | dask_task.TaskRef)
     return operand if known else dask_task.DataNode(None, operand)
-
-
-def _quick(task: Any) -> Task:
-    """Return an equal task that does not sort its fused tasks."""
-    if isinstance(task, dask_task.Task) and task.has_subgraph():
-        return cast(Task, dask_task.Task(task.key, run_fused, *task.args))
-    return cast(Task, task)
-
-
-def run_fused(tasks: Mapping[Any, Any], result: Any, names: Sequence[Any], *blocks: Array) -> Array:
-    """Run fused tasks on demand, and free their values after the last use.
-
-    Dask sorts them first, like a graph of any size, which takes longer than running them. An error
-    gets a note with the name of its task, because users do not know the name of the fused task.
-    ``names`` are the keys of ``blocks``, the inputs.
-    """
-    known = dict(zip(names, blocks, strict=True))
-    uses = Counter(need for task in tasks.values() for need in task.dependencies)
-    waiting = [result]
-    while waiting:
-        needs = () if waiting[-1] in known else tasks[waiting[-1]].dependencies
-        missing = [need for need in needs if need not in known]
-        if missing:
-            waiting += missing
-            continue
-        key = waiting.pop()
-        if key in known:
-            continue
-        try:
-            known[key] = tasks[key]({need: known[need] for need in needs})
-        except Exception as error:
-            error.add_note(f"in {label(str(key))}")
-            raise
-        for need in needs:
-            uses[need] -= 1
-            if not uses[need]:
-                del known[need]
-    return known[result]
 
 
 def _bare(layer: Layer, facts: dict[str, BlockwiseDep]) -> Layer:

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import chain, pairwise
 from typing import Any
+
+import numpy as np
 
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.comm.timed import TimedComm
 from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.value import (
-    Blocks,
-    Collective,
-    Facts,
-    Given,
-    Local,
-    Value,
-    conforming,
-)
-from dask_dgpu.runtime.blockworks import Batch
+from dask_dgpu.operations.value import Blocks, Facts, Given, conforming
+from dask_dgpu.runtime.calls import arguments_of
+from dask_dgpu.runtime.names import OWN, Names
 from dask_dgpu.runtime.observer import IGNORE, Observer, Span
-from dask_dgpu.runtime.plans import Plans
+from dask_dgpu.runtime.plans import Block, Plans
+from dask_dgpu.runtime.prepared import Declared, Functions, Making, Operating, prepared
 from dask_dgpu.runtime.program import Key, Program
-from dask_dgpu.runtime.ship import ship
-from graph_opt.model.layout import Index, label
+from dask_dgpu.runtime.ship import Shipping, ship
+from graph_opt.model.layout import CUPY, NUMPY, Index, label
 
 Array = Any
-
-NUMPY = "numpy.ndarray"
 
 
 def execute(
@@ -42,62 +33,69 @@ def execute(
     device: Device,
     values: dict[str, Blocks],
     observer: Observer = IGNORE,
+    names: Names = OWN,
 ) -> dict[Key, Array]:
     """Run a program as one rank; return its blocks of the results, by value and place.
 
     ``values`` has this rank's blocks of the inputs; they are consumed. A block is freed after its
-    last use. When this returns, the host has waited for the device.
+    last use. When this returns, the host has waited for the device. Observers and callers get the
+    real ``names`` of values.
 
     Work runs on the compute lane unless a step says otherwise. Both lanes wait for each other after
     each step, so a step may read blocks of either lane, and either lane may reuse freed memory.
     """
-    return _Rank(program, fixed, comm, device, values, observer).run()
+    return _Rank(program, fixed, comm, device, values, observer, names).run()
 
 
-@dataclass
 class _Rank:
-    program: Program
-    fixed: Plans
-    comm: Comm
-    device: Device
-    values: dict[str, Blocks]
-    observer: Observer
+    """One rank of a program that runs; ``values`` are its blocks by the numbers of values."""
 
-    def __post_init__(self) -> None:
-        steps = {step.output: step.result for step in self.program.steps}
+    def __init__(
+        self,
+        program: Program,
+        fixed: Plans,
+        comm: Comm,
+        device: Device,
+        values: dict[str, Blocks],
+        observer: Observer,
+        names: Names,
+    ) -> None:
+        self.todo = prepared(fixed, comm.rank)
+        self.device, self.observer, self.names = device, observer, names
+        self.timed = _timed(comm, device, program.transport)
+        self.comm = self.timed or comm
+        self.values = {fixed.numbers[name]: values.pop(name) for name in list(values)}
         self.facts = self._facts()
-        self.moves = dict(self.fixed.fixed.moves)
-        self.declared: dict[str, Value] = dict(self.program.inputs) | steps
-        self.timed = _timed(self.comm, self.device, self.program.transport)
-        self.comm = self.timed or self.comm
+        self.on_cuda = device.kind == "cuda"
 
     def run(self) -> dict[Key, Array]:
         """Run all steps; return this rank's blocks of the results."""
-        program, device, values = self.program, self.device, self.values
+        device, values = self.device, self.values
         device.begin()
         self._borrow()
         clock = device.clock() if self.observer.profiled else None
         spans: list[Span] = []
         with device.computing():
-            for step, ending, spent in zip(program.steps, program.ends, program.spent, strict=True):
-                name = label(step.output)
-                with self.observer.step(name, _action(step)) as span, device.named(name):
-                    self._bring(step)
-                    if isinstance(step, Local):
-                        made = self._call_functions(step, name)
+            for step in self.todo.steps:
+                name = label(self.names(step.output))
+                with self.observer.step(name, step.action) as span, device.named(name):
+                    if step.moves is not None:
+                        self._bring(step.moves)
+                    if isinstance(step.work, Functions):
+                        made = self._call_functions(name, step.work)
                     else:
-                        made = self._run_collective(step, name, spent)
-                    span.nbytes = sum(getattr(block, "nbytes", 0) for block in made.values())
+                        made = self._run_collective(name, step.output, step.work)
+                    span.nbytes = sum([getattr(block, "nbytes", 0) for block in made.values()])
                     if self.timed is not None:
                         self.timed.note(span)
-                values[step.output] = made
+                values[step.number] = made
                 del made
                 if clock is not None:
                     clock.tick()
                     spans.append(span)
-                for name in ending:
-                    del values[name]
-                    self.facts.pop(name, None)
+                for number in step.ending:
+                    del values[number]
+                    self.facts.pop(number, None)
             device.synchronize()
             self.comm.check()
             if clock is not None:
@@ -105,20 +103,20 @@ class _Rank:
             if self.timed is not None:
                 self.timed.finish()
             results = {
-                key: self._outside(values[key[0]][key[1:]], self.declared[key[0]].container)
-                for key, rank in self.fixed.placed().items()
-                if rank == self.comm.rank
+                (self.names(name), *index): self._outside(values[number][index], on_host)
+                for name, (number, index), on_host in self.todo.results
             }
         return {key: device.hand_over(block) for key, block in results.items()}
 
-    def _facts(self) -> defaultdict[str, defaultdict[Index, Facts]]:
-        """Return the facts about blocks of inputs, by name, for collectives that want them."""
-        found: defaultdict[str, defaultdict[Index, Facts]] = defaultdict(lambda: defaultdict(dict))
-        for step in self.program.steps:
-            finds = OPERATIONS[step.operation].finds_facts if isinstance(step, Collective) else None
-            if finds is not None and finds(self.fixed.collectives[step.output]):
-                for name in self.values.keys() & set(step.inputs) - found.keys():
-                    found[name] |= {i: self.observer.facts(x) for i, x in self.values[name].items()}
+    def _facts(self) -> dict[int, dict[Index, Facts]]:
+        """Return the facts about blocks of inputs, by number, for collectives that want them."""
+        found: dict[int, dict[Index, Facts]] = {}
+        for step in self.todo.steps:
+            if isinstance(step.work, Operating) and step.work.finds_facts:
+                for number in (each.number for each in step.work.inputs):
+                    if number in self.values and number not in found:
+                        blocks = self.values[number].items()
+                        found[number] = {index: self.observer.facts(b) for index, b in blocks}
         return found
 
     def _borrow(self) -> None:
@@ -127,101 +125,109 @@ class _Rank:
             for index, block in blocks.items():
                 blocks[index] = self.device.borrow(block)
 
-    def _bring(self, step: Local | Collective) -> None:
-        """Move blocks of inputs before their first use, if the plans say so."""
-        inputs = {self.fixed.numbers[name]: self.values[name] for name in step.inputs}
-        moves = [each for number in inputs for each in self.moves.pop(number, ())]
-        if moves:
-            received = ship(moves, self.comm, self.device, inputs)
-            for each in moves:
-                if each.source == self.comm.rank:
-                    del inputs[each.value][each.index]
-            for (number, index), block in received.items():
-                inputs[number][index] = block
+    def _bring(self, moves: Shipping) -> None:
+        """Move blocks of inputs before their first use."""
+        received = ship(moves, self.comm, self.device, self.values)
+        for each in moves.out:
+            del self.values[each.value][each.index]
+        for (number, index), block in received.items():
+            self.values[number][index] = block
 
-    def _run_collective(self, step: Collective, name: str, spent: Collection[str]) -> Blocks:
+    def _run_collective(self, name: str, output: str, work: Operating) -> Blocks:
         """Run a collective on blocks in the device's memory that match the graph's declaration."""
-        inputs = []
-        for read in step.inputs:
-            self._conform(read)
-            layout = self.fixed.values[read].layout
-            # a block that several ranks have computed belongs to the first of them
-            blocks = self.values[read].items()
-            own = ((i, b) for i, b in blocks if layout.owner(i) == self.comm.rank)
-            inputs.append(Given(own, self.facts[read]))
-        for read in spent:
-            self.values[read].clear()  # so that the algorithm's references are the only ones
+        inputs = [self._given(read, work.finds_facts) for read in work.inputs]
+        for read in work.inputs:
+            if read.spent:
+                self.values[read.number].clear()  # the algorithm's references are the only ones
 
         def progress(done: int, steps: int) -> None:
             self.observer.progress(name, done, steps)
 
-        run = OPERATIONS[step.operation].run
-        plan = self.fixed.collectives[step.output]
-        made = run(plan, self.comm, self.device, *inputs, progress=progress)
+        made = work.run(work.plan, self.comm, self.device, *inputs, progress=progress)
         self.device.join()  # before the inputs are freed
         if isinstance(made, tuple):
             made, detail = made
-            self.observer.detail(step.output, detail)
+            self.observer.detail(self.names(output), detail)
         return made
 
-    def _conform(self, name: str) -> None:
+    def _given(self, read: Declared, finds_facts: bool) -> Blocks:
+        """Return this rank's own blocks of an input, with what is known of them if wanted."""
+        blocks = self._conform(read)
+        own = {index: blocks[index] for index in read.owned}
+        if not finds_facts:
+            return own
+        facts = self.facts.setdefault(read.number, {})
+        return Given(own.items(), {index: facts.setdefault(index, {}) for index in own})
+
+    def _conform(self, read: Declared) -> Blocks:
         """Convert the blocks of a value to the graph's declaration, in the device's memory."""
-        value, blocks, shown = self.declared[name], self.values[name], label(name)
-        was = dict(blocks)
-        for index, block in was.items():
+        blocks, dtype, replaced = self.values[read.number], read.dtype, []
+        of_numpy = read.value.container == NUMPY
+        for index, block in blocks.items():
+            here = (
+                self._on_device(block) if self.on_cuda else of_numpy and type(block) is np.ndarray
+            )
+            if here and block.dtype == dtype and block.shape == read.shapes[index]:
+                continue
             # a collective's result may be on the device
-            container = "cupy.ndarray" if self._on_device(block) else value.container
-            declared = shown, value.dtype, value.block_shape(index), container
-            blocks[index] = self.device.to_device(conforming(block, *declared))
-        if any(blocks[index] is not block for index, block in was.items()):
-            self.device.join()  # before the originals are freed
+            container = CUPY if self._on_device(block) else read.value.container
+            shown = label(self.names(read.name))
+            declared = shown, read.value.dtype, read.shapes[index], container
+            replaced.append((index, self.device.to_device(conforming(block, *declared))))
+        if replaced:
+            originals = dict(blocks)
+            blocks.update(replaced)
+            self.device.join()  # before they are freed
+            del originals
+        return blocks
 
-    def _call_functions(self, step: Local, name: str) -> Blocks:
+    def _call_functions(self, name: str, work: Functions) -> Blocks:
         """Run the block functions of a step for the blocks of this rank."""
-        self.observer.progress(name, 0, len(step.needs))
-        making = self.fixed.makings[step.output]
-        numbers = [self.fixed.numbers[name] for name in step.inputs]
-        known = {
-            number: self.values[name] for number, name in zip(numbers, step.inputs, strict=True)
-        }
-        received = {}
-        if making.shipments:
-            received = ship(making.shipments, self.comm, self.device, known)
-        needs = step.blocks()
-        mine = [index for index, ranks in making.ranks.items() if self.comm.rank in ranks]
-        batches = self.program.blockworks.batches(step.output, mine, self.device.batch)
-        done: list[Index] = []
+        observer, values, on_host = self.observer, self.values, work.on_host and self.on_cuda
+        observer.progress(name, 0, work.needs)
+        received: dict[Block, Array] = {}
+        if work.shipping is not None:
+            received = ship(work.shipping, self.comm, self.device, values)
+        together, count = work.together, len(work.makings)
+        done: set[Index] = set()
 
-        def block(at: int, place: Index) -> Array:
-            sent = (numbers[at], place) in received
-            found = received[numbers[at], place] if sent else known[numbers[at]][place]
-            return self._outside(found, step.result.container)
+        def read(making: Making) -> list[Array]:
+            reads = making.reads
+            if received:
+                given = [received[at] if at in received else values[at[0]][at[1]] for at in reads]
+            else:
+                given = [values[number][index] for number, index in reads]
+            return [self._outside(block, on_host) for block in given] if on_host else given
 
-        def make(batch: Batch) -> list[Array]:
-            given = [
-                {(step.inputs[at], *place): block(at, place) for at, place in needs[index]}
-                for index in batch.blocks
-            ]
+        def make(batch: tuple[Making, ...]) -> list[Array]:
+            given = [read(making) for making in batch]
             try:
-                with self.observer.calling():
-                    made = batch.compute(given)
+                with observer.calling():
+                    if together is None or len(batch) == 1:
+                        made = [batch[0].function(*given[0])]
+                    else:
+                        pairs = zip(batch, given, strict=True)
+                        made = together([arguments_of(each.function, own) for each, own in pairs])
             except CommError as error:  # from a gang within the function: this gang lost no rank
                 raise GangError(f"{type(error).__name__}: {error}") from error
-            done.extend(batch.blocks)
-            self.observer.progress(name, len(done), len(mine))
+            except Exception as error:
+                self.names.show(error)
+                raise
+            done.update(making.place for making in batch)
+            observer.progress(name, len(done), count)
             return made
 
-        lists = self.device.each(make, batches)
-        self.device.join()  # before the received blocks are freed
-        order = [index for batch in batches for index in batch.blocks]
-        return dict(zip(order, chain.from_iterable(lists), strict=True))
+        lists = self.device.each(make, work.batches(self.device.batch))
+        self.device.join()  # before received blocks are freed
+        places = (making.place for making in work.makings)
+        return dict(zip(places, chain.from_iterable(lists), strict=True))
 
     def _on_device(self, block: Array) -> bool:
-        return self.device.kind == "cuda" and type(block).__module__.startswith("cupy")
+        return self.on_cuda and type(block).__module__.startswith("cupy")
 
-    def _outside(self, block: Array, container: str) -> Array:
-        """Return a block in the container that its block function expects."""
-        move = container == NUMPY and self._on_device(block)
+    def _outside(self, block: Array, on_host: bool) -> Array:
+        """Return a block where its reader expects it."""
+        move = on_host and self._on_device(block)
         return self.device.to_host(block) if move else block
 
 
@@ -244,8 +250,3 @@ def _write_times(spans: Iterable[Span], ago: Iterable[float], now: float) -> Non
     """Write the times of steps, whose bounds the device passed so many seconds ago."""
     for span, (start, stop) in zip(spans, pairwise(ago), strict=True):
         span.start, span.stop = now - start, now - stop
-
-
-def _action(step: Local | Collective) -> str:
-    moves = isinstance(step, Collective) and step.operation == "rechunk"
-    return "transfer" if moves else "compute"

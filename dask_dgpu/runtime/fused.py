@@ -6,24 +6,26 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from dask_dgpu.kernels.fused import evaluate, evaluate_all
-from dask_dgpu.runtime.blockworks import run_fused
+from dask_dgpu.runtime.calls import Chain
 from graph_opt.dask_graph.fusing import Fusion
 from graph_opt.dask_graph.reductions import EXTREMES, Chunked
-from graph_opt.model.expression import Expression, Reduce
+from graph_opt.model.expression import Reduce
+from graph_opt.model.layout import Bare, dtype_named
 
 Array = Any
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Fused:
+class Fused(Bare):
     """Computes one block of a fusion by one kernel.
 
     Dask's own tasks run instead for blocks that are of another type or dtype than their array, and
@@ -37,20 +39,20 @@ class Fused:
 
     def __call__(self, *given: Any) -> Any:
         """Return the block, or what Dask's aggregate of several blocks reads."""
-        fusion, (blocks, place) = self.fusion, self._read(given)
-        if not _suit(blocks, fusion.dtypes):
-            return run_fused(fusion.tasks, fusion.name, range(len(given)), *blocks, *place)
-        with _quiet(fusion.expression):
-            results = evaluate(fusion.expression, blocks)
+        blocks, place = self._read(given)
+        if not _suit(blocks, self._dtypes):
+            return self.chain(*blocks, *(place or (None,)))
+        with _ignored() if self._ignores else _NOTHING:
+            results = evaluate(self.fusion.expression, blocks)
         return self._finished(results, blocks, place)
 
     def together(self, calls: Sequence[Sequence[Any]]) -> list[Any]:
         """Return the results of several calls; on a GPU blocks of one kind share launches."""
-        fusion, read = self.fusion, [self._read(given) for given in calls]
-        if not all(_suit(blocks, fusion.dtypes) for blocks, _ in read):
+        read = [self._read(given) for given in calls]
+        if not all(_suit(blocks, self._dtypes) for blocks, _ in read):
             return [self(*given) for given in calls]
-        with _quiet(fusion.expression):
-            found = evaluate_all(fusion.expression, [blocks for blocks, _ in read])
+        with _ignored() if self._ignores else _NOTHING:
+            found = evaluate_all(self.fusion.expression, [blocks for blocks, _ in read])
         return [
             self._finished(results, blocks, place)
             for results, (blocks, place) in zip(found, read, strict=True)
@@ -58,7 +60,7 @@ class Fused:
 
     def _read(self, given: Sequence[Any]) -> tuple[list[Array], Sequence[Any]]:
         """Return the blocks of a call, and their place if it has one."""
-        inputs = len(self.fusion.dtypes)
+        inputs = len(self._dtypes)
         return [_single(block) for block in given[:inputs]], given[inputs:]
 
     def _finished(
@@ -70,14 +72,30 @@ class Fused:
         shapes = fusion.expression.shapes([block.shape for block in blocks])
         return _partial(fusion.chunked, results, shapes[fusion.reduced], *place)
 
+    @cached_property
+    def _dtypes(self) -> tuple[np.dtype[Any], ...]:
+        return tuple(map(dtype_named, self.fusion.dtypes))
+
+    @cached_property
+    def _ignores(self) -> bool:
+        """Whether Dask ignores a warning in its own function: ``nanmin`` or ``nanmax``."""
+        nodes = self.fusion.expression.nodes
+        functions = {node.function for node in nodes if isinstance(node, Reduce)}
+        return not functions.isdisjoint(("nanmin", "nanmax"))
+
+    @cached_property
+    def chain(self) -> Chain:
+        """Dask's own tasks, called with the blocks and the place of the block."""
+        fusion = self.fusion
+        return Chain.of(fusion.tasks, fusion.name, range(len(fusion.dtypes) + 1))
+
+
+_NOTHING = nullcontext()
+
 
 @contextmanager
-def _quiet(expression: Expression) -> Iterator[None]:
-    """Ignore the warning that Dask ignores in its own ``nanmin`` and ``nanmax``."""
-    functions = {node.function for node in expression.nodes if isinstance(node, Reduce)}
-    if functions.isdisjoint(("nanmin", "nanmax")):
-        yield
-        return
+def _ignored() -> Iterator[None]:
+    """Ignore the warning about axes of nothing but NaN."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "All-NaN slice encountered", RuntimeWarning)
         yield
@@ -90,17 +108,20 @@ def _single(block: Any) -> Any:
     return block
 
 
-def _suit(blocks: Sequence[Any], dtypes: Sequence[str]) -> bool:
+def _suit(blocks: Sequence[Any], dtypes: Sequence[np.dtype[Any]]) -> bool:
     """Whether a kernel can read all blocks: arrays of NumPy, some scalars, or arrays of CuPy."""
     kinds = {type(block) for block in blocks}
     if np.ndarray in kinds:
-        known = all(kind is np.ndarray or issubclass(kind, np.generic) for kind in kinds)
+        known = len(kinds) == 1 or all(k is np.ndarray or issubclass(k, np.generic) for k in kinds)
     else:
         cupy = sys.modules.get("cupy")
         known = cupy is not None and kinds == {cupy.ndarray}
-    return known and all(
-        block.dtype == dtype and block.size for block, dtype in zip(blocks, dtypes, strict=True)
-    )
+    if not known:
+        return False
+    for block, dtype in zip(blocks, dtypes, strict=True):
+        if block.dtype != dtype or not block.size:
+            return False
+    return True
 
 
 def _scalar(result: Array) -> Array:

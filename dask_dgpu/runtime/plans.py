@@ -75,7 +75,10 @@ class Fixed(Bare):
 
 
 class Plans:
-    """The plans of a program, by the names of its values."""
+    """The plans of a program, by the names of its values.
+
+    ``prepared`` has for each rank what it has made of them to run the program.
+    """
 
     def __init__(self, program: Program, fixed: Fixed) -> None:
         names = program.names
@@ -85,6 +88,7 @@ class Plans:
         self.collectives = {names[number]: plan for number, plan in fixed.collectives.items()}
         self.values = {names[number]: placed for number, placed in fixed.values.items()}
         self.makings = {names[number]: making for number, making in fixed.makings.items()}
+        self.prepared: dict[int, Any] = {}
 
     def placed(self) -> dict[Key, int]:
         """Return the rank that ends up with each block of the results."""

@@ -18,7 +18,6 @@ from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Index
 from graph_opt.model.piece import Wanted, label_of
 
-Array = Any
 Key = tuple[Any, ...]
 
 
@@ -27,12 +26,14 @@ class Limits:
     """Limits of a gang.
 
     It fails after ``timeout`` seconds without progress, ``grace`` seconds after a broken transfer,
-    in which the scheduler may notice a lost worker, or after too many ``restarts``.
+    in which the scheduler may notice a lost worker, or after too many ``restarts``. Each rank keeps
+    programs with so many bytes, for the next run.
     """
 
     timeout: float = 300.0
     grace: float = 10.0
     restarts: int = 3
+    kept_programs: int = 64 << 20
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,18 @@
 """Transfers of whole blocks of any kind: arrays, or intermediate values of reductions.
 
-The receiver does not know their sizes, so each block has a header of fixed size: the pickled block
-without its large arrays, and the sizes of these. The arrays follow, from device to device. Only
-what has too long a header is pickled as a whole.
+The receiver does not know their sizes, so each block has a header of fixed size: the sizes of its
+large arrays, and the pickled block without these. They follow, from device to device. Only what has
+too long a header is pickled as a whole, and follows as one array::
+
+    bytes   4        4      8 each
+          | arrays | text | sizes of arrays | text |       a block without text follows pickled
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,33 +27,45 @@ from graph_opt.model.layout import CUPY, NUMPY
 Array = Any
 
 HEADER = 1024
-"""Bytes of a header; the first four are the length of the pickled text after them."""
+"""Bytes of a header."""
 
-LENGTH = 4
+COUNTS = struct.Struct("<II")
+"""The number of arrays that follow, and the bytes of the pickled block, 0 if it follows too."""
 
 SMALL = 256
 """Bytes of an array that is left in the header."""
 
 
 class Header(NamedTuple):
-    """The bytes of what follows, and the block without it; none if a pickled block follows."""
+    """The bytes of each array that follows, and the pickled block without them."""
 
     sizes: tuple[int, ...]
-    text: bytes | None
+    text: bytes
+
+
+class Shipping(NamedTuple):
+    """The shipments of one rank: those that it sends, and those that it receives."""
+
+    out: tuple[Shipment, ...]
+    expected: tuple[Shipment, ...]
+
+    @classmethod
+    def of(cls, shipments: Sequence[Shipment], rank: int) -> Shipping | None:
+        """Return a rank's part of shipments, ``None`` if it has none."""
+        out = tuple(each for each in shipments if each.source == rank)
+        expected = tuple(each for each in shipments if each.target == rank)
+        return cls(out, expected) if out or expected else None
 
 
 def ship(
-    shipments: Sequence[Shipment], comm: Comm, device: Device, values: Mapping[int, Blocks]
+    shipping: Shipping, comm: Comm, device: Device, values: Mapping[int, Blocks]
 ) -> dict[Block, Any]:
-    """Send this rank's shipments, and return the received blocks by value and place.
+    """Send a rank's shipments, and return the received blocks by value and place.
 
-    Every rank calls this with the same shipments. The host waits for the device, because it has
-    to read the headers.
+    Every rank with a part calls this. The host waits for the device, because it has to read the
+    headers.
     """
-    out = [each for each in shipments if each.source == comm.rank]
-    expected = [each for each in shipments if each.target == comm.rank]
-    if not out and not expected:
-        return {}
+    out, expected = shipping
     targets, sources = [each.target for each in out], [each.source for each in expected]
     device.synchronize()
     packed = [_packed(values[each.value][each.index]) for each in out]
@@ -73,6 +89,8 @@ def _exchange(
     comm: Comm, device: Device, sends: list[tuple[int, Array]], recvs: list[tuple[int, int]]
 ) -> list[Array]:
     """Send arrays to ranks; return the arrays, of given sizes, that ranks send to this one."""
+    if not sends and not recvs:  # small blocks travel within their headers
+        return []
     with device.transferring():
         sent = [(rank, device.to_device(array)) for rank, array in sends]
         received = [(rank, device.empty(size, "uint8")) for rank, size in recvs]
@@ -86,27 +104,36 @@ def _exchange(
 
 def _packed(block: Any) -> tuple[Array, list[Array]]:
     """Return the header of a block, and what follows it, both as bytes."""
-    text = io.BytesIO()
-    packer = _Packer(text)
-    packer.dump(block)
-    arrays = [array.ravel().view(np.uint8) for array in packer.arrays]
-    header = pickle.dumps(Header(tuple(array.size for array in arrays), text.getvalue()))
-    if len(header) + LENGTH > HEADER:
+    plain = type(block) is np.ndarray or isinstance(block, np.generic)
+    arrays: list[Array] = []
+    if plain and block.nbytes <= SMALL:  # most blocks of reductions
+        text = pickle.dumps(block, 5)
+    else:
+        text, arrays = _Packer.split(block)
+    header = _header([array.size for array in arrays], text)
+    if len(header) > HEADER:
         arrays = [np.frombuffer(pickle.dumps(block), np.uint8)]
-        header = pickle.dumps(Header((arrays[0].size,), None))
-    filled = len(header).to_bytes(LENGTH, "little") + header
-    return np.frombuffer(filled.ljust(HEADER, b"\0"), np.uint8), arrays
+        header = _header([arrays[0].size], b"")
+    return np.frombuffer(header.ljust(HEADER, b"\0"), np.uint8), arrays
+
+
+def _header(sizes: Sequence[int], text: bytes) -> bytes:
+    count = len(sizes)
+    return COUNTS.pack(count, len(text)) + struct.pack(f"<{count}Q", *sizes) + text
 
 
 def _opened(header: Array) -> Header:
-    length = int.from_bytes(header[:LENGTH].tobytes(), "little")
-    opened: Header = pickle.loads(header[LENGTH : LENGTH + length].tobytes())
-    return opened
+    count, length = COUNTS.unpack_from(header)
+    start = COUNTS.size + 8 * count
+    sizes = struct.unpack_from(f"<{count}Q", header, COUNTS.size)
+    return Header(sizes, header[start : start + length].tobytes())
 
 
 def _unpacked(header: Header, arrays: Iterator[Array], device: Device) -> Any:
     """Return a block from its header, and from the next of all received arrays."""
-    if header.text is None:
+    if not header.sizes:
+        return pickle.loads(header.text)
+    if not header.text:
         return pickle.loads(device.to_host(next(arrays)).tobytes())
     return _Unpacker(io.BytesIO(header.text), arrays, device).load()
 
@@ -118,8 +145,18 @@ class _Packer(pickle.Pickler):
         super().__init__(file)
         self.arrays: list[Array] = []
 
+    @classmethod
+    def split(cls, block: Any) -> tuple[bytes, list[Array]]:
+        """Return a pickled block, and its large arrays as bytes."""
+        text = io.BytesIO()
+        packer = cls(text)
+        packer.dump(block)
+        return text.getvalue(), [array.ravel().view(np.uint8) for array in packer.arrays]
+
     def persistent_id(self, obj: Any) -> tuple[bool, Any, Any] | None:
-        if container_of(obj) not in (NUMPY, CUPY) or obj.dtype.hasobject or obj.nbytes <= SMALL:
+        if type(obj).__name__ != "ndarray" or container_of(obj) not in (NUMPY, CUPY):
+            return None
+        if obj.dtype.hasobject or obj.nbytes <= SMALL:
             return None
         self.arrays.append(obj)
         return isinstance(obj, np.ndarray), obj.shape, obj.dtype

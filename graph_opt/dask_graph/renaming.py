@@ -17,7 +17,7 @@ import io
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -73,9 +73,8 @@ class Canonical:
         text = pickled((list(graph.layers.items()), needed, _ordered(keys, numbers)))
         if len(text) > MOST_TEXT:
             raise IncomparableError("expected a graph with few bytes")
-        found: dict[bytes, bytes] = {}
-        text = TOKEN.sub(lambda match: found.setdefault(match[0], b"%032x" % len(found)), text)
-        return cls(text, tuple(found))
+        text, tokens = numbered(text)
+        return cls(text, tuple(tokens))
 
     def open(self) -> tuple[HighLevelGraph, list[Key]]:
         """Return the graph with numbered tokens, and its requested keys."""
@@ -108,6 +107,18 @@ class Canonical:
     @cached_property
     def _all(self) -> bytes:
         return b"".join(self.tokens)
+
+
+def numbered(text: bytes) -> tuple[bytes, list[bytes]]:
+    """Return pickled data with a number in place of each token, and the tokens in order."""
+    found: dict[bytes, bytes] = {}
+    text = TOKEN.sub(lambda match: found.setdefault(match[0], b"%032x" % len(found)), text)
+    return text, list(found)
+
+
+def restored(text: bytes, tokens: Sequence[bytes]) -> bytes:
+    """Return data that :func:`numbered` has returned, with these tokens."""
+    return TOKEN.sub(lambda match: tokens[int(match[0], 16)], text)
 
 
 def pickled(value: Any, known: Mapping[str, Layer] | None = None, *own: Any) -> bytes:

@@ -146,6 +146,11 @@ class Expression:
         return 1 + max((node.at for node in self.nodes if isinstance(node, Input)), default=-1)
 
     @cached_property
+    def has_views(self) -> bool:
+        """Whether any node is a view."""
+        return any(isinstance(node, View) for node in self.nodes)
+
+    @cached_property
     def released(self) -> tuple[tuple[int, ...], ...]:
         """For each node its arguments that no later node and no result needs."""
         needed = set(self.results)

@@ -152,6 +152,7 @@ SETTINGS: list[tuple[str, Any]] = [
     *(("memory_safety_margin", bad) for bad in (1, 2, -0.1, NAN, INF, "0.2", None, True)),
     *(("gang_timeout", bad) for bad in (0, -1, "0s", "-3s", NAN, INF, "soon", None, True)),
     *(("gang_grace", bad) for bad in (-1, "-3s", NAN, INF, "soon", None)),
+    *(("gang_kept_programs", bad) for bad in (-1, "-1 MiB", NAN, INF, "many", None, True)),
     *(("gang_restarts", bad) for bad in (-1, 1.5, "3", None, True)),
     *(("local_ranks", bad) for bad in (0, -1, 1.5, "3", None, True, NAN)),
     *(("regions", bad) for bad in ("yes", 1, None)),
@@ -231,7 +232,7 @@ def test_a_setting(name: str, bad: Any) -> None:
     before = dask.config.get("array_optimize", None)
     dotted = name.replace("on_error", "on-error").replace("safety_margin", "safety-margin")
     dotted = dotted.replace("local_ranks", "local-ranks").replace("output_layout", "output-layout")
-    dotted = dotted.replace("wire_dtype", "wire-dtype")
+    dotted = dotted.replace("wire_dtype", "wire-dtype").replace("kept_programs", "kept-programs")
     message = refuses(lambda: dgpu.enable(**{name: bad}), "setting")
     assert f"dgpu.{dotted.replace('_', '.')}" in message
     assert dask.config.get("array_optimize", None) is before

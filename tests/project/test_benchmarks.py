@@ -516,6 +516,20 @@ def test_structures_writes_every_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_steps_writes_every_kind(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "steps.py", "--quick", "--profile")
+    assert len(lines) == 8
+    assert all(line["us_a_step"] > line["alone_us_a_step"] for line in lines)
+
+
+@pytest.mark.gpu
+def test_steps_on_a_gpu(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "steps.py", "--quick", "--profile", "--cuda")
+    assert len(lines) == 4
+    assert all(line["us_a_step"] > 0 for line in lines)
+
+
+@pytest.mark.slow
 def test_programs_run_without_dask(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "peers/suite_alone.py", "numpy", "--quick")
     assert len(lines) == 30

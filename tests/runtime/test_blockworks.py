@@ -53,7 +53,7 @@ def test_blocks_of_a_rank_in_batches(case: str, rows: int, batches: list[int]) -
         found = PROGRAMS[case](da.from_array(A, chunks=(rows, 8))).compute()
     wanted = PROGRAMS[case](A.astype("f8"))
     np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
-    assert batches
-    assert max(batches) <= Batching.batch
+    assert batches or rows >= 20  # then most ranks have one block
+    assert max(batches, default=0) <= Batching.batch
     if rows == 3:  # each rank has at least three of seven blocks
         assert max(batches) == Batching.batch

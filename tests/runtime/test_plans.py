@@ -20,7 +20,7 @@ from dask_dgpu.operations.value import Shipment, Value
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.plans import Owners, Placement, Plans, plans, received
 from dask_dgpu.runtime.program import Program
-from dask_dgpu.runtime.ship import HEADER, ship
+from dask_dgpu.runtime.ship import HEADER, Shipping, ship
 from graph_opt.model.layout import Layout, dealt
 
 RANKS = 3
@@ -291,7 +291,7 @@ def test_whatever_it_is_arrives(value: Any) -> None:
             "v": {(0,): value} if comm.rank == 1 else {},
             "w": {(): 1} if comm.rank == 0 else {},
         }
-        return ship(shipments, comm, HostDevice(), mine)
+        return ship(Shipping.of(shipments, comm.rank), comm, HostDevice(), mine)
 
     first, second, third = run_local(3, rank)
     assert second == {("w", ()): 1}
@@ -301,6 +301,11 @@ def test_whatever_it_is_arrives(value: Any) -> None:
         assert getattr(found, "dtype", None) == getattr(value, "dtype", None)
 
 
-def test_nothing_to_ship_asks_nothing_of_the_others() -> None:
-    assert run_local(2, lambda comm: ship([], comm, HostDevice(), {})) == [{}, {}]
+def test_ranks_without_shipments_have_no_part() -> None:
+    shipments = [Shipment(0, (0,), 1, 0)]
+    assert [Shipping.of(shipments, rank) for rank in range(3)] == [
+        Shipping((), (shipments[0],)),
+        Shipping((shipments[0],), ()),
+        None,
+    ]
     assert HEADER >= 512

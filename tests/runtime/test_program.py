@@ -10,7 +10,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from dask._task_spec import Alias, DataNode, Task, TaskRef, execute_graph
+from dask._task_spec import Alias, DataNode, Dict, List, Task, TaskRef, Tuple, execute_graph
 from dask.blockwise import Blockwise, optimize_blockwise
 from dask.core import flatten
 from hypothesis import given
@@ -21,13 +21,15 @@ from dask_dgpu.comm.local import run_local
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.value import Collective, Value
-from dask_dgpu.runtime.blockworks import Blockworks, run_fused
+from dask_dgpu.runtime.blockworks import Blockworks
+from dask_dgpu.runtime.calls import Chain, bound
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Limits, Program
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of
 from graph_opt.model.subscripts import Subscripts
+from tests.support.profiles import examples
 
 ROWS, COLUMNS, WHOLE = cuts_of((2, 3)), cuts_of((3, 4)), (0, 7)
 A = np.arange(35.0).reshape(5, 7)
@@ -149,13 +151,13 @@ def test_any_tasks_are_run_as_dask_runs_them(needs: list[list[int]]) -> None:
     last = f"task-{len(needs) - 1}"
     outside = {name: DataNode(name, value) for name, value in zip(names, (10, 100), strict=True)}
     wanted = execute_graph({**outside, **tasks}, keys=[last])[last]
-    assert run_fused(tasks, last, names, 10, 100) == wanted
+    assert Chain.of(tasks, last, names)(10, 100) == wanted
 
 
 def test_aliases_and_long_chains() -> None:
     tasks: dict[str, Any] = {"0": Alias("0", "x")}
     tasks |= {str(i): Task(str(i), total, TaskRef(str(i - 1))) for i in range(1, 5000)}
-    assert run_fused(tasks, "4999", ["x"], 0) == 4999
+    assert Chain.of(tasks, "4999", ["x"])(0) == 4999
 
 
 def test_what_is_made_is_let_go_of_after_its_last_use() -> None:
@@ -170,7 +172,7 @@ def test_what_is_made_is_let_go_of_after_its_last_use() -> None:
 
     tasks = {"0": Task("0", grown, TaskRef("x"))}
     tasks |= {str(i): Task(str(i), grown, TaskRef(str(i - 1))) for i in range(1, 9)}
-    assert (run_fused(tasks, "8", ["x"], np.zeros(3)) == 9).all()
+    assert (Chain.of(tasks, "8", ["x"])(np.zeros(3)) == 9).all()
     assert max(alive) == 2
 
 
@@ -180,8 +182,45 @@ def test_errors_are_those_of_the_task() -> None:
 
     tasks: Mapping[str, Any] = {"broken-01": Task("broken-01", broken, TaskRef("x"))}
     with pytest.raises(ArithmeticError, match="no such number") as raised:
-        run_fused(tasks, "broken-01", ["x"], 1)
+        Chain.of(tasks, "broken-01", ["x"])(1)
     assert raised.value.__notes__ == ["in broken-01"]
+
+
+def noted(*args: Any, **options: Any) -> Any:
+    return args, sorted(options.items())
+
+
+BLOCKS = {"a": 1, ("b", 0): np.arange(3), "c": [2, "text"]}
+REFS = [TaskRef(key) for key in BLOCKS]
+ARGUMENTS = st.recursive(
+    st.sampled_from([*REFS, DataNode(None, 5), 6, "a", None, [7], {"a": 8}]),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda some: List(*some)),
+        st.lists(inner, max_size=3).map(lambda some: Tuple(*some)),
+        st.lists(inner, max_size=2).map(
+            lambda some: Dict({f"key-{at}": each for at, each in enumerate(some)})
+        ),
+        st.lists(inner, max_size=3).map(lambda some: Task(None, noted, *some)),
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.lists(ARGUMENTS, max_size=4), st.dictionaries(st.sampled_from("xyz"), ARGUMENTS))
+@examples(200)
+def test_bound_tasks_return_what_dask_returns(args: list[Any], options: dict[str, Any]) -> None:
+    """Blocks are found anywhere in arguments and keywords; all else is constant."""
+    task = Task("task", noted, *args, **options)
+    order = list(BLOCKS)
+    call = bound(task, {key: at for at, key in enumerate(order)})
+    for _ in range(2):
+        got = call(*(BLOCKS[key] for key in order))
+        assert repr(got) == repr(task(BLOCKS))
+
+
+@pytest.mark.parametrize("node", [Alias("x", "c"), TaskRef("c"), DataNode("x", BLOCKS["c"])])
+def test_nodes_without_a_function(node: Any) -> None:
+    assert bound(node, {"a": 0, "c": 1})(1, BLOCKS["c"]) is BLOCKS["c"]
 
 
 X = da.from_array(np.arange(24.0).reshape(4, 6), chunks=(2, 3)).persist(scheduler="sync")
@@ -237,6 +276,7 @@ def test_a_blockwise_layer_has_one_task_for_all_blocks(
 
     monkeypatch.setattr(dask.blockwise, "_make_blockwise_graph", counted)
     blocks = [key[1:] for key in layer.get_output_keys()]
-    for index, task in Blockworks({y.name: layer}).tasks(y.name, blocks).items():
-        np.testing.assert_array_equal(task(values), values[y.name, *index])
+    for index, call in Blockworks({y.name: layer}).calls(y.name, blocks).items():
+        block = call.function(*(values[key] for key in call.reads))
+        np.testing.assert_array_equal(block, values[y.name, *index])
     assert made == ([] if case in COMMON else [y.name])

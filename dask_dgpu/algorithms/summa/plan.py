@@ -145,8 +145,8 @@ class SummaPlan(Bare):
         return "float32" if self.dtype == "float16" else self.dtype
 
     @cached_property
-    def schedules(self) -> dict[int, Any]:
-        """Cache of the steps of each rank."""
+    def schedules(self) -> dict[Any, Any]:
+        """Cache of the steps of each rank, and of its share of C."""
         return {}
 
     @cached_property

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dask_dgpu.algorithms import Array, Progress, no_progress
 from dask_dgpu.algorithms.summa.plan import Block, Matrix, SummaPlan
-from dask_dgpu.algorithms.summa.schedule import Messages, Piece, Pulls, Step, schedule
+from dask_dgpu.algorithms.summa.schedule import Carrier, Piece, Step, carrier_of, schedule
+from dask_dgpu.algorithms.summa.share import Share, share_of
 from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.algorithms.summa.zeros import Counts, Known, count_zeros, no_counts
 from dask_dgpu.comm.protocol import Comm
@@ -48,15 +49,16 @@ def summa_rank(
     and one in. Blocks of C count in ``plan.accumulator``.
     """
     steps, operands, sent = schedule(plan, comm.rank), [a, b], sent or Sent()
+    share = share_of(plan, comm.rank)
     with device.computing():
         given = device.mark()
     with device.transferring():
         device.after(given)
         limits = plan, comm, device, steps, operands
         known = count_zeros(*limits, sent, counts or no_counts()) if plan.sparse else None
-        carrier = Pulls.open(*limits) or Messages(*limits, sent)
-        panels = _Panels(plan, device, comm.rank)
-    strips = _strips(plan, device, comm.rank)
+        carrier = carrier_of(*limits, sent)
+        panels = _Panels(plan, device, share)
+    strips = _strips(plan, device, share)
     with device.transferring():
         carrier.send(steps[0])
     for at, step in enumerate(steps):
@@ -80,8 +82,7 @@ def summa_rank(
         return _blocks(plan, strips)
 
 
-@dataclass(frozen=True)
-class _Factor:
+class _Factor(NamedTuple):
     """A part of an operand in a step, from a position along the contraction on.
 
     ``column`` is the first column of a part of B within its strips.
@@ -145,7 +146,8 @@ class _Panel:
                 lo, hi = max(a.start, b.start), min(a.start + a.values.shape[1], end)
                 if lo < hi:
                     columns, rows = (slice(lo - x.start, hi - x.start) for x in (a, b))
-                    yield replace(a, values=a.values[:, columns]), replace(b, values=b.values[rows])
+                    right_part = _Factor(b.values[rows], column=b.column)
+                    yield _Factor(a.values[:, columns]), right_part
 
     def _columns(self, piece: Piece) -> tuple[int, slice]:
         """Return the group of a piece of B, and its columns within the group."""
@@ -172,13 +174,10 @@ class _Panel:
 class _Panels:
     """Two buffers for panels, each a piece of A followed by a piece of B; on the transfer lane."""
 
-    def __init__(self, plan: SummaPlan, device: Device, rank: int) -> None:
+    def __init__(self, plan: SummaPlan, device: Device, share: Share) -> None:
         self.device = device
-        rows, columns = plan.rectangle(rank)
         self.in_place = plan.in_place
-        self.height = 0 if plan.in_place[0] else rows[1] - rows[0]
-        self.width = 0 if plan.in_place[1] else columns[1] - columns[0]
-        self.starts = [plan.b.columns[j] - columns[0] for j, _ in plan.groups(rank)]
+        self.height, self.width, self.starts, _ = share
         dtype = gemm.factor_dtype(device.kind, plan.dtype)
         size = (self.height + self.width) * -(-plan.deepest // plan.steps)
         self.buffers = [
@@ -186,9 +185,7 @@ class _Panels:
         ]
         self.marks: list[Any] = [None] * len(self.buffers)
 
-    def fill(
-        self, step: Step, at: int, carrier: Messages | Pulls, operands: list[Matrix]
-    ) -> _Panel:
+    def fill(self, step: Step, at: int, carrier: Carrier, operands: list[Matrix]) -> _Panel:
         """Add local pieces to a panel, and wait for the pieces of other ranks."""
         which = at % len(self.buffers)
         depth = step.panel[1] - step.panel[0]
@@ -237,24 +234,13 @@ class _Strip:
             yield (self.row, j), self.sums[:, cuts[j] - left : cuts[j + 1] - left]
 
 
-def _strips(plan: SummaPlan, device: Device, rank: int) -> list[_Strip]:
-    """Allocate C in strips of one block row and as many block columns as the workspace allows.
-
-    Products are few, and each strip is freed as soon as it is cut into blocks.
-    """
-    if rank not in plan.positions:
-        return []
-    r, _, _ = plan.positions[rank]
-    (top, _), _ = plan.rectangle(rank)
-    rows, columns = plan.a.rows, plan.b.columns
-    strips = []
+def _strips(plan: SummaPlan, device: Device, share: Share) -> list[_Strip]:
+    """Allocate C in strips: products are few, and each is freed once it is cut into blocks."""
     with device.computing():
-        for i in range(*plan.row_spans[r]):
-            for group, (j0, j1) in enumerate(plan.groups(rank)):
-                shape = rows[i + 1] - rows[i], columns[j1] - columns[j0]
-                sums = device.zeros(shape, plan.accumulator)
-                strips.append(_Strip(i, (j0, j1), group, rows[i] - top, sums))
-    return strips
+        return [
+            _Strip(i, columns, group, top, device.zeros(shape, plan.accumulator))
+            for i, columns, group, top, shape in share.strips
+        ]
 
 
 def _blocks(plan: SummaPlan, strips: list[_Strip]) -> dict[Block, Array]:

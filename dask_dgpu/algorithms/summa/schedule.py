@@ -146,6 +146,19 @@ def aligned(nbytes: Any) -> Any:
     return -(-nbytes // ALIGN) * ALIGN
 
 
+class Still:
+    """Nothing to carry: each rank owns all its pieces."""
+
+    def send(self, step: Step) -> None:
+        """Do nothing: no piece moves."""
+
+    def unpack(self, step: Step, place: Callable[[Piece], Array]) -> None:
+        """Do nothing: no piece moves."""
+
+    def close(self) -> None:
+        """Do nothing: no piece moves."""
+
+
 class Messages:
     """The two message buffers of a rank, for all steps; adds what it sends to ``sent``.
 
@@ -218,7 +231,7 @@ class Pulls:
         Reads do not convert, so both operands need the dtype of the panels.
         """
         uniform = plan.a.dtype == plan.b.dtype == factor_dtype(device.kind, plan.dtype)
-        if not (plan.one_sided and uniform and any(step.moves for step in steps)):
+        if not (plan.one_sided and uniform):
             return None
         counts = Counter[int]()
         positions: dict[tuple[int, Block], int] = {}
@@ -245,3 +258,21 @@ class Pulls:
     def close(self) -> None:
         """Let the current lane wait until all ranks have read their pieces."""
         self.window.close().wait()
+
+
+Carrier = Still | Messages | Pulls
+
+
+def carrier_of(
+    plan: SummaPlan,
+    comm: Comm,
+    device: Device,
+    steps: list[Step],
+    operands: list[Matrix],
+    sent: Sent,
+) -> Carrier:
+    """Return what carries pieces between ranks, the same on all; counts in ``sent``."""
+    if not any(step.moves for step in steps):
+        return Still()
+    limits = plan, comm, device, steps, operands
+    return Pulls.open(*limits) or Messages(*limits, sent)

@@ -67,6 +67,10 @@ class CudaDevice:
         self._constants: dict[Hashable, Array] = {}
         self._borrowed: deque[tuple[list[Any], Any]] = deque()
         self._watch: Watch | None = None
+        self._moved = True  # whether there was work on the transfer lane since the last join
+        # a wait for a mark is not affected by its next record
+        self._joint = cupy.cuda.Event(disable_timing=True)
+        self._foreign = cupy.cuda.Event(disable_timing=True)
         wait_for_plans()
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
@@ -106,23 +110,24 @@ class CudaDevice:
         with self._compute:
             made = [function(item) for item in items]  # map would stop at a StopIteration
             # users' functions may launch kernels on streams that CuPy does not control
-            self.after(_legacy_mark())
+            self.after(cupy.cuda.Stream.null.record(self._foreign))
             return made
 
     def join(self) -> None:
-        with self._compute:
-            computed = self.mark()
-        with self._transfer:
-            self.after(computed)
-            moved = self.mark()
-        with self._compute:
-            self.after(moved)
+        self._joint.record(self._compute)
+        self._transfer.wait_event(self._joint)
+        if self._moved:
+            self._moved = False
+            self._joint.record(self._transfer)
+            with self._compute:
+                self.after(self._joint)
         self._free_borrowed()
 
     def computing(self) -> AbstractContextManager[Any]:
         return self._compute
 
     def transferring(self) -> AbstractContextManager[Any]:
+        self._moved = True
         return self._transfer
 
     def named(self, name: str) -> AbstractContextManager[Any]:

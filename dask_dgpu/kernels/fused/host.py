@@ -61,10 +61,11 @@ def _tiled_shapes(
     expression: Expression, blocks: Sequence[Array], elements: int
 ) -> list[Shape] | None:
     """Return the shape of each node, or None if tiles would not pay or would not do."""
-    shapes = {block.shape for block in blocks if block.ndim}
     largest = max([block.size for block in blocks], default=0)
-    if len(shapes) <= 1 and largest < 2 * elements and not _widens(expression):
-        return None
+    if largest < 2 * elements and not expression.has_views:  # else a value may be larger
+        shapes = {block.shape for block in blocks if block.ndim}
+        if len(shapes) <= 1:
+            return None
     try:
         found = expression.shapes([block.shape for block in blocks])
     except ValueError:  # NumPy's message is better
@@ -76,11 +77,6 @@ def _tiled_shapes(
         return None
     reductions = [node for node in expression.nodes if isinstance(node, Reduce)]
     return found if all(divisible(each, found[each.argument]) for each in reductions) else None
-
-
-def _widens(expression: Expression) -> bool:
-    """Whether a value may be larger than the blocks, all of one shape, that it is made of."""
-    return View in map(type, expression.nodes)
 
 
 def _is_plain(block: Array) -> bool:

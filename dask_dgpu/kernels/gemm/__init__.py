@@ -6,6 +6,7 @@ Factors are read where they lie: transposed, or parts of larger arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -138,12 +139,20 @@ def accumulate_slabs(out: Array, a: Array, b: Array, nbytes: int) -> None:
         slab += a[top : top + rows] @ b
 
 
+@cache
+def one_of(dtype: np.dtype[Any]) -> Array:
+    """Return the factor 1 of a dtype, in memory for the library to read."""
+    one = np.ones(1, dtype)
+    one.flags.writeable = False
+    return one
+
+
 def add_product(call: Call, out: Array, a: Array, b: Array) -> None:
     """Add ``a @ b`` to ``out`` by the library's product, ``out.T += b.T @ a.T``."""
     (m, k), n, dtype = a.shape, b.shape[1], out.dtype
     (left, ld_left, b), (right, ld_right, a) = column_major(b.T), column_major(a.T)
     ld_out = max(n, out.strides[0] // out.itemsize)
-    one = np.ones(1, dtype)
+    one = one_of(dtype)
     call("gemm", dtype, left, right, n, m, k, one, b, ld_left, a, ld_right, one, out, ld_out)
 
 
@@ -154,6 +163,6 @@ def add_vector(call: Call, out: Array, matrix: Array, vector: Array) -> None:
     steps = [max(1, each.strides[0] // each.itemsize) for each in (vector, out)]
     if vector.size > 1 and vector.strides[0] != steps[0] * vector.itemsize:
         vector, steps[0] = vector.copy(), 1
-    one, (step, out_step) = np.ones(1, out.dtype), steps
+    one, (step, out_step) = one_of(out.dtype), steps
     given = one, matrix, leading, vector, step, one, out, out_step
     call("gemv", out.dtype, option, *shape, *given)

@@ -11,7 +11,7 @@ import numpy as np
 from cupy.cuda import device, runtime
 from cupy_backends.cuda.libs import cublas
 
-from dask_dgpu.kernels.gemm import BLAS, add_product, add_vector, column_major
+from dask_dgpu.kernels.gemm import BLAS, add_product, add_vector, column_major, one_of
 
 Array = Any
 Product = tuple[Array, Array, Array]
@@ -82,7 +82,7 @@ def _multiply_batch(
     """Multiply matrices of transposed shapes ``b`` and ``a`` in one launch."""
     outs, lefts, rights = np.array([[each.data.ptr for each in arrays] for arrays in batch]).T
     addresses = cupy.asarray(np.stack([lefts, rights, outs]).astype(np.uint64))
-    one = np.ones(1, dtype)
+    one = one_of(dtype)
     (n, k), m, row = b, a[1], addresses.strides[0]
     numbers = n, m, k, one, addresses.data.ptr, ld_left, addresses.data.ptr + row, ld_right
     target = addresses.data.ptr + 2 * row
@@ -94,7 +94,7 @@ def accumulate_half(out: Array, a: Array, b: Array) -> None:
     (m, k), n = a.shape, b.shape[1]
     # out.T += b.T @ a.T: the library is column-major
     (left, ld_left, b), (right, ld_right, a) = column_major(b.T), column_major(a.T)
-    one = np.ones(1, np.float32)
+    one = one_of(np.dtype(np.float32))
     cublas.gemmEx(
         device.get_cublas_handle(),
         OPTIONS[left],

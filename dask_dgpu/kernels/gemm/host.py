@@ -7,15 +7,18 @@ of a tall matrix by itself is eight times as quick as its ``syrk``.
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 from scipy.linalg import cython_blas
 
-from dask_dgpu.kernels.gemm import add_product, add_vector, column_major
+from dask_dgpu.kernels.gemm import add_product, add_vector, column_major, one_of
 
 Array = Any
+
+KEPT_INTEGERS = 1024
+"""Sizes and strides, whose references are kept: to make one takes as long as a small product."""
 
 ARGUMENTS = {"gemm": 13, "gemv": 11, "syrk": 10}
 
@@ -38,7 +41,7 @@ def _add_square(out: Array, a: Array) -> None:
     option, leading, a = column_major(a)
     n, k = a.shape
     half = np.zeros((n, n), out.dtype)
-    one = np.ones(1, out.dtype)
+    one = one_of(out.dtype)
     # "L" of the column-major library is the upper triangle here
     call_blas("syrk", out.dtype, "L", option, n, k, one, a, leading, one, half, n)
     out += half
@@ -58,11 +61,20 @@ def call_blas(routine: str, dtype: np.dtype[Any], *arguments: Any) -> None:
 
 def _pointer(argument: Any) -> Any:
     """Return the address of an argument; BLAS takes all by reference."""
-    if isinstance(argument, str):
-        return ctypes.byref(ctypes.c_char(argument.encode()))
     if isinstance(argument, np.ndarray):
-        return argument.ctypes.data
-    return ctypes.byref(ctypes.c_int(argument))
+        return argument.__array_interface__["data"][0]
+    return _option(argument) if isinstance(argument, str) else _integer(argument)
+
+
+@cache
+def _option(option: str) -> Any:
+    return ctypes.byref(ctypes.c_char(option.encode()))
+
+
+@lru_cache(maxsize=KEPT_INTEGERS)
+def _integer(value: int) -> Any:
+    """Return a reference to a number; BLAS only reads it."""
+    return ctypes.byref(ctypes.c_int(value))
 
 
 @cache

@@ -18,6 +18,7 @@ from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.scheduler.blocks import Staging, outs_of, restrict
 from dask_dgpu.runtime.scheduler.direct import hold, let_go
 from dask_dgpu.runtime.scheduler.recorder import recorders
+from dask_dgpu.runtime.scheduler.sent import Sent
 from dask_dgpu.runtime.scheduler.waiting import Waiting
 from dask_dgpu.runtime.scheduler.watch import watch
 
@@ -48,6 +49,7 @@ class Launches:
         self.losses = losses
         self.endings = endings
         self.staging = Staging(scheduler)
+        self.sent = Sent(scheduler, runs)
         self.waiting = Waiting()
 
     def begin(self, run: Run) -> None:
@@ -100,6 +102,11 @@ class Launches:
         self.runs[run.key] = run
         run.task = asyncio.ensure_future(self._launch(run))
 
+    def remove_worker(self, worker: str) -> None:
+        """Forget what a lost worker had."""
+        self.staging.remove_worker(worker)
+        self.sent.remove_worker(worker)
+
     def withdraw(self, run: Run) -> None:
         """Let a run without tasks wait no more; its task was released."""
         self.waiting.discard(run)
@@ -142,6 +149,6 @@ class Launches:
         run.epoch = epoch.name
         profiled = bool(recorders(self.scheduler))
         for rank, member in enumerate(run.members):
-            message = run.launch_message(rank, epoch, profiled)
+            message = run.launch_message(rank, epoch, profiled) | self.sent.new(member, run)
             self.scheduler.worker_send(member, message | {"outs": outs.get(member, [])})
         self.staging.taken(run.stage_keys())

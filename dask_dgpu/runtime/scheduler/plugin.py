@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 Key = Any
 
-SECONDS_BETWEEN_CHECKS = 1.0
+CHECKS_MS = 1000.0
 
 KEPT_BYTES = 64 * 2**20
 """Bytes of optimized graphs that are kept for others with the same structure."""
@@ -86,11 +86,11 @@ class GangSchedulerPlugin(SchedulerPlugin):
             {"dgpu-finished": self.finished, "dgpu-failed": self.failed, "dgpu-stale": self.stale}
         )
         scheduler.stream_handlers["dgpu-broken"] = self.endings.broken
+        scheduler.stream_handlers["dgpu-lacks"] = self.launches.sent.lacks
         await scheduler.register_worker_plugin(
             None, pickle.dumps(GangWorkerPlugin(self.device)), name=PLUGIN, idempotent=True
         )
-        free = partial(free_stuck, scheduler, self.runs)
-        check = PeriodicCallback(free, SECONDS_BETWEEN_CHECKS * 1e3)
+        check = PeriodicCallback(partial(free_stuck, scheduler, self.runs), CHECKS_MS)
         scheduler.periodic_callbacks["dgpu-free-stuck"] = check
         check.start()
 
@@ -108,7 +108,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             return {"outcome": "restarted"}
         run = self.runs.get(key)
         if run is None or run.outcome.done():
-            run = Run(key, next(self.run_ids), opened, program, staged)
+            run = Run(key, next(self.run_ids), opened, staged)
             self.launches.begin(run)
         return await run.answer(self.scheduler)
 
@@ -202,7 +202,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
     ) -> None:
         """Restart the gangs of a lost worker."""
         self.epochs.remove_worker(worker)
-        self.launches.staging.remove_worker(worker)
+        self.launches.remove_worker(worker)
         # if the gang task was on the lost worker itself, its run has ended already
         for run in [*self.runs.values(), *self.endings.cancelled_by(stimulus_id)]:
             if worker in run.members:
@@ -233,7 +233,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             if run is not None and run.placed:
                 restrict(scheduler, run)
         for found in ready(scheduler, keys, self.runs) if gangs else ():
-            run = Run(found.key, next(self.run_ids), found.program, b"", found.staged)
+            run = Run(found.key, next(self.run_ids), found.program, found.staged)
             self.launches.begin_at_once(run, found.awaited, stimulus_id)
 
     def transition(

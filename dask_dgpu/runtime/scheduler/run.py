@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import cloudpickle
 
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.background import in_background
+from dask_dgpu.runtime.package import Package
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.scheduler.blocks import worker_with
@@ -33,10 +34,10 @@ Token = tuple[Key, str]
 class Run:
     """An attempt at a gang, which the key of its ``gang`` task identifies.
 
-    ``payload`` is the pickled program. ``staged`` has for each input its blocks in row-major order:
-    the ``stage`` task's key and the block's worker. Once the run is planned, ``placed`` has the
-    rank of each block of the result, ``collectives`` the plan of each collective by its output,
-    and ``plans`` all plans as members get them.
+    ``staged`` has for each input its blocks in row-major order: the ``stage`` task's key and the
+    block's worker. Once the run is planned, ``placed`` has the rank of each block of the result,
+    ``collectives`` the plan of each collective by its output, ``package`` the program and the
+    plans as members get them, and ``tokens`` those of its names.
 
     A run without tasks has the keys of the blocks themselves in ``staged``, and a ``holder``: the
     member that runs the ``gang`` task as far as Dask knows. ``stored`` are the results in the
@@ -46,14 +47,14 @@ class Run:
     key: Key
     run_id: int
     program: Program
-    payload: bytes
     staged: list[list[Token]]
     members: tuple[str, ...] = ()
     epoch: str | None = None
     task: asyncio.Future[None] | None = None
     placed: dict[Key, int] = field(default_factory=dict)
     collectives: Mapping[str, Any] = field(default_factory=dict)
-    plans: bytes = b""
+    package: Package = field(default_factory=lambda: Package(b"", b"", b""))
+    tokens: bytes = b""
     holder: str | None = None
     stored: dict[Key, Stored] = field(default_factory=dict)
     finished: bool = False
@@ -108,7 +109,7 @@ class Run:
             if len(found) < len(tokens):
                 return None
             staged.append(found)
-        run = Run(self.key, self.run_id, self.program, self.payload, staged, holder=self.holder)
+        run = Run(self.key, self.run_id, self.program, staged, holder=self.holder)
         run.choose_members(scheduler)
         alive = all(member in scheduler.workers for member in run.members)
         return run if alive and run.holder in run.members else None
@@ -119,11 +120,12 @@ class Run:
 
     def plan(self) -> None:
         """Plan the program and pickle the plans, and the program; may take seconds."""
-        self.payload = self.payload or pickle.dumps(self.program)
         found = plans(self.program, self.owners, len(self.members))
         self.placed = found.placed()
         self.collectives = found.collectives
-        self.plans = found.fixed.payload
+        bare = replace(self.program, room=None)  # free memory varies, and is the plans' matter
+        self.package, tokens = Package.of(pickle.dumps(bare), found.fixed.payload)
+        self.tokens = b"".join(tokens)
 
     @cached_property
     def owners(self) -> dict[str, tuple[int, ...]]:
@@ -134,15 +136,16 @@ class Run:
         }
 
     def launch_message(self, rank: int, epoch: Epoch, profiled: bool) -> dict[str, Any]:
-        """Return the message that starts a member."""
+        """Return the message that starts a member, without the text of the program."""
         member = self.members[rank]
-        blocks = {}
-        for (name, value), tokens in zip(self.program.inputs, self.staged, strict=True):
-            blocks[name] = [
+        blocks = [
+            [
                 (index, key)
                 for index, (key, worker) in zip(value.indices(), tokens, strict=True)
                 if worker == member
             ]
+            for (_, value), tokens in zip(self.program.inputs, self.staged, strict=True)
+        ]
         return {
             "op": "dgpu-launch",
             "key": self.key,
@@ -151,13 +154,18 @@ class Run:
             "size": len(self.members),
             "epoch": epoch.name,
             "store": epoch.store,
-            "program": self.payload,
-            "plans": self.plans,
+            "digest": self.package.digest,
+            "tokens": self.tokens,
             "blocks": blocks,
             "in_memory": self.holder is not None,
             "holds": self.holder == member,
             "profiled": profiled,
         }
+
+    def package_message(self) -> dict[str, Any]:
+        """Return the message with the program and its plans, for members without them."""
+        package = {"text": self.package.text, "plans": self.package.plans}
+        return {"op": "dgpu-package", "key": self.key, "run_id": self.run_id, **package}
 
     def give_up_message(self, reason: str) -> dict[str, Any]:
         """Return the message that stops a member."""

@@ -39,7 +39,9 @@ class Job(Observer):
 
     ``blocks`` are the inputs, taken ``in_memory`` of the worker or from ``stage`` tasks. ``outs``
     are blocks of the result, with the keys of their ``out`` tasks. A worker that ``holds`` the
-    ``gang`` task stores its result. Somebody may have the run ``profiled``.
+    ``gang`` task stores its result. Somebody may have the run ``profiled``. The program is that
+    with the ``digest``, under names with these ``tokens``; the scheduler sends ``text`` and
+    ``plans`` if the worker may lack it, or once it has asked for them.
     """
 
     worker: Worker
@@ -50,14 +52,17 @@ class Job(Observer):
     size: int
     epoch: str
     store: tuple[str, int]
-    program: bytes
-    plans: bytes
-    blocks: dict[str, Blocks]
+    digest: bytes
+    tokens: bytes
+    blocks: list[Blocks]
     outs: list[tuple[Key, Key]]
     in_memory: bool
     holds: bool
     profiled: bool = False
+    text: bytes | None = None
+    plans: bytes = b""
     given_up: threading.Event = field(default_factory=threading.Event)
+    arrived: threading.Event = field(default_factory=threading.Event)
     phase: str = "queued"
     done: int = 0
     calls: set[int] = field(default_factory=set)
@@ -85,6 +90,16 @@ class Job(Observer):
     def _delay(self) -> float:
         """The delay of the scheduler's clock, one for the whole run: estimates of it change."""
         return self.worker.scheduler_delay
+
+    def give_up(self) -> None:
+        """Let the run end soon."""
+        self.given_up.set()
+        self.arrived.set()
+
+    def receive(self, text: bytes, plans: bytes) -> None:
+        """Take the program that this worker has asked for."""
+        self.text, self.plans = text, plans
+        self.arrived.set()
 
     def progress(self, step: str, done: int, steps: int) -> None:
         """Note the progress; raise if the run was given up."""

@@ -23,13 +23,13 @@ from dask_dgpu.errors import CommAbortedError, CommError
 from dask_dgpu.runtime.background import ended, guard_current_frames, in_background
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.failure import IN_PROGRAM, compute_plainly, failure_of, opened
-from dask_dgpu.runtime.plans import Plans, received
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.facts import BlockFacts
 from dask_dgpu.runtime.worker.fetch import Handle, fetch
 from dask_dgpu.runtime.worker.job import Job, reported
 from dask_dgpu.runtime.worker.member import Member
+from dask_dgpu.runtime.worker.programs import Programs
 from dask_dgpu.runtime.worker.quiet import ignore_measurements
 from dask_dgpu.runtime.worker.store import resident, store, withdraw
 
@@ -71,12 +71,14 @@ class GangWorkerPlugin(WorkerPlugin):
         self.stored: dict[tuple[Key, int], list[Key]] = {}
         self.jobs: dict[tuple[Key, int], Job] = {}
         self.facts = BlockFacts()
+        self.programs = Programs()
         self.queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         host = get_address_host(worker.address)
         self.member = Member(self.device, host, worker.state.nthreads)
         worker.stream_handlers.update(
             {
                 "dgpu-launch": self._launch,
+                "dgpu-package": self._package,
                 "dgpu-give-up": self._give_up,
                 "dgpu-free": self._free,
                 "dgpu-drop": self._drop,
@@ -98,7 +100,7 @@ class GangWorkerPlugin(WorkerPlugin):
     async def teardown(self, worker: Worker) -> None:
         """Give up all jobs, and wait a moment for the threads to end."""
         for job in self.jobs.copy().values():
-            job.given_up.set()
+            job.give_up()
         self.member.close("the worker closes")
         self.queue.put(None)
         await ended([self.thread, *self.member.connecting], CLOSING_SECONDS)
@@ -148,14 +150,11 @@ class GangWorkerPlugin(WorkerPlugin):
 
     # messages from the scheduler, on the event loop: the handlers must never raise or block
 
-    def _launch(self, blocks: dict[str, list[tuple[Any, Key]]], **fields: Any) -> None:
+    def _launch(self, blocks: list[list[tuple[Any, Key]]], **fields: Any) -> None:
         in_memory = partial(resident, self.worker.data)
         take = in_memory if fields["in_memory"] else self.staged.pop
         try:
-            own = {
-                name: {tuple(index): take(key) for index, key in tokens}
-                for name, tokens in blocks.items()
-            }
+            own = [{tuple(index): take(key) for index, key in tokens} for tokens in blocks]
         except KeyError as missing:
             key, run_id = fields["key"], fields["run_id"]
             self._send("dgpu-stale", key=key, run_id=run_id, missing=str(missing))
@@ -164,10 +163,15 @@ class GangWorkerPlugin(WorkerPlugin):
         self.jobs[job.key, job.run_id] = job
         self.queue.put(partial(self._run, job))
 
+    def _package(self, key: Key, run_id: int, text: bytes, plans: bytes) -> None:
+        job = self.jobs.get((key, run_id))
+        if job is not None:
+            job.receive(text, plans)
+
     def _give_up(self, key: Key, run_id: int, epoch: str, reason: str) -> None:
         job = self.jobs.pop((key, run_id), None)
         if job is not None:
-            job.given_up.set()
+            job.give_up()
             if job.phase == "queued":  # else the device may be reading them
                 job.blocks.clear()
         self.results.pop((key, run_id), None)
@@ -199,6 +203,7 @@ class GangWorkerPlugin(WorkerPlugin):
             "running": [job.report for job in self.jobs.copy().values()],
             "staged": len(self.staged),
             "last_seconds": self.last_seconds,
+            "programs": len(self.programs),
             "results": sum(map(len, self.results.copy().values())),
         }
 
@@ -244,7 +249,9 @@ class GangWorkerPlugin(WorkerPlugin):
         if job.given_up.is_set():
             return
         try:
-            program: Program = pickle.loads(job.program)
+            ask = partial(self._send, "dgpu-lacks", key=job.key, run_id=job.run_id)
+            fixed, names = self.programs.opened(job, ask)
+            program = fixed.program
             job.phase = "connect"
             comm = self.member.join(
                 epoch=job.epoch,
@@ -256,10 +263,9 @@ class GangWorkerPlugin(WorkerPlugin):
                 patient=True,
             )
             job.phase = IN_PROGRAM
-            fixed = Plans(program, received(job.plans))
             begin = perf_counter()
-            device = self.member.device
-            blocks = execute(program, fixed, comm, device, job.blocks, job)
+            values = {name: job.blocks.pop(0) for name, _ in program.inputs}
+            blocks = execute(program, fixed, comm, self.member.device, values, job, names)
             self.last_seconds = perf_counter() - begin
             self.worker.loop.add_callback(self._finish, job, blocks)
         except BaseException as error:

@@ -456,6 +456,6 @@ def test_a_function_travels_once() -> None:
     assert weights.nbytes < len(payload) < 2 * weights.nbytes
     again = pickle.loads(payload)
     blocks = {
-        step.output: again.blockworks.tasks(step.output, [(0, 0)]) for step in again.steps[1::2]
+        step.output: again.blockworks.calls(step.output, [(0, 0)]) for step in again.steps[1::2]
     }
-    assert all(tasks.keys() == {(0, 0)} for tasks in blocks.values())
+    assert all(calls.keys() == {(0, 0)} for calls in blocks.values())

@@ -19,6 +19,7 @@ from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.runtime.worker import member
 from dask_dgpu.runtime.worker.member import Member
 from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
+from dask_dgpu.runtime.worker.programs import Programs
 
 WARM_UP: dict[str, Any] = {
     "epoch": "epoch",
@@ -57,11 +58,12 @@ def test_blocks_of_a_running_job_stay_when_it_is_given_up(phase: str, left: int)
     """The program thread lets go of them, once the device is no longer at work there."""
     plugin = GangWorkerPlugin("cpu")
     blocks: dict[str, Any] = {"x": {}}
-    job: Any = SimpleNamespace(given_up=threading.Event(), phase=phase, blocks=blocks)
+    given_up = threading.Event()
+    job: Any = SimpleNamespace(give_up=given_up.set, phase=phase, blocks=blocks)
     plugin.jobs, plugin.results, plugin.stored = {("gang", 1): job}, {}, {}
     plugin.member = Member("cpu", "127.0.0.1", 1)
     plugin._give_up("gang", 1, "epoch", "a member is lost")
-    assert job.given_up.is_set()
+    assert given_up.is_set()
     assert len(blocks) == left
 
 
@@ -69,6 +71,7 @@ def plugin_of_worker() -> tuple[Any, list[dict[str, Any]]]:
     """Return a plugin whose program thread runs, and the messages that it sends."""
     plugin, sent = GangWorkerPlugin("cpu"), []
     plugin.jobs, plugin.results, plugin.stored, plugin.staged = {}, {}, {}, {}
+    plugin.programs = Programs()
     plugin.last_seconds = 0.0
     plugin.member = Member("cpu", "127.0.0.1", 1)
     plugin.queue = queue.SimpleQueue()

@@ -1,0 +1,197 @@
+"""Dask's tasks as functions of their blocks: how a task finds its blocks is resolved once.
+
+::
+
+    Task("c", f, TaskRef("b"), 2.0)      task({"b": block})     looks at each argument, each time
+    bound(task, {"b": 0})                call(block)            knows where the block goes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from graph_opt.dask_graph import internals as dask_task
+from graph_opt.model.layout import label
+
+Array = Any
+Function = Callable[..., Array]
+Together = Callable[[Sequence[Sequence[Any]]], list[Array]]
+"""A function of the arguments of many calls."""
+
+Places = Mapping[Any, int]
+"""The place of each block among the arguments of a function, by its name."""
+
+
+def bound(node: Any, places: Places) -> Function:
+    """Return a function of the blocks at these places that computes a task, or any other node."""
+    if isinstance(node, dask_task.TaskRef):
+        return _Ordered(_first, (places[node.key],))
+    if isinstance(node, dask_task.Alias):
+        return _Ordered(_first, (places[node.target],))
+    if isinstance(node, dask_task.DataNode):
+        return _Bound(_first, (node.value,))
+    function, arguments = node.func, node.args
+    if node.has_subgraph():
+        tasks, result, names, *arguments = node.args
+        function = Chain.of(tasks, result, names)
+    keys = [each.key for each in arguments if isinstance(each, dask_task.TaskRef)]
+    if len(keys) < len(arguments) or node.kwargs:
+        return _Bound.of(function, arguments, node.kwargs, places)
+    order = tuple(places[key] for key in keys)
+    return function if order == tuple(range(len(places))) else _Ordered(function, order)
+
+
+def together(calls: Sequence[Function]) -> Together | None:
+    """Return what computes blocks by one call of a function that all of these ``calls`` share.
+
+    That is its method ``together``; ``None`` if it has no such.
+    """
+    functions = [call.function if isinstance(call, _Ordered | _Bound) else call for call in calls]
+    if len({*map(id, functions)}) != 1:
+        return None
+    if any(isinstance(call, _Bound) and (call.options or call.named) for call in calls):
+        return None
+    found: Together | None = getattr(functions[0], "together", None)
+    return found
+
+
+def arguments_of(call: Function, blocks: Sequence[Array]) -> Sequence[Any]:
+    """Return what the function within a call is called with."""
+    return call.given(blocks) if isinstance(call, _Ordered | _Bound) else blocks
+
+
+def _first(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
+class _Ordered:
+    """A function of some blocks, by their places."""
+
+    function: Function
+    order: tuple[int, ...]
+
+    def __call__(self, *blocks: Array) -> Array:
+        return self.function(*self.given(blocks))
+
+    def given(self, blocks: Sequence[Array]) -> list[Array]:
+        """Return the arguments of the function."""
+        return [blocks[at] for at in self.order]
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A function of constants, blocks, and containers of blocks.
+
+    ``arguments`` and ``options`` have the constants. ``blocks`` are numbers of arguments that are
+    blocks, and their places; ``values`` and ``named`` arguments and options that are functions of
+    the blocks.
+    """
+
+    function: Function
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any] | None = None
+    blocks: tuple[tuple[int, int], ...] = ()
+    values: tuple[tuple[int, Function], ...] = ()
+    named: tuple[tuple[str, Function], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        function: Function,
+        arguments: Sequence[Any],
+        options: Mapping[str, Any],
+        places: Places,
+    ) -> _Bound:
+        """Bind the arguments of a task."""
+        blocks, values, constants = [], [], list(arguments)
+        for at, each in enumerate(arguments):
+            if isinstance(each, dask_task.TaskRef):
+                blocks.append((at, places[each.key]))
+            elif isinstance(each, dask_task.GraphNode):
+                values.append((at, bound(each, places)))
+            else:
+                continue
+            constants[at] = None
+        nodes = {key: each for key, each in options.items() if _is_node(each)}
+        named = tuple((key, bound(each, places)) for key, each in nodes.items())
+        plain = {key: each for key, each in options.items() if key not in nodes}
+        return cls(function, tuple(constants), plain, tuple(blocks), tuple(values), named)
+
+    def given(self, blocks: Sequence[Array]) -> list[Any]:
+        """Return the arguments of the function, without options."""
+        arguments = list(self.arguments)
+        for at, place in self.blocks:
+            arguments[at] = blocks[place]
+        for at, value in self.values:
+            arguments[at] = value(*blocks)
+        return arguments
+
+    def __call__(self, *blocks: Array) -> Array:
+        arguments = self.given(blocks)
+        if not self.options and not self.named:
+            return self.function(*arguments)
+        named = {key: value(*blocks) for key, value in self.named}
+        return self.function(*arguments, **(self.options or {}), **named)
+
+
+def _is_node(argument: Any) -> bool:
+    return isinstance(argument, dask_task.GraphNode | dask_task.TaskRef)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Tasks that Dask has fused: each value is freed after its last use.
+
+    Values have places: first those of the blocks, then those of ``links``, each with the name of
+    its task, its function, the places of its arguments, and those that are free afterwards.
+    """
+
+    links: tuple[tuple[str, Function, tuple[int, ...], tuple[int, ...]], ...]
+    result: int
+
+    @classmethod
+    def of(cls, tasks: Mapping[Any, Any], result: Any, names: Sequence[Any]) -> Chain:
+        """Return the tasks that a result needs, in order; ``names`` are those of the blocks."""
+        order = list(_ordered(tasks, result, names))
+        places = {name: at for at, name in enumerate([*names, *order])}
+        needed, links = {places[result]}, []
+        for key in reversed(order):
+            needs = list(tasks[key].dependencies)
+            call = bound(tasks[key], {name: at for at, name in enumerate(needs)})
+            read = tuple(places[name] for name in needs)
+            links.append((label(str(key)), call, read, tuple({*read} - needed)))
+            needed.update(read)
+        return cls(tuple(reversed(links)), places[result])
+
+    def __call__(self, *blocks: Array) -> Array:
+        """Compute the result.
+
+        An error has a note with the name of its task: users do not know that of the fused task.
+        """
+        values: list[Any] = [*blocks]
+        for name, call, needs, ends in self.links:
+            try:
+                values.append(call(*[values[at] for at in needs]))
+            except Exception as error:
+                error.add_note(f"in {name}")
+                raise
+            for at in ends:
+                values[at] = None
+        return values[self.result]
+
+
+def _ordered(tasks: Mapping[Any, Any], result: Any, names: Sequence[Any]) -> Iterator[Any]:
+    """Yield the keys of the tasks that a result needs, each after those that it needs itself."""
+    known, waiting = {*names}, [result]
+    while waiting:
+        key = waiting[-1]
+        missing = [] if key in known else [n for n in tasks[key].dependencies if n not in known]
+        waiting += missing
+        if not missing:
+            waiting.pop()
+            if key not in known:
+                known.add(key)
+                yield key

@@ -1,0 +1,111 @@
+"""What a rank does in each step is resolved once, however often it runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask.core import flatten
+from dask.local import get_sync
+
+import dask_dgpu as dgpu
+from dask_dgpu.comm.local import run_local
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.runtime.blockworks import Blockworks
+from dask_dgpu.runtime.execute import execute
+from dask_dgpu.runtime.plans import Plans, plans
+from dask_dgpu.runtime.prepared import Functions, Operating, prepared
+from dask_dgpu.runtime.program import Program
+from graph_opt.dask_graph.emit import is_gang
+from graph_opt.model.layout import dealt
+
+A = np.random.default_rng(37).random((13, 13))
+
+
+def loop(x: da.Array, steps: int) -> da.Array:
+    """Return a product, a sum and elementwise work again and again."""
+    for _ in range(steps):
+        x = x @ x.T / x.sum() + 1
+    return x
+
+
+def program_of(z: da.Array) -> tuple[Program, list[list[Any]]]:
+    """Return the program of an array, and the blocks of its inputs."""
+    tasks = dask.config.get("array_optimize")(z.__dask_graph__(), list(flatten(z.__dask_keys__())))
+    (gang,) = [key for key in tasks if is_gang(key)]
+    program, *lists = tasks[gang].args
+    return program, [list(get_sync(tasks, [ref.key for ref in each.args])) for each in lists]
+
+
+def run(fixed: Plans, owners: Any, staged: list[list[Any]], size: int) -> dict[Any, Any]:
+    """Run a program; return all blocks of its results."""
+
+    def rank(comm: Comm) -> dict[Any, Any]:
+        values = {
+            name: {
+                index: block
+                for index, block, owner in zip(value.indices(), given, owners[name], strict=True)
+                if owner == comm.rank
+            }
+            for (name, value), given in zip(fixed.program.inputs, staged, strict=True)
+        }
+        return execute(fixed.program, fixed, comm, HostDevice(), values)
+
+    return {key: block for part in run_local(size, rank) for key, block in part.items()}
+
+
+@pytest.mark.parametrize(("size", "chunk"), [(1, 13), (2, 5), (5, 7)])
+def test_functions_are_looked_up_once(
+    monkeypatch: pytest.MonkeyPatch, size: int, chunk: int
+) -> None:
+    looked_up: Counter[str] = Counter()
+    calls = Blockworks.calls
+
+    def counted(self: Blockworks, name: str, blocks: Any) -> Any:
+        looked_up[name] += 1
+        return calls(self, name, blocks)
+
+    monkeypatch.setattr(Blockworks, "calls", counted)
+    with dgpu.enable(local_ranks=size, when="always", on_error="raise"):
+        program, staged = program_of(loop(da.from_array(A, chunks=chunk), 3))
+    owners = {
+        name: dealt(len(given), size)
+        for (name, _), given in zip(program.inputs, staged, strict=True)
+    }
+    fixed = plans(program, owners, size)
+    expected = loop(da.from_array(A, chunks=chunk), 3).compute(scheduler="sync")
+    for _ in range(3):
+        blocks = run(fixed, owners, staged, size)
+        (name,) = {key[0] for key in blocks}
+        grid = max(key[1] for key in blocks) + 1, max(key[2] for key in blocks) + 1
+        rows = [[blocks[name, i, j] for j in range(grid[1])] for i in range(grid[0])]
+        np.testing.assert_allclose(np.block(rows), expected, rtol=1e-12)
+    assert looked_up
+    assert set(looked_up.values()) == {size}
+
+
+def test_each_rank_has_its_own_blocks() -> None:
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        program, staged = program_of(loop(da.from_array(A, chunks=5), 1))
+    fixed = plans(program, {program.inputs[0][0]: dealt(len(staged[0]), 3)}, 3)
+    ranks = [prepared(fixed, rank) for rank in range(3)]
+    assert [prepared(fixed, rank) for rank in range(3)] == ranks
+    for at, step in enumerate(program.steps):
+        works = [each.steps[at].work for each in ranks]
+        if isinstance(works[0], Functions):
+            made = [making.place for work in works for making in work.makings]
+            assert set(made) == {i for i, by in fixed.makings[step.output].ranks.items() if by}
+        else:
+            assert all(isinstance(work, Operating) for work in works)
+            for read, (name, *_) in enumerate(zip(step.inputs, strict=True)):
+                owned = [index for work in works for index in work.inputs[read].owned]
+                existing = {index for index, _ in fixed.values[name].owners()}
+                assert len(owned) == len(existing)
+                assert set(owned) == existing
+    results = [result for each in ranks for result in each.results]
+    assert {(name, *index) for name, (_, index), _ in results} == {*fixed.placed()}
