@@ -151,9 +151,8 @@ def _blockwise(graph: ArrayGraph, name: str, layer: Blockwise) -> Work:
     if len(literals) == 1 and bool(np.all(literals[0] == 2)):  # a square
         return Work(USUAL * copied)
     if _on_gpu(node):
-        return Work(
-            _gpu_passes(function, options, max(len(o.shape) for o, _ in operands if o)) * copied
-        )
+        ndim = max((each.ndim for each, _ in operands if each), default=0)
+        return Work(_gpu_passes(function, options, ndim) * copied)
     return Work(passes_of(function, options) * copied)
 
 
