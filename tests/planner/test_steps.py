@@ -29,6 +29,7 @@ from tests.support.profiles import examples
 from tests.support.recording import RecordingComm
 
 ALWAYS = {"on_error": "raise", "when": "always"}
+SLOW = pytest.mark.slow
 RNG = np.random.default_rng(7)
 A, V, T = RNG.random((23, 13)), RNG.random(37), RNG.random((41, 5))
 S = RNG.random((12, 12)) + 12 * np.eye(12)
@@ -108,7 +109,7 @@ FORMS: dict[str, tuple[Callable[[], da.Array], Any]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 3, 5])
 def test_results_are_numpys_and_dasks(form: str, ranks: int) -> None:
     make, wanted = FORMS[form]
     expected = make().compute(scheduler="sync")
