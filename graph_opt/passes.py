@@ -21,13 +21,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
+from graph_opt.dask_graph.blockwork import blockwork
+from graph_opt.dask_graph.forms import node_of
 from graph_opt.dask_graph.fusing import Calls, fuse_expressions
 from graph_opt.dask_graph.internals import DataNode, GraphNode
 from graph_opt.dask_graph.layers import PieceLayer
-from graph_opt.dask_graph.members import calls_others, tasks_of
 from graph_opt.dask_graph.parse import (
     ArrayGraph,
     Culled,
@@ -37,9 +37,8 @@ from graph_opt.dask_graph.parse import (
     depth_first,
     function_name,
 )
-from graph_opt.dask_graph.work import array
 from graph_opt.model.layout import ArrayNode, Declined
-from graph_opt.model.piece import Blockwork, Member, Piece, Region
+from graph_opt.model.piece import Member, Piece, Region
 
 Levels = dict[str, int]
 
@@ -219,8 +218,8 @@ def _without_streams(
         sources = set().union(*(graph.dependencies[each] for each in cone)) - cone
         shared = any(readers[each] & (kept - cone) for each in (cone - {name}) | sources)
         shared |= bool(sources) and all(_is_stored(graph.layers[each]) for each in sources)
-        read_bytes = sum(_node(arrays, each).nbytes for each in needed)
-        if not shared and _node(arrays, name).nbytes < STREAM_FRACTION * read_bytes:
+        read_bytes = sum(node_of(arrays, each).nbytes for each in needed)
+        if not shared and node_of(arrays, name).nbytes < STREAM_FRACTION * read_bytes:
             kept -= cone
     return [name for name in names if name in kept]
 
@@ -272,21 +271,7 @@ def _member(
 
     Dask declares one value for a reduction with several, such as ``topk``.
     """
-    graph = culled.graph
-    layer = graph.layers[name]
+    layer = culled.graph.layers[name]
     if isinstance(layer, PieceLayer):
         return layer.piece
-    output = _node(arrays, name)
-    inputs = tuple(_node(arrays, other) for other in sorted(graph.dependencies[name]))
-    if not isinstance(layer, Blockwise):
-        layer = MaterializedLayer(dict(tasks_of(graph, name)))
-    read = sorted(culled.needs[name].items())
-    needs = {key[1:]: tuple((each[0], each[1:]) for each in sorted(keys)) for key, keys in read}
-    return Blockwork(known.get(name, output), inputs, needs, layer, calls_others(layer))
-
-
-def _node(arrays: ArrayGraph, name: str) -> ArrayNode:
-    node = array(arrays, name)
-    if node is None:
-        raise LookupError(f"expected a declaration of the array {name}, got none")
-    return node
+    return blockwork(name, culled, arrays, known.get(name))

@@ -218,17 +218,23 @@ def shared(steps: Iterable[Local | Collective]) -> tuple[Local | Collective, ...
     return tuple(found)
 
 
-def step_of(member: Member) -> Collective | Local:
-    """Return the step for a piece or a layer of Dask's; values have the arrays' names."""
-    output, result = member.output.name, value_of(member.output, member.computed)
-    names = tuple(node.name for node in member.inputs)
+def steps_of(member: Member) -> Iterator[Collective | Local]:
+    """Yield the steps for a piece or a layer of Dask's; values have the arrays' names."""
     if not isinstance(member, Blockwork):
-        return Collective(member.operation, names, output, result, member.task)
-    at = {name: place for place, name in enumerate(names)}
-    needs = tuple(
-        tuple((at[name], need) for name, need in needs) for needs in member.needs.values()
-    )
-    return Local(names, output, result, needs, member.once)
+        result = value_of(member.output, member.computed)
+        names = tuple(node.name for node in member.inputs)
+        yield Collective(member.operation, names, member.output.name, result, member.task)
+        return
+    for work in member.steps:
+        known = (*work.inputs, *(step.output for step in work.before))
+        read = {name for blocks in work.needs.values() for name, _ in blocks}
+        names = tuple(node.name for node in known if node.name in read)
+        at = {name: place for place, name in enumerate(names)}
+        needs = tuple(
+            tuple((at[name], need) for name, need in blocks) for blocks in work.needs.values()
+        )
+        result = value_of(work.output, work.computed)
+        yield Local(names, work.output.name, result, needs, work.once)
 
 
 def value_of(node: ArrayNode, blocks: tuple[Index, ...]) -> Value:

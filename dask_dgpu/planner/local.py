@@ -50,11 +50,13 @@ def may_pay(
     In one process blocks do not move, so Dask's threads are as quick. Functions of users take
     unknown time, and Dask gives them to workers that are free.
     """
-    if not facts.workers or any(work.once for work in region.blockworks):
+    if not facts.workers or any(work.once for work in region.works):
         return False
     plain = plain_region(region, arrays, max(facts.workers, facts.cores), facts, places)
     at_once = begins_at_once(region, places)
-    gang = gang_seconds(facts.machine, region.tasks, len(region.members), at_once=at_once)
+    gang = gang_seconds(
+        facts.machine, region.tasks, len(region.pieces) + len(region.works), at_once=at_once
+    )
     return gang < share * plain.seconds
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import dask.array.optimization
@@ -17,7 +18,7 @@ from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import RULES
 from dask_dgpu.operations.matmul import with_wire_dtype
-from dask_dgpu.operations.value import shared, step_of, value_of
+from dask_dgpu.operations.value import shared, steps_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, report
 from dask_dgpu.planner.local import is_possible, may_meet, may_pay
 from dask_dgpu.planner.plain import Places
@@ -278,14 +279,14 @@ class GraphOptimizer:
         return Program(
             titles=region.titles,
             inputs=tuple((node.name, value_of(node, blocks)) for node, blocks in region.inputs),
-            steps=shared(map(step_of, region.members)),
+            steps=shared(chain.from_iterable(map(steps_of, region.members))),
             outputs=region.wanted,
             machine=self.facts.machine,
             transport=self.transport,
             limits=self.settings.limits,
             local_ranks=self.settings.local_ranks,
             room=room,
-            blockworks=Blockworks({work.output.name: work.layer for work in region.blockworks}),
+            blockworks=Blockworks({work.output.name: work.layer for work in region.works}),
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,13 +17,15 @@ from typing import Any, NamedTuple
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dask_dgpu.environment.facts import ClusterFacts
+from graph_opt.dask_graph.blockwork import in_levels
 from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import fuse
 from graph_opt.dask_graph.parse import ArrayGraph, cull, depth_first
 from graph_opt.dask_graph.work import array, block_nbytes, task_seconds
+from graph_opt.model.cost import Machine
 from graph_opt.model.layout import ArrayNode
-from graph_opt.model.piece import Piece, Region
+from graph_opt.model.piece import Blockwork, Piece, Region
 from graph_opt.passes import insert
 
 Key = Any
@@ -178,7 +180,9 @@ def plain_graph(
             work = task_seconds(arrays, name, layers.keys(), facts.machine)
             made = {key: each for key, each in needs.items() if not _is_data(layer, key)}
             aliases = {key for key in made if _is_alias(layer, key)}
-            stages.append(Stage(name, culled.reads[name], made, work, aliases=aliases))
+            stages += _in_levels(
+                Stage(name, culled.reads[name], made, work, aliases=aliases), arrays
+            )
     tasks, seconds = _seconds(stages, arrays, set(wanted), workers, facts, places)
     ends = 2 * facts.machine.round_trip_seconds if facts.workers else 0.0  # submit and report
     return Plain(tasks, seconds + ends)
@@ -188,21 +192,40 @@ def plain_region(
     region: Region, arrays: ArrayGraph, workers: int, facts: ClusterFacts, places: Places
 ) -> Plain:
     """Predict plain Dask's time for a region; its inputs exist, some at known places."""
-    given = {node.name for node, _ in region.inputs} | region.nodes.keys()
+    works = [step for work in region.blockworks for step in work.plain or work.steps]
+    seconds_of = block_seconds(region, works, arrays, facts.machine)
     stages = []
     for member in region.members:
-        name, reads = member.output.name, {(name, *index) for name, index in member.reads()}
         if isinstance(member, Piece):
-            stages.append(Stage(name, reads, {}, piece=member))
-        else:
-            work = task_seconds(arrays, name, given, facts.machine)
+            reads = {(name, *index) for name, index in member.reads()}
+            stages.append(Stage(member.output.name, reads, {}, piece=member))
+            continue
+        for work in member.plain or member.steps:
+            name = work.output.name
             needs = {
                 (name, *index): [(other, *block) for other, block in blocks]
-                for index, blocks in member.needs.items()
+                for index, blocks in work.needs.items()
             }
-            stages.append(Stage(name, reads, needs, work))
+            read = set(chain.from_iterable(needs.values()))
+            stages.append(Stage(name, read, needs, seconds_of[name]))
     wanted = {(name, *index) for name, blocks in region.wanted for index in blocks}
-    return _seconds(stages, arrays, wanted, workers, facts, places)
+    sizes = {work.output.name: block_nbytes(work.output) for work in works}
+    return _seconds(stages, arrays, wanted, workers, facts, places, sizes)
+
+
+def block_seconds(
+    region: Region, works: Iterable[Blockwork], arrays: ArrayGraph, machine: Machine
+) -> dict[str, float]:
+    """Predict the work of a block, on average, in each of these steps of a region."""
+    given = {node.name for node, _ in region.inputs} | region.nodes.keys()
+    found = {}
+    for work in works:
+        name = work.output.name
+        if work.works:
+            found[name] = sum(each.seconds(machine) for each in work.works) / len(work.works)
+        else:
+            found[name] = task_seconds(arrays, name, given, machine)
+    return found
 
 
 def rest_of(graph: HighLevelGraph, regions: Iterable[Region]) -> HighLevelGraph:
@@ -215,6 +238,20 @@ def rest_of(graph: HighLevelGraph, regions: Iterable[Region]) -> HighLevelGraph:
             layers[name] = MaterializedLayer({key: DataNode(key, None) for key in keys})
             dependencies[name] = set()
     return HighLevelGraph(layers, dependencies)
+
+
+def _in_levels(stage: Stage, arrays: ArrayGraph) -> list[Stage]:
+    """Return a layer whose tasks depend on each other as one stage after the other."""
+    node = arrays.node(stage.name)
+    levels = [] if node is None else in_levels(stage.needs, node)
+    inner = set(chain.from_iterable(levels))
+    levels.append([key for key in stage.needs if key not in inner])
+    parts = []
+    for keys in levels:
+        needs = {key: stage.needs[key] for key in keys}
+        read = set(chain.from_iterable(needs.values()))
+        parts.append(replace(stage, read=read, needs=needs, aliases=stage.aliases & needs.keys()))
+    return parts
 
 
 def _is_data(layer: Layer, key: Key) -> bool:
@@ -240,9 +277,10 @@ def _seconds(
     workers: int,
     facts: ClusterFacts,
     known: Places = MappingProxyType({}),
+    sizes: Mapping[str, float] = MappingProxyType({}),
 ) -> Plain:
     there = {key: at for key, at in known.items() if at < workers}
-    machine, places = facts.machine, Workers(arrays, workers, there)
+    machine, places = facts.machine, Workers(arrays, workers, there, sizes={**sizes})
     stages = [stage for stage in stages if not stage.is_data]
     needs = chain.from_iterable(stage.needs.values() for stage in stages)
     readers = Counter(chain.from_iterable(needs))
@@ -257,7 +295,8 @@ def _seconds(
         heads = stage.heads(readers, made)
         waits = heads > 0 or stage.piece is not None
         below = (levels[name] for name in stage.layers if name in levels)
-        levels[stage.name] = max((level + waits for level in below), default=0)
+        level = max((level + waits for level in below), default=0)
+        levels.update(dict.fromkeys({stage.name, *map(_name, stage.needs)}, level))
         if stage.piece is not None:
             heads, work = stage.piece.dask_cost(workers, machine)
             seconds += work

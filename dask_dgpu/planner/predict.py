@@ -17,13 +17,12 @@ from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.value import Collective, Local, Value, most_received
-from dask_dgpu.planner.plain import Places, plain_region
+from dask_dgpu.planner.plain import Places, block_seconds, plain_region
 from dask_dgpu.runtime.plans import Making, Plans, plans
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.scheduler.blocks import place_of
 from dask_dgpu.runtime.tasks import PLUGIN
 from graph_opt.dask_graph.parse import ArrayGraph
-from graph_opt.dask_graph.work import task_seconds
 from graph_opt.model.cost import Machine, gang_seconds
 from graph_opt.model.layout import dealt, label
 from graph_opt.model.piece import Region
@@ -179,9 +178,9 @@ def predict(
     fixed = plans(program, owners, ranks)
     costs = _costs(program, fixed, facts)
     shares = Shares(program, fixed, ranks)
-    given = {name for name, _ in program.inputs} | region.nodes.keys()
+    seconds_of = block_seconds(region, region.works, arrays, machine)
     work = {
-        step.output: shares.most_blocks(step) * task_seconds(arrays, step.output, given, machine)
+        step.output: shares.most_blocks(step) * seconds_of[step.output]
         + shares.shipping(step, machine)
         for step in program.steps
         if isinstance(step, Local)

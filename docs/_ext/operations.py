@@ -33,8 +33,10 @@ class Example:
         The expression.
     promised : bool
         Whether the README says that it runs as a gang.
+    gang : bool
+        Whether it does.
     operations : tuple of str
-        The operations that gangs run.
+        The operations that gangs run, none if it is Dask's own work on blocks.
     reason : str
         Why it is left to Dask, if it is.
     """
@@ -42,20 +44,21 @@ class Example:
     what: str
     code: str
     promised: bool
+    gang: bool
     operations: tuple[str, ...]
     reason: str
 
 
 def names() -> dict[str, Any]:
     """Return the names in the examples."""
-    x = da.ones((8, 8), chunks=4)
+    x, t = (da.ones((8, 8), chunks=each).persist(scheduler="sync") for each in (4, (4, 8)))
     return {
         "da": da,
         "dgpu": dgpu,
         "x": x,
         "y": x + 1,
         "z": da.ones((4, 8, 8), chunks=4),
-        "t": da.ones((8, 8), chunks=(4, 8)),
+        "t": t,
         "w": da.concatenate([da.ones((1, 100_000)) for _ in range(4)]),
         "images": da.ones((4, 3, 8, 8), chunks=(1, 3, 4, 8)),
         "kernels": da.ones((2, 3, 3, 3)),
@@ -82,7 +85,8 @@ def _tried(readme: str) -> Iterator[Example]:
                     )
                 )
                 reason = found.declined[0].reason if found.declined else NO_RULE
-                yield Example(row["what"], code, row["who"] == "gang", operations, reason)
+                promised, gang = row["who"] == "gang", bool(found.regions)
+                yield Example(row["what"], code, promised, gang, operations, reason)
 
 
 def calls(found: list[Example]) -> dict[str, list[str]]:
@@ -106,8 +110,13 @@ def tables() -> str:
     lines = ["| operation | your code |", "|---|---|"]
     for name, codes in calls(found).items():
         lines.append(f"| `{name}` | {', '.join(f'`{code}`' for code in codes)} |")
+    lines += ["", "Dask's own work on blocks that meet:", "", "| work | your code |", "|---|---|"]
+    work = [each for each in found if each.gang and not each.operations]
+    for what in dict.fromkeys(each.what for each in work):
+        codes = ", ".join(f"`{each.code}`" for each in work if each.what == what)
+        lines.append(f"| {what} | {codes} |")
     lines += ["", "Always left to Dask:", "", "| your code | what `explain` says |", "|---|---|"]
-    lines += [f"| `{each.code}` | {each.reason} |" for each in found if not each.operations]
+    lines += [f"| `{each.code}` | {each.reason} |" for each in found if not each.gang]
     return "\n".join(lines)
 
 

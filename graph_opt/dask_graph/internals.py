@@ -29,7 +29,7 @@ NAMES = {
     "dask.blockwise": "BlockwiseDep BlockwiseDepDict blockwise_token optimize_blockwise",
     "dask.layers": "ArrayOverlapLayer",
     "dask.local": "get_sync",
-    "dask.utils": "methodcaller",
+    "dask.utils": "apply methodcaller",
     "tlz": "curry",  # of cytoolz if that is installed, as in Dask
     "tlz.functoolz": "Compose",
 }

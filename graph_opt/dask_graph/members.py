@@ -11,16 +11,19 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
+from graph_opt.dask_graph.gathering import Together
 from graph_opt.dask_graph.internals import (
     Alias,
     DataNode,
     GraphNode,
     Task,
+    TaskRef,
     _apply_random,
     _apply_random_func,
     _broadcast_trick_inner,
     _matmul,
     _tensordot,
+    apply,
     chunk_einsum,
     convert_legacy_graph,
     getter,
@@ -30,7 +33,7 @@ from graph_opt.dask_graph.internals import (
     optimize_blockwise,
 )
 from graph_opt.dask_graph.layers import PieceLayer
-from graph_opt.dask_graph.parse import CARRIED, ArrayGraph, unsupported, unwrapped
+from graph_opt.dask_graph.parse import CARRIED, ArrayGraph, once, unsupported, unwrapped
 from graph_opt.model.layout import ArrayNode
 
 OUTSIDE = (getter, getter_nofancy, getter_inline, load_store_chunk)
@@ -44,6 +47,9 @@ PACKAGES = (
     *("operator", "_operator", "builtins", "toolz", "cytoolz"),
 )
 """Packages of the functions that Dask and our sums call in layers that are not blockwise."""
+
+ARRAYS = ("numpy", "cupy", "dask.array", "dask.utils", "dask._task_spec", "_operator", "builtins")
+"""Packages of the functions in layers between arrays that Dask does not declare."""
 
 CREATORS = (unwrapped(_broadcast_trick_inner), _apply_random, _apply_random_func)
 """Functions that create a block from no other, in all kinds of layers."""
@@ -84,25 +90,52 @@ def fuse(graph: HighLevelGraph, local: Collection[str], keys: Collection[Any]) -
     return optimize_blockwise(graph, keys=[*keys, *((name,) for name in borders)])
 
 
+@once
 def is_member(graph: ArrayGraph, name: str) -> bool:
     """Whether a gang can compute the layer ``name``.
 
     It can if each task computes a block from whole blocks of arrays: elementwise functions,
     slices, transposes, reductions, concatenations and functions of users; or creates a block.
-    Layers that read files, depend on anything but arrays, copy blocks between host and device, or
-    have tasks that depend on each other stay with Dask.
+    Tasks may depend on each other, as in a running sum. Layers that read files, depend on anything
+    but arrays, or copy blocks between host and device stay with Dask.
     """
     layer, needed = graph.layers[name], graph.dependencies[name]
-    nodes = [graph.node(each) for each in (name, *needed)]
-    if not all(map(_is_carried, nodes)) or len({node.container for node in nodes if node}) > 1:
+    if not all(_is_carried(graph, each) for each in needed):
         return False
+    if len({container_of(graph, each) for each in (name, *needed)}) > 1:
+        return False
+    if not is_declared(layer):
+        between = bool(needed) and bool(graph.dependents[name]) and name not in graph.requested
+        return between and _calls_only(ARRAYS, graph, name) and _is_work(graph, name)
+    return _is_carried(graph, name) and _is_work(graph, name)
+
+
+def _is_work(graph: ArrayGraph, name: str) -> bool:
+    layer = graph.layers[name]
     if isinstance(layer, Blockwise):
         function = unwrapped(getattr(layer.task, "func", None))
         kinds = {type(dependency).__name__ for dependency in layer.io_deps.values()}
         if function in (*OUTSIDE, *CONTRACTIONS) or not kinds <= set(BLOCK_FACTS):
             return False
-        return bool(needed) or function in CREATORS
+        return bool(graph.dependencies[name]) or function in CREATORS
     return isinstance(layer, MaterializedLayer) and _is_blockwork(graph, name)
+
+
+def is_declared(layer: Layer) -> bool:
+    """Whether a layer is of a collection: its tasks compute the blocks of an array.
+
+    Dask composes some operations, such as QR, of layers that it does not declare.
+    """
+    return bool(layer.collection_annotations)
+
+
+@once
+def container_of(graph: ArrayGraph, name: str) -> str | None:
+    """Return the type of the blocks of a layer, of undeclared ones that of the arrays before."""
+    layer, node = graph.layers.get(name), graph.node(name)
+    if node is not None or layer is None or is_declared(layer):
+        return None if node is None else node.container
+    return next((container_of(graph, each) for each in sorted(graph.dependencies[name])), None)
 
 
 def is_map(layer: Layer) -> bool:
@@ -126,34 +159,60 @@ def tasks_of(graph: ArrayGraph | HighLevelGraph, name: str) -> Iterator[tuple[An
         yield from convert_legacy_graph({key: task}, all_keys=known).items()
 
 
-def _is_carried(node: ArrayNode | None) -> bool:
-    return node is not None and unsupported((node,), node, CARRIED) is None
+def _is_carried(graph: ArrayGraph, name: str) -> bool:
+    node = graph.node(name)
+    if node is None:
+        layer = graph.layers.get(name)
+        return layer is not None and not is_declared(layer) and is_member(graph, name)
+    return unsupported((node,), node, CARRIED) is None
 
 
 def _is_blockwork(graph: ArrayGraph, name: str) -> bool:
-    """Whether all tasks of a layer compute blocks of one array from blocks of others.
+    """Whether all tasks of a layer compute blocks from blocks of other arrays, or of its own.
 
     A task may also read a future, which has no layer.
     """
-    needed = graph.dependencies[name]
+    layer, needed, node = graph.layers[name], graph.dependencies[name], graph.node(name)
     task = None
     for key, task in tasks_of(graph, name):
-        if not isinstance(key, tuple) or key[0] != name or isinstance(task, DataNode):
-            return False
-        if not all(isinstance(each, tuple) and each[0] in needed for each in task.dependencies):
-            return False
+        own = is_block(key, name, node)
+        if not own:
+            first = key[0] if isinstance(key, tuple) else key
+            several = first != name and first in graph.layers  # which have the same task
+            if node is None or not needed or several:
+                return False
+        if isinstance(task, DataNode):
+            if own:
+                return False
+            continue
+        for each in task.dependencies:
+            if each in layer and not isinstance(layer[each], TaskRef):  # of a future
+                if node is None:
+                    return False
+            elif not isinstance(each, tuple) or each[0] not in needed:
+                return False
         if not (_joins(task) if task.dependencies else _creates(task)):
             return False
     return task is not None
 
 
+def is_block(key: Any, name: str, node: ArrayNode | None) -> bool:
+    """Whether a key of a layer is that of a block of its array, not one for its other tasks."""
+    if not isinstance(key, tuple) or key[0] != name:
+        return False
+    if not all(isinstance(each, int) for each in key[1:]):
+        return False
+    return node is None or len(key) == 1 + node.ndim
+
+
 def _joins(task: GraphNode) -> bool:
-    function = unwrapped(getattr(task, "func", None))
-    return isinstance(task, Alias) or (_is_known(function) and function not in OUTSIDE)
+    return isinstance(task, Alias) or unwrapped(getattr(task, "func", None)) not in OUTSIDE
 
 
 def _creates(task: GraphNode) -> bool:
-    function = unwrapped(task.func) if isinstance(task, Task) else None
+    if not isinstance(task, Task):
+        return False
+    function = unwrapped(task.args[0] if task.func is apply else task.func)
     return function in CREATORS or getattr(function, "__module__", None) in CREATING_MODULES
 
 
@@ -162,12 +221,31 @@ def calls_others(layer: Layer) -> bool:
 
     They may be slow, or return something else at each call.
     """
-    return isinstance(layer, Blockwise) and not all(map(_is_known, _functions(layer.task)))
+    return not all(map(_is_known, _called(layer)))
+
+
+def _calls_only(packages: Collection[str], graph: ArrayGraph, name: str) -> bool:
+    """Whether a layer calls functions of these packages only."""
+    layer = graph.layers[name]
+    if not isinstance(layer, Blockwise):
+        layer = MaterializedLayer(dict(tasks_of(graph, name)))
+    inside = tuple(f"{each}." for each in packages)
+    called = (getattr(unwrapped(function), "__module__", "") for function in _called(layer))
+    return all(f"{module}.".startswith(inside) for module in called)
+
+
+def _called(layer: Layer) -> Iterator[Any]:
+    """Yield the functions that the tasks of a layer call; none of these is of the old form."""
+    for task in (layer.task,) if isinstance(layer, Blockwise) else layer.values():
+        yield from _functions(task)
 
 
 def _functions(task: Any) -> Iterator[Any]:
     """Yield the functions that a task calls, including those of fused tasks and arguments."""
-    if isinstance(task, Task):
+    if isinstance(task, Task) and isinstance(task.func, Together):
+        for each in task.func.tasks:
+            yield from _functions(each)
+    elif isinstance(task, Task):
         yield task.func
         for argument in (*task.args, *task.kwargs.values()):
             yield from _functions(argument)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,8 @@ from graph_opt.dask_graph.expressions import read_blockwise
 from graph_opt.dask_graph.internals import _matmul, _tensordot, chunk_einsum, curry
 from graph_opt.dask_graph.members import tasks_of
 from graph_opt.dask_graph.parse import ArrayGraph, array_operands, once
-from graph_opt.model.cost import Machine
+from graph_opt.model.cost import Machine, Shape, Work
 from graph_opt.model.layout import CUPY, ArrayNode
-
-Shape = tuple[int, int, int]
 
 PASSES: Mapping[str, float] = {
     # views, and wrappers of another function
@@ -62,22 +60,6 @@ PRODUCTS = (_matmul, _tensordot, chunk_einsum)
 
 LOOP_SLOWDOWN = 12.0
 """``einsum`` of blocks multiplies in a loop, so much slower than a matrix product."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """The work of a task: bytes of a copy that takes as long, and the product if there is one."""
-
-    nbytes: float = 0.0
-    product: Shape = (0, 0, 0)
-    times: float = 1.0
-    dtype: str = "float64"
-
-    def seconds(self, machine: Machine) -> float:
-        """Predict the seconds on one rank."""
-        flops = 2 * math.prod(self.product) * self.times
-        rate = machine.product_rate(self.product, self.dtype) if flops else 1.0
-        return self.nbytes / machine.memory_bandwidth + flops / rate
 
 
 def task_seconds(graph: ArrayGraph, name: str, given: Collection[str], machine: Machine) -> float:
@@ -148,7 +130,7 @@ def _work(graph: ArrayGraph, name: str) -> tuple[int, Work]:
     if task is None or not task.dependencies:
         return 0, Work()
     nodes = [array(graph, other) for other in (name, *graph.dependencies[name])]
-    return 1, Work(_passes(getattr(task, "func", None), {}) * sum(map(_nbytes, nodes)))
+    return 1, Work(passes_of(getattr(task, "func", None), {}) * sum(map(_nbytes, nodes)))
 
 
 def _blockwise(graph: ArrayGraph, name: str, layer: Blockwise) -> Work:
@@ -169,10 +151,9 @@ def _blockwise(graph: ArrayGraph, name: str, layer: Blockwise) -> Work:
     if len(literals) == 1 and bool(np.all(literals[0] == 2)):  # a square
         return Work(USUAL * copied)
     if _on_gpu(node):
-        return Work(
-            _gpu_passes(function, options, max(len(o.shape) for o, _ in operands if o)) * copied
-        )
-    return Work(_passes(function, options) * copied)
+        ndim = max((each.ndim for each, _ in operands if each), default=0)
+        return Work(_gpu_passes(function, options, ndim) * copied)
+    return Work(passes_of(function, options) * copied)
 
 
 def _product(
@@ -201,7 +182,7 @@ def _lengths(node: ArrayNode | None) -> list[float]:
     return [n / max(1, blocks) for n, blocks in zip(node.shape, node.grid, strict=True)]
 
 
-def _passes(function: Any, options: Mapping[str, Any]) -> float:
+def passes_of(function: Any, options: Mapping[str, Any]) -> float:
     """Return the factor of a function on a host; an alias of a block has no function."""
     return 0.0 if function is None else PASSES.get(_named(function, options), USUAL)
 
@@ -215,7 +196,7 @@ def _gpu_passes(function: Any, options: Mapping[str, Any], ndim: int) -> float:
     axes = axes if isinstance(axes, tuple | list) else (axes,)
     if name in OUTER_SUMS and axes and not {-1, ndim - 1} & {*axes}:
         return OUTER_SUMS[name] * OUTER
-    return _passes(function, options)
+    return passes_of(function, options)
 
 
 def _named(function: Any, options: Mapping[str, Any]) -> str:

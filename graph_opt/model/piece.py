@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 from dask.highlevelgraph import Layer
 from dask.tokenize import tokenize
 
-from graph_opt.model.cost import Machine
+from graph_opt.model.cost import Machine, Work
 from graph_opt.model.layout import ArrayNode, Index, label
 
 Block = tuple[str, Index]
@@ -158,6 +158,11 @@ class Blockwork:
 
     ``needs`` are the input blocks of each computed block, in row-major order: names of arrays,
     and indices. With ``once`` each block is computed only once: its functions are a user's.
+
+    If tasks of the layer read other tasks of it, these are steps ``before``, each of tasks that do
+    not depend on each other, and ``works`` has the work for each block of such a step. The
+    ``inputs`` and :meth:`reads` are those of all steps. ``plain`` are the steps of Dask's own
+    tasks, if a gang does small ones together.
     """
 
     output: ArrayNode
@@ -165,15 +170,25 @@ class Blockwork:
     needs: Mapping[Index, tuple[Block, ...]]
     layer: Layer
     once: bool = False
+    before: tuple[Blockwork, ...] = ()
+    works: tuple[Work, ...] = ()
+    plain: tuple[Blockwork, ...] = ()
 
     @cached_property
     def computed(self) -> tuple[Index, ...]:
         """The computed blocks, in row-major order."""
         return tuple(self.needs)
 
+    @property
+    def steps(self) -> tuple[Blockwork, ...]:
+        """All steps, in order; this is the last."""
+        return *self.before, self
+
     def reads(self) -> Iterator[Block]:
         """Yield the input blocks, some of them several times."""
-        return chain.from_iterable(self.needs.values())
+        own = {step.output.name for step in self.before}
+        blocks = chain.from_iterable(step.needs.values() for step in self.steps)
+        return (block for block in chain.from_iterable(blocks) if block[0] not in own)
 
     def __dask_tokenize__(self) -> Any:
         return self.output.name, self.computed
@@ -209,6 +224,16 @@ class Region:
         """Dask's own layers."""
         return tuple(member for member in self.members if isinstance(member, Blockwork))
 
+    @property
+    def works(self) -> tuple[Blockwork, ...]:
+        """All steps of Dask's own layers."""
+        return tuple(step for work in self.blockworks for step in work.steps)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of its program."""
+        return len(self.pieces) + len(self.works)
+
     @cached_property
     def nodes(self) -> dict[str, ArrayNode]:
         """The results of all members, by name."""
@@ -238,9 +263,9 @@ class Region:
 
     @cached_property
     def joins(self) -> bool:
-        """Whether a task of Dask's reads several blocks of an array, as in ``x.sum()``."""
+        """Whether a block depends on several blocks of an array, as in ``x.sum()``."""
         return any(
-            len({name for name, _ in blocks}) < len(blocks)
+            len(work.steps) > 1 or len({name for name, _ in blocks}) < len(blocks)
             for work in self.blockworks
             for blocks in work.needs.values()
         )
@@ -250,7 +275,7 @@ class Region:
         """Whether each block is computed only from blocks with the same index."""
         return not self.pieces and all(
             index == other
-            for work in self.blockworks
+            for work in self.works
             for index, blocks in work.needs.items()
             for _, other in blocks
         )

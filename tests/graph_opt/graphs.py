@@ -34,8 +34,9 @@ def gang(region: Region, *staged: list[Any]) -> dict[Any, Any]:
     for (node, indices), given in zip(region.inputs, staged, strict=True):
         blocks.update({(node.name, *index): one for index, one in zip(indices, given, strict=True)})
     for member in region.members:
-        made = _made(member, blocks)
-        blocks.update({(member.output.name, *index): block for index, block in made.items()})
+        for step in member.steps if isinstance(member, Blockwork) else (member,):
+            made = _made(step, blocks)
+            blocks.update({(step.output.name, *index): block for index, block in made.items()})
     return {(name, *index): blocks[name, *index] for name, some in region.wanted for index in some}
 
 

@@ -217,13 +217,25 @@ def test_functions_of_users_are_called_once_for_each_block(programs: list[Any]) 
     assert len(programs) == 1
 
 
-def test_what_reads_files_or_itself_ends_a_region(programs: list[Any]) -> None:
+def test_a_running_sum_joins_a_region(programs: list[Any]) -> None:
     x = da.from_array(A, chunks=(3, N))
     z = (np.fft.fft2(x).real.cumsum(axis=0) @ x).sum()
     np.testing.assert_allclose(
         z.compute(scheduler="sync"), (np.fft.fft2(A).real.cumsum(axis=0) @ A).sum(), rtol=1e-10
     )
-    assert len(programs) == 2  # the running sum is Dask's
+    assert len(programs) == 1
+
+
+def test_two_layers_with_the_same_tasks_end_a_region(programs: list[Any]) -> None:
+    """The factors that ``solve`` reads are in two layers, each of which has both."""
+    x = da.from_array(A @ A.T + N * np.eye(N), chunks=3)
+    y = x @ x.T
+    z = da.linalg.solve(y, x, assume_a="pos") @ x
+    wanted = np.linalg.solve(y.compute(scheduler="sync"), x.compute(scheduler="sync"))
+    programs.clear()
+    found = z.compute(scheduler="sync")
+    np.testing.assert_allclose(found, wanted @ x.compute(scheduler="sync"), atol=1e-9)
+    assert len(programs) == 2
 
 
 def test_a_plain_elementwise_graph_is_left_alone() -> None:

@@ -286,6 +286,8 @@ def each_array(block: Any, function: Callable[[Array], Array]) -> Any:
         return {key: each_array(value, function) for key, value in block.items()}
     if type(block) in (list, tuple):
         return type(block)(each_array(value, function) for value in block)
+    if isinstance(block, tuple) and hasattr(block, "_make"):  # the factors of a matrix
+        return type(block)._make(each_array(value, function) for value in block)
     if isinstance(block, ArrayContainer):
         return block.map_arrays(lambda array: each_array(array, function))
     return block

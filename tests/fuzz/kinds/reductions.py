@@ -112,18 +112,53 @@ def product(d: Draw) -> Step:
 @kind(2.0)
 def cumulative(d: Draw) -> Step:
     a = d.value(has_axes, is_number)
-    axis = d.axis(a)
-    n = max(1, a.shape[axis])
+    axis = d.axis(a) if d.chance(0.8) or not a.known else None
+    n = count(a, axis)
+    name = "nancumsum" if d.chance(0.2) else "cumsum"
     method = f", method={d.choice(('sequential', 'blelloch'))!r}" if d.chance(0.5) else ""
-    if 0 in a.lazy.chunks[axis] and "blelloch" not in method:
+    if any(0 in sizes for sizes in a.lazy.chunks) and "blelloch" not in method:
         raise Unfit("Dask's sequential sums lose elements after an empty chunk")
     return dask_only(
-        f"np.cumsum({a.name}, axis={axis})",
-        f"da.cumsum({a.rechunked}, axis={axis}{method})",
+        f"np.{name}({a.name}, axis={axis})",
+        f"da.{name}({a.rechunked}, axis={axis}{method})",
         n * a.error,
         n * a.largest,
         adds=True,
     )
+
+
+@kind()
+def cumulative_product(d: Draw) -> Step:
+    a = d.value(has_axes, is_number, lambda v: v.largest < 9)
+    axis = d.axis(a)
+    n = count(a, axis)
+    if 0 in a.lazy.chunks[axis]:
+        raise Unfit("Dask's sequential products lose elements after an empty chunk")
+    most = max(1.0, a.largest) ** min(n, 40)
+    name = d.choice(("cumprod", "nancumprod"))
+    return dask_only(
+        f"np.{name}({a.name}, axis={axis})",
+        f"da.{name}({a.rechunked}, axis={axis})",
+        n * most * a.error,
+        n * most,
+        adds=True,
+    )
+
+
+@kind(0.5)
+def largest_percentile(d: Draw) -> Step:
+    """Dask's other percentiles are approximate."""
+    a = d.value(is_real, is_number, is_known, lambda v: v.finite and v.ndim == 1 and v.array.size)
+    return dask_only(
+        f"np.percentile({a.name}, [100])", f"da.percentile({a.rechunked}, [100])", a.error
+    )
+
+
+@kind()
+def counted_integers(d: Draw) -> Step:
+    a = d.value(is_exact, lambda v: v.ndim == 1 and v.kind == "u" and v.known and v.array.size)
+    length = int(a.largest) + 1
+    return both(f"xp.bincount({a.name}, minlength={length})")
 
 
 @kind(2.0)
