@@ -24,7 +24,8 @@ from typing import Any
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from graph_opt.dask_graph.fusing import Calls, fuse_expressions
+from graph_opt.dask_graph.clusters import Calls
+from graph_opt.dask_graph.fusing import fuse_expressions
 from graph_opt.dask_graph.internals import DataNode, GraphNode
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import calls_others, tasks_of

@@ -14,8 +14,10 @@ import numpy as np
 
 from dask_dgpu.kernels.fused import evaluate
 from dask_dgpu.runtime.program import run_fused
-from graph_opt.dask_graph.fusing import Fusion
+from graph_opt.dask_graph.clusters import Fusion
+from graph_opt.dask_graph.internals import getitem
 from graph_opt.dask_graph.reductions import EXTREMES, Chunked
+from graph_opt.dask_graph.slices import Steps
 from graph_opt.model.expression import Expression, Reduce
 
 Array = Any
@@ -38,11 +40,19 @@ class Fused:
     def __call__(self, *given: Any) -> Any:
         """Return the block, or what Dask's aggregate of several blocks reads."""
         fusion, inputs = self.fusion, len(self.fusion.dtypes)
-        blocks, place = [_single(block) for block in given[:inputs]], given[inputs:]
+        blocks, place = [_single(block) for block in given[:inputs]], list(given[inputs:])
+        cuts: Sequence[Steps] = ()
+        if fusion.cut:
+            *place, cuts = place
+            blocks = [_sliced(*each) for each in zip(blocks, cuts, strict=True)]
         if not _suit(blocks, fusion.dtypes):
-            return run_fused(fusion.tasks, fusion.name, range(len(given)), *blocks, *place)
+            read = *blocks, *place
+            return run_fused(fusion.tasks, fusion.name, range(len(read)), *read)
         with _quiet(fusion.expression):
             results = evaluate(fusion.expression, blocks)
+        if cuts:
+            sliced = [block for block, steps in zip(blocks, cuts, strict=True) if steps]
+            results = tuple(_apart(result, sliced) for result in results)
         if fusion.chunked is None:
             return _scalar(results[0])
         shapes = fusion.expression.shapes([block.shape for block in blocks])
@@ -66,6 +76,25 @@ def _single(block: Any) -> Any:
     while isinstance(block, list) and len(block) == 1:
         (block,) = block
     return block
+
+
+def _sliced(block: Any, steps: Steps) -> Any:
+    """Return a slice of a block, as a view; Dask's own function has a better error."""
+    for index in steps:
+        try:
+            block = block[index]
+        except IndexError:
+            block = getitem(block, index)
+    return block
+
+
+def _apart(result: Array, blocks: Sequence[Any]) -> Array:
+    """Return a copy of a result that is a view of a slice, so that the whole block can be freed."""
+    if isinstance(result, np.generic):
+        return result
+    module = np if isinstance(result, np.ndarray) else sys.modules["cupy"]
+    shared = any(module.may_share_memory(result, block) for block in blocks)
+    return result.copy() if shared else result
 
 
 def _suit(blocks: Sequence[Any], dtypes: Sequence[str]) -> bool:

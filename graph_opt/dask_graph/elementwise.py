@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from graph_opt.dask_graph.internals import _enforce_dtype, _sqrt, astype
+from graph_opt.dask_graph.nodes import Nodes, Operand
 from graph_opt.dask_graph.parse import DTYPES
-from graph_opt.model.expression import Apply, Cast, Constant, Node, View
-from graph_opt.model.layout import ArrayNode
+from graph_opt.model.expression import Cast, View
 
 OPERATORS: Mapping[Any, str] = {
     operator.add: "add",
@@ -52,51 +51,6 @@ FAST_POWERS: Mapping[tuple[type, float], tuple[str, str]] = {
 """What ``x ** exponent`` is for some kinds of ``x``; ``np.power`` differs in signs and dtype."""
 
 SCALARS = (bool, int, float, complex, np.number, np.bool_)
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A node among the arguments of a function, with the declared dtype and number of axes."""
-
-    node: int
-    dtype: str
-    ndim: int
-
-    @classmethod
-    def of(cls, array: ArrayNode | None, number: int) -> Operand:
-        """Return the node of a block of an array."""
-        if array is None:
-            raise ValueError(f"expected an array for node {number}, got None")
-        return cls(number, array.dtype, array.ndim)
-
-    def like(self, number: int) -> Operand:
-        """Return a node that is computed from this one."""
-        return replace(self, node=number)
-
-
-@dataclass
-class Nodes:
-    """The nodes of an expression so far; equal nodes are one."""
-
-    nodes: list[Node] = field(default_factory=list)
-    known: dict[Any, int] = field(default_factory=dict)
-
-    def add(self, node: Node) -> int:
-        """Return the number of a node, perhaps an earlier one."""
-        key = (type(node.value), repr(node.value)) if isinstance(node, Constant) else node
-        if key not in self.known:
-            self.known[key] = len(self.nodes)
-            self.nodes.append(node)
-        return self.known[key]
-
-    def number(self, argument: Any) -> int:
-        """Return the number of an argument that is a node or a scalar."""
-        return argument.node if isinstance(argument, Operand) else self.add(Constant(argument))
-
-    def apply(self, function: str, *arguments: Any, **options: Any) -> int:
-        """Add a call of a function of NumPy's."""
-        numbers = tuple(map(self.number, arguments))
-        return self.add(Apply(function, numbers, tuple(sorted(options.items()))))
 
 
 Arguments = Sequence[Any]
