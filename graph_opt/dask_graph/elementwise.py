@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from graph_opt.dask_graph.internals import _enforce_dtype, _sqrt, astype
+from graph_opt.dask_graph.internals import _enforce_dtype, _select, _sqrt, astype
 from graph_opt.dask_graph.nodes import Nodes, Operand
 from graph_opt.dask_graph.parse import DTYPES
 from graph_opt.model.expression import Cast, View
@@ -163,9 +163,41 @@ def _imaginary(comparison: str) -> Reader:
     return read
 
 
-def _nan_to_num(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
-    known = len(arguments) == 1 and isinstance(arguments[0], Operand) and not options
-    return nodes.apply("nan_to_num", *arguments) if known else None
+def _with_options(name: str, arity: int, *known: str) -> Reader:
+    """Return the reader of a function of arrays whose known options are numbers."""
+
+    def read(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
+        arrays = any(isinstance(each, Operand) for each in arguments)
+        fits = len(arguments) == arity and all(map(_is_operand, arguments)) and arrays
+        if not fits or not options.keys() <= {*known}:
+            return None
+        if not all(type(option) in (bool, int, float) for option in options.values()):
+            return None
+        return nodes.apply(name, *arguments, **options)
+
+    return read
+
+
+def _selected(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
+    """Read ``select``: conditions, as many choices, and a default, as calls of ``where``."""
+    default, half = options.pop("default", 0), len(arguments) // 2
+    if options or not all(isinstance(each, Operand) for each in arguments):
+        return None
+    conditions, choices = arguments[:half], arguments[half:]
+    dtype = np.result_type(*(choice.dtype for choice in choices))
+    if any(each.dtype != "bool" for each in conditions) or not _is_scalar(default):
+        return None
+    try:
+        if np.result_type(dtype, default) != dtype:
+            return None
+        found: Any = np.full((), default, dtype)[()]
+    except (OverflowError, TypeError):
+        return None
+    for condition, choice in zip(reversed(conditions), reversed(choices), strict=True):
+        if choice.dtype != dtype.name:
+            choice = choice.like(nodes.add(Cast(choice.node, dtype.name)))
+        found = choice.like(nodes.apply("where", condition, choice, found))
+    return int(found.node)
 
 
 def _astype(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
@@ -237,7 +269,11 @@ READERS: Mapping[Any, Reader] = {
     np.real: _unary("real"),
     np.imag: _unary("imag"),
     np.angle: _unary("angle"),
-    np.nan_to_num: _nan_to_num,
+    np.nan_to_num: _with_options("nan_to_num", 1, "nan", "posinf", "neginf"),
+    np.isclose: _with_options("isclose", 2, "rtol", "atol", "equal_nan"),
+    np.sinc: _with_options("sinc", 1),
+    np.i0: _with_options("i0", 1),
+    _select: _selected,
     np.fix: _fix,
     np.isreal: _imaginary("equal"),
     np.iscomplex: _imaginary("not_equal"),
