@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from dask_dgpu.operations.value import (
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.program import Key, Program
 from dask_dgpu.runtime.ship import ship
+from dask_dgpu.runtime.spare import Spare, is_alone, overwrites
 from graph_opt.model.layout import Index, label
 
 Array = Any
@@ -131,7 +132,7 @@ class _Rank:
                 with self.observer.step(name, _action(step)) as span, device.named(name):
                     self._bring(step)
                     if isinstance(step, Local):
-                        made = self._call_functions(step, name)
+                        made = self._call_functions(step, name, spent)
                     else:
                         made = self._run_collective(step, name, spent)
                     span.nbytes = sum(getattr(block, "nbytes", 0) for block in made.values())
@@ -218,8 +219,11 @@ class _Rank:
         if any(blocks[index] is not block for index, block in was.items()):
             self.device.join()  # before the originals are freed
 
-    def _call_functions(self, step: Local, name: str) -> Blocks:
-        """Run the block functions of a step for the blocks of this rank."""
+    def _call_functions(self, step: Local, name: str, spent: Collection[str]) -> Blocks:
+        """Run the block functions of a step for the blocks of this rank.
+
+        Kernels may overwrite blocks of ``spent`` values that only one of them reads.
+        """
         self.observer.progress(name, 0, len(step.needs))
         making = self.fixed.makings[step.output]
         numbers = [self.fixed.numbers[name] for name in step.inputs]
@@ -233,14 +237,22 @@ class _Rank:
         mine = [index for index, ranks in making.ranks.items() if self.comm.rank in ranks]
         tasks = self.program.blockworks.tasks(step.output, mine)
         done: list[Index] = []
+        uses = Counter(need for index in mine for need in needs[index])
 
-        def block(at: int, place: Index) -> Array:
-            sent = (numbers[at], place) in received
-            found = received[numbers[at], place] if sent else known[numbers[at]][place]
-            return self._outside(found, step.result.container)
+        def block(at: int, place: Index, over: bool) -> Any:
+            blocks = known[numbers[at]]
+            if (numbers[at], place) in received:
+                return self._outside(received[numbers[at], place], step.result.container)
+            last = step.inputs[at] in spent and uses[at, place] == 1
+            if over and last and is_alone(blocks, place):
+                return Spare(blocks.pop(place))
+            return self._outside(blocks[place], step.result.container)
 
         def make(index: Index) -> Array:
-            given = {(step.inputs[at], *place): block(at, place) for at, place in needs[index]}
+            over = self.device.kind == "cpu" and overwrites(tasks[index])
+            given = {
+                (step.inputs[at], *place): block(at, place, over) for at, place in needs[index]
+            }
             try:
                 with self.observer.calling():
                     made = tasks[index](given)

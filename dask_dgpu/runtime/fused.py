@@ -8,12 +8,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dask_dgpu.kernels.fused import evaluate
 from dask_dgpu.runtime.program import run_fused
+from dask_dgpu.runtime.spare import Spare
 from graph_opt.dask_graph.clusters import Fusion
 from graph_opt.dask_graph.internals import getitem
 from graph_opt.dask_graph.reductions import EXTREMES, Chunked
@@ -33,6 +34,7 @@ class Fused:
     """
 
     fusion: Fusion
+    overwrites: ClassVar[bool] = True
 
     def __dask_tokenize__(self) -> Any:
         return type(self).__name__, self.fusion.name
@@ -41,15 +43,18 @@ class Fused:
         """Return the block, or what Dask's aggregate of several blocks reads."""
         fusion, inputs = self.fusion, len(self.fusion.dtypes)
         blocks, place = [_single(block) for block in given[:inputs]], list(given[inputs:])
+        spare = {at for at, block in enumerate(blocks) if isinstance(block, Spare)}
+        blocks = [each.block if isinstance(each, Spare) else each for each in blocks]
         cuts: Sequence[Steps] = ()
         if fusion.cut:
             *place, cuts = place
             blocks = [_sliced(*each) for each in zip(blocks, cuts, strict=True)]
+            spare = {at for at in spare if not cuts[at]}
         if not _suit(blocks, fusion.dtypes):
             read = *blocks, *place
             return run_fused(fusion.tasks, fusion.name, range(len(read)), *read)
         with _quiet(fusion.expression):
-            results = evaluate(fusion.expression, blocks)
+            results = evaluate(fusion.expression, blocks, spare)
         if cuts:
             sliced = [block for block, steps in zip(blocks, cuts, strict=True) if steps]
             results = tuple(_apart(result, sliced) for result in results)

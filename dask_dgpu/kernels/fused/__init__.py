@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,9 @@ from graph_opt.model.expression import Expression
 Array = Any
 
 
-def evaluate(expression: Expression, blocks: Sequence[Array]) -> tuple[Array, ...]:
+def evaluate(
+    expression: Expression, blocks: Sequence[Array], spare: Collection[int] = ()
+) -> tuple[Array, ...]:
     """Evaluate an expression on blocks.
 
     Parameters
@@ -27,12 +29,15 @@ def evaluate(expression: Expression, blocks: Sequence[Array]) -> tuple[Array, ..
         What is computed.
     blocks : sequence of array
         One for each input, all of NumPy or all of CuPy; CuPy's on the current stream.
+    spare : collection of int, optional
+        The numbers of blocks that may be overwritten: nobody else needs their memory. A result may
+        be one of them.
 
     Returns
     -------
     tuple of array
         The results, of the dtypes and shapes that NumPy gives. A result that is an input, or a view
-        of one, is in its memory; any other is new.
+        of one, is in its memory; any other is new, or in the memory of a spare block.
 
     Notes
     -----
@@ -42,7 +47,7 @@ def evaluate(expression: Expression, blocks: Sequence[Array]) -> tuple[Array, ..
     if all(isinstance(block, np.ndarray | np.generic) for block in blocks):
         from dask_dgpu.kernels.fused.host import evaluate_host
 
-        return evaluate_host(expression, blocks)
+        return evaluate_host(expression, blocks, spare=spare)
     from dask_dgpu.kernels.fused.cuda import evaluate_cuda
 
     return evaluate_cuda(expression, blocks)

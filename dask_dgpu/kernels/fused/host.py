@@ -16,7 +16,7 @@ Others are merged from their parts, in a pass of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,10 @@ TILE_BYTES = 1 << 19
 
 
 def evaluate_host(
-    expression: Expression, blocks: Sequence[Array], tile_bytes: int = TILE_BYTES
+    expression: Expression,
+    blocks: Sequence[Array],
+    tile_bytes: int = TILE_BYTES,
+    spare: Collection[int] = (),
 ) -> tuple[Array, ...]:
     """Evaluate an expression on NumPy blocks; blocks below two tiles are evaluated at once."""
     elements = tile_bytes // max([block.itemsize for block in blocks], default=1)
@@ -48,8 +51,17 @@ def evaluate_host(
     planner = Planner(expression, shapes, strides, elements)
     computed = {at for at in expression.results if not _views_input(expression, at)}
     known: dict[int, Array] = {}
-    for plan in planner.passes(computed):
-        found = TilePass(plan, nodes, blocks, known).run()
+    passes = planner.passes(computed)
+    last = {step.node: at for at, plan in enumerate(passes) for step in plan.steps}
+    returned = set(expression.cone(*set(expression.results) - computed))
+    left = {
+        at: blocks[node.at]
+        for at, node in enumerate(nodes)
+        if isinstance(node, Input) and node.at in spare and at not in returned
+    }
+    for number, plan in enumerate(passes):
+        over = {at: block for at, block in left.items() if last.get(at) == number}
+        found = TilePass(plan, nodes, blocks, known, over).run()
         known.update(found)
     return tuple(
         known[at] if at in computed else _view_of_input(expression, at, blocks)

@@ -46,6 +46,8 @@ class TilePass:
         The expression's inputs.
     known : mapping of int to array
         The reductions of earlier passes.
+    spare : mapping of int to array
+        Nodes that are blocks which a result may overwrite: no later pass reads them.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class TilePass:
         nodes: Sequence[Node],
         blocks: Sequence[Array],
         known: Mapping[int, Array],
+        spare: Mapping[int, Array],
     ) -> None:
         self.plan = plan
+        self.spare = dict(spare)
         self.nodes = nodes
         self.leaves = {
             at: self._leaf(nodes[step.node], step.node, blocks, known)
@@ -170,9 +174,31 @@ class TilePass:
             self.results[at] = value
             return None
         if at not in self.results:
-            self.results[at] = _empty(self.plan, np.asarray(value).dtype)
+            self.results[at] = self._allocated(at, np.asarray(value).dtype)
         self.results[at][index] = value
         return None if spec is None else at
+
+    def _allocated(self, at: int, dtype: Any) -> Array:
+        """Return the memory of a result: new, or a spare block's.
+
+        Its tiles must be those of the result, and be read before the result is written.
+        """
+        for node, block in self.spare.items():
+            read = [number for number, step in enumerate(self.plan.steps) if step.node == node]
+            if (
+                (block.dtype, block.shape) == (dtype, self.plan.domain)
+                and block.transpose(self.plan.order).flags.c_contiguous
+                and all(self.last[number] <= at for number in read)
+                and all(self.plan.steps[number].axes == self._whole() for number in read)
+            ):
+                del self.spare[node]
+                return block
+        return _empty(self.plan, dtype)
+
+    def _whole(self) -> tuple[int | None, ...]:
+        """Return the axes of a step that lies as the domain does."""
+        lengths = enumerate(self.plan.domain)
+        return tuple(axis if axis in self.plan.tile and n != 1 else None for axis, n in lengths)
 
     def _again(self, calls: list[Call], index: Index) -> list[Array]:
         """Compute a tile of a known shape, in the buffers."""
