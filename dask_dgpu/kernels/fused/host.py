@@ -34,6 +34,12 @@ Array = Any
 TILE_BYTES = 1 << 19
 """Of a tile of the widest dtype among blocks: two fit in the L2 cache of a core."""
 
+SMALL = 16
+"""Tiles of a small block: memory for its temporaries is reused, and stays in the L3 cache."""
+
+FEW = 4
+"""Functions that a small block with reductions must have, or tiles take longer than NumPy."""
+
 
 def evaluate_host(
     expression: Expression,
@@ -87,6 +93,10 @@ def _tiled_shapes(
     if not all(map(_is_plain, blocks)) or not all(map(_is_known, expression.nodes)):
         return None
     reductions = [node for node in expression.nodes if isinstance(node, Reduce)]
+    nodes = zip(expression.nodes, sizes, strict=True)
+    functions = sum(isinstance(node, Apply | Cast) and n == max(sizes) for node, n in nodes)
+    if reductions and functions < FEW and max(sizes) < SMALL * elements:
+        return None
     return found if all(divisible(each, found[each.argument]) for each in reductions) else None
 
 

@@ -67,6 +67,7 @@ class TilePass:
             if not step.arguments
         }
         self.last = self._last_uses()
+        self.follows = bool(known)
         self.results: dict[int, Array] = {}  # by step
         self.reducers = [
             Reducer(node, plan, placed)
@@ -86,8 +87,9 @@ class TilePass:
                 values = self._again(bound[lengths], index)
             else:
                 values, bound[lengths] = self._first(index)
+            sums: dict[int, dict[Any, Array]] = {reducer.step: {} for reducer in self.reducers}
             for reducer in self.reducers:
-                reducer.add(values[reducer.step], index)
+                reducer.add(values[reducer.step], index, sums[reducer.step])
         found = {reducer.node: reducer.value for reducer in self.reducers}
         roots = self.plan.roots.items()
         return {
@@ -121,9 +123,13 @@ class TilePass:
         return last
 
     def _tiles(self) -> Iterator[Index]:
-        """Yield the tiles, in the order of the plan."""
+        """Yield the tiles, in the order of the plan.
+
+        After an earlier pass they are yielded backwards: the last ones may still be in cache.
+        """
         domain, tile = self.plan.domain, self.plan.tile
-        starts = [range(0, domain[axis], length) for axis, length in tile.items()]
+        step = -1 if self.follows and not self.reducers else 1
+        starts = [range(0, domain[axis], length)[::step] for axis, length in tile.items()]
         index = [slice(0, length) for length in domain]
         for corner in product(*starts):
             for (axis, length), start in zip(tile.items(), corner, strict=True):
