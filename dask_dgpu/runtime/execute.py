@@ -249,7 +249,7 @@ class _Rank:
             return self._outside(blocks[place], step.result.container)
 
         def make(index: Index) -> Array:
-            over = self.device.kind == "cpu" and overwrites(tasks[index])
+            over = bool(spent) and self.device.kind == "cpu" and overwrites(tasks[index])
             given = {
                 (step.inputs[at], *place): block(at, place, over) for at, place in needs[index]
             }
