@@ -24,8 +24,9 @@ from typing import Any
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from graph_opt.dask_graph.blockwork import blockwork
+from graph_opt.dask_graph.clusters import Calls
 from graph_opt.dask_graph.forms import node_of
-from graph_opt.dask_graph.fusing import Calls, fuse_expressions
+from graph_opt.dask_graph.fusing import fuse_expressions
 from graph_opt.dask_graph.internals import DataNode, GraphNode
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.parse import (

@@ -48,13 +48,23 @@ def together(calls: Sequence[Function]) -> Together | None:
 
     That is its method ``together``; ``None`` if it has no such.
     """
-    functions = [call.function if isinstance(call, _Ordered | _Bound) else call for call in calls]
+    functions = [_within(call) for call in calls]
     if len({*map(id, functions)}) != 1:
         return None
     if any(isinstance(call, _Bound) and (call.options or call.named) for call in calls):
         return None
     found: Together | None = getattr(functions[0], "together", None)
     return found
+
+
+def overwrites(call: Function) -> bool:
+    """Whether the function within a call takes blocks that are spare, and overwrites them."""
+    return bool(getattr(_within(call), "overwrites", False))
+
+
+def _within(call: Function) -> Function:
+    """Return the function that a call calls with its blocks."""
+    return call.function if isinstance(call, _Ordered | _Bound) else call
 
 
 def arguments_of(call: Function, blocks: Sequence[Array]) -> Sequence[Any]:

@@ -21,6 +21,7 @@ from dask_dgpu.runtime.plans import Block, Plans
 from dask_dgpu.runtime.prepared import Declared, Functions, Making, Operating, prepared
 from dask_dgpu.runtime.program import Key, Program
 from dask_dgpu.runtime.ship import Shipping, ship
+from dask_dgpu.runtime.spare import Spare, is_alone
 from graph_opt.model.layout import CUPY, NUMPY, Index, label
 
 Array = Any
@@ -192,11 +193,13 @@ class _Rank:
         done: set[Index] = set()
 
         def read(making: Making) -> list[Array]:
-            reads = making.reads
-            if received:
-                given = [received[at] if at in received else values[at[0]][at[1]] for at in reads]
+            if received or making.last:
+                given = [
+                    received[block] if block in received else self._take(block, at in making.last)
+                    for at, block in enumerate(making.reads)
+                ]
             else:
-                given = [values[number][index] for number, index in reads]
+                given = [values[number][index] for number, index in making.reads]
             return [self._outside(block, on_host) for block in given] if on_host else given
 
         def make(batch: tuple[Making, ...]) -> list[Array]:
@@ -221,6 +224,13 @@ class _Rank:
         self.device.join()  # before received blocks are freed
         places = (making.place for making in work.makings)
         return dict(zip(places, chain.from_iterable(lists), strict=True))
+
+    def _take(self, block: Block, last: bool) -> Array | Spare:
+        """Return a block for a function, which may overwrite it if this is its last use."""
+        blocks, index = self.values[block[0]], block[1]
+        if last and not self.on_cuda and is_alone(blocks, index):
+            return Spare(blocks.pop(index))
+        return blocks[index]
 
     def _on_device(self, block: Array) -> bool:
         return self.on_cuda and type(block).__module__.startswith("cupy")

@@ -9,19 +9,34 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from dask_dgpu.kernels.fused import evaluate, evaluate_all
 from dask_dgpu.runtime.calls import Chain
-from graph_opt.dask_graph.fusing import Fusion
+from dask_dgpu.runtime.spare import Spare
+from graph_opt.dask_graph.clusters import Fusion
+from graph_opt.dask_graph.internals import getitem
 from graph_opt.dask_graph.reductions import EXTREMES, Chunked
+from graph_opt.dask_graph.slices import Steps
 from graph_opt.model.expression import Reduce
 from graph_opt.model.layout import Bare, dtype_named
 
 Array = Any
 Shape = tuple[int, ...]
+
+
+class _Read(NamedTuple):
+    """What a call is given: blocks, as ``cuts`` of longer ones, and the place of the result.
+
+    ``spare`` are the numbers of blocks that may be overwritten.
+    """
+
+    blocks: list[Array]
+    place: Sequence[Any]
+    cuts: Sequence[Steps]
+    spare: set[int]
 
 
 @dataclass(frozen=True)
@@ -33,44 +48,50 @@ class Fused(Bare):
     """
 
     fusion: Fusion
+    overwrites: ClassVar[bool] = True
 
     def __dask_tokenize__(self) -> Any:
         return type(self).__name__, self.fusion.name
 
     def __call__(self, *given: Any) -> Any:
         """Return the block, or what Dask's aggregate of several blocks reads."""
-        blocks, place = self._read(given)
-        if not _suit(blocks, self._dtypes):
-            return self.chain(*blocks, *(place or (None,)))
+        read = self._read(given)
+        if not _suit(read.blocks, self._dtypes):
+            return self.chain(*read.blocks, *(read.place or (None,)))
         with _ignored() if self._ignores else _NOTHING:
-            results = evaluate(self.fusion.expression, blocks)
-        return self._finished(results, blocks, place)
+            results = evaluate(self.fusion.expression, read.blocks, read.spare)
+        return self._finished(results, read)
 
     def together(self, calls: Sequence[Sequence[Any]]) -> list[Any]:
         """Return the results of several calls; on a GPU blocks of one kind share launches."""
-        read = [self._read(given) for given in calls]
-        if not all(_suit(blocks, self._dtypes) for blocks, _ in read):
+        every = [self._read(given) for given in calls]
+        if not all(_suit(read.blocks, self._dtypes) for read in every):
             return [self(*given) for given in calls]
         with _ignored() if self._ignores else _NOTHING:
-            found = evaluate_all(self.fusion.expression, [blocks for blocks, _ in read])
-        return [
-            self._finished(results, blocks, place)
-            for results, (blocks, place) in zip(found, read, strict=True)
-        ]
+            found = evaluate_all(self.fusion.expression, [read.blocks for read in every])
+        return [self._finished(*each) for each in zip(found, every, strict=True)]
 
-    def _read(self, given: Sequence[Any]) -> tuple[list[Array], Sequence[Any]]:
-        """Return the blocks of a call, and their place if it has one."""
+    def _read(self, given: Sequence[Any]) -> _Read:
         inputs = len(self._dtypes)
-        return [_single(block) for block in given[:inputs]], given[inputs:]
+        blocks, place = [_single(block) for block in given[:inputs]], given[inputs:]
+        spare = {at for at, block in enumerate(blocks) if isinstance(block, Spare)}
+        if spare:
+            blocks = [each.block if isinstance(each, Spare) else each for each in blocks]
+        if not self.fusion.cut:
+            return _Read(blocks, place, (), spare)
+        *place, cuts = place
+        blocks = [_sliced(*each) for each in zip(blocks, cuts, strict=True)]
+        return _Read(blocks, place, cuts, {at for at in spare if not cuts[at]})
 
-    def _finished(
-        self, results: Sequence[Array], blocks: Sequence[Array], place: Sequence[Any]
-    ) -> Any:
-        fusion = self.fusion
+    def _finished(self, results: Sequence[Array], read: _Read) -> Any:
+        fusion, blocks = self.fusion, read.blocks
+        if read.cuts:
+            sliced = [block for block, steps in zip(blocks, read.cuts, strict=True) if steps]
+            results = tuple(_apart(result, sliced) for result in results)
         if fusion.chunked is None:
             return _scalar(results[0])
         shapes = fusion.expression.shapes([block.shape for block in blocks])
-        return _partial(fusion.chunked, results, shapes[fusion.reduced], *place)
+        return _partial(fusion.chunked, results, shapes[fusion.reduced], *read.place)
 
     @cached_property
     def _dtypes(self) -> tuple[np.dtype[Any], ...]:
@@ -106,6 +127,25 @@ def _single(block: Any) -> Any:
     while isinstance(block, list) and len(block) == 1:
         (block,) = block
     return block
+
+
+def _sliced(block: Any, steps: Steps) -> Any:
+    """Return a slice of a block, as a view; Dask's own function has a better error."""
+    for index in steps:
+        try:
+            block = block[index]
+        except IndexError:
+            block = getitem(block, index)
+    return block
+
+
+def _apart(result: Array, blocks: Sequence[Any]) -> Array:
+    """Return a copy of a result that is a view of a slice, so that the whole block can be freed."""
+    if isinstance(result, np.generic):
+        return result
+    module = np if isinstance(result, np.ndarray) else sys.modules["cupy"]
+    shared = any(module.may_share_memory(result, block) for block in blocks)
+    return result.copy() if shared else result
 
 
 def _suit(blocks: Sequence[Any], dtypes: Sequence[np.dtype[Any]]) -> bool:

@@ -6,6 +6,7 @@ and functions are looked up here, not while it runs. Values have numbers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,7 +15,8 @@ import numpy as np
 
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.value import Blocks, Collective, Local, Value
-from dask_dgpu.runtime.calls import Together, together
+from dask_dgpu.runtime.blockworks import Call, Key
+from dask_dgpu.runtime.calls import Together, overwrites, together
 from dask_dgpu.runtime.plans import Block, Plans
 from dask_dgpu.runtime.ship import Shipping
 from graph_opt.model.layout import NUMPY, Index, dtype_named
@@ -23,11 +25,16 @@ Array = Any
 
 
 class Making(NamedTuple):
-    """A block that a rank computes: the function, and the blocks that it is called with."""
+    """A block that a rank computes: the function, and the blocks that it is called with.
+
+    ``last`` are the numbers of those that nothing reads afterwards, if the function may overwrite
+    blocks.
+    """
 
     place: Index
     function: Callable[..., Array]
     reads: tuple[Block, ...]
+    last: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,7 @@ class _Preparing:
             work: Functions | Operating
             action = "compute"
             if isinstance(step, Local):
-                work = self._functions(step)
+                work = self._functions(step, spent)
             else:
                 work = self._operating(step, spent)
                 action = "transfer" if step.operation == "rechunk" else action
@@ -150,22 +157,24 @@ class _Preparing:
         )
         return Prepared(tuple(steps), tuple(results))
 
-    def _functions(self, step: Local) -> Functions:
+    def _functions(self, step: Local, spent: Collection[str]) -> Functions:
         plans, making = self.plans, self.plans.makings[step.output]
         mine = [index for index, ranks in making.ranks.items() if self.rank in ranks]
         calls = plans.program.blockworks.calls(step.output, mine)
-        numbers = {name: plans.numbers[name] for name in step.inputs}
-        makings = tuple(
-            Making(index, call.function, tuple((numbers[key[0]], key[1:]) for key in call.reads))
-            for index, call in calls.items()
-        )
+        uses = Counter(key for call in calls.values() for key in call.reads)
+        ending = {key for key, count in uses.items() if key[0] in spent and count == 1}
         return Functions(
             len(step.needs),
             Shipping.of(making.shipments, self.rank),
-            makings,
+            tuple(self._making(index, call, ending) for index, call in calls.items()),
             step.result.container == NUMPY,
-            together([each.function for each in makings]),
+            together([call.function for call in calls.values()]),
         )
+
+    def _making(self, index: Index, call: Call, ending: Collection[Key]) -> Making:
+        reads = tuple((self.plans.numbers[key[0]], key[1:]) for key in call.reads)
+        last = [at for at, key in enumerate(call.reads) if key in ending]
+        return Making(index, call.function, reads, tuple(last) if overwrites(call.function) else ())
 
     def _operating(self, step: Collective, spent: Collection[str]) -> Operating:
         plans, operation = self.plans, OPERATIONS[step.operation]

@@ -16,7 +16,6 @@ from typing import Any
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from graph_opt.dask_graph.elementwise import Nodes, Operand
 from graph_opt.dask_graph.expressions import PLACE, Reading, Source, read_blockwise, usable
 from graph_opt.dask_graph.internals import (
     DataNode,
@@ -26,6 +25,7 @@ from graph_opt.dask_graph.internals import (
     TaskRef,
     convert_legacy_graph,
 )
+from graph_opt.dask_graph.nodes import Nodes, Operand
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.reductions import Aggregate, Chunked, read_aggregate, read_arg_chunk
 

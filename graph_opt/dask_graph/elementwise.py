@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from graph_opt.dask_graph.internals import _enforce_dtype, _sqrt, astype
+from graph_opt.dask_graph.internals import _enforce_dtype, _select, _sqrt, astype
+from graph_opt.dask_graph.nodes import Nodes, Operand
 from graph_opt.dask_graph.parse import DTYPES
-from graph_opt.model.expression import Apply, Cast, Constant, Node, View
-from graph_opt.model.layout import ArrayNode
+from graph_opt.model.expression import Cast, View
 
 OPERATORS: Mapping[Any, str] = {
     operator.add: "add",
@@ -52,51 +51,6 @@ FAST_POWERS: Mapping[tuple[type, float], tuple[str, str]] = {
 """What ``x ** exponent`` is for some kinds of ``x``; ``np.power`` differs in signs and dtype."""
 
 SCALARS = (bool, int, float, complex, np.number, np.bool_)
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A node among the arguments of a function, with the declared dtype and number of axes."""
-
-    node: int
-    dtype: str
-    ndim: int
-
-    @classmethod
-    def of(cls, array: ArrayNode | None, number: int) -> Operand:
-        """Return the node of a block of an array."""
-        if array is None:
-            raise ValueError(f"expected an array for node {number}, got None")
-        return cls(number, array.dtype, array.ndim)
-
-    def like(self, number: int) -> Operand:
-        """Return a node that is computed from this one."""
-        return replace(self, node=number)
-
-
-@dataclass
-class Nodes:
-    """The nodes of an expression so far; equal nodes are one."""
-
-    nodes: list[Node] = field(default_factory=list)
-    known: dict[Any, int] = field(default_factory=dict)
-
-    def add(self, node: Node) -> int:
-        """Return the number of a node, perhaps an earlier one."""
-        key = (type(node.value), repr(node.value)) if isinstance(node, Constant) else node
-        if key not in self.known:
-            self.known[key] = len(self.nodes)
-            self.nodes.append(node)
-        return self.known[key]
-
-    def number(self, argument: Any) -> int:
-        """Return the number of an argument that is a node or a scalar."""
-        return argument.node if isinstance(argument, Operand) else self.add(Constant(argument))
-
-    def apply(self, function: str, *arguments: Any, **options: Any) -> int:
-        """Add a call of a function of NumPy's."""
-        numbers = tuple(map(self.number, arguments))
-        return self.add(Apply(function, numbers, tuple(sorted(options.items()))))
 
 
 Arguments = Sequence[Any]
@@ -209,9 +163,41 @@ def _imaginary(comparison: str) -> Reader:
     return read
 
 
-def _nan_to_num(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
-    known = len(arguments) == 1 and isinstance(arguments[0], Operand) and not options
-    return nodes.apply("nan_to_num", *arguments) if known else None
+def _with_options(name: str, arity: int, *known: str) -> Reader:
+    """Return the reader of a function of arrays whose known options are numbers."""
+
+    def read(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
+        arrays = any(isinstance(each, Operand) for each in arguments)
+        fits = len(arguments) == arity and all(map(_is_operand, arguments)) and arrays
+        if not fits or not options.keys() <= {*known}:
+            return None
+        if not all(type(option) in (bool, int, float) for option in options.values()):
+            return None
+        return nodes.apply(name, *arguments, **options)
+
+    return read
+
+
+def _selected(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
+    """Read ``select``: conditions, as many choices, and a default, as calls of ``where``."""
+    default, half = options.pop("default", 0), len(arguments) // 2
+    if options or not all(isinstance(each, Operand) for each in arguments):
+        return None
+    conditions, choices = arguments[:half], arguments[half:]
+    dtype = np.result_type(*(choice.dtype for choice in choices))
+    if any(each.dtype != "bool" for each in conditions) or not _is_scalar(default):
+        return None
+    try:
+        if np.result_type(dtype, default) != dtype:
+            return None
+        found: Any = np.full((), default, dtype)[()]
+    except (OverflowError, TypeError):
+        return None
+    for condition, choice in zip(reversed(conditions), reversed(choices), strict=True):
+        if choice.dtype != dtype.name:
+            choice = choice.like(nodes.add(Cast(choice.node, dtype.name)))
+        found = choice.like(nodes.apply("where", condition, choice, found))
+    return int(found.node)
 
 
 def _astype(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
@@ -283,7 +269,11 @@ READERS: Mapping[Any, Reader] = {
     np.real: _unary("real"),
     np.imag: _unary("imag"),
     np.angle: _unary("angle"),
-    np.nan_to_num: _nan_to_num,
+    np.nan_to_num: _with_options("nan_to_num", 1, "nan", "posinf", "neginf"),
+    np.isclose: _with_options("isclose", 2, "rtol", "atol", "equal_nan"),
+    np.sinc: _with_options("sinc", 1),
+    np.i0: _with_options("i0", 1),
+    _select: _selected,
     np.fix: _fix,
     np.isreal: _imaginary("equal"),
     np.iscomplex: _imaginary("not_equal"),

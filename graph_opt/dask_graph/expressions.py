@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 
-from graph_opt.dask_graph.elementwise import Nodes, Operand, read_call
+from graph_opt.dask_graph.elementwise import read_call
 from graph_opt.dask_graph.internals import (
     DataNode,
     GraphNode,
@@ -23,6 +23,7 @@ from graph_opt.dask_graph.internals import (
     getitem,
     methodcaller,
 )
+from graph_opt.dask_graph.nodes import Nodes, Operand
 from graph_opt.dask_graph.parse import DTYPES, ArrayGraph, once
 from graph_opt.dask_graph.reductions import Chunked, read_chunk
 from graph_opt.model.expression import View

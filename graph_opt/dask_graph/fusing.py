@@ -14,7 +14,7 @@ reductions and at arrays with several readers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -24,51 +24,11 @@ from dask.core import reverse_dict
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from graph_opt.dask_graph.aggregates import Whole, read_aggregated, read_arg_chunks
-from graph_opt.dask_graph.elementwise import Nodes, Operand
-from graph_opt.dask_graph.expressions import (
-    PLACE,
-    Axes,
-    Reading,
-    Source,
-    Viewed,
-    read_blockwise,
-    read_view,
-)
-from graph_opt.dask_graph.internals import (
-    BlockwiseDepDict,
-    GraphNode,
-    Task,
-    TaskRef,
-    blockwise_token,
-)
+from graph_opt.dask_graph.clusters import Calls, Cluster, Grid, layer_of, node_of
+from graph_opt.dask_graph.expressions import Axes, Reading, Viewed, read_blockwise, read_view
 from graph_opt.dask_graph.parse import ArrayGraph, by_name, depth_first
-from graph_opt.dask_graph.reductions import Chunked
-from graph_opt.model.expression import Expression, Input
+from graph_opt.dask_graph.slices import Cut, read_cut
 from graph_opt.model.layout import CUPY
-
-Grid = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Fusion:
-    """The work of several layers on one block each.
-
-    ``dtypes`` are those of the inputs, as declared. ``tasks`` are Dask's own, for blocks that are
-    of another dtype or type; in these the inputs have their numbers as keys. If the last work is
-    the first step of a reduction over several blocks, this is ``chunked``, and ``reduced`` the
-    number of the node that it reduces. A call for ``argmin`` and the like has the place of the
-    block after the inputs, with the next number.
-    """
-
-    name: str
-    expression: Expression
-    dtypes: tuple[str, ...]
-    tasks: Mapping[Any, GraphNode]
-    chunked: Chunked | None = None
-    reduced: int = 0
-
-
-Calls = Callable[[Fusion], Callable[..., Any]]
 
 
 def fuse_expressions(
@@ -92,41 +52,9 @@ def fuse_expressions(
         if cluster is not None:
             for replaced in cluster.layers:
                 del layers[replaced], needed[replaced]
-            layers[name] = _layer(cluster, graph.layers[name], arrays, calls)
-            needed[name] = {other for other, _ in cluster.inputs}
+            layers[name] = layer_of(cluster, graph.layers[name], arrays, calls)
+            needed[name] = {*cluster.reads()}
     return HighLevelGraph(layers, needed)
-
-
-@dataclass
-class Cluster:
-    """Layers that become one, by the names of their results, the last one first.
-
-    For each there is its reading, and for each of its axes the axis of the last result with the
-    same block number; ``None`` is an axis of one block. ``inputs`` are other arrays with such
-    axes, and their numbers of blocks. ``layers`` are all that are replaced.
-    """
-
-    members: dict[str, tuple[Reading, Axes]] = field(default_factory=dict)
-    inputs: dict[tuple[str, Axes], Grid] = field(default_factory=dict)
-    layers: set[str] = field(default_factory=set)
-
-    @property
-    def last(self) -> str:
-        """The name of the last result."""
-        return next(iter(self.members))
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes of the last result."""
-        return len(self.members[self.last][1])
-
-    def inner(self, name: str, source: Source) -> Axes:
-        """Return the axes of a member's source within the last result."""
-        axes = self.members[name][1]
-        return tuple(
-            None if axis is None or blocks == 1 else axes[axis]
-            for axis, blocks in zip(source.axes, source.grid, strict=True)
-        )
 
 
 @dataclass
@@ -169,7 +97,10 @@ class _Finder:
         """Return the layers that become one with ``last``, ``None`` if nothing is gained."""
         for whole in (True, False):
             cluster = self._grown(last, whole)
-            if cluster is None or not self._gains(cluster):
+            if cluster is None:
+                return None
+            self._cut(cluster)
+            if not self._gains(cluster):
                 return None
             if not self._hides(cluster):
                 return cluster
@@ -211,6 +142,83 @@ class _Finder:
         known = reading is not None and reading.chunked is None
         return reading if known and reading and self._fits(reading, last, whole) else None
 
+    def _cut(self, cluster: Cluster) -> None:
+        """Have the cluster read the blocks that its inputs are slices of, where that is no loss."""
+        node = node_of(self.arrays, cluster.last)
+        many = {axis for axis, blocks in enumerate(node.grid) if blocks != 1}
+        once: dict[str, bool] = {}
+        for name, axes in cluster.inputs:
+            once[name] = once.get(name, True) and many <= {*axes}
+        cuts = {name: self._followed(name, cluster) for name, each in once.items() if each}
+        cluster.cuts = {name: cut for name, cut in cuts.items() if cut is not None}
+        for keep in (self._without_thin, self._without_moved):
+            cluster.cuts = keep(cluster)
+        cluster.layers.update(*(cut.layers for cut in cluster.cuts.values()))
+
+    def _followed(self, name: str, cluster: Cluster) -> Cut | None:
+        """Return how an array is cut from blocks, through all layers that only slice."""
+        found: Cut | None = None
+        readers = cluster.layers
+        while name not in self.requested and self.readers[name] <= readers:
+            layer = self.graph.layers[name]
+            cut = read_cut(self.arrays, name) if layer is self.arrays.layers.get(name) else None
+            if cut is None or not self._alike((name, cut.source), cluster.last):
+                break
+            found = cut if found is None else found.of(cut)
+            readers = {name}
+            name = cut.source
+        return found
+
+    def _alike(self, names: Iterable[str], last: str) -> bool:
+        """Whether the first of some layers can be replaced with ``last``, and all its blocks."""
+        name, *_ = names
+        return (
+            self.graph.layers[name].annotations == self.graph.layers[last].annotations
+            and (name in self.local) == (last in self.local)
+            and {self._container(each) for each in names} == {self._container(last)}
+        )
+
+    def _without_thin(self, cluster: Cluster) -> dict[str, Cut]:
+        """Return the cuts without thin slices of blocks that would be kept or moved for long.
+
+        Dask copies these slices, so the block can be freed. So they are cut here only if all come
+        from one block, and the other inputs need not be waited for: they depend on nothing.
+        """
+        cuts = cluster.cuts
+        thin = {
+            name: cut
+            for name, cut in cuts.items()
+            if cut.is_thin(node_of(self.arrays, cut.source), node_of(self.arrays, name))
+        }
+        sources = {cut.source for cut in thin.values()}
+        placed = [entry for entry in cluster.inputs if entry[0] in thin]
+        alone = len(placed) == 1 or all(
+            axes == placed[0][1] and thin[name].places == thin[placed[0][0]].places
+            for name, axes in placed
+        )
+        others = {*cluster.reads()} - sources
+        if len(sources) == 1 and alone and not any(map(self.graph.dependencies.get, others)):
+            return cuts
+        return {name: cut for name, cut in cuts.items() if name not in thin}
+
+    def _without_moved(self, cluster: Cluster) -> dict[str, Cut]:
+        """Return the cuts without those that would stop Dask from fusing layers before these."""
+        kept: dict[str, Cut] = {}
+        for name, axes in cluster.inputs:
+            uncut = cluster.uncut(name, axes, self.arrays)
+            if name in cluster.cuts and uncut is not None and len(uncut[1]) <= cluster.ndim:
+                kept[name] = cluster.cuts[name]
+        moved = cluster.cuts.keys() - kept.keys()
+        apart = {cluster.cuts[name].source for name in moved}
+        replaced = {layer for cut in cluster.cuts.values() for layer in cut.layers}
+        fused = self._fusible({*cluster.reads()} - apart, cluster, replaced)
+        return kept if fused or self._is_joined(cluster.last) else cluster.cuts
+
+    def _is_joined(self, name: str) -> bool:
+        """Whether Dask fuses a blockwise layer with its only reader."""
+        readers = self.readers[name] if name not in self.requested else ()
+        return len(readers) == 1 and isinstance(self.graph.layers[next(iter(readers))], Blockwise)
+
     def _fits(self, reading: Reading, last: str, whole: bool) -> bool:
         """Whether layers can become one with the last one."""
         *first, name = reading.layers
@@ -233,70 +241,26 @@ class _Finder:
         readings = [reading for reading, _ in cluster.members.values()]
         working = [each for each in readings if not isinstance(each.add, Viewed)]
         reduces = any(each.chunked or isinstance(each.add, Whole) for each in working)
-        return len(working) > 1 or (reduces and self._container(cluster.last) == CUPY)
+        return len(working) + len(cluster.cuts) > 1 or (
+            reduces and self._container(cluster.last) == CUPY
+        )
 
     def _hides(self, cluster: Cluster) -> bool:
         """Whether Dask would no longer fuse layers before these: it stops at reduced axes."""
-        return any(len(axes) > cluster.ndim for _, axes in cluster.inputs) and any(
+        deep = any(
+            len(axes) > cluster.ndim for name, axes in cluster.inputs if name not in cluster.cuts
+        )
+        return deep and self._fusible(cluster.reads(), cluster)
+
+    def _fusible(self, names: Iterable[str], cluster: Cluster, more: Collection[str] = ()) -> bool:
+        """Whether Dask would fuse one of some layers with a blockwise layer of the cluster.
+
+        ``more`` are layers that the cluster may replace.
+        """
+        replaced = {*cluster.layers, *more}
+        return any(
             isinstance(self.graph.layers[name], Blockwise)
             and name not in self.requested
-            and self.readers[name] <= cluster.layers
-            for name, _ in cluster.inputs
+            and self.readers[name] <= replaced
+            for name in names
         )
-
-
-def _layer(cluster: Cluster, last: Layer, arrays: ArrayGraph, calls: Calls) -> Blockwise:
-    """Return the layer of a cluster that replaces the layer ``last``."""
-    indices: list[tuple[Any, tuple[str, ...]]] = []
-    for name, axes in cluster.inputs:
-        # an axis of one block may have any letter that the index does not have yet
-        free = (axis for axis in range(cluster.ndim + len(axes)) if axis not in axes)
-        numbers = (next(free) if axis is None else axis for axis in axes)
-        indices.append((name, tuple(f".{number}" for number in numbers)))
-    letters = tuple(f".{axis}" for axis in range(cluster.ndim))
-    covered = {letter for _, index in indices for letter in index}
-    blocks = [TaskRef(blockwise_token(at)) for at in range(len(indices))]
-    reading, _ = cluster.members[cluster.last]
-    numblocks = {name: grid for (name, _), grid in cluster.inputs.items()}
-    if reading.places is not None:
-        places = BlockwiseDepDict(dict(reading.places), reading.sources[0].grid)
-        indices.append((places, letters))
-        blocks.append(TaskRef(blockwise_token(len(blocks))))
-    layer = Blockwise(
-        cluster.last,
-        letters,
-        Task(cluster.last, calls(_fusion(cluster, arrays)), *blocks),
-        indices,
-        numblocks=numblocks,
-        new_axes={letter: 1 for letter in letters if letter not in covered},
-        annotations=last.annotations,
-    )
-    layer.collection_annotations = last.collection_annotations
-    return layer
-
-
-def _fusion(cluster: Cluster, arrays: ArrayGraph) -> Fusion:
-    """Return the work of a cluster as one expression."""
-    nodes = Nodes()
-    keys: dict[Any, Any] = {key: at for at, key in enumerate(cluster.inputs)}
-    numbers = {at: nodes.add(Input(at)) for at in keys.values()}
-    tasks: dict[Any, GraphNode] = {}
-    results: tuple[int, ...] = ()
-    chunked, reduced = None, 0
-    for name, (reading, _) in reversed(cluster.members.items()):
-        read = [keys.get((s.name, cluster.inner(name, s)), s.name) for s in reading.sources]
-        operands = [
-            Operand.of(arrays.node(source.name), numbers[key])
-            for source, key in zip(reading.sources, read, strict=True)
-        ]
-        own: dict[Any, Any] = {**dict(enumerate(read)), PLACE: len(cluster.inputs)}
-        tasks |= {each: task.substitute(own, each) for each, task in reading.tasks.items()}
-        chunked, reduced = reading.chunked, operands[0].node
-        if chunked is not None:
-            results = chunked.parts(nodes, operands[0])
-        else:
-            results = (reading.number(nodes, operands),)
-            (numbers[name],) = results
-    declared = [Operand.of(arrays.node(name), 0).dtype for name, _ in cluster.inputs]
-    expression = Expression(tuple(nodes.nodes), results)
-    return Fusion(cluster.last, expression, tuple(declared), tasks, chunked, reduced)

@@ -23,7 +23,7 @@ NAMES = {
         "_nanargmax _nanargmin _nanmax_skip _nanmin_skip _sqrt arg_agg arg_chunk chunk_max "
         "chunk_min mean_agg mean_chunk moment_agg moment_chunk nannumel"
     ),
-    "dask.array.routines": "_matmul _tensordot",
+    "dask.array.routines": "_matmul _select _tensordot",
     "dask.array.slicing": "getitem_variadic",
     "dask.array.wrap": "_broadcast_trick_inner",
     "dask.blockwise": "BlockwiseDep BlockwiseDepDict blockwise_token optimize_blockwise",

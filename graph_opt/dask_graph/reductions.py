@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from graph_opt.dask_graph.elementwise import Nodes, Operand
 from graph_opt.dask_graph.internals import (
     Compose,
     _concatenate2,
@@ -33,6 +32,7 @@ from graph_opt.dask_graph.internals import (
     moment_chunk,
     nannumel,
 )
+from graph_opt.dask_graph.nodes import Nodes, Operand
 from graph_opt.dask_graph.parse import DTYPES
 from graph_opt.model.expression import Reduce
 from graph_opt.model.layout import ArrayNode

@@ -39,9 +39,9 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[Expression]:
     """The expressions that tasks have evaluated, one entry a block."""
     found: list[Expression] = []
 
-    def noting(expression: Expression, blocks: Sequence[Any]) -> Any:
+    def noting(expression: Expression, blocks: Sequence[Any], spare: Any = ()) -> Any:
         found.append(expression)
-        return evaluate(expression, blocks)
+        return evaluate(expression, blocks, spare)
 
     monkeypatch.setattr(fused, "evaluate", noting)
     return found

@@ -31,6 +31,9 @@ TYPES = {
 }
 """The C++ type that computes with each dtype."""
 
+WIDE = ("float32", "float64")
+"""Dtypes of functions that NumPy composes of others, rounding float16 after each."""
+
 ANY, REAL, NUMBER, INTEGER, FLOAT = "biufc", "biuf", "iufc", "biu", "f"
 
 FUNCTIONS: dict[str, tuple[str, str]] = {
@@ -230,9 +233,21 @@ def _function(
             limits = np.finfo(dtype)
             most, least = literal(limits.max, dtype), literal(limits.min, dtype)
             return f"np_nan_to_num({x}, {most}, {least})"
+        case "sinc" if dtype.name in WIDE:
+            return f"np_sinc({x}, {literal(np.finfo(dtype).eps, dtype)})"
+        case "isclose" if loop[0] == loop[1] and loop[0].name in WIDE:
+            return _close(str(x), str(arguments[1]), loop[0], options)
         case "round" if len(arguments) == 1 and set(options) <= {"decimals"}:
             return _rounded(x, loop[0], options.get("decimals", 0))
     return None
+
+
+def _close(x: str, y: str, dtype: Dtype, options: dict[str, Any]) -> str:
+    """Return ``isclose`` with NumPy's tolerances."""
+    relative, absolute = options.get("rtol", 1e-5), options.get("atol", 1e-8)
+    found = f"np_isclose({x}, {y}, {literal(relative, dtype)}, {literal(absolute, dtype)})"
+    missing = f"(np_isnan({x}) && np_isnan({y}))"
+    return f"({found} || {missing})" if options.get("equal_nan") else found
 
 
 def _rounded(x: str | None, dtype: Dtype, decimals: int) -> str | None:

@@ -42,6 +42,9 @@ FUNCTIONS: dict[str, Function] = {
     "imag": Function(np.imag, 1, False),
     "angle": Function(np.angle, 1, False),
     "nan_to_num": Function(np.nan_to_num, 1, False),
+    "isclose": Function(np.isclose, 2, False),
+    "sinc": Function(np.sinc, 1, False),
+    "i0": Function(np.i0, 1, False),
 }
 """Of an ``Apply``. Bounds of ``clip`` may be None."""
 

@@ -16,7 +16,7 @@ Others are merged from their parts, in a pass of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,9 +34,18 @@ Array = Any
 TILE_BYTES = 1 << 19
 """Of a tile of the widest dtype among blocks: two fit in the L2 cache of a core."""
 
+SMALL = 16
+"""Tiles of a small block: memory for its temporaries is reused, and stays in the L3 cache."""
+
+FEW = 4
+"""Functions that a small block with reductions must have, or tiles take longer than NumPy."""
+
 
 def evaluate_host(
-    expression: Expression, blocks: Sequence[Array], tile_bytes: int = TILE_BYTES
+    expression: Expression,
+    blocks: Sequence[Array],
+    tile_bytes: int = TILE_BYTES,
+    spare: Collection[int] = (),
 ) -> tuple[Array, ...]:
     """Evaluate an expression on NumPy blocks; blocks below two tiles are evaluated at once."""
     elements = tile_bytes // max([block.itemsize for block in blocks], default=1)
@@ -48,8 +57,17 @@ def evaluate_host(
     planner = Planner(expression, shapes, strides, elements)
     computed = {at for at in expression.results if not _views_input(expression, at)}
     known: dict[int, Array] = {}
-    for plan in planner.passes(computed):
-        found = TilePass(plan, nodes, blocks, known).run()
+    passes = planner.passes(computed)
+    last = {step.node: at for at, plan in enumerate(passes) for step in plan.steps}
+    returned = set(expression.cone(*set(expression.results) - computed))
+    left = {
+        at: blocks[node.at]
+        for at, node in enumerate(nodes)
+        if isinstance(node, Input) and node.at in spare and at not in returned
+    }
+    for number, plan in enumerate(passes):
+        over = {at: block for at, block in left.items() if last.get(at) == number}
+        found = TilePass(plan, nodes, blocks, known, over).run()
         known.update(found)
     return tuple(
         known[at] if at in computed else _view_of_input(expression, at, blocks)
@@ -76,6 +94,10 @@ def _tiled_shapes(
     if not all(map(_is_plain, blocks)) or not all(map(_is_known, expression.nodes)):
         return None
     reductions = [node for node in expression.nodes if isinstance(node, Reduce)]
+    nodes = zip(expression.nodes, sizes, strict=True)
+    functions = sum(isinstance(node, Apply | Cast) and n == max(sizes) for node, n in nodes)
+    if reductions and functions < FEW and max(sizes) < SMALL * elements:
+        return None
     return found if all(divisible(each, found[each.argument]) for each in reductions) else None
 
 

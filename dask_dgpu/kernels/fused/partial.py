@@ -26,11 +26,22 @@ State = tuple[Any, ...]
 
 
 class Part(NamedTuple):
-    """A part of an array: its elements, its first position, and the shape of the array."""
+    """A part of an array: its elements, its first position, and the shape of the array.
+
+    ``sums`` are known sums of the part, by axes and dtype: reductions of one part share them.
+    """
 
     array: Array
     starts: tuple[int, ...]
     whole: tuple[int, ...]
+    sums: dict[Any, Array]
+
+    def total(self, axes: tuple[int, ...], dtype: Any) -> Array:
+        """Return the sum along axes, added once."""
+        key = axes, dtype
+        if key not in self.sums:
+            self.sums[key] = np.add.reduce(self.array, axis=axes, dtype=dtype, keepdims=True)
+        return self.sums[key]
 
 
 class Reduction(NamedTuple):
@@ -92,7 +103,7 @@ def _count(node: Reduce, array: Array) -> int:
 
 def _begin_mean(node: Reduce, part: Part) -> State:
     dtype = _moment_dtype(node, part.array)
-    total = np.add.reduce(part.array, axis=node.axes, dtype=dtype, keepdims=True)
+    total = part.total(node.axes, dtype)
     return total, _count(node, part.array), _result_dtype(node, part.array)
 
 
@@ -109,7 +120,7 @@ def _finish_mean(node: Reduce, state: State) -> Array:
 def _begin_var(node: Reduce, part: Part) -> State:
     array = part.array
     dtype = _moment_dtype(node, array)
-    total = np.add.reduce(array, axis=node.axes, dtype=dtype, keepdims=True)
+    total = part.total(node.axes, dtype)
     count = _count(node, array)
     mean = np.true_divide(total, count)
     change = np.subtract(array, mean)

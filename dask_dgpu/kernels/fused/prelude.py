@@ -218,6 +218,13 @@ template <class T> T np_radians(T x) { return x * (T) (3.14159265358979323846 / 
 template <class T> T np_nan_to_num(T x, T most, T least) {
     return x != x ? 0 : x > most ? most : x < least ? least : x;
 }
+template <class T> T np_sinc(T x, T least) {
+    const T turned = (T) 3.14159265358979323846 * x, apart = turned != 0 ? turned : least;
+    return sin(apart) / apart;
+}
+template <class T> bool np_isclose(T a, T b, T relative, T absolute) {
+    return (fabs(a - b) <= absolute + relative * fabs(b) && np_isfinite(b)) || a == b;
+}
 template <class T> T np_maximum(T a, T b) { return a >= b || a != a ? a : b; }
 template <class T> T np_minimum(T a, T b) { return a <= b || a != a ? a : b; }
 template <class T> T np_fmax(T a, T b) { return a >= b || b != b ? a : b; }

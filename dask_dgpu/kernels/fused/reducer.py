@@ -42,15 +42,18 @@ class Reducer:
         self._waiting: dict[tuple[int, ...], list[tuple[int, State]]] = {}
         self._result: Array | None = None
 
-    def add(self, value: Array, index: Index) -> None:
-        """Add a tile; parts of a region are merged in pairs of about equal size."""
+    def add(self, value: Array, index: Index, sums: dict[Any, Array]) -> None:
+        """Add a tile; parts of a region are merged in pairs of about equal size.
+
+        ``sums`` are those of the tile that are known, and are added to.
+        """
         if self._parts == 1:
             whole = Reduce(self.node.function, 0, self.node.axes, True, self.node.options)
             self._write(reduced(whole, value), index)
             return
         reduction = PARTIAL[self.node.function]
         starts = tuple(part.start for part in index)
-        state = reduction.begin(self.node, Part(value, starts, self._domain))
+        state = reduction.begin(self.node, Part(value, starts, self._domain, sums))
         region = tuple(starts[axis] for axis in self._kept)
         waiting = self._waiting.setdefault(region, [])
         weight = 1

@@ -46,6 +46,8 @@ class TilePass:
         The expression's inputs.
     known : mapping of int to array
         The reductions of earlier passes.
+    spare : mapping of int to array
+        Nodes that are blocks which a result may overwrite: no later pass reads them.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class TilePass:
         nodes: Sequence[Node],
         blocks: Sequence[Array],
         known: Mapping[int, Array],
+        spare: Mapping[int, Array],
     ) -> None:
         self.plan = plan
+        self.spare = dict(spare)
         self.nodes = nodes
         self.leaves = {
             at: self._leaf(nodes[step.node], step.node, blocks, known)
@@ -63,6 +67,7 @@ class TilePass:
             if not step.arguments
         }
         self.last = self._last_uses()
+        self.follows = bool(known)
         self.results: dict[int, Array] = {}  # by step
         self.reducers = [
             Reducer(node, plan, placed)
@@ -82,8 +87,9 @@ class TilePass:
                 values = self._again(bound[lengths], index)
             else:
                 values, bound[lengths] = self._first(index)
+            sums: dict[int, dict[Any, Array]] = {reducer.step: {} for reducer in self.reducers}
             for reducer in self.reducers:
-                reducer.add(values[reducer.step], index)
+                reducer.add(values[reducer.step], index, sums[reducer.step])
         found = {reducer.node: reducer.value for reducer in self.reducers}
         roots = self.plan.roots.items()
         return {
@@ -117,9 +123,13 @@ class TilePass:
         return last
 
     def _tiles(self) -> Iterator[Index]:
-        """Yield the tiles, in the order of the plan."""
+        """Yield the tiles, in the order of the plan.
+
+        After an earlier pass they are yielded backwards: the last ones may still be in cache.
+        """
         domain, tile = self.plan.domain, self.plan.tile
-        starts = [range(0, domain[axis], length) for axis, length in tile.items()]
+        step = -1 if self.follows and not self.reducers else 1
+        starts = [range(0, domain[axis], length)[::step] for axis, length in tile.items()]
         index = [slice(0, length) for length in domain]
         for corner in product(*starts):
             for (axis, length), start in zip(tile.items(), corner, strict=True):
@@ -170,9 +180,31 @@ class TilePass:
             self.results[at] = value
             return None
         if at not in self.results:
-            self.results[at] = _empty(self.plan, np.asarray(value).dtype)
+            self.results[at] = self._allocated(at, np.asarray(value).dtype)
         self.results[at][index] = value
         return None if spec is None else at
+
+    def _allocated(self, at: int, dtype: Any) -> Array:
+        """Return the memory of a result: new, or a spare block's.
+
+        Its tiles must be those of the result, and be read before the result is written.
+        """
+        for node, block in self.spare.items():
+            read = [number for number, step in enumerate(self.plan.steps) if step.node == node]
+            if (
+                (block.dtype, block.shape) == (dtype, self.plan.domain)
+                and block.transpose(self.plan.order).flags.c_contiguous
+                and all(self.last[number] <= at for number in read)
+                and all(self.plan.steps[number].axes == self._whole() for number in read)
+            ):
+                del self.spare[node]
+                return block
+        return _empty(self.plan, dtype)
+
+    def _whole(self) -> tuple[int | None, ...]:
+        """Return the axes of a step that lies as the domain does."""
+        lengths = enumerate(self.plan.domain)
+        return tuple(axis if axis in self.plan.tile and n != 1 else None for axis, n in lengths)
 
     def _again(self, calls: list[Call], index: Index) -> list[Array]:
         """Compute a tile of a known shape, in the buffers."""

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from dask_dgpu.kernels.fused import evaluate
 from dask_dgpu.kernels.fused.functions import FUNCTIONS
 from dask_dgpu.kernels.fused.host import TILE_BYTES, evaluate_host
+from dask_dgpu.kernels.fused.nodes import evaluate_nodes
+from dask_dgpu.kernels.fused.partial import PARTIAL, Part
 from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input, Reduce, View
 from tests.kernels.fused.drawing import Drawn, drawn
 from tests.support.profiles import examples
@@ -208,6 +210,24 @@ def test_temporaries_are_a_few_tiles(
     finally:
         tracemalloc.stop()
     assert peak - x.nbytes <= tiles * TILE_BYTES
+
+
+@pytest.mark.parametrize("expression", [SOFTMAX, STANDARDISE], ids=["softmax", "standardise"])
+def test_short_work_on_small_blocks_is_done_at_once(expression: Expression) -> None:
+    x = random(1200, 512)
+    (found,) = evaluate(expression, [x])
+    np.testing.assert_array_equal(found, evaluate_nodes(expression, [x])[0])
+
+
+def test_reductions_of_a_part_share_its_sum() -> None:
+    x = random(30, 7)
+    sums: dict[Any, Array] = {}
+    part = Part(x, (0, 0), x.shape, sums)
+    mean, var = (Reduce(name, 0, (0,)) for name in ("mean", "var"))
+    total = PARTIAL["mean"].begin(mean, part)[0]
+    centre = PARTIAL["var"].begin(var, part)[0]
+    assert len(sums) == 1
+    np.testing.assert_array_equal(centre, total / np.float32(30))
 
 
 def test_inputs_are_returned_and_never_written() -> None:
