@@ -13,6 +13,7 @@ import numpy as np
 
 from dask_dgpu.algorithms.redistribute.plan import settled
 from dask_dgpu.errors import UndeclaredShapeError, UndeclaredTypeError
+from graph_opt.model.blockwork import Blockwork
 from graph_opt.model.layout import (
     NUMPY,
     ArrayNode,
@@ -27,7 +28,7 @@ from graph_opt.model.layout import (
     dtype_named,
     spread,
 )
-from graph_opt.model.piece import Blockwork, Member
+from graph_opt.model.piece import Member
 
 Array = Any
 Blocks = dict[Index, Array]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dask_dgpu.environment.facts import ClusterFacts
-from dask_dgpu.planner.plain import Places, plain_region
+from dask_dgpu.planner.plain import plain_region
 from dask_dgpu.planner.predict import begins_at_once
+from dask_dgpu.planner.stages import Places
 from graph_opt.dask_graph.members import is_map
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.model.cost import gang_seconds

@@ -21,7 +21,6 @@ from dask_dgpu.operations.matmul import with_wire_dtype
 from dask_dgpu.operations.value import shared, steps_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, report
 from dask_dgpu.planner.local import is_possible, may_meet, may_pay
-from dask_dgpu.planner.plain import Places
 from dask_dgpu.planner.predict import (
     NOTHING,
     Figures,
@@ -35,6 +34,7 @@ from dask_dgpu.planner.predict import (
     usable,
 )
 from dask_dgpu.planner.rewriting import Rewriting
+from dask_dgpu.planner.stages import Places
 from dask_dgpu.planner.structures import optimized
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.blockworks import Blockworks

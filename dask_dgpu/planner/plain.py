@@ -6,10 +6,10 @@ of transfers and of work, and each layer that depends on another adds a round tr
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,20 +17,19 @@ from typing import Any, NamedTuple
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dask_dgpu.environment.facts import ClusterFacts
+from dask_dgpu.planner.stages import Places, Stage, Workers, follows, name_of
 from graph_opt.dask_graph.blockwork import in_levels
 from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import fuse
 from graph_opt.dask_graph.parse import ArrayGraph, cull, depth_first
-from graph_opt.dask_graph.work import array, block_nbytes, task_seconds
+from graph_opt.dask_graph.work import block_nbytes, task_seconds
+from graph_opt.model.blockwork import Blockwork
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import ArrayNode
-from graph_opt.model.piece import Blockwork, Piece, Region
+from graph_opt.model.piece import Piece, Region
 from graph_opt.passes import insert
 
 Key = Any
-Places = Mapping[Key, int]
-"""The numbers of the workers with blocks that are known to exist."""
 
 
 class Plain(NamedTuple):
@@ -38,123 +37,6 @@ class Plain(NamedTuple):
 
     tasks: int
     seconds: float
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A layer after Dask's fusion, or a piece.
-
-    ``read`` are the blocks that it reads, and ``needs`` those that each task reads. ``seconds``
-    are the work of one task, and ``aliases`` the tasks that only rename a block.
-    """
-
-    name: str
-    read: AbstractSet[Key]
-    needs: Mapping[Key, Collection[Key]]
-    seconds: float = 0.0
-    piece: Piece | None = None
-    aliases: AbstractSet[Key] = frozenset()
-
-    @property
-    def layers(self) -> set[str]:
-        """The names of the layers that it reads."""
-        return set(map(_name, self.read))
-
-    @property
-    def made(self) -> set[Key]:
-        """The blocks that it computes, without aliases."""
-        if self.piece is not None:
-            return {(self.name, *index) for index in self.piece.computed}
-        return self.needs.keys() - self.aliases
-
-    @property
-    def is_data(self) -> bool:
-        """Whether it has blocks in place of tasks."""
-        return self.piece is None and not self.needs
-
-    def heads(self, readers: Mapping[Key, int], made: AbstractSet[Key]) -> int:
-        """Return the number of tasks that Dask does not fuse with the task before them.
-
-        ``readers`` are the numbers of readers of the blocks ``made``. Dask removes aliases.
-        """
-        return sum(
-            not _follows(needs, readers, made)
-            for key, needs in self.needs.items()
-            if key not in self.aliases
-        )
-
-
-def _follows(needs: Collection[Key], readers: Mapping[Key, int], made: AbstractSet[Key]) -> bool:
-    """Whether a task reads one block that another task makes for it alone."""
-    return len(needs) == 1 and all(each in made and readers[each] == 1 for each in needs)
-
-
-@dataclass
-class Workers:
-    """The places of blocks. A task runs on the worker with most of the bytes that it reads.
-
-    Tasks that read nothing, and blocks that exist, are spread evenly in their order.
-    """
-
-    arrays: ArrayGraph
-    count: int
-    places: dict[Key, int] = field(default_factory=dict)
-    copies: set[tuple[Key, int]] = field(default_factory=set)
-    sizes: dict[str, float] = field(default_factory=dict)
-    started: int = 0
-
-    def run(self, stage: Stage) -> tuple[float, int]:
-        """Place all tasks; return the bytes that the busiest worker receives, and its tasks."""
-        moved: defaultdict[int, float] = defaultdict(float)
-        tasks: Counter[int] = Counter()
-        for at, (key, needs) in enumerate(stage.needs.items()):
-            held: defaultdict[int, float] = defaultdict(float)
-            sizes = {each: self.nbytes(each) for each in needs}
-            for each, nbytes in sizes.items():
-                held[self.place(each)] += nbytes
-            worker = max(held, key=lambda w: (held[w], -tasks[w]), default=None)
-            if worker is None:
-                worker = (self.started + at * self.count // len(stage.needs)) % self.count
-            self.places[key] = worker
-            tasks[worker] += 1
-            for each, nbytes in sizes.items():
-                if self.place(each) != worker and (each, worker) not in self.copies:
-                    self.copies.add((each, worker))
-                    moved[worker] += nbytes
-        self.started += 0 if stage.read else len(stage.needs)
-        return max(moved.values(), default=0.0), max(tasks.values(), default=0)
-
-    def place(self, key: Key) -> int:
-        """Return the worker with a block."""
-        if key not in self.places:
-            node, index, at = self.node(key), _index(key), 0
-            if node is not None and len(index) == node.ndim:
-                for block, blocks in zip(index, node.grid, strict=True):
-                    at = at * blocks + block
-                at = at * self.count // max(1, node.blocks)
-            self.places[key] = at
-        return self.places[key]
-
-    def nbytes(self, key: Key) -> float:
-        """Return the bytes of a block, on average, 0 if unknown."""
-        name = _name(key)
-        if name not in self.sizes:
-            self.sizes[name] = block_nbytes(self.node(key))
-        return self.sizes[name]
-
-    def node(self, key: Key) -> ArrayNode | None:
-        """Return the array of a block."""
-        return array(self.arrays, _name(key))
-
-
-def _name(key: Key) -> str:
-    return str(key[0] if isinstance(key, tuple) else key)
-
-
-def _index(key: Key) -> tuple[int, ...]:
-    """Return the index of a block, nothing for other keys."""
-    index = key[1:] if isinstance(key, tuple) else ()
-    return index if all(isinstance(each, int) for each in index) else ()
 
 
 def plain_graph(
@@ -288,7 +170,7 @@ def _seconds(
     made: set[Key] = set()
     for stage in stages:
         made |= stage.made - wanted
-        made |= {key for key in stage.aliases if _follows(stage.needs[key], readers, made)}
+        made |= {key for key in stage.aliases if follows(stage.needs[key], readers, made)}
     levels: dict[str, int] = {}
     tasks, seconds = 0, 0.0
     for stage in stages:
@@ -296,7 +178,7 @@ def _seconds(
         waits = heads > 0 or stage.piece is not None
         below = (levels[name] for name in stage.layers if name in levels)
         level = max((level + waits for level in below), default=0)
-        levels.update(dict.fromkeys({stage.name, *map(_name, stage.needs)}, level))
+        levels.update(dict.fromkeys({stage.name, *map(name_of, stage.needs)}, level))
         if stage.piece is not None:
             heads, work = stage.piece.dask_cost(workers, machine)
             seconds += work

@@ -27,9 +27,9 @@ from graph_opt.dask_graph.gathering import gathered, in_order, renamed
 from graph_opt.dask_graph.internals import Alias, GraphNode
 from graph_opt.dask_graph.members import calls_others, is_block, tasks_of
 from graph_opt.dask_graph.parse import ArrayGraph, Culled
+from graph_opt.model.blockwork import Block, Blockwork
 from graph_opt.model.cost import Work
 from graph_opt.model.layout import ArrayNode
-from graph_opt.model.piece import Block, Blockwork
 
 Key = Any
 

@@ -13,7 +13,8 @@ from dask_dgpu.operations import RULES
 from graph_opt.dask_graph.emit import GangLayer, TaskFunctions, emit
 from graph_opt.dask_graph.members import fuse, members
 from graph_opt.dask_graph.parse import Culled, cull, parse
-from graph_opt.model.piece import Blockwork, Member, Region
+from graph_opt.model.blockwork import Blockwork
+from graph_opt.model.piece import Member, Region
 from graph_opt.passes import Matches, find, insert, partition
 from graph_opt.pieces.contract import ContractPiece
 from graph_opt.pieces.matmul import MatmulPiece

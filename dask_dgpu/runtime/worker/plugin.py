@@ -287,11 +287,8 @@ class GangWorkerPlugin(WorkerPlugin):
             results[job.key] = Handle(*name)
         stored = store(self.worker, results)
         self.stored[name] = [key for key, _ in stored]
-        facts = {
-            "spans": list(map(astuple, reported(job.spans))),
-            "details": job.details,
-            "stored": stored,
-        }
+        spans = [astuple(span) for span in reported(job.spans)]
+        facts = {"spans": spans, "details": job.details, "stored": stored}
         self._send("dgpu-finished", key=job.key, run_id=job.run_id, **facts)
 
     def _fail(self, job: Job, error: BaseException) -> None:
