@@ -218,8 +218,8 @@ template <class T> T np_radians(T x) { return x * (T) (3.14159265358979323846 / 
 template <class T> T np_nan_to_num(T x, T most, T least) {
     return x != x ? 0 : x > most ? most : x < least ? least : x;
 }
-template <class T> T np_sinc(T x, T least) {
-    const T turned = (T) 3.14159265358979323846 * x, apart = turned != 0 ? turned : least;
+template <class U, class T> T np_sinc(U x, T least) {
+    const T turned = (T) 3.14159265358979323846 * (T) x, apart = turned != 0 ? turned : least;
     return sin(apart) / apart;
 }
 template <class T> bool np_isclose(T a, T b, T relative, T absolute) {
@@ -264,6 +264,8 @@ template <class T> bool np_logical_not(T x) { return !cast<bool>(x); }
 QUICK = r"""
 // Quotients and roots that are right if `plain` stays true: if no operand or result is 0,
 // subnormal, close to the largest number, infinite or NaN. Half the instructions of the others.
+// The remainder has 24 bits less than the dividend: that of a smaller one would be subnormal.
+constexpr float LEAST = 1e-30f;
 template <bool QUICK> struct Divide {
     int& plain;
     template <class T> T operator()(T a, T b) const {
@@ -271,7 +273,7 @@ template <bool QUICK> struct Divide {
             float inverse;
             asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(b));
             const float about = a * inverse, rest = fmaf(-about, b, a);
-            plain &= fabs(rest) < fabs(a);
+            plain &= fabs(rest) < fabs(a) && fabs(a) > LEAST;
             return fmaf(rest, inverse, about);
         } else return ::np_divide(a, b);
     }
@@ -283,7 +285,7 @@ template <bool QUICK> struct Root {
             float inverse;
             asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
             const float about = x * inverse, rest = fmaf(-about, about, x);
-            plain &= fabs(rest) < x;
+            plain &= fabs(rest) < x && x > LEAST;
             return fmaf(rest, 0.5f * inverse, about);
         } else return ::np_sqrt(x);
     }

@@ -507,6 +507,8 @@ def test_blocks_of_one_kind_share_launches(
     import cupy
 
     function, launches = MANY[case]
+    if shape == (1, 1):  # each column is a row
+        launches = 1
     rng = np.random.default_rng(9)
     expression = traced(function, 2)
     several = [
@@ -541,7 +543,7 @@ def test_blocks_of_several_kinds() -> None:
     wide = cupy.asarray(rng.random((40, 40)))
     blocks = [wide[:20, :20], wide[20:, 20:], wide.T[:20, :20], wide[:0], wide[:3], wide[:3].T]
     blocks += [wide.astype("f4"), wide.astype("f4") * 2, cupy.zeros((2, 2))]
-    for function in (lambda xp, x: x * 2 + x.view(None, 0, 1), lambda xp, x: xp.spacing(x * 2) + 1):
+    for function in (lambda xp, x: x * 2 + x.view(None, 0, 1), lambda xp, x: xp.exp(x * 1j) + 1):
         found = evaluate_all(traced(function, 1), [[block] for block in blocks])
         for block, (one,) in zip(blocks, found, strict=True):
             (wanted,) = evaluate(traced(function, 1), [block])
