@@ -114,10 +114,15 @@ class Workers:
         return self.places[key]
 
     def nbytes(self, key: Key) -> float:
-        """Return the bytes of a block, on average, 0 if unknown."""
-        name = name_of(key)
+        """Return the bytes of a block, on average.
+
+        0 if unknown, and for values between Dask's tasks of a layer, such as totals before blocks.
+        """
+        name, node = name_of(key), self.node(key)
+        if node is not None and len(_index(key)) != node.ndim:
+            return 0.0
         if name not in self.sizes:
-            self.sizes[name] = block_nbytes(self.node(key))
+            self.sizes[name] = block_nbytes(node)
         return self.sizes[name]
 
     def node(self, key: Key) -> ArrayNode | None:

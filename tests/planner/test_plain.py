@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import dask.array as da
@@ -85,6 +86,14 @@ def test_blocks_of_other_workers_are_received() -> None:
     moved = (predicted(x + x.T).seconds - predicted(x + x).seconds) * MACHINE.dask_rate
     block = x.nbytes / 16
     assert block < moved < 4 * block  # of four blocks in a row one stays
+
+
+def test_blocks_of_running_sums_stay() -> None:
+    x = random(64, 16).persist(scheduler="sync")
+    slow = replace(CLUSTER, figures=(("dask_bandwidth", 1.0),))
+    seconds = predicted(x.cumsum(axis=0), slow).seconds
+    assert seconds == pytest.approx(predicted(x.cumsum(axis=0)).seconds)  # but for their totals
+    assert predicted(x + x.T, slow).seconds > x.nbytes / 16
 
 
 def test_dependent_layers_add_round_trips() -> None:

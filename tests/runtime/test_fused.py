@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import dask
@@ -17,8 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.kernels.fused import evaluate
-from dask_dgpu.runtime import fused
 from graph_opt.model.expression import Expression
 from tests.support.profiles import examples
 
@@ -28,19 +26,6 @@ X = RNG.normal(size=(8, 6)).astype("float32")
 Y = RNG.normal(size=(8, 6))
 ONE_BLOCK_OF_COLUMNS = (4, 6)
 SYNC = {"scheduler": "synchronous"}
-
-
-@pytest.fixture
-def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[Expression]:
-    """The expressions that tasks have evaluated, one entry a block."""
-    found: list[Expression] = []
-
-    def noting(expression: Expression, blocks: Sequence[Any], spare: Any = ()) -> Any:
-        found.append(expression)
-        return evaluate(expression, blocks, spare)
-
-    monkeypatch.setattr(fused, "evaluate", noting)
-    return found
 
 
 def softmax(x: Any, y: Any) -> Any:

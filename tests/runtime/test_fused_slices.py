@@ -13,8 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.kernels.fused import evaluate
-from dask_dgpu.runtime import fused
 from graph_opt.model.expression import Expression
 from tests.support.profiles import examples
 
@@ -48,19 +46,6 @@ MOVED: dict[str, Program] = {
     "an integer": lambda x, y, z: z[..., -1] * y,
 }
 """Some read blocks with other numbers than theirs, if all axes have several."""
-
-
-@pytest.fixture
-def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[Expression]:
-    """The expressions that tasks have evaluated, one entry a block."""
-    found: list[Expression] = []
-
-    def noting(expression: Expression, blocks: Sequence[Any], spare: Any = ()) -> Any:
-        found.append(expression)
-        return evaluate(expression, blocks, spare)
-
-    monkeypatch.setattr(fused, "evaluate", noting)
-    return found
 
 
 def arrays(chunks: tuple[int, ...]) -> list[da.Array]:

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
 from benchmarks import programs
-from dask_dgpu.kernels.fused import evaluate
-from dask_dgpu.runtime import fused
 from graph_opt.model.expression import Expression
 from tests.support.profiles import examples
 
@@ -32,19 +30,6 @@ MOMENTS: dict[str, Callable[..., Any]] = {
     "fourth moment": lambda x, axis: x.moment(4, axis=axis),
 }
 DTYPES = ("bool", "int8", "uint8", "int64", "float16", "float32", "float64", "complex64")
-
-
-@pytest.fixture
-def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[Expression]:
-    """The expressions that tasks have evaluated, one entry a block."""
-    found: list[Expression] = []
-
-    def noting(expression: Expression, blocks: Sequence[Any], spare: Any = ()) -> Any:
-        found.append(expression)
-        return evaluate(expression, blocks, spare)
-
-    monkeypatch.setattr(fused, "evaluate", noting)
-    return found
 
 
 def outcome(array: da.Array) -> Any:
