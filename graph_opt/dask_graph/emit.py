@@ -149,7 +149,9 @@ def emit(
             outs = {k: UnfusedTask(k, functions.out, TaskRef(layer.gang), k) for k in keys}
             layers[name] = MaterializedLayer(outs, region.annotations)
             dependencies[name] = {own}
-    return HighLevelGraph(layers, dependencies)
+    # Dask may name layers that no task reads
+    known = {name: needed & layers.keys() for name, needed in dependencies.items()}
+    return HighLevelGraph(layers, known)
 
 
 def finish(

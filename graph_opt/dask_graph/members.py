@@ -170,12 +170,14 @@ def _is_carried(graph: ArrayGraph, name: str) -> bool:
 def _is_blockwork(graph: ArrayGraph, name: str) -> bool:
     """Whether all tasks of a layer compute blocks from blocks of other arrays, or of its own.
 
-    A task may also read a future, which has no layer.
+    At least one must be a block of its array: elements taken by points have other keys. A task
+    may also read a future, which has no layer.
     """
     layer, needed, node = graph.layers[name], graph.dependencies[name], graph.node(name)
-    task = None
+    blocks = 0
     for key, task in tasks_of(graph, name):
         own = is_block(key, name, node)
+        blocks += own
         if not own:
             first = key[0] if isinstance(key, tuple) else key
             several = first != name and first in graph.layers  # which have the same task
@@ -193,7 +195,7 @@ def _is_blockwork(graph: ArrayGraph, name: str) -> bool:
                 return False
         if not (_joins(task) if task.dependencies else _creates(task)):
             return False
-    return task is not None
+    return blocks > 0
 
 
 def is_block(key: Any, name: str, node: ArrayNode | None) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import dask.array as da
+import dask.base
 import numpy as np
 import pytest
 import scipy.linalg
@@ -271,3 +272,21 @@ def test_on_a_gpu(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
         found = make().compute(scheduler="sync")
     np.testing.assert_allclose(cupy.asnumpy(found), wanted, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(cupy.asnumpy(found), expected, rtol=1e-12, atol=1e-13)
+
+
+def test_all_factors_at_once() -> None:
+    """Dask's layer for several results names layers that none of its tasks reads."""
+    x = lazy(RNG.random((20, 10)), (10, 10))
+    expected = dask.base.compute(*da.linalg.svd(x), scheduler="sync")
+    with dgpu.enable(local_ranks=3, **ALWAYS):
+        found = dask.base.compute(*da.linalg.svd(x), scheduler="sync")
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
+
+
+def test_elements_at_points_stay_with_dask() -> None:
+    numbers = np.arange(56).reshape(7, 8)
+    points = [0, 1, 6], [0, 1, 0]
+    with dgpu.enable(local_ranks=3, **ALWAYS):
+        found = lazy(numbers, (3, 4)).vindex[points].compute(scheduler="sync")
+    np.testing.assert_array_equal(found, numbers[points])
