@@ -55,9 +55,7 @@ def may_pay(
         return False
     plain = plain_region(region, arrays, max(facts.workers, facts.cores), facts, places)
     at_once = begins_at_once(region, places)
-    gang = gang_seconds(
-        facts.machine, region.tasks, len(region.pieces) + len(region.works), at_once=at_once
-    )
+    gang = gang_seconds(facts.machine, region.tasks, region.steps, at_once=at_once)
     return gang < share * plain.seconds
 
 

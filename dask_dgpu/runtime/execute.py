@@ -193,9 +193,10 @@ class _Rank:
         done: set[Index] = set()
 
         def read(making: Making) -> list[Array]:
-            if received or making.last:
+            last = () if self.on_cuda else making.last
+            if received or last:
                 given = [
-                    received[block] if block in received else self._take(block, at in making.last)
+                    received[block] if block in received else self._take(block, at in last)
                     for at, block in enumerate(making.reads)
                 ]
             else:
@@ -228,7 +229,7 @@ class _Rank:
     def _take(self, block: Block, last: bool) -> Array | Spare:
         """Return a block for a function, which may overwrite it if this is its last use."""
         blocks, index = self.values[block[0]], block[1]
-        if last and not self.on_cuda and is_alone(blocks, index):
+        if last and is_alone(blocks, index):
             return Spare(blocks.pop(index))
         return blocks[index]
 
