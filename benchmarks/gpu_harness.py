@@ -252,6 +252,13 @@ def _same(value: Any) -> Any:
     return value
 
 
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Add the options of :func:`cluster_of`, for work that also runs on CPUs and takes little."""
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
+    parser.add_argument("--protocol", choices=("tcp", "ucx"), default="tcp", help="on GPUs")
+    parser.add_argument("--rmm-pool", default="4GB", help="what a GPU's pool begins with")
+
+
 @contextmanager
 def cluster_of(given: argparse.Namespace, workers: int | None = None) -> Iterator[Client]:
     """Start the cluster that the options ask for; by default four workers, or one per GPU.

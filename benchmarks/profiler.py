@@ -20,7 +20,7 @@ import dask
 import dask.array as da
 import dask.base
 from distributed import Client, wait
-from gpu_harness import cluster_of
+from gpu_harness import add_cluster, cluster_of
 from harness import PLAIN, Report, options
 from worker_harness import synchronize
 
@@ -132,9 +132,7 @@ def main() -> None:
     """Run all and print a table."""
     parser = options(__doc__, RESULTS / "profiler-cpu.jsonl")
     parser.add_argument("--repetitions", type=int, default=31, help="after one to warm up")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
-    parser.add_argument("--protocol", choices=("tcp", "ucx"), default="tcp", help="on GPUs")
-    parser.add_argument("--rmm-pool", default="4GB", help="what a GPU's pool begins with")
+    add_cluster(parser)
     given = parser.parse_args()
     if given.quick:
         given.repetitions = 1
