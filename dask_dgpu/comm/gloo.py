@@ -134,8 +134,7 @@ class GlooComm(PointToPointComm):
                 changed.wait(_CHECK_INTERVAL)
             threads = list(self._lifetime.threads)
         self._lifetime.abort("the interpreter exits")
-        if self.size > 1:
-            _disconnect(self._group, (self.rank + 1) % self.size)
+        _disconnect(self._group, [peer for peer in range(self.size) if peer != self.rank])
         for thread in threads:
             thread.join(_LINGER)
         self._group = None  # joins its own threads; 13 s were seen after a peer's death
@@ -153,17 +152,19 @@ class GlooComm(PointToPointComm):
         return _GlooMessage(work, what)
 
 
-def _disconnect(group: Any, peer: int) -> None:
+def _disconnect(group: Any, peers: Sequence[int]) -> None:
     """End all waits of a group.
 
     gloo's own ``abort`` does not end them. A receive that exceeds its time limit closes every
-    connection of its group, so this waits for a message that no rank sends.
+    connection of its group, so this waits for a message that no rank sends. A receive from a lost
+    peer fails at once and closes nothing, so this tries all of them.
     """
-    try:
-        nothing = group.recv([torch.empty(1)], peer, _NO_TAG)
-        nothing.wait(timedelta(milliseconds=1))
-    except RuntimeError:
-        pass
+    for peer in peers:
+        try:
+            nothing = group.recv([torch.empty(1)], peer, _NO_TAG)
+            nothing.wait(timedelta(milliseconds=1))
+        except RuntimeError:
+            continue
 
 
 def _create_group(store: _AbortableStore, rank: int, size: int, host: str, timeout: float) -> Any:

@@ -119,6 +119,32 @@ def test_stopped_peer_holds_up_nobody_after_an_abort(pool, store, kind):
         assert closed < 1
 
 
+def _abort_beside_a_lost_rank(rank, kind, address):
+    """Rank 0 waits for rank 2, which sends nothing; rank 1, its neighbour, is lost."""
+    comm = _connect(kind, rank, address, f"{kind}-beside")
+    comm.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.3)
+    if rank == 0:
+        threading.Timer(0.2, comm.abort, ["enough"]).start()
+        start = time.monotonic()
+        with pytest.raises(CommError, match="enough"):
+            comm.exchange([], [(2, np.ones(4))]).wait()
+        took = time.monotonic() - start
+        comm.close()
+        return took
+    time.sleep(4)
+    comm.close()
+    return None
+
+
+def test_an_abort_ends_a_wait_although_a_neighbour_is_lost(pool, store, kind):
+    pool.start(_abort_beside_a_lost_rank, kind, store.address)
+    (took,) = pool.results([0])
+    assert 0.1 < took < 2
+
+
 def _come_late(rank, kind, address):
     """Rank 1 takes longer than it takes to connect; nobody else is held to that."""
     comm = _connect(kind, rank, address, f"{kind}-late", timeout=2.0)
