@@ -8,10 +8,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dask_dgpu.runtime.in_place import in_place
 from graph_opt.dask_graph import internals as dask_task
 from graph_opt.model.layout import label
 
@@ -36,9 +37,10 @@ def bound(node: Any, places: Places) -> Function:
     if node.has_subgraph():
         tasks, result, names, *arguments = node.args
         function = Chain.of(tasks, result, names)
-    keys = [each.key for each in arguments if isinstance(each, dask_task.TaskRef)]
+    keys = [name for each in arguments if (name := _block(each)) is not None]
     if len(keys) < len(arguments) or node.kwargs:
         return _Bound.of(function, arguments, node.kwargs, places)
+    function = in_place(function)
     order = tuple(places[key] for key in keys)
     return function if order == tuple(range(len(places))) else _Ordered(function, order)
 
@@ -57,9 +59,14 @@ def together(calls: Sequence[Function]) -> Together | None:
     return found
 
 
-def overwrites(call: Function) -> bool:
-    """Whether the function within a call takes blocks that are spare, and overwrites them."""
-    return bool(getattr(_within(call), "overwrites", False))
+def overwritten(call: Function, count: int) -> Collection[int]:
+    """Return which of the ``count`` blocks of a call it may be given as spare, by their places.
+
+    Those that the function within the call overwrites, and reads once.
+    """
+    if not getattr(_within(call), "overwrites", False):
+        return ()
+    return call.once() if isinstance(call, _Ordered | _Bound) else range(count)
 
 
 def _within(call: Function) -> Function:
@@ -90,6 +97,10 @@ class _Ordered:
         """Return the arguments of the function."""
         return [blocks[at] for at in self.order]
 
+    def once(self) -> list[int]:
+        """Return the places of blocks that are one argument."""
+        return [at for at in self.order if self.order.count(at) == 1]
+
 
 @dataclass(frozen=True)
 class _Bound:
@@ -97,7 +108,8 @@ class _Bound:
 
     ``arguments`` and ``options`` have the constants. ``blocks`` are numbers of arguments that are
     blocks, and their places; ``values`` and ``named`` arguments and options that are functions of
-    the blocks.
+    the blocks. ``whole`` are the places of arguments and in lists of arguments, as often as they
+    are there, ``parts`` those that other functions read.
     """
 
     function: Function
@@ -106,6 +118,8 @@ class _Bound:
     blocks: tuple[tuple[int, int], ...] = ()
     values: tuple[tuple[int, Function], ...] = ()
     named: tuple[tuple[str, Function], ...] = ()
+    whole: tuple[int, ...] = ()
+    parts: frozenset[int] = frozenset()
 
     @classmethod
     def of(
@@ -118,8 +132,8 @@ class _Bound:
         """Bind the arguments of a task."""
         blocks, values, constants = [], [], list(arguments)
         for at, each in enumerate(arguments):
-            if isinstance(each, dask_task.TaskRef):
-                blocks.append((at, places[each.key]))
+            if (name := _block(each)) is not None:
+                blocks.append((at, places[name]))
             elif isinstance(each, dask_task.GraphNode):
                 values.append((at, bound(each, places)))
             else:
@@ -128,7 +142,15 @@ class _Bound:
         nodes = {key: each for key, each in options.items() if _is_node(each)}
         named = tuple((key, bound(each, places)) for key, each in nodes.items())
         plain = {key: each for key, each in options.items() if key not in nodes}
-        return cls(function, tuple(constants), plain, tuple(blocks), tuple(values), named)
+        if not (options or any(isinstance(each, dask_task.List) for each in arguments)):
+            function = in_place(function)
+        whole, parts = _uses(arguments, nodes.values(), places)
+        facts = tuple(constants), plain, tuple(blocks), tuple(values), named
+        return cls(function, *facts, whole, parts)
+
+    def once(self) -> Collection[int]:
+        """Return the places of blocks that are one argument, or in one list."""
+        return {at for at in self.whole if self.whole.count(at) == 1} - self.parts
 
     def given(self, blocks: Sequence[Array]) -> list[Any]:
         """Return the arguments of the function, without options."""
@@ -145,6 +167,31 @@ class _Bound:
             return self.function(*arguments)
         named = {key: value(*blocks) for key, value in self.named}
         return self.function(*arguments, **(self.options or {}), **named)
+
+
+def _block(argument: Any) -> Any:
+    """Return the name of the block that an argument is, ``None`` if it is none."""
+    if isinstance(argument, dask_task.TaskRef):
+        return argument.key
+    return argument.target if isinstance(argument, dask_task.Alias) else None
+
+
+def _uses(
+    arguments: Iterable[Any], options: Iterable[Any], places: Places
+) -> tuple[tuple[int, ...], frozenset[int]]:
+    """Return the places of blocks that a function gets as they are, and of those in nodes."""
+    whole: list[Any] = []
+    parts: list[Any] = []
+    for each in arguments:
+        within = each if isinstance(each, dask_task.List) else [each]
+        names = [_block(inner) for inner in within]
+        if None not in names:
+            whole += names
+        elif isinstance(each, dask_task.GraphNode):
+            parts += each.dependencies
+    for each in options:
+        parts += each.dependencies if isinstance(each, dask_task.GraphNode) else [each.key]
+    return tuple(places[name] for name in whole), frozenset(places[name] for name in parts)
 
 
 def _is_node(argument: Any) -> bool:

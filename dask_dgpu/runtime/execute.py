@@ -193,7 +193,7 @@ class _Rank:
         done: set[Index] = set()
 
         def read(making: Making) -> list[Array]:
-            last = () if self.on_cuda else making.last
+            last = making.last if self.device.overwrites else ()
             if received or last:
                 given = [
                     received[block] if block in received else self._take(block, at in last)

@@ -16,7 +16,7 @@ import numpy as np
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.value import Blocks, Collective, Local, Value
 from dask_dgpu.runtime.blockworks import Call, Key
-from dask_dgpu.runtime.calls import Together, overwrites, together
+from dask_dgpu.runtime.calls import Together, overwritten, together
 from dask_dgpu.runtime.plans import Block, Plans
 from dask_dgpu.runtime.ship import Shipping
 from graph_opt.model.layout import NUMPY, Index, dtype_named
@@ -173,8 +173,9 @@ class _Preparing:
 
     def _making(self, index: Index, call: Call, ending: Collection[Key]) -> Making:
         reads = tuple((self.plans.numbers[key[0]], key[1:]) for key in call.reads)
-        last = [at for at, key in enumerate(call.reads) if key in ending]
-        return Making(index, call.function, reads, tuple(last) if overwrites(call.function) else ())
+        spare = overwritten(call.function, len(reads)) if ending else ()
+        last = tuple(at for at in spare if call.reads[at] in ending)
+        return Making(index, call.function, reads, last)
 
     def _operating(self, step: Collective, spent: Collection[str]) -> Operating:
         plans, operation = self.plans, OPERATIONS[step.operation]

@@ -20,8 +20,8 @@ NAMES = {
     "dask.array.overlap": "ensure_minimum_chunksize",
     "dask.array.random": "_apply_random _apply_random_func",
     "dask.array.reductions": (
-        "_nanargmax _nanargmin _nanmax_skip _nanmin_skip _sqrt arg_agg arg_chunk chunk_max "
-        "chunk_min mean_agg mean_chunk moment_agg moment_chunk nannumel"
+        "_cumprod_merge _cumsum_merge _nanargmax _nanargmin _nanmax_skip _nanmin_skip _sqrt "
+        "arg_agg arg_chunk chunk_max chunk_min mean_agg mean_chunk moment_agg moment_chunk nannumel"
     ),
     "dask.array.routines": "_matmul _select _tensordot",
     "dask.array.slicing": "getitem_variadic",

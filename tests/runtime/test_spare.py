@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import tracemalloc
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 import dask_dgpu as dgpu
 from dask_dgpu.kernels.fused import evaluate
 from dask_dgpu.kernels.fused.host import evaluate_host
-from dask_dgpu.runtime import fused
-from dask_dgpu.runtime.spare import is_alone
+from dask_dgpu.runtime import calls, fused, in_place
+from dask_dgpu.runtime.spare import Spare, is_alone
+from graph_opt.dask_graph.internals import List, Task, TaskRef
 from graph_opt.model.expression import Apply, Expression, Input, Reduce, View
 from tests.kernels.fused.drawing import Drawn, drawn
 from tests.support.profiles import examples
@@ -188,6 +190,100 @@ def test_other_blocks_are_never_overwritten(name: str) -> None:
     np.testing.assert_array_equal(KEPT[0], kept)
     for block in KEPT[1:]:
         assert any(np.array_equal(block, part) for part in (values[:, :SIDE], values[:, SIDE:]))
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether a sum or product of two blocks was written over one, one entry a call."""
+    found: list[bool] = []
+    call = in_place._InPlace.__call__
+
+    def noting(self: Any, *given: Any) -> Any:
+        result = call(self, *given)
+        found.append(any(isinstance(x, Spare) and result is x.block for x in given))
+        return result
+
+    monkeypatch.setattr(in_place._InPlace, "__call__", noting)
+    return found
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("cumsum", "f8"), ("cumprod", "f4"), ("cumsum", "i4")])
+def test_running_sums_overwrite_the_sums_within_blocks(
+    name: str, dtype: str, memory: list[bool]
+) -> None:
+    values = random(7 * 5, 11).astype(dtype)
+    x = da.from_array(values, chunks=(7, 11))
+    with dgpu.enable(local_ranks=2, when="always", on_error="raise", fuse=False):
+        found = getattr(da, name)(x, axis=0).compute(**SYNC)
+    wanted = getattr(np, name)(values, axis=0)
+    np.testing.assert_allclose(found, wanted, rtol=35 * np.finfo("f4").eps)
+    assert found.dtype == wanted.dtype
+    assert sum(memory) == 4  # the first block has no total before it
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "fits"),
+    [
+        (np.ones((3, 2)), np.ones((3, 2)), True),
+        (np.ones((3, 2)), np.ones((1, 2)), True),
+        (np.ones((1, 2)), np.ones((3, 2)), False),
+        (np.ones((3, 2), "f4"), np.ones((3, 2)), False),
+        (np.ones((3, 2), "i8"), np.ones((3, 2), "i4"), True),
+        (np.ones(()), np.ones(()), False),
+        (np.ones(2, object), np.ones(2, object), False),
+        (np.ma.masked_array([1.0, 2.0]), np.ones(2), False),
+        (np.ones(2), np.ma.masked_array([1.0, 2.0]), False),
+        (np.ones((0, 2)), np.ones((0, 2)), True),
+        (np.ones(2, bool), np.ones(2, bool), True),
+    ],
+)
+def test_a_result_over_a_block_that_fits(left: Any, right: Any, fits: bool) -> None:
+    expected = left + right
+    function = in_place.in_place(operator.add)
+    found: Any = function(Spare(left), right)
+    assert (found is left) == fits
+    assert (type(found), found.dtype) == (type(expected), expected.dtype)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_blocks_that_a_call_reads_twice_are_not_spare() -> None:
+    a, b = TaskRef("a"), TaskRef("b")
+    part = Task(None, operator.getitem, a, 0)
+    cases: dict[Any, set[int]] = {
+        Task("t", operator.add, a, b): {0, 1},
+        Task("t", operator.add, b, a): {0, 1},
+        Task("t", operator.add, a, a): set(),
+        Task("t", operator.add, part, b): {1},
+        Task("t", operator.add, part, a): set(),
+        Task("t", operator.add, a, 2.0): {0},
+        Task("t", operator.add, List(a, b), b): set(),
+        Task("t", pow, a, b): set(),
+        Task("t", overwriting(), List(a, b)): {0, 1},
+        Task("t", overwriting(), List(a, a), b): {1},
+        Task("t", overwriting(), List(part, b)): set(),
+        Task("t", overwriting(), a, b=b): {0},
+    }
+    for task, expected in cases.items():
+        call = calls.bound(task, {"a": 0, "b": 1})
+        assert {*calls.overwritten(call, 2)} == expected, task
+
+
+def overwriting() -> Any:
+    """Return a function that overwrites spare blocks."""
+
+    def function(*blocks: Any, **named: Any) -> Any:
+        raise NotImplementedError
+
+    function.overwrites = True  # type: ignore[attr-defined]
+    return function
+
+
+def test_quotients_of_integers_and_wrong_shapes() -> None:
+    function = in_place.in_place(operator.truediv)
+    found: Any = function(Spare(np.array([1, 2])), np.array([2, 4]))
+    np.testing.assert_array_equal(found, [0.5, 0.5])
+    with pytest.raises(ValueError, match="could not be broadcast"):
+        function(Spare(np.ones(2)), np.ones(3))
 
 
 def test_persisted_blocks_are_never_overwritten() -> None:

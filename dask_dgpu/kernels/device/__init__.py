@@ -28,11 +28,13 @@ class ArrayContainer(ABC):
 class Device(Protocol):
     """The device of a rank program. ``kind`` is ``"cpu"`` or ``"cuda"``.
 
-    A function that can compute several blocks at once gets up to ``batch``.
+    A function that can compute several blocks at once gets up to ``batch``. Functions may overwrite
+    a block after its last use if the device ``overwrites``: not if lanes run behind the host.
     """
 
     kind: str
     batch: int
+    overwrites: bool
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
         """Allocate uninitialised memory."""

@@ -59,6 +59,7 @@ class CudaDevice:
 
     kind = "cuda"
     batch = 64  # they share launches
+    overwrites = False
 
     def __init__(self) -> None:
         self.index = cupy.cuda.runtime.getDevice()

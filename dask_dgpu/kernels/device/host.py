@@ -32,6 +32,7 @@ class HostDevice:
 
     kind = "cpu"
     batch = 1  # each has a thread of its own
+    overwrites = True
 
     def __init__(self, threads: int = 1) -> None:
         self._threads = threads
