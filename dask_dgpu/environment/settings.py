@@ -41,6 +41,7 @@ class Settings:
     measure: bool
     memory_limit: int | None
     safety_margin: float
+    memory_cap: int | None
 
 
 def defaults() -> dict[str, Any]:
@@ -105,7 +106,7 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
             ),
         ),
         measure=values["cost.measure"],
-        memory_limit=_memory_limit(values),
+        memory_limit=_optional_bytes(values, "memory.limit"),
         safety_margin=_number(
             values,
             "memory.safety-margin",
@@ -113,6 +114,7 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
             "a number of at least 0 below 1",
             lambda share: 0 <= share < 1,
         ),
+        memory_cap=_optional_bytes(values, "memory.cap"),
     )
 
 
@@ -131,8 +133,8 @@ def _values() -> dict[str, Any]:
     return {**_flatten(defaults()["dgpu"]), **configured}
 
 
-def _memory_limit(values: Mapping[str, Any]) -> int | None:
-    name, what = "memory.limit", "null or bytes above 0, as '4 GiB'"
+def _optional_bytes(values: Mapping[str, Any], name: str) -> int | None:
+    what = "null or bytes above 0, as '4 GiB'"
     if values[name] is None:
         return None
     return int(_number(values, name, parse_bytes, what, lambda nbytes: 1 <= nbytes < math.inf))

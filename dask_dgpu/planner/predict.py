@@ -54,9 +54,11 @@ class Prediction(Cost):
 
 
 def usable(facts: ClusterFacts, settings: Settings) -> float | None:
-    """Return the bytes of a device that a gang may use, ``None`` for no limit."""
+    """Return the bytes of a device that may be used, ``None`` for no limit."""
     memory = facts.device_memory if settings.memory_limit is None else settings.memory_limit
-    return None if memory is None else memory * (1 - settings.safety_margin)
+    found = None if memory is None else memory * (1 - settings.safety_margin)
+    bounds = [bound for bound in (found, settings.memory_cap) if bound is not None]
+    return min(bounds, default=None)
 
 
 @dataclass(frozen=True)

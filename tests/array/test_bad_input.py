@@ -148,7 +148,11 @@ def table() -> Iterator[tuple[str, Callable[..., Any], str, Any]]:
 
 
 SETTINGS: list[tuple[str, Any]] = [
-    *(("memory_limit", bad) for bad in (0, -1, "-1 GiB", 0.5, NAN, INF, "much", True, [1])),
+    *(
+        (name, bad)
+        for name in ("memory_limit", "memory_cap")
+        for bad in (0, -1, "-1 GiB", 0.5, NAN, INF, "much", True, [1])
+    ),
     *(("memory_safety_margin", bad) for bad in (1, 2, -0.1, NAN, INF, "0.2", None, True)),
     *(("gang_timeout", bad) for bad in (0, -1, "0s", "-3s", NAN, INF, "soon", None, True)),
     *(("gang_grace", bad) for bad in (-1, "-3s", NAN, INF, "soon", None)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import dask
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import dask_dgpu as dgpu
-from dask_dgpu.environment.facts import ClusterFacts
+from dask_dgpu.environment.facts import ALONE, ClusterFacts
 from dask_dgpu.environment.settings import read
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.predict import Present
+from dask_dgpu.planner.predict import Present, usable
 from graph_opt.model.layout import CUPY, NUMPY
 from tests.support.profiles import examples
 
@@ -189,6 +190,22 @@ def test_small_work_is_left_to_dask() -> None:
 
 def test_a_gang_without_room_is_left_to_dask() -> None:
     assert planned(X + X.T, memory_limit=1000, when="always") == ()
+    assert planned(X + X.T, memory_cap=1000, when="always") == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "bytes_used"),
+    [
+        ({}, 80.0),
+        ({"memory_limit": 50}, 40.0),
+        ({"memory_limit": 50, "memory_cap": 45}, 40.0),
+        ({"memory_limit": 500, "memory_cap": 45}, 45.0),
+        ({"memory_cap": 45, "memory_safety_margin": 0}, 45.0),
+    ],
+)
+def test_a_cap_only_lowers_what_is_used(settings: dict[str, int], bytes_used: float) -> None:
+    assert usable(replace(ALONE, device_memory=100), read(settings)) == bytes_used
+    assert usable(ALONE, read({"memory_cap": 45})) == 45
 
 
 def test_copies_to_a_device_are_left_to_dask() -> None:
