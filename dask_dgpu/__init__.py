@@ -23,6 +23,8 @@ from dask_dgpu.array.reductions import min as min
 from dask_dgpu.array.reductions import sum as sum
 from dask_dgpu.array.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, stencil
 from dask_dgpu.array.weighted_sum import weighted_sum, weighted_sum_grad
+from dask_dgpu.batches.plan import Plan
+from dask_dgpu.batches.run import plan, run
 from dask_dgpu.observe.explain import Explanation, explain
 from dask_dgpu.observe.health import Health, check_health
 from dask_dgpu.observe.profiler import Profiler, ProfileTable, Timeline
@@ -44,6 +46,7 @@ __all__ = [
     "Fused",
     "Health",
     "JacobiInfo",
+    "Plan",
     "ProfileTable",
     "Profiler",
     "Timeline",
@@ -65,8 +68,10 @@ __all__ = [
     "matmul",
     "mean",
     "norm",
+    "plan",
     "poisson",
     "progress",
+    "run",
     "show_versions",
     "softmax",
     "start",

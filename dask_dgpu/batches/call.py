@@ -1,0 +1,193 @@
+"""A call of an operation on host arrays, at a site: its notation, its parts and their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite, prod
+from typing import Any
+
+import numpy as np
+from dask.array.core import Array
+from dask.highlevelgraph import HighLevelGraph
+
+from dask_dgpu.arguments import expected
+from dask_dgpu.batches.notation import Lengths, Notation
+from dask_dgpu.batches.operands import Operand, Template
+from dask_dgpu.batches.operations import Operation
+from dask_dgpu.batches.pieces import pieces
+from dask_dgpu.batches.plan import Part
+from dask_dgpu.batches.rules import Arguments, Shape
+from dask_dgpu.batches.sites import Chunks, Site, regions
+
+COPIES = 2
+"""Parts of an operand, and of the result, on a device: one of them is being transferred."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an operation that has index notation."""
+
+    operation: Operation
+    template: Template
+    site: Site
+    notation: Notation
+    shape: Shape
+    dtype: np.dtype[Any]
+    temporaries: int
+
+    @classmethod
+    def of(cls, operation: Operation, template: Template, site: Site) -> Call | None:
+        """Return the call, ``None`` if it cannot go in batches; raise as the operation does."""
+        if operation.rule is None:
+            return None
+        values = operation.bind(template)
+        parts = 2 if operation.is_product else 1  # strategies of products need blocks to divide
+        operands = template.operands
+        result = template.call(
+            operation.function, [_placeholder(each, each.shape, parts) for each in operands]
+        )
+        if not isinstance(result, Array):
+            expected("op", "a function that returns one array", result, TypeError)
+        if not all(map(isfinite, result.shape)):
+            return None
+        shapes = tuple(each.shape for each in operands)
+        notation = operation.rule(Arguments(shapes, values, result.shape))
+        if notation is None:
+            return None
+        layers = len(result.dask.layers) - len(operands)
+        temporaries = layers if operation.temporaries is None else operation.temporaries
+        return cls(
+            operation, template, site, notation, result.shape, result.dtype, max(0, temporaries)
+        )
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """The array arguments."""
+        return self.template.operands
+
+    @cached_property
+    def itemsize(self) -> int:
+        """Bytes of the largest element."""
+        return max(each.dtype.itemsize for each in self.operands)
+
+    @property
+    def title(self) -> str:
+        """The operation, shapes and dtypes."""
+        return f"{self.operation.name} of {', '.join(map(str, self.operands))}"
+
+    def chunks(self, shapes: Sequence[Shape]) -> tuple[Chunks, ...]:
+        """Return the chunks of parts of operands."""
+        return pieces(self.operation, self.notation, shapes, self.itemsize, self.site)
+
+    def part_shapes(self, lengths: Lengths) -> tuple[Shape, ...]:
+        """Return the largest part of each operand."""
+        return tuple(
+            self.notation.part_shape(at, each.shape, lengths)
+            for at, each in enumerate(self.operands)
+        )
+
+    def graph(self, lengths: Lengths) -> Array:
+        """Return the result of the largest batch, without data."""
+        shapes = self.part_shapes(lengths)
+        arrays = [
+            _without_data(each, chunks)
+            for each, chunks in zip(self.operands, self.chunks(shapes), strict=True)
+        ]
+        result: Array = self.template.call(self.operation.function, arrays)
+        return result
+
+    def parts(self, lengths: Lengths) -> tuple[Part, ...]:
+        """Return what the device with the most holds at the peak."""
+        notation, ranks = self.notation, self.site.ranks
+        shapes = self.part_shapes(lengths)
+        chunks = self.chunks(shapes)
+        found, once, block = [], 0, 0
+        for each, shape, blocks in zip(self.operands, shapes, chunks, strict=True):
+            at = len(found)
+            copies = COPIES if notation.is_cut(notation.inputs[at], lengths) else 1
+            nbytes = -(-prod(shape) * each.dtype.itemsize // min(ranks, prod(map(len, blocks))))
+            found.append(Part(each.name, shape, copies, copies * nbytes))
+            once += nbytes
+            block = max(block, prod(map(max, blocks)) * each.dtype.itemsize)
+        shape = notation.result_part(self.shape, lengths)
+        copies = COPIES if notation.batches(lengths) > 1 else 1
+        nbytes = -(-prod(shape) * self.dtype.itemsize // min(ranks, max(1, prod(shape))))
+        found.append(Part("result", shape, copies, copies * nbytes))
+        if self.site.in_process and self._is_summed(lengths):
+            found.append(Part("partial results", shape, 2, 2 * nbytes * self._widening()))
+        largest = self._largest_result_block(shape, shapes, chunks)
+        workspace = self.temporaries * self.site.threads * max(block, largest)
+        if ranks > 1:
+            workspace += once + nbytes  # blocks of other ranks
+        found.append(Part("workspace", (), 1, workspace))
+        return tuple(found)
+
+    def peak(self, lengths: Lengths) -> int:
+        """Return the bytes of all parts."""
+        return sum(part.nbytes for part in self.parts(lengths))
+
+    def traffic(self, lengths: Lengths) -> int:
+        """Return the bytes read from operands and written to the result, in all batches."""
+        notation = self.notation
+        total = 0.0
+        for at, each in enumerate(self.operands):
+            own = {label for label in notation.inputs[at] if label is not None}
+            cuts = prod(notation.count(label, lengths) for label in own)
+            total += each.nbytes * notation.loads(at, lengths) / cuts
+        partial = prod(notation.count(label, lengths) for label in notation.contracted)
+        return int(total + prod(self.shape) * self.dtype.itemsize * partial)
+
+    def names(self, lengths: Lengths) -> dict[str, int]:
+        """Return the axes that are cut and their longest parts, the innermost loop first."""
+        return {
+            self._name(label): self.notation.longest(label, lengths)
+            for label in reversed(self.notation.order(lengths))
+        }
+
+    def _name(self, label: int) -> str:
+        if label in self.notation.output:
+            return f"axis {self.notation.output.index(label)} of the result"
+        for operand, axes in zip(self.operands, self.notation.inputs, strict=True):
+            if label in axes:
+                return f"axis {axes.index(label)} of {operand.name}"
+        raise AssertionError(label)
+
+    def _is_summed(self, lengths: Lengths) -> bool:
+        return any(self.notation.count(each, lengths) > 1 for each in self.notation.contracted)
+
+    def _widening(self) -> int:
+        return 2 if self.dtype.itemsize == 2 else 1
+
+    def _largest_result_block(
+        self, shape: Shape, shapes: Sequence[Shape], chunks: Sequence[Chunks]
+    ) -> int:
+        """Return bytes of the largest block of a batch's result."""
+        most = {
+            label: (max(sizes), size)
+            for axes, sizes_of, part in zip(self.notation.inputs, chunks, shapes, strict=True)
+            for label, sizes, size in zip(axes, sizes_of, part, strict=True)
+            if label is not None
+        }
+        lengths = [
+            most[label][0] if label in most else size
+            for label, size in zip(self.notation.output, shape, strict=True)
+        ]
+        return prod(lengths) * self.dtype.itemsize
+
+
+def _placeholder(operand: Operand, shape: Shape, parts: int) -> Array:
+    return _without_data(operand, tuple(_halves(size) if parts > 1 else (size,) for size in shape))
+
+
+def _halves(size: int) -> tuple[int, ...]:
+    return (size // 2, size - size // 2) if size > 1 else (size,)
+
+
+def _without_data(operand: Operand, chunks: Chunks) -> Array:
+    """Return an operand as an array whose blocks are only declared."""
+    name = f"{operand.name}-{chunks}"
+    tasks = {(name, *index): None for index, _ in regions(chunks)}
+    graph = HighLevelGraph.from_collections(name, tasks, dependencies=())
+    return Array(graph, name, chunks, dtype=operand.dtype)

@@ -1,0 +1,73 @@
+"""The choice of cuts: the least time for transfers and batches, within a device's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, product
+
+from dask_dgpu.batches.notation import Lengths, Notation
+
+STEP = 2
+"""Ratio of the lengths that are tried for all labels of a combination but the last."""
+MOST_CUT = 3
+"""Most labels to choose lengths for at a time."""
+
+Measure = Callable[[Lengths], float]
+
+
+def choose(notation: Notation, memory: Measure, cost: Measure, room: float) -> Lengths | None:
+    """Return the lengths that fit and cost least, ``None`` if single elements do not fit.
+
+    ``memory`` returns bytes, ``cost`` any measure. As few labels as possible are cut; of equal
+    choices the first label of the result is cut.
+    """
+    lengths = dict(notation.sizes)
+    if memory(lengths) <= room:
+        return lengths
+    if memory(dict.fromkeys(lengths, 1)) > room:
+        return None
+    free = [label for label in notation.labels if lengths[label] > 1]
+    while True:
+        for count in range(1, min(MOST_CUT, len(free)) + 1):
+            found = [
+                each
+                for labels in combinations(free, count)
+                for each in _fitting(labels, lengths, memory, room)
+            ]
+            if found:
+                return min(found, key=cost)
+        largest = min(free, key=lambda label: memory(lengths | {label: 1}))
+        lengths[largest] = 1
+        free.remove(largest)
+        if memory(lengths) <= room:
+            return lengths
+
+
+def _fitting(
+    labels: Sequence[int], whole: dict[int, int], memory: Measure, room: float
+) -> Iterator[Lengths]:
+    """Yield lengths that fit, the last label's as long as possible."""
+    *others, last = labels
+    for tried in product(*(_shorter(whole[label]) for label in others)):
+        lengths = whole | dict(zip(others, tried, strict=True))
+        longest = _longest(lengths, last, memory, room)
+        if longest:
+            yield lengths | {last: longest}
+
+
+def _shorter(length: int) -> Iterator[int]:
+    while length > 1:
+        length = -(-length // STEP)
+        yield length
+
+
+def _longest(lengths: dict[int, int], label: int, memory: Measure, room: float) -> int:
+    """Return the greatest length of a label that fits, 0 if none does."""
+    low, high = 0, lengths[label]
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory(lengths | {label: middle}) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,103 @@
+"""Batches of a plan: one is loaded and one is written while another is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, pairwise
+from math import prod
+from typing import Any
+
+from dask_dgpu.batches.call import Call
+from dask_dgpu.batches.notation import Tile
+from dask_dgpu.batches.plan import Plan
+from dask_dgpu.batches.progress import Batches
+from dask_dgpu.batches.shared import Shared
+from dask_dgpu.batches.sink import Sink
+
+
+def execute(call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool) -> None:
+    """Compute a call and write its result; a batch that fails writes nothing.
+
+    The error of a batch gets a note that says how many were written.
+    """
+    if prod(call.shape) == 0:
+        return
+    sink = Sink(call.notation, call.shape, call.dtype, out)
+    try:
+        _execute(call, plan, sink, shared, progress)
+    except Exception as error:
+        if plan.batches > 1:
+            error.add_note(
+                f"dask_dgpu.run: {sink.written} parts of the result were written, "
+                f"of {call.operation.name} in {plan.batches} batches"
+            )
+        raise
+
+
+def _execute(call: Call, plan: Plan, sink: Sink, shared: Shared, progress: bool) -> None:
+    loader, site = _Loader(call, shared), call.site
+    tiles = call.notation.tiles(plan.lengths)
+    title = call.operation.name
+    pending: tuple[Tile, Any] | None = None
+    with (
+        ThreadPoolExecutor(1, "dgpu-load") as loading,
+        Batches(title, plan.batches, progress) as bar,
+    ):
+        ahead: Future[list[Any]] | None = None
+        for tile, following in pairwise(chain(tiles, [None])):
+            assert tile is not None
+            arrays = loader.load(tile) if ahead is None else ahead.result()
+            started = site.start(_result(call, arrays, tile))
+            del arrays
+            if pending is not None:
+                sink.add(pending[0], list(site.blocks(pending[1])))
+                bar.advance()
+            pending = tile, started
+            ahead = None if following is None else loading.submit(loader.load, following)
+        if pending is not None:
+            sink.add(pending[0], list(site.blocks(pending[1])))
+    sink.finish()
+
+
+def _result(call: Call, arrays: Sequence[Any], tile: Tile) -> Any:
+    """Return the result of a batch as a Dask array, without the halos of its operands."""
+    result = call.template.call(call.operation.function, arrays)
+    trims = call.notation.trims(call.shape, tile)
+    return result if all(trim == slice(None) for trim in trims) else result[trims]
+
+
+class _Loader:
+    """Loads the operands of batches, and keeps those that the next batch reads too."""
+
+    def __init__(self, call: Call, shared: Shared) -> None:
+        self.call = call
+        self.shared = shared
+        self.last: dict[int, tuple[Any, Any]] = {}
+
+    def load(self, tile: Tile) -> list[Any]:
+        """Return the operands of a batch as Dask arrays."""
+        call = self.call
+        operands = call.operands
+        spans = [
+            call.notation.read_spans(at, each.shape, tile) for at, each in enumerate(operands)
+        ]
+        shapes = [tuple(hi - lo for lo, hi in each) for each in spans]
+        found = []
+        for at, chunks in enumerate(call.chunks(shapes)):
+            place = (id(operands[at].source), spans[at], chunks)
+            if self.last.get(at, (None,))[0] != place:
+                self.last.pop(at, None)
+                self.last[at] = place, self._load(at, place)
+            found.append(self.last[at][1])
+        return found
+
+    def _load(self, at: int, place: Any) -> Any:
+        operand, site = self.call.operands[at], self.call.site
+        _, spans, chunks = place
+
+        def load() -> Any:
+            return site.load(operand.read(spans), chunks)
+
+        is_whole = spans == tuple((0, size) for size in operand.shape)
+        return self.shared.get(place, operand.nbytes, load) if is_whole else load()

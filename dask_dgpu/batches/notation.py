@@ -1,0 +1,151 @@
+"""Calls in index notation: which axes of operands and result can be cut together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import ceil, prod
+from typing import Literal
+
+from graph_opt.model.layout import even_spans
+
+Span = tuple[int, int]
+Lengths = Mapping[int, int]
+"""The longest part of each label that is cut, or its whole length."""
+Tile = Mapping[int, Span]
+Combine = Literal["add", "mean", "max", "min"]
+
+
+@dataclass(frozen=True)
+class Halo:
+    """Elements that a part needs beyond its ends; of the other end if ``periodic``."""
+
+    depth: int
+    periodic: bool = False
+
+
+@dataclass(frozen=True)
+class Notation:
+    """A call as labels of axes, numbers, as in ``einsum``; ``None`` is an axis that stays whole.
+
+    The operation on parts of the operands gives the part of the result with the same labels.
+    Labels that the result lacks are contracted: results of their parts are combined.
+    """
+
+    inputs: tuple[tuple[int | None, ...], ...]
+    output: tuple[int | None, ...]
+    sizes: Mapping[int, int]
+    combine: Combine = "add"
+    halos: Mapping[int, Halo] = field(default_factory=dict)
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """All labels: those of the result in the order of its axes, then the contracted ones."""
+        found = dict.fromkeys(label for label in self.output if label is not None)
+        for axes in self.inputs:
+            found.update(dict.fromkeys(label for label in axes if label is not None))
+        return tuple(found)
+
+    @property
+    def contracted(self) -> tuple[int, ...]:
+        """The labels that the result lacks."""
+        return tuple(label for label in self.labels if label not in self.output)
+
+    def count(self, label: int, lengths: Lengths) -> int:
+        """Return the number of parts of a label."""
+        return max(1, ceil(self.sizes[label] / max(1, lengths[label])))
+
+    def order(self, lengths: Lengths) -> tuple[int, ...]:
+        """Return the labels that are cut, the outermost loop first.
+
+        Contracted labels are innermost, and the first axes of the result are inside of the later
+        ones: operands without them, such as a right factor, stay.
+        """
+        cut = [label for label in self.labels if self.count(label, lengths) > 1]
+        contracted = set(self.contracted)
+        kept = [label for label in cut if label not in contracted]
+        return (*reversed(kept), *(label for label in cut if label in contracted))
+
+    def batches(self, lengths: Lengths) -> int:
+        """Return the number of tiles."""
+        return prod(self.count(label, lengths) for label in self.order(lengths))
+
+    def tiles(self, lengths: Lengths) -> Iterator[Tile]:
+        """Yield the span of each label for each batch; all parts of a sum are consecutive."""
+        order = self.order(lengths)
+        whole = {label: (0, size) for label, size in self.sizes.items()}
+        spans = [even_spans(0, self.sizes[at], self.count(at, lengths)) for at in order]
+        for found in product(*spans):
+            yield whole | dict(zip(order, found, strict=True))
+
+    def loads(self, operand: int, lengths: Lengths) -> int:
+        """Return how often parts of an operand are read: each time one of its labels moves."""
+        order = self.order(lengths)
+        at = [place for place, label in enumerate(order) if label in self.inputs[operand]]
+        return prod(self.count(label, lengths) for label in order[: at[-1] + 1]) if at else 1
+
+    def is_cut(self, axes: Sequence[int | None], lengths: Lengths) -> bool:
+        """Whether one of the axes is cut."""
+        return any(label is not None and self.count(label, lengths) > 1 for label in axes)
+
+    def part_shape(
+        self, operand: int, shape: Sequence[int], lengths: Lengths
+    ) -> tuple[int, ...]:
+        """Return the largest shape of a part of an operand."""
+        return tuple(
+            self._longest(label, size, lengths, halos=True)
+            for label, size in zip(self.inputs[operand], shape, strict=True)
+        )
+
+    def result_part(self, shape: Sequence[int], lengths: Lengths) -> tuple[int, ...]:
+        """Return the largest shape of a part of the result."""
+        return tuple(
+            self._longest(label, size, lengths, halos=False)
+            for label, size in zip(self.output, shape, strict=True)
+        )
+
+    def longest(self, label: int, lengths: Lengths) -> int:
+        """Return the length of the longest part of a label."""
+        return ceil(self.sizes[label] / self.count(label, lengths))
+
+    def _longest(self, label: int | None, size: int, lengths: Lengths, halos: bool) -> int:
+        if label is None or self.count(label, lengths) == 1:
+            return size
+        halo = self.halos.get(label) if halos else None
+        return self.longest(label, lengths) + (2 * halo.depth if halo else 0)
+
+    def read_spans(self, operand: int, shape: Sequence[int], tile: Tile) -> tuple[Span, ...]:
+        """Return what a tile reads of an operand along each axis.
+
+        Spans of periodic axes may begin below 0 and end beyond the axis.
+        """
+        found = []
+        for label, size in zip(self.inputs[operand], shape, strict=True):
+            span = (0, size) if label is None else tile[label]
+            halo = None if label is None else self.halos.get(label)
+            if halo and span != (0, size):
+                lo, hi = span[0] - halo.depth, span[1] + halo.depth
+                span = (lo, hi) if halo.periodic else (max(lo, 0), min(hi, size))
+            found.append(span)
+        return tuple(found)
+
+    def trims(self, shape: Sequence[int], tile: Tile) -> tuple[slice, ...]:
+        """Return the part of a tile's result that is valid: without halos."""
+        found = []
+        for label, size in zip(self.output, shape, strict=True):
+            halo = None if label is None else self.halos.get(label)
+            if label is None or halo is None or tile[label] == (0, size):
+                found.append(slice(None))
+                continue
+            lo, hi = tile[label]
+            start = halo.depth if halo.periodic else min(halo.depth, lo)
+            found.append(slice(start, start + hi - lo))
+        return tuple(found)
+
+    def write_spans(self, shape: Sequence[int], tile: Tile) -> tuple[Span, ...]:
+        """Return where the result of a tile belongs."""
+        return tuple(
+            (0, size) if label is None else tile[label]
+            for label, size in zip(self.output, shape, strict=True)
+        )

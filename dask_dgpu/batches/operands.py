@@ -1,0 +1,180 @@
+"""Host arrays that calls read and write: NumPy, memory maps, zarr, HDF5, and Dask arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+from uuid import uuid4
+
+import dask.array as da
+import numpy as np
+from dask.array.core import Array
+
+from dask_dgpu.arguments import check_chunk_sizes, expected
+from dask_dgpu.batches.notation import Span
+from dask_dgpu.batches.rules import Shape, Slot
+from graph_opt.model.layout import is_bfloat16
+
+REFUSED = (np.ma.MaskedArray, np.matrix)
+"""Arrays whose parts, as plain arrays, mean something else."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array argument, as a source of its parts in the machine's byte order."""
+
+    name: str
+    source: Any
+    shape: Shape
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        """Shape and dtype."""
+        return f"{self.shape} {self.dtype}"
+
+    def lazy(self, chunks: tuple[tuple[int, ...], ...]) -> Array:
+        """Return the array as a Dask array whose tasks read one block each."""
+        return da.map_blocks(_read_block, chunks=chunks, dtype=self.dtype, operand=_Held(self))
+
+    def read(self, spans: Sequence[Span]) -> Any:
+        """Return a part, a NumPy array or a lazy Dask array.
+
+        Spans that go beyond an axis continue at its other end.
+        """
+        for axis, ((lo, hi), size) in enumerate(zip(spans, self.shape, strict=True)):
+            if lo < 0 or hi > size:
+                parts = [
+                    self.read([*spans[:axis], part, *spans[axis + 1 :]])
+                    for part in _wrapped(lo, hi, size)
+                ]
+                join = da.concatenate if isinstance(self.source, Array) else np.concatenate
+                return join(parts, axis=axis)
+        part = self.source[tuple(slice(lo, hi) for lo, hi in spans)]
+        if not isinstance(part, Array):
+            part = np.asarray(part)
+        return part if part.dtype == self.dtype else part.astype(self.dtype)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Hides an operand from Dask, which would copy or hash its array."""
+
+    operand: Operand
+
+    def __dask_tokenize__(self) -> str:
+        return uuid4().hex
+
+
+def _read_block(operand: _Held, block_info: Any = None) -> Any:
+    return operand.operand.read(block_info[None]["array-location"])
+
+
+def _wrapped(lo: int, hi: int, size: int) -> Iterator[Span]:
+    """Yield the pieces of a periodic span, each within the axis."""
+    while lo < hi:
+        start = lo % size
+        stop = min(size, start + hi - lo)
+        yield start, stop
+        lo += stop - start
+
+
+def is_operand(value: Any) -> bool:
+    """Whether an argument is an array with axes."""
+    shape = getattr(value, "shape", None)
+    return isinstance(shape, tuple) and len(shape) > 0 and hasattr(value, "dtype")
+
+
+def operand(name: str, value: Any) -> Operand:
+    """Return an array argument; raise for arrays that parts would change."""
+    what = "a NumPy, zarr, HDF5 or Dask array"
+    if isinstance(value, REFUSED) or hasattr(value, "__cuda_array_interface__"):
+        expected(name, what, value, TypeError)
+    dtype = np.dtype(value.dtype)
+    if dtype.kind not in "biufcmM" and not is_bfloat16(dtype):
+        raise TypeError(f"expected {name} to be of numbers, got {dtype}")
+    if isinstance(value, Array):
+        check_chunk_sizes(name, value)
+        if not isinstance(value._meta, np.ndarray) or isinstance(value._meta, REFUSED):
+            from dask_dgpu.arguments import check_container
+
+            check_container(name, value)
+    shape = tuple(int(size) for size in value.shape)
+    return Operand(name, value, shape, dtype.newbyteorder("="))
+
+
+@dataclass(frozen=True)
+class Template:
+    """The arguments of a call, with a :class:`Slot` for each array."""
+
+    args: tuple[Any, ...]
+    options: Mapping[str, Any]
+    operands: tuple[Operand, ...]
+
+    @classmethod
+    def of(
+        cls,
+        args: Sequence[Any],
+        options: Mapping[str, Any],
+        make: Callable[[str, Any], Operand | None],
+    ) -> Template:
+        """Return the template; ``make`` returns an operand for arguments that are one."""
+        operands: list[Operand] = []
+
+        def slot(name: str, value: Any) -> Any:
+            found = make(name, value)
+            if found is None:
+                return value
+            operands.append(found)
+            return Slot(len(operands) - 1)
+
+        positional = tuple(slot(f"arrays[{at}]", value) for at, value in enumerate(args))
+        named = {name: slot(name, value) for name, value in options.items()}
+        return cls(positional, named, tuple(operands))
+
+    def call(self, function: Callable[..., Any], arrays: Sequence[Any]) -> Any:
+        """Call a function with these arrays in place of the operands."""
+
+        def filled(value: Any) -> Any:
+            return arrays[value.at] if isinstance(value, Slot) else value
+
+        options = {name: filled(value) for name, value in self.options.items()}
+        return function(*map(filled, self.args), **options)
+
+
+def check_out(out: Any, shape: Shape, dtype: np.dtype[Any], operands: Sequence[Operand]) -> None:
+    """Raise unless a result can be written to ``out`` while operands are read."""
+    if isinstance(out, (Array, *REFUSED)) or not is_writable(out):
+        expected("out", "a writable NumPy, zarr or HDF5 array", out, TypeError)
+    if tuple(out.shape) != shape:
+        raise ValueError(f"expected out of shape {shape}, got {tuple(out.shape)}")
+    if not np.can_cast(dtype, out.dtype, "same_kind"):
+        raise TypeError(f"expected out of a dtype that can hold {dtype}, got {out.dtype}")
+    flags = getattr(out, "flags", None)
+    if getattr(flags, "writeable", True) is False or getattr(out, "read_only", False):
+        raise ValueError("expected out to be writable, got a read-only array")
+    for each in operands:
+        if _share(out, each.source):
+            raise ValueError(f"expected out not to share memory with {each.name}, got an overlap")
+
+
+def is_writable(out: Any) -> bool:
+    """Whether an object has the shape, dtype and assignments of an array."""
+    return all(hasattr(out, name) for name in ("shape", "dtype", "__setitem__"))
+
+
+def _share(out: Any, source: Any) -> bool:
+    """Whether two host arrays may have elements in common."""
+    if out is source:
+        return True
+    if isinstance(out, np.ndarray) and isinstance(source, np.ndarray):
+        files = [getattr(each, "filename", None) for each in (out, source)]
+        return np.may_share_memory(out, source) or (files[0] is not None and files[0] == files[1])
+    places = [getattr(each, "store_path", None) for each in (out, source)]
+    return places[0] is not None and places[0] == places[1]

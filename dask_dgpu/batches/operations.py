@@ -1,0 +1,131 @@
+"""The operations that go in batches, by name and by function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import dask.array as da
+import numpy as np
+
+from dask_dgpu.arguments import expected, unknown
+from dask_dgpu.array import fft as transforms
+from dask_dgpu.array import reductions
+from dask_dgpu.array.conv2d import conv2d
+from dask_dgpu.array.einsum import einsum
+from dask_dgpu.array.fft.call import DASKS_OWN
+from dask_dgpu.array.functions import gelu
+from dask_dgpu.array.matmul import matmul
+from dask_dgpu.array.stencil import stencil
+from dask_dgpu.batches import rules
+from dask_dgpu.batches.operands import Template
+from dask_dgpu.batches.rules import Rule
+
+Function = Callable[..., Any]
+
+NUMPYS_TRANSFORMS = tuple(DASKS_OWN)
+SCIPYS_TRANSFORMS = [
+    f"{way}{kind}{n}" for way in ("", "i") for kind in ("dct", "dst") for n in ("", "n")
+]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A function of Dask arrays, and the rule that says how calls can be cut.
+
+    ``is_product`` is whether a device computes one large block best, and ranks rectangles of the
+    result. Parameters named in ``plain`` are no operands, even if they are arrays.
+    ``temporaries`` are arrays as large as a block of the result that its computation needs, by
+    default one for each layer of Dask's graph.
+    """
+
+    name: str
+    function: Function
+    rule: Rule | None = None
+    is_product: bool = False
+    plain: frozenset[str] = frozenset()
+    temporaries: int | None = None
+
+    def bind(self, template: Template) -> dict[str, Any]:
+        """Return the arguments by name, those of ufuncs by number."""
+        args, options = template.args, template.options
+        if isinstance(self.function, np.ufunc):
+            return {str(at): value for at, value in enumerate(args)} | dict(options)
+        try:
+            bound = inspect.signature(self.function).bind(*args, **options)
+        except TypeError as error:
+            raise TypeError(f"expected the arguments of {self.name}: {error}") from None
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+
+def resolve(op: Any) -> Operation:
+    """Return the operation of a name or a function; raise for anything else."""
+    if isinstance(op, str):
+        if op in _named():
+            return _named()[op]
+        ufunc = getattr(np, op, None)
+        if isinstance(ufunc, np.ufunc):
+            return _elementwise(op, ufunc)
+        raise ValueError(unknown("op", op, sorted(_named())))
+    if not callable(op):
+        expected("op", "the name of an operation or a function", op, TypeError)
+    name = str(getattr(op, "__name__", type(op).__name__))
+    if isinstance(op, np.ufunc):
+        return _elementwise(name, op)
+    try:
+        return _known().get(op) or Operation(name, op)
+    except TypeError:  # objects that cannot be hashed
+        return Operation(name, op)
+
+
+def _elementwise(name: str, ufunc: np.ufunc) -> Operation:
+    single = ufunc.nout == 1 and ufunc.signature is None
+    if name == "matmul":
+        return _named()[name]
+    return Operation(name, ufunc, rules.elementwise if single else None, temporaries=1)
+
+
+@cache
+def _named() -> dict[str, Operation]:
+    product = {"is_product": True, "temporaries": 0}
+    found = [
+        Operation("matmul", matmul, rules.matmul, **product),
+        Operation("dot", da.dot, rules.dot, **product),
+        Operation("tensordot", da.tensordot, rules.tensordot, **product),
+        Operation("einsum", einsum, rules.einsum, **product),
+        Operation("conv2d", conv2d, rules.conv2d),
+        Operation("stencil", stencil, rules.stencil, plain=frozenset({"kernel"})),
+        Operation("gelu", gelu, rules.elementwise),
+        Operation("sum", reductions.sum, rules.reduction("add")),
+        Operation("mean", reductions.mean, rules.reduction("mean")),
+        Operation("max", reductions.max, rules.reduction("max")),
+        Operation("min", reductions.min, rules.reduction("min")),
+        *(
+            Operation(name, getattr(transforms, name), rules.transform, temporaries=2)
+            for name in (*NUMPYS_TRANSFORMS, *SCIPYS_TRANSFORMS)
+        ),
+    ]
+    return {each.name: each for each in found}
+
+
+@cache
+def _known() -> dict[Any, Operation]:
+    """Return the operations by the functions of this package, Dask and NumPy."""
+    named = _named()
+    found: dict[Any, Operation] = {each.function: each for each in named.values()}
+    for name in ("matmul", "dot", "tensordot", "einsum"):
+        found |= {getattr(np, name): named[name], getattr(da, name): named[name]}
+    for name, function in DASKS_OWN.items():
+        found |= {getattr(np.fft, name): named[name], function: named[name]}
+    for name in ("sum", "mean", "max", "min"):
+        by_dask = Operation(name, getattr(da, name), named[name].rule)
+        found |= {getattr(np, name): by_dask, getattr(da, name): by_dask}
+    for name, function in vars(da).items():
+        ufunc = getattr(np, name, None)
+        if isinstance(ufunc, np.ufunc) and isinstance(function, type(da.exp)):
+            found[function] = _elementwise(name, ufunc)
+    return found

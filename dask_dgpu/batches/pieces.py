@@ -1,0 +1,62 @@
+"""Chunks of the operands of a batch, one or more for each rank and thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, prod
+
+from dask_dgpu.batches.notation import Notation
+from dask_dgpu.batches.operations import Operation
+from dask_dgpu.batches.rules import Shape
+from dask_dgpu.batches.sites import Chunks, Site
+from graph_opt.model.layout import even_spans
+
+PIECE = 4 << 20
+"""Bytes of a block in this process: a thread's temporaries stay in the cache."""
+MOST_PIECES = 64
+"""Most blocks of a batch in this process."""
+
+
+def pieces(
+    operation: Operation, notation: Notation, shapes: Sequence[Shape], itemsize: int, site: Site
+) -> tuple[Chunks, ...]:
+    """Return the chunks of parts of these ``shapes``, one of each operand.
+
+    Operands with a label in common have equal chunks along it. Of the others each rank of a
+    cluster gets an even share.
+    """
+    counts = _counts(operation, notation, shapes, itemsize, site)
+    found = []
+    for axes, shape in zip(notation.inputs, shapes, strict=True):
+        each = [counts.get(label, 1) if label is not None else 1 for label in axes]
+        if max(each, default=1) == 1 and not any(label in counts for label in axes):
+            each[:1] = [site.ranks]
+        found.append(tuple(_even(size, parts) for size, parts in zip(shape, each, strict=True)))
+    return tuple(found)
+
+
+def _counts(
+    operation: Operation, notation: Notation, shapes: Sequence[Shape], itemsize: int, site: Site
+) -> dict[int, int]:
+    """Return the number of chunks for labels that have several."""
+    sizes = {
+        label: size
+        for axes, shape in zip(notation.inputs, shapes, strict=True)
+        for label, size in zip(axes, shape, strict=True)
+        if label is not None
+    }
+    if operation.is_product:
+        stacks = notation.output[:-2]
+        return {label: site.ranks for label in sizes if label not in stacks}
+    if not sizes:
+        return {}
+    longest = max(sizes, key=lambda label: sizes[label])
+    if site.ranks > 1:
+        return {longest: site.ranks}
+    nbytes = max(map(prod, shapes)) * itemsize
+    return {longest: min(MOST_PIECES, ceil(nbytes / PIECE))}
+
+
+def _even(size: int, parts: int) -> tuple[int, ...]:
+    spans = even_spans(0, size, max(1, min(parts, size)))
+    return tuple(hi - lo for lo, hi in spans)

@@ -1,0 +1,114 @@
+"""From a call to its plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isinf
+
+from dask.array.core import Array
+from dask.core import flatten
+from dask.utils import format_bytes
+
+from dask_dgpu.batches.call import Call
+from dask_dgpu.batches.choose import choose
+from dask_dgpu.batches.notation import Lengths
+from dask_dgpu.batches.plan import Plan
+from dask_dgpu.batches.sites import Site
+from graph_opt.model.cost import pipelined
+
+
+BATCH_SECONDS = 5e-3
+"""Cost of a batch besides its work: its graph, and its tasks."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The seconds of a batch, and the bytes that the busiest rank receives in gangs."""
+
+    seconds: float | None
+    moved_bytes: int
+
+
+def plan_call(call: Call, room: float) -> Plan:
+    """Plan a call within ``room`` bytes of each device."""
+    rate = transfer_rate(call.site)
+
+    def seconds(lengths: Lengths) -> float:
+        return call.traffic(lengths) / rate + call.notation.batches(lengths) * BATCH_SECONDS
+
+    lengths = choose(call.notation, call.peak, seconds, room)
+    if lengths is None:
+        least = dict.fromkeys(call.notation.sizes, 1)
+        return _plan(call, least, room, feasible=False)
+    return _plan(call, lengths, room, feasible=True)
+
+
+def _plan(call: Call, lengths: Lengths, room: float, *, feasible: bool) -> Plan:
+    site, notation = call.site, call.notation
+    batches = notation.batches(lengths) if feasible else 0
+    cuts = call.names(lengths)
+    predicted = predict(site, call.graph(lengths)) if feasible else Prediction(None, 0)
+    host_bytes = call.traffic(lengths) if feasible else 0
+    output = [label for label in notation.labels if notation.sizes[label] > 1]
+    whole = notation.sizes[output[0]] if output else 1
+    return Plan(
+        title=call.title,
+        feasible=feasible,
+        batches=batches,
+        rows=next(iter(cuts.values()), whole),
+        cuts=cuts,
+        devices=site.ranks,
+        room=None if isinf(room) else int(room),
+        parts=call.parts(lengths),
+        host_bytes=host_bytes,
+        rank_bytes=predicted.moved_bytes * batches,
+        seconds=seconds_of(site, predicted.seconds, host_bytes, batches),
+        advice="" if feasible else advice(call, call.peak(lengths), room),
+        lengths=lengths,
+    )
+
+
+def predict(site: Site, result: Array) -> Prediction:
+    """Predict a graph as the optimizer will run it; unknown after an error."""
+    optimizer, keys = site.optimizer, list(flatten(result.__dask_keys__()))
+    try:
+        rewriting = optimizer.rewrite(result.dask, keys)
+        ours, plain = optimizer.totals(result.dask, keys, rewriting)
+    except Exception:
+        if optimizer.settings.on_error == "raise":
+            raise
+        return Prediction(None, 0)
+    if not site.is_enabled:
+        return Prediction(plain, 0)
+    return Prediction(ours, sum(each.moved_bytes for _, each in rewriting.regions))
+
+
+def advice(call: Call, least: int, room: float) -> str:
+    """Return what to change for a call whose smallest batch needs ``least`` bytes."""
+    settings = call.site.optimizer.settings
+    changes = []
+    if settings.memory_cap is not None and least > settings.memory_cap:
+        changes.append(f"set dgpu.memory.cap to at least {format_bytes(least)}")
+    if room < least and (settings.memory_cap is None or room < settings.memory_cap):
+        needed = int(least / (1 - settings.safety_margin)) + 1
+        changes.append(f"set dgpu.memory.limit to at least {format_bytes(needed)}")
+    if not call.site.in_process:
+        changes.append("use more workers")
+    used = format_bytes(int(room))
+    needs = f"its smallest batch needs {format_bytes(least)} on each device and {used} may be used"
+    return f"{needs}; {' or '.join(changes)}"
+
+
+def seconds_of(site: Site, batch: float | None, host_bytes: int, batches: int) -> float | None:
+    """Predict all batches, each computed while the next is transferred."""
+    if batch is None:
+        return None
+    count = max(1, batches)
+    compute, transfer = (batch + BATCH_SECONDS) * count, host_bytes / transfer_rate(site)
+    return pipelined(compute, transfer, transfer / count, count)
+
+
+def transfer_rate(site: Site) -> float:
+    """Return the bytes per second between host arrays and devices."""
+    machine = site.optimizer.facts.machine
+    return machine.memory_bandwidth if site.in_process else machine.dask_rate

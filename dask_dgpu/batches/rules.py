@@ -1,0 +1,215 @@
+"""For each kind of operation the index notation of a call, from shapes and arguments.
+
+A rule returns ``None`` if no axis can be cut without changing the operation. Rules trust their
+arguments: the operation itself has checked them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.array.einsum.parse import arguments as einsum_arguments
+from dask_dgpu.array.einsum.parse import parse
+from dask_dgpu.array.stencil import taps_of
+from dask_dgpu.batches.notation import Combine, Halo, Notation
+
+Shape = tuple[int, ...]
+Axes = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a call by name, and the shapes of its arrays and of its result.
+
+    ``values`` has for each parameter the position of an array in ``shapes`` as a :class:`Slot`,
+    or a plain value.
+    """
+
+    shapes: tuple[Shape, ...]
+    values: Mapping[str, Any]
+    result: Shape
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of an array operand in a call."""
+
+    at: int
+
+
+Rule = Callable[[Arguments], Notation | None]
+
+
+def elementwise(call: Arguments) -> Notation | None:
+    """Every axis can be cut; axes of length one are broadcast."""
+    ndim = len(call.result)
+    output = tuple(range(ndim))
+    inputs = tuple(
+        tuple(
+            label if size == call.result[label] else None
+            for label, size in zip(output[ndim - len(shape) :], shape, strict=True)
+        )
+        for shape in call.shapes
+    )
+    return _notation(inputs, output, call)
+
+
+def matmul(call: Arguments) -> Notation | None:
+    """Rows, columns, stacks, and the contraction."""
+    left, right = call.shapes
+    inner = len(call.result)
+    rows, columns = inner - 2 + (len(right) == 1), inner - 1
+    stack = len(call.result) - (len(left) > 1) - (len(right) > 1)
+    first = (*_stacked(left[:-2], stack), *((rows, inner) if len(left) > 1 else (inner,)))
+    second = (*_stacked(right[:-2], stack), *((inner, columns) if len(right) > 1 else (inner,)))
+    first = _whole_if_broadcast(first, left, call.result, stack)
+    second = _whole_if_broadcast(second, right, call.result, stack)
+    return _notation((first, second), tuple(range(inner)), call)
+
+
+def dot(call: Arguments) -> Notation | None:
+    """As ``numpy.dot``: the last axis of the first, the last but one of the second."""
+    left, right = call.shapes
+    if not left or not right:
+        return elementwise(call)
+    return _contraction(call, (len(left) - 1,), (max(0, len(right) - 2),))
+
+
+def tensordot(call: Arguments) -> Notation | None:
+    """The axes of ``axes`` are contracted, the others follow each other in the result."""
+    left, right = call.shapes
+    axes = call.values.get("axes", 2)
+    if isinstance(axes, int | np.integer):
+        pairs = tuple(range(len(left) - int(axes), len(left))), tuple(range(int(axes)))
+    else:
+        first, second = (np.atleast_1d(np.asarray(each, int)).tolist() for each in axes)
+        pairs = tuple(at % len(left) for at in first), tuple(at % len(right) for at in second)
+    return _contraction(call, *pairs)
+
+
+def einsum(call: Arguments) -> Notation | None:
+    """The subscripts themselves."""
+    operands = [_shape_of(each, call) for each in call.values["operands"]]
+    text, shapes = einsum_arguments(call.values["subscripts"], operands)
+    if len(shapes) != len(call.shapes):
+        return None
+    subscripts = parse(text, [tuple(shape) for shape in shapes])
+    numbers = {letter: at for at, letter in enumerate(subscripts.sizes)}
+    inputs = tuple(
+        tuple(
+            numbers[letter] if size == subscripts.sizes[letter] else None
+            for letter, size in zip(term, shape, strict=True)
+        )
+        for term, shape in zip(subscripts.inputs, shapes, strict=True)
+    )
+    return _notation(inputs, tuple(numbers[letter] for letter in subscripts.output), call)
+
+
+def transform(call: Arguments) -> Notation | None:
+    """All axes that are not transformed."""
+    (shape,) = call.shapes
+    ndim = len(shape)
+    values = call.values
+    if "axis" in values:
+        axes: Sequence[int] | None = (values["axis"],)
+    else:
+        axes = values.get("axes")
+        s = values.get("s")
+        if axes is None:
+            axes = range(ndim) if s is None else range(ndim - len(s), ndim)
+    transformed = {int(axis) % ndim for axis in axes}
+    labels = tuple(None if axis in transformed else axis for axis in range(ndim))
+    return _notation((labels,), labels, call)
+
+
+def reduction(combine: Combine) -> Rule:
+    """Return the rule of a reduction: kept axes, and reduced ones with partial results."""
+
+    def rule(call: Arguments) -> Notation | None:
+        (shape,) = call.shapes
+        values = call.values
+        if values.get("method") == "reproducible" or prod(shape) == 0:
+            return None  # other parts would give other bits
+        axis = values.get("axis")
+        each = range(len(shape)) if axis is None else np.atleast_1d(np.asarray(axis, int)).tolist()
+        reduced = {at % len(shape) for at in each}
+        labels: Axes = tuple(range(len(shape)))
+        output: Axes = tuple(label for label in labels if label not in reduced)
+        if values.get("keepdims"):
+            output = tuple(None if label in reduced else label for label in labels)
+        return _notation((labels,), output, call, combine=combine)
+
+    return rule
+
+
+def conv2d(call: Arguments) -> Notation | None:
+    """Images, and without groups the output channels."""
+    grouped = int(call.values.get("groups", 1)) != 1
+    image, channel = 0, None if grouped else 1
+    inputs: list[Axes] = [(image, None, None, None), (channel, None, None, None), (channel,)]
+    return _notation(tuple(inputs[: len(call.shapes)]), (image, channel, None, None), call)
+
+
+def stencil(call: Arguments) -> Notation | None:
+    """Every axis, with as many elements beyond as all iterations reach."""
+    if len(call.shapes) != 1:
+        return None
+    (shape,) = call.shapes
+    from dask_dgpu.array.stencil import LAPLACIAN_5PT
+
+    taps = taps_of(call.values.get("kernel", LAPLACIAN_5PT), shape)
+    boundary = call.values.get("boundary", "zero")
+    each = (boundary,) * len(shape) if np.ndim(boundary) == 0 else tuple(boundary)
+    iterations = int(call.values.get("iterations", 1))
+    halos = {
+        axis: Halo(radius * iterations, isinstance(kind, str) and kind == "periodic")
+        for axis, (radius, kind) in enumerate(zip(taps.radius, each, strict=True))
+        if radius * iterations
+    }
+    labels = tuple(range(len(shape)))
+    return _notation((labels,), labels, call, halos=halos)
+
+
+def _notation(
+    inputs: tuple[Axes, ...],
+    output: Axes,
+    call: Arguments,
+    *,
+    combine: Combine = "add",
+    halos: Mapping[int, Halo] | None = None,
+) -> Notation:
+    sizes: dict[int, int] = {}
+    for axes, shape in zip((*inputs, output), (*call.shapes, call.result), strict=True):
+        sizes.update({label: n for label, n in zip(axes, shape, strict=True) if label is not None})
+    return Notation(inputs, output, sizes, combine, halos or {})
+
+
+def _contraction(call: Arguments, first: Shape, second: Shape) -> Notation:
+    left, right = (len(shape) for shape in call.shapes)
+    inner = {axis: len(call.result) + at for at, axis in enumerate(first)}
+    other = {axis: len(call.result) + at for at, axis in enumerate(second)}
+    free = iter(range(len(call.result)))
+    a = tuple(inner[axis] if axis in inner else next(free) for axis in range(left))
+    b = tuple(other[axis] if axis in other else next(free) for axis in range(right))
+    return _notation((a, b), tuple(range(len(call.result))), call)
+
+
+def _stacked(stacks: Shape, ndim: int) -> Axes:
+    return tuple(range(ndim - len(stacks), ndim))
+
+
+def _whole_if_broadcast(axes: Axes, shape: Shape, result: Shape, stack: int) -> Axes:
+    """Return the axes, without labels for those of stacks that are broadcast."""
+    return tuple(
+        None if at is not None and at < stack and size != result[at] else at
+        for at, size in zip(axes, shape, strict=True)
+    )
+
+
+def _shape_of(value: Any, call: Arguments) -> Any:
+    return call.shapes[value.at] if isinstance(value, Slot) else value

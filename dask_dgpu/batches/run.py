@@ -1,0 +1,254 @@
+"""Host arrays in, host arrays out: ``run``, ``run_many`` and ``plan``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import dask.array as da
+import numpy as np
+
+from dask_dgpu.arguments import check_flag, expected, integers
+from dask_dgpu.batches.call import Call
+from dask_dgpu.batches.execute import execute
+from dask_dgpu.batches.operands import Operand, Template, check_out, is_operand, operand
+from dask_dgpu.batches.operations import Operation, resolve
+from dask_dgpu.batches.plan import Plan
+from dask_dgpu.batches.planning import plan_call
+from dask_dgpu.batches.shared import Shared
+from dask_dgpu.batches.sites import Site, site_of
+from dask_dgpu.batches.whole import Whole
+from dask_dgpu.errors import DgpuError
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+def run(
+    op: Any,
+    *arrays: Any,
+    out: Any = None,
+    client: Client | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> Any:
+    """Compute a function of host arrays of any size, in as many batches as the memory needs.
+
+    Parameters
+    ----------
+    op : str or callable
+        The name of an operation: ``"matmul"``, ``"dot"``, ``"tensordot"``, ``"einsum"``,
+        ``"conv2d"``, ``"stencil"``, ``"sum"``, ``"mean"``, ``"max"``, ``"min"``, ``"gelu"``, a
+        transform (``"fft2"``, ``"dctn"``) or a ufunc of NumPy (``"exp"``, ``"add"``). Or such a
+        function of dask_dgpu, Dask or NumPy, or any function of Dask arrays that returns one.
+    *arrays : array_like or other arguments
+        NumPy arrays, memory maps, datasets of zarr or HDF5 (anything with ``shape``, ``dtype`` and
+        slices), or Dask arrays. Other arguments are passed on, as the subscripts of ``einsum``.
+    out : array, optional
+        NumPy array, memory map, zarr or HDF5 dataset for the result, of its shape. It shares no
+        memory with ``arrays``.
+    client : distributed.Client, optional
+        The cluster; by default the current client's. Without a client, threads of this process
+        compute.
+    progress : bool, optional
+        Whether to draw a bar, on the standard error, if it takes over two seconds.
+    **options
+        Arguments of the operation: ``axis=0``, ``stride=2``.
+
+    Returns
+    -------
+    array or scalar
+        ``out``, or a new NumPy array, of the machine's byte order. A result without axes is a
+        scalar.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown, shapes do not match, or ``out`` has another shape, cannot be written,
+        or shares memory with an operand; and as the operation does.
+    TypeError
+        If an argument has another type than described, or is a masked or a device array, or the
+        function returns no single array.
+    DgpuError
+        If not even the smallest batch fits.
+
+    See Also
+    --------
+    plan : The batches, bytes and time, before anything runs.
+    run_many : Several calls of one operation.
+
+    Notes
+    -----
+    It follows :func:`plan`. Batches are parts of the operands: rows of the first operand of a
+    product, and columns of the second or parts of the contraction if that transfers fewer bytes;
+    axes of a transform that are not transformed; parts of any axis of elementwise work. An
+    operand that is not cut is sent once. While a batch is computed, the next one is loaded and
+    the last one is written. Elementwise work has the same bits for any number of batches;
+    contractions and sums that are cut differ by rounding.
+
+    If a batch fails, ``out`` has the results of the batches before it, and keeps its other
+    elements. The error has a note with the number of parts that were written. Functions without a
+    name in this list run as one Dask graph; then any blocks may have been written.
+
+    A Dask array is computed part by part. Work that parts share, such as a sum before them, is
+    done again for each: persist such an array first.
+
+    Examples
+    --------
+    >>> import numpy as np, dask_dgpu as dgpu
+    >>> x = np.arange(6.0).reshape(2, 3)
+    >>> dgpu.run("matmul", x, x.T)
+    array([[ 5., 14.],
+           [14., 50.]])
+    """
+    check_flag("progress", progress)
+    operation = resolve(op)
+    template = template_of(operation, arrays, options, operand_or_none)
+    with _site(client) as site:
+        return compute(operation, template, site, site.room, out, Shared(), bool(progress))
+
+
+def plan(
+    op: Any,
+    *arrays: Any,
+    dtype: Any = "float64",
+    client: Client | None = None,
+    **options: Any,
+) -> Plan:
+    """Plan a call of :func:`run`: whether it fits, its batches, its bytes and its time.
+
+    Parameters
+    ----------
+    op : str or callable
+        As for :func:`run`. A function that is not known by name is called, to build its graph.
+    *arrays : array_like, tuple of int or other arguments
+        Arrays as for :func:`run`, or their shapes.
+    dtype : dtype, optional
+        The dtype of arrays that are given by their shapes.
+    client : distributed.Client, optional
+        The cluster; by default the current client's, or this process.
+    **options
+        Arguments of the operation.
+
+    Returns
+    -------
+    Plan
+        Prints and displays as a table, and has ``to_dict``.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`run`.
+
+    See Also
+    --------
+    run : Follows the plan.
+    explain : The plan of a Dask graph.
+
+    Notes
+    -----
+    The bytes of a device are shares of equal size. ``dgpu.memory.limit``,
+    ``dgpu.memory.safety-margin`` and ``dgpu.memory.cap`` say how many may be used, those of
+    :func:`enable` if it was called. Without a limit and a cluster it is the available memory.
+
+    Examples
+    --------
+    >>> import dask, dask_dgpu as dgpu
+    >>> with dask.config.set({"dgpu.memory.limit": "1 GiB"}):
+    ...     found = dgpu.plan("matmul", (20_000, 8192), (8192, 4096))
+    >>> found.batches, found.rows
+    (8, 2500)
+    """
+    operation = resolve(op)
+    kind = np.dtype(dtype)
+
+    def make(name: str, value: Any) -> Operand | None:
+        is_shape = isinstance(value, tuple | list) and name.startswith("arrays")
+        if is_shape and all(isinstance(size, int | np.integer) for size in value) and value:
+            shape = integers(name, value)
+            return operand(name, da.zeros(shape, dtype=kind))
+        return operand_or_none(name, value)
+
+    template = template_of(operation, arrays, options, make)
+    with _site(client) as site:
+        room = site.room
+        call = Call.of(operation, template, site)
+        if call is None:
+            return Whole.of(operation, template, site, room).plan(room)
+        return plan_call(call, room)
+
+
+def compute(
+    operation: Operation,
+    template: Template,
+    site: Site,
+    room: float,
+    out: Any,
+    shared: Shared,
+    progress: bool,
+) -> Any:
+    """Plan a call within ``room`` bytes of each device, and compute it."""
+    call = Call.of(operation, template, site)
+    if call is None:
+        return _compute_whole(Whole.of(operation, template, site, room), room, out, progress)
+    found = plan_call(call, room)
+    if not found.feasible:
+        raise DgpuError(f"{found.title} does not fit: {found.advice}")
+    result = _target(out, call.shape, call.dtype, template)
+    execute(call, found, result, shared, progress=progress)
+    return _given_back(result, out)
+
+
+def template_of(
+    operation: Operation, args: Sequence[Any], options: Mapping[str, Any], make: Any
+) -> Template:
+    """Return the arguments of a call, with slots for arrays."""
+    plain: set[str] = set(operation.plain)
+    if plain:
+        names = list(inspect.signature(operation.function).parameters)
+        plain |= {f"arrays[{at}]" for at, name in enumerate(names) if name in plain}
+    template = Template.of(
+        args, options, lambda name, value: None if name in plain else make(name, value)
+    )
+    if not template.operands:
+        expected("arrays", "at least one array", tuple(args), TypeError)
+    return template
+
+
+def operand_or_none(name: str, value: Any) -> Operand | None:
+    """Return an operand for an array with axes, ``None`` for other arguments."""
+    return operand(name, value) if is_operand(value) else None
+
+
+def _compute_whole(whole: Whole, room: float, out: Any, progress: bool) -> Any:
+    if not whole.is_lazy:
+        values = whole.compute()
+        result = _target(out, values.shape, values.dtype, whole.template)
+        result[...] = values
+        return _given_back(result, out)
+    found = whole.result
+    result = _target(out, found.shape, found.dtype, whole.template)
+    whole.store(result, whole.plan(room), progress=progress)
+    return _given_back(result, out)
+
+
+def _target(out: Any, shape: tuple[int, ...], dtype: Any, template: Template) -> Any:
+    if out is None:
+        return np.empty(shape, dtype)
+    check_out(out, shape, np.dtype(dtype), template.operands)
+    return out
+
+
+def _given_back(result: Any, out: Any) -> Any:
+    return result[()] if out is None and not result.shape else result
+
+
+@contextmanager
+def _site(client: Client | None) -> Iterator[Site]:
+    site = site_of(client)
+    try:
+        yield site
+    finally:
+        site.close()

@@ -1,0 +1,212 @@
+"""Where batches are computed: in this process, or on the workers of a client."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Any, Protocol
+from uuid import uuid4
+
+import dask
+import dask.array as da
+import psutil
+from dask.array.core import Array
+from dask.highlevelgraph import HighLevelGraph
+from dask.system import CPU_COUNT
+
+from dask_dgpu.arguments import check_client
+from dask_dgpu.environment.facts import ALONE, current_client, gather
+from dask_dgpu.environment.settings import read
+from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.planner.predict import present_on
+from graph_opt.model.layout import cuts_of, dealt
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+Chunks = tuple[tuple[int, ...], ...]
+Region = tuple[slice, ...]
+
+
+class Site(Protocol):
+    """Computes Dask arrays, and holds their operands meanwhile."""
+
+    optimizer: GraphOptimizer
+    in_process: bool
+    is_enabled: bool
+
+    @property
+    def ranks(self) -> int:
+        """Devices that share the blocks of a batch."""
+
+    @property
+    def threads(self) -> int:
+        """Blocks that one device computes at a time."""
+
+    @property
+    def room(self) -> float:
+        """Bytes of a device for blocks."""
+
+    def load(self, part: Any, chunks: Chunks) -> Array:
+        """Send a part of an operand to the devices; return it as a Dask array."""
+
+    def start(self, result: Array) -> Any:
+        """Begin to compute an array; return a handle."""
+
+    def blocks(self, handle: Any) -> Iterator[tuple[Region, Any]]:
+        """Yield the blocks of an array as host arrays, with their places; raise its error."""
+
+    def store(self, result: Array, out: Any) -> None:
+        """Compute an array and write its blocks, one by one, with ``out[region] = block``."""
+
+    def close(self) -> None:
+        """Give up what has not been computed."""
+
+
+def site_of(client: Client | None) -> Site:
+    """Return the site of a client, by default of the current one, or this process."""
+    client = current_client() if client is None else client
+    if client is None:
+        return Here(*_optimizer(None))
+    check_client("client", client)
+    return Cluster(client, *_optimizer(client))
+
+
+def _optimizer(client: Client | None) -> tuple[GraphOptimizer, bool]:
+    """Return the optimizer for a site, and whether it is enabled; else it is only for plans."""
+    enabled = dask.config.get("array_optimize", None)
+    scheduler = None if client is None else client.scheduler_info(n_workers=0)["id"]
+    if isinstance(enabled, GraphOptimizer) and enabled.facts.scheduler == scheduler:
+        return enabled.calibrated(client), True
+    settings = read()
+    facts = ALONE if client is None else gather(client, settings)
+    return GraphOptimizer(settings, facts), False
+
+
+@dataclass
+class Here:
+    """This process: operands are views of host arrays, and threads compute."""
+
+    optimizer: GraphOptimizer
+    is_enabled: bool
+    in_process: bool = True
+    ranks: int = 1
+    threads: int = CPU_COUNT
+    _computing: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, "dgpu-compute"), repr=False
+    )
+
+    @property
+    def room(self) -> float:
+        """Bytes of the settings, or the memory that is available."""
+        facts = replace(ALONE, device_memory=int(psutil.virtual_memory().available))
+        room = replace(self.optimizer, facts=facts).room((), present_on(None))
+        return float("inf") if room is None else room
+
+    def load(self, part: Any, chunks: Chunks) -> Array:
+        """Return a view."""
+        if isinstance(part, Array):
+            return part.rechunk(chunks)
+        return da.from_array(part, chunks=chunks, name=False)
+
+    def start(self, result: Array) -> Future[Array]:
+        """Begin to compute in a thread."""
+        return self._computing.submit(result.persist, scheduler="threads")
+
+    def blocks(self, handle: Future[Array]) -> Iterator[tuple[Region, Any]]:
+        """Wait for the array, and yield its blocks."""
+        found = handle.result()
+        graph = dict(found.dask)
+        for index, region in regions(found.chunks):
+            yield region, on_host(graph[(found.name, *index)])
+
+    def store(self, result: Array, out: Any) -> None:
+        """Compute and write blocks in threads, one write at a time."""
+        da.store(result, out, lock=True, scheduler="threads")
+
+    def close(self) -> None:
+        """Wait for the batch that is being computed."""
+        self._computing.shutdown(wait=True, cancel_futures=True)
+
+
+@dataclass
+class Cluster:
+    """The workers of a client: operands are scattered in even shares."""
+
+    client: Client
+    optimizer: GraphOptimizer
+    is_enabled: bool
+    in_process: bool = False
+    threads: int = 1
+    _started: dict[str, Array] = field(default_factory=dict, repr=False)
+
+    @property
+    def ranks(self) -> int:
+        """The workers."""
+        return max(1, self.optimizer.facts.workers)
+
+    @property
+    def room(self) -> float:
+        """Bytes of the worker with the least, without other results."""
+        present = present_on(self.optimizer.facts.scheduler, self.client)
+        room = self.optimizer.room((), present)
+        return float("inf") if room is None else room
+
+    def load(self, part: Any, chunks: Chunks) -> Array:
+        """Scatter the blocks of a part; workers get even shares, in order."""
+        if isinstance(part, Array):
+            return part.rechunk(chunks)
+        name = f"operand-{uuid4().hex}"
+        addresses = sorted(self.client.scheduler_info(n_workers=-1)["workers"])
+        found = list(regions(chunks))
+        shares: dict[str, dict[Any, Any]] = defaultdict(dict)
+        for (index, region), owner in zip(found, dealt(len(found), len(addresses)), strict=True):
+            shares[addresses[owner]][(name, *index)] = part[region]
+        futures: dict[Any, Any] = {}
+        for address, blocks in shares.items():
+            futures |= self.client.scatter(blocks, workers=[address], hash=False)
+        graph = HighLevelGraph.from_collections(name, futures, dependencies=())
+        return Array(graph, name, chunks, dtype=part.dtype)
+
+    def start(self, result: Array) -> Array:
+        """Begin to compute on the workers."""
+        started: Array = self.client.persist(result)
+        self._started[started.name] = started
+        return started
+
+    def blocks(self, handle: Array) -> Iterator[tuple[Region, Any]]:
+        """Yield blocks in the order in which they are ready."""
+        from distributed import as_completed
+
+        graph = dict(handle.dask)
+        places = {(handle.name, *index): region for index, region in regions(handle.chunks)}
+        futures = [graph[key] for key in places]
+        for future, block in as_completed(futures, with_results=True):
+            yield places[future.key], on_host(block)
+        self._started.pop(handle.name, None)
+
+    def store(self, result: Array, out: Any) -> None:
+        """Compute on the workers, and write blocks in the order in which they are ready."""
+        for region, block in self.blocks(self.start(result)):
+            out[region] = block
+
+    def close(self) -> None:
+        """Cancel what has not been fetched."""
+        for started in self._started.values():
+            self.client.cancel(started)
+        self._started.clear()
+
+
+def regions(chunks: Chunks) -> Iterator[tuple[tuple[int, ...], Region]]:
+    """Yield index and place of each block."""
+    spans = [[slice(*span) for span in pairwise(cuts_of(sizes))] for sizes in chunks]
+    for found in product(*(list(enumerate(each)) for each in spans)):
+        yield tuple(at for at, _ in found), tuple(region for _, region in found)
+
+
+def on_host(block: Any) -> Any:
+    """Return a block as a NumPy array or scalar."""
+    return block.get() if hasattr(block, "__cuda_array_interface__") else block
