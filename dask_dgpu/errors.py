@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class DgpuError(Exception):
     """Base class of all errors of dask_dgpu."""
@@ -65,3 +67,33 @@ class GangError(DgpuError):
         named = {"rank": self.rank, "worker": self.worker, "phase": self.phase}
         known = [f"{name} {value}" for name, value in named.items() if value is not None]
         return f"{self.reason} ({', '.join(known)})" if known else self.reason
+
+
+class RunManyError(DgpuError):
+    """Calls of :func:`dask_dgpu.run_many` failed; the others have results.
+
+    Parameters
+    ----------
+    results : list
+        The result of each call, and for those that failed the exception.
+    failed : list of int
+        The indices of these calls.
+
+    Notes
+    -----
+    The parameters are attributes too. The first exception is the cause.
+    """
+
+    def __init__(self, results: list[Any], failed: list[int]) -> None:
+        super().__init__(results, failed)
+        self.results = results
+        self.failed = failed
+
+    def __str__(self) -> str:
+        """How many failed, and the error of the first."""
+        first = self.failed[0]
+        error = self.results[first]
+        return (
+            f"{len(self.failed)} of {len(self.results)} calls failed, first call {first}: "
+            f"{type(error).__name__}: {error}"
+        )

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from dask.array.core import Array
-from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.arguments import expected
 from dask_dgpu.batches.notation import Lengths, Notation
@@ -19,7 +18,7 @@ from dask_dgpu.batches.operations import Operation
 from dask_dgpu.batches.pieces import pieces
 from dask_dgpu.batches.plan import Part
 from dask_dgpu.batches.rules import Arguments, Shape
-from dask_dgpu.batches.sites import Chunks, Site, regions
+from dask_dgpu.batches.sites import Chunks, Site, array_of, regions
 
 COPIES = 2
 """Parts of an operand, and of the result, on a device: one of them is being transferred."""
@@ -43,7 +42,8 @@ class Call:
         if operation.rule is None:
             return None
         values = operation.bind(template)
-        parts = 2 if operation.is_product else 1  # strategies of products need blocks to divide
+        chosen = values.get("strategy", "auto") != "auto"
+        parts = 2 if chosen else 1  # strategies of products need blocks to divide
         operands = template.operands
         result = template.call(
             operation.function, [_placeholder(each, each.shape, parts) for each in operands]
@@ -103,7 +103,8 @@ class Call:
         notation, ranks = self.notation, self.site.ranks
         shapes = self.part_shapes(lengths)
         chunks = self.chunks(shapes)
-        found, once, block = [], 0, 0
+        found: list[Part] = []
+        once = block = 0
         for each, shape, blocks in zip(self.operands, shapes, chunks, strict=True):
             at = len(found)
             copies = COPIES if notation.is_cut(notation.inputs[at], lengths) else 1
@@ -118,7 +119,10 @@ class Call:
         if self.site.in_process and self._is_summed(lengths):
             found.append(Part("partial results", shape, 2, 2 * nbytes * self._widening()))
         largest = self._largest_result_block(shape, shapes, chunks)
-        workspace = self.temporaries * self.site.threads * max(block, largest)
+        if self.operation.is_product:  # Dask adds partial products, even one
+            workspace = self.temporaries * largest
+        else:
+            workspace = self.temporaries * self.site.threads * max(block, largest)
         if ranks > 1:
             workspace += once + nbytes  # blocks of other ranks
         found.append(Part("workspace", (), 1, workspace))
@@ -187,7 +191,4 @@ def _halves(size: int) -> tuple[int, ...]:
 
 def _without_data(operand: Operand, chunks: Chunks) -> Array:
     """Return an operand as an array whose blocks are only declared."""
-    name = f"{operand.name}-{chunks}"
-    tasks = {(name, *index): None for index, _ in regions(chunks)}
-    graph = HighLevelGraph.from_collections(name, tasks, dependencies=())
-    return Array(graph, name, chunks, dtype=operand.dtype)
+    return array_of({index: None for index, _ in regions(chunks)}, chunks, operand.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import chain, pairwise
 from math import prod
 from typing import Any
@@ -35,28 +36,39 @@ def execute(call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool)
         raise
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """A batch that is being computed.
+
+    Its operands stay until it has ended: Dask cannot compute scattered blocks again.
+    """
+
+    tile: Tile
+    arrays: list[Any]
+    handle: Any
+
+
 def _execute(call: Call, plan: Plan, sink: Sink, shared: Shared, progress: bool) -> None:
     loader, site = _Loader(call, shared), call.site
     tiles = call.notation.tiles(plan.lengths)
-    title = call.operation.name
-    pending: tuple[Tile, Any] | None = None
     with (
         ThreadPoolExecutor(1, "dgpu-load") as loading,
-        Batches(title, plan.batches, progress) as bar,
+        Batches(call.operation.name, plan.batches, progress) as bar,
     ):
         ahead: Future[list[Any]] | None = None
+        computing: _Batch | None = None
         for tile, following in pairwise(chain(tiles, [None])):
             assert tile is not None
             arrays = loader.load(tile) if ahead is None else ahead.result()
-            started = site.start(_result(call, arrays, tile))
-            del arrays
-            if pending is not None:
-                sink.add(pending[0], list(site.blocks(pending[1])))
+            batch = _Batch(tile, arrays, site.start(_result(call, arrays, tile)))
+            if computing is not None:
+                sink.add(computing.tile, list(site.blocks(computing.handle)))
                 bar.advance()
-            pending = tile, started
-            ahead = None if following is None else loading.submit(loader.load, following)
-        if pending is not None:
-            sink.add(pending[0], list(site.blocks(pending[1])))
+            computing, arrays, ahead = batch, [], None
+            if following is not None:
+                ahead = loading.submit(loader.load, following)
+        if computing is not None:
+            sink.add(computing.tile, list(site.blocks(computing.handle)))
     sink.finish()
 
 
@@ -79,9 +91,7 @@ class _Loader:
         """Return the operands of a batch as Dask arrays."""
         call = self.call
         operands = call.operands
-        spans = [
-            call.notation.read_spans(at, each.shape, tile) for at, each in enumerate(operands)
-        ]
+        spans = [call.notation.read_spans(at, each.shape, tile) for at, each in enumerate(operands)]
         shapes = [tuple(hi - lo for lo, hi in each) for each in spans]
         found = []
         for at, chunks in enumerate(call.chunks(shapes)):

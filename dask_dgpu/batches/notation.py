@@ -89,9 +89,7 @@ class Notation:
         """Whether one of the axes is cut."""
         return any(label is not None and self.count(label, lengths) > 1 for label in axes)
 
-    def part_shape(
-        self, operand: int, shape: Sequence[int], lengths: Lengths
-    ) -> tuple[int, ...]:
+    def part_shape(self, operand: int, shape: Sequence[int], lengths: Lengths) -> tuple[int, ...]:
         """Return the largest shape of a part of an operand."""
         return tuple(
             self._longest(label, size, lengths, halos=True)

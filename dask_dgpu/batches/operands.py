@@ -57,7 +57,9 @@ class Operand:
                 join = da.concatenate if isinstance(self.source, Array) else np.concatenate
                 return join(parts, axis=axis)
         part = self.source[tuple(slice(lo, hi) for lo, hi in spans)]
-        if not isinstance(part, Array):
+        if isinstance(part, np.memmap):
+            part = np.array(part, self.dtype)  # read now, not when it is computed
+        elif not isinstance(part, Array):
             part = np.asarray(part)
         return part if part.dtype == self.dtype else part.astype(self.dtype)
 

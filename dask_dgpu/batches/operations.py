@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import dask.array as da
@@ -91,21 +91,21 @@ def _elementwise(name: str, ufunc: np.ufunc) -> Operation:
 
 @cache
 def _named() -> dict[str, Operation]:
-    product = {"is_product": True, "temporaries": 0}
+    product = partial(Operation, is_product=True, temporaries=1)
     found = [
-        Operation("matmul", matmul, rules.matmul, **product),
-        Operation("dot", da.dot, rules.dot, **product),
-        Operation("tensordot", da.tensordot, rules.tensordot, **product),
-        Operation("einsum", einsum, rules.einsum, **product),
+        product("matmul", matmul, rules.matmul),
+        product("dot", da.dot, rules.dot),
+        product("tensordot", da.tensordot, rules.tensordot),
+        product("einsum", einsum, rules.einsum),
         Operation("conv2d", conv2d, rules.conv2d),
-        Operation("stencil", stencil, rules.stencil, plain=frozenset({"kernel"})),
+        Operation("stencil", stencil, rules.stencil, plain=frozenset({"kernel"}), temporaries=4),
         Operation("gelu", gelu, rules.elementwise),
         Operation("sum", reductions.sum, rules.reduction("add")),
         Operation("mean", reductions.mean, rules.reduction("mean")),
         Operation("max", reductions.max, rules.reduction("max")),
         Operation("min", reductions.min, rules.reduction("min")),
         *(
-            Operation(name, getattr(transforms, name), rules.transform, temporaries=2)
+            Operation(name, getattr(transforms, name), rules.transform, temporaries=3)
             for name in (*NUMPYS_TRANSFORMS, *SCIPYS_TRANSFORMS)
         ),
     ]

@@ -16,7 +16,6 @@ from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.sites import Site
 from graph_opt.model.cost import pipelined
 
-
 BATCH_SECONDS = 5e-3
 """Cost of a batch besides its work: its graph, and its tasks."""
 

@@ -47,6 +47,8 @@ Rule = Callable[[Arguments], Notation | None]
 
 def elementwise(call: Arguments) -> Notation | None:
     """Every axis can be cut; axes of length one are broadcast."""
+    if any(np.ndim(value) for value in call.values.values() if not isinstance(value, Slot)):
+        return None
     ndim = len(call.result)
     output = tuple(range(ndim))
     inputs = tuple(
@@ -61,6 +63,8 @@ def elementwise(call: Arguments) -> Notation | None:
 
 def matmul(call: Arguments) -> Notation | None:
     """Rows, columns, stacks, and the contraction."""
+    if len(call.shapes) != 2:
+        return None
     left, right = call.shapes
     inner = len(call.result)
     rows, columns = inner - 2 + (len(right) == 1), inner - 1
@@ -74,14 +78,16 @@ def matmul(call: Arguments) -> Notation | None:
 
 def dot(call: Arguments) -> Notation | None:
     """As ``numpy.dot``: the last axis of the first, the last but one of the second."""
+    if len(call.shapes) != 2:
+        return None
     left, right = call.shapes
-    if not left or not right:
-        return elementwise(call)
     return _contraction(call, (len(left) - 1,), (max(0, len(right) - 2),))
 
 
 def tensordot(call: Arguments) -> Notation | None:
     """The axes of ``axes`` are contracted, the others follow each other in the result."""
+    if len(call.shapes) != 2:
+        return None
     left, right = call.shapes
     axes = call.values.get("axes", 2)
     if isinstance(axes, int | np.integer):
@@ -115,13 +121,10 @@ def transform(call: Arguments) -> Notation | None:
     (shape,) = call.shapes
     ndim = len(shape)
     values = call.values
-    if "axis" in values:
-        axes: Sequence[int] | None = (values["axis"],)
-    else:
-        axes = values.get("axes")
+    axes: Sequence[int] | None = (values["axis"],) if "axis" in values else values.get("axes")
+    if axes is None:
         s = values.get("s")
-        if axes is None:
-            axes = range(ndim) if s is None else range(ndim - len(s), ndim)
+        axes = range(ndim) if s is None else range(ndim - len(s), ndim)
     transformed = {int(axis) % ndim for axis in axes}
     labels = tuple(None if axis in transformed else axis for axis in range(ndim))
     return _notation((labels,), labels, call)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dask.array as da
@@ -18,7 +17,7 @@ from dask_dgpu.batches.operations import Operation, resolve
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.planning import plan_call
 from dask_dgpu.batches.shared import Shared
-from dask_dgpu.batches.sites import Site, site_of
+from dask_dgpu.batches.sites import Site, opened
 from dask_dgpu.batches.whole import Whole
 from dask_dgpu.errors import DgpuError
 
@@ -106,8 +105,8 @@ def run(
     check_flag("progress", progress)
     operation = resolve(op)
     template = template_of(operation, arrays, options, operand_or_none)
-    with _site(client) as site:
-        return compute(operation, template, site, site.room, out, Shared(), bool(progress))
+    with opened(client) as site:
+        return compute(operation, template, site, site.room, out, Shared(), progress=bool(progress))
 
 
 def plan(
@@ -172,7 +171,7 @@ def plan(
         return operand_or_none(name, value)
 
     template = template_of(operation, arrays, options, make)
-    with _site(client) as site:
+    with opened(client) as site:
         room = site.room
         call = Call.of(operation, template, site)
         if call is None:
@@ -187,6 +186,7 @@ def compute(
     room: float,
     out: Any,
     shared: Shared,
+    *,
     progress: bool,
 ) -> Any:
     """Plan a call within ``room`` bytes of each device, and compute it."""
@@ -243,12 +243,3 @@ def _target(out: Any, shape: tuple[int, ...], dtype: Any, template: Template) ->
 
 def _given_back(result: Any, out: Any) -> Any:
     return result[()] if out is None and not result.shape else result
-
-
-@contextmanager
-def _site(client: Client | None) -> Iterator[Site]:
-    site = site_of(client)
-    try:
-        yield site
-    finally:
-        site.close()

@@ -16,6 +16,9 @@ from graph_opt.model.layout import is_inexact
 Blocks = Iterable[tuple[Region, Any]]
 Spans = tuple[Span, ...]
 
+ROWS = 1 << 16
+"""Bytes that are added at a time."""
+
 
 class Sink:
     """Writes the result of a call, each part once all of its batches are there."""
@@ -42,7 +45,8 @@ class Sink:
             self._spans = spans
             shape = tuple(hi - lo for lo, hi in spans)
             self._sum = Sum(shape, self.dtype, self.notation.combine)
-        weight = prod(hi - lo for lo, hi in map(tile.get, contracted)) / max(1, self._elements)
+        counted = prod(tile[label][1] - tile[label][0] for label in contracted)
+        weight = counted / max(1, self._elements)
         for region, block in blocks:
             self._sum.add(region, block, weight)
 
@@ -76,35 +80,47 @@ class Sum:
         wide = np.dtype("float32") if dtype.itemsize == 2 and is_inexact(dtype) else dtype
         self.total = np.zeros(shape, wide)
         self.errors = np.zeros(shape, wide) if is_inexact(dtype) else None
-        self._begun: set[Any] = set()
+        self._begun: set[tuple[Span, ...]] = set()
 
     def add(self, region: Region, block: Any, weight: float) -> None:
-        """Add one block of a partial result, which has ``weight`` in a mean."""
-        total = self.total[region]
-        values = np.asarray(block, total.dtype)
-        if self.combine in ("max", "min"):
-            key = tuple((part.start, part.stop) for part in region)
-            first = key not in self._begun
-            self._begun.add(key)
-            choose = np.maximum if self.combine == "max" else np.minimum
-            self.total[region] = values if first else choose(total, values)
-            return
-        if self.combine == "mean":
-            values = values * total.dtype.type(weight)
-        if self.errors is None:
-            self.total[region] = total | values if total.dtype == bool else total + values
-            return
-        with np.errstate(invalid="ignore", over="ignore"):
-            added = total + values
-            other = added - total
-            self.errors[region] += (total - (added - other)) + (values - other)
-            self.total[region] = added
+        """Add one block of a partial result, which has ``weight`` in a mean.
+
+        It goes row by row: temporaries of whole blocks would need as much memory again.
+        """
+        total, values = np.atleast_1d(self.total[region]), np.atleast_1d(np.asarray(block))
+        errors = None if self.errors is None else np.atleast_1d(self.errors[region])
+        key = tuple((part.start, part.stop) for part in region)
+        begun = key in self._begun
+        self._begun.add(key)
+        rows = max(1, ROWS * len(total) // max(1, total.nbytes))
+        for at in range(0, len(total), rows):
+            part = slice(at, at + rows)
+            if self.combine in ("max", "min"):
+                choose = np.maximum if self.combine == "max" else np.minimum
+                total[part] = choose(total[part], values[part]) if begun else values[part]
+            else:
+                scale = weight if self.combine == "mean" else None
+                _add(total[part], None if errors is None else errors[part], values[part], scale)
 
     def value(self) -> Any:
-        """Return the result."""
-        if self.errors is None or self.combine in ("max", "min"):
-            return self.total.astype(self.dtype, copy=False)
-        with np.errstate(invalid="ignore", over="ignore"):
-            corrected = self.total + self.errors
-        result = np.where(np.isfinite(corrected), corrected, self.total)
-        return result.astype(self.dtype, copy=False)
+        """Return the result, once."""
+        if self.errors is not None and self.combine not in ("max", "min"):
+            with np.errstate(invalid="ignore", over="ignore"):
+                np.add(self.total, self.errors, out=self.errors)
+            np.copyto(self.total, self.errors, where=np.isfinite(self.errors))
+        return self.total.astype(self.dtype, copy=False)
+
+
+def _add(total: Any, errors: Any, values: Any, scale: float | None) -> None:
+    """Add values to a total in place, and what rounding loses to ``errors`` (Knuth's two-sum)."""
+    values = values.astype(total.dtype, copy=False)
+    if scale is not None:
+        values = values * total.dtype.type(scale)
+    if errors is None:
+        np.add(total, values, out=total)
+        return
+    with np.errstate(invalid="ignore", over="ignore"):
+        added = total + values
+        other = added - total
+        errors += (total - (added - other)) + (values - other)
+        total[...] = added

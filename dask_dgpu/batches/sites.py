@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,6 +13,7 @@ from uuid import uuid4
 
 import dask
 import dask.array as da
+import numpy as np
 import psutil
 from dask.array.core import Array
 from dask.highlevelgraph import HighLevelGraph
@@ -66,13 +68,20 @@ class Site(Protocol):
         """Give up what has not been computed."""
 
 
-def site_of(client: Client | None) -> Site:
-    """Return the site of a client, by default of the current one, or this process."""
+@contextmanager
+def opened(client: Client | None) -> Iterator[Site]:
+    """Yield the site of a client, by default of the current one, or this process."""
     client = current_client() if client is None else client
+    site: Site
     if client is None:
-        return Here(*_optimizer(None))
-    check_client("client", client)
-    return Cluster(client, *_optimizer(client))
+        site = Here(*_optimizer(None))
+    else:
+        check_client("client", client)
+        site = Cluster(client, *_optimizer(client))
+    try:
+        yield site
+    finally:
+        site.close()
 
 
 def _optimizer(client: Client | None) -> tuple[GraphOptimizer, bool]:
@@ -88,7 +97,7 @@ def _optimizer(client: Client | None) -> tuple[GraphOptimizer, bool]:
 
 @dataclass
 class Here:
-    """This process: operands are views of host arrays, and threads compute."""
+    """Threads of this process compute; operands are views of host arrays."""
 
     optimizer: GraphOptimizer
     is_enabled: bool
@@ -110,7 +119,8 @@ class Here:
         """Return a view."""
         if isinstance(part, Array):
             return part.rechunk(chunks)
-        return da.from_array(part, chunks=chunks, name=False)
+        blocks = {index: part[region] for index, region in regions(chunks)}
+        return array_of(blocks, chunks, part.dtype)
 
     def start(self, result: Array) -> Future[Array]:
         """Begin to compute in a thread."""
@@ -161,15 +171,15 @@ class Cluster:
             return part.rechunk(chunks)
         name = f"operand-{uuid4().hex}"
         addresses = sorted(self.client.scheduler_info(n_workers=-1)["workers"])
-        found = list(regions(chunks))
+        places = list(regions(chunks))
         shares: dict[str, dict[Any, Any]] = defaultdict(dict)
-        for (index, region), owner in zip(found, dealt(len(found), len(addresses)), strict=True):
+        for (index, region), owner in zip(places, dealt(len(places), len(addresses)), strict=True):
             shares[addresses[owner]][(name, *index)] = part[region]
         futures: dict[Any, Any] = {}
         for address, blocks in shares.items():
             futures |= self.client.scatter(blocks, workers=[address], hash=False)
-        graph = HighLevelGraph.from_collections(name, futures, dependencies=())
-        return Array(graph, name, chunks, dtype=part.dtype)
+        sent = {key[1:]: future for key, future in futures.items()}
+        return array_of(sent, chunks, part.dtype, name)
 
     def start(self, result: Array) -> Array:
         """Begin to compute on the workers."""
@@ -185,6 +195,8 @@ class Cluster:
         places = {(handle.name, *index): region for index, region in regions(handle.chunks)}
         futures = [graph[key] for key in places]
         for future, block in as_completed(futures, with_results=True):
+            if isinstance(block, BaseException):  # of futures that somebody cancelled
+                raise block
             yield places[future.key], on_host(block)
         self._started.pop(handle.name, None)
 
@@ -198,6 +210,20 @@ class Cluster:
         for started in self._started.values():
             self.client.cancel(started)
         self._started.clear()
+
+
+def array_of(
+    blocks: Mapping[tuple[int, ...], Any],
+    chunks: Chunks,
+    dtype: np.dtype[Any],
+    name: str | None = None,
+) -> Array:
+    """Return a Dask array of blocks by index, without copies, under a name or a new one."""
+    name = f"operand-{uuid4().hex}" if name is None else name
+    tasks: dict[Any, Any] = {(name, *index): block for index, block in blocks.items()}
+    return Array(
+        HighLevelGraph.from_collections(name, tasks, dependencies=()), name, chunks, dtype=dtype
+    )
 
 
 def regions(chunks: Chunks) -> Iterator[tuple[tuple[int, ...], Region]]:

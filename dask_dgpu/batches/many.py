@@ -1,0 +1,152 @@
+"""Several calls of one operation: a few at a time, with common operands sent once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import as_completed as completed
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dask_dgpu.arguments import check_flag, sequence
+from dask_dgpu.batches.operands import is_operand
+from dask_dgpu.batches.operations import Operation, resolve
+from dask_dgpu.batches.progress import Batches
+from dask_dgpu.batches.run import compute, operand_or_none, template_of
+from dask_dgpu.batches.shared import Shared
+from dask_dgpu.batches.sites import Site, opened
+from dask_dgpu.errors import RunManyError
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+IN_FLIGHT = 2
+"""Calls at a time: operands of one are transferred while another is computed."""
+
+
+def run_many(
+    op: Any,
+    calls: Sequence[Sequence[Any]],
+    *,
+    as_completed: bool = False,
+    out: Sequence[Any] | None = None,
+    client: Client | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> Any:
+    """Compute a function of several tuples of host arrays, as :func:`run` does for one.
+
+    Parameters
+    ----------
+    op : str or callable
+        As for :func:`run`.
+    calls : sequence of tuple
+        The positional arguments of each call. An array that is an element of several tuples, the
+        same object, is sent once and kept, as far as memory allows.
+    as_completed : bool, optional
+        Whether to return an iterator over the results in the order in which they are ready.
+    out : sequence of arrays, optional
+        One array for the result of each call.
+    client : distributed.Client, optional
+        As for :func:`run`.
+    progress : bool, optional
+        Whether to draw a bar that counts calls, if they take over two seconds.
+    **options
+        Arguments of the operation, the same for each call.
+
+    Returns
+    -------
+    list or iterator
+        The results in the order of ``calls``. With ``as_completed`` an iterator over the index of
+        each call and its result, or its exception; the calls begin at its first step, and closing
+        it drops those that have not begun.
+
+    Raises
+    ------
+    RunManyError
+        If calls failed, after all others have ended. It has the results.
+    ValueError, TypeError
+        If an argument is not allowed.
+
+    See Also
+    --------
+    run : One call.
+
+    Notes
+    -----
+    Two calls are under way at a time, each with an equal share of the memory: while one is
+    computed, operands of the other are loaded. Results that are returned stay in memory; write
+    them to ``out`` if they are too many.
+
+    Examples
+    --------
+    >>> import numpy as np, dask_dgpu as dgpu
+    >>> x, y = np.eye(2), np.ones((2, 2))
+    >>> [each.tolist() for each in dgpu.run_many("matmul", [(x, y), (y, y)])]
+    [[[1.0, 1.0], [1.0, 1.0]], [[2.0, 2.0], [2.0, 2.0]]]
+    """
+    check_flag("as_completed", as_completed)
+    check_flag("progress", progress)
+    what = "a sequence of tuples of arrays"
+    tuples = [
+        sequence(f"calls[{at}]", each, "a tuple of arguments")
+        for at, each in enumerate(sequence("calls", calls, what))
+    ]
+    outs = [None] * len(tuples) if out is None else sequence("out", out, "a sequence of arrays")
+    if len(outs) != len(tuples):
+        raise ValueError(f"expected out to have one array per call, {len(tuples)}, got {len(outs)}")
+    many = _Many(resolve(op), tuples, options, outs, bool(progress))
+    if as_completed:
+        return many.results(client)
+    found = dict(many.results(client))
+    results = [found[at] for at in range(len(tuples))]
+    failed = [at for at, each in enumerate(results) if isinstance(each, Exception)]
+    if failed:
+        raise RunManyError(results, failed) from results[failed[0]]
+    return results
+
+
+@dataclass(frozen=True)
+class _Many:
+    """The calls of ``run_many``."""
+
+    operation: Operation
+    calls: Sequence[tuple[Any, ...]]
+    options: dict[str, Any]
+    outs: Sequence[Any]
+    progress: bool
+
+    def results(self, client: Client | None) -> Iterator[tuple[int, Any]]:
+        """Yield the index of each call, and its result or error, as they end."""
+        in_flight = min(IN_FLIGHT, max(1, len(self.calls)))
+        title = f"{self.operation.name}, calls"
+        with opened(client) as site, Batches(title, len(self.calls), self.progress) as bar:
+            shared, room = self._shares(site.room, in_flight)
+            pool = ThreadPoolExecutor(in_flight, "dgpu-call")
+            try:
+                futures = {
+                    pool.submit(self._run, at, site, room, shared): at
+                    for at in range(len(self.calls))
+                }
+                for future in completed(futures):
+                    bar.advance()
+                    yield futures.pop(future), future.result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _shares(self, room: float, in_flight: int) -> tuple[Shared, float]:
+        """Return the kept operands, and the bytes of a device for each call at a time."""
+        named = [id(value) for value in self.options.values() if is_operand(value)]
+        used = [id(value) for call in self.calls for value in call if is_operand(value)]
+        shared = Shared([*used, *named * len(self.calls)], room / (in_flight + 1))
+        return shared, room / (in_flight + bool(shared.identities and in_flight > 1))
+
+    def _run(self, at: int, site: Site, room: float, shared: Shared) -> Any:
+        """Return the result of a call, or its error."""
+        try:
+            template = template_of(self.operation, self.calls[at], self.options, operand_or_none)
+            return compute(
+                self.operation, template, site, room, self.outs[at], shared, progress=False
+            )
+        except Exception as error:
+            return error
