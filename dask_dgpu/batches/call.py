@@ -45,6 +45,8 @@ class Call:
         chosen = values.get("strategy", "auto") != "auto"
         parts = 2 if chosen else 1  # strategies of products need blocks to divide
         operands = template.operands
+        if operation.check is not None:
+            operation.check(operands)
         result = template.call(
             operation.function, [_placeholder(each, each.shape, parts) for each in operands]
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -21,7 +21,7 @@ from dask_dgpu.array.functions import gelu
 from dask_dgpu.array.matmul import matmul
 from dask_dgpu.array.stencil import stencil
 from dask_dgpu.batches import rules
-from dask_dgpu.batches.operands import Template
+from dask_dgpu.batches.operands import Operand, Template
 from dask_dgpu.batches.rules import Rule
 
 Function = Callable[..., Any]
@@ -38,8 +38,8 @@ class Operation:
 
     ``is_product`` is whether a device computes one large block best, and ranks rectangles of the
     result. Parameters named in ``plain`` are no operands, even if they are arrays.
-    ``temporaries`` are arrays as large as a block of the result that its computation needs, by
-    default one for each layer of Dask's graph.
+    ``temporaries`` are arrays as large as a block that its computation needs, by default one for
+    each layer of Dask's graph. ``check`` raises for operands to which Dask objects unclearly.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Operation:
     is_product: bool = False
     plain: frozenset[str] = frozenset()
     temporaries: int | None = None
+    check: Callable[[Sequence[Operand]], None] | None = None
 
     def bind(self, template: Template) -> dict[str, Any]:
         """Return the arguments by name, those of ufuncs by number."""
@@ -82,6 +83,16 @@ def resolve(op: Any) -> Operation:
         return Operation(name, op)
 
 
+def check_inner(operands: Sequence[Operand]) -> None:
+    """Raise for factors of different inner lengths."""
+    left, right = (each.shape for each in operands) if len(operands) == 2 else ((1,), (1,))
+    if left[-1] != right[max(0, len(right) - 2)]:
+        raise ValueError(
+            f"expected {operands[0].name} and {operands[1].name} of equal inner lengths, "
+            f"got shapes {left} and {right}"
+        )
+
+
 def _elementwise(name: str, ufunc: np.ufunc) -> Operation:
     single = ufunc.nout == 1 and ufunc.signature is None
     if name == "matmul":
@@ -93,8 +104,8 @@ def _elementwise(name: str, ufunc: np.ufunc) -> Operation:
 def _named() -> dict[str, Operation]:
     product = partial(Operation, is_product=True, temporaries=1)
     found = [
-        product("matmul", matmul, rules.matmul),
-        product("dot", da.dot, rules.dot),
+        product("matmul", matmul, rules.matmul, check=check_inner),
+        product("dot", da.dot, rules.dot, check=check_inner),
         product("tensordot", da.tensordot, rules.tensordot),
         product("einsum", einsum, rules.einsum),
         Operation("conv2d", conv2d, rules.conv2d),

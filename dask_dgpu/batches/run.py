@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import dask.array as da
 import numpy as np
 
-from dask_dgpu.arguments import check_flag, expected, integers
+from dask_dgpu.arguments import check_flag, expected, integer
 from dask_dgpu.batches.call import Call
 from dask_dgpu.batches.execute import execute
 from dask_dgpu.batches.operands import Operand, Template, check_out, is_operand, operand
@@ -164,9 +164,9 @@ def plan(
     kind = np.dtype(dtype)
 
     def make(name: str, value: Any) -> Operand | None:
-        is_shape = isinstance(value, tuple | list) and name.startswith("arrays")
+        is_shape = isinstance(value, tuple) and name.startswith("arrays")
         if is_shape and all(isinstance(size, int | np.integer) for size in value) and value:
-            shape = integers(name, value)
+            shape = tuple(integer(f"each length of {name}", size, 0) for size in value)
             return operand(name, da.zeros(shape, dtype=kind))
         return operand_or_none(name, value)
 

@@ -87,8 +87,9 @@ class Sum:
 
         It goes row by row: temporaries of whole blocks would need as much memory again.
         """
-        total, values = np.atleast_1d(self.total[region]), np.atleast_1d(np.asarray(block))
-        errors = None if self.errors is None else np.atleast_1d(self.errors[region])
+        place: Any = (*region, ...)  # a view, also of an array without axes
+        total, values = np.atleast_1d(self.total[place]), np.atleast_1d(np.asarray(block))
+        errors = None if self.errors is None else np.atleast_1d(self.errors[place])
         key = tuple((part.start, part.stop) for part in region)
         begun = key in self._begun
         self._begun.add(key)

@@ -1,0 +1,172 @@
+"""Plans: what fits, the cuts, the bytes, and that they hold."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dask_dgpu as dgpu
+from dask_dgpu.batches.choose import choose
+from dask_dgpu.batches.notation import Halo, Notation
+from tests.batches.test_run import bounded
+from tests.support.profiles import examples
+
+PRODUCT = Notation(((0, 2), (2, 1)), (0, 1), {0: 1000, 1: 500, 2: 600})
+
+
+def elements(notation: Notation, lengths: Any) -> int:
+    return sum(
+        int(np.prod([notation.longest(label, lengths) for label in axes]))
+        for axes in (*notation.inputs, notation.output)
+    )
+
+
+def test_rows_are_cut_while_the_right_operand_stays() -> None:
+    plan = dgpu.plan("matmul", (20_000, 512), (512, 256))
+    assert (plan.batches, plan.rows, dict(plan.cuts)) == (1, 20_000, {})
+    with bounded(20 << 20):
+        plan = dgpu.plan("matmul", (20_000, 512), (512, 256))
+    assert list(plan.cuts) == ["axis 0 of the result"]
+    assert plan.batches == -(-20_000 // plan.rows)
+    assert plan.host_bytes == 8 * (20_000 * 512 + 512 * 256 + 20_000 * 256)  # each once
+    assert [part.copies for part in plan.parts[:3]] == [2, 1, 2]
+
+
+def test_a_tall_product_cuts_the_contraction() -> None:
+    with bounded(20 << 20):
+        plan = dgpu.plan("matmul", (100, 200_000), (200_000, 100))
+    assert list(plan.cuts) == ["axis 1 of arrays[0]"]
+    assert "partial results" in [part.name for part in plan.parts]
+
+
+def test_dtype_and_options() -> None:
+    one, two = (dgpu.plan("fft", (64, 64), dtype=dtype, axis=0) for dtype in ("c8", "c16"))
+    assert two.peak_bytes == 2 * one.peak_bytes
+    assert dgpu.plan("sum", (64, 64), axis=0).parts[-2].shape == (64,)
+    assert dgpu.plan("einsum", "ij,jk->ki", (64, 3), (3, 5)).parts[-2].shape == (5, 64)
+
+
+def test_what_does_not_fit() -> None:
+    with bounded(1 << 20):
+        plan = dgpu.plan("fft2", (4, 1024, 1024))
+    assert not plan.feasible
+    assert plan.batches == 0
+    assert "its smallest batch needs" in plan.advice
+    needed = plan.peak_bytes + 1
+    with bounded(needed):
+        assert dgpu.plan("fft2", (4, 1024, 1024)).batches == 4
+    with dgpu.enable(memory_cap="1 MiB"):
+        assert "set dgpu.memory.cap to at least" in dgpu.plan("fft2", (4, 1024, 1024)).advice
+
+
+def test_enable_gives_the_limit() -> None:
+    with dgpu.enable(memory_limit="1 MiB", memory_safety_margin=0.5):
+        assert dgpu.plan("exp", (9, 9)).room == 1 << 19
+    with bounded(None):
+        room = dgpu.plan("exp", (9, 9)).room
+    assert room is not None
+    assert room > 1 << 24  # the available memory
+
+
+def test_table_and_values() -> None:
+    with bounded(20 << 20):
+        plan = dgpu.plan("matmul", (20_000, 512), (512, 256))
+    text = str(plan)
+    assert f"{plan.batches} batches" in text
+    assert all(word in text for word in ("arrays[1]", "peak", "may be used", "between ranks"))
+    HTMLParser().feed(plan._repr_html_())
+    values = plan.to_dict()
+    assert values["peak_bytes"] == sum(part["nbytes"] for part in values["parts"])
+    assert values["cuts"] == {"axis 0 of the result": plan.rows}
+    assert plan.seconds is not None
+    assert plan.seconds > 0
+
+
+def test_functions_are_planned_as_graphs() -> None:
+    plan = dgpu.plan(lambda x: x - x.mean(), (64, 64))
+    assert plan.whole
+    assert "block by block in Dask" in str(plan)
+    assert dgpu.plan(lambda x: x, da.ones((6, 4), chunks=2)).batches == 6
+
+
+@given(room=st.integers(3, 1_200_000))
+@examples(60)
+def test_choices_fit_and_cost_least(room: int) -> None:
+    def memory(lengths: Any) -> int:
+        return elements(PRODUCT, lengths)
+
+    def cost(lengths: Any) -> int:
+        return sum(PRODUCT.loads(at, lengths) for at in range(2)) * 1000 + memory(lengths)
+
+    found = choose(PRODUCT, memory, cost, room)
+    assert found is not None
+    assert memory(found) <= room
+    whole = {0: 1000, 1: 500, 2: 600}
+    if memory(whole) > room:
+        tiles = list(PRODUCT.tiles(found))
+        assert len(tiles) == PRODUCT.batches(found)
+        cells = sum(np.prod([hi - lo for lo, hi in tile.values()]) for tile in tiles)
+        assert cells == 1000 * 500 * 600
+
+
+def test_nothing_fits() -> None:
+    assert choose(PRODUCT, lambda lengths: 4, lambda lengths: 0, 3) is None
+
+
+def test_halos_are_read_and_trimmed() -> None:
+    notation = Notation(((0,),), (0,), {0: 10}, halos={0: Halo(3)})
+    tiles = list(notation.tiles({0: 4}))
+    assert [notation.read_spans(0, (10,), tile)[0] for tile in tiles] == [(0, 6), (0, 9), (3, 10)]
+    trims = [notation.trims((10,), tile)[0] for tile in tiles]
+    assert trims == [slice(0, 3), slice(3, 6), slice(3, 7)]
+
+
+CALLS = {
+    "product": ("matmul", [(3000, 600), (600, 500)], {}),
+    "tall product": ("einsum", [(3000, 600), (3000, 600)], {}),
+    "transform": ("fft2", [(40, 200, 300)], {}),
+    "reduction": ("sum", [(40, 200, 300)], {"axis": 1}),
+    "elementwise": ("exp", [(40, 200, 300)], {}),
+    "chain": ("gelu", [(40, 200, 300)], {}),
+    "stencil": ("stencil", [(3000, 600)], {"iterations": 3}),
+    "convolution": ("conv2d", [(60, 3, 64, 64), (8, 3, 3, 3)], {"padding": 1}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("limit", [8 << 20, 20 << 20])
+def test_plans_hold(name: str, limit: int, tmp_path: Path) -> None:
+    """Operands and results are memory maps, so only parts of them are in memory."""
+    op, shapes, options = CALLS[name]
+    rng = np.random.default_rng(0)
+    arrays = []
+    for at, shape in enumerate(shapes):
+        np.save(tmp_path / f"{at}.npy", rng.random(shape))
+        arrays.append(np.load(tmp_path / f"{at}.npy", mmap_mode="r"))
+    args = ["ij,ik->jk", *arrays] if op == "einsum" else arrays
+    with bounded(limit):
+        plan = dgpu.plan(op, *args, **options)
+        if not plan.feasible:
+            pytest.skip("needs more")
+        result = dgpu.run(op, *args, **options)
+        out = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", result.dtype, result.shape)
+        del result
+        gc.collect()
+        tracemalloc.start()
+        try:
+            dgpu.run(op, *args, out=out, **options)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert plan.batches > 1
+    assert peak <= 1.1 * plan.peak_bytes
