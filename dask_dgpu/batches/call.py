@@ -122,7 +122,7 @@ class Call:
             found.append(Part("partial results", shape, 2, 2 * nbytes * self._widening()))
         largest = self._largest_result_block(shape, shapes, chunks)
         if self.operation.is_product:  # Dask adds partial products, even one
-            workspace = self.temporaries * largest
+            workspace = largest + (self.temporaries - 1) * block
         else:
             workspace = self.temporaries * self.site.threads * max(block, largest)
         if ranks > 1:

@@ -39,7 +39,7 @@ class Operation:
     ``is_product`` is whether a device computes one large block best, and ranks rectangles of the
     result. Parameters named in ``plain`` are no operands, even if they are arrays.
     ``temporaries`` are arrays as large as a block that its computation needs, by default one for
-    each layer of Dask's graph. ``check`` raises for operands to which Dask objects unclearly.
+    each layer of Dask's graph. ``check`` raises for operands to which Dask objects in unclear words.
     """
 
     name: str
@@ -106,8 +106,8 @@ def _named() -> dict[str, Operation]:
     found = [
         product("matmul", matmul, rules.matmul, check=check_inner),
         product("dot", da.dot, rules.dot, check=check_inner),
-        product("tensordot", da.tensordot, rules.tensordot),
-        product("einsum", einsum, rules.einsum),
+        product("tensordot", da.tensordot, rules.tensordot, temporaries=3),
+        product("einsum", einsum, rules.einsum, temporaries=3),
         Operation("conv2d", conv2d, rules.conv2d),
         Operation("stencil", stencil, rules.stencil, plain=frozenset({"kernel"}), temporaries=4),
         Operation("gelu", gelu, rules.elementwise),

@@ -30,7 +30,7 @@ def pieces(
     for axes, shape in zip(notation.inputs, shapes, strict=True):
         each = [counts.get(label, 1) if label is not None else 1 for label in axes]
         if max(each, default=1) == 1 and not any(label in counts for label in axes):
-            each[:1] = [site.ranks]
+            each[shape.index(max(shape))] = site.ranks
         found.append(tuple(_even(size, parts) for size, parts in zip(shape, each, strict=True)))
     return tuple(found)
 
@@ -52,7 +52,7 @@ def _counts(
         return {}
     longest = max(sizes, key=lambda label: sizes[label])
     if site.ranks > 1:
-        return {longest: site.ranks}
+        return {longest: site.ranks} if sizes[longest] >= site.ranks else {}
     nbytes = max(map(prod, shapes)) * itemsize
     return {longest: min(MOST_PIECES, ceil(nbytes / PIECE))}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from dask.utils import format_bytes
@@ -123,8 +123,15 @@ class Plan(Shown):
             ("between ranks", "", "", format_bytes(self.rank_bytes)),
             ("time", "", "", "unknown" if self.seconds is None else quantity(self.seconds, "s")),
         ]
-        title = f"{self.title}: {self._outcome()}"
-        return Rows(title, ("on each device", "largest part", "copies", "bytes"), rows)
+        return Rows(self._headline(), ("on each device", "largest part", "copies", "bytes"), rows)
+
+    def __str__(self) -> str:
+        """Return a line about the batches, and the table."""
+        lines = replace(self._rows(), title="").text().strip("\n")
+        return f"{self._headline()}\n\n{lines}"
+
+    def _headline(self) -> str:
+        return f"{self.title}: {self._outcome()}"
 
     def _outcome(self) -> str:
         if not self.feasible:

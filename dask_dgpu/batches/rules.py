@@ -101,7 +101,7 @@ def tensordot(call: Arguments) -> Notation | None:
 def einsum(call: Arguments) -> Notation | None:
     """The subscripts themselves."""
     operands = [_shape_of(each, call) for each in call.values["operands"]]
-    text, shapes = einsum_arguments(call.values["subscripts"], operands)
+    text, shapes = einsum_arguments(_shape_of(call.values["subscripts"], call), operands)
     if len(shapes) != len(call.shapes):
         return None
     subscripts = parse(text, [tuple(shape) for shape in shapes])

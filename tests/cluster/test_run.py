@@ -1,0 +1,79 @@
+"""Host arrays in batches through the workers of a cluster."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+import dask_dgpu as dgpu
+from tests.cluster.conftest import SETTINGS
+from tests.cluster.observe import eventually
+
+pytestmark = pytest.mark.cluster
+
+RNG = np.random.default_rng(0)
+A, B = RNG.random((300, 200)), RNG.random((200, 100))
+STACK = RNG.random((6, 40, 50))
+
+
+def no_operands(client: Client) -> bool:
+    """Whether nothing of a call is left on the cluster."""
+    gc.collect()  # frames of caught errors
+    return not client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
+
+
+def test_products_in_batches(client: Client) -> None:
+    with dgpu.enable(client, **SETTINGS, memory_limit="250 kiB", memory_safety_margin=0):
+        plan = dgpu.plan("matmul", A, B)
+        assert plan.batches > 1
+        assert plan.devices == 4
+        assert plan.rank_bytes > 0
+        out = np.empty((300, 100))
+        dgpu.run("matmul", A, B, out=out)
+    np.testing.assert_allclose(out, A @ B, rtol=1e-12)
+    eventually(lambda: no_operands(client))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("op", "args", "options", "expected"),
+    [
+        ("fft2", (STACK,), {}, np.fft.fft2(STACK)),
+        ("fft", (STACK[0],), {"axis": 0}, np.fft.fft(STACK[0], axis=0)),
+        ("sum", (STACK,), {"axis": (0, 2)}, STACK.sum((0, 2))),
+        ("add", (STACK, STACK[0]), {}, STACK + STACK[0]),
+        (lambda x: x @ x.T - x.mean(), (A,), {}, A @ A.T - A.mean()),
+    ],
+)
+def test_operations(client: Client, op: Any, args: Any, options: Any, expected: Any) -> None:
+    for limit in ("1 GiB", "300 kiB"):
+        with dgpu.enable(client, **SETTINGS, memory_limit=limit, memory_safety_margin=0):
+            found = dgpu.run(op, *args, **options)
+        np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-11)
+    eventually(lambda: no_operands(client))
+
+
+@pytest.mark.slow
+def test_many_calls(client: Client) -> None:
+    calls = [(A, B), (A, B), (A, A), (2 * A, B)]
+    with dgpu.enable(client, **SETTINGS, memory_limit="1 MiB"):
+        found = dict(dgpu.run_many("matmul", calls, as_completed=True))
+    assert isinstance(found.pop(2), ValueError)
+    for at, scale in ((0, 1), (1, 1), (3, 2)):
+        np.testing.assert_allclose(found[at], scale * A @ B, rtol=1e-12)
+    eventually(lambda: no_operands(client))
+
+
+def test_a_failing_function_leaves_nothing(client: Client) -> None:
+    def fail(block: Any) -> Any:
+        if block.size:
+            raise OSError("unreadable")
+        return block
+
+    with pytest.raises(OSError, match="unreadable"):
+        dgpu.run(lambda x: x.map_blocks(fail, dtype=float), A)
+    eventually(lambda: no_operands(client))
