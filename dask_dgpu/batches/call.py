@@ -124,7 +124,8 @@ class Call:
         if self.operation.is_product:  # Dask adds partial products, even one
             workspace = largest + (self.temporaries - 1) * block
         else:
-            workspace = self.temporaries * self.site.threads * max(block, largest)
+            at_a_time = min(self.site.threads, max(prod(map(len, each)) for each in chunks))
+            workspace = self.temporaries * at_a_time * max(block, largest)
         if ranks > 1:
             workspace += once + nbytes  # blocks of other ranks
         found.append(Part("workspace", (), 1, workspace))

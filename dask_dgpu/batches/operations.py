@@ -39,7 +39,7 @@ class Operation:
     ``is_product`` is whether a device computes one large block best, and ranks rectangles of the
     result. Parameters named in ``plain`` are no operands, even if they are arrays.
     ``temporaries`` are arrays as large as a block that its computation needs, by default one for
-    each layer of Dask's graph. ``check`` raises for operands to which Dask objects in unclear words.
+    each layer of Dask's graph. ``check`` raises for wrong operands if Dask's message is unclear.
     """
 
     name: str

@@ -187,7 +187,10 @@ def _mapped(x: Any, path: Path) -> Any:
     return np.load(path, mmap_mode="r")
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    [each if each == "zarr" else pytest.param(each, marks=pytest.mark.slow) for each in VARIANTS],
+)
 def test_any_host_array(variant: str, tmp_path: Path) -> None:
     x, y = (VARIANTS[variant](each, tmp_path) for each in (A, B))
     with bounded(30_000):
@@ -221,7 +224,7 @@ def test_result_goes_to_a_memory_map(tmp_path: Path) -> None:
     close(np.load(tmp_path / "out.npy"), (A @ B).astype("f4"))
 
 
-@pytest.mark.parametrize("op", ["exp", "gelu"])
+@pytest.mark.parametrize("op", ["exp", pytest.param("gelu", marks=pytest.mark.slow)])
 def test_elementwise_work_has_the_same_bits_in_any_batches(op: str) -> None:
     results = []
     for limit in (None, 60_000, 9_000):

@@ -157,6 +157,8 @@ def test_docstring_is_complete(name: str) -> None:
         "dask_dgpu.array.poisson",
         "dask_dgpu.array.reductions",
         "dask_dgpu.array.stencil",
+        "dask_dgpu.batches.many",
+        "dask_dgpu.batches.run",
     ],
 )
 def test_examples_in_docstrings_run(module: str) -> None:
