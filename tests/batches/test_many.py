@@ -15,7 +15,7 @@ from tests.batches.test_run import STACK, A, B, Dataset, bounded, close
 
 def test_results_are_in_order() -> None:
     calls = [(each, B) for each in STACK]
-    with bounded(60_000):
+    with bounded(120_000):
         for found, each in zip(dgpu.run_many("matmul", calls), STACK, strict=True):
             close(found, each @ B)
 

@@ -99,7 +99,7 @@ def test_functions_are_planned_as_graphs() -> None:
 
 
 @given(room=st.integers(3, 1_200_000))
-@examples(60)
+@examples(30)
 def test_choices_fit_and_cost_least(room: int) -> None:
     def memory(lengths: Any) -> int:
         return elements(PRODUCT, lengths)
