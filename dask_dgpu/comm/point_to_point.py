@@ -75,7 +75,9 @@ class PointToPointComm(ABC):
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
         check_peers([root], self.size)
-        return self._start("broadcast", self._broadcast(flat(buffer), root))
+        ranks = [(root + step) % self.size for step in range(self.size)]
+        steps = self._broadcast(flat(buffer), ranks, self._next_tag())
+        return self._start("broadcast", steps)
 
     def all_gather(self, out: Buffer, part: Buffer) -> Work:
         check_gather(out, part, self.size)
@@ -161,20 +163,21 @@ class PointToPointComm(ABC):
             self._next_tag() if tag is None else tag,
         )
 
-    def _broadcast(self, buffer: Buffer, root: int) -> Steps:
-        """Binomial tree: rank r (the root is 0) receives from r without its lowest bit."""
-        tag = self._next_tag()
-        mine = (self.rank - root) % self.size
+    def _broadcast(self, buffer: Buffer, ranks: Sequence[int], tag: int) -> Steps:
+        """Copy the buffer of the first of some ranks to the others, this rank among them.
+
+        Binomial tree: the rank at place k receives from the place k without its lowest bit.
+        """
+        mine, size = ranks.index(self.rank), len(ranks)
         bit = 1
-        while bit < self.size and not mine & bit:
+        while bit < size and not mine & bit:
             bit *= 2
         if mine:
-            parent = (mine - bit + root) % self.size
-            yield from self._post([], [(parent, buffer)], tag)
+            yield from self._post([], [(ranks[mine - bit], buffer)], tag)
         children = []
         while (bit := bit // 2) >= 1:
-            if mine + bit < self.size:
-                children.append(((mine + bit + root) % self.size, buffer))
+            if mine + bit < size:
+                children.append((ranks[mine + bit], buffer))
         yield from self._post(children, [], tag)
 
     def _reduce_piece(
