@@ -167,7 +167,7 @@ def cost(plan: SumPlan, machine: Machine) -> float:
     itemsize = dtype_named(plan.dtype).itemsize
     read = max(plan.source.share(rank, itemsize) for rank in range(plan.size))
     exchanges = 1 if plan.task.method == "compensated" else 2
-    seconds = read / machine.memory_bandwidth + max(received(plan)) / machine.bandwidth
+    seconds = read / machine.memory_bandwidth + max(received(plan)) / machine.rank_rate(plan.size)
     return seconds + (exchanges * machine.latency if plan.size > 1 else 0.0)
 
 

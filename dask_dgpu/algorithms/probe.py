@@ -5,7 +5,7 @@ Ranks that share a processor, a memory or a link slow each other down here as in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.comm.two_level import Relays, two_level
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
+from graph_opt.model.hosts import Hosts
 
 REPETITIONS = 2
 """The best counts: whatever disturbs a measurement makes it slower."""
@@ -42,7 +44,7 @@ Array = Any
 Figures = dict[str, float]
 
 
-def products(dtype: str, comm: Comm, device: Device) -> Figures:
+def products(dtype: str, comm: Comm, device: Device, hosts: Hosts = ()) -> Figures:
     """Return operations per second of products of a dtype: square, tall, with a vector."""
     side = SIDE[device.kind]
     rows = BLOCK_BYTES[device.kind] // (side * np.dtype(dtype).itemsize)
@@ -56,7 +58,7 @@ def products(dtype: str, comm: Comm, device: Device) -> Figures:
     return found
 
 
-def memory(comm: Comm, device: Device) -> Figures:
+def memory(comm: Comm, device: Device, hosts: Hosts = ()) -> Figures:
     """Return bytes per second of a copy, read and written, and the seconds of a small step.
 
     As most results of a program, the copy is in new memory.
@@ -77,17 +79,40 @@ def memory(comm: Comm, device: Device) -> Figures:
     }
 
 
-def exchange(comm: Comm, device: Device) -> Figures:
+def exchange(comm: Comm, device: Device, hosts: Hosts = ()) -> Figures:
     """Return the seconds of a small exchange of all ranks, and bytes per second that one receives.
 
     The small exchange comes after some work, as in a program, so it includes the wait for the
     slowest rank. Exchanges one after the other take half of that time.
+
+    On several hosts, the bytes per second are those within a host, which a rank without another
+    on its host does not know. Further figures are those between hosts.
     """
     if comm.size == 1:
         return {}
+    if len(hosts) < 2:
+        everyone = range(comm.size)
+        return {"latency": _latency(comm, device), **_within(comm, device, everyone, comm.size)}
+    relays = Relays(hosts, comm.rank)
+    others = [rank for rank in range(comm.size) if rank not in relays.mine]
+    return {
+        "latency": _latency(comm, device),
+        "host_latency": _latency(two_level(comm, hosts), device),
+        **_within(comm, device, relays.mine, max(hosts)),
+        "host_bandwidth": len(relays.mine) * _received(comm, device, others, comm.size),
+    }
+
+
+def _within(comm: Comm, device: Device, ranks: range, most: int) -> Figures:
+    """Return the bytes per second from these ranks, of which this is one, if there are others."""
+    found = _received(comm, device, [rank for rank in ranks if rank != comm.rank], most)
+    return {"bandwidth": found} if len(ranks) > 1 else {}
+
+
+def _latency(comm: Comm, device: Device) -> float:
+    """Return the seconds of a small exchange; 0 is no figure."""
     sent, got = (_ones(device, (comm.size,), "float64") for _ in range(2))
     one_each = [1] * comm.size
-
     block = _ones(device, (BLOCK_BYTES[device.kind] // 8,), "uint8")
 
     def steps(exchanges: bool) -> None:
@@ -97,21 +122,28 @@ def exchange(comm: Comm, device: Device) -> Figures:
             if exchanges:
                 comm.all_to_all(got, one_each, sent, one_each).wait()
 
-    share = BLOCK_BYTES[device.kind] // comm.size
-    whole, out = (_ones(device, (share * (comm.size - 1),), "uint8") for _ in range(2))
-    counts = [0 if rank == comm.rank else share for rank in range(comm.size)]
+    alone, together = (_best(comm, device, partial(steps, each)) for each in (False, True))
+    return max(0.0, together - alone) / MESSAGES
+
+
+def _received(comm: Comm, device: Device, peers: Sequence[int], most: int) -> float:
+    """Return the bytes per second from some ranks, all of which exchange with this one.
+
+    Fewer than ``most`` ranks, the same number on all ranks, exchange with any.
+    """
+    share = BLOCK_BYTES[device.kind] // most
+    whole, out = (_ones(device, (share * len(peers),), "uint8") for _ in range(2))
+    counts = [0] * comm.size
+    for peer in peers:
+        counts[peer] = share
 
     def blocks() -> None:
         comm.all_to_all(out, counts, whole, counts).wait()
 
-    alone, together = (_best(comm, device, partial(steps, each)) for each in (False, True))
-    return {
-        "latency": max(0.0, together - alone) / MESSAGES,  # 0 is no figure
-        "bandwidth": sum(counts) / _best(comm, device, blocks, RUNS[device.kind]),
-    }
+    return sum(counts) / _best(comm, device, blocks, RUNS[device.kind])
 
 
-def window(comm: Comm, device: Device) -> Figures:
+def window(comm: Comm, device: Device, hosts: Hosts = ()) -> Figures:
     """Return the seconds of opening and closing memory to all ranks, if that is possible."""
     buffer = _ones(device, (8,), "uint8")
     first = comm.window([buffer])
@@ -128,13 +160,16 @@ def window(comm: Comm, device: Device) -> Figures:
     return {"window_seconds": _best(comm, device, once)}
 
 
-PARTS: Mapping[str, Callable[[Comm, Device], Figures]] = {
+PARTS: Mapping[str, Callable[[Comm, Device, Hosts], Figures]] = {
     "memory": memory,
     "exchange": exchange,
     "window": window,
     **{dtype: partial(products, dtype) for dtype in gemm.BLAS},
 }
-"""The measurements, each short: a gang may have to wait for one."""
+"""The measurements, each short: a gang may have to wait for one.
+
+Arguments are the communicator, the device, and the number of ranks on each host.
+"""
 
 
 def _ones(device: Device, shape: tuple[int, ...], dtype: str) -> Array:

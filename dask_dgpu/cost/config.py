@@ -15,7 +15,7 @@ from dask_dgpu.environment.facts import ClusterFacts, current_client, gather
 from dask_dgpu.environment.settings import Settings, read
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from graph_opt.model.cost import FIGURES, Machine
+from graph_opt.model.cost import FIGURES, HOST_FIGURES, Machine
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -72,8 +72,9 @@ class ClusterConfig(Shown):
         starts it in the background unless the setting ``dgpu.cost.measure`` is false.
 
         Every rank measures products (square, tall, with a vector) of each dtype of BLAS, a copy in
-        memory, a small exchange and one of large messages. Tasks measure the scheduler's cost of a
-        task, a round trip, and a transfer between workers.
+        memory, a small exchange and one of large messages. On several hosts, large messages are
+        measured within hosts and between them, and the small exchange also in two levels. Tasks
+        measure the scheduler's cost of a task, a round trip, and a transfer between workers.
         """
         check_flag("again", again)
         client, facts, settings = _connected(client)
@@ -113,6 +114,7 @@ class ClusterConfig(Shown):
         try:
             values = json.loads(Path(path).read_text())
             values["figures"] = tuple(values["figures"].items())
+            values["hosts"] = tuple(values.get("hosts", ()))  # older files know one host
             return cls(ClusterFacts(**values))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
@@ -162,7 +164,8 @@ class ClusterConfig(Shown):
     def _rows(self) -> Rows:
         facts, machine = self.facts, self.machine
         rows = []
-        for name in ("flops", *FIGURES):
+        further = [name for name in HOST_FIGURES if name in machine.measured]
+        for name in ("flops", *FIGURES, *further):
             unit = next((unit for end, unit in UNITS.items() if name.endswith(end)), "flop/s")
             value = machine.dask_rate if name == "dask_bandwidth" else getattr(machine, name)
             source = "measured" if name in machine.measured else "default"

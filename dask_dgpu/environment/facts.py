@@ -19,6 +19,7 @@ from dask_dgpu.environment.gpus import count_gpus
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.errors import DgpuError
 from graph_opt.model.cost import Machine, calibrated, machine_of
+from graph_opt.model.hosts import Hosts, hosts_of
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
@@ -52,16 +53,19 @@ class ClusterFacts:
     protocol: str = "tcp"  # of Dask's own transfers: tcp, tls, ucx, ucxx, or inproc
     hardware: str = ""  # processors or devices of the workers
     figures: tuple[tuple[str, float], ...] = ()  # measured rates, by name
+    hosts: Hosts = ()  # workers on each host; empty for one host
     machine: Machine = field(init=False)  # the rates of one rank
 
     def __post_init__(self) -> None:
         machine = machine_of(self.device, self.protocol, self.one_sided)
-        object.__setattr__(self, "machine", calibrated(machine, dict(self.figures)))
+        machine = calibrated(machine, dict(self.figures))
+        object.__setattr__(self, "machine", replace(machine, hosts=self.hosts))
 
     @property
     def kind(self) -> str:
-        """What measured rates hold for: hardware, transport and protocol."""
-        return f"{self.hardware}, {self.device}, {self.transport}, {self.protocol}"
+        """What measured rates hold for: hardware, transport, protocol, and several hosts."""
+        on_hosts = f", hosts of {self.hosts} workers" if self.hosts else ""
+        return f"{self.hardware}, {self.device}, {self.transport}, {self.protocol}{on_hosts}"
 
 
 ALONE = ClusterFacts(
@@ -120,6 +124,7 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
         scheduler=client.scheduler_info(n_workers=0)["id"],
         protocol=_protocol(probes),
         hardware=_together(client.run(hardware)),
+        hosts=_hosts(probes),
     )
 
 
@@ -141,6 +146,15 @@ def _protocol(workers: Iterable[str]) -> str:
     """Return the protocol of the workers' addresses, TCP if it is not the same for all."""
     protocols = {address.partition("://")[0] for address in workers}
     return protocols.pop() if len(protocols) == 1 else "tcp"
+
+
+def _hosts(workers: Iterable[str]) -> Hosts:
+    """Return the number of workers on each host, by their addresses; empty for one host."""
+    from distributed.comm.addressing import get_address_host
+
+    with suppress(ValueError):  # an address without a host
+        return hosts_of(sorted(map(get_address_host, workers)))
+    return ()
 
 
 def _gather(

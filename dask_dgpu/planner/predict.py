@@ -269,7 +269,7 @@ class Shares:
     def shipping(self, step: Local, machine: Machine) -> float:
         """Predict the seconds in which a step receives blocks of other ranks."""
         received = self._received([self.fixed.makings[step.output]])
-        return machine.latency + received / machine.bandwidth if received else 0.0
+        return machine.latency + received / machine.rank_rate(self.size) if received else 0.0
 
     def shipped(self) -> int:
         """Return the bytes of whole blocks that the busiest rank receives."""

@@ -11,6 +11,7 @@ import numpy as np
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.comm.timed import TimedComm
+from dask_dgpu.comm.two_level import two_level
 from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.value import Blocks, Facts, Given, conforming
@@ -63,6 +64,8 @@ class _Rank:
     ) -> None:
         self.todo = prepared(fixed, comm.rank)
         self.device, self.observer, self.names = device, observer, names
+        if program.machine.two_level(comm.size):
+            comm = two_level(comm, program.machine.hosts)
         self.timed = _timed(comm, device, program.transport)
         self.comm = self.timed or comm
         self.values = {fixed.numbers[name]: values.pop(name) for name in list(values)}

@@ -57,7 +57,7 @@ def is_worthwhile(structure: Structure, stay: Fixed, move: Fixed, size: int) -> 
     received = most_received(chain.from_iterable(move.moves.values()), values, size)
     if room is not None and ROOM * received > room:
         return False
-    moving = len(move.moves) * machine.latency + received / machine.bandwidth
+    moving = len(move.moves) * machine.latency + received / machine.rank_rate(size)
     return moving + _seconds(structure, move, size) < _seconds(structure, stay, size)
 
 
@@ -96,7 +96,7 @@ def _shipping(
 ) -> float:
     if not shipments:
         return 0.0
-    return machine.latency + most_received(shipments, values, size) / machine.bandwidth
+    return machine.latency + most_received(shipments, values, size) / machine.rank_rate(size)
 
 
 def _values(structure: Structure) -> list[Value]:

@@ -7,7 +7,7 @@ ranks are known at launch; then :mod:`dask_dgpu.runtime.plans` plans it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dask_dgpu.comm.bootstrap import Transport
@@ -15,6 +15,7 @@ from dask_dgpu.operations.value import Collective, Local, Need, Value
 from dask_dgpu.runtime.blockworks import Blockworks
 from graph_opt.dask_graph.emit import Plain
 from graph_opt.model.cost import Machine
+from graph_opt.model.hosts import Hosts
 from graph_opt.model.layout import Index
 from graph_opt.model.piece import Wanted, label_of
 
@@ -60,6 +61,12 @@ class Program:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"plain": None}
+
+    def on_hosts(self, hosts: Hosts) -> Program:
+        """Return the program for ranks on these hosts; on one host it is this one."""
+        if hosts == self.machine.hosts:
+            return self
+        return replace(self, machine=replace(self.machine, hosts=hosts))
 
     @property
     def name(self) -> str:

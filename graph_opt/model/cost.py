@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from math import inf, prod
 from typing import Any
 
+from graph_opt.model.hosts import Hosts
 from graph_opt.model.layout import dtype_named
 
 Shape = tuple[int, int, int]
@@ -59,6 +60,10 @@ class Machine:
     - ``step_seconds``: cost of a program's step on the host: plan, launch and report it.
     - ``transform_share``: fraction of ``flops`` that a Fourier transform reaches: memory limits
       it.
+    - ``hosts``: number of ranks on each host, numbered host by host; empty for one host.
+    - ``host_bandwidth``: bytes per second that one host receives from others while all hosts
+      exchange; ``None`` if it is not known. ``bandwidth`` is that within a host if it is.
+    - ``host_latency``: seconds of the smallest collective in two levels, within hosts and between.
     - ``measured``: the names of the fields that were measured on this cluster; the others are
       defaults.
     """
@@ -76,12 +81,44 @@ class Machine:
     round_trip_seconds: float = 1e-2
     step_seconds: float = 5e-4
     transform_share: float = 0.1
+    hosts: Hosts = ()
+    host_bandwidth: float | None = None
+    host_latency: float | None = None
     measured: tuple[str, ...] = ()
 
     @property
     def dask_rate(self) -> float:
         """Bytes per second that one worker receives if Dask transfers blocks."""
         return self.dask_bandwidth or self.bandwidth
+
+    def spread_over(self, size: int) -> bool:
+        """Whether a gang of ``size`` ranks is on several hosts whose links have a known rate."""
+        return self.host_bandwidth is not None and len(self.hosts) > 1 and sum(self.hosts) == size
+
+    def two_level(self, size: int) -> bool:
+        """Whether collectives of ``size`` ranks run within hosts and then between them.
+
+        They do if links between hosts are slower for a rank than those within.
+        """
+        if self.host_bandwidth is None or not self.spread_over(size):
+            return False
+        most = max(self.hosts)
+        return most > 1 and self.host_bandwidth < most * self.bandwidth
+
+    def rank_rate(self, size: int) -> float:
+        """Return bytes per second that one of ``size`` ranks receives, whoever sends them.
+
+        If all ranks of a host receive from other hosts, they share its link.
+        """
+        if self.host_bandwidth is None or not self.spread_over(size):
+            return self.bandwidth
+        return min(self.bandwidth, self.host_bandwidth / max(self.hosts))
+
+    def collective_seconds(self, size: int) -> float:
+        """Return the seconds of the smallest collective, in two levels if they run so."""
+        if self.two_level(size) and self.host_latency is not None:
+            return self.host_latency
+        return self.latency
 
     def product_rate(self, shape: tuple[int, int, int], dtype: str) -> float:
         """Return the rate of a local product of shape ``(m, k, n)``, operations per second."""
@@ -115,6 +152,9 @@ FIGURES = (
     "step_seconds",
 )
 """The figures of a machine that are measured, besides those of products and windows."""
+
+HOST_FIGURES = ("host_bandwidth", "host_latency")
+"""The figures that are measured besides these if there are several hosts."""
 
 # Orders of magnitude, to choose between plans: four ranks on two cores over loopback, and one
 # H200 of eight with NVLink; docs/performance.md has the measurements.
@@ -175,9 +215,8 @@ def calibrated(machine: Machine, figures: Mapping[str, float]) -> Machine:
     products = {
         dtype: ProductRates(**found) for dtype, found in rates.items() if found.keys() == shapes
     }
-    values: dict[str, Any] = {
-        name: value for name, value in good.items() if name in (*FIGURES, "window_seconds")
-    }
+    known = {*FIGURES, *HOST_FIGURES, "window_seconds"}
+    values: dict[str, Any] = {name: value for name, value in good.items() if name in known}
     if products:
         values["products"] = tuple(products.items())
     if "float64" in products:

@@ -12,6 +12,7 @@ from dask_dgpu.algorithms import probe
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.kernels.device.host import HostDevice
 from graph_opt.model.cost import FIGURES, HOST, calibrated
+from tests.support.threads import run_wire
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +39,17 @@ def test_every_part_measures_on_every_rank(size: int) -> None:
         assert answer.keys() == names_of_all
         assert answer.pop("latency", 0) >= 0  # a difference, lost in the noise for such sizes
         assert all(value > 0 and isfinite(value) for value in answer.values())
+
+
+@pytest.mark.parametrize("hosts", [(2, 2), (1, 3), (1, 1)])
+def test_hosts_have_rates_within_and_between(hosts: tuple[int, ...]) -> None:
+    size = sum(hosts)
+    answers, _ = run_wire(size, lambda comm: probe.exchange(comm, HostDevice(), hosts))
+    for rank, answer in enumerate(answers):
+        alone = hosts[0 if rank < hosts[0] else 1] == 1
+        names = {"latency", "host_latency", "host_bandwidth", "bandwidth"}
+        assert answer.keys() == names - ({"bandwidth"} if alone else set())
+        assert all(value >= 0 and isfinite(value) for value in answer.values())
 
 
 def test_the_cost_model_knows_all_figures() -> None:

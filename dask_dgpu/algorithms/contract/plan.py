@@ -213,9 +213,9 @@ def cost(plan: OwnerPlan, machine: Machine) -> float:
     rate = machine.product_rate((m, k, n), plan.accumulator)
     compute = 2 * elements * (plan.a.cuts[2][-1] + inner * machine.ramp) / rate
     compute = max(compute, 2 * inner * elements * itemsize / machine.memory_bandwidth)
-    received = plan.received
-    transfer = received.sum(axis=1).max() / machine.bandwidth
-    first = received[:, 0].max() / machine.bandwidth
+    received, link = plan.received, machine.rank_rate(plan.size)
+    transfer = received.sum(axis=1).max() / link
+    first = received[:, 0].max() / link
     seconds = pipelined(compute, transfer, first, plan.rounds)
     return float(seconds + machine.latency * np.count_nonzero(received.any(axis=0)))
 

@@ -19,6 +19,7 @@ from dask_dgpu.algorithms.halo.cells import (
 from dask_dgpu.algorithms.redistribute.moves import Ints, indices_at, table_of
 from dask_dgpu.algorithms.redistribute.plan import check_owners
 from graph_opt.model.cost import Machine
+from graph_opt.model.hosts import transfer_seconds
 from graph_opt.model.layout import Bare, Index, Layout, cuts_of
 
 NAMES = ("none", "periodic", "reflect", "mirror", "nearest")
@@ -172,8 +173,7 @@ def cost(plan: Assembly, machine: Machine, *, copied: bool = True) -> float:
     """
     counts = traffic(plan)
     sent, received = counts.sum(axis=1), counts.sum(axis=0)
-    moved = int(np.maximum(sent, received).max(initial=0))
-    transfer = moved / machine.bandwidth + (machine.latency if moved else 0.0)
+    transfer = transfer_seconds(counts, machine) + (machine.latency if counts.any() else 0.0)
     inside = 0
     if copied:
         inside = max(plan.target.share(rank, plan.itemsize) for rank in range(plan.size))

@@ -121,7 +121,7 @@ def plan_jacobi(
     round_seconds = sweeps_cost(sweeps, sweeps.steps, machine, arrays=3)
     every = 1
     if size > 1 and round_seconds:
-        every = ceil(machine.latency / (CHECK_SHARE * round_seconds))
+        every = ceil(machine.collective_seconds(size) / (CHECK_SHARE * round_seconds))
     rounds = -(-task.max_iterations // sweeps.steps)
     # the end is noticed two checks late
     every = max(1, min(every, rounds // 10))
@@ -134,7 +134,7 @@ def cost(plan: JacobiPlan, machine: Machine) -> float:
     seconds = sweeps_cost(plan.sweeps, task.max_iterations, machine, arrays=3)
     checks = 2 + task.max_iterations // (plan.every * plan.sweeps.steps)
     if plan.sweeps.size > 1:
-        seconds += checks * machine.latency
+        seconds += checks * machine.collective_seconds(plan.sweeps.size)
     return seconds + (0.0 if plan.rhs_into is None else move_cost(plan.rhs_into, machine))
 
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -21,6 +21,7 @@ from distributed import Client, Future
 
 from dask_dgpu.algorithms.probe import BLOCK_BYTES, PARTS, Figures
 from dask_dgpu.runtime.scheduler.epoch import Epochs
+from dask_dgpu.runtime.scheduler.members import by_host, member_hosts
 from dask_dgpu.runtime.worker.quiet import MEASUREMENT
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class Rates:
     async def _measure(self, terms: Terms) -> Figures:
         figures: Figures = {}
         await self._idle()
-        members = tuple(self.scheduler.workers)
+        members = by_host(self.scheduler.workers)
         try:
             for part in PARTS:
                 figures |= await self._undisturbed(partial(self._part, part, members, terms))
@@ -192,7 +193,8 @@ class Rates:
         self._answers[ticket] = set(members), answers, done
         epoch = members, terms.transport, terms.timeout
         try:
-            await self.epochs.connect(*epoch, part=part, ticket=ticket)
+            hosts = member_hosts(members)
+            await self.epochs.connect(*epoch, part=part, ticket=ticket, hosts=hosts)
             await asyncio.wait_for(done, PATIENCE)
         finally:
             del self._answers[ticket]
@@ -203,11 +205,15 @@ class Rates:
 
 
 def _each(answers: list[Figures], *, best: bool) -> Figures:
-    """Return the best of each figure, or the worst: a short time and a high rate are good."""
+    """Return the best of each figure, or the worst: a short time and a high rate are good.
+
+    A rank alone on its host lacks the figures within a host.
+    """
     found = {}
-    for name in answers[0]:
-        is_time = name.endswith("seconds") or name == "latency"
-        found[name] = (min if is_time == best else max)(answer[name] for answer in answers)
+    for name in dict.fromkeys(chain.from_iterable(answers)):
+        is_time = name.endswith(("seconds", "latency"))
+        values = [answer[name] for answer in answers if name in answer]
+        found[name] = (min if is_time == best else max)(values)
     return found
 
 

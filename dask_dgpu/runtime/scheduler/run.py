@@ -17,6 +17,7 @@ from dask_dgpu.runtime.package import Package
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.scheduler.blocks import worker_with
+from dask_dgpu.runtime.scheduler.members import member_hosts
 from graph_opt.dask_graph.emit import Plain
 
 if TYPE_CHECKING:
@@ -120,10 +121,11 @@ class Run:
 
     def plan(self) -> None:
         """Plan the program and pickle the plans, and the program; may take seconds."""
-        found = plans(self.program, self.owners, len(self.members))
+        program = self.program.on_hosts(member_hosts(self.members))
+        found = plans(program, self.owners, len(self.members))
         self.placed = found.placed()
         self.collectives = found.collectives
-        bare = replace(self.program, room=None)  # free memory varies, and is the plans' matter
+        bare = replace(program, room=None)  # free memory varies, and is the plans' matter
         self.package, tokens = Package.of(pickle.dumps(bare), found.fixed.payload)
         self.tokens = b"".join(tokens)
 

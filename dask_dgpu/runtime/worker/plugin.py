@@ -229,14 +229,20 @@ class GangWorkerPlugin(WorkerPlugin):
             del call
 
     def _join_early(
-        self, epoch: str, rank: int, part: str | None = None, ticket: int = 0, **fields: Any
+        self,
+        epoch: str,
+        rank: int,
+        part: str | None = None,
+        ticket: int = 0,
+        hosts: Sequence[int] = (),
+        **fields: Any,
     ) -> None:
-        """Connect, and measure a part of the rates if there is one."""
+        """Connect, and measure a part of the rates of ranks on hosts if there is one."""
         figures: Figures | None = None
         try:
             comm = self.member.join(epoch=epoch, rank=rank, **fields)
             if part is not None:
-                figures = PARTS[part](comm, self.member.device)
+                figures = PARTS[part](comm, self.member.device, tuple(hosts))
         except CommAbortedError:
             pass  # the epoch is over
         except Exception as error:

@@ -1,0 +1,22 @@
+"""The hosts of a gang's members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from distributed.comm.addressing import get_address_host
+
+from graph_opt.model.hosts import Hosts, hosts_of
+
+
+def by_host(members: Iterable[str]) -> tuple[str, ...]:
+    """Order addresses host by host: hosts and the members of each in their present order."""
+    hosts: dict[str, list[str]] = {}
+    for member in members:
+        hosts.setdefault(get_address_host(member), []).append(member)
+    return tuple(member for found in hosts.values() for member in found)
+
+
+def member_hosts(members: Sequence[str]) -> Hosts:
+    """Return the number of members on each host, empty for one host; see :func:`hosts_of`."""
+    return hosts_of([get_address_host(member) for member in members])
