@@ -11,6 +11,7 @@ from dask_dgpu.algorithms.redistribute.plan import (
     RedistributePlan,
     buffer_bytes,
     cost,
+    in_levels,
     plan_redistribute,
     traffic,
     workspace,
@@ -43,7 +44,7 @@ def _plan(request: Request) -> RechunkPlan:
     share = max(target.share(rank, np.dtype(dtype).itemsize) for rank in range(request.size))
     limit = buffer_bytes(share, share, request.machine)
     plan = plan_redistribute(source.layout, target, dtype, request.size, limit=limit)
-    return RechunkPlan(plan, request.task)
+    return RechunkPlan(in_levels(plan, request.machine), request.task)
 
 
 def _run(

@@ -16,6 +16,7 @@ from dask_dgpu.algorithms.redistribute.plan import (
     LEAST,
     RedistributePlan,
     buffer_bytes,
+    in_levels,
     plan_redistribute,
     traffic,
     workspace,
@@ -119,6 +120,7 @@ def plan_on_ranks(
             if move is None or workspace(move) > LEAST + spare:
                 spare = share if spent or stage is None else 0
                 move = plan_redistribute(*ends, limit=buffer_bytes(share, spare, machine))
+            move = in_levels(move, machine)
             present = move.target
         moves.append(move)
         layouts.append(present)

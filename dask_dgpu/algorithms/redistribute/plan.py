@@ -19,6 +19,7 @@ from dask_dgpu.algorithms.redistribute.moves import (
     table_of,
 )
 from graph_opt.model.cost import Machine, pipelined
+from graph_opt.model.hosts import Hosts, relayed_bytes, relays, transfer_seconds
 from graph_opt.model.layout import Bare, Cuts, Layout, Lengths, even_spans
 
 LEAST = 64 << 20
@@ -50,6 +51,9 @@ class RedistributePlan(Bare):
         one round.
     transformed : bool
         Whether the caller's ``read`` computes units; their memory then counts within ``limit``.
+    hosts : tuple of int
+        Number of ranks on each host if rounds are exchanged in two levels, within hosts and then
+        between them, with the memory of relays beyond ``limit``; else empty.
     """
 
     source: Layout
@@ -59,6 +63,7 @@ class RedistributePlan(Bare):
     limit: int
     unit_cuts: tuple[Cuts, ...]
     transformed: bool = False
+    hosts: Hosts = ()
 
     @property
     def itemsize(self) -> int:
@@ -125,6 +130,18 @@ def plan_redistribute(
     return replace(plan, unit_cuts=cuts)
 
 
+def in_levels(plan: RedistributePlan, machine: Machine) -> RedistributePlan:
+    """Return the plan with exchanges in two levels, if they are predicted to be quicker.
+
+    They send fewer and larger messages between hosts, but most bytes travel within hosts too.
+    """
+    if not machine.two_level(plan.size):
+        return plan
+    levels = replace(plan, hosts=machine.hosts)
+    vars(levels).update({"overlap": plan.overlap, "moves": plan.moves, "copied": plan.copied})
+    return levels if cost(levels, machine) < cost(plan, machine) else plan
+
+
 def _unit_cuts(
     cuts: tuple[Cuts, ...], itemsize: int, most: int, whole_axes: tuple[int, ...]
 ) -> tuple[Cuts, ...]:
@@ -185,9 +202,21 @@ def workspace(plan: RedistributePlan) -> int:
     """Return the most bytes of a rank beyond its source and target blocks.
 
     These are the message buffers of two rounds and, if ``plan.transformed``, the units of two
-    rounds, without the workspace of ``read``.
+    rounds, without the workspace of ``read``. In two levels, a rank also has what it relays in a
+    round, joined by sender and by receiver, and its own part for relays.
     """
-    return min(2, plan.rounds) * plan.moves.busiest
+    relayed = 2 * _relayed_in_round(plan) + plan.moves.busiest if plan.hosts else 0
+    return min(2, plan.rounds) * plan.moves.busiest + relayed
+
+
+def _relayed_in_round(plan: RedistributePlan) -> int:
+    """Return the most bytes that a rank relays in a round."""
+    moves = plan.moves
+    relay = relays(plan.hosts)[moves.sender, moves.receiver]
+    there = relay >= 0
+    nbytes = moves.length[there] * plan.itemsize
+    shape = max(1, plan.rounds), plan.size
+    return int(table_of(moves.round[there], relay[there], nbytes, shape).max(initial=0))
 
 
 def buffer_bytes(share: int, spare: int, machine: Machine, *, transformed: bool = False) -> int:
@@ -198,7 +227,7 @@ def buffer_bytes(share: int, spare: int, machine: Machine, *, transformed: bool 
     ``r * start + transfer / r`` is minimal if both terms are equal.
     """
     start = machine.latency + ROUND_SECONDS
-    rounds = max(1.0, sqrt(share / machine.bandwidth / start))
+    rounds = max(1.0, sqrt(share / machine.rank_rate(sum(machine.hosts)) / start))
     counted = (3 if transformed else 2) * share
     return min(max(LEAST, int(2 * counted / rounds)), LEAST + spare)
 
@@ -211,11 +240,17 @@ def cost(plan: RedistributePlan, machine: Machine) -> float:
     sent, received = away.sum(axis=1), away.sum(axis=0)
     copied = 2 * int((sent + received + plan.copied.diagonal()).max())  # read and written
     moved = int(np.maximum(sent, received).max())
-    transfer = moved / machine.bandwidth
+    transfer, start = transfer_seconds(away, machine), machine.latency if moved else 0.0
+    if plan.hosts:
+        relayed = int(relayed_bytes(away, plan.hosts).max())
+        transfer += relayed / machine.bandwidth + 4 * relayed / machine.memory_bandwidth
+        start = machine.collective_seconds(plan.size)
+    elif machine.spread_over(plan.size):  # the latency is that of a message to each rank
+        start *= int(np.count_nonzero(away, axis=1).max()) / (plan.size - 1)
     seconds = pipelined(
         copied / machine.memory_bandwidth, transfer, transfer / plan.rounds, plan.rounds
     )
-    return seconds + plan.rounds * ((machine.latency if moved else 0.0) + ROUND_SECONDS)
+    return seconds + plan.rounds * (start + ROUND_SECONDS)
 
 
 def settled(held: Lengths, sizes: Sequence[int], even: Sequence[int]) -> Sequence[int]:
