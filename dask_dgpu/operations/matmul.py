@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.algorithms.summa.choose import cost, owners_along, plan_summa, traffic, workspace
+from dask_dgpu.algorithms.summa.choose import cost, owners_along, plan_summa, transfers_of
 from dask_dgpu.algorithms.summa.options import DEFAULTS, Options
 from dask_dgpu.algorithms.summa.plan import Block, Operand, SummaPlan
 from dask_dgpu.algorithms.summa.rank import summa_rank
+from dask_dgpu.algorithms.summa.traffic import pieces_of, traffic, workspace
 from dask_dgpu.algorithms.summa.wire import (
     ENCODED,
     Encoding,
@@ -124,9 +125,10 @@ def _run(
 
 
 def _cost(part: PartProduct, machine: Machine) -> Cost:
-    plan = part.plan
-    steps = [traffic(plan, step)[1] for step in range(plan.steps)]
+    plan, find = part.plan, pieces_of(part.plan)
+    steps = [traffic(plan, step, find)[1] for step in range(plan.steps)]
     received = np.sum(steps, axis=0).tolist()
+    machine = transfers_of(plan, machine, max(received))
     strategy, wanted = _strategy(plan), part.options.strategy
     if wanted != "auto":
         strategy = f"strategy {wanted!r}, {strategy}"

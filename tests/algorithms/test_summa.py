@@ -13,17 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.summa.choose import (
-    Needs,
-    cost,
-    owners_along,
-    plan_summa,
-    traffic,
-    workspace,
-)
+from dask_dgpu.algorithms.summa.choose import cost, owners_along, plan_summa
 from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.algorithms.summa.schedule import schedule
+from dask_dgpu.algorithms.summa.traffic import Needs, traffic, workspace
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice

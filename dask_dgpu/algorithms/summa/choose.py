@@ -10,18 +10,28 @@ from math import prod
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from dask_dgpu.algorithms.summa.levels import linked, quickest, seated
 from dask_dgpu.algorithms.summa.options import Strategy
 from dask_dgpu.algorithms.summa.plan import Floats, Ints, Mesh, Operand, SummaPlan
-from dask_dgpu.algorithms.summa.schedule import aligned, panel_counts
-from dask_dgpu.algorithms.summa.wire import EXACT
+from dask_dgpu.algorithms.summa.schedule import panel_counts
+from dask_dgpu.algorithms.summa.traffic import Needs, workspace
+from dask_dgpu.algorithms.summa.wire import EXACT, Sparse
 from graph_opt.model.cost import Machine, pipelined
-from graph_opt.model.layout import Cuts, Span
+from graph_opt.model.layout import Cuts
 
 LINES = ("row", "column", "inner")
 """The strategies on a line of ranks, in the order of a mesh's axes."""
 
+Candidate = tuple[SummaPlan, Mesh | None]
+"""A plan without places, and the part of its mesh that a host has, if hosts are equal."""
+
 PANEL_SECONDS = 1e-4
 """The host's work for a panel, which counts in products with a vector."""
+
+
+DOUBLED = 4
+"""On several hosts, times by which there may be more panels to save memory: each costs a latency
+between hosts."""
 
 
 def plan_summa(
@@ -58,11 +68,16 @@ def plan_summa(
         raise ValueError(f"expected positive steps, got {steps}")
     best: tuple[float, float, SummaPlan] | None = None
     owned = int((a.shares(size) + b.shares(size)).max())
-    meshes = [mesh] if mesh else _meshes(a, b, size, strategy)
+    chosen = _candidates(a, b, size, machine, strategy, mesh)
     reads = machine.one_sided and a.encoding == b.encoding == EXACT  # reads do not convert
-    even = [SummaPlan(a, b, dtype, size, each, (), 1, 1, reads) for each in meshes]
-    for bare in [*even, *_by_owners(even)]:
-        plan, moved, stays = _placed(bare)
+    hosts = machine.hosts if machine.spread_over(size) else ()
+    exact = not any(isinstance(each.encoding, Sparse) for each in (a, b))
+    even = [
+        (SummaPlan(a, b, dtype, size, each, (), 1, 1, reads, hosts=hosts if exact else ()), part)
+        for each, part in chosen
+    ]
+    for bare, part in [*even, *_by_owners(even)]:
+        plan, moved, stays, link = _placed(bare, part, machine)
         plan = replace(plan, one_sided=reads and moved > machine.window_seconds * machine.bandwidth)
         needs, reduction = None, plan.reduction_bytes
         for count in [steps] if steps else panel_counts(plan):
@@ -73,10 +88,14 @@ def plan_summa(
             panels = min(stepped.workspace_limit, 4 * stepped.panel_bytes(count) + reduction)
             peak = owned + stepped.sum_bytes + panels
             over = max(0.0, peak - room) if room is not None else 0.0
-            if best is not None and (over, cost(stepped, machine, moved, 0.0)) >= best[:2]:
+            if best is not None and (over, cost(stepped, link, moved, 0.0)) >= best[:2]:
                 continue  # not even if its first transfer were hidden
-            needs = needs or Needs(plan)
-            found = over, cost(stepped, machine, moved, max(needs.received(stepped, 0)))
+            if hosts:  # of all transfers the busiest rank's share
+                first = moved / count
+            else:
+                needs = needs or Needs(plan)
+                first = max(needs.received(stepped, 0))
+            found = over, cost(stepped, link, moved, first)
             if best is None or found < best[:2]:
                 best = *found, stepped
     assert best is not None  # (1, 1, 1) always fits
@@ -84,8 +103,9 @@ def plan_summa(
     # a rank that owns much more than its share sends more than a panel in a step
     limit, reduction = plan.workspace_limit, plan.reduction_bytes
     limit += reduction if reduction > limit else 0  # a forced strategy may have large partial sums
-    while plan.steps < plan.deepest and workspace(plan) > limit:
-        plan = replace(plan, steps=min(2 * plan.steps, plan.deepest))
+    most = min(plan.deepest, DOUBLED * plan.steps if plan.hosts else plan.deepest)
+    while plan.steps < most and workspace(plan) > limit:
+        plan = replace(plan, steps=min(2 * plan.steps, most))
     return plan
 
 
@@ -123,6 +143,15 @@ def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> fl
     return seconds
 
 
+def _candidates(
+    a: Operand, b: Operand, size: int, machine: Machine, strategy: Strategy, mesh: Mesh | None
+) -> list[tuple[Mesh, Mesh | None]]:
+    """Return meshes to compare, and the part of a host in each; on one host all meshes."""
+    if not machine.spread_over(size):
+        return [(each, None) for each in ([mesh] if mesh else _meshes(a, b, size, strategy))]
+    return quickest([mesh] if mesh else _meshes(a, b, size, strategy), a, b, machine)
+
+
 def _meshes(a: Operand, b: Operand, size: int, strategy: Strategy) -> list[Mesh]:
     """Return the meshes of a strategy with at least one block of C for each rank of a layer."""
     most = [max(1, min(size, length)) for length in (a.grid[0], b.grid[1], a.columns[-1])]
@@ -139,16 +168,16 @@ def _meshes(a: Operand, b: Operand, size: int, strategy: Strategy) -> list[Mesh]
     return flat or found  # no mesh has two axes on fewer than four ranks
 
 
-def _by_owners(plans: list[SummaPlan]) -> list[SummaPlan]:
+def _by_owners(plans: list[Candidate]) -> list[Candidate]:
     """Divide rows, columns and contraction by the owners of their blocks, if this is possible.
 
     Blocks of a rank must be side by side, and the ranks as many as the mesh has along the axis.
     """
-    a, b = plans[0].a, plans[0].b
+    a, b = plans[0][0].a, plans[0][0].b
     cuts = a.rows, b.columns, a.columns
-    edges = list(map(_edges, owners_along(a, b, plans[0].size), cuts))
+    edges = list(map(_edges, owners_along(a, b, plans[0][0].size), cuts))
     found = []
-    for plan in plans:
+    for plan, part in plans:
         rows, columns, inner = (
             tuple(pairwise(each)) if len(each) == extent + 1 > 2 else ()
             for each, extent in zip(edges, plan.mesh, strict=True)
@@ -156,7 +185,7 @@ def _by_owners(plans: list[SummaPlan]) -> list[SummaPlan]:
         layers = tuple((a.columns[lo], a.columns[hi]) for lo, hi in inner)
         owned = replace(plan, rows=rows, columns=columns, layers=layers)
         if owned.spans != plan.spans:
-            found.append(owned)
+            found.append((owned, part))
     return found
 
 
@@ -188,21 +217,37 @@ def _owners(operand: Operand, size: int, axis: int) -> Floats:
     return nbytes
 
 
-def _placed(plan: SummaPlan) -> tuple[SummaPlan, float, list[bool]]:
-    """Place each rank where it owns most of its operands.
+def _placed(
+    plan: SummaPlan, part: Mesh | None, machine: Machine
+) -> tuple[SummaPlan, float, list[bool], Machine]:
+    """Place each rank where it owns most of its operands; a host has this part of the mesh.
 
-    Returns the plan, the bytes that the busiest rank receives, and which operands stay.
+    Returns the plan, the bytes that the busiest rank receives, which operands stay, and the machine
+    with the bandwidth of these transfers.
     """
     owned = [_owned_bytes(plan, which) for which in (0, 1)]
     local = owned[0][:, :, None, :] + owned[1][:, None, :, :]
     needed = local.sum(axis=0).reshape(-1)
+    seats: Ints
+    if part is not None:
+        ranks = np.array(seated(local, plan, part, machine.hosts))
+        seats = np.arange(plan.size)
+    else:
+        ranks, seats = linear_sum_assignment(local.reshape(plan.size, -1), maximize=True)
     local = local.reshape(plan.size, -1)
-    ranks, seats = linear_sum_assignment(local, maximize=True)
     places = np.zeros(prod(plan.mesh), np.int64)
     places[seats] = ranks
     received = max(0.0, float((needed[seats] - local[ranks, seats]).max()))
     placed = replace(plan, places=tuple(places.tolist()))
-    return placed, received, [_stays(placed, which, owned[which]) for which in (0, 1)]
+    stays = [_stays(placed, which, owned[which]) for which in (0, 1)]
+    return placed, received, stays, linked(placed, machine, owned, received)
+
+
+def transfers_of(plan: SummaPlan, machine: Machine, received: float) -> Machine:
+    """Return the machine with the bandwidth of a plan's transfers; see :func:`linked`."""
+    if not machine.spread_over(plan.size):
+        return machine
+    return linked(plan, machine, [_owned_bytes(plan, which) for which in (0, 1)], received)
 
 
 def _stays(plan: SummaPlan, which: int, nbytes: Floats) -> bool:
@@ -243,61 +288,3 @@ def _in_place(plan: SummaPlan, stays: Sequence[bool]) -> tuple[bool, bool]:
         for there, operand, other in zip(stays, plan.operands, plan.extents[::-1], strict=True)
     )
     return left, right
-
-
-class Needs:
-    """Bytes that each rank needs from others, as curves along the contraction.
-
-    ``curve(k)`` is the bytes up to position k. So the bytes of any panel are the difference of two
-    points, for any number of steps.
-    """
-
-    def __init__(self, plan: SummaPlan) -> None:
-        self._curves: list[tuple[int, Cuts, Floats]] = []
-        for rank, place in plan.positions.items():
-            for axis, operand in enumerate(plan.operands):
-                mine, inner = slice(*plan.spans[axis][place[axis]]), operand.cuts[1 - axis]
-                remote = operand.ranks != rank
-                lengths = np.diff(operand.cuts[axis])[mine]
-                each = lengths @ (remote if axis == 0 else remote.T)[mine]
-                width = operand.encoding.element_bytes(operand.itemsize)
-                total = np.cumsum(each * np.diff(inner)) * width
-                self._curves.append((rank, inner, np.concatenate([[0], total])))
-
-    def received(self, plan: SummaPlan, step: int) -> list[int]:
-        """Return the bytes that each rank needs from others in a step, of elements alone."""
-        received = [0] * plan.size
-        for rank, inner, curve in self._curves:
-            start, stop = np.interp(plan.panel(rank, step), inner, curve)
-            received[rank] += round(stop - start)
-        return received
-
-
-def workspace(plan: SummaPlan) -> int:
-    """Return the most bytes of a rank beyond its share of A, B and C."""
-    most = np.max([traffic(plan, step) for step in range(plan.steps)], axis=0)
-    panels = min(2, plan.steps) * plan.panel_bytes(plan.steps)
-    return int(most.sum(axis=0).max()) + panels + max(plan.reduction_bytes, plan.copied_bytes)
-
-
-def traffic(plan: SummaPlan, step: int) -> Ints:
-    """Return the bytes that each rank sends, and those that each receives, in a step."""
-    sent, received = both = np.zeros((2, plan.size), np.int64)
-    for destination in plan.places:
-        rows, columns = plan.rectangle(destination)
-        panel = plan.panel(destination, step)
-        needed = _by_owner(plan.a, rows, panel, plan.size)
-        needed += _by_owner(plan.b, panel, columns, plan.size)
-        needed[destination] = 0
-        sent += needed
-        received[destination] += needed.sum()
-    return both
-
-
-def _by_owner(matrix: Operand, rows: Span, columns: Span, size: int) -> Ints:
-    """Return the bytes in messages of a part of a matrix, for each owner."""
-    heights = np.diff(np.clip(matrix.rows, *rows))
-    widths = np.diff(np.clip(matrix.columns, *columns))
-    there = np.ix_(heights > 0, widths > 0)
-    nbytes = aligned(matrix.piece_bytes(heights[:, None], widths[None, :])[there])
-    return np.bincount(matrix.ranks[there].ravel(), nbytes.ravel(), size).astype(np.int64)

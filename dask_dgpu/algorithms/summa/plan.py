@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.algorithms.summa.wire import EXACT, Encoding, Sparse
+from graph_opt.model.hosts import Hosts, host_by_rank
 from graph_opt.model.layout import Bare, Cuts, Layout, Span, block_spans, even_spans
 
 Block = tuple[int, int]
@@ -25,6 +26,15 @@ Mesh = tuple[int, int, int]
 
 WIDE = 512
 """Columns of a block that is multiplied alone: a wider product is not faster."""
+
+
+ALIGN = 16
+"""Pieces in a message start at multiples of this, in bytes; views of any dtype are aligned."""
+
+
+def aligned(nbytes: Any) -> Any:
+    """Round bytes up to a multiple of ``ALIGN``."""
+    return -(-nbytes // ALIGN) * ALIGN
 
 
 @dataclass(frozen=True)
@@ -103,6 +113,9 @@ class SummaPlan(Bare):
     rows, columns, layers : tuple of (int, int)
         Block rows of C for each row of the mesh, block columns of C for each column, and positions
         along the contraction for each layer; even shares if empty.
+    hosts : tuple of int
+        Number of ranks on each host if a host gets each piece from other hosts once, and its ranks
+        pass it on; else empty.
     """
 
     a: Operand
@@ -118,6 +131,7 @@ class SummaPlan(Bare):
     rows: tuple[Span, ...] = ()
     columns: tuple[Span, ...] = ()
     layers: tuple[Span, ...] = ()
+    hosts: Hosts = ()
 
     @property
     def operands(self) -> tuple[Operand, Operand]:
@@ -201,15 +215,45 @@ class SummaPlan(Bare):
         return (self.a.rows[i0], self.a.rows[i1]), (self.b.columns[j0], self.b.columns[j1])
 
     def panel(self, rank: int, step: int) -> Span:
-        """Return a rank's positions along the contraction in a step.
-
-        Ranks of one layer start at different panels, evenly spread, and wrap around.
-        """
+        """Return a rank's positions along the contraction in a step; see :meth:`panel_number`."""
         if rank not in self.positions:
             return 0, 0
-        r, c, d = self.positions[rank]
-        shift = (r * self.mesh[1] + c) * self.steps // (self.mesh[0] * self.mesh[1])
-        return even_spans(*self.depth_spans[d], self.steps)[(step + shift) % self.steps]
+        return self.panels(self.positions[rank][2])[self.panel_number(rank, step)]
+
+    def panel_number(self, rank: int, step: int) -> int:
+        """Return the panel of a rank in a step, of the panels of its layer.
+
+        Ranks of one layer start at different panels, evenly spread, and wrap around. If ranks of a
+        host pass on pieces, they start at the same panel.
+        """
+        r, c, _ = self.positions[rank]
+        if self.hosts:
+            shift = int(self.host_of[rank]) * self.steps // len(self.hosts)
+        else:
+            shift = (r * self.mesh[1] + c) * self.steps // (self.mesh[0] * self.mesh[1])
+        return (step + shift) % self.steps
+
+    def panels(self, layer: int) -> tuple[Span, ...]:
+        """Return the positions of each panel of a layer."""
+        return even_spans(*self.depth_spans[layer], self.steps)
+
+    @cached_property
+    def host_of(self) -> Ints:
+        """The host of each rank."""
+        return host_by_rank(self.hosts)
+
+    @cached_property
+    def sharing(self) -> list[tuple[int, int, int, tuple[int, ...]]]:
+        """Operand, part and layer of the mesh, and the ranks that share its pieces.
+
+        These are the ranks of a host with this part, in ascending order, or one rank.
+        """
+        found: dict[tuple[int, int, int, int], list[int]] = {}
+        for rank, (r, c, d) in sorted(self.positions.items()):
+            group = int(self.host_of[rank]) if self.hosts else rank
+            for operand, part in enumerate((r, c)):
+                found.setdefault((operand, part, d, group), []).append(rank)
+        return [(*key[:3], tuple(ranks)) for key, ranks in found.items()]
 
     def owners(self) -> dict[Block, int]:
         """Return the owner of each block of C."""

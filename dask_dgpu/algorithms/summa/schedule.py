@@ -15,15 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dask_dgpu.algorithms import Array
-from dask_dgpu.algorithms.summa.plan import Block, Matrix, Operand, SummaPlan
+from dask_dgpu.algorithms.redistribute.rank import exchange
+from dask_dgpu.algorithms.summa.plan import Block, Matrix, Operand, SummaPlan, aligned
+from dask_dgpu.algorithms.summa.traffic import pieces_of
 from dask_dgpu.algorithms.summa.wire import Encoding, Sent, Sparse
 from dask_dgpu.comm.protocol import Comm, Window, Work
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.gemm import factor_dtype
 from graph_opt.model.layout import Cuts, Span, overlaps
-
-ALIGN = 16
-"""Pieces in a message start at multiples of this, in bytes; views of any dtype are aligned."""
 
 STEPS = (1, 2, 4, 8, 16)
 """Numbers of panels; more were never faster, since each costs a collective."""
@@ -51,7 +50,9 @@ class Piece(NamedTuple):
 class Step:
     """The work of one rank in one step: local pieces, and those for and from each rank.
 
-    ``moves`` is whether any rank sends in this step; if not, no rank calls the exchange.
+    ``moves`` is whether any rank sends in this step; if not, no rank calls the exchange. On several
+    hosts it is whether this rank sends or receives. There a rank receives a piece from another host
+    and passes it on to ranks of its own, or is ``passed`` it.
     """
 
     def __init__(self, panel: Span, size: int) -> None:
@@ -59,16 +60,45 @@ class Step:
         self.local: list[Piece] = []
         self.sends: list[list[Piece]] = [[] for _ in range(size)]
         self.receives: list[list[Piece]] = [[] for _ in range(size)]
+        self.passes: list[list[Piece]] = [[] for _ in range(size)]
+        self.passed: list[list[Piece]] = [[] for _ in range(size)]
         self.moves = False
 
     @cached_property
     def counts(self) -> tuple[list[int], list[int]]:
         """Bytes to and from each rank."""
-        sent, received = (
-            [sum(aligned(piece.nbytes) for piece in pieces) for pieces in by_rank]
-            for by_rank in (self.sends, self.receives)
-        )
-        return sent, received
+        return _nbytes(self.sends), _nbytes(self.receives)
+
+    @cached_property
+    def passed_counts(self) -> tuple[list[int], list[int]]:
+        """Bytes that are passed to and by each rank of this host."""
+        return _nbytes(self.passes), _nbytes(self.passed)
+
+    def add(self, piece: Piece, rank: int, ranks: Sequence[int]) -> None:
+        """Add a piece to the work of a rank; each of ``ranks`` needs it from its owner."""
+        for destination in ranks:
+            if piece.owner == destination:
+                if destination == rank:
+                    self.local.append(piece)
+            elif piece.owner == rank:
+                self.sends[destination].append(piece)
+            elif destination == rank:
+                self.receives[piece.owner].append(piece)
+
+    def add_from_far(self, piece: Piece, rank: int, ranks: Sequence[int]) -> None:
+        """Add a piece that one of ``ranks``, which share a host, receives for all."""
+        agent = ranks[sum(piece.block) % len(ranks)]
+        self.add(piece, rank, [agent])
+        if rank == agent:
+            for other in ranks:
+                if other != rank:
+                    self.passes[other].append(piece)
+        elif rank in ranks:
+            self.passed[agent].append(piece)
+
+
+def _nbytes(by_rank: list[list[Piece]]) -> list[int]:
+    return [sum(aligned(piece.nbytes) for piece in some) for some in by_rank]
 
 
 def panel_counts(plan: SummaPlan) -> list[int]:
@@ -96,30 +126,31 @@ def schedule(plan: SummaPlan, rank: int) -> list[Step]:
 
 
 def _schedule(plan: SummaPlan, rank: int) -> list[Step]:
-    steps = []
+    steps, find = [], pieces_of(plan)
     for at in range(plan.steps):
         step = Step(plan.panel(rank, at), plan.size)
-        for destination in plan.places:
-            for piece in pieces(plan, destination, at):
-                if piece.owner == destination:
-                    if destination == rank:
-                        step.local.append(piece)
-                    continue
-                step.moves = True
-                if piece.owner == rank:
-                    step.sends[destination].append(piece)
-                elif destination == rank:
-                    step.receives[piece.owner].append(piece)
+        for operand, part, layer, ranks in plan.sharing:
+            owner = find(operand, part, layer, plan.panel_number(ranks[0], at))[1]
+            step.moves |= not plan.hosts and bool(np.any(owner != ranks[0]))
+            if rank not in ranks and not np.any(owner == rank):
+                continue
+            for piece in pieces(plan, operand, ranks[0], at):
+                if plan.hosts and plan.host_of[piece.owner] != plan.host_of[ranks[0]]:
+                    step.add_from_far(piece, rank, ranks)
+                else:
+                    step.add(piece, rank, ranks)
+        if plan.hosts:
+            step.moves = any(map(any, (step.sends, step.receives, step.passes, step.passed)))
         steps.append(step)
     return steps
 
 
-def pieces(plan: SummaPlan, rank: int, step: int) -> Iterator[Piece]:
-    """Yield the pieces of a rank's panels in a step, A's before B's."""
+def pieces(plan: SummaPlan, operand: int, rank: int, step: int) -> Iterator[Piece]:
+    """Yield the pieces of an operand for a rank's panel in a step."""
     rows, columns = plan.rectangle(rank)
     panel = plan.panel(rank, step)
-    yield from _cut(0, plan.a, rows, panel)
-    yield from _cut(1, plan.b, panel, columns)
+    spans = (rows, panel) if operand == 0 else (panel, columns)
+    return _cut(operand, plan.operands[operand], *spans)
 
 
 def _cut(operand: int, matrix: Operand, rows: Span, columns: Span) -> Iterator[Piece]:
@@ -139,11 +170,6 @@ def _parts(cuts: Cuts, span: Span) -> list[tuple[int, int, slice, slice]]:
         (at, hi - lo, slice(lo - cuts[at], hi - cuts[at]), slice(lo - first, hi - first))
         for at, lo, hi in overlaps(cuts, *span)
     ]
-
-
-def aligned(nbytes: Any) -> Any:
-    """Round bytes up to a multiple of ``ALIGN``."""
-    return -(-nbytes // ALIGN) * ALIGN
 
 
 class Still:
@@ -191,9 +217,13 @@ class Messages:
         for piece, message in _messages(step.sends, self.out):
             values = self.operands[piece.operand][piece.block][piece.source]
             self.sent.add(values, message, piece.encoding.encode(values, message))
+        self._under_way = self.start(step)
+
+    def start(self, step: Step) -> Work | None:
+        """Start the exchange of a step, of all ranks."""
         sent, received = step.counts
         inbox, out = self.inbox[: sum(received)], self.out[: sum(sent)]
-        self._under_way = self.comm.all_to_all(inbox, received, out, sent)
+        return self.comm.all_to_all(inbox, received, out, sent)
 
     def unpack(self, step: Step, place: Callable[[Piece], Array]) -> None:
         """Wait for a step's exchange and copy its pieces to their ``place``."""
@@ -206,6 +236,47 @@ class Messages:
 
     def close(self) -> None:
         """Do nothing: all exchanges are complete."""
+
+
+class HostMessages(Messages):
+    """Messages to one rank of a host for all ranks of it, which passes them on as they are.
+
+    While a rank computes, the next pieces come from other hosts. Passing them on is not hidden: it
+    is quick.
+    """
+
+    def __init__(
+        self, plan: SummaPlan, comm: Comm, device: Device, steps: list[Step], *more: Any
+    ) -> None:
+        super().__init__(plan, comm, device, steps, *more)
+        self.passes, self.passed = (
+            device.workspace(name, max(sum(step.passed_counts[way]) for step in steps), "uint8")
+            for way, name in enumerate(("passes", "passed"))
+        )
+
+    def start(self, step: Step) -> Work | None:
+        """Start the exchange of a step, of ranks with messages for each other."""
+        return _exchange(self.comm, self.out, self.inbox, step.counts)
+
+    def unpack(self, step: Step, place: Callable[[Piece], Array]) -> None:
+        """Receive a step's pieces, pass them on, and copy those of this rank to their ``place``."""
+        super().unpack(step, place)
+        received = {id(piece): message for piece, message in _messages(step.receives, self.inbox)}
+        for piece, message in _messages(step.passes, self.passes):
+            message[...] = received[id(piece)]
+        work = _exchange(self.comm, self.passes, self.passed, step.passed_counts)
+        if work is not None:
+            work.wait()
+        for piece, message in _messages(step.passed, self.passed):
+            piece.encoding.decode(message, self.dtypes[piece.operand], place(piece))
+
+
+def _exchange(
+    comm: Comm, out: Array, inbox: Array, counts: tuple[list[int], list[int]]
+) -> Work | None:
+    """Exchange messages in the order of ranks, in the first part of two buffers."""
+    sent, received = counts
+    return exchange(comm, out[: sum(sent)], sent, inbox[: sum(received)], received)
 
 
 def _messages(by_rank: Sequence[list[Piece]], buffer: Array) -> Iterator[tuple[Piece, Array]]:
@@ -275,4 +346,6 @@ def carrier_of(
     if not any(step.moves for step in steps):
         return Still()
     limits = plan, comm, device, steps, operands
+    if plan.hosts:
+        return HostMessages(*limits, sent)
     return Pulls.open(*limits) or Messages(*limits, sent)

@@ -28,10 +28,9 @@ def summa_reference(plan: SummaPlan, a: Blocks, b: Blocks) -> dict[Block, Array]
                 np.zeros((len(total), hi - lo), dtype),
                 np.zeros((hi - lo, total.shape[1]), dtype),
             )
-            for piece in pieces(plan, rank, step):
-                panels[piece.operand][piece.target] = (a, b)[piece.operand][piece.block][
-                    piece.source
-                ]
+            for operand, blocks in enumerate((a, b)):
+                for piece in pieces(plan, operand, rank, step):
+                    panels[operand][piece.target] = blocks[piece.block][piece.source]
             total += panels[0] @ panels[1]
         r, c, _ = plan.positions[rank]
         for i, j in plan.final_layers(r, c):
