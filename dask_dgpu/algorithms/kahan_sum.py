@@ -12,7 +12,8 @@
 Each rank reads its blocks once (:mod:`dask_dgpu.kernels.sums.compensated`,
 :mod:`dask_dgpu.kernels.sums.binned`) and adds the partial sums for each block of the result in
 the order of its blocks. It sends those for the blocks of another rank as one message. The owner
-adds the partial sums by a tree in the order of ranks, and rounds.
+adds the partial sums by a tree in the order of ranks, and rounds. On several hosts with slower
+links between them, one rank of each host adds the partial sums of its host first.
 
 A message has two doubles for a compensated sum, or four for sums of doubles, which may
 overflow. An exact sum is integers, so its bits depend neither on the ranks nor on the layout.
@@ -32,6 +33,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from math import prod
 from typing import Any
 
@@ -44,10 +46,14 @@ from dask_dgpu.kernels.sums.binned import LIMBS, Binned, limb_range
 from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.partial import Exact, Kind, Partial, added, finished, partial_sum
 from graph_opt.model.cost import Machine
+from graph_opt.model.hosts import Hosts, host_by_rank, link_seconds
 from graph_opt.model.layout import Cuts, Index, Layout, dtype_named, real_of
 
 Array = Any
 Blocks = Mapping[Index, Array]
+Meeting = tuple[Index, int, tuple[int, ...]]
+"""A block of the result, the rank that adds partial sums for it, and the ranks that have them."""
+
 Window = tuple[int, int]
 """The first limb in messages, and the number of limbs."""
 
@@ -76,7 +82,10 @@ class Summing:
 
 @dataclass(frozen=True)
 class SumPlan:
-    """A sum on ``size`` ranks, from the layout and dtype of the array to those of the result."""
+    """A sum on ``size`` ranks, from the layout and dtype of the array to those of the result.
+
+    With ``hosts``, the number of ranks on each, partial sums are added on each host first.
+    """
 
     task: Summing
     source: Layout
@@ -84,6 +93,26 @@ class SumPlan:
     dtype: str
     result_dtype: str
     size: int
+    hosts: Hosts = ()
+
+    @cached_property
+    def stages(self) -> list[list[Meeting]]:
+        """What is added where: on several hosts first by one rank of each, then by the owner."""
+        owned = [(at, self.result.owner(at), ranks) for at, ranks in self.adding.items()]
+        if not self.hosts:
+            return [owned]
+        host = host_by_rank(self.hosts)
+        within: list[Meeting] = []
+        between: list[Meeting] = []
+        for number, (index, owner, ranks) in enumerate(owned):
+            heads = []
+            for _, some in groupby(ranks, key=lambda rank: int(host[rank])):
+                members = tuple(some)
+                head = owner if owner in members else members[number % len(members)]
+                within.append((index, head, members))
+                heads.append(head)
+            between.append((index, owner, tuple(heads)))
+        return [within, between]
 
     @cached_property
     def adding(self) -> dict[Index, tuple[int, ...]]:
@@ -122,6 +151,7 @@ def plan_sum(
     wanted: Sequence[Index],
     dtypes: tuple[str, str],
     size: int,
+    hosts: Hosts = (),
 ) -> SumPlan:
     """Plan a sum; the owner of a block of the result is the least loaded rank that adds to it.
 
@@ -134,7 +164,7 @@ def plan_sum(
 
     def plan() -> SumPlan:
         result = Layout(cuts, tuple(owners.get(at, -1) for at in blocks))
-        return SumPlan(task, source, result, *dtypes, size)
+        return SumPlan(task, source, result, *dtypes, size, hosts)
 
     draft, load = plan(), [0] * size
     for index, ranks in draft.adding.items():
@@ -147,8 +177,17 @@ def plan_sum(
 def received(plan: SumPlan, limbs: int = USUAL_LIMBS) -> list[int]:
     """Return the bytes that each rank receives, without the small all-reduce."""
     total = [0] * plan.size
-    for index, ranks in plan.adding.items():
-        total[plan.result.owner(index)] += (len(ranks) - 1) * plan.words(index, limbs) * WORD
+    for stage in plan.stages:
+        for index, owner, ranks in stage:
+            total[owner] += (len(ranks) - 1) * plan.words(index, limbs) * WORD
+    return total
+
+
+def entering(plan: SumPlan, limbs: int = USUAL_LIMBS) -> list[int]:
+    """Return the bytes that each of several hosts receives: from each other host one sum."""
+    host, total = host_by_rank(plan.hosts), [0] * len(plan.hosts)
+    for index, owner, heads in plan.stages[-1]:
+        total[host[owner]] += (len(heads) - 1) * plan.words(index, limbs) * WORD
     return total
 
 
@@ -166,8 +205,11 @@ def cost(plan: SumPlan, machine: Machine) -> float:
     """Predict the seconds of a plan: one pass over the blocks, and one or two exchanges."""
     itemsize = dtype_named(plan.dtype).itemsize
     read = max(plan.source.share(rank, itemsize) for rank in range(plan.size))
-    exchanges = 1 if plan.task.method == "compensated" else 2
-    seconds = read / machine.memory_bandwidth + max(received(plan)) / machine.rank_rate(plan.size)
+    exchanges = len(plan.stages) + (0 if plan.task.method == "compensated" else 1)
+    rate = machine.bandwidth if plan.hosts else machine.rank_rate(plan.size)
+    seconds = read / machine.memory_bandwidth + max(received(plan)) / rate
+    if plan.hosts:
+        seconds += link_seconds(machine, entering(plan))
     return seconds + (exchanges * machine.latency if plan.size > 1 else 0.0)
 
 
@@ -185,12 +227,22 @@ def kahan_sum_rank(
     """
     with device.computing():
         mine = sum_blocks(plan, blocks, progress)
-    partials = _exchanged(plan, comm, device, mine)
+    window = _window(plan, comm, device, mine)
+    *first, last = plan.stages
+    for stage in first:
+        partials = _exchanged(plan, comm, device, mine, stage, window)
+        with device.computing():
+            mine = {
+                index: added([partials[rank, index] for rank in ranks])
+                for index, head, ranks in stage
+                if head == comm.rank
+            }
+    partials = _exchanged(plan, comm, device, mine, last, window)
     with device.computing():
         result = {
             index: device.to_device(finish_block(plan, [partials[rank, index] for rank in ranks]))
-            for index, ranks in plan.adding.items()
-            if plan.result.owner(index) == comm.rank
+            for index, owner, ranks in last
+            if owner == comm.rank
         }
     device.join()  # before the messages are freed
     progress(len(blocks) + 1, len(blocks) + 1)
@@ -221,14 +273,18 @@ def finish_block(plan: SumPlan, partials: list[Partial]) -> Array:
 
 
 def _exchanged(
-    plan: SumPlan, comm: Comm, device: Device, mine: Mapping[Index, Partial]
+    plan: SumPlan,
+    comm: Comm,
+    device: Device,
+    mine: Mapping[Index, Partial],
+    stage: Sequence[Meeting],
+    window: Window,
 ) -> dict[tuple[int, Index], Partial]:
-    """Exchange partial sums; return those for this rank's blocks, by sender and block."""
+    """Exchange partial sums; return those that this rank adds, by sender and block."""
     found = {(comm.rank, index): partial for index, partial in mine.items()}
     sends: dict[int, list[Index]] = defaultdict(list)
     receives: dict[int, list[Index]] = defaultdict(list)
-    for index, ranks in plan.adding.items():
-        owner = plan.result.owner(index)
+    for index, owner, ranks in stage:
         if owner == comm.rank:
             for rank in ranks:
                 if rank != owner:
@@ -236,7 +292,6 @@ def _exchanged(
         elif comm.rank in ranks:
             sends[owner].append(index)
     dtype = "float64" if plan.task.method == "compensated" else "int64"
-    window = _window(plan, comm, device, mine)
     device.synchronize()
     with device.transferring():
         messages = {
@@ -270,7 +325,8 @@ def _window(plan: SumPlan, comm: Comm, device: Device, mine: Mapping[Index, Part
         comm.all_reduce(ends, "max").wait()
     device.synchronize()
     low, high = device.to_host(ends).tolist()
-    return (-low, high + low) if high > -low else (0, 0)
+    carry = 1 if plan.hosts else 0  # the sum of a host may need one limb more than its terms
+    return (-low, high + low + carry) if high > -low else (0, 0)
 
 
 def _packed(partial: Partial, window: Window) -> Array:

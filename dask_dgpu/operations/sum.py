@@ -21,8 +21,11 @@ from graph_opt.pieces.sum import RULE
 def _plan(request: Request) -> SumPlan:
     (source,) = request.inputs
     result, summing = request.result, Summing(*request.task)
-    dtypes = source.dtype, result.dtype
-    return plan_sum(source.layout, summing, result.cuts, result.indices(), dtypes, request.size)
+    dtypes, size, machine = (source.dtype, result.dtype), request.size, request.machine
+    hosts = machine.hosts if machine.two_level(size) else ()
+    return plan_sum(
+        source.layout, summing, result.cuts, result.indices(), dtypes, size, hosts=hosts
+    )
 
 
 def _cost(plan: SumPlan, machine: Machine) -> Cost:
