@@ -43,7 +43,8 @@ def _plan(request: Request) -> RechunkPlan:
     dtype = request.result.dtype
     share = max(target.share(rank, np.dtype(dtype).itemsize) for rank in range(request.size))
     limit = buffer_bytes(share, share, request.machine)
-    plan = plan_redistribute(source.layout, target, dtype, request.size, limit=limit)
+    fine = not request.machine.spread_over(request.size)
+    plan = plan_redistribute(source.layout, target, dtype, request.size, limit=limit, fine=fine)
     return RechunkPlan(in_levels(plan, request.machine), request.task)
 
 

@@ -103,6 +103,7 @@ def plan_on_ranks(
     if source.cuts != tuple(map(cuts_of, plan.input_chunks)):
         raise ValueError(f"expected source with chunks {plan.input_chunks}, got cuts {source.cuts}")
     present = _cropped_layout(source, shape_of(plan.exchanges[0].target))
+    fine = not machine.spread_over(size)
     layouts: list[Layout] = []
     moves: list[RedistributePlan | None] = []
     for exchange, stage in zip(plan.exchanges, (None, *plan.stages), strict=True):
@@ -116,10 +117,12 @@ def plan_on_ranks(
                 spare = share if spent or not any(moves) else 0
                 limit = buffer_bytes(share, spare, machine, transformed=True)
                 axes = tuple(each.axis for each in stage.transforms)
-                move = plan_redistribute(*ends, limit=limit, whole_axes=axes, transformed=True)
+                units: dict[str, Any] = {"whole_axes": axes, "transformed": True, "fine": fine}
+                move = plan_redistribute(*ends, limit=limit, **units)
             if move is None or workspace(move) > LEAST + spare:
                 spare = share if spent or stage is None else 0
-                move = plan_redistribute(*ends, limit=buffer_bytes(share, spare, machine))
+                limit = buffer_bytes(share, spare, machine)
+                move = plan_redistribute(*ends, limit=limit, fine=fine)
             move = in_levels(move, machine)
             present = move.target
         moves.append(move)

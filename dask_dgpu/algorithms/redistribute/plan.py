@@ -28,6 +28,9 @@ LEAST = 64 << 20
 ROUND_SECONDS = 1e-3
 """Time of the host to describe, pack and send a round of any size."""
 
+PIECE_SECONDS = 2e-5
+"""Time of the host for the messages of a round, for each rank; it counts on several hosts."""
+
 UNITS_A_ROUND = 4
 """Approximate number of units that fill a rank's buffers in a round."""
 
@@ -103,12 +106,14 @@ def plan_redistribute(
     limit: int = 64 << 20,
     whole_axes: tuple[int, ...] = (),
     transformed: bool = False,
+    fine: bool = True,
 ) -> RedistributePlan:
     """Plan a redistribution; see :class:`RedistributePlan`. The plan is the same on every rank.
 
     Units are as long as their block along ``whole_axes``. The limit holds if half of it has room
     for the smallest unit: one element, or the elements along ``whole_axes``, twice if it is
-    transformed. A larger unit takes a round of its own.
+    transformed. A larger unit takes a round of its own. Units that are not ``fine`` are few: on
+    many hosts, the pieces of a unit are many and small already.
 
     Raises
     ------
@@ -125,7 +130,7 @@ def plan_redistribute(
     away, own = traffic(plan), plan.copied.sum(axis=1) if transformed else 0
     if (away.sum(axis=0) + away.sum(axis=1) + own).max() <= limit:  # in one round
         return plan
-    parts = UNITS_A_ROUND * (2 if transformed else 1)
+    parts = (UNITS_A_ROUND if fine else 1) * (2 if transformed else 1)
     cuts = _unit_cuts(source.cuts, plan.itemsize, max(1, limit // 2 // parts), whole_axes)
     return replace(plan, unit_cuts=cuts)
 
@@ -226,8 +231,9 @@ def buffer_bytes(share: int, spare: int, machine: Machine, *, transformed: bool 
     ``LEAST``. Of r rounds that take ``transfer`` together, one is exposed, and each costs a start:
     ``r * start + transfer / r`` is minimal if both terms are equal.
     """
-    start = machine.latency + ROUND_SECONDS
-    rounds = max(1.0, sqrt(share / machine.rank_rate(sum(machine.hosts)) / start))
+    size = sum(machine.hosts)  # 0 on one host
+    start = machine.latency + ROUND_SECONDS + size * PIECE_SECONDS
+    rounds = max(1.0, sqrt(share / machine.rank_rate(size) / start))
     counted = (3 if transformed else 2) * share
     return min(max(LEAST, int(2 * counted / rounds)), LEAST + spare)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -166,14 +166,21 @@ def plan_sweeps(
     if even != source and (iterations > 1 or not tilings):
         tilings.append(even)
     plans = [
-        SweepPlan(source, tiles, dtype, taps, boundary, steps, size)
-        for tiles in tilings
-        for steps in _steps(tiles, taps, min(iterations, most_steps))
+        _with_steps(first, steps)
+        for first in (SweepPlan(source, each, dtype, taps, boundary, 1, size) for each in tilings)
+        for steps in _steps(first.tiles, taps, min(iterations, most_steps))
     ]
     fitting = [plan for plan in plans if room is None or peak(plan, arrays=arrays) <= room]
     if not fitting:
         return min(plans, key=lambda plan: peak(plan, arrays=arrays))
     return min(fitting, key=lambda plan: cost(plan, iterations, machine, arrays=arrays))
+
+
+def _with_steps(plan: SweepPlan, steps: int) -> SweepPlan:
+    """Return the plan with other steps; its redistributions are the same."""
+    other = replace(plan, steps=steps)
+    vars(other).update({"into": plan.into, "back": plan.back})
+    return other
 
 
 def _steps(tiles: Layout, taps: Taps, most: int) -> Iterator[int]:
