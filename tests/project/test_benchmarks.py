@@ -534,3 +534,11 @@ def test_programs_run_without_dask(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "peers/suite_alone.py", "numpy", "--quick")
     assert len(lines) == 30
     assert all(line["median"] > 0 for line in lines)
+
+
+@pytest.mark.slow
+def test_hosts_predicts_every_case(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "hosts.py", "--quick")
+    assert [line["hosts"] for line in lines] == [1, 2] * 3
+    assert all(line["predicted_s"] > 0 for line in lines)
+    assert all((line["link_bytes"] > 0) == (line["hosts"] > 1) for line in lines)

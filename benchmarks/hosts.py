@@ -1,0 +1,206 @@
+"""Predicted scaling to 64 hosts of 8 ranks: a product, a transform and a stencil.
+
+Nothing runs: plans are made and predicted by the cost model, with a model of links. What they send
+between hosts is counted from the plans, and the plans are timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import Report, options
+
+from dask_dgpu.algorithms.halo.plan import traffic as halo_traffic
+from dask_dgpu.algorithms.pencil_fft import Transform, plan_pencil_fft
+from dask_dgpu.algorithms.pencil_fft.rank import RankedPencil
+from dask_dgpu.algorithms.redistribute.plan import traffic as move_traffic
+from dask_dgpu.algorithms.stencil.plan import StencilTask, even_tiles
+from dask_dgpu.algorithms.summa.plan import SummaPlan
+from dask_dgpu.algorithms.summa.traffic import by_level, pieces_of
+from dask_dgpu.kernels.stencil import Taps
+from dask_dgpu.operations import OPERATIONS
+from dask_dgpu.operations.operation import Request
+from dask_dgpu.operations.value import Placed, Value
+from graph_opt.model.cost import HOST, Machine
+from graph_opt.model.hosts import between_hosts, host_by_rank
+from graph_opt.model.layout import Layout, cuts_of
+
+OUT = Path(__file__).parent / "results" / "hosts-model.jsonl"
+RANKS = 8
+HOSTS = (1, 2, 4, 8, 16, 32, 64)
+
+LINKS = replace(
+    HOST,
+    flops=5e10,  # of one rank: four cores
+    bandwidth=4e9,
+    memory_bandwidth=1e10,
+    latency=2e-3,
+    host_bandwidth=1.25e9,  # 10 Gbit/s
+    host_latency=5e-4,
+)
+"""The model of a host: eight ranks of four cores, linked to others at 10 Gbit/s."""
+
+LAPLACIAN = np.array([[0.0, 1, 0], [1, -4, 1], [0, 1, 0]])
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation, its request on some hosts, and its bytes between ranks."""
+
+    name: str
+    operation: str
+    request: Callable[[Machine, int], Request]
+    traffic: Callable[[Any], Any]
+
+
+def _mesh(size: int) -> tuple[int, int]:
+    """Return the most square mesh of ranks."""
+    rows = next(n for n in range(int(size**0.5), 0, -1) if size % n == 0)
+    return rows, size // rows
+
+
+def _request(
+    layouts: list[Layout], dtype: str, task: Any, machine: Machine, size: int, cuts: Any = None
+) -> Request:
+    inputs = tuple(Placed(layout, dtype) for layout in layouts)
+    result = Value(cuts or layouts[0].cuts, dtype)
+    return Request(inputs, result, task, size, machine, None)
+
+
+def product(n: int) -> Case:
+    """Return the product of two square matrices of float64, in a block a rank.
+
+    Parameters
+    ----------
+    n : int
+        Their side.
+
+    Returns
+    -------
+    Case
+        The case.
+    """
+
+    def request(machine: Machine, size: int) -> Request:
+        layout = even_tiles((n, n), _mesh(size))
+        rows, columns = map(range, layout.grid)
+        return _request([layout, layout], "float64", (rows, columns, None), machine, size)
+
+    def traffic(part: Any) -> Any:
+        plan: SummaPlan = part.plan
+        find = pieces_of(plan)
+        return sum(by_level(plan, step, find)[0] for step in range(plan.steps))
+
+    return Case(f"product of {n} x {n} float64", "matmul", request, traffic)
+
+
+def transform(n: int) -> Case:
+    """Return the transform of a square array of complex128 along both axes, in rows of blocks.
+
+    Parameters
+    ----------
+    n : int
+        Its side.
+
+    Returns
+    -------
+    Case
+        The case.
+    """
+
+    def request(machine: Machine, size: int) -> Request:
+        layout = even_tiles((n, n), (size, 1))
+        chunks = tuple(map(tuple, layout.lengths))
+        each = [Transform("fft", axis, n, "backward") for axis in (1, 0)]
+        plan = plan_pencil_fft(chunks, "complex128", each, ranks=size)
+        cuts = tuple(map(cuts_of, plan.output_chunks))
+        return _request([layout], "complex128", plan, machine, size, cuts)
+
+    def traffic(plan: RankedPencil) -> Any:
+        return sum(move_traffic(move) for move in plan.moves if move is not None)
+
+    return Case(f"fft2 of {n} x {n} complex128", "fft", request, traffic)
+
+
+def stencil(n: int, iterations: int) -> Case:
+    """Return sweeps of a five-point stencil over a square array of float64.
+
+    Parameters
+    ----------
+    n : int
+        Its side.
+    iterations : int
+        The number of sweeps.
+
+    Returns
+    -------
+    Case
+        The case.
+    """
+    task = StencilTask("float64", Taps.of(LAPLACIAN), ("periodic",) * 2, iterations)
+
+    def request(machine: Machine, size: int) -> Request:
+        return _request([even_tiles((n, n), _mesh(size))], "float64", task, machine, size)
+
+    def traffic(sweeps: Any) -> Any:
+        return halo_traffic(sweeps.plan.halo) * -(-iterations // sweeps.plan.steps)
+
+    return Case(f"{iterations} sweeps over {n} x {n} float64", "stencil", request, traffic)
+
+
+def measure(report: Report, case: Case, hosts: int) -> None:
+    """Plan a case on some hosts, and write what is predicted.
+
+    Parameters
+    ----------
+    report : Report
+        Where the figures go.
+    case : Case
+        The case.
+    hosts : int
+        Their number.
+    """
+    size = hosts * RANKS
+    machine = replace(LINKS, hosts=(RANKS,) * hosts if hosts > 1 else ())
+    operation, request = OPERATIONS[case.operation], case.request(machine, size)
+    start = time.perf_counter()
+    plan = operation.plan(request)
+    planned = time.perf_counter() - start
+    cost = operation.cost(plan, machine)
+    entering: Any = np.zeros(1)
+    if hosts > 1:
+        crossing = between_hosts(case.traffic(plan), machine.hosts).sum(axis=0)
+        entering = np.bincount(host_by_rank(machine.hosts), crossing)
+    report.add(
+        case.name,
+        [planned],
+        hosts=hosts,
+        ranks=size,
+        predicted_s=cost.seconds,
+        link_bytes=int(entering.max()),
+        plan_bytes=len(pickle.dumps(plan)),
+        text=cost.text,
+    )
+
+
+def main() -> None:
+    """Predict all cases on all numbers of hosts."""
+    given: argparse.Namespace = options(__doc__, OUT).parse_args()
+    sides = (512, 512, 512) if given.quick else (100_000, 65_536, 65_536)
+    cases = [product(sides[0]), transform(sides[1]), stencil(sides[2], 1000)]
+    report = Report(given.out, RANKS * HOSTS[-1])
+    for case in cases:
+        for hosts in HOSTS[:2] if given.quick else HOSTS:
+            measure(report, case, hosts)
+    report.print()
+
+
+if __name__ == "__main__":
+    main()
