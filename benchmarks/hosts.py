@@ -1,7 +1,7 @@
 """Predicted scaling to 64 hosts of 8 ranks: a product, a transform and a stencil.
 
 Nothing runs: plans are made and predicted by the cost model, with a model of links. What they send
-between hosts is counted from the plans, and the plans are timed.
+between hosts is counted from the plans. Times are those of the processor for a plan.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def transform(n: int) -> Case:
     def traffic(plan: RankedPencil) -> Any:
         return sum(move_traffic(move) for move in plan.moves if move is not None)
 
-    return Case(f"fft2 of {n} x {n} complex128", "fft", request, traffic)
+    return Case(f"transform of {n} x {n} complex128", "fft", request, traffic)
 
 
 def stencil(n: int, iterations: int) -> Case:
@@ -170,9 +170,9 @@ def measure(report: Report, case: Case, hosts: int) -> None:
     size = hosts * RANKS
     machine = replace(LINKS, hosts=(RANKS,) * hosts if hosts > 1 else ())
     operation, request = OPERATIONS[case.operation], case.request(machine, size)
-    start = time.perf_counter()
+    start = time.process_time()
     plan = operation.plan(request)
-    planned = time.perf_counter() - start
+    planned = time.process_time() - start
     cost = operation.cost(plan, machine)
     entering: Any = np.zeros(1)
     if hosts > 1:
@@ -190,6 +190,34 @@ def measure(report: Report, case: Case, hosts: int) -> None:
     )
 
 
+def table(lines: list[dict[str, Any]]) -> str:
+    """Return the predicted figures as tables in Markdown, one per case.
+
+    Parameters
+    ----------
+    lines : list of dict
+        What :func:`measure` wrote.
+
+    Returns
+    -------
+    str
+        The tables.
+    """
+    text: list[str] = []
+    for line in lines:
+        first = lines[[each["what"] for each in lines].index(line["what"])]
+        if line is first:
+            text += ["", f"{line['what'][0].upper()}{line['what'][1:]}:"]
+            text += ["", "| hosts | ranks | seconds | faster | into a host, GB | plan, bytes |"]
+            text += ["|---:|---:|---:|---:|---:|---:|"]
+        faster = first["predicted_s"] / line["predicted_s"]
+        text.append(
+            f"| {line['hosts']} | {line['ranks']} | {line['predicted_s']:.3g} | {faster:.1f} "
+            f"| {line['link_bytes'] / 1e9:.3g} | {line['plan_bytes']} |"
+        )
+    return "\n".join(text).strip()
+
+
 def main() -> None:
     """Predict all cases on all numbers of hosts."""
     given: argparse.Namespace = options(__doc__, OUT).parse_args()
@@ -200,6 +228,7 @@ def main() -> None:
         for hosts in HOSTS[:2] if given.quick else HOSTS:
             measure(report, case, hosts)
     report.print()
+    print(table(report.rows))
 
 
 if __name__ == "__main__":

@@ -289,3 +289,13 @@ def test_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) 
     dgpu.show_versions()
     shown = (DOCS / "_static/versions.txt").read_text()
     assert names(capsys.readouterr().out) == names(shown)
+
+
+def test_predictions_for_many_hosts_are_those_of_the_script() -> None:
+    path = ROOT / "benchmarks/results/hosts-model.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    page = (ROOT / "docs/performance/hosts.md").read_text()
+    for line in lines:
+        cells = f"| {line['hosts']} | {line['ranks']} | {line['predicted_s']:.3g} |"
+        assert cells in page
+    assert {line["hosts"] for line in lines} == {1, 2, 4, 8, 16, 32, 64}
