@@ -14,6 +14,7 @@ from dask_dgpu.algorithms.redistribute.plan import (
     in_levels,
     plan_redistribute,
     traffic,
+    units_for,
     workspace,
 )
 from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
@@ -43,8 +44,8 @@ def _plan(request: Request) -> RechunkPlan:
     dtype = request.result.dtype
     share = max(target.share(rank, np.dtype(dtype).itemsize) for rank in range(request.size))
     limit = buffer_bytes(share, share, request.machine)
-    fine = not request.machine.spread_over(request.size)
-    plan = plan_redistribute(source.layout, target, dtype, request.size, limit=limit, fine=fine)
+    units = units_for(request.size, request.machine)
+    plan = plan_redistribute(source.layout, target, dtype, request.size, limit=limit, units=units)
     return RechunkPlan(in_levels(plan, request.machine), request.task)
 
 

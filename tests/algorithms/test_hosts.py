@@ -22,7 +22,8 @@ from dask_dgpu.algorithms.redistribute.schedule import schedule as rounds_of
 from dask_dgpu.algorithms.stencil.plan import even_tiles
 from dask_dgpu.algorithms.summa.choose import plan_summa, transfers_of
 from dask_dgpu.algorithms.summa.levels import link_bytes
-from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
+from dask_dgpu.algorithms.summa.operand import Operand
+from dask_dgpu.algorithms.summa.plan import SummaPlan
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.algorithms.summa.schedule import schedule
 from dask_dgpu.algorithms.summa.traffic import by_level, pieces_of

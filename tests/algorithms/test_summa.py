@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.summa.choose import cost, owners_along, plan_summa
-from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan
+from dask_dgpu.algorithms.summa.operand import Operand
+from dask_dgpu.algorithms.summa.plan import SummaPlan
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.algorithms.summa.schedule import schedule
 from dask_dgpu.algorithms.summa.traffic import Needs, traffic, workspace

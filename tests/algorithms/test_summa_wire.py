@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.summa.choose import plan_summa
-from dask_dgpu.algorithms.summa.plan import aligned
+from dask_dgpu.algorithms.summa.operand import aligned
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.algorithms.summa.schedule import schedule
 from dask_dgpu.algorithms.summa.traffic import traffic, workspace

@@ -19,6 +19,7 @@ from dask_dgpu.algorithms.redistribute.plan import (
     in_levels,
     plan_redistribute,
     traffic,
+    units_for,
     workspace,
 )
 from dask_dgpu.algorithms.redistribute.plan import cost as exchange_cost
@@ -103,7 +104,7 @@ def plan_on_ranks(
     if source.cuts != tuple(map(cuts_of, plan.input_chunks)):
         raise ValueError(f"expected source with chunks {plan.input_chunks}, got cuts {source.cuts}")
     present = _cropped_layout(source, shape_of(plan.exchanges[0].target))
-    fine = not machine.spread_over(size)
+    units = units_for(size, machine)
     layouts: list[Layout] = []
     moves: list[RedistributePlan | None] = []
     for exchange, stage in zip(plan.exchanges, (None, *plan.stages), strict=True):
@@ -117,12 +118,12 @@ def plan_on_ranks(
                 spare = share if spent or not any(moves) else 0
                 limit = buffer_bytes(share, spare, machine, transformed=True)
                 axes = tuple(each.axis for each in stage.transforms)
-                units: dict[str, Any] = {"whole_axes": axes, "transformed": True, "fine": fine}
-                move = plan_redistribute(*ends, limit=limit, **units)
+                more: dict[str, Any] = {"whole_axes": axes, "transformed": True, "units": units}
+                move = plan_redistribute(*ends, limit=limit, **more)
             if move is None or workspace(move) > LEAST + spare:
                 spare = share if spent or stage is None else 0
                 limit = buffer_bytes(share, spare, machine)
-                move = plan_redistribute(*ends, limit=limit, fine=fine)
+                move = plan_redistribute(*ends, limit=limit, units=units)
             move = in_levels(move, machine)
             present = move.target
         moves.append(move)

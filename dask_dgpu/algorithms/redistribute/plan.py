@@ -31,6 +31,9 @@ ROUND_SECONDS = 1e-3
 PIECE_SECONDS = 2e-5
 """Time of the host for the messages of a round, for each rank; it counts on several hosts."""
 
+MANY = 128
+"""Ranks above which units are larger: a plan knows the pieces of all ranks."""
+
 UNITS_A_ROUND = 4
 """Approximate number of units that fill a rank's buffers in a round."""
 
@@ -106,14 +109,14 @@ def plan_redistribute(
     limit: int = 64 << 20,
     whole_axes: tuple[int, ...] = (),
     transformed: bool = False,
-    fine: bool = True,
+    units: int = UNITS_A_ROUND,
 ) -> RedistributePlan:
     """Plan a redistribution; see :class:`RedistributePlan`. The plan is the same on every rank.
 
     Units are as long as their block along ``whole_axes``. The limit holds if half of it has room
     for the smallest unit: one element, or the elements along ``whole_axes``, twice if it is
-    transformed. A larger unit takes a round of its own. Units that are not ``fine`` are few: on
-    many hosts, the pieces of a unit are many and small already.
+    transformed. A larger unit takes a round of its own. About ``units`` fill a round: on
+    many ranks fewer do, since their pieces are many and small already.
 
     Raises
     ------
@@ -130,7 +133,7 @@ def plan_redistribute(
     away, own = traffic(plan), plan.copied.sum(axis=1) if transformed else 0
     if (away.sum(axis=0) + away.sum(axis=1) + own).max() <= limit:  # in one round
         return plan
-    parts = (UNITS_A_ROUND if fine else 1) * (2 if transformed else 1)
+    parts = units * (2 if transformed else 1)
     cuts = _unit_cuts(source.cuts, plan.itemsize, max(1, limit // 2 // parts), whole_axes)
     return replace(plan, unit_cuts=cuts)
 
@@ -222,6 +225,11 @@ def _relayed_in_round(plan: RedistributePlan) -> int:
     nbytes = moves.length[there] * plan.itemsize
     shape = max(1, plan.rounds), plan.size
     return int(table_of(moves.round[there], relay[there], nbytes, shape).max(initial=0))
+
+
+def units_for(size: int, machine: Machine) -> int:
+    """Return the units that fill a round: fewer for very many ranks on several hosts."""
+    return UNITS_A_ROUND // 2 if machine.spread_over(size) and size > MANY else UNITS_A_ROUND
 
 
 def buffer_bytes(share: int, spare: int, machine: Machine, *, transformed: bool = False) -> int:

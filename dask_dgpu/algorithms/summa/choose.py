@@ -11,8 +11,9 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from dask_dgpu.algorithms.summa.levels import linked, quickest, seated
+from dask_dgpu.algorithms.summa.operand import Floats, Ints, Operand
 from dask_dgpu.algorithms.summa.options import Strategy
-from dask_dgpu.algorithms.summa.plan import Floats, Ints, Mesh, Operand, SummaPlan
+from dask_dgpu.algorithms.summa.plan import Mesh, SummaPlan
 from dask_dgpu.algorithms.summa.schedule import panel_counts
 from dask_dgpu.algorithms.summa.traffic import Needs, workspace
 from dask_dgpu.algorithms.summa.wire import EXACT, Sparse

@@ -23,7 +23,8 @@ from math import prod
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from dask_dgpu.algorithms.summa.plan import Floats, Ints, Mesh, Operand, SummaPlan
+from dask_dgpu.algorithms.summa.operand import Floats, Ints, Operand
+from dask_dgpu.algorithms.summa.plan import Mesh, SummaPlan
 from graph_opt.model.cost import Machine
 from graph_opt.model.hosts import host_by_rank, link_seconds
 

@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dask_dgpu.algorithms import Array, Progress, no_progress
-from dask_dgpu.algorithms.summa.plan import Block, Matrix, SummaPlan
-from dask_dgpu.algorithms.summa.schedule import Carrier, Piece, Step, carrier_of, schedule
+from dask_dgpu.algorithms.summa.carrier import Carrier, carrier_of
+from dask_dgpu.algorithms.summa.operand import Block, Matrix
+from dask_dgpu.algorithms.summa.plan import SummaPlan
+from dask_dgpu.algorithms.summa.schedule import Piece, Step, schedule
 from dask_dgpu.algorithms.summa.share import Share, share_of
 from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.algorithms.summa.zeros import Counts, Known, count_zeros, no_counts

@@ -7,7 +7,8 @@ from functools import cache
 
 import numpy as np
 
-from dask_dgpu.algorithms.summa.plan import Floats, Ints, SummaPlan, aligned
+from dask_dgpu.algorithms.summa.operand import Floats, Ints, aligned
+from dask_dgpu.algorithms.summa.plan import SummaPlan
 from graph_opt.model.layout import Cuts
 
 Find = Callable[[int, int, int, int], "Found"]

@@ -193,8 +193,8 @@ class Rates:
         self._answers[ticket] = set(members), answers, done
         epoch = members, terms.transport, terms.timeout
         try:
-            hosts = member_hosts(members)
-            await self.epochs.connect(*epoch, part=part, ticket=ticket, hosts=hosts)
+            named = ticket, member_hosts(members)
+            await self.epochs.connect(*epoch, part=part, ticket=named)
             await asyncio.wait_for(done, PATIENCE)
         finally:
             del self._answers[ticket]

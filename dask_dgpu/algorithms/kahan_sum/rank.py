@@ -1,0 +1,162 @@
+"""The rank program of a sum."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from dask_dgpu.algorithms import Progress, no_progress
+from dask_dgpu.algorithms.kahan_sum.plan import Meeting, SumPlan
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels.device import Device
+from dask_dgpu.kernels.sums.binned import LIMBS, Binned, limb_range
+from dask_dgpu.kernels.sums.compensated import Pair
+from dask_dgpu.kernels.sums.partial import Partial, added, finished, partial_sum
+from graph_opt.model.layout import Index
+
+Array = Any
+Blocks = Mapping[Index, Array]
+Window = tuple[int, int]
+"""The first limb in messages, and the number of limbs."""
+
+
+def kahan_sum_rank(
+    plan: SumPlan,
+    comm: Comm,
+    device: Device,
+    blocks: Blocks,
+    progress: Progress = no_progress,
+) -> dict[Index, Array]:
+    """Sum as one rank; ``progress`` counts its blocks and one exchange.
+
+    A rank sends one message to each owner of blocks that it adds to, and waits for one from
+    each rank that adds to its own.
+    """
+    with device.computing():
+        mine = sum_blocks(plan, blocks, progress)
+    window = _window(plan, comm, device, mine)
+    *first, last = plan.stages
+    for stage in first:
+        partials = _exchanged(plan, comm, device, mine, stage, window)
+        with device.computing():
+            mine = {
+                index: added([partials[rank, index] for rank in ranks])
+                for index, head, ranks in stage
+                if head == comm.rank
+            }
+    partials = _exchanged(plan, comm, device, mine, last, window)
+    with device.computing():
+        result = {
+            index: device.to_device(finish_block(plan, [partials[rank, index] for rank in ranks]))
+            for index, owner, ranks in last
+            if owner == comm.rank
+        }
+    device.join()  # before the messages are freed
+    progress(len(blocks) + 1, len(blocks) + 1)
+    return result
+
+
+def sum_blocks(
+    plan: SumPlan, blocks: Blocks, progress: Progress = no_progress
+) -> dict[Index, Partial]:
+    """Return the partial sums of blocks for each block of the result."""
+    task = plan.task
+    found: dict[Index, Partial] = {}
+    for done, index in enumerate(sorted(blocks), 1):
+        target = task.target(index)
+        if target in plan.adding:
+            partial = partial_sum(blocks[index], task.axes, task.method, plan.result_dtype)
+            found[target] = added([found[target], partial]) if target in found else partial
+        progress(done, len(blocks) + 1)
+    return found
+
+
+def finish_block(plan: SumPlan, partials: list[Partial]) -> Array:
+    """Add the partial sums for a block of the result, and round to its dtype."""
+    task = plan.task
+    count = prod(plan.source.shape[axis] for axis in task.axes)
+    whole = replace(added(partials), count=count)
+    return finished(whole, task.kind, plan.result_dtype, task.axes, task.keepdims)
+
+
+def _exchanged(
+    plan: SumPlan,
+    comm: Comm,
+    device: Device,
+    mine: Mapping[Index, Partial],
+    stage: Sequence[Meeting],
+    window: Window,
+) -> dict[tuple[int, Index], Partial]:
+    """Exchange partial sums; return those that this rank adds, by sender and block."""
+    found = {(comm.rank, index): partial for index, partial in mine.items()}
+    sends: dict[int, list[Index]] = defaultdict(list)
+    receives: dict[int, list[Index]] = defaultdict(list)
+    for index, owner, ranks in stage:
+        if owner == comm.rank:
+            for rank in ranks:
+                if rank != owner:
+                    receives[rank].append(index)
+        elif comm.rank in ranks:
+            sends[owner].append(index)
+    dtype = "float64" if plan.task.method == "compensated" else "int64"
+    device.synchronize()
+    with device.transferring():
+        messages = {
+            owner: device.to_device(np.concatenate([_packed(mine[at], window) for at in some]))
+            for owner, some in sends.items()
+        }
+        buffers = {
+            rank: device.empty(sum(plan.words(index, window[1]) for index in some), dtype)
+            for rank, some in receives.items()
+        }
+        comm.exchange(list(messages.items()), list(buffers.items())).wait()
+    device.synchronize()
+    for rank, rest in buffers.items():
+        for index in receives[rank]:
+            count = plan.words(index, window[1])
+            words, rest = rest[:count], rest[count:]
+            # an owner adds to its own blocks
+            found[rank, index] = _unpacked(plan, index, words, window, mine[index])
+    return found
+
+
+def _window(plan: SumPlan, comm: Comm, device: Device, mine: Mapping[Index, Partial]) -> Window:
+    """Agree with all ranks on the limbs in messages."""
+    if plan.task.method == "compensated":
+        return 0, 0
+    low, high = limb_range([p.sums for p in mine.values() if isinstance(p.sums, Binned)])
+    if low == high:
+        low, high = LIMBS, 0  # of no effect on the other ranks
+    with device.transferring():
+        ends = device.to_device(np.array([-low, high], np.int64))
+        comm.all_reduce(ends, "max").wait()
+    device.synchronize()
+    low, high = device.to_host(ends).tolist()
+    carry = 1 if plan.hosts else 0  # the sum of a host may need one limb more than its terms
+    return (-low, high + low + carry) if high > -low else (0, 0)
+
+
+def _packed(partial: Partial, window: Window) -> Array:
+    """Return partial sums as one flat array."""
+    sums = partial.sums
+    if isinstance(sums, Pair):
+        return np.concatenate([array.reshape(-1) for array in sums.arrays()])
+    low, count = window
+    return np.concatenate([sums.window(low, low + count), sums.special[None]]).reshape(-1)
+
+
+def _unpacked(plan: SumPlan, index: Index, words: Array, window: Window, like: Partial) -> Partial:
+    """Return partial sums of another rank, in the same memory as those of this rank."""
+    shape = plan.shape(index)
+    if isinstance(like.sums, Pair):
+        pair = Pair.of(words.reshape(plan.doubles, *shape))
+        on_host = isinstance(like.sums.sums, np.ndarray)
+        return replace(like, sums=pair.on_host() if on_host else pair)
+    words = words if isinstance(words, np.ndarray) else words.get()
+    limbs = words.reshape(window[1] + 1, *shape)
+    return replace(like, sums=Binned(window[0], limbs[:-1], limbs[-1].astype(np.uint8)))
