@@ -17,7 +17,7 @@ from dask_dgpu.runtime.package import Package
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.scheduler.blocks import worker_with
-from dask_dgpu.runtime.scheduler.members import member_hosts
+from dask_dgpu.runtime.scheduler.members import by_host, member_hosts
 from graph_opt.dask_graph.emit import Plain
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ class Run:
     def choose_members(self, scheduler: Scheduler) -> None:
         """Choose all workers that the gang's task may use, and those with its blocks.
 
-        A paused worker, usually one that is short of memory, gets no further blocks.
+        A paused worker, usually one that is short of memory, gets no further blocks. Ranks are
+        numbered host by host.
         """
         gang = scheduler.tasks[self.key]
         valid = scheduler.valid_workers(gang)
@@ -99,7 +100,7 @@ class Run:
         running = {ws.address for ws in scheduler.running}
         chosen = self.holders | ((allowed & running) or allowed)
         found = [address for address in scheduler.workers if address in chosen]
-        self.members = (*found, *(self.holders - set(found)))
+        self.members = by_host((*found, *(self.holders - set(found))))
 
     def on_blocks(self, scheduler: Scheduler) -> Run | None:
         """Return this run on its blocks where they are now, ``None`` if it cannot run there."""
