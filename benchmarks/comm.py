@@ -18,6 +18,7 @@ from typing import Any
 
 from harness import Report
 from process_harness import blas_threads, processes
+from relay import Relay, join_relay
 
 from dask_dgpu.comm import bootstrap
 from dask_dgpu.comm.common import even_counts
@@ -41,7 +42,7 @@ def measure(
     rank: int,
     pipe: Connection,
     transport: bootstrap.Transport,
-    store: tuple[str, int],
+    relay: str,
     given: argparse.Namespace,
 ) -> None:
     """Send the seconds of each repetition of each figure."""
@@ -51,10 +52,9 @@ def measure(
     comm = bootstrap.connect(
         transport,
         host=HOST,
-        store_address=store,
+        store=join_relay(relay, transport),
         rank=rank,
         size=given.ranks,
-        name=transport,
         timeout=TIMEOUT,
         limit=TIMEOUT,
         device=rank if given.device == "cuda" else None,
@@ -91,11 +91,11 @@ def _timed(comm: Comm, call: Callable[[], None], device: str) -> float:
 
 def compare(report: Report, given: argparse.Namespace) -> None:
     """Measure every transport; a repetition takes as long as on its slowest rank."""
-    store = bootstrap.serve_store(HOST)
+    relay = Relay()
     usual: dict[str, float] = {}
     sent = given.mib * 2**20 - even_counts(given.mib * 2**20, given.ranks)[0]
     for transport in transports(given.device):
-        arguments = (transport, store.address, given)
+        arguments = (transport, relay.address, given)
         with (
             report.guard("connect", transport=transport),
             blas_threads(1),

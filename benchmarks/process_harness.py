@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
+from relay import Relay, join_relay
+
 from dask_dgpu.comm import bootstrap
 from dask_dgpu.comm.protocol import Comm
 
@@ -75,8 +77,8 @@ def run_ranks(number: int, program: Callable[..., Any], *arguments: Any) -> list
 
     They are connected over gloo, and each has one BLAS thread.
     """
-    store = bootstrap.serve_store(HOST)
-    given = number, store.address, program, arguments
+    relay = Relay()
+    given = number, relay.address, program, arguments
     with blas_threads(1), processes(number, _run_rank, given) as pipes:
         found = [pipe.recv() for pipe in pipes]
         for pipe in pipes:
@@ -88,17 +90,16 @@ def _run_rank(
     rank: int,
     pipe: Connection,
     size: int,
-    store: tuple[str, int],
+    relay: str,
     program: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
     comm: Comm = bootstrap.connect(
         "gloo",
         host=HOST,
-        store_address=store,
+        store=join_relay(relay, "benchmark"),
         rank=rank,
         size=size,
-        name="benchmark",
         timeout=CONNECTING,
         limit=CONNECTING,
     )

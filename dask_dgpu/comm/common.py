@@ -10,11 +10,9 @@ both, so only :func:`settle` imports CuPy.
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Protocol
 
 import numpy as np
 
@@ -22,10 +20,6 @@ from dask_dgpu.comm.protocol import Buffer, Counts, Messages, Reduction
 from dask_dgpu.errors import CommAbortedError, CommError
 
 _UFUNCS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
-
-# Seconds between two looks at a store, at first and at most.
-_FIRST_PAUSE = 0.001
-_LONGEST_PAUSE = 0.05
 
 
 class Lifetime:
@@ -91,61 +85,6 @@ class Lifetime:
                 return
             self.check()
         raise CommError(f"{phase} did not finish within its time limit")
-
-
-class KeyValueStore(Protocol):
-    """The methods of ``torch.distributed.Store`` that communicators call."""
-
-    def set(self, key: str, value: str) -> None:
-        """Set a value."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether all keys are set."""
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Return the values."""
-
-    def delete_key(self, key: str) -> bool:
-        """Delete a value; return whether there was one."""
-
-
-def meet(
-    store: KeyValueStore,
-    name: str,
-    text: str,
-    *,
-    rank: int,
-    size: int,
-    limit: float | None,
-    lifetime: Lifetime,
-) -> list[str]:
-    """Publish a text under a name that is used once, and return the texts of all ranks.
-
-    The store's blocking calls support neither our time limit nor our abort, and block other threads
-    that use the same connection. So this polls.
-
-    After the limit it raises :class:`~dask_dgpu.errors.CommError` with the missing ranks; without
-    one it waits until aborted.
-    """
-    keys = [f"{name}/{peer}" for peer in range(size)]
-    deadline = None if limit is None else time.monotonic() + limit
-    pause = _FIRST_PAUSE
-    try:
-        store.set(keys[rank], text)
-        while not store.check(keys):
-            lifetime.check()
-            if deadline is not None and time.monotonic() > deadline:
-                missing = [p for p in range(size) if not store.check([keys[p]])]
-                if not missing:
-                    break
-                raise CommError(
-                    f"ranks {missing} of {size} did not come to {name!r} within {limit:g} s"
-                )
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        return [value.decode() for value in store.multi_get(keys)]
-    except RuntimeError as error:
-        raise CommError(f"the store was lost at {name!r}: {error}") from error
 
 
 def flat(buffer: Buffer) -> Buffer:

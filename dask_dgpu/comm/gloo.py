@@ -16,10 +16,12 @@ import numpy as np
 import torch
 import torch.distributed
 
-from dask_dgpu.comm.common import KeyValueStore, Lifetime
+from dask_dgpu.comm.common import Lifetime
 from dask_dgpu.comm.point_to_point import PointToPointComm, Verb
 from dask_dgpu.comm.protocol import Buffer
 from dask_dgpu.comm.steps import Message
+from dask_dgpu.comm.store import Store
+from dask_dgpu.comm.torch_store import TorchStore
 from dask_dgpu.errors import CommError
 
 # torch has no stubs for much of this, or stubs that vary from version to version.
@@ -29,8 +31,6 @@ dist: Any = torch.distributed
 _NO_TAG = 2**31 - 1
 # gloo has no wait without a limit.
 _NEVER = timedelta(days=365)
-# Seconds between two looks at a store.
-_PAUSE = 0.005
 # Seconds between two checks for the interpreter's exit.
 _CHECK_INTERVAL = 0.2
 # Seconds for the threads of an aborted group to end.
@@ -64,54 +64,20 @@ class _GlooMessage:
             raise CommError(text) from error
 
 
-class _AbortableStore(dist.Store):
-    """A store whose waits end with a lifetime; torch's own only have a time limit."""
-
-    def __init__(self, store: KeyValueStore, lifetime: Lifetime, seconds: float) -> None:
-        super().__init__()
-        self._store: Any = store
-        self._lifetime = lifetime
-        self._late = time.monotonic() + seconds
-
-    def set(self, key: str, value: str) -> None:
-        self._store.set(key, value)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return bool(self._store.check(keys))
-
-    def get(self, key: str) -> bytes:
-        self.wait([key])
-        return bytes(self._store.get(key))
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        self.wait(keys)
-        return list(self._store.multi_get(keys))
-
-    def add(self, key: str, number: int) -> int:
-        return int(self._store.add(key, number))
-
-    def wait(self, keys: Sequence[str], timeout: object = None) -> None:
-        while not self._store.check(keys):
-            self._lifetime.check()
-            if time.monotonic() > self._late:
-                raise CommError("not all ranks connected within the time limit")
-            time.sleep(_PAUSE)
-
-
 class GlooComm(PointToPointComm):
     """One rank over gloo; see :class:`~dask_dgpu.comm.protocol.Comm`.
 
     A separate thread ends the group when the communicator is closed or aborted, or when the
     interpreter exits: it makes all waits raise, then frees the group.
 
-    All ranks create it at the same time, with a ``store`` for these ranks only: a prefix that is
-    used once. It listens on ``host``. Connecting ends after ``timeout`` seconds, or if ``lifetime``
-    is aborted. Waits raise after ``limit`` seconds; without it they last until aborted.
+    All ranks create it at the same time, with a ``store`` for these ranks only. It listens on
+    ``host``. Connecting ends after ``timeout`` seconds, or if ``lifetime`` is aborted. Waits raise
+    after ``limit`` seconds; without it they last until aborted.
     """
 
     def __init__(
         self,
-        store: KeyValueStore,
+        store: Store,
         *,
         rank: int,
         size: int,
@@ -121,7 +87,7 @@ class GlooComm(PointToPointComm):
         lifetime: Lifetime | None = None,
     ) -> None:
         super().__init__(rank, size, limit)
-        self._store = _AbortableStore(store, lifetime or self._lifetime, timeout)
+        self._store = TorchStore(store, timeout, lifetime or self._lifetime)
         self._group: Any = _create_group(self._store, rank, size, host, timeout)
         # No daemon: an exiting interpreter that stops one within C++ ends the process.
         threading.Thread(target=self._keep, name="gloo", daemon=False).start()
@@ -167,7 +133,7 @@ def _disconnect(group: Any, peers: Sequence[int]) -> None:
             continue
 
 
-def _create_group(store: _AbortableStore, rank: int, size: int, host: str, timeout: float) -> Any:
+def _create_group(store: TorchStore, rank: int, size: int, host: str, timeout: float) -> Any:
     gloo = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=host)]

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from dask_dgpu.comm.bootstrap import _abandonable, connect, serve_store
+from dask_dgpu.comm.bootstrap import _abandonable, connect
 from dask_dgpu.comm.common import Lifetime
+from dask_dgpu.comm.store import Store
 from dask_dgpu.errors import CommAbortedError, CommError
 
 
@@ -42,17 +43,15 @@ def test_what_is_made_too_late_is_closed(how: str) -> None:
 @pytest.mark.parametrize("patient", [True, False])
 def test_an_abort_ends_the_threads(patient: bool) -> None:
     """Rank 1 never comes: the attempt goes on until it is aborted, and leaves nothing behind."""
-    store = serve_store("127.0.0.1")
     attempt = Lifetime()
     threading.Timer(0.2, attempt.abort, ["enough"]).start()
     with pytest.raises(CommAbortedError, match="enough"):
         connect(
             "gloo",
+            store=Store(lambda key, value: None),
             host="127.0.0.1",
-            store_address=store.address,
             rank=0,
             size=2,
-            name="alone",
             timeout=60.0,
             patient=patient,
             lifetime=attempt,
@@ -64,22 +63,10 @@ def test_an_abort_ends_the_threads(patient: bool) -> None:
 
 def test_gloo_does_not_wait_for_a_rank_that_gave_up() -> None:
     """All ranks have met, and one does not go on: the others are in gloo's own connecting."""
-    from dask_dgpu.comm.common import KeyValueStore
     from dask_dgpu.comm.gloo import GlooComm
 
-    class Store(KeyValueStore):
-        """A store to which nobody else writes."""
-
-        def set(self, key: str, value: str) -> None:
-            pass
-
-        def check(self, keys: list[str]) -> bool:
-            return False
-
-        def add(self, key: str, number: int) -> int:
-            return number
-
+    nobody = Store(lambda key, value: None)
     attempt = Lifetime()
     threading.Timer(0.2, attempt.abort, ["enough"]).start()
     with pytest.raises(CommError, match="enough"):
-        GlooComm(Store(), rank=0, size=2, host="127.0.0.1", timeout=60.0, lifetime=attempt)
+        GlooComm(nobody, rank=0, size=2, host="127.0.0.1", timeout=60.0, lifetime=attempt)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.comm.bootstrap import connect, serve_store
+from benchmarks.relay import Relay, join_relay
+from dask_dgpu.comm.bootstrap import connect
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.timed import TimedComm
 from tests.comm import cases
@@ -21,8 +22,8 @@ WRAPPERS = {"local": lambda comm: comm, "recording": RecordingComm, "timed": Tim
 
 
 @pytest.fixture(scope="module")
-def store():
-    return serve_store(HOST)
+def relay():
+    return Relay()
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +56,9 @@ def _rank_main(rank, size, kind, module, address, name, timeout, case):
     comm = connect(
         kind,
         host=HOST,
-        store_address=address,
+        store=join_relay(address, name),
         rank=rank,
         size=size,
-        name=name,
         timeout=20.0,
         limit=timeout,
         device=rank if module == "cupy" else None,
@@ -101,7 +101,7 @@ def launch(request):
 
     else:
         pool = request.getfixturevalue("gpu_pool" if module == "cupy" else "cpu_pool")
-        address = request.getfixturevalue("store").address
+        address = request.getfixturevalue("relay").address
         count = pool.size if size == "all" else int(size)
 
         def launch(case, timeout=20.0):
@@ -126,8 +126,8 @@ def test_window(launch, request):
 
 
 @pytest.mark.multigpu
-def test_window_of_pools(gpu_pool, store):
-    gpu_pool.start(_pooled_rank_main, gpu_pool.size, store.address)
+def test_window_of_pools(gpu_pool, relay):
+    gpu_pool.start(_pooled_rank_main, gpu_pool.size, relay.address)
     gpu_pool.results()
 
 

@@ -8,15 +8,17 @@ import sys
 import numpy as np
 import pytest
 
-from dask_dgpu.comm.bootstrap import connect, serve_store
+from benchmarks.relay import Relay, join_relay
+from dask_dgpu.comm.bootstrap import connect
+from dask_dgpu.comm.store import Store
 from tests.comm.processes import RankPool
 
 HOST = "127.0.0.1"
 
 
 @pytest.fixture(scope="module")
-def store():
-    return serve_store(HOST)
+def relay():
+    return Relay()
 
 
 @pytest.fixture
@@ -30,10 +32,9 @@ def _connect(rank, address, name, timeout, size=3):
     return connect(
         "gloo",
         host=HOST,
-        store_address=address,
+        store=join_relay(address, name),
         rank=rank,
         size=size,
-        name=name,
         timeout=timeout,
     )
 
@@ -68,20 +69,21 @@ def _beside_own_group(rank, address, own_port):
     again.close()
 
 
-def test_own_default_group_is_untouched(pool, store):
-    own = serve_store(HOST)
-    pool.run(_beside_own_group, store.address, own.port)
+def test_own_default_group_is_untouched(pool, relay):
+    import torch.distributed as dist
+
+    own = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    pool.run(_beside_own_group, relay.address, own.port)
 
 
-def test_unknown_transport(store):
+def test_unknown_transport():
     with pytest.raises(ValueError, match="pigeon"):
         connect(
             "pigeon",
+            store=Store(lambda key, value: None),
             host=HOST,
-            store_address=store.address,
             rank=0,
             size=1,
-            name="x",
             timeout=1,
         )
 
@@ -99,14 +101,15 @@ def test_import_without_torch(module):
 WAITS_AT_EXIT = """
 import contextlib, sys, threading
 import numpy as np
+from benchmarks.relay import join_relay
 from dask_dgpu.comm.bootstrap import connect
 from dask_dgpu.errors import CommError
-rank, port = map(int, sys.argv[1:])
+rank, address = int(sys.argv[1]), sys.argv[2]
 there = threading.Event()
 
 def program():
-    comm = connect("gloo", host="127.0.0.1", store_address=("127.0.0.1", port), rank=rank, size=2,
-                   name="exit", timeout=60)
+    comm = connect("gloo", store=join_relay(address, "exit"), host="127.0.0.1", rank=rank, size=2,
+                   timeout=60)
     work = comm.exchange([], [(1, np.zeros(4))] if rank == 0 else [])
     there.set()
     with contextlib.suppress(CommError):
@@ -118,11 +121,11 @@ there.wait()
 
 
 @pytest.mark.slow
-def test_interpreter_exits_while_a_rank_waits(store):
+def test_interpreter_exits_while_a_rank_waits(relay):
     """No thread is stopped within gloo, which would end the process by std::terminate."""
     command = [sys.executable, "-c", WAITS_AT_EXIT]
     processes = [
-        subprocess.Popen([*command, str(rank), str(store.port)], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([*command, str(rank), relay.address], stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
     for process in processes:

@@ -10,7 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from dask_dgpu.comm.bootstrap import connect, serve_store
+from benchmarks.relay import Relay, join_relay
+from dask_dgpu.comm.bootstrap import connect
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.errors import CommError
 from tests.comm.processes import RankPool
@@ -21,8 +22,8 @@ pytestmark = pytest.mark.parametrize("kind", ["gloo", "ucx"])
 
 
 @pytest.fixture(scope="module")
-def store():
-    return serve_store(HOST)
+def relay():
+    return Relay()
 
 
 @pytest.fixture
@@ -36,10 +37,9 @@ def _connect(kind, rank, address, name, timeout=30.0, limit=None):
     return connect(
         kind,
         host=HOST,
-        store_address=address,
+        store=join_relay(address, name),
         rank=rank,
         size=3,
-        name=name,
         timeout=timeout,
         limit=limit,
     )
@@ -80,8 +80,8 @@ def _await_victim(rank, kind, address, how, sent, limit=None, abort=None):
 
 
 @pytest.mark.parametrize("how", ["collective", "exchange"])
-def test_killed_peer(pool, store, kind, how):
-    pool.start(_await_victim, kind, store.address, how, signal.SIGKILL)
+def test_killed_peer(pool, relay, kind, how):
+    pool.start(_await_victim, kind, relay.address, how, signal.SIGKILL)
     for raised, closed in pool.results([0, 2]):
         assert raised < 2
         assert closed < 1
@@ -100,20 +100,20 @@ def _await_abort(rank, kind, address):
     comm.close()
 
 
-def test_abort_of_a_peer_is_noticed(pool, store, kind):
-    pool.run(_await_abort, kind, store.address)
+def test_abort_of_a_peer_is_noticed(pool, relay, kind):
+    pool.run(_await_abort, kind, relay.address)
 
 
-def test_stopped_peer(pool, store, kind):
-    pool.start(_await_victim, kind, store.address, "collective", signal.SIGSTOP, 2.0)
+def test_stopped_peer(pool, relay, kind):
+    pool.start(_await_victim, kind, relay.address, "collective", signal.SIGSTOP, 2.0)
     for raised, closed in pool.results([0, 2]):
         assert 1.5 < raised < 5
         assert closed < 1
 
 
-def test_stopped_peer_holds_up_nobody_after_an_abort(pool, store, kind):
+def test_stopped_peer_holds_up_nobody_after_an_abort(pool, relay, kind):
     """Without a limit the abort alone ends the wait, and the threads that wait for the peer."""
-    pool.start(_await_victim, kind, store.address, "collective", signal.SIGSTOP, None, 0.3)
+    pool.start(_await_victim, kind, relay.address, "collective", signal.SIGSTOP, None, 0.3)
     for raised, closed in pool.results([0, 2]):
         assert 0.2 < raised < 2
         assert closed < 1
@@ -139,8 +139,8 @@ def _abort_beside_a_lost_rank(rank, kind, address):
     return None
 
 
-def test_an_abort_ends_a_wait_although_a_neighbour_is_lost(pool, store, kind):
-    pool.start(_abort_beside_a_lost_rank, kind, store.address)
+def test_an_abort_ends_a_wait_although_a_neighbour_is_lost(pool, relay, kind):
+    pool.start(_abort_beside_a_lost_rank, kind, relay.address)
     (took,) = pool.results([0])
     assert 0.1 < took < 2
 
@@ -156,10 +156,10 @@ def _come_late(rank, kind, address):
     comm.close()
 
 
-def test_a_slow_rank_is_waited_for(pool, store, kind):
-    pool.run(_come_late, kind, store.address)
+def test_a_slow_rank_is_waited_for(pool, relay, kind):
+    pool.run(_come_late, kind, relay.address)
 
 
-def test_missing_rank_is_named(store, kind):
+def test_missing_rank_is_named(relay, kind):
     with pytest.raises(CommError, match=r"ranks \[1, 2\] of 3 did not come"):
-        _connect(kind, 0, store.address, f"{kind}-lonely", 0.3)
+        _connect(kind, 0, relay.address, f"{kind}-lonely", 0.3)

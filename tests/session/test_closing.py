@@ -7,7 +7,6 @@ import logging
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,28 +23,6 @@ from dask_dgpu.comm import bootstrap
 def disabled_in_the_end() -> Iterator[None]:
     yield
     dgpu.disable()
-
-
-def test_a_cluster_closes_while_a_store_is_being_made(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It takes a worker an import of torch, which can last as long as it likes."""
-    asked, goes_on = threading.Event(), threading.Event()
-
-    def serve_store(host: str) -> Any:
-        asked.set()
-        goes_on.wait(30)
-        raise OSError("too late")
-
-    monkeypatch.setattr(bootstrap, "serve_store", serve_store)
-    client = Client(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0")
-    with caplog.at_level(logging.WARNING), dgpu.enable(client):
-        assert asked.wait(10)
-        begin = time.monotonic()
-        client.close()
-        assert time.monotonic() - begin < 8
-    goes_on.set()
-    assert not [record for record in caplog.records if record.exc_info], caplog.text
 
 
 def test_a_cluster_closes_while_its_workers_connect(

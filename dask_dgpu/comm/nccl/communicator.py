@@ -30,7 +30,6 @@ import torch
 import torch.distributed
 
 from dask_dgpu.comm.common import (
-    KeyValueStore,
     Lifetime,
     as_bytes,
     check_all_to_all,
@@ -45,6 +44,8 @@ from dask_dgpu.comm.common import (
 from dask_dgpu.comm.nccl.window import Mappings, open_window
 from dask_dgpu.comm.nccl.work import DeferredWork, Marks, NcclWork
 from dask_dgpu.comm.protocol import Buffer, Counts, Messages, Reduction, Window, Work
+from dask_dgpu.comm.store import Store
+from dask_dgpu.comm.torch_store import TorchStore
 from dask_dgpu.errors import CommError
 
 # torch has no stubs for much of this, or stubs that vary from version to version.
@@ -59,20 +60,22 @@ _NATIVE = {np.dtype(t) for t in ("u1", "i1", "i4", "i8", "f2", "f4", "f8")}
 class NcclComm:
     """One rank over NCCL; see :class:`~dask_dgpu.comm.protocol.Comm`.
 
-    All ranks create it at the same time, with a ``store`` for these ranks only: a prefix that is
-    used once. Closing waits for the GPU, at most ``timeout`` seconds. Waits raise after ``limit``
-    seconds; without it they last until aborted.
+    All ranks create it at the same time, with a ``store`` for these ranks only. Connecting ends
+    after ``timeout`` seconds, or if ``lifetime`` is aborted while it waits for the store. Closing
+    waits for the GPU, at most ``timeout`` seconds. Waits raise after ``limit`` seconds; without it
+    they last until aborted.
     """
 
     def __init__(
         self,
-        store: KeyValueStore,
+        store: Store,
         *,
         rank: int,
         size: int,
         device: int,
         timeout: float,
         limit: float | None = None,
+        lifetime: Lifetime | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -83,14 +86,16 @@ class NcclComm:
         self._device = torch.device("cuda", device)
         self._lifetime = Lifetime(self._start_to_abort)
         self._mappings = Mappings()
+        self._torch_store = TorchStore(store, timeout, lifetime or self._lifetime)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _NEVER
         options.is_high_priority_stream = True  # other ranks wait for transfers
         try:
-            self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
+            self._group: Any = dist.ProcessGroupNCCL(self._torch_store, rank, size, options)
             self._group.eager_connect_single_device(self._device)
         except RuntimeError as error:
             raise CommError(f"rank {rank} of {size} could not connect: {error}") from error
+        self._torch_store.lifetime = self._lifetime
         self._marks = Marks(self._lifetime, limit)
 
     def exchange(self, sends: Messages, recvs: Messages) -> Work:

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cupy
 import numpy as np
 
-from dask_dgpu.comm.common import check_peers, meet
+from dask_dgpu.comm.common import check_peers
 from dask_dgpu.comm.protocol import Buffer, Work
+from dask_dgpu.comm.store import meet
 
 if TYPE_CHECKING:
     from dask_dgpu.comm.nccl.communicator import NcclComm
@@ -81,8 +82,6 @@ class Mappings:
             limit=comm.limit,
             lifetime=comm._lifetime,
         )
-        if self._exchanges > 1:  # all ranks have read the values before these
-            comm._store.delete_key(f"window-{self._exchanges - 1}/{comm.rank}")
         return [json.loads(text) for text in texts]
 
     def open(self, handles: Collection[str]) -> bool:

@@ -11,10 +11,11 @@ Computations within a collective, its reductions, run on the caller's current st
 
 from __future__ import annotations
 
-from dask_dgpu.comm.common import KeyValueStore, Lifetime, meet, settle
+from dask_dgpu.comm.common import Lifetime, settle
 from dask_dgpu.comm.point_to_point import PointToPointComm, Verb
 from dask_dgpu.comm.protocol import Buffer, Work
 from dask_dgpu.comm.steps import Message, Steps
+from dask_dgpu.comm.store import Store, meet
 from dask_dgpu.comm.ucx.channel import UcxChannel
 
 
@@ -92,7 +93,7 @@ class _OrderedWork:
 
 
 def join(
-    store: KeyValueStore,
+    store: Store,
     *,
     rank: int,
     size: int,
@@ -103,9 +104,9 @@ def join(
 ) -> UcxComm:
     """Connect as one of ``size`` ranks, all of which call this at the same time.
 
-    ``store`` is for these ranks only: a prefix that is used once. ``device`` is ``None`` for NumPy
-    arrays. Connecting ends after ``timeout`` seconds, or if ``lifetime`` is aborted. Later waits
-    raise after ``limit`` seconds; ``None`` waits until aborted.
+    ``store`` is for these ranks only. ``device`` is ``None`` for NumPy arrays. Connecting ends
+    after ``timeout`` seconds, or if ``lifetime`` is aborted. Later waits raise after ``limit``
+    seconds; ``None`` waits until aborted.
     """
     channel = UcxChannel(rank, size, timeout, device)
     try:

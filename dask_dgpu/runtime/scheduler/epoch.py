@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.runtime.scheduler.messages import send
 
@@ -18,8 +15,6 @@ if TYPE_CHECKING:
     from dask_dgpu.comm.bootstrap import Transport
     from dask_dgpu.runtime.scheduler.run import Run
 
-logger = logging.getLogger(__name__)
-
 KEPT_EPOCHS = 4
 """Number of communicators that a worker keeps, besides those that runs use."""
 
@@ -27,73 +22,48 @@ Terms = tuple[tuple[str, ...], str, float]
 """What identifies a communicator: members, transport, seconds to connect."""
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """A set of workers that share a communicator: its name, and host and port of its store."""
-
-    name: str
-    store: tuple[str, int]
-
-
-class _Kept(NamedTuple):
-    name: str
-    formed: asyncio.Future[Epoch]
-
-
 class Epochs:
     """The most recently used epochs of a cluster whose members are all alive.
 
     An epoch's name is never used twice, so members of an abandoned epoch and of its successor
-    cannot connect. When an epoch is discarded, its members leave it. ``runs`` are the current and
-    the finished ones.
+    cannot connect. Members meet at their stores, whose values travel over the scheduler: over
+    Dask's own connections, and without the help of a member that may be lost. When an epoch is
+    discarded, its members leave it. ``runs`` are the current and the finished ones.
     """
 
     def __init__(self, scheduler: Scheduler, runs: Mapping[Any, Run]) -> None:
         self.scheduler = scheduler
         self._runs = runs
-        self._kept: dict[Terms, _Kept] = {}  # the most recently used comes last
+        self._kept: dict[Terms, str] = {}  # names; the most recently used comes last
         self._names = count()
 
-    async def get(self, members: tuple[str, ...], transport: Transport, timeout: float) -> Epoch:
-        """Return the epoch on these terms; rank 0 serves the store of a new one.
+    def get(self, members: tuple[str, ...], transport: Transport, timeout: float) -> str:
+        """Return the name of the epoch on these terms.
 
         Raises
         ------
         OSError
             If a member is lost.
         """
-        terms = members, transport, timeout
-        while True:
-            kept = self._kept.pop(terms, None)
-            if kept is None:
-                name = f"{self.scheduler.id}-{next(self._names)}"
-                kept = _Kept(name, asyncio.ensure_future(self._form(name, members)))
-            self._kept[terms] = kept
-            self._discard_idle()
-            try:
-                epoch = await asyncio.shield(kept.formed)
-            except Exception as error:
-                self.discard(kept.name, f"it could not be formed: {error}")
-                raise
-            if self._kept.get(terms) is kept:  # else it was discarded meanwhile
-                return epoch
-
-    async def _form(self, name: str, members: tuple[str, ...]) -> Epoch:
         if any(member not in self.scheduler.workers for member in members):
             raise OSError("a member is lost")
-        host, port = "", 0
-        if len(members) > 1:
-            host, port = await self.scheduler.rpc(members[0]).dgpu_serve_store(epoch=name)
-        return Epoch(name, (host, port))
+        terms = members, transport, timeout
+        name = self._kept.pop(terms, None) or f"{self.scheduler.id}-{next(self._names)}"
+        self._kept[terms] = name
+        self._discard_idle()
+        return name
 
-    async def warm_up(self, members: tuple[str, ...], transport: Transport, timeout: float) -> None:
-        """Make the members of an epoch connect now, if they can."""
-        try:
-            await self.connect(members, transport, timeout)
-        except Exception as error:  # a member is lost, or the cluster closes
-            logger.info("workers do not connect before their first gang: %s", error)
+    def share(self, epoch: str, key: str, value: bytes, worker: str) -> None:
+        """Pass a value that a member has set on to the stores of the others.
 
-    async def connect(
+        Nobody misses one: the epoch is announced to all members before any of them sets a value.
+        """
+        for terms, name in self._kept.items():
+            if name == epoch and worker in terms[0]:
+                message = {"op": "dgpu-shared", "epoch": epoch, "key": key, "value": value}
+                send(self.scheduler, [each for each in terms[0] if each != worker], message)
+
+    def connect(
         self, members: tuple[str, ...], transport: Transport, timeout: float, **more: Any
     ) -> None:
         """Make the members of an epoch connect now; the message to each has ``more`` fields.
@@ -103,12 +73,11 @@ class Epochs:
         OSError
             If a member is lost.
         """
-        epoch = await self.get(members, transport, timeout)
+        epoch = self.get(members, transport, timeout)
         for rank, member in enumerate(members):
             message: dict[str, Any] = {
                 "op": "dgpu-warm-up",
-                "epoch": epoch.name,
-                "store": epoch.store,
+                "epoch": epoch,
                 "rank": rank,
                 "size": len(members),
                 "transport": transport,
@@ -119,7 +88,7 @@ class Epochs:
 
     def discard(self, name: str, reason: str) -> None:
         """Discard an epoch."""
-        for terms in [terms for terms, kept in self._kept.items() if kept.name == name]:
+        for terms in [terms for terms, kept in self._kept.items() if kept == name]:
             self._discard(terms, reason)
 
     def remove_worker(self, worker: str) -> None:
@@ -133,7 +102,7 @@ class Epochs:
             self._discard(terms, "the cluster restarts")
 
     def _discard(self, terms: Terms, reason: str) -> None:
-        name = self._kept.pop(terms).name
+        name = self._kept.pop(terms)
         message = {"op": "dgpu-leave", "epoch": name, "reason": reason}
         send(self.scheduler, terms[0], message)
 
@@ -142,9 +111,9 @@ class Epochs:
         counts = Counter(member for members, *_ in self._kept for member in members)
         used = {run.epoch for run in self._runs.values() if not run.outcome.done()}
         *older, _ = self._kept.items()
-        for terms, kept in older:
+        for terms, name in older:
             members = terms[0]
             crowded = any(counts[member] > KEPT_EPOCHS for member in members)
-            if crowded and kept.name not in used:
+            if crowded and name not in used:
                 counts.subtract(members)
                 self._discard(terms, "others were used more recently")

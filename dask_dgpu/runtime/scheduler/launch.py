@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
     from dask_dgpu.runtime.scheduler.endings import Endings, Losses
-    from dask_dgpu.runtime.scheduler.epoch import Epoch, Epochs
+    from dask_dgpu.runtime.scheduler.epoch import Epochs
     from dask_dgpu.runtime.scheduler.run import Run
 
 Key = Any
@@ -125,11 +125,9 @@ class Launches:
             try:
                 await in_background(run.plan)
                 program = run.program
-                epoch = await self.epochs.get(
-                    run.members, program.transport, program.limits.timeout
-                )
                 if run.outcome.done():
                     return
+                epoch = self.epochs.get(run.members, program.transport, program.limits.timeout)
                 self._send(run, epoch)
             finally:
                 let_go(self.scheduler, run)
@@ -139,14 +137,14 @@ class Launches:
             may_be_lost = isinstance(error, OSError)  # a call to a member failed
             self.endings.fail(run, failure, may_be_lost=may_be_lost)
 
-    def _send(self, run: Run, epoch: Epoch) -> None:
+    def _send(self, run: Run, epoch: str) -> None:
         """Start all members.
 
         Nothing is awaited between the launches: all streams must have gangs in the same order.
         """
         restrict(self.scheduler, run)
         outs = outs_of(self.scheduler, run)
-        run.epoch = epoch.name
+        run.epoch = epoch
         profiled = bool(recorders(self.scheduler))
         for rank, member in enumerate(run.members):
             message = run.launch_message(rank, epoch, profiled) | self.sent.new(member, run)

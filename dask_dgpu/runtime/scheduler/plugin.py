@@ -86,6 +86,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             {"dgpu-finished": self.finished, "dgpu-failed": self.failed, "dgpu-stale": self.stale}
         )
         scheduler.stream_handlers["dgpu-broken"] = self.endings.broken
+        scheduler.stream_handlers["dgpu-share"] = self.epochs.share
         scheduler.stream_handlers["dgpu-lacks"] = self.launches.sent.lacks
         await scheduler.register_worker_plugin(
             None, pickle.dumps(GangWorkerPlugin(self.device)), name=PLUGIN, idempotent=True
@@ -147,7 +148,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         """
         workers = tuple(self.scheduler.workers)
         if connect and workers and device == self.device:
-            self.warming = asyncio.ensure_future(self.epochs.warm_up(workers, transport, timeout))
+            self.epochs.connect(workers, transport, timeout)
             if kind is not None and kind not in self.rates.known:
                 self.rates.start(Terms(kind, device, transport, timeout))
         return self.device

@@ -194,7 +194,7 @@ class Rates:
         epoch = members, terms.transport, terms.timeout
         try:
             named = ticket, member_hosts(members)
-            await self.epochs.connect(*epoch, part=part, ticket=named)
+            self.epochs.connect(*epoch, part=part, ticket=named)
             await asyncio.wait_for(done, PATIENCE)
         finally:
             del self._answers[ticket]

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
     from dask_dgpu.runtime.scheduler.direct import Stored
-    from dask_dgpu.runtime.scheduler.epoch import Epoch
 
 Key = Any
 Token = tuple[Key, str]
@@ -138,7 +137,7 @@ class Run:
             for (name, _), tokens in zip(self.program.inputs, self.staged, strict=True)
         }
 
-    def launch_message(self, rank: int, epoch: Epoch, profiled: bool) -> dict[str, Any]:
+    def launch_message(self, rank: int, epoch: str, profiled: bool) -> dict[str, Any]:
         """Return the message that starts a member, without the text of the program."""
         member = self.members[rank]
         blocks = [
@@ -155,8 +154,7 @@ class Run:
             "run_id": self.run_id,
             "rank": rank,
             "size": len(self.members),
-            "epoch": epoch.name,
-            "store": epoch.store,
+            "epoch": epoch,
             "digest": self.package.digest,
             "tokens": self.tokens,
             "blocks": blocks,

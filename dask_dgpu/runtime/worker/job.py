@@ -51,7 +51,6 @@ class Job(Observer):
     rank: int
     size: int
     epoch: str
-    store: tuple[str, int]
     digest: bytes
     tokens: bytes
     blocks: list[Blocks]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -12,13 +13,17 @@ from dask_dgpu.comm import bootstrap
 from dask_dgpu.comm.common import Lifetime
 from dask_dgpu.comm.local import LocalComm, LocalHub
 from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.comm.store import Store
 from dask_dgpu.errors import CommAbortedError
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.host import HostDevice, keep_small_memory
 
 if TYPE_CHECKING:
-    from dask_dgpu.comm.bootstrap import StoreServer, Transport
+    from dask_dgpu.comm.bootstrap import Transport
+
+Share = Callable[[str, str, bytes], None]
+"""Passes on an epoch, a key and its value."""
 
 REMEMBERED = 1000
 """Number of past epochs that are remembered, because late messages may name them."""
@@ -28,19 +33,21 @@ class Member:
     """The device of a worker and its communicators, one per epoch, created on first use.
 
     ``kind`` is ``"cpu"`` or ``"cuda"``, ``host`` the address of this worker's host for other
-    members, ``threads`` the number of blocks that a CPU processes at a time.
+    members, ``threads`` the number of blocks that a CPU processes at a time. ``share`` passes a
+    value of an epoch's store to its other members, whose :meth:`receive` gets it.
     """
 
-    def __init__(self, kind: str, host: str, threads: int) -> None:
+    def __init__(self, kind: str, host: str, threads: int, share: Share) -> None:
         self.kind = kind
         self.host = host
         self._cpu_threads = threads
+        self._share = share
         self._lock = threading.Lock()
         self._device_lock = threading.Lock()
         self._comms: dict[str, Comm] = {}
         self._joining: dict[str, Lifetime] = {}
         self._left: deque[str] = deque(maxlen=REMEMBERED)
-        self._stores: dict[str, StoreServer] = {}
+        self._stores: dict[str, Store] = {}
         self._closed = False
         self.connected = 0  # communicators created so far
         # connecting threads; each ends soon after this worker leaves its epoch
@@ -64,7 +71,6 @@ class Member:
     def join(
         self,
         epoch: str,
-        store: tuple[str, int],
         rank: int,
         size: int,
         transport: Transport,
@@ -81,13 +87,14 @@ class Member:
         CommAbortedError
             If this worker has left the epoch.
         CommError
-            If connecting fails. This worker then leaves the epoch: a store allows one attempt.
+            If connecting fails. This worker then leaves the epoch: it allows one attempt.
         """
         with self._lock:
             if epoch in self._comms:
                 return self._comms[epoch]
             self._check(epoch)
             joining = self._joining[epoch] = Lifetime(threads=self.connecting)
+            store = self._store(epoch)
         comm: Comm | None = None
         try:
             if size == 1:
@@ -96,10 +103,9 @@ class Member:
                 comm = bootstrap.connect(
                     transport,
                     host=self.host,
-                    store_address=(store[0], store[1]),
+                    store=store,
                     rank=rank,
                     size=size,
-                    name=epoch,
                     timeout=timeout,
                     patient=patient,
                     device=0 if self.kind == "cuda" else None,
@@ -110,6 +116,7 @@ class Member:
                 del self._joining[epoch]
                 if comm is None:
                     self._left.append(epoch)
+                    self._stores.pop(epoch, None)
                 elif joining.reason is None:
                     self.connected += 1
                     self._comms[epoch] = comm
@@ -132,8 +139,7 @@ class Member:
             self._left.append(epoch)
             comm = self._comms.pop(epoch, None)
             joining = self._joining.get(epoch)
-            store = self._stores.pop(epoch, None)
-        del store  # its destructor runs without the lock
+            self._stores.pop(epoch, None)
         if joining is not None:
             joining.abort(reason)
         if comm is not None:
@@ -148,13 +154,18 @@ class Member:
         for epoch in epochs:
             self.leave(epoch, reason)
 
-    def serve_store(self, epoch: str) -> tuple[str, int]:
-        """Serve the store of a new epoch until this worker, its rank 0, leaves it."""
-        store = bootstrap.serve_store(self.host)
+    def receive(self, epoch: str, key: str, value: bytes) -> None:
+        """Note a value of an epoch's store, which this worker may join later; never blocks."""
         with self._lock:
-            if not self.has_left(epoch):
-                self._stores[epoch] = store
-        return store.host, store.port
+            store = None if self.has_left(epoch) else self._store(epoch)
+        if store is not None:
+            store.receive(key, value)
+
+    def _store(self, epoch: str) -> Store:
+        """Return the store of an epoch; the caller has the lock."""
+        if epoch not in self._stores:
+            self._stores[epoch] = Store(partial(self._share, epoch))
+        return self._stores[epoch]
 
     def describe(self) -> dict[str, Any]:
         """Return what is known without the device."""

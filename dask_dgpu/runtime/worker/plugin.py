@@ -74,7 +74,7 @@ class GangWorkerPlugin(WorkerPlugin):
         self.programs = Programs()
         self.queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         host = get_address_host(worker.address)
-        self.member = Member(self.device, host, worker.state.nthreads)
+        self.member = Member(self.device, host, worker.state.nthreads, self._share)
         worker.stream_handlers.update(
             {
                 "dgpu-launch": self._launch,
@@ -83,12 +83,12 @@ class GangWorkerPlugin(WorkerPlugin):
                 "dgpu-free": self._free,
                 "dgpu-drop": self._drop,
                 "dgpu-leave": self.member.leave,
+                "dgpu-shared": self.member.receive,
                 "dgpu-warm-up": self._warm_up,
             }
         )
         worker.handlers.update(
             {
-                "dgpu_serve_store": self._serve_store,
                 "dgpu_report": self._report,
                 "dgpu_take": self._take,
                 "dgpu_examine": self._examine,
@@ -194,9 +194,6 @@ class GangWorkerPlugin(WorkerPlugin):
     def _warm_up(self, **fields: Any) -> None:
         self.queue.put(partial(self._join_early, **fields))
 
-    async def _serve_store(self, epoch: str) -> tuple[str, int]:
-        return await in_background(partial(self.member.serve_store, epoch))  # it imports torch
-
     def _report(self) -> dict[str, Any]:
         return {
             "device": self.member.describe(),
@@ -214,6 +211,9 @@ class GangWorkerPlugin(WorkerPlugin):
 
     async def _examine(self) -> str:
         return await in_background(self.member.examine)
+
+    def _share(self, epoch: str, key: str, value: bytes) -> None:
+        self._send("dgpu-share", epoch=epoch, key=key, value=value)
 
     def _send(self, op: str, **facts: Any) -> None:
         self.worker.loop.add_callback(self.worker.batched_stream.send, {"op": op, **facts})
@@ -255,7 +255,6 @@ class GangWorkerPlugin(WorkerPlugin):
             job.phase = "connect"
             comm = self.member.join(
                 epoch=job.epoch,
-                store=job.store,
                 rank=job.rank,
                 size=job.size,
                 transport=program.transport,

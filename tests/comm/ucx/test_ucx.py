@@ -10,7 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from dask_dgpu.comm.bootstrap import connect, serve_store
+from benchmarks.relay import Relay, join_relay
+from dask_dgpu.comm.bootstrap import connect
 from dask_dgpu.errors import CommAbortedError, CommError
 from tests.comm.processes import RankPool
 
@@ -19,8 +20,8 @@ TINY, LARGE = 1, 1_000_000
 
 
 @pytest.fixture(scope="module")
-def store():
-    return serve_store(HOST)
+def relay():
+    return Relay()
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +35,9 @@ def _connect(rank, address, name, limit=None):
     return connect(
         "ucx",
         host=HOST,
-        store_address=address,
+        store=join_relay(address, name),
         rank=rank,
         size=3,
-        name=name,
         timeout=20.0,
         limit=limit,
     )
@@ -65,8 +65,8 @@ def _leave_early(rank, address):
     _threads_end()
 
 
-def test_what_a_rank_sent_before_it_closed_arrives(pool, store):
-    pool.run(_leave_early, store.address)
+def test_what_a_rank_sent_before_it_closed_arrives(pool, relay):
+    pool.run(_leave_early, relay.address)
 
 
 def _give_up(rank, address, how):
@@ -92,8 +92,8 @@ def _give_up(rank, address, how):
 
 
 @pytest.mark.parametrize("how", ["late", "abort"])
-def test_abandoned_buffer_is_left_alone(pool, store, how):
-    pool.run(_give_up, store.address, how)
+def test_abandoned_buffer_is_left_alone(pool, relay, how):
+    pool.run(_give_up, relay.address, how)
 
 
 def _sizes_differ(rank, address):
@@ -107,16 +107,17 @@ def _sizes_differ(rank, address):
     comm.close()
 
 
-def test_message_longer_than_its_buffer(pool, store):
-    pool.run(_sizes_differ, store.address)
+def test_message_longer_than_its_buffer(pool, relay):
+    pool.run(_sizes_differ, relay.address)
 
 
 NEVER_CLOSED = """
 import sys, threading, time
+from benchmarks.relay import join_relay
 from dask_dgpu.comm.bootstrap import connect
-rank, port = map(int, sys.argv[1:])
-comm = connect("ucx", host="127.0.0.1", store_address=("127.0.0.1", port), rank=rank, size=2,
-               name="exit", timeout=60)
+rank, address = int(sys.argv[1]), sys.argv[2]
+comm = connect("ucx", store=join_relay(address, "exit"), host="127.0.0.1", rank=rank, size=2,
+               timeout=60)
 comm.barrier()
 assert [thread.daemon for thread in threading.enumerate() if thread.name == "ucx"] == [False]
 time.sleep(rank * 0.5)
@@ -124,10 +125,10 @@ time.sleep(rank * 0.5)
 
 
 @pytest.mark.slow
-def test_interpreter_exits_without_close(store):
+def test_interpreter_exits_without_close(relay):
     command = [sys.executable, "-c", NEVER_CLOSED]
     processes = [
-        subprocess.Popen([*command, str(rank), str(store.port)], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([*command, str(rank), relay.address], stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
     for process in processes:
@@ -139,11 +140,12 @@ def test_interpreter_exits_without_close(store):
 WITHOUT_UCXX = """
 import sys
 sys.modules["ucxx"] = None
-from dask_dgpu.comm.bootstrap import connect, serve_store
+from dask_dgpu.comm.bootstrap import connect
+from dask_dgpu.comm.store import Store
 from dask_dgpu.errors import CommError
-store = serve_store("127.0.0.1")
+store = Store(lambda key, value: None)
 try:
-    connect("ucx", host="", store_address=store.address, rank=0, size=1, name="x", timeout=9)
+    connect("ucx", store=store, host="", rank=0, size=1, timeout=9)
 except CommError as error:
     print(error)
 """

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from dask_dgpu.comm import bootstrap
+from dask_dgpu.comm.common import Lifetime
+from dask_dgpu.comm.store import Store, meet
 from dask_dgpu.errors import CommAbortedError, CommError
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.runtime.worker import member
@@ -23,12 +25,16 @@ from dask_dgpu.runtime.worker.programs import Programs
 
 WARM_UP: dict[str, Any] = {
     "epoch": "epoch",
-    "store": ("127.0.0.1", 1),
     "rank": 0,
     "size": 2,
     "transport": "gloo",
     "timeout": 60.0,
 }
+
+
+def member_alone() -> Member:
+    """Return a member that hears of no other."""
+    return Member("cpu", "127.0.0.1", 1, lambda epoch, key, value: None)
 
 
 def test_there_is_one_device_whoever_asks_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +44,7 @@ def test_there_is_one_device_whoever_asks_first(monkeypatch: pytest.MonkeyPatch)
             time.sleep(0.1)
 
     monkeypatch.setattr(member, "HostDevice", Slow)
-    one = Member("cpu", "127.0.0.1", 1)
+    one = member_alone()
     with ThreadPoolExecutor(4) as pool:
         devices = set(pool.map(lambda _: one.device, range(4)))
     assert len(devices) == 1
@@ -50,7 +56,7 @@ def test_examining_a_device_leaves_its_program_alone(monkeypatch: pytest.MonkeyP
             raise AssertionError("a program may be at work on the other lane")
 
     monkeypatch.setattr(member, "HostDevice", Busy)
-    assert Member("cpu", "127.0.0.1", 1).examine() == "ok"
+    assert member_alone().examine() == "ok"
 
 
 @pytest.mark.parametrize(("phase", "left"), [("queued", 0), ("program (sum, 1 of 2)", 1)])
@@ -61,7 +67,7 @@ def test_blocks_of_a_running_job_stay_when_it_is_given_up(phase: str, left: int)
     given_up = threading.Event()
     job: Any = SimpleNamespace(give_up=given_up.set, phase=phase, blocks=blocks)
     plugin.jobs, plugin.results, plugin.stored = {("gang", 1): job}, {}, {}
-    plugin.member = Member("cpu", "127.0.0.1", 1)
+    plugin.member = member_alone()
     plugin._give_up("gang", 1, "epoch", "a member is lost")
     assert given_up.is_set()
     assert len(blocks) == left
@@ -73,7 +79,7 @@ def plugin_of_worker() -> tuple[Any, list[dict[str, Any]]]:
     plugin.jobs, plugin.results, plugin.stored, plugin.staged = {}, {}, {}, {}
     plugin.programs = Programs()
     plugin.last_seconds = 0.0
-    plugin.member = Member("cpu", "127.0.0.1", 1)
+    plugin.member = member_alone()
     plugin.queue = queue.SimpleQueue()
     loop = SimpleNamespace(add_callback=lambda send, message: send(message))
     plugin.worker = SimpleNamespace(loop=loop, batched_stream=SimpleNamespace(send=sent.append))
@@ -129,18 +135,18 @@ def test_a_warm_up_ends_quietly(
 
 
 def test_a_closed_member_joins_nothing_more() -> None:
-    one = Member("cpu", "127.0.0.1", 1)
+    one = member_alone()
     one.close("the worker closes")
     with pytest.raises(CommAbortedError, match="is over"):
-        one.join("epoch", ("127.0.0.1", 1), 0, 1, "gloo", 1.0)
-    one.serve_store("epoch")
+        one.join("epoch", 0, 1, "gloo", 1.0)
+    one.receive("epoch", "connect/1", b"")
     assert one.describe()["stores"] == []
 
 
 def test_the_scheduler_hears_of_a_warm_up_that_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its store knows the attempt, so nobody may try again under this name."""
+    """Its store knows the attempt, so no rank may try again under this name."""
 
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise CommError("ranks [1] did not come")
@@ -152,16 +158,40 @@ def test_the_scheduler_hears_of_a_warm_up_that_failed(
         time.sleep(0.001)
     assert sent == [{"op": "dgpu-broken", "epoch": "epoch", "reason": "ranks [1] did not come"}]
     with pytest.raises(CommAbortedError, match="is over"):
-        plugin.member.join("epoch", ("127.0.0.1", 1), 0, 2, "gloo", 1.0)
+        plugin.member.join("epoch", 0, 2, "gloo", 1.0)
     asyncio.run(plugin.teardown(plugin.worker))
 
 
 def test_a_store_lives_as_long_as_its_epoch() -> None:
-    one = Member("cpu", "127.0.0.1", 1)
-    ports = [one.serve_store(f"epoch-{i}")[1] for i in range(12)]
-    assert len(one.describe()["stores"]) == len(set(ports)) == 12
+    one = member_alone()
+    for i in range(12):
+        one.receive(f"epoch-{i}", "connect/1", b"")  # another rank is ready first
+    assert len(one.describe()["stores"]) == 12
     one.leave("epoch-0", "it is not used any more")
-    one.serve_store("epoch-0")  # asked for late
+    one.receive("epoch-0", "connect/2", b"")  # late
     assert "epoch-0" not in one.describe()["stores"]
     one.close("the worker closes")
     assert one.describe()["stores"] == []
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_members_meet_over_their_shared_values(first: int) -> None:
+    """Whichever member comes first, the values of the other reach it."""
+    members: list[Member] = []
+
+    def sharing(rank: int) -> Any:
+        return lambda *value: members[1 - rank].receive(*value)
+
+    members += [Member("cpu", "127.0.0.1", 1, sharing(rank)) for rank in range(2)]
+
+    def connect(kind: str, *, store: Store, rank: int, lifetime: Lifetime, **more: Any) -> Any:
+        given = {"rank": rank, "size": 2, "limit": 9.0, "lifetime": lifetime}
+        return meet(store, "connect", f"rank {rank}", **given)
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setattr(bootstrap, "connect", connect)
+        early = pool.submit(members[first].join, "epoch", first, 2, "gloo", 9.0)
+        while not members[first].describe()["stores"]:
+            time.sleep(0.001)
+        late = pool.submit(members[1 - first].join, "epoch", 1 - first, 2, "gloo", 9.0)
+        assert early.result(9) == late.result(9) == ["rank 0", "rank 1"]
