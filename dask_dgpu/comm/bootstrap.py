@@ -10,17 +10,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dask_dgpu.comm.common import Lifetime
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.comm.store import Store, meet
 from dask_dgpu.errors import CommError
 
-Transport = Literal["gloo", "nccl", "ucx"]
+if TYPE_CHECKING:
+    from dask_dgpu.comm.streams import Streams
+
+Transport = Literal["dask", "gloo", "nccl", "ucx"]
 
 #: The transports of :func:`connect`.
-TRANSPORTS: tuple[Transport, ...] = ("gloo", "nccl", "ucx")
+TRANSPORTS: tuple[Transport, ...] = ("dask", "gloo", "nccl", "ucx")
 
 
 def connect(
@@ -34,6 +37,7 @@ def connect(
     limit: float | None = None,
     patient: bool = False,
     device: int | None = None,
+    streams: Streams | None = None,
     lifetime: Lifetime | None = None,
 ) -> Comm:
     """Connect with the other ranks; returns when all have connected.
@@ -45,7 +49,8 @@ def connect(
     - A later wait raises after ``limit`` seconds. By default it lasts until the communicator is
       aborted, from outside or because a peer is lost.
     - ``device`` is this rank's CUDA device, in this process's numbering. Without it, ``"ucx"`` only
-      carries NumPy arrays; ``"gloo"`` never carries others.
+      carries NumPy arrays; ``"dask"`` and ``"gloo"`` never carry others.
+    - ``streams`` are those of ``"dask"``, which it closes.
     - Aborting ``lifetime``, from any thread, ends the connecting. Its ``threads`` then include a
       thread that is still blocked in a library.
 
@@ -66,7 +71,7 @@ def connect(
 
     def create() -> Comm:
         # before they meet, so that all ranks import at the same time
-        join = _joining(kind, host, device)
+        join = _joining(kind, host, device, streams)
         meet(store, "connect", "", **ranks, limit=None if patient else timeout)
         return join(store, **given)
 
@@ -75,8 +80,16 @@ def connect(
     return _abandonable(create, attempt, late, f"rank {rank}'s connection")
 
 
-def _joining(kind: Transport, host: str, device: int | None) -> Callable[..., Comm]:
+def _joining(
+    kind: Transport, host: str, device: int | None, streams: Streams | None
+) -> Callable[..., Comm]:
     """Import a transport; return what creates its communicator when all ranks are there."""
+    if kind == "dask":
+        from dask_dgpu.comm.streams import join
+
+        if streams is None:
+            raise ValueError("expected streams for the transport 'dask', got None")
+        return partial(join, streams=streams)
     if kind == "gloo":
         from dask_dgpu.comm.gloo import GlooComm
 

@@ -7,7 +7,7 @@ import platform
 import runpy
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -30,7 +30,11 @@ PATIENCE = 30
 RUNTIME_BYTES = 180 * 2**20
 """Memory for torch and kernels in the process of a rank on CPUs."""
 
-NEEDED = {"ucx": "ucxx (pip install 'dask-dgpu[ucx]')", "nccl": "torch with CUDA"}
+NEEDED = {
+    "gloo": "torch (pip install 'dask-dgpu[torch]')",
+    "nccl": "torch with CUDA",
+    "ucx": "ucxx (pip install 'dask-dgpu[ucx]')",
+}
 """Requirement of each transport."""
 
 
@@ -164,16 +168,22 @@ def _gather(
     if settings.device == "cpu" or (settings.device == "auto" and not found):
         if settings.comm == "nccl":
             raise ValueError(
-                "expected setting dgpu.comm to be auto, gloo or ucx for workers on CPUs, got 'nccl'"
+                "expected setting dgpu.comm to be auto, dask, gloo or ucx for workers on CPUs, "
+                "got 'nccl'"
             )
-        transport = _choose_transport(client, settings, "gloo")
+        transport = _choose_transport(client, settings, "cpu")
         return ClusterFacts(len(probes), "cpu", _least_memory(client), transport=transport)
     if len(found) < len(probes):
         raise ValueError(
             f"expected setting dgpu.device to be 'cpu', got {settings.device!r}: only "
             f"{len(found)} of {len(probes)} workers have a CUDA device"
         )
-    transport = _choose_transport(client, settings, "nccl")
+    if settings.comm in ("dask", "gloo"):
+        raise ValueError(
+            "expected setting dgpu.comm to be auto, nccl or ucx for workers on GPUs, "
+            f"got {settings.comm!r}"
+        )
+    transport = _choose_transport(client, settings, "cuda")
     one_host = len({facts.host for facts in found}) == 1
     one_sided = transport == "nccl" and one_host and all(facts.pooled for facts in found)
     memory = min(facts.memory for facts in found)
@@ -202,31 +212,39 @@ def _memory_for_blocks(dask_worker: Worker) -> int | None:
     return limit - own if own < limit * (manager.memory_pause_fraction or 1) else 0
 
 
-def _choose_transport(client: Client, settings: Settings, usual: Transport) -> Transport:
-    """Return the transport of the settings; ``auto`` is the usual one, or UCX for NCCL."""
-    transport = usual if settings.comm == "auto" else settings.comm
-    if transport == "gloo":
-        return transport
+def _choose_transport(
+    client: Client, settings: Settings, device: Literal["cpu", "cuda"]
+) -> Transport:
+    """Return the transport of the settings, or for ``auto`` the best that all workers have."""
     probes: dict[str, set[Transport]] = client.run(_transports)
     if settings.comm == "auto":
         have = set(TRANSPORTS).intersection(*probes.values())
-        return "ucx" if "nccl" not in have and "ucx" in have else "nccl"
+        return _best_on_cpus(have) if device == "cpu" else _best_on_gpus(have)
     for worker, transports in probes.items():
-        if transport not in transports:
+        if settings.comm not in transports:
             raise ValueError(
-                f"expected setting dgpu.comm to be available on all workers, got {transport!r}: "
-                f"the worker at {worker} lacks {NEEDED[transport]}"
+                "expected setting dgpu.comm to be available on all workers, got "
+                f"{settings.comm!r}: the worker at {worker} lacks {NEEDED[settings.comm]}"
             )
-    return transport
+    return settings.comm
+
+
+def _best_on_cpus(have: Collection[Transport]) -> Transport:
+    return "gloo" if "gloo" in have else "dask"
+
+
+def _best_on_gpus(have: Collection[Transport]) -> Transport:
+    return "ucx" if "nccl" not in have and "ucx" in have else "nccl"
 
 
 def _transports() -> set[Transport]:
     """Return the transports with installed packages, without importing these."""
-    found: set[Transport] = {"gloo"}
+    found: set[Transport] = {"dask"}
     if find_spec("ucxx") is not None:
         found.add("ucx")
     torch = find_spec("torch")
     if torch is not None and torch.origin is not None:
+        found.add("gloo")
         # importing torch takes seconds; this file has only its versions
         version = runpy.run_path(str(Path(torch.origin).with_name("version.py")))
         if version["cuda"] is not None:

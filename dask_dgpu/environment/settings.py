@@ -19,6 +19,9 @@ from dask_dgpu.arguments import expected, shown, unknown
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.runtime.program import Limits
 
+SHORT = {"comm": "comm.transport"}
+"""Short names of settings."""
+
 LIMITS = {"minimum": "of at least", "maximum": "of at most", "exclusiveMaximum": "below"}
 """Limits of numbers in the schema, and their words in messages."""
 
@@ -63,14 +66,15 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
     """
     values = _values()
     for name, value in (overrides or {}).items():
-        matching = [known for known in values if _plain(known) == name]
+        matching = [known for known in (*values, *SHORT) if _plain(known) == name]
         if not matching:
-            raise ValueError(unknown("setting", name, sorted(map(_plain, values))))
-        values[matching[0]] = value
+            names = {*values, *SHORT} - set(SHORT.values())
+            raise ValueError(unknown("setting", name, sorted(map(_plain, names))))
+        values[SHORT.get(matching[0], matching[0])] = value
     _check(values)
     return Settings(
         device=values["device"],
-        comm=values["comm"],
+        comm=values["comm.transport"],
         when=values["when"],
         on_error=values["on-error"],
         regions=values["regions"],
@@ -130,6 +134,7 @@ def effective() -> dict[str, tuple[Any, bool]]:
 def _values() -> dict[str, Any]:
     """Return the configured values, and the defaults of the others."""
     configured = _flatten(dask.config.get("dgpu", {}) or {})
+    configured = {SHORT.get(name, name): value for name, value in configured.items()}
     return {**_flatten(defaults()["dgpu"]), **configured}
 
 

@@ -13,6 +13,7 @@ from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.timed import TimedComm
 from tests.comm import cases
 from tests.comm.processes import RankPool
+from tests.comm.servers import this_server
 from tests.support.profiles import examples
 from tests.support.recording import RecordingComm
 
@@ -62,6 +63,7 @@ def _rank_main(rank, size, kind, module, address, name, timeout, case):
         timeout=20.0,
         limit=timeout,
         device=rank if module == "cupy" else None,
+        streams=this_server().streams(name) if kind == "dask" else None,
     )
     try:
         case(comm, _module(module))
@@ -79,6 +81,8 @@ def _wrapped(comm, xp, wrapper, case):
         "local-4",
         "recording-3",
         "timed-3",
+        "dask-1",
+        "dask-3",
         "gloo-1",
         "gloo-3",
         "ucx-1",

@@ -15,10 +15,13 @@ from dask_dgpu.comm.bootstrap import connect
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.errors import CommError
 from tests.comm.processes import RankPool
+from tests.comm.servers import this_server
 
 HOST = "127.0.0.1"
 
-pytestmark = pytest.mark.parametrize("kind", ["gloo", "ucx"])
+pytestmark = pytest.mark.parametrize(
+    "kind", [pytest.param("dask", marks=pytest.mark.slow), "gloo", "ucx"]
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +45,7 @@ def _connect(kind, rank, address, name, timeout=30.0, limit=None):
         size=3,
         timeout=timeout,
         limit=limit,
+        streams=this_server().streams(name) if kind == "dask" else None,
     )
 
 

@@ -9,7 +9,8 @@ import pytest
 from dask_dgpu.environment import facts, settings
 from dask_dgpu.errors import DgpuError
 
-GLOO, NCCL, UCX = {"gloo"}, {"gloo", "nccl"}, {"gloo", "ucx"}
+DASK = {"dask"}
+GLOO, NCCL, UCX = DASK | {"gloo"}, DASK | {"gloo", "nccl"}, DASK | {"gloo", "ucx"}
 ALL = NCCL | UCX
 GB = 10**9
 
@@ -44,6 +45,8 @@ def gathered(asked: str, transports: list[set[str]], gpu: bool) -> facts.Cluster
     [
         ("auto", [GLOO, GLOO], False, "gloo"),
         ("auto", [ALL, ALL], False, "gloo"),
+        ("auto", [ALL, DASK], False, "dask"),  # a worker without torch
+        ("dask", [ALL, DASK], False, "dask"),
         ("auto", [ALL, ALL], True, "nccl"),
         ("auto", [NCCL, UCX], True, "nccl"),
         ("auto", [ALL, UCX], True, "ucx"),
@@ -71,13 +74,24 @@ def test_transport_that_a_worker_lacks(asked: str, lacked: str) -> None:
         gathered(asked, [ALL, GLOO], gpu=True)
 
 
+def test_gloo_without_torch() -> None:
+    with pytest.raises(ValueError, match=r"got 'gloo': .*tcp://b lacks torch \(pip install"):
+        gathered("gloo", [ALL, DASK], gpu=False)
+
+
+@pytest.mark.parametrize("asked", ["dask", "gloo"])
+def test_transport_of_arrays_on_the_host_alone(asked: str) -> None:
+    with pytest.raises(ValueError, match=f"auto, nccl or ucx for workers on GPUs, got '{asked}'"):
+        gathered(asked, [ALL, ALL], gpu=True)
+
+
 def test_no_worker_comes() -> None:
     with pytest.raises(DgpuError, match="expected client to have a worker within 30 s, got none"):
         gathered("auto", [], gpu=False)
 
 
 def test_packages_of_this_process() -> None:
-    assert facts._transports() >= {"gloo", "ucx"}
+    assert facts._transports() >= {"dask", "gloo", "ucx"}
 
 
 @pytest.mark.parametrize(

@@ -82,12 +82,10 @@ class GangSchedulerPlugin(SchedulerPlugin):
         scheduler.handlers.update(
             {"dgpu_gang": self.gang, "dgpu_where": self.where, "dgpu_warm_up": self.warm_up}
         )
-        scheduler.stream_handlers.update(
-            {"dgpu-finished": self.finished, "dgpu-failed": self.failed, "dgpu-stale": self.stale}
-        )
-        scheduler.stream_handlers["dgpu-broken"] = self.endings.broken
-        scheduler.stream_handlers["dgpu-share"] = self.epochs.share
-        scheduler.stream_handlers["dgpu-lacks"] = self.launches.sent.lacks
+        handlers = scheduler.stream_handlers
+        handlers |= {"dgpu-finished": self.finished, "dgpu-failed": self.failed}
+        handlers |= {"dgpu-stale": self.stale, "dgpu-broken": self.endings.broken}
+        handlers |= {"dgpu-lacks": self.launches.sent.lacks, "dgpu-share": self.epochs.share}
         await scheduler.register_worker_plugin(
             None, pickle.dumps(GangWorkerPlugin(self.device)), name=PLUGIN, idempotent=True
         )

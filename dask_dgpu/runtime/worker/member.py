@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -18,12 +18,13 @@ from dask_dgpu.errors import CommAbortedError
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.host import HostDevice, keep_small_memory
+from dask_dgpu.runtime.worker.links import Links, accept
 
 if TYPE_CHECKING:
-    from dask_dgpu.comm.bootstrap import Transport
+    from distributed.comm.core import Comm as Connection
+    from distributed.core import Status
 
-Share = Callable[[str, str, bytes], None]
-"""Passes on an epoch, a key and its value."""
+    from dask_dgpu.comm.bootstrap import Transport
 
 REMEMBERED = 1000
 """Number of past epochs that are remembered, because late messages may name them."""
@@ -33,15 +34,25 @@ class Member:
     """The device of a worker and its communicators, one per epoch, created on first use.
 
     ``kind`` is ``"cpu"`` or ``"cuda"``, ``host`` the address of this worker's host for other
-    members, ``threads`` the number of blocks that a CPU processes at a time. ``share`` passes a
-    value of an epoch's store to its other members, whose :meth:`receive` gets it.
+    members, ``threads`` the number of blocks that a CPU processes at a time. ``share`` passes
+    ``epoch``, ``key`` and ``value`` to the other members of the epoch, whose :meth:`receive` gets
+    them. ``link`` creates the links of an epoch, given a time limit to connect.
     """
 
-    def __init__(self, kind: str, host: str, threads: int, share: Share) -> None:
+    def __init__(
+        self,
+        kind: str,
+        host: str,
+        threads: int,
+        share: Callable[..., None],
+        link: Callable[[str, float], Links] | None = None,
+    ) -> None:
         self.kind = kind
         self.host = host
         self._cpu_threads = threads
         self._share = share
+        self._link = link
+        self.links: dict[str, Links] = {}  # of the transport ``dask``, by epoch
         self._lock = threading.Lock()
         self._device_lock = threading.Lock()
         self._comms: dict[str, Comm] = {}
@@ -95,6 +106,9 @@ class Member:
             self._check(epoch)
             joining = self._joining[epoch] = Lifetime(threads=self.connecting)
             store = self._store(epoch)
+            if transport == "dask" and self._link is not None:
+                self.links[epoch] = self._link(epoch, timeout)
+            streams = self.links.get(epoch)
         comm: Comm | None = None
         try:
             if size == 1:
@@ -109,6 +123,7 @@ class Member:
                     timeout=timeout,
                     patient=patient,
                     device=0 if self.kind == "cuda" else None,
+                    streams=streams,
                     lifetime=joining,
                 )
         finally:
@@ -117,6 +132,7 @@ class Member:
                 if comm is None:
                     self._left.append(epoch)
                     self._stores.pop(epoch, None)
+                    self.links.pop(epoch, None)
                 elif joining.reason is None:
                     self.connected += 1
                     self._comms[epoch] = comm
@@ -140,6 +156,7 @@ class Member:
             comm = self._comms.pop(epoch, None)
             joining = self._joining.get(epoch)
             self._stores.pop(epoch, None)
+            self.links.pop(epoch, None)
         if joining is not None:
             joining.abort(reason)
         if comm is not None:
@@ -161,10 +178,15 @@ class Member:
         if store is not None:
             store.receive(key, value)
 
+    async def accept(self, comm: Connection, epoch: str, rank: int) -> Status:
+        """Serve a link that a member has opened, until it ends."""
+        return await accept(self.links, comm, epoch, rank)
+
     def _store(self, epoch: str) -> Store:
         """Return the store of an epoch; the caller has the lock."""
         if epoch not in self._stores:
-            self._stores[epoch] = Store(partial(self._share, epoch))
+            share = self._share
+            self._stores[epoch] = Store(lambda key, value: share(epoch=epoch, key=key, value=value))
         return self._stores[epoch]
 
     def describe(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.facts import BlockFacts
 from dask_dgpu.runtime.worker.fetch import Handle, fetch
 from dask_dgpu.runtime.worker.job import Job, reported
+from dask_dgpu.runtime.worker.links import Links
 from dask_dgpu.runtime.worker.member import Member
 from dask_dgpu.runtime.worker.programs import Programs
 from dask_dgpu.runtime.worker.quiet import ignore_measurements
@@ -74,7 +75,8 @@ class GangWorkerPlugin(WorkerPlugin):
         self.programs = Programs()
         self.queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         host = get_address_host(worker.address)
-        self.member = Member(self.device, host, worker.state.nthreads, self._share)
+        reach = partial(self._send, "dgpu-share"), partial(Links, worker)
+        self.member = Member(self.device, host, worker.state.nthreads, *reach)
         worker.stream_handlers.update(
             {
                 "dgpu-launch": self._launch,
@@ -92,6 +94,7 @@ class GangWorkerPlugin(WorkerPlugin):
                 "dgpu_report": self._report,
                 "dgpu_take": self._take,
                 "dgpu_examine": self._examine,
+                "dgpu_link": self.member.accept,
             }
         )
         self.thread = threading.Thread(target=self._run_jobs, name="dask-dgpu", daemon=True)
@@ -211,9 +214,6 @@ class GangWorkerPlugin(WorkerPlugin):
 
     async def _examine(self) -> str:
         return await in_background(self.member.examine)
-
-    def _share(self, epoch: str, key: str, value: bytes) -> None:
-        self._send("dgpu-share", epoch=epoch, key=key, value=value)
 
     def _send(self, op: str, **facts: Any) -> None:
         self.worker.loop.add_callback(self.worker.batched_stream.send, {"op": op, **facts})

@@ -180,7 +180,7 @@ def test_members_meet_over_their_shared_values(first: int) -> None:
     members: list[Member] = []
 
     def sharing(rank: int) -> Any:
-        return lambda *value: members[1 - rank].receive(*value)
+        return lambda **value: members[1 - rank].receive(**value)
 
     members += [Member("cpu", "127.0.0.1", 1, sharing(rank)) for rank in range(2)]
 

@@ -1,0 +1,258 @@
+"""Ranks over ordered streams that somebody else opens, such as Dask's connections between workers.
+
+A stream carries packets in order, and keeps no copy of what it sends. Messages are matched by
+sender and tag, in order::
+
+    up to 64 KiB     DATA ---------------------------->   the receiver may be late
+    more             <---- READY, DATA --->, <---- DONE   sent when the receiver expects it
+
+So a receiver that is late never has more than small messages in memory, and a sender's buffer is
+free once the receiver has the data, whatever the stream's own writes mean.
+"""
+
+# The protocol documents the methods.
+# ruff: noqa: D102
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from enum import IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+
+from dask_dgpu.comm.common import Lifetime, pieces
+from dask_dgpu.comm.point_to_point import PointToPointComm, Verb
+from dask_dgpu.comm.protocol import Buffer
+from dask_dgpu.comm.steps import Message
+from dask_dgpu.comm.store import Store, meet
+from dask_dgpu.errors import CommError
+
+# Up to so many bytes a message is copied and sent at once.
+_AT_ONCE = 64 * 1024
+
+# Seconds in which sent messages reach their receivers after the end of a rank.
+_CLOSING = 10.0
+_ABORTING = 0.2
+
+Place = tuple[int, int]
+"""A peer and a tag."""
+
+
+class Kind(IntEnum):
+    """The kinds of packets; only DATA has data."""
+
+    DATA = 0
+    READY = 1
+    DONE = 2
+
+
+class Streams(Protocol):
+    """One rank's streams to all others."""
+
+    address: str
+    """The address at which other ranks reach this one."""
+
+    def open(self, rank: int, addresses: Sequence[str], comm: StreamComm) -> None:
+        """Open a stream to each other rank, which does the same; does not block.
+
+        Packets go to ``comm.receive``. The end of a stream, and the failure to open one, go to
+        ``comm.lose``.
+        """
+
+    def send(self, peer: int, kind: Kind, tag: int, data: Any) -> None:
+        """Send a packet, in order; from any thread, does not block.
+
+        ``data`` is ``None``, bytes, or a flat view of memory that does not change before DONE.
+        """
+
+    def close(self, seconds: float) -> None:
+        """Close all streams; from any thread, does not block.
+
+        What was sent is delivered first, within ``seconds`` if other ranks stay.
+        """
+
+
+class StreamMessage:
+    """A posted send or receive; see :class:`~.point_to_point.Message`.
+
+    Errors call it ``what``. A receive copies into its ``target`` in the waiting thread.
+    """
+
+    def __init__(self, what: str, target: Buffer = None) -> None:
+        self._what = what
+        self._target = target
+        self._over: Future[Sequence[Any]] = Future()
+
+    def wait(self, seconds: float | None) -> None:
+        """Block until it is done; raise ``CommError`` if it failed or is late."""
+        try:
+            received = self._over.result(seconds)
+        except TimeoutError:
+            raise CommError(f"{self._what} did not finish within the time limit") from None
+        if self._target is not None:
+            frames = [np.frombuffer(frame, np.uint8) for frame in received]
+            sizes = [frame.size for frame in frames]
+            if sum(sizes) != self._target.size:
+                text = f"expected {self._target.size} bytes, got {sum(sizes)}"
+                raise CommError(f"{self._what} failed: {text}")
+            for part, frame in zip(pieces(self._target, sizes), frames, strict=True):
+                part[...] = frame
+            self._target = None
+
+    def end(self, frames: Sequence[Any] = ()) -> None:
+        """Complete it; only the first end counts."""
+        if not self._over.done():
+            self._over.set_result(frames)
+
+    def fail(self, reason: str) -> None:
+        """Make ``wait`` raise; only the first end counts."""
+        if not self._over.done():
+            self._over.set_exception(CommError(f"{self._what} failed: {reason}"))
+
+
+class StreamComm(PointToPointComm):
+    """One rank over streams; see :class:`~dask_dgpu.comm.protocol.Comm`."""
+
+    def __init__(self, rank: int, size: int, limit: float | None, streams: Streams) -> None:
+        super().__init__(rank, size, limit, self._end)
+        self._streams = streams
+        self._closing = False
+        self._lock = threading.Lock()
+        self._lost: dict[int, str] = {}
+        self._expected: dict[Place, deque[StreamMessage]] = defaultdict(deque)
+        self._arrived: dict[Place, deque[Any]] = defaultdict(deque)
+        self._unsent: dict[Place, deque[tuple[Buffer, StreamMessage]]] = defaultdict(deque)
+        self._sent: dict[Place, deque[StreamMessage]] = defaultdict(deque)
+        self._ready: Counter[Place] = Counter()
+
+    def close(self) -> None:
+        self._closing = True
+        super().close()
+
+    def receive(self, peer: int, kind: Kind, tag: int, frames: Sequence[Any]) -> None:
+        """Take a packet of a peer, whose data is in ``frames``; never blocks."""
+        place = peer, tag
+        with self._lock:
+            if kind == Kind.READY:
+                self._ready[place] += 1
+                self._send(place)
+            elif kind == Kind.DONE:
+                message = _first(self._sent, place)
+                if message is not None:
+                    message.end()
+            else:
+                if sum(map(len, frames)) > _AT_ONCE:
+                    self._streams.send(peer, Kind.DONE, tag, None)
+                message = _first(self._expected, place)
+                if message is None:
+                    self._arrived[place].append(frames)
+                else:
+                    message.end(frames)
+
+    def lose(self, peer: int, reason: str) -> None:
+        """Fail all messages of a peer that can be reached no more; never blocks.
+
+        What has arrived can still be received.
+        """
+        with self._lock:
+            self._lost.setdefault(peer, reason)
+            self._fail(reason, peer)
+
+    def _end(self) -> None:
+        with self._lock:
+            # after an abort the memory of a message in transfer is the caller's again
+            in_transfer = bool(self._sent)
+            self._fail("the communicator has ended")
+        self._streams.close(0.0 if in_transfer else _CLOSING if self._closing else _ABORTING)
+
+    def _fail(self, reason: str, peer: int | None = None) -> None:
+        """Fail the messages of a peer, or of all; the caller has the lock."""
+        for pending in (self._expected, self._sent, self._unsent):
+            for place in [place for place in pending if peer in (None, place[0])]:
+                for entry in pending.pop(place):
+                    message = entry[1] if isinstance(entry, tuple) else entry
+                    message.fail(reason)
+
+    def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Message:
+        if not isinstance(data, np.ndarray):
+            raise ValueError("expected a buffer on the host, got one on a GPU")
+        place = peer, tag
+        message = StreamMessage(what, data if verb == "recv" else None)
+        with self._lock:
+            self._lifetime.check()
+            arrived = _first(self._arrived, place) if verb == "recv" else None
+            if arrived is not None:
+                message.end(arrived)
+            elif peer in self._lost:
+                message.fail(self._lost[peer])
+            elif verb == "send":
+                self._unsent[place].append((data, message))
+                self._send(place)
+            else:
+                self._expected[place].append(message)
+                if data.size > _AT_ONCE:
+                    self._streams.send(peer, Kind.READY, tag, None)
+        return message
+
+    def _send(self, place: Place) -> None:
+        """Send messages in order, as far as the peer is ready; the caller has the lock."""
+        peer, tag = place
+        unsent = self._unsent.get(place)
+        while unsent:
+            data, message = unsent[0]
+            if data.size <= _AT_ONCE:
+                self._streams.send(peer, Kind.DATA, tag, data.tobytes())
+                message.end()
+            elif self._ready[place]:
+                self._ready[place] -= 1
+                self._sent[place].append(message)
+                self._streams.send(peer, Kind.DATA, tag, memoryview(data))
+            else:
+                return
+            unsent.popleft()
+        self._unsent.pop(place, None)
+        if not self._ready[place]:
+            del self._ready[place]
+
+
+def join(
+    store: Store,
+    *,
+    rank: int,
+    size: int,
+    timeout: float,
+    limit: float | None,
+    streams: Streams,
+    lifetime: Lifetime,
+) -> StreamComm:
+    """Connect as one of ``size`` ranks, all of which call this at the same time.
+
+    ``store`` is for these ranks only. Connecting ends after ``timeout`` seconds, or if ``lifetime``
+    is aborted. Later waits raise after ``limit`` seconds; ``None`` waits until aborted.
+    """
+    comm = StreamComm(rank, size, timeout, streams)
+    try:
+        lifetime.adopt(comm._lifetime)
+        ranks: dict[str, Any] = {"rank": rank, "size": size, "lifetime": lifetime}
+        streams.open(rank, meet(store, "streams", streams.address, **ranks, limit=timeout), comm)
+        comm.barrier()
+        comm.limit = limit
+    except BaseException:
+        comm.abort("it did not connect")
+        raise
+    return comm
+
+
+def _first(waiting: dict[Place, deque[Any]], place: Place) -> Any:
+    """Remove and return the first entry of a place, ``None`` without one."""
+    entries = waiting.get(place)
+    if not entries:
+        return None
+    first = entries.popleft()
+    if not entries:
+        del waiting[place]
+    return first
