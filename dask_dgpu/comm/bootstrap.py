@@ -37,6 +37,7 @@ def connect(
     limit: float | None = None,
     patient: bool = False,
     device: int | None = None,
+    ports: tuple[int, int] | None = None,
     streams: Streams | None = None,
     lifetime: Lifetime | None = None,
 ) -> Comm:
@@ -50,6 +51,8 @@ def connect(
       aborted, from outside or because a peer is lost.
     - ``device`` is this rank's CUDA device, in this process's numbering. Without it, ``"ucx"`` only
       carries NumPy arrays; ``"dask"`` and ``"gloo"`` never carry others.
+    - ``"ucx"`` listens on ``ports`` from the first to the last, if there are any; ``"gloo"`` and
+      ``"nccl"`` cannot be told.
     - ``streams`` are those of ``"dask"``, which it closes.
     - Aborting ``lifetime``, from any thread, ends the connecting. Its ``threads`` then include a
       thread that is still blocked in a library.
@@ -71,7 +74,7 @@ def connect(
 
     def create() -> Comm:
         # before they meet, so that all ranks import at the same time
-        join = _joining(kind, host, device, streams)
+        join = _joining(kind, host, device, ports, streams)
         meet(store, "connect", "", **ranks, limit=None if patient else timeout)
         return join(store, **given)
 
@@ -81,7 +84,11 @@ def connect(
 
 
 def _joining(
-    kind: Transport, host: str, device: int | None, streams: Streams | None
+    kind: Transport,
+    host: str,
+    device: int | None,
+    ports: tuple[int, int] | None,
+    streams: Streams | None,
 ) -> Callable[..., Comm]:
     """Import a transport; return what creates its communicator when all ranks are there."""
     if kind == "dask":
@@ -95,7 +102,7 @@ def _joining(
 
         return partial(GlooComm, host=host)
     if kind == "ucx":
-        return partial(_import_ucx().join, device=device)
+        return partial(_import_ucx().join, device=device, ports=ports)
     from dask_dgpu.comm.nccl.communicator import NcclComm
 
     return partial(NcclComm, device=device or 0)

@@ -87,6 +87,7 @@ class ClusterConfig(Shown):
             device=facts.device,
             transport=transport,
             timeout=settings.limits.timeout,
+            ports=settings.limits.ports,
         )
         return cls(replace(facts, figures=tuple(figures.items())))
 

@@ -7,7 +7,7 @@ import platform
 import runpy
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -29,6 +29,9 @@ PATIENCE = 30
 
 RUNTIME_BYTES = 180 * 2**20
 """Memory for torch and kernels in the process of a rank on CPUs."""
+
+ENCRYPTED = ("tls", "wss")
+"""Protocols of Dask's that encrypt."""
 
 NEEDED = {
     "gloo": "torch (pip install 'dask-dgpu[torch]')",
@@ -171,7 +174,7 @@ def _gather(
                 "expected setting dgpu.comm to be auto, dask, gloo or ucx for workers on CPUs, "
                 "got 'nccl'"
             )
-        transport = _choose_transport(client, settings, "cpu")
+        transport = _choose_transport(client, settings, "cpu", _protocol(probes))
         return ClusterFacts(len(probes), "cpu", _least_memory(client), transport=transport)
     if len(found) < len(probes):
         raise ValueError(
@@ -183,7 +186,7 @@ def _gather(
             "expected setting dgpu.comm to be auto, nccl or ucx for workers on GPUs, "
             f"got {settings.comm!r}"
         )
-    transport = _choose_transport(client, settings, "cuda")
+    transport = _choose_transport(client, settings, "cuda", _protocol(probes))
     one_host = len({facts.host for facts in found}) == 1
     one_sided = transport == "nccl" and one_host and all(facts.pooled for facts in found)
     memory = min(facts.memory for facts in found)
@@ -213,28 +216,40 @@ def _memory_for_blocks(dask_worker: Worker) -> int | None:
 
 
 def _choose_transport(
-    client: Client, settings: Settings, device: Literal["cpu", "cuda"]
+    client: Client, settings: Settings, device: Literal["cpu", "cuda"], protocol: str
 ) -> Transport:
-    """Return the transport of the settings, or for ``auto`` the best that all workers have."""
+    """Return the transport of the settings, or for ``auto`` the best that is allowed.
+
+    On a cluster with TLS, only the transport ``dask`` needs no permission.
+    """
     probes: dict[str, set[Transport]] = client.run(_transports)
-    if settings.comm == "auto":
+    secret = protocol in ENCRYPTED and not settings.plaintext
+    limited = settings.limits.ports is not None
+    if settings.comm != "auto":
+        transport = settings.comm
+        for worker, transports in probes.items():
+            if transport not in transports:
+                raise ValueError(
+                    "expected setting dgpu.comm to be available on all workers, got "
+                    f"{transport!r}: the worker at {worker} lacks {NEEDED[transport]}"
+                )
+    else:
         have = set(TRANSPORTS).intersection(*probes.values())
-        return _best_on_cpus(have) if device == "cpu" else _best_on_gpus(have)
-    for worker, transports in probes.items():
-        if settings.comm not in transports:
-            raise ValueError(
-                "expected setting dgpu.comm to be available on all workers, got "
-                f"{settings.comm!r}: the worker at {worker} lacks {NEEDED[settings.comm]}"
-            )
-    return settings.comm
-
-
-def _best_on_cpus(have: Collection[Transport]) -> Transport:
-    return "gloo" if "gloo" in have else "dask"
-
-
-def _best_on_gpus(have: Collection[Transport]) -> Transport:
-    return "ucx" if "nccl" not in have and "ucx" in have else "nccl"
+        if device == "cpu":
+            transport = "gloo" if "gloo" in have and not secret and not limited else "dask"
+        else:
+            transport = "ucx" if "ucx" in have and (limited or "nccl" not in have) else "nccl"
+    if secret and transport != "dask":
+        raise ValueError(
+            f"expected setting dgpu.comm.plaintext to be True for the transport {transport!r} on a "
+            "cluster with TLS, got False: blocks would travel in plain text"
+        )
+    if limited and transport in ("gloo", "nccl"):
+        raise ValueError(
+            f"expected setting dgpu.comm.ports to be null for the transport {transport!r}, which "
+            f"picks its ports itself, got {settings.limits.ports}"
+        )
+    return transport
 
 
 def _transports() -> set[Transport]:

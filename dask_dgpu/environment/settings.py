@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -32,6 +33,7 @@ class Settings:
 
     device: Literal["auto", "cpu", "cuda"]
     comm: Literal["auto"] | Transport
+    plaintext: bool
     when: Literal["cheaper", "always"]
     on_error: Literal["fallback", "raise"]
     regions: bool
@@ -75,6 +77,7 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
     return Settings(
         device=values["device"],
         comm=values["comm.transport"],
+        plaintext=values["comm.plaintext"],
         when=values["when"],
         on_error=values["on-error"],
         regions=values["regions"],
@@ -108,6 +111,7 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
                     lambda nbytes: 0 <= nbytes < math.inf,
                 )
             ),
+            ports=_ports(values["comm.ports"]),
         ),
         measure=values["cost.measure"],
         memory_limit=_optional_bytes(values, "memory.limit"),
@@ -136,6 +140,17 @@ def _values() -> dict[str, Any]:
     configured = _flatten(dask.config.get("dgpu", {}) or {})
     configured = {SHORT.get(name, name): value for name, value in configured.items()}
     return {**_flatten(defaults()["dgpu"]), **configured}
+
+
+def _ports(value: str | None) -> tuple[int, int] | None:
+    """Return the first and the last of a range of ports."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", value)
+    first, last = map(int, found.groups()) if found else (0, 0)
+    if not 0 < first <= last < 2**16:
+        expected("setting dgpu.comm.ports", "null or a range of ports, as '30000-30100'", value)
+    return first, last
 
 
 def _optional_bytes(values: Mapping[str, Any], name: str) -> int | None:

@@ -183,6 +183,7 @@ def _warm_up(client: Client, optimizer: GraphOptimizer) -> None:
         device=device,
         transport=optimizer.transport,
         timeout=settings.limits.timeout,
+        ports=settings.limits.ports,
         connect=usable(optimizer.facts, settings) != 0,
         kind=optimizer.facts.kind if settings.measure else None,
     )

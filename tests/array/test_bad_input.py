@@ -159,6 +159,8 @@ SETTINGS: list[tuple[str, Any]] = [
     *(("gang_kept_programs", bad) for bad in (-1, "-1 MiB", NAN, INF, "many", None, True)),
     *(("gang_restarts", bad) for bad in (-1, 1.5, "3", None, True)),
     *(("local_ranks", bad) for bad in (0, -1, 1.5, "3", None, True, NAN)),
+    *(("comm_ports", bad) for bad in (0, "30000", "2-1", "0-9", "1-65536", "a-b", True, [1])),
+    *(("comm_plaintext", bad) for bad in ("yes", 1, None)),
     *(("regions", bad) for bad in ("yes", 1, None)),
     *(
         (name, bad)
@@ -170,7 +172,7 @@ SETTINGS: list[tuple[str, Any]] = [
     ),
 ]
 
-SENTENCE = re.compile(r"^[^\n]{10,300}$")
+SENTENCE = re.compile(r"^[^\n]{10,330}$")
 
 
 def refuses(call: Callable[[], Any], name: str) -> str:

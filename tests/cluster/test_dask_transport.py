@@ -75,7 +75,8 @@ def secured(request: pytest.FixtureRequest) -> Iterator[Client]:
     start = {"tcp": partial(start_cluster, "cpu", 3), "tls": secure_cluster}[request.param]
     with start() as cluster, Client(cluster) as client:
         assert all(each.startswith(request.param) for each in client.scheduler_info()["workers"])
-        with dgpu.enable(client, comm="dask", **SETTINGS):
+        chosen = {} if request.param == "tls" else {"comm": "dask"}  # with TLS by itself
+        with dgpu.enable(client, **chosen, **SETTINGS):
             yield client
 
 
@@ -114,6 +115,17 @@ def test_workers_leave_nothing_of_an_epoch(secured, on_device):
     client.restart()
     assert links(client) == 0
     np.testing.assert_array_equal((x.T @ x).compute(), A.T @ A)
+
+
+@pytest.mark.parametrize("secured", ["tls"], indirect=True)
+def test_plain_text_beside_tls_only_with_permission(secured, on_device):
+    client = secured
+    x = on_device(A, 60)
+    with pytest.raises(ValueError, match="for the transport 'gloo' on a cluster with TLS"):
+        dgpu.enable(client, comm="gloo", **SETTINGS)
+    with dgpu.enable(client, comm="gloo", comm_plaintext=True, **SETTINGS):
+        np.testing.assert_array_equal((x.T @ x).compute(), A.T @ A)
+    assert "GlooComm" in transports(client)
 
 
 WITHOUT_TORCH = """

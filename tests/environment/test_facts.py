@@ -18,8 +18,9 @@ GB = 10**9
 class Workers:
     """A client whose workers have these transports, and perhaps a GPU each."""
 
-    def __init__(self, transports: list[set[str]], gpu: bool) -> None:
+    def __init__(self, transports: list[set[str]], gpu: bool, protocol: str = "tcp") -> None:
         self.transports = transports
+        self.protocol = protocol
         self.gpu = facts.WorkerFacts(memory=2**30, host="here", pooled=True) if gpu else None
 
     def wait_for_workers(self, n_workers: int, timeout: float) -> None:
@@ -29,15 +30,17 @@ class Workers:
     def run(self, function: Any, *args: Any) -> dict[str, Any]:
         answers = {facts._transports: self.transports, facts._memory_for_blocks: [None, 2**30]}
         found = answers.get(function, [self.gpu] * 2)
-        return dict(zip(("tcp://a", "tcp://b"), found, strict=True))
+        return dict(zip((f"{self.protocol}://a", f"{self.protocol}://b"), found, strict=True))
 
     def scheduler_info(self, n_workers: int) -> dict[str, Any]:
         return {"id": "Scheduler-1", "workers": {}}
 
 
-def gathered(asked: str, transports: list[set[str]], gpu: bool) -> facts.ClusterFacts:
-    workers: Any = Workers(transports, gpu)
-    return facts.gather(workers, settings.read({"comm": asked}))
+def gathered(
+    asked: str, transports: list[set[str]], gpu: bool, protocol: str = "tcp", **more: Any
+) -> facts.ClusterFacts:
+    workers: Any = Workers(transports, gpu, protocol)
+    return facts.gather(workers, settings.read({"comm": asked, **more}))
 
 
 @pytest.mark.parametrize(
@@ -83,6 +86,40 @@ def test_gloo_without_torch() -> None:
 def test_transport_of_arrays_on_the_host_alone(asked: str) -> None:
     with pytest.raises(ValueError, match=f"auto, nccl or ucx for workers on GPUs, got '{asked}'"):
         gathered(asked, [ALL, ALL], gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpu", "more", "wanted"),
+    [
+        ("auto", False, {}, "dask"),
+        ("dask", False, {}, "dask"),
+        ("auto", False, {"comm_plaintext": True}, "gloo"),
+        ("gloo", False, {"comm_plaintext": True}, "gloo"),
+        ("ucx", False, {"comm_plaintext": True, "comm_ports": "30000-30100"}, "ucx"),
+        ("auto", True, {"comm_plaintext": True}, "nccl"),
+        ("auto", True, {"comm_plaintext": True, "comm_ports": "30000-30100"}, "ucx"),
+        ("auto", False, {"comm_plaintext": True, "comm_ports": "30000-30100"}, "dask"),
+    ],
+)
+def test_transport_with_tls(asked: str, gpu: bool, more: Any, wanted: str) -> None:
+    for protocol in ("tls", "wss"):
+        assert gathered(asked, [ALL, ALL], gpu, protocol, **more).transport == wanted
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpu", "transport"),
+    [("gloo", False, "gloo"), ("ucx", False, "ucx"), ("auto", True, "nccl"), ("ucx", True, "ucx")],
+)
+def test_plain_text_with_tls_needs_permission(asked: str, gpu: bool, transport: str) -> None:
+    sentence = f"dgpu.comm.plaintext to be True for the transport '{transport}' on a cluster with"
+    with pytest.raises(ValueError, match=sentence):
+        gathered(asked, [ALL, ALL], gpu, "tls")
+
+
+@pytest.mark.parametrize(("asked", "gpu"), [("gloo", False), ("nccl", True), ("auto", True)])
+def test_ports_that_a_transport_cannot_limit(asked: str, gpu: bool) -> None:
+    with pytest.raises(ValueError, match=r"dgpu.comm.ports to be null for the transport '[gn]"):
+        gathered(asked, [NCCL, NCCL], gpu, comm_ports="30000-30100")
 
 
 def test_no_worker_comes() -> None:

@@ -46,15 +46,24 @@ class UcxChannel:
     """The messages between this process and its peers, which connect to ``address``.
 
     ``timeout`` are the seconds to create the worker, and to wait for the farewells of others;
-    ``device`` is the CUDA device of the arrays, ``None`` for NumPy's.
+    ``device`` is the CUDA device of the arrays, ``None`` for NumPy's. UCX listens on ``ports`` from
+    the first to the last, ``None`` for any.
     """
 
-    def __init__(self, rank: int, size: int, timeout: float, device: int | None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        timeout: float,
+        device: int | None,
+        ports: tuple[int, int] | None = None,
+    ) -> None:
         if size > 2**RANK_BITS:
             raise ValueError(f"expected at most {2**RANK_BITS} ranks, got {size}")
         self.rank = rank
         self.timeout = timeout
         self.device = device
+        self._ports = ports
         self._lock = threading.Lock()
         self._ended: str | None = None
         self._calls: deque[tuple[Callable[[UcxWorker], None], UcxMessage | None]] = deque()
@@ -107,7 +116,7 @@ class UcxChannel:
 
     def _run(self, address: Future[bytes]) -> None:
         try:
-            worker = UcxWorker(self.rank, self.device)
+            worker = UcxWorker(self.rank, self.device, self._ports)
             worker.wake_by(self._wake)
         except Exception as error:
             self._hang_up("it has no UCX")

@@ -11,12 +11,22 @@ Computations within a collective, its reductions, run on the caller's current st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from hmac import compare_digest
+from secrets import token_hex
+
+import numpy as np
+
 from dask_dgpu.comm.common import Lifetime, settle
 from dask_dgpu.comm.point_to_point import PointToPointComm, Verb
 from dask_dgpu.comm.protocol import Buffer, Work
 from dask_dgpu.comm.steps import Message, Steps
 from dask_dgpu.comm.store import Store, meet
 from dask_dgpu.comm.ucx.channel import UcxChannel
+from dask_dgpu.errors import CommError
+
+SECRET_BYTES = 32
+"""Bytes of a rank's secret, new for each epoch."""
 
 
 class UcxComm(PointToPointComm):
@@ -92,6 +102,20 @@ class _OrderedWork:
         return self.work.done()
 
 
+def _greet(comm: UcxComm, secrets: Sequence[bytes]) -> None:
+    """Present to each rank its own secret, which only those know that read the store.
+
+    It also connects: from the first message on, UCX notices a lost peer.
+    """
+    others = [peer for peer in range(comm.size) if peer != comm.rank]
+    received = {peer: np.zeros(SECRET_BYTES, np.uint8) for peer in others}
+    sends = [(peer, np.frombuffer(secrets[peer], np.uint8)) for peer in others]
+    comm.exchange(sends, list(received.items())).wait()
+    for peer, secret in received.items():
+        if not compare_digest(secret.tobytes(), secrets[comm.rank]):
+            raise CommError(f"rank {peer} of {comm.size} does not know the secret of its epoch")
+
+
 def join(
     store: Store,
     *,
@@ -100,22 +124,25 @@ def join(
     timeout: float,
     limit: float | None,
     device: int | None,
+    ports: tuple[int, int] | None,
     lifetime: Lifetime,
 ) -> UcxComm:
     """Connect as one of ``size`` ranks, all of which call this at the same time.
 
-    ``store`` is for these ranks only. ``device`` is ``None`` for NumPy arrays. Connecting ends
+    ``store`` is for these ranks only. ``device`` is ``None`` for NumPy arrays. It
+    listens on ``ports`` from the first to the last, ``None`` for any. Connecting ends
     after ``timeout`` seconds, or if ``lifetime`` is aborted. Later waits raise after ``limit``
     seconds; ``None`` waits until aborted.
     """
-    channel = UcxChannel(rank, size, timeout, device)
+    channel = UcxChannel(rank, size, timeout, device, ports)
     try:
-        mine = channel.address.hex()
-        addresses = meet(store, "ucx", mine, rank=rank, size=size, limit=timeout, lifetime=lifetime)
-        channel.connect([bytes.fromhex(address) for address in addresses])
+        mine = f"{channel.address.hex()} {token_hex(SECRET_BYTES)}"
+        texts = meet(store, "ucx", mine, rank=rank, size=size, limit=timeout, lifetime=lifetime)
+        found = [tuple(map(bytes.fromhex, text.split())) for text in texts]
+        channel.connect([address for address, _ in found])
         comm = UcxComm(channel, size, limit=timeout)
         lifetime.adopt(comm._lifetime)
-        comm.barrier()  # the first message connects; from then on UCX notices a lost peer
+        _greet(comm, [secret for _, secret in found])
         comm.limit = limit
     except BaseException:
         channel.fail("it did not connect")

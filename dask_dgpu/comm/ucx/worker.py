@@ -77,7 +77,7 @@ class UcxWorker:
     ``device`` is the CUDA device of the thread, if it uses one.
     """
 
-    def __init__(self, rank: int, device: int | None) -> None:
+    def __init__(self, rank: int, device: int | None, ports: tuple[int, int] | None) -> None:
         if device is not None:
             import cupy
 
@@ -89,7 +89,9 @@ class UcxWorker:
         self._endpoints: dict[int, Any] = {}
         self._posted: list[_Posted] = []
         features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
-        self._worker: Any = libucxx.UCXWorker(libucxx.UCXContext(feature_flags=features))
+        options = {} if ports is None else {"TCP_PORT_RANGE": f"{ports[0]}-{ports[1]}"}
+        context = libucxx.UCXContext(config_dict=options, feature_flags=features)
+        self._worker: Any = libucxx.UCXWorker(context)
         self._worker.init_blocking_progress_mode()
         self._poll = select.poll()
         self._poll.register(self._worker.epoll_file_descriptor, select.POLLIN)

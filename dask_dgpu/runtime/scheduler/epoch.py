@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 KEPT_EPOCHS = 4
 """Number of communicators that a worker keeps, besides those that runs use."""
 
-Terms = tuple[tuple[str, ...], str, float]
-"""What identifies a communicator: members, transport, seconds to connect."""
+Ports = tuple[int, int] | None
+"""The first and the last port on which ranks may listen, ``None`` for any."""
+
+Terms = tuple[tuple[str, ...], str, float, Ports]
+"""What identifies a communicator: members, transport, seconds to connect, ports."""
 
 
 class Epochs:
@@ -37,7 +40,13 @@ class Epochs:
         self._kept: dict[Terms, str] = {}  # names; the most recently used comes last
         self._names = count()
 
-    def get(self, members: tuple[str, ...], transport: Transport, timeout: float) -> str:
+    def get(
+        self,
+        members: tuple[str, ...],
+        transport: Transport,
+        timeout: float,
+        ports: Ports = None,
+    ) -> str:
         """Return the name of the epoch on these terms.
 
         Raises
@@ -47,7 +56,7 @@ class Epochs:
         """
         if any(member not in self.scheduler.workers for member in members):
             raise OSError("a member is lost")
-        terms = members, transport, timeout
+        terms = members, transport, timeout, ports
         name = self._kept.pop(terms, None) or f"{self.scheduler.id}-{next(self._names)}"
         self._kept[terms] = name
         self._discard_idle()
@@ -64,7 +73,12 @@ class Epochs:
                 send(self.scheduler, [each for each in terms[0] if each != worker], message)
 
     def connect(
-        self, members: tuple[str, ...], transport: Transport, timeout: float, **more: Any
+        self,
+        members: tuple[str, ...],
+        transport: Transport,
+        timeout: float,
+        ports: Ports = None,
+        **more: Any,
     ) -> None:
         """Make the members of an epoch connect now; the message to each has ``more`` fields.
 
@@ -73,7 +87,7 @@ class Epochs:
         OSError
             If a member is lost.
         """
-        epoch = self.get(members, transport, timeout)
+        epoch = self.get(members, transport, timeout, ports)
         for rank, member in enumerate(members):
             message: dict[str, Any] = {
                 "op": "dgpu-warm-up",
@@ -82,6 +96,7 @@ class Epochs:
                 "size": len(members),
                 "transport": transport,
                 "timeout": timeout,
+                "ports": ports,
                 **more,
             }
             send(self.scheduler, [member], message)

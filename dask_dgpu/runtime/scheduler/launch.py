@@ -127,7 +127,9 @@ class Launches:
                 program = run.program
                 if run.outcome.done():
                     return
-                epoch = self.epochs.get(run.members, program.transport, program.limits.timeout)
+                limits = program.limits
+                terms = program.transport, limits.timeout, limits.ports
+                epoch = self.epochs.get(run.members, *terms)
                 self._send(run, epoch)
             finally:
                 let_go(self.scheduler, run)

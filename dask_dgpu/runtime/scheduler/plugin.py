@@ -45,8 +45,6 @@ from graph_opt.dask_graph.emit import is_gang, is_stage
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, WorkerState
 
-    from dask_dgpu.comm.bootstrap import Transport
-
 Key = Any
 
 CHECKS_MS = 1000.0
@@ -137,18 +135,17 @@ class GangSchedulerPlugin(SchedulerPlugin):
         ts = self.scheduler.tasks.get(key)
         return ts is not None and getattr(ts.processing_on, "address", None) == worker
 
-    async def warm_up(
-        self, device: str, transport: Transport, timeout: float, connect: bool, kind: str | None
-    ) -> str:
+    async def warm_up(self, device: str, connect: bool, kind: str | None, **terms: Any) -> str:
         """Connect all workers before the first gang, if ``device`` is the one that this returns.
 
-        Measure the rates of a ``kind`` of cluster, unless they are known.
+        Measure the rates of a ``kind`` of cluster, unless they are known. ``terms`` are those of
+        :meth:`Epochs.get`.
         """
         workers = tuple(self.scheduler.workers)
         if connect and workers and device == self.device:
-            self.epochs.connect(workers, transport, timeout)
+            self.epochs.connect(workers, **terms)
             if kind is not None and kind not in self.rates.known:
-                self.rates.start(Terms(kind, device, transport, timeout))
+                self.rates.start(Terms(kind, device, **terms))
         return self.device
 
     # reports of ranks

@@ -20,7 +20,7 @@ import numpy as np
 from distributed import Client, Future
 
 from dask_dgpu.algorithms.probe import BLOCK_BYTES, PARTS, Figures
-from dask_dgpu.runtime.scheduler.epoch import Epochs
+from dask_dgpu.runtime.scheduler.epoch import Epochs, Ports
 from dask_dgpu.runtime.scheduler.members import by_host, member_hosts
 from dask_dgpu.runtime.worker.quiet import MEASUREMENT
 
@@ -73,6 +73,7 @@ class Terms:
     device: str
     transport: Transport
     timeout: float
+    ports: Ports = None
 
 
 class Rates:
@@ -191,7 +192,7 @@ class Rates:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ticket = next(self._tickets)
         self._answers[ticket] = set(members), answers, done
-        epoch = members, terms.transport, terms.timeout
+        epoch = members, terms.transport, terms.timeout, terms.ports
         try:
             named = ticket, member_hosts(members)
             self.epochs.connect(*epoch, part=part, ticket=named)

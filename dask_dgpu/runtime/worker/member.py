@@ -86,6 +86,7 @@ class Member:
         size: int,
         transport: Transport,
         timeout: float,
+        ports: tuple[int, int] | None = None,
         patient: bool = False,
     ) -> Comm:
         """Return the communicator of an epoch; all its members call this, in the order of launches.
@@ -123,6 +124,7 @@ class Member:
                     timeout=timeout,
                     patient=patient,
                     device=0 if self.kind == "cuda" else None,
+                    ports=ports,
                     streams=streams,
                     lifetime=joining,
                 )

@@ -259,6 +259,7 @@ class GangWorkerPlugin(WorkerPlugin):
                 size=job.size,
                 transport=program.transport,
                 timeout=program.limits.timeout,
+                ports=program.limits.ports,
                 patient=True,
             )
             job.phase = IN_PROGRAM

@@ -8,10 +8,13 @@ import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 from benchmarks.relay import Relay, join_relay
 from dask_dgpu.comm.bootstrap import connect
+from dask_dgpu.comm.store import meet
+from dask_dgpu.comm.ucx import communicator
 from dask_dgpu.errors import CommAbortedError, CommError
 from tests.comm.processes import RankPool
 
@@ -109,6 +112,55 @@ def _sizes_differ(rank, address):
 
 def test_message_longer_than_its_buffer(pool, relay):
     pool.run(_sizes_differ, relay.address)
+
+
+def _know_another_secret(rank, address):
+    """Rank 2 connects, as one that has the addresses but cannot read the store."""
+    if rank == 2:
+        patch = pytest.MonkeyPatch()
+
+        def overhear(*args, **kwargs):
+            return [f"{text.split()[0]} {'00' * 32}" for text in meet(*args, **kwargs)]
+
+        patch.setattr(communicator, "meet", overhear)
+    with pytest.raises(CommError, match=r"not know the secret" if rank < 2 else None):
+        _connect(rank, address, "secret")
+    if rank == 2:
+        patch.undo()
+    _threads_end()
+
+
+def test_a_rank_without_the_secret_is_refused(pool, relay):
+    pool.run(_know_another_secret, relay.address)
+
+
+def _listen_on(rank, address, first, last):
+    """Every listening port of this process is in the range."""
+    known = _listening()
+    comm = connect(
+        "ucx",
+        store=join_relay(address, f"ports-{first}"),
+        host=HOST,
+        rank=rank,
+        size=3,
+        timeout=20.0,
+        ports=(first, last),
+    )
+    comm.barrier()
+    opened = _listening() - known
+    assert opened
+    assert all(first <= port <= last for port in opened)
+    comm.barrier()
+    comm.close()
+
+
+def _listening():
+    connections = psutil.Process().net_connections("tcp")
+    return {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
+
+
+def test_ports_are_limited(pool, relay):
+    pool.run(_listen_on, relay.address, 30_500, 30_599)
 
 
 NEVER_CLOSED = """
