@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from harness import Report
+from link_server import this_server
 from process_harness import blas_threads, processes
 from relay import Relay, join_relay
 
@@ -34,7 +35,7 @@ CALLS = 100
 
 def transports(device: str) -> list[bootstrap.Transport]:
     """Return those that carry arrays of the device and are installed."""
-    found: list[bootstrap.Transport] = ["nccl" if device == "cuda" else "gloo"]
+    found: list[bootstrap.Transport] = ["nccl"] if device == "cuda" else ["gloo", "dask"]
     return [*found, "ucx"] if find_spec("ucxx") is not None else found
 
 
@@ -58,6 +59,7 @@ def measure(
         timeout=TIMEOUT,
         limit=TIMEOUT,
         device=rank if given.device == "cuda" else None,
+        streams=this_server().streams(transport) if transport == "dask" else None,
     )
     tiny = xp.zeros(1)
     whole = xp.ones(given.mib * 2**20, "uint8")

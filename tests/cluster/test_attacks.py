@@ -29,7 +29,7 @@ from distributed.comm.utils import to_frames
 from distributed.protocol import to_serialize
 
 import dask_dgpu as dgpu
-from tests.cluster.conftest import SETTINGS
+from tests.cluster.conftest import SETTINGS, start_cluster
 from tests.cluster.observe import eventually
 from tests.cluster.test_dask_transport import secure_cluster, transports
 
@@ -40,7 +40,7 @@ PATIENCE = 5.0
 """Seconds that an attacker waits for an answer."""
 
 QUICKLY = 0.3
-"""Seconds that it waits for TLS where there is none."""
+"""Seconds that it waits where no answer comes."""
 
 IDLE = 1000
 MOST_GROWTH = 150 * 2**20
@@ -79,11 +79,11 @@ def processes(client: Client) -> list[psutil.Process]:
     return [psutil.Process(), *map(psutil.Process, sorted(pids))]
 
 
-def ports(client: Client) -> list[int]:
+def ports(client: Client, *, workers_only: bool = False) -> list[int]:
     """Return all ports that listen."""
     found = {
         each.laddr.port
-        for process in processes(client)
+        for process in processes(client)[1 if workers_only else 0 :]
         for each in process.net_connections("tcp")
         if each.status == psutil.CONN_LISTEN
     }
@@ -120,16 +120,14 @@ def unharmed(client: Client) -> Iterator[None]:
     eventually(lambda: all(p.num_fds() < n + 50 for p, n in zip(there, descriptors, strict=True)))
 
 
-def send(port: int, *parts: bytes) -> bytes:
-    """Send bytes to a port, and return the answer."""
-    answer = b""
-    with suppress(OSError), socket.create_connection((HOST, port), PATIENCE) as stream:
+def send(port: int, *parts: bytes, patience: float = PATIENCE) -> None:
+    """Send bytes to a port, and read until it closes."""
+    with suppress(OSError), socket.create_connection((HOST, port), patience) as stream:
         for part in parts:
             stream.sendall(part)
         stream.shutdown(socket.SHUT_WR)
-        while more := stream.recv(65536):
-            answer += more
-    return answer
+        while stream.recv(65536):
+            pass
 
 
 def greeting() -> bytes:
@@ -161,6 +159,25 @@ def test_there_is_no_port_of_our_own(client: Client) -> None:
             each for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN
         ]
         assert len({each.laddr.port for each in listening}) == 2
+
+
+@pytest.mark.parametrize("kind", ["gloo", "ucx"])
+def test_noise_on_ports_without_tls(kind: str) -> None:
+    """These are for trusted networks, but noise of others, as of a scanner, does no harm."""
+    with (
+        start_cluster("cpu", 3) as cluster,
+        Client(cluster) as client,
+        dgpu.enable(client, comm=kind, **SETTINGS),
+    ):
+        assert (product(0) == A @ A.T).all()
+        with unharmed(client):
+            dasks = {int(w.rpartition(":")[2]) for w in client.scheduler_info()["workers"]}
+            own = [port for port in ports(client, workers_only=True) if port not in dasks]
+            assert own
+            for port in own:
+                for size in (1, 8, 100, 4096, 100_000):
+                    send(port, RNG.bytes(size), patience=QUICKLY)
+                send(port, struct.pack("<QQ", 2**62, 2**62), patience=QUICKLY)
 
 
 def test_random_bytes(client: Client) -> None:

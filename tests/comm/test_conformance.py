@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.link_server import this_server
 from benchmarks.relay import Relay, join_relay
 from dask_dgpu.comm.bootstrap import connect
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.timed import TimedComm
 from tests.comm import cases
 from tests.comm.processes import RankPool
-from tests.comm.servers import this_server
 from tests.support.profiles import examples
 from tests.support.recording import RecordingComm
 

@@ -10,12 +10,12 @@ import time
 import numpy as np
 import pytest
 
+from benchmarks.link_server import this_server
 from benchmarks.relay import Relay, join_relay
 from dask_dgpu.comm.bootstrap import connect
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.errors import CommError
 from tests.comm.processes import RankPool
-from tests.comm.servers import this_server
 
 HOST = "127.0.0.1"
 

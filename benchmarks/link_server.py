@@ -18,7 +18,7 @@ class LinkServer:
 
     def __init__(self) -> None:
         self.links: dict[str, Links] = {}
-        started: threading.Event = threading.Event()
+        started = threading.Event()
 
         async def serve() -> None:
             self.server: Any = Server({"dgpu_link": self._link}, needs_workdir=False)
