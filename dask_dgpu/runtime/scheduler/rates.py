@@ -194,8 +194,8 @@ class Rates:
         self._answers[ticket] = set(members), answers, done
         epoch = members, terms.transport, terms.timeout, terms.ports
         try:
-            named = ticket, member_hosts(members)
-            self.epochs.connect(*epoch, part=part, ticket=named)
+            hosts = member_hosts(members)
+            self.epochs.connect(*epoch, part=part, ticket=ticket, hosts=hosts)
             await asyncio.wait_for(done, PATIENCE)
         finally:
             del self._answers[ticket]

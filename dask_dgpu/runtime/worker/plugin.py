@@ -33,6 +33,7 @@ from dask_dgpu.runtime.worker.member import Member
 from dask_dgpu.runtime.worker.programs import Programs
 from dask_dgpu.runtime.worker.quiet import ignore_measurements
 from dask_dgpu.runtime.worker.store import resident, store, withdraw
+from graph_opt.model.hosts import Hosts
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
@@ -229,21 +230,27 @@ class GangWorkerPlugin(WorkerPlugin):
             del call
 
     def _join_early(
-        self, epoch: str, rank: int, part: str | None = None, ticket: Any = (0, ()), **fields: Any
+        self,
+        epoch: str,
+        rank: int,
+        part: str | None = None,
+        ticket: int = 0,
+        hosts: Hosts = (),
+        **fields: Any,
     ) -> None:
-        """Connect, and measure a part of the rates if there is one; a ticket has the hosts."""
+        """Connect, and measure a part of the rates of ranks on these hosts, if there is one."""
         figures: Figures | None = None
         try:
             comm = self.member.join(epoch=epoch, rank=rank, **fields)
             if part is not None:
-                figures = PARTS[part](comm, self.member.device, tuple(ticket[1]))
+                figures = PARTS[part](comm, self.member.device, tuple(hosts))
         except CommAbortedError:
             pass  # the epoch is over
         except Exception as error:
             logger.info("rank %s could not join epoch %s: %s", rank, epoch, error)
             self._send("dgpu-broken", epoch=epoch, reason=str(error))
         if part is not None:
-            self._send("dgpu-measured", ticket=ticket[0], figures=figures)
+            self._send("dgpu-measured", ticket=ticket, figures=figures)
 
     def _run(self, job: Job) -> None:
         if job.given_up.is_set():
