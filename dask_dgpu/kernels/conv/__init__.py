@@ -33,6 +33,11 @@ def conv2d(x: Array, weight: Array, bias: Array | None, convolution: Convolution
     numpy.ndarray or cupy.ndarray
         New, C-contiguous, of the dtype of ``x``.
 
+    Raises
+    ------
+    ImportError
+        If torch is not installed.
+
     Notes
     -----
     On a CPU half precision is computed in single precision and rounded once. On a GPU the
@@ -47,6 +52,10 @@ def conv2d(x: Array, weight: Array, bias: Array | None, convolution: Convolution
         if bias is not None and weight.size:  # torch adds none to images without channels
             out += bias[:, None, None]
         return out
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise ImportError("conv2d needs torch: pip install 'dask-dgpu[torch]'") from error
     if isinstance(x, np.ndarray):
         from dask_dgpu.kernels.conv.host import conv2d_host
 

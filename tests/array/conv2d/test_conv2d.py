@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -159,6 +160,13 @@ def test_slabs_equal_the_whole(dtype: str, nbytes: int, monkeypatch: pytest.Monk
     for options in ({"padding": "same"}, {"padding": 9, "stride": 2}, {"dilation": 3}):
         y = dgpu.conv2d(x, w, b, groups=2, **options)
         check_conv2d(y.compute(), x, w, b, groups=2, **options)
+
+
+def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An extra brings it; a worker may lack it though the client has it."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError, match=r"conv2d needs torch: pip install 'dask-dgpu\[torch\]'"):
+        dgpu.conv2d(X, W).compute(scheduler="sync")
 
 
 def test_blocks_of_any_strides_and_byte_order() -> None:
