@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Literal
 
 from dask_dgpu.comm.bootstrap import TRANSPORTS, Transport
 from dask_dgpu.environment.gpus import count_gpus
+from dask_dgpu.environment.hosts import worker_hosts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.errors import DgpuError
 from graph_opt.model.cost import Machine, calibrated, machine_of
-from graph_opt.model.hosts import Hosts, hosts_of
+from graph_opt.model.hosts import Hosts
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
@@ -131,7 +132,7 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
         scheduler=client.scheduler_info(n_workers=0)["id"],
         protocol=_protocol(probes),
         hardware=_together(client.run(hardware)),
-        hosts=_hosts(probes),
+        hosts=worker_hosts(probes),
     )
 
 
@@ -153,15 +154,6 @@ def _protocol(workers: Iterable[str]) -> str:
     """Return the protocol of the workers' addresses, TCP if it is not the same for all."""
     protocols = {address.partition("://")[0] for address in workers}
     return protocols.pop() if len(protocols) == 1 else "tcp"
-
-
-def _hosts(workers: Iterable[str]) -> Hosts:
-    """Return the number of workers on each host, by their addresses; empty for one host."""
-    from distributed.comm.addressing import get_address_host
-
-    with suppress(ValueError):  # an address without a host
-        return hosts_of(sorted(map(get_address_host, workers)))
-    return ()
 
 
 def _gather(
