@@ -166,7 +166,7 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """An extra brings it; a worker may lack it though the client has it."""
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError, match=r"conv2d needs torch: pip install 'dask-dgpu\[torch\]'"):
-        dgpu.conv2d(X, W).compute(scheduler="sync")
+        dgpu.conv2d(X, W, groups=2).compute(scheduler="sync")
 
 
 def test_blocks_of_any_strides_and_byte_order() -> None:

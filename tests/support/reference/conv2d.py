@@ -13,7 +13,14 @@ Array = Any
 
 
 def conv2d_reference(x: Array, weight: Array, bias: Array | None, **options: Any) -> Array:
-    """Convolve whole arrays in double precision."""
+    """Convolve whole arrays in double precision.
+
+    Images without channels give zeros. There torch adds no bias, and on some processors its result
+    has no channels either.
+    """
+    if not x.shape[1]:
+        shape = x.shape[0], options.get("groups", 1), *x.shape[2:]
+        x, weight, bias = np.zeros(shape), np.zeros((len(weight), 1, *weight.shape[2:])), None
     x, weight, bias = (
         None if each is None else torch.tensor(each.astype("float64")) for each in (x, weight, bias)
     )
