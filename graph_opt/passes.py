@@ -218,14 +218,14 @@ def _without_streams(
         cone = _cone(name, graph, kept)
         sources = set().union(*(graph.dependencies[each] for each in cone)) - cone
         shared = any(readers[each] & (kept - cone) for each in (cone - {name}) | sources)
-        shared |= bool(sources) and all(_is_stored(graph.layers[each]) for each in sources)
+        shared |= bool(sources) and all(is_stored(graph.layers[each]) for each in sources)
         read_bytes = sum(node_of(arrays, each).nbytes for each in needed)
         if not shared and node_of(arrays, name).nbytes < STREAM_FRACTION * read_bytes:
             kept -= cone
     return [name for name in names if name in kept]
 
 
-def _is_stored(layer: Layer) -> bool:
+def is_stored(layer: Layer) -> bool:
     """Whether a layer has blocks, or futures of them, in place of tasks, as after ``persist``."""
     if not isinstance(layer, MaterializedLayer):
         return False

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from math import floor, log10
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 WIDTH = 100
 """Columns of text."""
@@ -20,20 +22,35 @@ PREFIXES = {-9: "n", -6: "u", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 1
 
 @dataclass(frozen=True)
 class Rows:
-    """A table: its title, headings and rows, and the columns of its text."""
+    """A table: its title, headings and rows, and the columns of its text.
+
+    The first ``texts`` columns are text, which wraps; the others are numbers. If ``total``, a line
+    separates the last row from the others. A ``dense`` table has less space between columns.
+    """
 
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     width: int = WIDTH
+    texts: int = 1
+    total: bool = False
+    dense: bool = False
 
     def text(self) -> str:
         """Return the table as text."""
-        table = Table(box=SIMPLE_HEAD, title=self.title, title_justify="left", title_style="")
+        form: dict[str, Any] = {"padding": (0, 0, 0, 1), "pad_edge": False} if self.dense else {}
+        table = Table(
+            box=SIMPLE_HEAD, title=self.title, title_justify="left", title_style="", **form
+        )
         for at, heading in enumerate(self.headings):
-            table.add_column(heading, justify="right" if at else "left")
-        for row in self.rows:
-            table.add_row(*row)
+            is_text = at < self.texts
+            table.add_column(
+                heading, justify="left" if is_text else "right", no_wrap=self.dense and not is_text
+            )
+        for at, row in enumerate(self.rows):
+            if self.total and at == len(self.rows) - 1:
+                table.add_section()
+            table.add_row(*map(Text, row))
         console = Console(width=self.width, color_system=None)
         with console.capture() as capture:
             console.print(table, markup=False)

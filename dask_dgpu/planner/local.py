@@ -1,4 +1,4 @@
-"""Regions of Dask's own layers only: whether a gang may compute one."""
+"""Whether a gang may compute a piece, or a region of Dask's own layers only."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.planner.plain import plain_region
 from dask_dgpu.planner.predict import begins_at_once
 from dask_dgpu.planner.stages import Places
+from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import is_map
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.model.cost import gang_seconds
 from graph_opt.model.layout import CUPY, NUMPY
 from graph_opt.model.piece import Region
+
+MOST_WASTE = 0.5
+"""Leave a piece to Dask if more than this fraction of its computed blocks is unused."""
+
+NO_MEETING = "no blocks meet"
+"""Why work on blocks with the same index is left to Dask."""
 
 
 def may_meet(arrays: ArrayGraph, facts: ClusterFacts) -> bool:
@@ -30,33 +37,49 @@ def may_meet(arrays: ArrayGraph, facts: ClusterFacts) -> bool:
     )
 
 
-def is_possible(region: Region, facts: ClusterFacts, places: Places) -> bool:
-    """Whether a gang can compute a region with a purpose: to bring blocks together.
+def hindrance_of(layer: PieceLayer, facts: ClusterFacts) -> str | None:
+    """Return why a piece cannot run in a gang, at any cost."""
+    piece = layer.piece
+    on_device = facts.device == "cuda"
+    on_host = facts.workers > 0 and not on_device
+    if on_host and any(node.container == CUPY for node in piece.inputs):
+        return "blocks are CuPy arrays and the workers compute on the CPU"
+    if on_device and piece.only_moves and piece.inputs[0].container == NUMPY:
+        return "blocks are on the host and no computation follows"
+    return "most of the blocks that it makes are not wanted" if layer.waste > MOST_WASTE else None
+
+
+def hindrance(region: Region, facts: ClusterFacts, places: Places) -> str | None:
+    """Return why no gang would compute a region with a purpose: to bring blocks together.
 
     Gangs of CPUs transfer NumPy blocks and gangs of GPUs CuPy blocks. Annotated layers stay with
     Dask: users ask for workers, resources or retries of single tasks.
     """
     nodes = [*region.nodes.values(), *(node for node, _ in region.inputs)]
     other = NUMPY if facts.device == "cuda" else CUPY
-    if region.annotations or (facts.workers and any(node.container == other for node in nodes)):
-        return False
-    return not region.in_place or _meets(region, places)
+    if region.annotations:
+        return "its layers are annotated"
+    if facts.workers and any(node.container == other for node in nodes):
+        return f"blocks are not those of a gang on {facts.device}"
+    return None if not region.in_place or _meets(region, places) else NO_MEETING
 
 
-def may_pay(
+def refusal(
     region: Region, arrays: ArrayGraph, facts: ClusterFacts, places: Places, share: float
-) -> bool:
-    """Whether a gang may take less than this share of plain Dask's time, before it is planned.
+) -> str | None:
+    """Return why a gang would not take less than this share of plain Dask's time, if it is known.
 
     In one process blocks do not move, so Dask's threads are as quick. Functions of users take
     unknown time, and Dask gives them to workers that are free.
     """
-    if not facts.workers or any(work.once for work in region.works):
-        return False
+    if not facts.workers:
+        return "blocks of one process need no gang"
+    if any(work.once for work in region.works):
+        return "functions of users take unknown time"
     plain = plain_region(region, arrays, max(facts.workers, facts.cores), facts, places)
     at_once = begins_at_once(region, places)
     gang = gang_seconds(facts.machine, region.tasks, region.steps, at_once=at_once)
-    return gang < share * plain.seconds
+    return None if gang < share * plain.seconds else "a gang would be slower"
 
 
 def _meets(region: Region, places: Places) -> bool:

@@ -20,7 +20,8 @@ from dask_dgpu.operations import RULES
 from dask_dgpu.operations.matmul import with_wire_dtype
 from dask_dgpu.operations.value import shared, steps_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, report
-from dask_dgpu.planner.local import is_possible, may_meet, may_pay
+from dask_dgpu.planner.local import NO_MEETING, hindrance, hindrance_of, may_meet, refusal
+from dask_dgpu.planner.plain import Plain as PlainCost
 from dask_dgpu.planner.predict import (
     NOTHING,
     Figures,
@@ -44,15 +45,12 @@ from graph_opt.dask_graph.emit import Plain, TaskFunctions, emit, finish, guarde
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import fuse, members
 from graph_opt.dask_graph.parse import ArrayGraph, Culled, cull, parse
-from graph_opt.model.layout import CUPY, NUMPY, Declined
+from graph_opt.model.layout import Declined
 from graph_opt.model.piece import Piece, Region
 from graph_opt.passes import check, combine, find, insert, partition
 
 if TYPE_CHECKING:
     from distributed import Client
-
-MOST_WASTE = 0.5
-"""Leave a piece to Dask if more than this fraction of its computed blocks is unused."""
 
 LEAST_GAIN = 0.85
 """Run a gang if it takes less than this fraction of plain Dask's time: predictions err."""
@@ -132,6 +130,7 @@ class GraphOptimizer:
         pieces, declined = list(matches.pieces), list(matches.declined)
         if self.settings.wire_dtype != "exact":
             pieces = [with_wire_dtype(piece, self.settings.wire_dtype) for piece in pieces]
+        left: dict[str, str] = {}
         while pieces or (self.settings.regions and may_meet(arrays, self.facts)):
             culled, local = self._culled(graph, arrays, pieces, wanted)
             layers = {
@@ -140,15 +139,18 @@ class GraphOptimizer:
                 if isinstance(layer, PieceLayer)
             }
             refused = {
-                name: reason for name, layer in layers.items() if (reason := self._hindrance(layer))
+                name: reason
+                for name, layer in layers.items()
+                if (reason := hindrance_of(layer, self.facts))
             }
             gangs: list[Gang] = []
+            left = {}
             if not refused:
                 found = [_alone(layer) for layer in layers.values()]
                 if self.settings.regions:
                     found = partition(culled, arrays, local, wanted)
                 for region in found:
-                    gangs += self._gangs(region, arrays, layers, present, refused)
+                    gangs += self._gangs(region, arrays, layers, present, refused, left)
             declined += [Declined(name, reason) for name, reason in refused.items()]
             kept = [p for p in pieces if p.output.name in layers.keys() - refused.keys()]
             if len(kept) == len(pieces) and not gangs:
@@ -160,10 +162,10 @@ class GraphOptimizer:
                 ]
                 put = emit(culled.graph, programs, FUNCTIONS)
                 predicted = tuple((region, prediction) for region, prediction, _ in gangs)
-                return Rewriting(put, arrays, matches.pieces, predicted, tuple(declined))
+                return Rewriting(put, arrays, matches.pieces, predicted, tuple(declined), left)
             pieces = kept  # the others change which blocks of these are needed
         graph = combine(graph, arrays, (), wanted, Fused)
-        return Rewriting(graph, arrays, matches.pieces, (), tuple(declined))
+        return Rewriting(graph, arrays, matches.pieces, (), tuple(declined), left)
 
     def _culled(
         self, graph: HighLevelGraph, arrays: ArrayGraph, pieces: list[Piece], wanted: set[Any]
@@ -184,25 +186,30 @@ class GraphOptimizer:
         layers: Mapping[str, PieceLayer],
         present: Present,
         refused: dict[str, str],
+        left: dict[str, str],
     ) -> Iterator[Gang]:
         """Yield a region, or the parts of it that fit, or its pieces without Dask's layers.
 
-        Add the reasons against other pieces to ``refused``. A region without pieces whose blocks
-        lie right and are not joined is left to Dask: tasks do it better.
+        Add the reasons against other pieces to ``refused``, and those against regions without
+        pieces to ``left``. Such a region is left to Dask if its blocks lie right and are not
+        joined: tasks do it better.
         """
         places = present.places(blocks_of(region))
-        if not region.pieces and not self._is_candidate(region, arrays, places):
+        reason = None if region.pieces else self._objection(region, arrays, places)
+        if reason is not None:
+            left.update(dict.fromkeys(region.nodes, reason))
             return
         room = self.room(blocks_of(region), present)
         program = self.program(region, room)
         prediction = predict(region, program, self.facts, arrays, places)
         if not (region.pieces or region.joins or prediction.moved_bytes):
+            left.update(dict.fromkeys(region.nodes, NO_MEETING))
             return
         reason = self._refusal(prediction, room, region.forced)
         if reason is None:
             yield region, prediction, program
         elif not region.pieces:
-            return
+            left.update(dict.fromkeys(region.nodes, reason))
         elif len(region.members) == 1:
             refused[region.members[0].output.name] = reason
         else:
@@ -211,31 +218,20 @@ class GraphOptimizer:
                 smaller = (_alone(layers[piece.output.name]) for piece in region.pieces)
             for part in smaller:
                 if part.pieces:
-                    yield from self._gangs(part, arrays, layers, present, refused)
+                    yield from self._gangs(part, arrays, layers, present, refused, left)
 
-    def _is_candidate(self, region: Region, arrays: ArrayGraph, places: Places) -> bool:
-        """Whether to plan a region without collectives."""
-        possible, always = is_possible(region, self.facts, places), self.settings.when == "always"
-        return possible and (always or may_pay(region, arrays, self.facts, places, LEAST_GAIN))
+    def _objection(self, region: Region, arrays: ArrayGraph, places: Places) -> str | None:
+        """Return why a region without collectives is not even planned, if there is a reason."""
+        reason = hindrance(region, self.facts, places)
+        if reason is None and self.settings.when != "always":
+            reason = refusal(region, arrays, self.facts, places, LEAST_GAIN)
+        return reason
 
     def _with_plain(self, graph: HighLevelGraph, region: Region, program: Program) -> Program:
         """Return the program, with Dask's tasks for blocks that differ from their declaration."""
         if self.settings.on_error == "raise":
             return program
         return replace(program, plain=Plain.of(graph, region))
-
-    def _hindrance(self, layer: PieceLayer) -> str | None:
-        """Return why a piece cannot run in a gang, at any cost."""
-        piece = layer.piece
-        on_device = self.facts.device == "cuda"
-        on_host = self.facts.workers > 0 and not on_device
-        if on_host and any(node.container == CUPY for node in piece.inputs):
-            return "blocks are CuPy arrays and the workers compute on the CPU"
-        if on_device and piece.only_moves and piece.inputs[0].container == NUMPY:
-            return "blocks are on the host and no computation follows"
-        if layer.waste > MOST_WASTE:
-            return "most of the blocks that it makes are not wanted"
-        return None
 
     def _refusal(self, prediction: Prediction, room: float | None, forced: bool) -> str | None:
         """Return the reason against a gang by its cost, if there is one."""
@@ -256,8 +252,8 @@ class GraphOptimizer:
 
     def totals(
         self, graph: HighLevelGraph, keys: Any, done: Rewriting, present: Present = NOTHING
-    ) -> tuple[float, float]:
-        """Predict the seconds of a graph as it will run, and those of plain Dask."""
+    ) -> tuple[PlainCost, PlainCost]:
+        """Predict a graph as it will run, with the layers outside of gangs, and in plain Dask."""
         workers = self.facts.workers or max(self.settings.local_ranks, self.facts.cores)
         return done.totals(graph, _flat(keys), workers, self.facts, present)
 

@@ -32,11 +32,28 @@ from graph_opt.passes import insert
 Key = Any
 
 
-class Plain(NamedTuple):
-    """The number of Dask's tasks, and their seconds."""
+class LayerCost(NamedTuple):
+    """The tasks of a layer, their seconds, and the bytes that the busiest worker receives."""
 
     tasks: int
     seconds: float
+    moved_bytes: int
+
+    def plus(self, other: LayerCost) -> LayerCost:
+        """Return the sum."""
+        return LayerCost(
+            self.tasks + other.tasks,
+            self.seconds + other.seconds,
+            self.moved_bytes + other.moved_bytes,
+        )
+
+
+class Plain(NamedTuple):
+    """The number of Dask's tasks, their seconds, and the cost of each layer after Dask's fusion."""
+
+    tasks: int
+    seconds: float
+    layers: Mapping[str, LayerCost] = MappingProxyType({})
 
 
 def plain_graph(
@@ -65,9 +82,9 @@ def plain_graph(
             stages += _in_levels(
                 Stage(name, culled.reads[name], made, work, aliases=aliases), arrays
             )
-    tasks, seconds = _seconds(stages, arrays, set(wanted), workers, facts, places)
+    found = _seconds(stages, arrays, set(wanted), workers, facts, places)
     ends = 2 * facts.machine.round_trip_seconds if facts.workers else 0.0  # submit and report
-    return Plain(tasks, seconds + ends)
+    return found._replace(seconds=found.seconds + ends)
 
 
 def plain_region(
@@ -172,7 +189,7 @@ def _seconds(
         made |= stage.made - wanted
         made |= {key for key in stage.aliases if follows(stage.needs[key], readers, made)}
     levels: dict[str, int] = {}
-    tasks, seconds = 0, 0.0
+    layers: dict[str, LayerCost] = {}
     for stage in stages:
         heads = stage.heads(readers, made)
         waits = heads > 0 or stage.piece is not None
@@ -181,12 +198,13 @@ def _seconds(
         levels.update(dict.fromkeys({stage.name, *map(name_of, stage.needs)}, level))
         if stage.piece is not None:
             heads, work = stage.piece.dask_cost(workers, machine)
-            seconds += work
+            cost = LayerCost(heads, work, 0)
         else:
             moved, busiest = places.run(stage)
-            seconds += moved / machine.dask_rate + busiest * stage.seconds
-            seconds += heads * machine.task_seconds
-        tasks += heads
+            work = moved / machine.dask_rate + busiest * stage.seconds
+            cost = LayerCost(heads, work + heads * machine.task_seconds, int(moved))
+        layers[stage.name] = layers.get(stage.name, LayerCost(0, 0.0, 0)).plus(cost)
+    seconds = sum(cost.seconds for cost in layers.values())
     if facts.workers:
         seconds += max(levels.values(), default=0) * machine.round_trip_seconds
-    return Plain(tasks, seconds)
+    return Plain(sum(cost.tasks for cost in layers.values()), seconds, layers)

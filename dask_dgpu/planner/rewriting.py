@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.environment.facts import ClusterFacts
-from dask_dgpu.planner.plain import plain_graph, rest_of
+from dask_dgpu.planner.plain import Plain, plain_graph, rest_of
 from dask_dgpu.planner.predict import Prediction, Present, blocks_of
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.model.layout import Declined
@@ -20,7 +20,8 @@ from graph_opt.model.piece import Piece, Region
 class Rewriting:
     """A graph with gangs, and the decisions behind it.
 
-    ``arrays`` are Dask's own layers, and ``found`` the pieces in them.
+    ``arrays`` are Dask's own layers, and ``found`` the pieces in them. ``declined`` are pieces, and
+    ``left`` are further layers, with the reasons why no gang computes them.
     """
 
     graph: HighLevelGraph
@@ -28,6 +29,7 @@ class Rewriting:
     found: tuple[Piece, ...]
     regions: tuple[tuple[Region, Prediction], ...]
     declined: tuple[Declined, ...]
+    left: Mapping[str, str]
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -41,10 +43,11 @@ class Rewriting:
         workers: int,
         facts: ClusterFacts,
         present: Present,
-    ) -> tuple[float, float]:
-        """Predict the seconds of the original graph as it will run, and those of plain Dask.
+    ) -> tuple[Plain, Plain]:
+        """Predict the original graph as it will run, and in plain Dask.
 
-        Without a gang, kernels still do the work of several of Dask's layers.
+        Without a gang, kernels still do the work of several of Dask's layers. The layers of the
+        former are those outside of gangs.
         """
         wanted, regions = set(keys), [region for region, _ in self.regions]
         read = {key for region in regions for key in blocks_of(region)}
@@ -54,10 +57,13 @@ class Rewriting:
         if not regions:
             rewritten = graph if self.found else self.graph  # pieces stand for layers of the former
             ours = plain_graph(rewritten, self.arrays, self.found, wanted, workers, facts, places)
-            return ours.seconds, plain.seconds
+            return ours, plain
         gangs = {piece.output.name for piece in self.pieces}
         left = [piece for piece in self.found if piece.output.name not in gangs]
         rest = plain_graph(
             rest_of(graph, regions), self.arrays, left, wanted | read, workers, facts
         )
-        return rest.seconds + sum(each.seconds for _, each in self.regions), plain.seconds
+        predictions = [each for _, each in self.regions]
+        tasks = rest.tasks + sum(each.tasks for each in predictions)
+        seconds = rest.seconds + sum(each.seconds for each in predictions)
+        return Plain(tasks, seconds, rest.layers), plain

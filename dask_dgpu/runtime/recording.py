@@ -157,7 +157,7 @@ class Recording:
         ``plans`` and ``details`` are those of collectives, by their outputs; ``spans`` those of
         each rank, by its lane.
         """
-        words = words_of(program)
+        words = words_of(program.titles, program.steps)
         with self.lock:
             self.gangs += 1
             before = ""
@@ -182,7 +182,7 @@ class Recording:
         self, program: Program, lane: str, spans: Sequence[Span], reason: str
     ) -> None:
         """Add a gang that failed in the last of the spans of one of its ranks."""
-        words = words_of(program)
+        words = words_of(program.titles, program.steps)
         done = [*words[: len(spans)], *(span.name for span in spans[len(words) :])]
         with self.lock:
             word = done[-1] if done else word_of(program.titles[0])
@@ -253,12 +253,12 @@ class Recording:
             self.dropped += 1
 
 
-def words_of(program: Program) -> list[str]:
-    """Return the user's word for each step of a program."""
-    titles = iter(program.titles)
+def words_of(titles: Sequence[str], steps: Sequence[Local | Collective]) -> list[str]:
+    """Return the user's word for each step of a program with these titles."""
+    names = iter(titles)
     return [
-        word_of(next(titles, step.output) if isinstance(step, Collective) else step.output)
-        for step in program.steps
+        word_of(next(names, step.output) if isinstance(step, Collective) else step.output)
+        for step in steps
     ]
 
 

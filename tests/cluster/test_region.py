@@ -280,7 +280,7 @@ def test_steps_are_shown_where_dask_shows_tasks(client, x):
     assert len(region["measured"]) == len(region["predicted"]) == len(region["steps"])
     assert all(seconds >= 0 for seconds in region["measured"])
     assert sum(region["measured"]) > 0
-    assert "s measured" in str(dgpu.explain(y, measured=True))
+    assert " measured " in str(dgpu.explain(y, measured=True))
 
 
 def test_what_others_keep_is_not_there_for_a_gang(client, device):

@@ -135,7 +135,7 @@ def test_there_are_messages() -> None:
 def reasons() -> list[str]:
     """Return the reasons in the table of `explain`."""
     page = (DOCS / "guide/explain.md").read_text()
-    table = page[page.index("| `left to Dask: ...` |") :].split("\n\n")[0]
+    table = page[page.index("| `why` | what to do |") :].split("\n\n")[0]
     return re.findall(r"^\| `([^`]+)` \|", table, re.M)[1:]
 
 
@@ -146,7 +146,7 @@ def test_reason_of_explain_exists(reason: str) -> None:
 
 def declined() -> set[str]:
     """Return the reasons in the sources: of rules, of unsupported arrays, and of the planner."""
-    functions = {"unsupported", "_hindrance", "_refusal"}
+    functions = {"unsupported", "hindrance_of", "hindrance", "refusal", "_refusal"}
     found = set()
     for package in ("dask_dgpu", "graph_opt"):
         for path in (ROOT / package).rglob("*.py"):

@@ -68,7 +68,7 @@ def test_operations_have_the_users_names(name: str, word: str) -> None:
 
 def test_collectives_are_named_by_their_titles() -> None:
     work = program("random", "_chunk_sum-aggregate", "sum", "sum-aggregate")
-    assert words_of(work) == ["random", "matmul", "sum", "sum"]
+    assert words_of(work.titles, work.steps) == ["random", "matmul", "sum", "sum"]
 
 
 def test_totals_are_those_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.task_stream import TaskStreamPlugin
 
+from dask_dgpu.operations.value import Collective, Local
 from dask_dgpu.runtime.observer import Span, Step
+from dask_dgpu.runtime.recording import words_of
 from dask_dgpu.runtime.scheduler.messages import RUNS
 from dask_dgpu.runtime.scheduler.recorder import recorders
 from graph_opt.model.layout import label
@@ -29,6 +31,8 @@ KEPT_RUNS = 64
 class _Record:
     run_id: int
     wanted: Wanted
+    titles: tuple[str, ...]
+    made: tuple[Local | Collective, ...]
     ranks: int = 0
     steps: list[Step] = field(default_factory=list)
     details: dict[str, bytes] = field(default_factory=dict)
@@ -38,6 +42,11 @@ class _Record:
         mine = list(map(Step.of, spans))
         both = zip(self.steps, mine, strict=True)
         self.steps = [a.joined(b) for a, b in both] if self.steps else mine
+
+    def result(self) -> tuple[Step, ...]:
+        """Return the steps with what their operations returned."""
+        details = {label(output): detail for output, detail in self.details.items()}
+        return tuple(replace(step, detail=details.get(step.name)) for step in self.steps)
 
 
 class Records:
@@ -60,7 +69,8 @@ class Records:
             recorder.finished(run, worker, spans, details)
         record = self._records.pop(run.key, None)
         if record is None or record.run_id != run.run_id:
-            record = _Record(run.run_id, run.program.outputs)
+            program = run.program
+            record = _Record(run.run_id, program.outputs, program.titles, program.steps)
         record.add(spans)
         record.details.update(details)
         self._records[run.key] = record
@@ -79,16 +89,35 @@ class Records:
 
     def last(self, wanted: Wanted) -> tuple[Step, ...]:
         """Return the steps of the last run for these blocks, if they are kept."""
-        found = [record for record in self._records.values() if record.wanted == wanted]
-        if not found:
-            return ()
-        details = {label(output): detail for output, detail in found[-1].details.items()}
-        return tuple(replace(step, detail=details.get(step.name)) for step in found[-1].steps)
+        found = [record for record in self._records.values() if _has(record.wanted, wanted)]
+        return found[-1].result() if found else ()
+
+    def made(self, names: Collection[str]) -> list[tuple[tuple[str, ...], tuple[Step, ...]]]:
+        """Return users' words and the steps of the last runs that made arrays of these names."""
+        last = {
+            name: record
+            for record in self._records.values()
+            for name, _ in record.wanted
+            if name in names
+        }
+        records = {record.run_id: record for record in last.values()}
+        return [
+            (tuple(words_of(record.titles, record.made)), record.result())
+            for record in records.values()
+        ]
 
     def detail(self, output: str) -> bytes | None:
         """Return the detail of the last operation with this output, if it is kept."""
         found = [record.details.get(output) for record in self._records.values()]
         return next(filter(None, reversed(found)), None)
+
+
+def _has(made: Wanted, wanted: Wanted) -> bool:
+    """Whether a run made these blocks; it may have made other arrays too."""
+    if made == wanted:
+        return True
+    known = dict(made)
+    return bool(wanted) and all(set(blocks) <= set(known.get(name, ())) for name, blocks in wanted)
 
 
 def _show(scheduler: Scheduler, run_id: int, worker: str, spans: Sequence[Span]) -> None:

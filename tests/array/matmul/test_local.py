@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.planner import optimizer as optimizer_module
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from graph_opt.dask_graph.emit import GANG
+from tests.support.explained import said
 from tests.support.profiles import examples
 
 ALWAYS = {"on_error": "raise", "when": "always"}
@@ -316,7 +318,7 @@ def test_what_is_declined_is_left_to_dask(
     explanation = dgpu.explain(z)
     assert explanation.rewritten == ()
     assert reason in explanation.declined[0].reason
-    assert f"left to Dask: {explanation.declined[0].reason}" in str(explanation)
+    assert f": Dask: {explanation.declined[0].reason}" in said(explanation)
     value = z.compute()
     assert gangs == []
     with dask.config.set(array_optimize=da.optimize):
@@ -366,10 +368,17 @@ def test_explain_a_product() -> None:
     assert (piece["tasks"], piece["dask_tasks"]) == (9 + 9 + 9 + 1, 54)
     assert piece["dtype"] == "float64"
     assert piece["peak_bytes"] >= (A.nbytes + B.nbytes) // 3
-    assert str(explanation).startswith(f"{label}: (11, 13) @ (13, 7) float64 runs as a gang: ")
-    assert "panel" in str(explanation)
+    (product, total) = explanation.operations
+    assert (product.operation, product.by, product.summary) == (
+        "matmul",
+        "gang",
+        "(11, 13) @ (13, 7) float64",
+    )
+    assert "panel" in product.why
+    assert (total.operation, total.by) == ("sum", "gang")
     assert repr(explanation) == str(explanation)
-    assert f"<code>{label}</code>" in explanation._repr_html_()
+    assert "(11, 13) @ (13, 7) float64" in explanation._repr_html_()
+    assert json.loads(explanation.to_json())["operations"][0]["operation"] == "matmul"
     pickle.loads(pickle.dumps(explanation))
 
 
@@ -377,10 +386,13 @@ def test_explain_says_what_is_computed_of_a_product() -> None:
     z = X @ Y
     (piece,) = dgpu.explain(z[:4, :3]).to_dict()["rewritten"]
     assert (piece["shape"], piece["inner"], piece["tasks"]) == ((4, 3), 13, 3 + 3 + 1 + 1)
-    assert "(4, 13) @ (13, 3)" in str(dgpu.explain(z[:4, :3]))
+    assert "(4, 13) @ (13, 3)" in said(dgpu.explain(z[:4, :3]))
 
 
 NOTHING: dict[str, Any] = {
+    "operations": [],
+    "total": None,
+    "room": None,
     "rewritten": [],
     "regions": [],
     "declined": [],
@@ -397,10 +409,16 @@ def test_explain_nothing() -> None:
     assert seconds is not None
     assert seconds > 0
     totals = {"seconds": seconds, "dask_seconds": seconds}
-    assert explanation.to_dict() == {"enabled": True} | NOTHING | totals
-    assert "nothing here" in str(explanation)
-    assert explanation._repr_html_() == f"<p>{explanation}</p>"
-    assert "nothing here" in str(dgpu.explain(dask.delayed(1)))
+    found = explanation.to_dict()
+    (operation,), total = found.pop("operations"), found.pop("total")
+    assert (operation["operation"], operation["by"], operation["why"]) == (
+        "x + 1",
+        "Dask",
+        "no blocks meet",
+    )
+    assert total["tasks"] == total["dask_tasks"] == operation["tasks"] == 9
+    assert {"operations": [], "total": None} | found == {"enabled": True} | NOTHING | totals
+    assert "no operations of arrays to compute" in str(dgpu.explain(dask.delayed(1)))
 
 
 def test_explain_when_it_is_off() -> None:
@@ -420,9 +438,9 @@ def test_explain_several_pieces() -> None:
     z = (X @ Y).sum() + (masked(X) @ Y).sum()
     explanation = dgpu.explain(z)
     assert (len(explanation.rewritten), len(explanation.declined)) == (1, 1)
-    lines = str(explanation).splitlines()
-    assert len(lines) == explanation._repr_html_().count("<tr>") == 5
-    assert lines[-2].startswith("in all: about ")
+    verdicts = [(each.operation, each.by) for each in explanation.operations]
+    assert {("matmul", "gang"), ("matmul", "Dask"), ("sum", "gang"), ("sum", "Dask")} <= {*verdicts}
+    assert explanation._repr_html_().count("<tr class=") == len(verdicts) + 2  # the gang, the total
 
 
 def test_the_cost_model_may_decline(gangs: list[str]) -> None:

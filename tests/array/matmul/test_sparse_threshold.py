@@ -15,6 +15,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.kernels import zeros
 from dask_dgpu.runtime import tasks
+from tests.support.explained import said
 from tests.support.profiles import examples
 
 RNG = np.random.default_rng(0)
@@ -132,7 +133,7 @@ def test_explain_and_the_setting() -> None:
     def explained(**options: Any) -> tuple[str, dict[str, Any]]:
         found = dgpu.explain(dgpu.matmul(X, Y, strategy="summa", **options))
         (piece,) = found.to_dict()["rewritten"]
-        return str(found), piece
+        return said(found), piece
 
     with dgpu.enable(local_ranks=4, on_error="raise", matmul_wire_dtype="float16"):
         text, piece = explained(sparse_threshold=0.5)

@@ -16,6 +16,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.kernels.half import FORMATS
 from dask_dgpu.runtime import tasks
+from tests.support.explained import said
 from tests.support.profiles import examples
 
 A = np.random.default_rng(0).standard_normal((60, 80)).astype("float32")
@@ -83,7 +84,7 @@ def test_explain_states_the_bound() -> None:
         (piece,) = explanation.to_dict()["rewritten"]
         (plain,) = dgpu.explain(dgpu.matmul(X, Y, strategy="row")).to_dict()["rewritten"]
     number = 2 * 2**-10 * np.sqrt(80)
-    assert f"= {number:.2g} |row| |column| (eps 0.000977, K 80)" in str(explanation)
+    assert f"= {number:.2g} |row| |column| (eps 0.000977, K 80)" in said(explanation)
     assert (piece["wire_dtype"], plain["wire_dtype"]) == ("float16", "exact")
     assert piece["moved_bytes"] < plain["moved_bytes"]
 

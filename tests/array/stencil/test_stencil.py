@@ -18,6 +18,7 @@ import dask_dgpu as dgpu
 from graph_opt.model.cost import HOST
 from graph_opt.pieces.stencil import StencilPiece
 from tests.graph_opt.graphs import matches
+from tests.support.explained import said
 from tests.support.profiles import examples
 
 Array = Any
@@ -226,7 +227,7 @@ def test_explained(enabled: Any) -> None:
     if enabled is not None:
         (piece,) = explanation.to_dict()["rewritten"]
         assert (piece["sweeps"], piece["tasks"]) == (4, 9)
-        assert "sweeps an exchange" in str(explanation)
+        assert "sweeps an exchange" in said(explanation)
 
 
 def test_a_corner_is_left_to_dask(gangs: list[str]) -> None:

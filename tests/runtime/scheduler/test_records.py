@@ -30,7 +30,7 @@ def wanted(name: str) -> Wanted:
 
 def run(name: str, run_id: int = 0, ranks: int = 2) -> Any:
     members = tuple(f"tcp://{rank}" for rank in range(ranks))
-    program = SimpleNamespace(outputs=wanted(name))
+    program = SimpleNamespace(outputs=wanted(name), titles=(name,), steps=())
     return SimpleNamespace(key=(name, 0), run_id=run_id, members=members, program=program)
 
 

@@ -1,0 +1,199 @@
+"""An explanation as a value: text, HTML, a dict, a drawing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from dask_dgpu.observe.explain.drawing import Drawing
+from dask_dgpu.observe.explain.operations import Operation
+from dask_dgpu.observe.explain.runs import sent_of
+from dask_dgpu.observe.explain.table import Table, Totals
+from dask_dgpu.planner.predict import Prediction
+from graph_opt.model.cost import FIGURES
+from graph_opt.model.layout import Declined
+from graph_opt.model.piece import Piece, Region
+
+if TYPE_CHECKING:
+    from dask_dgpu.runtime.observer import Step
+
+DISABLED = "dask_dgpu is not enabled: everything is left to Dask"
+NO_OPERATION = "no operations of arrays to compute: blocks exist, or nothing here is an array"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What dask_dgpu does with arrays.
+
+    Parameters
+    ----------
+    enabled : bool
+        Whether dask_dgpu is enabled.
+    rewritten : tuple of (Piece, Prediction)
+        The pieces that run in a gang, each predicted on its own.
+    regions : tuple of (Region, Prediction)
+        The gangs. Each runs pieces, and Dask's work between them, as one program.
+    runs : tuple of tuple of Step
+        For each gang the steps of its last run, with ``measured=True``.
+    declined : tuple of Declined
+        The recognised pieces that are left to Dask, each with one reason.
+    failures : tuple of str
+        Why the whole graph is left to Dask: errors of dask_dgpu here, or on the scheduler
+        when this array was computed.
+    measured : tuple of str
+        The rates in the predictions that were measured on this cluster; others are defaults.
+    seconds : float or None
+        The predicted seconds of the whole graph as it will run, ``None`` if unknown.
+    dask_seconds : float or None
+        Those of plain Dask.
+    operations : tuple of Operation
+        Every operation of the graph, with its verdict, the reason and its costs.
+    totals : Totals or None
+        The whole graph as it will run, and in plain Dask, ``None`` if unknown.
+    room : float or None
+        The bytes of a rank that a gang may use, ``None`` for no limit.
+    timed : bool
+        Whether measured seconds were requested.
+
+    Notes
+    -----
+    It prints as a table with one row per operation; the iterations of a loop share their rows.
+    Notebooks display it with bars.
+    """
+
+    enabled: bool
+    rewritten: tuple[tuple[Piece, Prediction], ...] = ()
+    regions: tuple[tuple[Region, Prediction], ...] = ()
+    runs: tuple[tuple[Step, ...], ...] = ()
+    declined: tuple[Declined, ...] = ()
+    failures: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
+    seconds: float | None = None
+    dask_seconds: float | None = None
+    operations: tuple[Operation, ...] = ()
+    totals: Totals | None = None
+    room: float | None = None
+    timed: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values.
+
+        Returns
+        -------
+        dict
+            ``"enabled"``; ``"operations"``, a list of dicts with the fields of each operation;
+            ``"total"``, tasks and seconds of the whole graph and of plain Dask, or ``None``;
+            ``"rewritten"``, a list of dicts with name, shape, dtype, values of
+            the kind of piece (``"inner"``, the length of a product's contraction), and the
+            prediction: tasks, bytes, seconds, and the choices of the algorithm;
+            ``"regions"``, a list of dicts with the names of the ``"steps"``, the seconds
+            ``"predicted"`` and ``"measured"`` for each, the measured seconds of its transfers
+            that were ``"hidden"`` behind other work and those that were ``"exposed"``, each
+            ``None`` on GPUs without NCCL, the ``"sent_bytes"`` of all ranks, what products in half
+            precision or without zeros have ``"sent"``, and the prediction of the whole;
+            ``"declined"``, a list of dicts with ``"name"`` and ``"reason"``; ``"failures"``,
+            a list of reasons; ``"measured"``, the names of the measured rates; ``"seconds"`` and
+            ``"dask_seconds"`` of the whole graph; ``"room"``, the bytes that a gang may use on a
+            rank.
+        """
+        return {
+            "enabled": self.enabled,
+            "operations": [_operation(each) for each in self.operations],
+            "total": None if self.totals is None else asdict(self.totals),
+            "rewritten": [piece.facts | _plain(prediction) for piece, prediction in self.rewritten],
+            "regions": [
+                _plain(prediction)
+                | {
+                    "steps": [name for name, _ in prediction.steps],
+                    "predicted": [seconds for _, seconds in prediction.steps],
+                    "measured": [step.seconds for step in run],
+                    "hidden": [step.hidden for step in run],
+                    "exposed": [step.exposed for step in run],
+                    "sent_bytes": [step.sent_bytes for step in run],
+                    "sent": [None if (x := sent_of(step)) is None else asdict(x) for step in run],
+                }
+                for (_, prediction), run in zip(self.regions, self._runs, strict=True)
+            ],
+            "declined": [asdict(piece) for piece in self.declined],
+            "failures": list(self.failures),
+            "measured": list(self.measured),
+            "seconds": self.seconds,
+            "dask_seconds": self.dask_seconds,
+            "room": self.room,
+        }
+
+    def to_json(self) -> str:
+        """Return :meth:`to_dict` as JSON.
+
+        Returns
+        -------
+        str
+            One object; values that JSON does not know are texts.
+        """
+        return json.dumps(self.to_dict(), default=str)
+
+    def visualize(self) -> Drawing:
+        """Draw the program: operations, layouts, exchanges.
+
+        Returns
+        -------
+        Drawing
+            An SVG that displays in a notebook, and has ``save``.
+
+        Raises
+        ------
+        DgpuError
+            If Graphviz is not installed.
+        """
+        return Drawing.of(self.operations)
+
+    @property
+    def _runs(self) -> tuple[tuple[Step, ...], ...]:
+        return self.runs or ((),) * len(self.regions)
+
+    @property
+    def _table(self) -> Table:
+        predictions = [prediction for _, prediction in self.regions]
+        warnings = [f"the whole graph: left to Dask: {reason}" for reason in self.failures]
+        lines = []
+        if not self.enabled:
+            lines.append(DISABLED)
+        elif self.operations:
+            lines.append(f"rates: {self._rates()}")
+            steps = [step for run in self._runs for step in run]
+            if any(step.exposed is None for step in steps):
+                lines.append("transfers: not measured on GPUs without NCCL")
+            if self.timed and all(each.measured is None for each in self.operations):
+                lines.append("measured: no gang has computed this lately")
+        elif not self.failures:
+            lines.append(NO_OPERATION)
+        table = self.operations, predictions, self.totals, self.room, self.timed, warnings, lines
+        return Table(*table)
+
+    def _rates(self) -> str:
+        if not self.measured:
+            return "defaults, not measured"
+        others = [name for name in FIGURES if name not in self.measured]
+        return "measured on this cluster" + (f", except {', '.join(others)}" if others else "")
+
+    def __str__(self) -> str:
+        """Return the table as text."""
+        return self._table.text()
+
+    def __repr__(self) -> str:
+        """Return the text, for a prompt shows this instead of :meth:`__str__`."""
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return self._table.html()
+
+
+def _operation(each: Operation) -> dict[str, Any]:
+    return {field.name: getattr(each, field.name) for field in fields(each)}
+
+
+def _plain(prediction: Prediction) -> dict[str, Any]:
+    values = asdict(prediction)
+    del values["text"]
+    return dict(values.pop("details")) | values

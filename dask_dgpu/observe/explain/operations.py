@@ -1,0 +1,282 @@
+"""The operations of a graph: what computes each one, why, and what it costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isnan
+from typing import TYPE_CHECKING, Any
+
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import Layer
+
+from dask_dgpu.observe.explain.runs import notes
+from dask_dgpu.observe.explain.words import Step, steps_of
+from dask_dgpu.planner.local import NO_MEETING
+from dask_dgpu.planner.plain import LayerCost, Plain
+from dask_dgpu.planner.predict import Prediction
+from dask_dgpu.planner.rewriting import Rewriting
+from dask_dgpu.runtime.fused import Fused
+from graph_opt.dask_graph.members import is_map, is_member
+from graph_opt.dask_graph.parse import CARRIED, unsupported
+from graph_opt.model.layout import counted, label
+from graph_opt.model.piece import Piece, Region
+
+if TYPE_CHECKING:
+    from dask_dgpu.runtime import observer
+
+GANG, FUSED, DASK = "gang", "fused", "Dask"
+"""What computes an operation."""
+
+LOCAL = "each rank on its blocks"
+CREATES = "creates blocks"
+STREAM = "Dask computes block after block"
+NO_RULE = "no rule knows it"
+UNDECLARED = "a part of one of Dask's operations"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation of a graph, or the same one of several iterations of a loop.
+
+    Parameters
+    ----------
+    name : str
+        The layer of its result.
+    operation : str
+        Its name in the user's words.
+    by : {"gang", "fused", "Dask"}
+        What computes it.
+    why : str
+        The algorithm, or the reason.
+    summary : str
+        Shapes and dtypes.
+    inputs : tuple of str
+        The layers of the operations that it reads.
+    gang : int or None
+        The number of its gang.
+    times : int
+        The iterations of a loop that this stands for; bytes and seconds are sums.
+    tasks : int or None
+        Tasks on the scheduler, ``None`` within a gang of several operations.
+    moved_bytes : int or None
+        Bytes that the busiest rank or worker receives.
+    peak_bytes : int or None
+        Peak memory of a rank.
+    seconds : float or None
+        Predicted seconds.
+    measured : float or None
+        Measured seconds of the slowest rank.
+    hidden : float or None
+        Seconds that transfers continued behind other work.
+    exposed : float or None
+        Seconds of transfers behind which nothing ran.
+    sent_bytes : int or None
+        Bytes that all ranks sent.
+    """
+
+    name: str
+    operation: str
+    by: str
+    why: str
+    summary: str = ""
+    inputs: tuple[str, ...] = ()
+    gang: int | None = None
+    times: int = 1
+    tasks: int | None = None
+    moved_bytes: int | None = None
+    peak_bytes: int | None = None
+    seconds: float | None = None
+    measured: float | None = None
+    hidden: float | None = None
+    exposed: float | None = None
+    sent_bytes: int | None = None
+
+    def with_run(self, steps: Iterable[observer.Step]) -> Operation:
+        """Return the operation with the measured values of its steps."""
+        found = list(steps)
+        if not found:
+            return self
+        text = "; ".join(filter(None, (notes(step) for step in found)))
+        return replace(
+            self,
+            why=f"{self.why}; {text}" if text else self.why,
+            measured=sum(step.seconds for step in found),
+            hidden=_sum(step.hidden for step in found),
+            exposed=_sum(step.exposed for step in found),
+            sent_bytes=sum(step.sent_bytes for step in found),
+        )
+
+
+@dataclass(frozen=True)
+class Finder:
+    """Says for each operation of a rewritten graph what computes it.
+
+    ``alone`` are the predictions of pieces on their own, ``outside`` the cost of what is not in
+    gangs, and ``runs`` the measured steps of each gang.
+    """
+
+    rewriting: Rewriting
+    alone: Mapping[str, Prediction]
+    outside: Plain
+    runs: Sequence[Sequence[observer.Step]] = ()
+
+    def operations(self) -> list[Operation]:
+        """Return all operations, those of a gang together."""
+        found = [self._operation(step) for step in self._steps.values()]
+        first: dict[int | None, int] = {}
+        for at, each in enumerate(found):
+            first.setdefault(each.gang, at)
+        places = [at if each.gang is None else first[each.gang] for at, each in enumerate(found)]
+        return [found[at] for at in sorted(range(len(found)), key=places.__getitem__)]
+
+    @cached_property
+    def _steps(self) -> dict[str, Step]:
+        return {step.name: step for step in steps_of(self.rewriting.arrays, self.rewriting.found)}
+
+    @cached_property
+    def _words(self) -> dict[str, str]:
+        return {name: step.word for step in self._steps.values() for name in step.layers}
+
+    @cached_property
+    def _regions(self) -> dict[str, int]:
+        return {
+            name: at
+            for at, (region, _) in enumerate(self.rewriting.regions)
+            for name in _made(region)
+        }
+
+    @cached_property
+    def _declined(self) -> dict[str, str]:
+        return {each.name: each.reason for each in self.rewriting.declined}
+
+    @cached_property
+    def _reasons(self) -> dict[str, str]:
+        return {**self.rewriting.left, **self._declined}
+
+    @cached_property
+    def _pieces(self) -> dict[str, Piece]:
+        found = (*self.rewriting.found, *self.rewriting.pieces)  # the latter for used blocks only
+        return {piece.output.name: piece for piece in found}
+
+    def _computed_by(self, name: str) -> str:
+        """Return the layer of the rewritten graph, or of a gang, that computes a layer."""
+        while name not in self._regions and name not in self.rewriting.graph.layers:
+            readers = self.rewriting.arrays.dependents[name]
+            if not readers:
+                break
+            name = min(readers)
+        return name
+
+    def _operation(self, step: Step) -> Operation:
+        target = self._computed_by(step.name)
+        piece, node = self._pieces.get(step.name), step.node
+        summary = "" if node is None else f"{_shape(node.shape)} {node.dtype}"
+        if node is not None:
+            summary += f" in {counted(node.blocks, 'block')}"
+        plain = Operation(
+            step.name,
+            step.word,
+            DASK,
+            "",
+            summary if piece is None else piece.summary,
+            step.inputs,
+        )
+        declined = [self._declined[name] for name in step.layers if name in self._declined]
+        if target in self._regions and declined and step.name not in self.alone:
+            why = f"{declined[-1]}; a gang joins the parts"
+            return replace(plain, why=why, gang=self._regions[target])
+        if target in self._regions:
+            return self._in_gang(plain, step, target)
+        costs = self._costs(step)
+        for name in (*step.layers, target):
+            if _is_fused(self.rewriting.graph.layers.get(name)):
+                return replace(plain, by=FUSED, why=self._kernel(step, name), **costs)
+        return replace(plain, why=self._reason(step, target), **costs)
+
+    def _in_gang(self, plain: Operation, step: Step, target: str) -> Operation:
+        at = self._regions[target]
+        _, prediction = self.rewriting.regions[at]
+        alone = self.alone.get(step.name)
+        labels = {label(name) for name in step.layers}
+        known = [seconds for name, seconds in prediction.steps if name in labels]
+        why = LOCAL if known else f"in one kernel with {self._words.get(target, 'others')}"
+        if alone is not None:
+            why = alone.text or LOCAL
+        found = replace(
+            plain,
+            by=GANG,
+            why=why,
+            gang=at,
+            seconds=sum(known) if known else None,
+            moved_bytes=None if alone is None else alone.moved_bytes,
+            peak_bytes=None if alone is None else alone.peak_bytes,
+        )
+        run = self.runs[at] if self.runs else ()
+        return found.with_run(each for each in run if each.name in labels)
+
+    @cached_property
+    def _kernels(self) -> Counter[str]:
+        """The number of operations that each layer of the rewritten graph computes."""
+        firsts = (step.layers[0] for step in self._steps.values())
+        return Counter(map(self._computed_by, firsts))
+
+    def _kernel(self, step: Step, target: str) -> str:
+        if target in step.layers:
+            kernel = f"one kernel for {counted(self._kernels[target], 'operation')}"
+            return kernel if target == step.name else f"{kernel}, then Dask"
+        return f"in one kernel with {self._words.get(target, 'others')}"
+
+    def _costs(self, step: Step) -> dict[str, Any]:
+        known = [self.outside.layers[name] for name in step.layers if name in self.outside.layers]
+        if not known:
+            return {"tasks": 0}
+        cost = LayerCost(0, 0.0, 0)
+        for each in known:
+            cost = cost.plus(each)
+        return {"tasks": cost.tasks, "seconds": cost.seconds, "moved_bytes": cost.moved_bytes}
+
+    def _reason(self, step: Step, target: str) -> str:
+        """Return why Dask computes an operation."""
+        arrays, node = self.rewriting.arrays, step.node
+        given = [self._reasons[name] for name in (*step.layers, target) if name in self._reasons]
+        if given:
+            return given[-1] if step.name in self._reasons else given[0]
+        if node is None:
+            return UNDECLARED
+        if (fault := unsupported((node,), node, CARRIED)) is not None:
+            return fault
+        if not any(arrays.dependencies[name] for name in step.layers):
+            return CREATES
+        if not all(is_member(arrays, name) for name in step.layers):
+            return NO_RULE
+        return NO_MEETING if all(is_map(arrays.layers[name]) for name in step.layers) else STREAM
+
+
+def _made(region: Region) -> Iterator[str]:
+    """Yield the layers that a region computes."""
+    for member in region.members:
+        yield from member.layers if isinstance(member, Piece) else ()
+        yield member.output.name
+    for work in region.works:
+        yield work.output.name
+
+
+def _is_fused(layer: Layer | None) -> bool:
+    """Whether the tasks of a layer run a kernel."""
+    task: Any = getattr(layer, "task", None)
+    if layer is not None and not isinstance(layer, Blockwise):
+        task = next(iter(layer.values()), None)
+    return isinstance(getattr(task, "func", None), Fused)
+
+
+def _shape(shape: Sequence[float]) -> str:
+    sizes = ["?" if isnan(size) else str(size) for size in shape]
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

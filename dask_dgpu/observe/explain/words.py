@@ -1,0 +1,197 @@
+"""The operations of a graph in the user's words: which layers are one, and its name."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import Layer
+
+from dask_dgpu.runtime.recording import PARTS, word_of
+from graph_opt.dask_graph.members import CONTRACTIONS
+from graph_opt.dask_graph.parse import ArrayGraph, block_function, depth_first, unwrapped
+from graph_opt.dask_graph.reductions import bound
+from graph_opt.model.layout import ArrayNode
+from graph_opt.model.piece import Piece
+from graph_opt.passes import is_stored
+
+SYMBOLS: Mapping[Any, str] = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.truediv: "/",
+    operator.floordiv: "//",
+    operator.mod: "%",
+    operator.pow: "**",
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+    operator.eq: "==",
+    operator.ne: "!=",
+    operator.and_: "&",
+    operator.or_: "|",
+    operator.xor: "^",
+}
+
+OPERANDS = "xyz"
+"""Names of arrays in a formula."""
+
+NAMES: Mapping[str, str] = {
+    "ones_like": "ones",
+    "zeros_like": "zeros",
+    "full_like": "full",
+    "empty_like": "empty",
+    "random_sample": "random",
+    "getitem": "x[...]",
+    "neg": "-x",
+    "invert": "~x",
+    "trim": "trim overlap",
+}
+"""What users call what Dask has another name for."""
+
+RUNNING = ("cumsum", "cumprod", "nancumsum", "nancumprod")
+"""Dask composes them of two layers of the same name."""
+
+LONGEST = 12
+"""Most characters of a number in a formula."""
+
+TOKEN = re.compile(r"-[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class Step:
+    """The layers of an operation, the last of which has its result, and its name.
+
+    ``node`` is the result, ``None`` if Dask declares none, and ``inputs`` the last layers of other
+    operations that it reads.
+    """
+
+    word: str
+    layers: tuple[str, ...]
+    node: ArrayNode | None
+    inputs: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The layer with the result."""
+        return self.layers[-1]
+
+
+def steps_of(arrays: ArrayGraph, pieces: Iterable[Piece]) -> list[Step]:
+    """Return the operations of a graph, each after those that it reads; ``pieces`` are found ones.
+
+    Blocks that exist, such as those of a persisted array, are no operation.
+    """
+    found = {name: piece for piece in pieces for name in piece.layers}
+    last: dict[str, str] = {}
+    groups: dict[str, list[str]] = {}
+    for name in depth_first(arrays.dependencies):
+        if _is_given(arrays, name):
+            continue
+        piece = found.get(name)
+        before = None if piece is not None else _first_part(arrays, name)
+        end = name if piece is None else piece.output.name
+        layers = groups.pop(last[before]) if before in last else groups.pop(end, [])
+        groups[end] = [*layers, name]
+        last.update(dict.fromkeys(groups[end], end))
+    steps = []
+    for end, layers in groups.items():
+        piece = found.get(end)
+        layers = sorted(layers, key=lambda name: name == end)
+        word = _word(arrays, layers) if piece is None else word_of(piece.title)
+        read = set().union(*(arrays.dependencies[name] for name in layers)) - set(layers)
+        inputs = dict.fromkeys(last[name] for name in sorted(read) if name in last)
+        steps.append(Step(word, tuple(layers), arrays.node(end), tuple(inputs)))
+    return steps
+
+
+def _is_given(arrays: ArrayGraph, name: str) -> bool:
+    """Whether a layer has blocks, or whole arrays, in place of tasks."""
+    layer = arrays.layers[name]
+    return not arrays.dependencies[name] and (is_stored(layer) or arrays.node(name) is None)
+
+
+def _first_part(arrays: ArrayGraph, name: str) -> str | None:
+    """Return the layer before, if it is a part of the same operation that nothing else reads."""
+    needed = arrays.dependencies[name]
+    if len(needed) != 1:
+        return None
+    (before,) = needed
+    if len(arrays.dependents[before]) != 1 or before in arrays.requested:
+        return None
+    word, earlier = word_of(name), word_of(before)
+    if word == "sqrt" and earlier == "var":
+        return before
+    if word == "sum" and unwrapped(block_function(arrays, before)) in CONTRACTIONS:
+        return before
+    is_part = word in RUNNING or PARTS.search(name.rpartition("-")[0])
+    return before if is_part and earlier.removesuffix("-reduce") == word else None
+
+
+def _word(arrays: ArrayGraph, layers: list[str]) -> str:
+    """Return the name of an operation that is no piece."""
+    first, layer = layers[0], arrays.layers[layers[0]]
+    word = word_of(f"{TOKEN.sub('', first)}-")
+    if word_of(layers[-1]) == "sqrt" and word == "var":
+        word = "std"
+    if word == "arg-reduce":
+        return _over(_argument(layer), layers, arrays)
+    formula = _formula(arrays, first) if len(layers) == 1 else None
+    if formula is not None:
+        return formula
+    return _over(NAMES.get(word, word), layers, arrays)
+
+
+def _formula(arrays: ArrayGraph, name: str) -> str | None:
+    """Return an operator with its operands, as ``x + y``."""
+    layer, function = arrays.layers[name], block_function(arrays, name)
+    symbol = SYMBOLS.get(function) if isinstance(layer, Blockwise) and callable(function) else None
+    if symbol is None or not isinstance(layer, Blockwise) or len(layer.indices) != 2:
+        return None
+    names: dict[str, str] = {}
+    operands = []
+    for operand, index in layer.indices:
+        if index is None:
+            text = str(operand)
+            operands.append(text if len(text) <= LONGEST else "c")
+        else:
+            operands.append(names.setdefault(str(operand), OPERANDS[len(names)]))
+    return f" {symbol} ".join(operands)
+
+
+def _over(word: str, layers: list[str], arrays: ArrayGraph) -> str:
+    """Return the name of a reduction with its axes, unless these are all."""
+    is_reduction = word == "std" or PARTS.search(layers[-1].rpartition("-")[0])
+    if len(layers) < 2 or not is_reduction:
+        return word
+    (before, *_) = [*arrays.dependencies[layers[0]], ""]
+    node, axes = arrays.node(before), _axes(arrays.layers[layers[0]])
+    if node is None or not axes or len(axes) >= node.ndim:
+        return word
+    return f"{word} over {'axis' if len(axes) == 1 else 'axes'} {', '.join(map(str, axes))}"
+
+
+def _axes(layer: Layer) -> tuple[int, ...]:
+    """Return the axes that a layer reduces, nothing if they are not known."""
+    if isinstance(layer, Blockwise):
+        options = dict(getattr(layer.task, "kwargs", {}))
+        axes = options.get("axis", bound(getattr(layer.task, "func", None))[2].get("axis"))
+    else:
+        task: Any = next(iter(layer.values()), ())
+        arguments = task[1:] if isinstance(task, tuple) else getattr(task, "args", ())
+        axes = arguments[1] if len(arguments) > 1 else None
+    axes = axes if isinstance(axes, tuple) else (axes,)
+    return axes if all(isinstance(axis, int) for axis in axes) else ()
+
+
+def _argument(layer: Layer) -> str:
+    """Return ``argmax`` or the like, from the function of a chunk."""
+    task: Any = next(iter(layer.values()), ())
+    function = task[0] if isinstance(task, tuple) and task else getattr(task, "func", None)
+    _, arguments, _ = bound(function)
+    return str(getattr(arguments[-1], "__name__", "arg")).strip("_") if arguments else "arg"
