@@ -27,6 +27,7 @@ from dask_dgpu.batches.many import run_many
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.run import plan, run
 from dask_dgpu.observe.explain import Explanation, explain
+from dask_dgpu.observe.gpu_status import GpuStatus, gpu_status
 from dask_dgpu.observe.health import Health, check_health
 from dask_dgpu.observe.profiler import Profiler, ProfileTable, Timeline
 from dask_dgpu.observe.progress import progress
@@ -45,6 +46,7 @@ __all__ = [
     "Enabled",
     "Explanation",
     "Fused",
+    "GpuStatus",
     "Health",
     "JacobiInfo",
     "Plan",
@@ -64,6 +66,7 @@ __all__ = [
     "fft",
     "fuse",
     "gelu",
+    "gpu_status",
     "jacobi",
     "layer_norm",
     "matmul",

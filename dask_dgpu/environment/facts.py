@@ -187,11 +187,11 @@ def _gather(
 
 def _least_memory(client: Client) -> int | None:
     """Return the bytes for blocks on the worker with the least, ``None`` without limits."""
-    found: dict[str, int | None] = client.run(_memory_for_blocks)
+    found: dict[str, int | None] = client.run(memory_for_blocks)
     return min((memory for memory in found.values() if memory is not None), default=None)
 
 
-def _memory_for_blocks(dask_worker: Worker) -> int | None:
+def memory_for_blocks(dask_worker: Worker) -> int | None:
     """Return the memory limit of a worker minus the memory of its process without blocks.
 
     The result is 0 if that memory alone makes Dask pause the worker.

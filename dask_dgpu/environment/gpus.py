@@ -38,7 +38,7 @@ def visible_gpus(visible: Any = None) -> tuple[str, ...]:
     ``visible`` replaces the environment variable ``CUDA_VISIBLE_DEVICES``; it may be a sequence.
     """
     try:
-        with _nvml() as nvml:
+        with nvml_session() as nvml:
             present = int(nvml.nvmlDeviceGetCount())
     except Exception:  # without library or driver there is no GPU
         return ()
@@ -59,10 +59,10 @@ def count_gpus() -> int:
 def read_memory(gpus: Sequence[str]) -> list[GpuMemory]:
     """Return the memory of GPUs, except those with memory unknown to NVML."""
     found = []
-    with _nvml() as nvml:
+    with nvml_session() as nvml:
         for name in gpus:
             try:
-                memory = nvml.nvmlDeviceGetMemoryInfo(_handle(nvml, name))
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle_of(nvml, name))
             except nvml.NVMLError:  # for example GPUs that share the host's memory
                 continue
             found.append(GpuMemory(name, int(memory.free), int(memory.total)))
@@ -77,19 +77,19 @@ def read_driver() -> str:
     Exception
         If NVML is not installed, or there is no driver.
     """
-    with _nvml() as nvml:
+    with nvml_session() as nvml:
         newest = int(nvml.nvmlSystemGetCudaDriverVersion())
-        driver = _text(nvml.nvmlSystemGetDriverVersion())
+        driver = text_of(nvml.nvmlSystemGetDriverVersion())
     return f"{driver}, for CUDA up to {newest // 1000}.{newest % 1000 // 10}"
 
 
 def read_models(gpus: Sequence[str]) -> dict[str, str]:
     """Return the model of each GPU, except of those unknown to NVML."""
     found = {}
-    with _nvml() as nvml:
+    with nvml_session() as nvml:
         for name in gpus:
             try:
-                found[name] = _text(nvml.nvmlDeviceGetName(_handle(nvml, name)))
+                found[name] = text_of(nvml.nvmlDeviceGetName(handle_of(nvml, name)))
             except nvml.NVMLError:
                 continue
     return found
@@ -114,7 +114,14 @@ def pool_bytes(memories: Sequence[GpuMemory]) -> int | None:
 
 
 @contextmanager
-def _nvml() -> Iterator[Any]:
+def nvml_session() -> Iterator[Any]:
+    """Surround calls of NVML.
+
+    Yields
+    ------
+    module
+        Its bindings.
+    """
     import pynvml
 
     pynvml.nvmlInit()
@@ -124,13 +131,13 @@ def _nvml() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def _handle(nvml: Any, name: str) -> Any:
+def handle_of(nvml: Any, name: str) -> Any:
     """Return NVML's handle of a GPU by its number or UUID."""
     if name.isdigit():
         return nvml.nvmlDeviceGetHandleByIndex(int(name))
     return nvml.nvmlDeviceGetHandleByUUID(name)
 
 
-def _text(value: str | bytes) -> str:
+def text_of(value: str | bytes) -> str:
     """Return a text of NVML, which older bindings return as bytes."""
     return value.decode() if isinstance(value, bytes) else value

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.arguments import check_client, positive
+from dask_dgpu.observe.bars import GREEN, RED, html_bar
 from dask_dgpu.runtime.tasks import PLUGIN
 
 if TYPE_CHECKING:
@@ -33,9 +35,32 @@ class Health:
         """Whether all workers are ok."""
         return all(state == "ok" for state in self.workers.values())
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values.
+
+        Returns
+        -------
+        dict
+            ``"ok"``, and ``"workers"``: the state of each by its address.
+        """
+        return {"ok": self.ok, "workers": dict(self.workers)}
+
     def __str__(self) -> str:
         """One line per worker."""
         return "\n".join(f"{worker}: {state}" for worker, state in sorted(self.workers.items()))
+
+    def __repr__(self) -> str:
+        """Return the text, for a prompt shows this."""
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(worker)}</td><td style='min-width:6em'>"
+            f"{html_bar({GREEN if state == 'ok' else RED: 1.0})}</td>"
+            f"<td style='text-align:left'>{escape(state)}</td></tr>"
+            for worker, state in sorted(self.workers.items())
+        )
+        return f"<table class='dgpu-health'>{rows}</table>"
 
 
 def check_health(client: Client, timeout: float = 10.0) -> Health:
@@ -52,7 +77,7 @@ def check_health(client: Client, timeout: float = 10.0) -> Health:
     -------
     Health
         ``"ok"`` or the problem of each worker: no answer, no plugin, an error of the device,
-        or a wrong result. It prints one line per worker.
+        or a wrong result. It prints one line per worker, and displays as a table in a notebook.
 
     Raises
     ------

@@ -28,7 +28,7 @@ class Workers:
             raise TimeoutError
 
     def run(self, function: Any, *args: Any) -> dict[str, Any]:
-        answers = {facts._transports: self.transports, facts._memory_for_blocks: [None, 2**30]}
+        answers = {facts._transports: self.transports, facts.memory_for_blocks: [None, 2**30]}
         found = answers.get(function, [self.gpu] * 2)
         return dict(zip((f"{self.protocol}://a", f"{self.protocol}://b"), found, strict=True))
 
@@ -156,7 +156,7 @@ def test_memory_that_a_limit_leaves_for_blocks(
         state=SimpleNamespace(tasks=tasks),
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
-    assert facts._memory_for_blocks(worker) == wanted
+    assert facts.memory_for_blocks(worker) == wanted
     monkeypatch.delitem(sys.modules, "torch")
     later = None if wanted is None else max(0, wanted - facts.RUNTIME_BYTES)
-    assert facts._memory_for_blocks(worker) == later
+    assert facts.memory_for_blocks(worker) == later

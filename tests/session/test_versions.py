@@ -65,7 +65,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, bindings: Any) -> None:
             raise bindings
         yield bindings
 
-    monkeypatch.setattr(gpus, "_nvml", opened)
+    monkeypatch.setattr(gpus, "nvml_session", opened)
 
 
 def printed() -> str:

@@ -1,0 +1,202 @@
+"""The devices of all workers: their memory, and how busy they are."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import dask
+
+from dask_dgpu.arguments import check_client, check_flag, positive
+from dask_dgpu.cost.table import Rows, quantity
+from dask_dgpu.environment.devices import CUDA, Device, read_devices
+from dask_dgpu.environment.facts import current_client
+from dask_dgpu.environment.settings import read
+from dask_dgpu.observe.bars import BLUE, GREY, ORANGE, html_bar, text_bar
+from dask_dgpu.planner.optimizer import GraphOptimizer
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+HERE = "this process"
+HEADINGS = ("worker", "device", "memory", "total", "used", "others", "free", "safe")
+MORE = ("pool", "busy", "degrees", "NVLink")
+BAR = 20
+"""Letters of a bar."""
+
+
+@dataclass(frozen=True)
+class GpuStatus:
+    """The device of each worker.
+
+    Parameters
+    ----------
+    devices : dict of str to Device
+        The device of each worker, by its address.
+    safe : dict of str to int or None
+        The bytes that a gang may use under the settings, ``None`` for no limit.
+
+    Notes
+    -----
+    It prints as a table. In the bars ``#`` stands for this worker, ``x`` for other processes.
+    A notebook displays blue and orange bars.
+    """
+
+    devices: dict[str, Device]
+    safe: dict[str, int | None]
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Return everything as plain values.
+
+        Returns
+        -------
+        dict
+            For each worker the fields of its device, and ``"safe"``: the bytes that a gang may
+            use under the settings. Bytes, percent and degrees Celsius; ``None`` if not known.
+        """
+        return {
+            worker: asdict(device) | {"safe": self.safe[worker]}
+            for worker, device in self.devices.items()
+        }
+
+    def __str__(self) -> str:
+        """Return the table as text."""
+        rows = []
+        for worker, device in self.devices.items():
+            used, others = _shares(device)
+            rows.append(self._cells(worker, device, text_bar({"#": used, "x": others}, BAR)))
+        return Rows("", self._headings, rows, 160, 3, dense=True).text().lstrip("\n")
+
+    def __repr__(self) -> str:
+        """Return the text, for a prompt shows this."""
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{each}</th>" for each in self._headings)
+        rows = []
+        for worker, device in self.devices.items():
+            used, others = _shares(device)
+            cells = self._cells(worker, device, "")
+            bar = html_bar({BLUE: used, ORANGE: others, f"{GREY}66": 0.0}, f"{used:.0%} used here")
+            text = "".join(
+                f"<td style='text-align:left'>{bar if at == 2 else escape(cell)}</td>"
+                for at, cell in enumerate(cells)
+            )
+            rows.append(f"<tr>{text}</tr>")
+        return (
+            f"<table class='dgpu-status'><thead><tr>{head}</tr></thead>"
+            f"<tbody>{''.join(rows)}</tbody></table>"
+        )
+
+    @property
+    def _headings(self) -> list[str]:
+        gpus = any(device.kind == CUDA for device in self.devices.values())
+        return [*HEADINGS, *(MORE if gpus else ())]
+
+    def _cells(self, worker: str, device: Device, bar: str) -> list[str]:
+        safe = self.safe[worker]
+        cells = [worker, device.name, bar]
+        cells += [_bytes(each) for each in (device.total, device.used, device.others, device.free)]
+        cells.append("no limit" if safe is None else _bytes(safe))
+        if len(self._headings) > len(HEADINGS):
+            busy, degrees = device.utilisation, device.temperature
+            cells += [_bytes(device.pool), "" if busy is None else f"{busy} %"]
+            cells += ["" if degrees is None else f"{degrees} C", ", ".join(device.peers)]
+        return cells
+
+
+def gpu_status(
+    client: Client | None = None, *, live: bool = False, interval: float = 1.0
+) -> GpuStatus:
+    """Show the device of each worker: its memory, who uses it, and how busy it is.
+
+    Parameters
+    ----------
+    client : distributed.Client, optional
+        The cluster; by default that of the current client. Without a client, it is the device of
+        this process.
+    live : bool, optional
+        Whether to draw the table again and again, until you interrupt it.
+    interval : float, optional
+        Seconds between two drawings.
+
+    Returns
+    -------
+    GpuStatus
+        The last status. It prints and displays as a table with bars.
+
+    Raises
+    ------
+    TypeError
+        If ``client`` is no client, or an asynchronous one, ``live`` no bool, or ``interval`` no
+        number.
+    ValueError
+        If ``client`` is closed, or ``interval`` is not positive and finite.
+
+    See Also
+    --------
+    check_health : Check whether every worker can take part in gangs.
+
+    Notes
+    -----
+    GPUs are asked by NVML, as ``nvidia-smi`` does; this creates no CUDA context. Of workers without
+    a GPU it is the memory of the host, up to the limit of the worker. In containers the driver may
+    not say which process is the worker: then ``used`` and ``others`` are empty.
+
+    Examples
+    --------
+    >>> import dask_dgpu as dgpu
+    >>> list(dgpu.gpu_status().devices)
+    ['this process']
+    """
+    check_flag("live", live)
+    interval = positive("interval", interval)
+    client = current_client() if client is None else client
+    if client is not None:
+        check_client("client", client)
+    if not live:
+        return _status(client)
+    from rich.console import Console
+    from rich.live import Live
+
+    status = _status(client)
+    with Live(_text(status), console=Console(), auto_refresh=False) as shown:
+        try:
+            while True:
+                time.sleep(interval)
+                status = _status(client)
+                shown.update(_text(status), refresh=True)
+        except KeyboardInterrupt:
+            return status
+
+
+def _text(status: GpuStatus) -> Any:
+    from rich.text import Text
+
+    return Text(str(status), no_wrap=True)
+
+
+def _status(client: Client | None) -> GpuStatus:
+    optimizer = dask.config.get("array_optimize", None)
+    settings = optimizer.settings if isinstance(optimizer, GraphOptimizer) else read()
+    found = {HERE: read_devices()} if client is None else client.run(read_devices)
+    devices = {worker: each[0] for worker, each in sorted(found.items())}
+    safe = {}
+    for worker, device in devices.items():
+        limit = device.blocks if settings.memory_limit is None else settings.memory_limit
+        safe[worker] = None if limit is None else int(limit * (1 - settings.safety_margin))
+    return GpuStatus(devices, safe)
+
+
+def _shares(device: Device) -> tuple[float, float]:
+    """Return the shares of a device that this worker uses, and that others use."""
+    total = max(1, device.total)
+    if device.used is None:
+        return 0.0, 1 - device.free / total
+    return device.used / total, (device.others or 0) / total
+
+
+def _bytes(value: int | None) -> str:
+    return "" if value is None else quantity(value, "B")
