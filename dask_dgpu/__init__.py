@@ -34,6 +34,7 @@ from dask_dgpu.observe.progress import progress
 from dask_dgpu.observe.versions import show_versions
 from dask_dgpu.session.enable import Enabled, disable, enable
 from dask_dgpu.session.startup import start
+from dask_dgpu.session.warmup import warmup
 
 __version__ = "0.1.0"
 
@@ -83,6 +84,7 @@ __all__ = [
     "std",
     "stencil",
     "var",
+    "warmup",
     "weighted_sum",
     "weighted_sum_grad",
 ]
