@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.planner.predict import scheduler_here
 from dask_dgpu.runtime.scheduler.messages import TOPIC, announce
+from graph_opt.model.layout import label
 
 if TYPE_CHECKING:
     from distributed import Client
     from distributed.scheduler import Scheduler
 
+    from dask_dgpu.planner.rewriting import Rewriting
+
 logger = logging.getLogger(__name__)
 
 JOINED = "finalize-"
 """Prefix of the tasks with which Dask joins the blocks of a result."""
+
+MOST_LOGGED = 2000
+"""Most characters of the verdicts on a graph in the log."""
 
 MOST_CHARACTERS = 500
 """Longest reason: an error may quote a whole array."""
@@ -56,6 +62,18 @@ def report(error: Exception, arrays: Collection[str], scheduler_id: str | None) 
     logger.warning(message, exc_info=error)
     # the scheduler optimizes graphs outside of its event loop's thread
     scheduler.loop.add_callback(announce, scheduler, arrays, reason, message)
+
+
+def log_verdicts(rewriting: Rewriting, arrays: Collection[str]) -> None:
+    """Log at INFO which gangs a graph becomes, and why the rest of it does not."""
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    gangs = [f"{region.label} run as a gang" for region, _ in rewriting.regions]
+    reasons = {each.name: each.reason for each in rewriting.declined}
+    found = {**rewriting.left, **reasons}
+    left = [f"{label(name)} is left to Dask: {reason}" for name, reason in found.items()]
+    text = "; ".join([*gangs, *left]) or "no blocks meet, so all of it is left to Dask"
+    logger.info("graph of %s: %s", ", ".join(sorted(arrays)), text[:MOST_LOGGED])
 
 
 def fallbacks_of(client: Client | None, names: Collection[str]) -> tuple[str, ...]:

@@ -43,7 +43,9 @@ def optimized(
         form = Canonical.of(graph, keys)
         key = _structure(optimizer, graph, form, present)
         data = kept.get(key)
-        if data is None:
+        if data is not None:
+            logger.info("graph of %s keys: as one of the same structure before", len(keys))
+        else:
             kept[key] = data = _optimized(optimizer, form, present)
         if data:
             return opened(form.restored(data), graph.layers)
