@@ -43,6 +43,9 @@ from graph_opt.model.piece import Member, Piece, Region
 
 Levels = dict[str, int]
 
+OPTED_OUT = "dask.annotate(dgpu=False)"
+"""Why a layer stays with Dask if the user says so."""
+
 STREAM_FRACTION = 0.5
 """A stream writes less than this fraction of the bytes that it reads."""
 
@@ -67,7 +70,10 @@ def find(graph: ArrayGraph, rules: Collection[Rule]) -> Matches:
             if isinstance(found, Declined):
                 declined.append(found)
             elif found is not None:
-                pieces.append(found)
+                if any(map(graph.is_out, found.layers)):
+                    declined.append(Declined(found.output.name, OPTED_OUT))
+                else:
+                    pieces.append(found)
                 break
     return Matches(tuple(pieces), tuple(declined))
 

@@ -82,7 +82,7 @@ class _Finder:
         """Return the reading of a layer, made once."""
         if name not in self.readings:
             layer, found = self.graph.layers[name], None
-            if layer is not self.arrays.layers.get(name):
+            if layer is not self.arrays.layers.get(name) or self.arrays.is_out(name):
                 pass
             elif isinstance(layer, Blockwise):
                 found = read_blockwise(self.arrays, name)

@@ -97,9 +97,12 @@ def is_member(graph: ArrayGraph, name: str) -> bool:
     It can if each task computes a block from whole blocks of arrays: elementwise functions,
     slices, transposes, reductions, concatenations and functions of users; or creates a block.
     Tasks may depend on each other, as in a running sum. Layers that read files, depend on anything
-    but arrays, or copy blocks between host and device stay with Dask.
+    but arrays, or copy blocks between host and device stay with Dask, and those that the user left
+    to it.
     """
     layer, needed = graph.layers[name], graph.dependencies[name]
+    if graph.is_out(name):
+        return False
     if not all(_is_carried(graph, each) for each in needed):
         return False
     if len({container_of(graph, each) for each in (name, *needed)}) > 1:

@@ -41,6 +41,10 @@ class ArrayGraph:
     requested: frozenset[str]
     fused: bool = False
 
+    def is_out(self, name: str) -> bool:
+        """Whether the user left a layer to Dask by ``dask.annotate(dgpu=False)``."""
+        return (self.layers[name].annotations or {}).get("dgpu") is False
+
     @cached_property
     def dependents(self) -> Mapping[str, set[str]]:
         """The readers of each layer."""

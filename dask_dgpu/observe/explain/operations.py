@@ -23,6 +23,7 @@ from graph_opt.dask_graph.members import is_map, is_member
 from graph_opt.dask_graph.parse import CARRIED, unsupported
 from graph_opt.model.layout import counted, label
 from graph_opt.model.piece import Piece, Region
+from graph_opt.passes import OPTED_OUT
 
 if TYPE_CHECKING:
     from dask_dgpu.runtime import observer
@@ -242,6 +243,8 @@ class Finder:
         """Return why Dask computes an operation."""
         arrays, node = self.rewriting.arrays, step.node
         given = [self._reasons[name] for name in (*step.layers, target) if name in self._reasons]
+        if any(map(arrays.is_out, step.layers)):
+            return OPTED_OUT
         if given:
             return given[-1] if step.name in self._reasons else given[0]
         if node is None:
