@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from inspect import Parameter
 from typing import Any, Literal, cast
 
 import dask
@@ -124,6 +125,15 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
         ),
         memory_cap=_optional_bytes(values, "memory.cap"),
     )
+
+
+def keywords() -> list[Parameter]:
+    """Return each setting as a keyword parameter with its default."""
+    values = _flatten(defaults()["dgpu"])
+    return [
+        Parameter(_plain(name), Parameter.KEYWORD_ONLY, default=value)
+        for name, value in values.items()
+    ]
 
 
 def effective() -> dict[str, tuple[Any, bool]]:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -15,7 +16,7 @@ from dask.array.backends import array_creation_dispatch
 from dask_dgpu.arguments import check_client
 from dask_dgpu.array.fft.call import FFT_LAYOUT
 from dask_dgpu.environment.facts import current_client, gather
-from dask_dgpu.environment.settings import read
+from dask_dgpu.environment.settings import keywords, read
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.predict import usable
@@ -63,9 +64,29 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
     client : distributed.Client, optional
         The cluster whose workers form gangs; by default the current client, if there is
         one. Without a client, gangs run in this process.
-    **settings
-        Settings that override ``dgpu.*`` of ``dask.config``, with underscores for dots and
-        hyphens: ``gang_timeout="30s"``, ``on_error="raise"``.
+    device, comm, when, on_error : str, optional
+        ``"auto"``, ``"cpu"`` or ``"cuda"``; the transport, ``"auto"``, ``"gloo"``, ``"nccl"`` or
+        ``"ucx"``; ``"cheaper"`` or ``"always"``; ``"fallback"`` or ``"raise"``.
+    regions, fuse : bool, optional
+        Whether gangs run Dask's work between collectives, and whether kernels do the work of
+        several layers.
+    local_ranks : int, optional
+        Ranks of a gang without a cluster.
+    fft_output_layout : str, optional
+        ``"any"`` or ``"input"``.
+    cost_measure : bool, optional
+        Whether the cluster is measured, for predictions.
+    matmul_wire_dtype, sum_method : str, optional
+        ``"exact"``, ``"float16"`` or ``"bfloat16"``; ``"dask"``, ``"compensated"`` or
+        ``"reproducible"``.
+    gang_timeout, gang_grace : str or float, optional
+        Seconds, as ``"30s"``: without progress, and for news of a lost worker.
+    gang_restarts : int, optional
+        Restarts of a gang after the loss of a worker.
+    gang_kept_programs, memory_limit : str or int, optional
+        Bytes, as ``"4 GiB"``: of programs that a rank keeps, and of one device.
+    memory_safety_margin : float, optional
+        Fraction of the limit that gangs do not use.
 
     Returns
     -------
@@ -93,7 +114,8 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
     Notes
     -----
     It applies to all clients of this process, and to graphs computed from now on. Another
-    call replaces the settings.
+    call replaces the settings. A setting that is not passed is that of ``dgpu.*`` in
+    ``dask.config``, by default the one in the signature.
 
     The functions of ``dask.array.fft`` become those of ``dask_dgpu.fft``. With a
     ``sum_method`` other than ``"dask"``, ``dask.array.sum`` and ``mean`` use that method.
@@ -137,6 +159,12 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
         dask.config.set({FFT_LAYOUT: settings["fft_output_layout"]})
     hooks.install(read_settings.sum_method)
     return Enabled(optimizer, before)
+
+
+# the settings are those of dgpu.yaml, and editors show this signature
+_client, _ = signature(enable).parameters.values()
+_signature = signature(enable).replace(parameters=[_client, *keywords()])
+enable.__signature__ = _signature  # type: ignore[attr-defined]
 
 
 def disable() -> None:
