@@ -66,8 +66,6 @@ def report(error: Exception, arrays: Collection[str], scheduler_id: str | None) 
 
 def log_verdicts(rewriting: Rewriting, arrays: Collection[str]) -> None:
     """Log at INFO which gangs a graph becomes, and why the rest of it does not."""
-    if not logger.isEnabledFor(logging.INFO):
-        return
     gangs = [f"{region.label} run as a gang" for region, _ in rewriting.regions]
     reasons = {each.name: each.reason for each in rewriting.declined}
     found = {**rewriting.left, **reasons}

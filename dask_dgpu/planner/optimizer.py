@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import RULES
 from dask_dgpu.operations.matmul import with_wire_dtype
 from dask_dgpu.operations.value import shared, steps_of, value_of
-from dask_dgpu.planner.fallbacks import arrays_of, log_verdicts, report
+from dask_dgpu.planner.fallbacks import arrays_of, log_verdicts, logger, report
 from dask_dgpu.planner.local import NO_MEETING, hindrance, hindrance_of, may_meet, refusal
 from dask_dgpu.planner.plain import Plain as PlainCost
 from dask_dgpu.planner.predict import (
@@ -95,7 +96,8 @@ class GraphOptimizer:
     def optimize(self, graph: HighLevelGraph, keys: Any, present: Present, **kwargs: Any) -> Any:
         """Insert gangs into a graph, then let Dask optimize it; return its tasks or layers."""
         rewriting = self.rewrite(graph, keys, present)
-        log_verdicts(rewriting, arrays_of(graph, _flat(keys)))
+        if logger.isEnabledFor(logging.INFO):
+            log_verdicts(rewriting, arrays_of(graph, _flat(keys)))
         found = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
         if not rewriting.regions or isinstance(found, HighLevelGraph):  # fusion is off
             return found
