@@ -78,8 +78,8 @@ def predict(site: Site, result: Array) -> Prediction:
             raise
         return Prediction(None, 0)
     if not site.is_enabled:
-        return Prediction(plain, 0)
-    return Prediction(ours, sum(each.moved_bytes for _, each in rewriting.regions))
+        return Prediction(plain.seconds, 0)
+    return Prediction(ours.seconds, sum(each.moved_bytes for _, each in rewriting.regions))
 
 
 def advice(call: Call, least: int, room: float) -> str:
