@@ -9,18 +9,20 @@ from typing import Any
 import dask
 import pytest
 
+from tests.hosts.network import impossible
 from tests.support.browser import CHROMIUM
 from tests.support.profiles import register_profiles
 
 HINTS = {
     "tests deselected that need a GPU": "run them with -m 'gpu or multigpu'",
     "tests deselected that need a browser": "install chromium, as with apt-get install chromium",
+    "tests deselected that need several hosts": "run them as root on Linux with ip and tc",
     "slow tests deselected": "run them with make test-all",
     "other tests deselected": "run them with make test",
 }
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 WORKER_OUTPUT = "left out"
-CLUSTERS = "tests/cluster/"
+CLUSTERS = ("tests/cluster/", "tests/hosts/")
 
 register_profiles()
 # it takes two seconds of every cluster, and plans would depend on the machine
@@ -39,13 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Have pytest-xdist deal out whole files, and run all of ``tests/cluster`` in one process."""
+    """Have pytest-xdist deal out whole files, and each of ``CLUSTERS`` in one process."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return CLUSTERS if file.startswith(CLUSTERS) else file
+            return next((folder for folder in CLUSTERS if file.startswith(folder)), file)
 
     return Scheduling(config, log)
 
@@ -81,16 +83,21 @@ def _reason(item: pytest.Item) -> str:
         return "tests deselected that need a GPU"
     if item.get_closest_marker("browser") and CHROMIUM is None:
         return "tests deselected that need a browser"
+    if item.get_closest_marker("hosts") and impossible():
+        return "tests deselected that need several hosts"
     slow = item.get_closest_marker("slow")
     return "slow tests deselected" if slow else "other tests deselected"
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests that need a browser where there is none."""
-    if CHROMIUM is not None:
-        return
-    without = [item for item in items if item.get_closest_marker("browser")]
+    """Deselect tests that need a browser, or several hosts, where there are none."""
+    without = [
+        item
+        for item in items
+        if (item.get_closest_marker("browser") and CHROMIUM is None)
+        or (item.get_closest_marker("hosts") and impossible())
+    ]
     if without:
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item in items if item not in without]

@@ -1,0 +1,54 @@
+"""A cluster of six workers on three hosts, with its scheduler and its client on two more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from distributed import Client
+
+import dask_dgpu as dgpu
+from tests.hosts.cluster import HostCluster, started
+from tests.hosts.network import Network, made
+
+HOSTS = ("client", "sched", "a", "b", "c")
+WORKING = ("a", "b", "c")
+RANKS_PER_HOST = 2
+
+SETTINGS = {"when": "always", "on_error": "raise", "gang_timeout": "5s", "gang_grace": "1s"}
+
+
+@pytest.fixture(scope="package")
+def network() -> Iterator[Network]:
+    """The hosts, on which each test starts its processes."""
+    with made(HOSTS) as network:
+        yield network
+
+
+@pytest.fixture
+def empty(network: Network, tmp_path: Path) -> Iterator[HostCluster]:
+    """A cluster without processes."""
+    with started(network, tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostCluster]:
+    """The usual cluster: ``a0`` and ``a1`` on host a, and so on."""
+    with started(network, tmp_path_factory.mktemp("hosts")) as cluster:
+        cluster.start_scheduler("sched", network.ip("sched"))
+        for host in WORKING:
+            for number in range(RANKS_PER_HOST):
+                cluster.start_worker(host, f"{host}{number}", host=network.ip(host))
+        yield cluster
+
+
+@pytest.fixture
+def client(network: Network, cluster: HostCluster) -> Iterator[Client]:
+    with (
+        network.on("client"),
+        cluster.client() as client,
+        dgpu.enable(client, **SETTINGS),
+    ):
+        yield client
