@@ -19,9 +19,8 @@ import dask
 from distributed import Client
 
 from tests.cluster.conftest import IMPORTED
-from tests.hosts.network import Network, enter, run
+from tests.hosts.network import Network, enter, replace_hosts_file
 
-SCHEDULER = Path(__file__).with_name("scheduler.py")
 ROOT = Path(__file__).parents[2]
 PORT = 8786
 
@@ -46,9 +45,9 @@ class HostCluster:
     scheduler: subprocess.Popen[str] | None = None
     workers: dict[str, BaseProcess] = field(default_factory=dict)
 
-    def start_scheduler(self, at: str, listen: str) -> None:
+    def start_scheduler(self, at: str, listen: str, hosts_file: str = "") -> None:
         """Start the scheduler; returns when it listens."""
-        command = (sys.executable, str(SCHEDULER), listen, str(PORT))
+        command = (sys.executable, "-m", "tests.hosts.scheduler", listen, str(PORT), hosts_file)
         config = {name.upper().replace(".", "__").replace("-", "_"): v for name, v in DASK.items()}
         environment = {f"DASK_{name}": str(value) for name, value in config.items()}
         with (self.folder / "scheduler.log").open("w") as log:
@@ -133,21 +132,3 @@ async def _work(scheduler: str, options: Mapping[str, Any]) -> None:
         worker = Worker(scheduler, nthreads=1, local_directory=folder, **options)
         await worker
         await worker.finished()
-
-
-def replace_hosts_file(text: str) -> None:
-    """Have this process, and no other, see another ``/etc/hosts``."""
-    if not hasattr(os, "unshare"):  # before Python 3.12
-        import ctypes
-
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(0x00020000):  # CLONE_NEWNS
-            raise OSError(ctypes.get_errno(), "no mount namespace of its own")
-    else:
-        os.unshare(os.CLONE_NEWNS)
-    run("mount", "--make-rprivate", "/")
-    with tempfile.NamedTemporaryFile("w", suffix="-hosts") as file:
-        file.write(text)
-        file.flush()
-        os.chmod(file.name, 0o644)
-        run("mount", "--bind", file.name, "/etc/hosts")

@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -36,6 +37,7 @@ BURST = "256kb"
 LONGEST_QUEUE = "100ms"
 
 _CLONE_NEWNET = 0x40000000
+_CLONE_NEWNS = 0x00020000
 _networks = count()
 
 
@@ -176,7 +178,17 @@ class Network:
         program = f"4,32 0 0 4294963256,53 1 0 {limit},6 0 0 2,6 0 0 4294967295"
         for direction in directions:
             hook = {"to": "egress", "from": "ingress"}[direction]
-            filtering = ("filter", "add", "dev", _port(host), hook, "bpf", "da", "bytecode", program)
+            filtering = (
+                "filter",
+                "add",
+                "dev",
+                _port(host),
+                hook,
+                "bpf",
+                "da",
+                "bytecode",
+                program,
+            )
             self._at_switch("tc", *filtering)
 
     def delay(self, host: str, seconds: float, overtaking: float = 0.0) -> None:
@@ -222,6 +234,19 @@ def enter(namespace: str) -> None:
     """Have this thread, and those that it starts, use the network of a namespace."""
     with (NAMESPACES / namespace).open() as file:
         _set_namespace(file.fileno())
+
+
+def replace_hosts_file(text: str) -> None:
+    """Have this process, and no other, see another ``/etc/hosts``."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "this process may not have mounts of its own")
+    run("mount", "--make-rprivate", "/")
+    with tempfile.NamedTemporaryFile("w", suffix="-hosts") as file:
+        file.write(text)
+        file.flush()
+        os.chmod(file.name, 0o644)
+        run("mount", "--bind", file.name, "/etc/hosts")
 
 
 def _set_namespace(descriptor: int) -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import wait
 
-import dask_dgpu as dgpu
 from tests.cluster.observe import check
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(100)]

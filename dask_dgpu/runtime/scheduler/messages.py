@@ -35,3 +35,8 @@ def send(scheduler: Scheduler, workers: Iterable[str], message: dict[str, Any]) 
     for worker in workers:
         if worker in scheduler.workers:
             scheduler.worker_send(worker, message)
+
+
+def known_as(scheduler: Scheduler, worker: str) -> str:
+    """Return the scheduler's address of a worker, which may call itself by a host's name."""
+    return worker if worker in scheduler.workers else str(scheduler.coerce_address(worker))

@@ -33,7 +33,7 @@ from dask_dgpu.runtime.scheduler.direct import Stored, hand_over, ready
 from dask_dgpu.runtime.scheduler.endings import Endings, Losses
 from dask_dgpu.runtime.scheduler.epoch import Epochs
 from dask_dgpu.runtime.scheduler.launch import Launches
-from dask_dgpu.runtime.scheduler.messages import send
+from dask_dgpu.runtime.scheduler.messages import known_as, send
 from dask_dgpu.runtime.scheduler.new_arrays import NewArrays
 from dask_dgpu.runtime.scheduler.rates import Rates, Terms
 from dask_dgpu.runtime.scheduler.records import Records
@@ -101,6 +101,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
     ) -> dict[str, Any]:
         """Run a gang to its end; its ``gang`` task calls this, again after a loss."""
         opened = await in_background(partial(pickle.loads, program))
+        worker = known_as(self.scheduler, worker)
+        staged = [[(b, known_as(self.scheduler, at)) for b, at in tokens] for tokens in staged]
         if not self._runs_on(key, worker):  # cancelled meanwhile
             return {"outcome": "restarted"}
         run = self.runs.get(key)
@@ -116,6 +118,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
 
         If ``missing``, a worker without the block, should have it, the gang restarts.
         """
+        worker = known_as(self.scheduler, worker)
+        missing = missing and known_as(self.scheduler, missing)
         run = self.runs.get(key)
         gang = self.scheduler.tasks.get(key)
         if gang is None or gang.state != "memory" or not self._runs_on(out, worker):

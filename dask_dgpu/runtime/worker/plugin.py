@@ -12,7 +12,6 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.exceptions import Reschedule
 from distributed.protocol.serialize import to_serialize
@@ -27,6 +26,7 @@ from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.facts import BlockFacts
 from dask_dgpu.runtime.worker.fetch import Handle, fetch
+from dask_dgpu.runtime.worker.host import own_host
 from dask_dgpu.runtime.worker.job import Job, reported
 from dask_dgpu.runtime.worker.links import Links
 from dask_dgpu.runtime.worker.member import Member
@@ -75,7 +75,7 @@ class GangWorkerPlugin(WorkerPlugin):
         self.facts = BlockFacts()
         self.programs = Programs()
         self.queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        host = get_address_host(worker.address)
+        host = own_host(worker.address, worker.scheduler.address)
         reach = partial(self._send, "dgpu-share"), partial(Links, worker)
         self.member = Member(self.device, host, worker.state.nthreads, *reach)
         worker.stream_handlers.update(
