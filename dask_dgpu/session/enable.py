@@ -64,9 +64,16 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
     client : distributed.Client, optional
         The cluster whose workers form gangs; by default the current client, if there is
         one. Without a client, gangs run in this process.
-    device, comm, when, on_error : str, optional
-        ``"auto"``, ``"cpu"`` or ``"cuda"``; the transport, ``"auto"``, ``"gloo"``, ``"nccl"`` or
-        ``"ucx"``; ``"cheaper"`` or ``"always"``; ``"fallback"`` or ``"raise"``.
+    device : str, optional
+        ``"auto"``, ``"cpu"`` or ``"cuda"``.
+    comm_transport : str, optional
+        ``"auto"``, ``"dask"``, ``"gloo"``, ``"nccl"`` or ``"ucx"``. ``comm`` is short for it.
+    comm_plaintext : bool, optional
+        Whether blocks may travel in plain text on a cluster with TLS.
+    comm_ports : str, optional
+        The ports that workers may listen on, as ``"30000-30100"``.
+    when, on_error : str, optional
+        ``"cheaper"`` or ``"always"``; ``"fallback"`` or ``"raise"``.
     regions, fuse : bool, optional
         Whether gangs run Dask's work between collectives, and whether kernels do the work of
         several layers.
@@ -87,6 +94,8 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
         Bytes, as ``"4 GiB"``: of programs that a rank keeps, and of one device.
     memory_safety_margin : float, optional
         Fraction of the limit that gangs do not use.
+    memory_cap : str or int, optional
+        Most bytes of one device to use.
 
     Returns
     -------
@@ -97,7 +106,7 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
     ------
     ValueError
         If a setting is unknown or not allowed, ``device`` is ``"cuda"`` and no worker has a
-        CUDA device, or a worker lacks the transport ``comm``. Without a client, this
+        CUDA device, or a worker lacks the transport. Without a client, this
         applies to this process.
     TypeError
         If ``client`` is no client, or an asynchronous one.

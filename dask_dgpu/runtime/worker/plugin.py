@@ -230,25 +230,19 @@ class GangWorkerPlugin(WorkerPlugin):
             del call
 
     def _join_early(
-        self,
-        epoch: str,
-        rank: int,
-        part: str | None = None,
-        ticket: int = 0,
-        hosts: Hosts = (),
-        **fields: Any,
+        self, part: str | None = None, ticket: int = 0, hosts: Hosts = (), **fields: Any
     ) -> None:
         """Connect, and measure a part of the rates of ranks on these hosts, if there is one."""
         figures: Figures | None = None
         try:
-            comm = self.member.join(epoch=epoch, rank=rank, **fields)
+            comm = self.member.join(**fields)
             if part is not None:
                 figures = PARTS[part](comm, self.member.device, tuple(hosts))
         except CommAbortedError:
             pass  # the epoch is over
         except Exception as error:
-            logger.info("rank %s could not join epoch %s: %s", rank, epoch, error)
-            self._send("dgpu-broken", epoch=epoch, reason=str(error))
+            logger.info("rank %(rank)s could not join epoch %(epoch)s", fields, exc_info=error)
+            self._send("dgpu-broken", epoch=fields["epoch"], reason=str(error))
         if part is not None:
             self._send("dgpu-measured", ticket=ticket, figures=figures)
 
