@@ -172,7 +172,7 @@ SETTINGS: list[tuple[str, Any]] = [
     ),
 ]
 
-SENTENCE = re.compile(r"^[^\n]{10,330}$")
+SENTENCE = re.compile(r"^[^\n]{10,350}$")
 
 
 def refuses(call: Callable[[], Any], name: str) -> str:

@@ -137,12 +137,12 @@ def test_hidden_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["driver"].startswith("550.1, ")
 
 
-@pytest.mark.parametrize("available", [{"gloo"}, {"gloo", "nccl", "ucx"}])
+@pytest.mark.parametrize("available", [{"dask", "gloo"}, {"dask", "gloo", "nccl", "ucx"}])
 def test_transports(available: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "_transports", lambda: available)
     monkeypatch.setattr(versions, "_torch_cuda", lambda: "13.0")
     found = versions.transports()
-    assert found["gloo"] == "available"
+    assert found["dask"] == found["gloo"] == "available"
     if "nccl" in available:
         assert found["nccl"] == "available, torch with CUDA 13.0"
         assert found["ucx"] == "available"

@@ -29,6 +29,7 @@ PUBLIC = {
     "dask.array.backends.array_creation_dispatch",
     "dask.array.core.Array",
     "dask.array.core.map_blocks",
+    "dask.array.core.normalize_chunks",
     "dask.array.cupy_entry_point.CupyBackendEntrypoint",
     "dask.array.fft.fftfreq",
     "dask.array.fft.fftshift",
