@@ -13,6 +13,7 @@ from graph_opt.dask_graph.internals import _enforce_dtype, _select, _sqrt, astyp
 from graph_opt.dask_graph.nodes import Nodes, Operand
 from graph_opt.dask_graph.parse import DTYPES
 from graph_opt.model.expression import Cast, View
+from graph_opt.model.parameter import Parameter
 
 OPERATORS: Mapping[Any, str] = {
     operator.add: "add",
@@ -92,7 +93,7 @@ def _is_operand(argument: Any) -> bool:
 
 
 def _is_scalar(argument: Any) -> bool:
-    return isinstance(argument, SCALARS) and (
+    return isinstance(argument, (*SCALARS, Parameter)) and (
         not isinstance(argument, np.generic) or argument.dtype.name in DTYPES
     )
 
@@ -252,9 +253,10 @@ def _enforced(nodes: Nodes, arguments: Arguments, options: Options) -> int | Non
 
 def _sample(function: Any, arguments: Arguments, options: Options) -> Any:
     """Call a function with ones of the declared dtypes."""
+    given = [each.sample if isinstance(each, Parameter) else each for each in arguments]
     ones = [
         np.ones((1,) * max(1, each.ndim), each.dtype) if isinstance(each, Operand) else each
-        for each in arguments
+        for each in given
     ]
     with np.errstate(all="ignore"):
         return np.asarray(function(*ones, **options))

@@ -9,6 +9,9 @@
 Dask ends the names of arrays with a token, which differs for the same code on other data. The
 optimizer works on a graph with numbered tokens, so that its result holds for every graph with the
 same structure. Tokens that it creates become functions of themselves and of all real tokens.
+
+Numbers that layers pass to the functions of their blocks, such as step sizes, are tokens too
+(:mod:`graph_opt.model.parameter`).
 """
 
 from __future__ import annotations
@@ -25,9 +28,11 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from graph_opt.dask_graph.internals import Task
+from graph_opt.model.parameter import as_parameter, varies
 
 Key = Any
 
@@ -204,8 +209,16 @@ def _task(cls: type[Task], key: Key, func: Any, args: Any, kwargs: Any, producer
 
 
 def _state(layer: Layer) -> dict[str, Any]:
-    """Return a layer's attributes, without those that depend on who has looked at it."""
+    """Return a layer's attributes, without those that depend on who has looked at it.
+
+    Numbers among the operands become parameters.
+    """
     state = {name: value for name, value in vars(layer).items() if name != "_cached_dict"}
+    if type(layer) is Blockwise and any(index is None and varies(x) for x, index in layer.indices):
+        state["indices"] = tuple(
+            (as_parameter(x) if index is None and varies(x) else x, index)
+            for x, index in layer.indices
+        )
     return state | {"_cached_keys": None} if "_cached_keys" in state else state
 
 

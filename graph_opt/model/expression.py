@@ -37,7 +37,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Constant:
-    """A scalar. A Python number has no dtype of its own, a NumPy scalar keeps its dtype."""
+    """A scalar. A Python number has no dtype of its own, a NumPy scalar keeps its dtype.
+
+    In a graph that is optimized for all numbers, the value may be a ``Parameter``.
+    """
 
     value: Any
 

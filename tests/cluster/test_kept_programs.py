@@ -93,6 +93,29 @@ def test_what_workers_have_is_not_sent_again(client, cluster, in_memory):
     client.run(watch_no_more)
 
 
+def test_a_new_number_in_each_step_is_a_known_program(client, in_memory):
+    """Gradient descent, whose step size each step computes anew."""
+
+    def structures(dask_scheduler: Any) -> int:
+        return len(dask_scheduler.plugins[PLUGIN].optimized)
+
+    a, values = data(1), data(2)
+    x, w = in_memory(a, CHUNK), in_memory(values, CHUNK)
+    counts = []
+    for at in range(20):
+        step = 1e-4 / (1 + np.sqrt(at + 0.5))
+        w = (w - step * (x.T @ (x @ w))).persist()
+        wait(w)
+        values = values - step * (a.T @ (a @ values))
+        if at == 1:  # the blocks lie as gangs leave them
+            client.run(watch_launches)
+        counts.append(client.run_on_scheduler(structures))
+    np.testing.assert_allclose(host(w.compute()), values, rtol=1e-10)
+    assert counted(client) == {"launches": {18}, "programs": {0}, "asked": {0}}
+    assert counts[1] == counts[-1]
+    client.run(watch_no_more)
+
+
 def test_with_a_limit_of_nothing_each_launch_has_the_program(client, in_memory):
     with dgpu.enable(client, gang_kept_programs=0, **SETTINGS):
         client.run(watch_launches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -93,6 +94,70 @@ def test_a_structure_is_optimized_once(monkeypatch):
     assert len(calls) == 1
     kept.optimized(held(A, 4) @ held(A + 1, 4))
     assert len(calls) == 2
+
+
+NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
+    "scale": lambda x, c: x * c + x.T,
+    "step": lambda x, c: x - np.float64(c) * (x @ x.T),
+    "single": lambda x, c: (x + np.float32(c)) @ x,
+    "power": lambda x, c: abs(x) ** c + x.sum(axis=0),
+    "twice": lambda x, c: (x * c - c) @ (c / (x * x + 2)),
+    "where": lambda x, c: da.where(x > c, x, c) @ x,
+    "clip": lambda x, c: da.clip(x, c, c + 1) @ x,
+    "compare": lambda x, c: da.isclose(x, c, atol=0.3) @ x,
+    "function": lambda x, c: x.map_blocks(lambda b, c: b * c, c, dtype=float) @ x,
+    "mean": lambda x, c: (x * c).mean(axis=0) + x.std(axis=0) * c + x,
+    "norm": lambda x, c: x / (da.linalg.norm(x) + c),
+}
+
+
+@given(st.sampled_from(sorted(NUMBERS)), st.sampled_from(sorted(NUMBERS)), st.integers(0, 99))
+@examples(20)
+def test_other_numbers_are_a_known_structure_with_other_results(first, second, seed):
+    kept = Kept()
+    rng = np.random.default_rng(seed)
+    for _ in range(2):
+        values, c, d = rng.random((8, 8)), rng.random() + 1e-9, -rng.random()
+
+        def make(x: da.Array, c: float = c, d: float = d) -> da.Array:
+            return NUMBERS[second](NUMBERS[first](x, c) * d, c)
+
+        with dask.config.set(array_optimize=da.optimize):
+            expected = make(lazy(values)).compute(scheduler="sync")
+        x = held(values, 4)
+        np.testing.assert_allclose(kept.compute(make(x), x), expected, rtol=1e-11, atol=1e-11)
+    assert len(kept.graphs) == 1
+
+
+def test_a_new_number_in_each_step_is_optimized_once(monkeypatch):
+    calls: list[int] = []
+    rewrite = GraphOptimizer.rewrite
+
+    def counting(self: GraphOptimizer, *args: Any) -> Any:
+        calls.append(1)
+        return rewrite(self, *args)
+
+    monkeypatch.setattr(GraphOptimizer, "rewrite", counting)
+    kept, values = Kept(), A
+    for at in range(1, 21):
+        x, step = held(values, 4), 0.1 / (at + math.pi)
+        found = kept.compute(x - step * (x.T @ x), x)
+        values = values - step * (values.T @ values)
+        np.testing.assert_allclose(found, values, rtol=1e-12)
+    assert len(calls) == 1
+
+
+def test_fallback_with_another_number():
+    kept = Kept()
+    with dgpu.enable(local_ranks=3, when="always"):
+        for c in (A[0, 0], A[0, 1]):
+            x = held(A, 4)
+            z = (x.map_blocks(lambda block: block[::2]) @ x) * float(c)
+            with pytest.warns(UserWarning, match="left a gang to Dask"):
+                got = kept.compute(z, x)
+            rows = np.concatenate([A[:4:2], A[4:8:2], A[8:]])
+            np.testing.assert_allclose(got, rows @ A * c)
+    assert len(kept.graphs) == 1
 
 
 def test_names_are_those_of_the_graph_and_no_two_alike():

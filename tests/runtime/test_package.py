@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import dask.array as da
@@ -146,6 +147,22 @@ def test_a_kept_program_has_results_of_its_own_data(case, seed):
         assert label(z.name) in ranks.steps
     assert ranks.opened == RANKS
     assert len(ranks.kept.graphs) == 1
+
+
+def test_a_kept_program_has_results_of_its_own_numbers():
+    """The same program, opened anew for each number, and for none on other data."""
+    ranks, plans = Ranks(), []
+    for c in (0.123456789, 0.987654321, 0.987654321, np.pi, 0.123456789):
+        values = RNG.random((9, 9))
+        z = named(lambda x, c=c: (x * c) @ x + np.float32(c), values)
+        expected = (values * c) @ values + np.float32(c)
+        np.testing.assert_allclose(ranks.compute(z), expected, rtol=1e-12)
+        (kept,) = ranks.programs[0]._kept.values()
+        plans.append(kept.plans)
+    assert ranks.opened == RANKS
+    assert len(ranks.kept.graphs) == 1
+    same = [one is two for one, two in pairwise(plans)]
+    assert same == [False, True, False, False]
 
 
 def test_what_was_prepared_is_used_again():

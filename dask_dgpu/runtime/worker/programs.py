@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dask_dgpu.runtime.names import Names
 from dask_dgpu.runtime.package import Package, is_nameless
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.worker.job import GaveUpError, Job
+from graph_opt.model.parameter import MARK
 
 TOKEN_LENGTH = 32
 
@@ -70,14 +71,15 @@ class Programs:
     def find(self, digest: bytes, tokens: bytes, rank: int) -> tuple[Plans, Names]:
         """Return a program that is there, and the names that take the place of its own.
 
-        It is opened anew under these if a function may depend on its own.
+        It is opened anew under these if a number differs, or if a function may depend on a name.
         """
         kept, wanted = self._kept[digest], split(tokens)
         self._kept.move_to_end(digest)
         if kept.tokens != wanted:
-            if rank not in kept.nameless:
+            renamed = _numbers(kept.tokens) == _numbers(wanted)
+            if renamed and rank not in kept.nameless:
                 kept.nameless[rank] = is_nameless(kept.plans, rank)
-            if not kept.nameless[rank]:
+            if not renamed or not kept.nameless[rank]:
                 kept.tokens, kept.plans = wanted, kept.package.opened(wanted)
         return kept.plans, Names(kept.tokens, wanted)
 
@@ -87,6 +89,11 @@ class Programs:
         while nbytes > limit:
             _, kept = self._kept.popitem(last=False)
             nbytes -= kept.package.nbytes
+
+
+def _numbers(tokens: Sequence[bytes]) -> list[tuple[int, bytes]]:
+    """Return the tokens of numbers, and which ones they are."""
+    return [(at, each) for at, each in enumerate(tokens) if each.startswith(MARK.encode())]
 
 
 def split(tokens: bytes) -> list[bytes]:
