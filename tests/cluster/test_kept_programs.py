@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -123,6 +124,51 @@ def test_with_a_limit_of_nothing_each_launch_has_the_program(client, in_memory):
         assert counted(client) == {"launches": {2}, "programs": {2}, "asked": {0}}
         eventually(lambda: set(client.run(kept).values()) == {0})
     client.run(watch_no_more)
+
+
+def short_of_memory(dask_worker: Any) -> None:
+    """Make a worker believe that it must spill, but not pause."""
+    manager, monitor = dask_worker.memory_manager, dask_worker.monitor
+    fraction = (manager.memory_spill_fraction + manager.memory_pause_fraction) / 2
+    monitor.get_process_memory = lambda: int(manager.memory_limit * fraction)
+
+
+def short_no_more(dask_worker: Any) -> None:
+    del dask_worker.monitor.get_process_memory
+
+
+def held(dask_worker: Any) -> tuple[int, int, int]:
+    plugin = dask_worker.plugins[PLUGIN]
+    workspaces = len(plugin.member.device._kept)
+    return len(plugin.programs), workspaces, len(plugin.member._comms)
+
+
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
+def test_under_memory_pressure_nothing_is_kept(client, cluster, in_memory):
+    """Programs, workspaces, and the communicators of other gangs; then all goes on."""
+    check(in_memory, range(2))
+    workers = sorted(cluster.scheduler.workers)
+    with dask.annotate(workers=workers[:2], allow_other_workers=False):
+        x = da.from_array(data(1), chunks=CHUNK)
+        wait((x @ x.T).persist())
+    check(in_memory, range(2))
+    before = client.run(held)
+    assert all(programs and workspaces for programs, workspaces, _ in before.values())
+    assert max(comms for *_, comms in before.values()) == 2
+    client.run(short_of_memory, workers=workers[:1])
+    eventually(lambda: client.run(held)[workers[0]] == (0, 0, 1))
+    found = client.run(held)
+    assert {comms for *_, comms in found.values()} == {1}  # all members leave
+    assert [found[each][0] for each in workers[1:]] == [before[each][0] for each in workers[1:]]
+    client.run(short_no_more, workers=workers[:1])
+    client.run(watch_launches)
+    check(in_memory, range(3))
+    expected = dict.fromkeys(workers, 0) | {workers[0]: 1}
+    sent = client.run(lambda dask_worker: dask_worker.plugins[PLUGIN].counted["programs"])
+    assert sent == expected
+    assert counted(client)["asked"] == {0}
+    client.run(watch_no_more)
+    nothing_left(client)
 
 
 @pytest.mark.slow

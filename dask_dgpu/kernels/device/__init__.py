@@ -121,6 +121,9 @@ class Device(Protocol):
         A cancelled transfer may still write: call this while the arrays of the program exist.
         """
 
+    def release(self) -> None:
+        """Free memory that is kept for the next program, while none runs."""
+
     def to_device(self, block: Array) -> Array:
         """Return a block in this device's memory; no copy if it is there already."""
 

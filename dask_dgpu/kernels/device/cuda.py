@@ -198,6 +198,12 @@ class CudaDevice:
     def recover(self) -> None:
         self.synchronize()
 
+    def release(self) -> None:
+        self.synchronize()
+        self._constants.clear()
+        cupy.get_default_memory_pool().free_all_blocks()
+        cupy.get_default_pinned_memory_pool().free_all_blocks()
+
     def to_device(self, block: Array) -> Array:
         return cupy.asarray(block)
 

@@ -114,6 +114,11 @@ class HostDevice:
     def recover(self) -> None:
         self._kept.clear()
 
+    def release(self) -> None:
+        self._kept.clear()
+        if platform.libc_ver()[0] == "glibc":
+            ctypes.CDLL(None).malloc_trim(0)  # freed memory that glibc caches
+
     def to_device(self, block: Array) -> Array:
         return np.asarray(block)
 

@@ -111,6 +111,14 @@ class Epochs:
         for terms in [terms for terms in self._kept if worker in terms[0]]:
             self._discard(terms, "a member is lost")
 
+    def relieve(self, worker: str) -> None:
+        """Discard the idle epochs of a worker that is short of memory, but the last one used."""
+        used = self._used()
+        own = [(terms, name) for terms, name in self._kept.items() if worker in terms[0]]
+        for terms, name in own[:-1]:
+            if name not in used:
+                self._discard(terms, "a member is short of memory")
+
     def clear(self) -> None:
         """Discard all epochs."""
         for terms in list(self._kept):
@@ -121,10 +129,14 @@ class Epochs:
         message = {"op": "dgpu-leave", "epoch": name, "reason": reason}
         send(self.scheduler, terms[0], message)
 
+    def _used(self) -> set[str | None]:
+        """Return the names of the epochs in which runs have not ended."""
+        return {run.epoch for run in self._runs.values() if not run.outcome.done()}
+
     def _discard_idle(self) -> None:
         """Discard the least recently used epochs of workers that keep too many."""
         counts = Counter(member for members, *_ in self._kept for member in members)
-        used = {run.epoch for run in self._runs.values() if not run.outcome.done()}
+        used = self._used()
         *older, _ = self._kept.items()
         for terms, name in older:
             members = terms[0]

@@ -107,6 +107,11 @@ class Launches:
         self.staging.remove_worker(worker)
         self.sent.remove_worker(worker)
 
+    def relieve(self, worker: str) -> None:
+        """Let a worker that is short of memory keep less: it has freed its programs."""
+        self.epochs.relieve(worker)
+        self.sent.remove_worker(worker)
+
     def withdraw(self, run: Run) -> None:
         """Let a run without tasks wait no more; its task was released."""
         self.waiting.discard(run)

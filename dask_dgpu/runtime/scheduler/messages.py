@@ -40,3 +40,9 @@ def send(scheduler: Scheduler, workers: Iterable[str], message: dict[str, Any]) 
 def known_as(scheduler: Scheduler, worker: str) -> str:
     """Return the scheduler's address of a worker, which may call itself by a host's name."""
     return worker if worker in scheduler.workers else str(scheduler.coerce_address(worker))
+
+
+def runs_on(scheduler: Scheduler, key: Any, worker: str) -> bool:
+    """Whether a task is processed on a worker."""
+    ts = scheduler.tasks.get(key)
+    return ts is not None and getattr(ts.processing_on, "address", None) == worker

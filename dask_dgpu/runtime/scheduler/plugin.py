@@ -33,7 +33,7 @@ from dask_dgpu.runtime.scheduler.direct import Stored, hand_over, ready
 from dask_dgpu.runtime.scheduler.endings import Endings, Losses
 from dask_dgpu.runtime.scheduler.epoch import Epochs
 from dask_dgpu.runtime.scheduler.launch import Launches
-from dask_dgpu.runtime.scheduler.messages import known_as, send
+from dask_dgpu.runtime.scheduler.messages import known_as, runs_on, send
 from dask_dgpu.runtime.scheduler.new_arrays import NewArrays
 from dask_dgpu.runtime.scheduler.rates import Rates, Terms
 from dask_dgpu.runtime.scheduler.records import Records
@@ -84,6 +84,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         handlers |= {"dgpu-finished": self.finished, "dgpu-failed": self.failed}
         handlers |= {"dgpu-stale": self.stale, "dgpu-broken": self.endings.broken}
         handlers |= {"dgpu-lacks": self.launches.sent.lacks, "dgpu-share": self.epochs.share}
+        handlers["dgpu-relieve"] = lambda worker: self.launches.relieve(worker)
         await scheduler.register_worker_plugin(
             None, pickle.dumps(GangWorkerPlugin(self.device)), name=PLUGIN, idempotent=True
         )
@@ -103,7 +104,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         opened = await in_background(partial(pickle.loads, program))
         worker = known_as(self.scheduler, worker)
         staged = [[(b, known_as(self.scheduler, at)) for b, at in tokens] for tokens in staged]
-        if not self._runs_on(key, worker):  # cancelled meanwhile
+        if not runs_on(self.scheduler, key, worker):  # cancelled meanwhile
             return {"outcome": "restarted"}
         run = self.runs.get(key)
         if run is None or run.outcome.done():
@@ -122,7 +123,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         missing = missing and known_as(self.scheduler, missing)
         run = self.runs.get(key)
         gang = self.scheduler.tasks.get(key)
-        if gang is None or gang.state != "memory" or not self._runs_on(out, worker):
+        if gang is None or gang.state != "memory" or not runs_on(self.scheduler, out, worker):
             return None  # all of this is void already
         if run is not None and run.run_id == run_id and run.finished:
             place = run.worker_of(tuple(block))
@@ -134,10 +135,6 @@ class GangSchedulerPlugin(SchedulerPlugin):
         stimulus_id = f"dgpu-missing-{run_id}"
         asyncio.get_running_loop().call_soon(self.endings.start_over, key, stimulus_id)
         return None
-
-    def _runs_on(self, key: Key, worker: str) -> bool:
-        ts = self.scheduler.tasks.get(key)
-        return ts is not None and getattr(ts.processing_on, "address", None) == worker
 
     async def warm_up(self, device: str, connect: bool, kind: str | None, **terms: Any) -> str:
         """Connect all workers before the first gang, if ``device`` is the one that this returns.

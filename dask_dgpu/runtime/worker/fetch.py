@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distributed.exceptions import Reschedule
+from distributed.utils import sync
+
+from dask_dgpu.runtime.failure import compute_plainly, opened
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
+
+    from dask_dgpu.runtime.program import Program
 
 Array = Any
 Key = Any
@@ -21,6 +28,35 @@ class Handle:
 
     key: Key
     run_id: int
+
+
+def request(
+    here: Worker, key: Key, program: Program, staged: Sequence[list[Any]]
+) -> Handle | dict[Key, Array]:
+    """Ask the scheduler to run a program on the workers; return when all are done.
+
+    Returns a handle, or the blocks by name and place if Dask has computed them instead.
+
+    Raises
+    ------
+    Reschedule
+        If the gang starts over.
+    """
+    answer = sync(
+        here.loop,
+        here.scheduler.dgpu_gang,
+        key=key,
+        program=pickle.dumps(program),
+        staged=[list(tokens) for tokens in staged],
+        worker=here.address,
+    )
+    if answer["outcome"] == "restarted":
+        raise Reschedule
+    if answer["outcome"] == "failed":
+        raise opened(answer["error"])
+    if answer["outcome"] == "plain":
+        return compute_plainly(answer)
+    return Handle(key, answer["run_id"])
 
 
 async def fetch(here: Worker, handle: Handle, block: Key, out: Key) -> Array:

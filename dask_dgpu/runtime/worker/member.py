@@ -79,6 +79,11 @@ class Member:
         keep_small_memory()
         return HostDevice(self._cpu_threads)
 
+    def release(self) -> None:
+        """Free the memory that the device keeps between programs; none may run."""
+        if "_device" in vars(self):
+            self._device.release()
+
     def join(
         self,
         epoch: str,

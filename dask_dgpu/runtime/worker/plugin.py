@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import WorkerPlugin
-from distributed.exceptions import Reschedule
 from distributed.protocol.serialize import to_serialize
 from distributed.utils import sync
 
@@ -21,15 +20,16 @@ from dask_dgpu.algorithms.probe import PARTS, Figures
 from dask_dgpu.errors import CommAbortedError, CommError
 from dask_dgpu.runtime.background import ended, guard_current_frames, in_background
 from dask_dgpu.runtime.execute import execute
-from dask_dgpu.runtime.failure import IN_PROGRAM, compute_plainly, failure_of, opened
+from dask_dgpu.runtime.failure import IN_PROGRAM, failure_of
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.facts import BlockFacts
-from dask_dgpu.runtime.worker.fetch import Handle, fetch
+from dask_dgpu.runtime.worker.fetch import Handle, fetch, request
 from dask_dgpu.runtime.worker.host import own_host
 from dask_dgpu.runtime.worker.job import Job, reported
 from dask_dgpu.runtime.worker.links import Links
 from dask_dgpu.runtime.worker.member import Member
+from dask_dgpu.runtime.worker.pressure import Pressure
 from dask_dgpu.runtime.worker.programs import Programs
 from dask_dgpu.runtime.worker.quiet import ignore_measurements
 from dask_dgpu.runtime.worker.store import resident, store, withdraw
@@ -100,6 +100,7 @@ class GangWorkerPlugin(WorkerPlugin):
         )
         self.thread = threading.Thread(target=self._run_jobs, name="dask-dgpu", daemon=True)
         self.thread.start()
+        Pressure(worker, self._relieve).watch()
 
     async def teardown(self, worker: Worker) -> None:
         """Give up all jobs, and wait a moment for the threads to end."""
@@ -122,25 +123,8 @@ class GangWorkerPlugin(WorkerPlugin):
     def run_gang(
         self, key: Key, program: Program, staged: Sequence[list[Any]]
     ) -> Handle | dict[Key, Array]:
-        """Ask the scheduler to run a program on the workers; return when all are done.
-
-        Returns a handle, or the blocks by name and place if Dask has computed them instead.
-        """
-        answer = sync(
-            self.worker.loop,
-            self.worker.scheduler.dgpu_gang,
-            key=key,
-            program=pickle.dumps(program),
-            staged=[list(tokens) for tokens in staged],
-            worker=self.worker.address,
-        )
-        if answer["outcome"] == "restarted":
-            raise Reschedule
-        if answer["outcome"] == "failed":
-            raise opened(answer["error"])
-        if answer["outcome"] == "plain":
-            return compute_plainly(answer)
-        return Handle(key, answer["run_id"])
+        """Run a program on the workers; as :func:`request`."""
+        return request(self.worker, key, program, staged)
 
     def result(self, handle: Handle, block: Key, out: Key) -> Array:
         """Return a block of a finished run, by the name of its array and its place.
@@ -198,6 +182,11 @@ class GangWorkerPlugin(WorkerPlugin):
     def _warm_up(self, **fields: Any) -> None:
         self.queue.put(partial(self._join_early, **fields))
 
+    def _relieve(self) -> None:
+        """Free what is kept for later gangs, after the jobs in the queue; tell the scheduler."""
+        self.queue.put(self._release)
+        self._send("dgpu-relieve")
+
     def _report(self) -> dict[str, Any]:
         return {
             "device": self.member.describe(),
@@ -228,6 +217,10 @@ class GangWorkerPlugin(WorkerPlugin):
             except Exception:  # the thread must go on: the next gang has a rank here too
                 logger.warning("a rank could not prepare for gangs", exc_info=True)
             del call
+
+    def _release(self) -> None:
+        self.programs.shrink(0)
+        self.member.release()
 
     def _join_early(
         self, part: str | None = None, ticket: int = 0, hosts: Hosts = (), **fields: Any
@@ -274,6 +267,8 @@ class GangWorkerPlugin(WorkerPlugin):
             if not job.given_up.is_set():
                 self._fail(job, error)
             self.member.device.recover()
+            if isinstance(error, MemoryError):
+                self._release()
         finally:
             job.blocks.clear()
 

@@ -19,6 +19,24 @@ def work(array: Any) -> None:
         array += 1
 
 
+def test_a_device_works_on_after_it_has_released_memory() -> None:
+    import cupy
+
+    from dask_dgpu.kernels.device.cuda import CudaDevice
+
+    device = CudaDevice()
+    device.constant(np.array(3.0))
+    array = device.zeros(N, "float64")
+    del array
+    device.release()
+    assert not device._constants
+    assert cupy.get_default_memory_pool().free_bytes() == 0
+    with device.computing():
+        array = device.zeros(N, "float64") + device.constant(np.array(3.0))
+    device.synchronize()
+    assert bool((device.to_host(array) == 3).all())
+
+
 @pytest.mark.parametrize("moves", [True, False])
 def test_work_of_either_lane_is_seen_after_a_join(moves: bool) -> None:
     """Many steps, with and without work on the transfer lane between two joins."""

@@ -93,6 +93,21 @@ def test_epochs_that_were_not_used_for_long_are_left() -> None:
     run(program)
 
 
+def test_a_worker_short_of_memory_keeps_what_is_in_use_and_the_last_epoch() -> None:
+    async def program(scheduler: Any, epochs: Epochs, runs: dict[str, Any]) -> None:
+        made = [await epochs.get(MEMBERS, "gloo", float(i)) for i in range(3)]
+        others = await epochs.get(MEMBERS[1:], "gloo", 0.0)
+        runs["busy"] = SimpleNamespace(epoch=made[0].name, outcome=asyncio.Future())
+        epochs.relieve(MEMBERS[0])
+        assert scheduler.left == [made[1].name]
+        epochs.relieve("tcp://unknown")
+        epochs.relieve(MEMBERS[1])
+        assert scheduler.left == [made[1].name, made[2].name]
+        assert await epochs.get(MEMBERS[1:], "gloo", 0.0) == others
+
+    run(program)
+
+
 def test_epochs_of_other_workers_do_not_count() -> None:
     members = tuple(f"tcp://{i}" for i in range(4 * KEPT_EPOCHS))
 
