@@ -25,6 +25,13 @@ One block of 128 KiB that each computation left on a worker would be 30 MiB, and
 the client 480. What allocators keep and what Dask fills once is less than this.
 """
 
+SMALL, SMALL_WARM_UP, SMALL_PRODUCTS = 64, 150, 1000
+KINDS_OF_PRODUCTS = 6
+"""Structures of small products: by what is read, and by where blocks lie at first."""
+
+FEW = 50
+"""Objects that are there now and then, such as those of the last run."""
+
 LONGEST_LOG = 50
 SHORT_LOGS = {
     "distributed.admin.low-level-log-length": LONGEST_LOG,
@@ -68,6 +75,16 @@ def sizes_of_process() -> dict[str, int]:
     }
 
 
+def own_objects() -> dict[str, int]:
+    """Count what garbage collection sees, and those of types of this project."""
+    import gc
+    from collections import Counter
+
+    gc.collect()
+    found = Counter(str(type(each).__module__).partition(".")[0] for each in gc.get_objects())
+    return {name: found[name] for name in ("dask_dgpu", "graph_opt")} | {"all": found.total()}
+
+
 def worker_tables(given: tuple[str, str], dask_worker: Any) -> dict[str, int]:
     plugin = dask_worker.plugins[PLUGIN]
     return {
@@ -94,6 +111,17 @@ def scheduler_tables(dask_scheduler: Any) -> dict[str, int]:
         "epochs": len(plugin.epochs._kept),
         "losses": len(plugin.losses._counts) + len(plugin.losses._last),
         "tasks": len(dask_scheduler.tasks),
+    }
+
+
+def structures(dask_scheduler: Any) -> dict[str, int]:
+    """What is kept for graphs of known structures."""
+    plugin = dask_scheduler.plugins[PLUGIN]
+    return {
+        "optimized": len(plugin.optimized),
+        "sent": sum(map(len, plugin.launches.sent._known.values())),
+        "records": len(plugin.records._records),
+        "placed": len(plugin.new_arrays._placed),
     }
 
 
@@ -171,5 +199,51 @@ def test_computations_leave_nothing_behind(client: Client) -> None:
         assert new["memory"] < old["memory"] + MOST_GROWTH
         # Dask opens a few connections more when the workers are busy, and closes them late
         assert new["descriptors"] <= old["descriptors"] + 8
+        assert new["threads"] <= old["threads"] + 4
+        assert new["coroutines"] <= old["coroutines"] + 8
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_thousand_small_products_leave_nothing_behind(client: Client) -> None:
+    """Of new data and with a new number each; half of them are read."""
+    a = np.random.default_rng(0).random((SMALL, SMALL))
+    x = da.from_array(a, chunks=SMALL // 2).persist()
+    wait(x)
+
+    def compute(rounds: range) -> None:
+        for number in rounds:
+            factor = 1 / (number + np.e)
+            z = (x * factor) @ x
+            if number % 2:
+                wait(z.persist())
+            else:
+                np.testing.assert_allclose(z.sum().compute(), (a * factor @ a).sum(), rtol=1e-10)
+
+    def idle() -> list[dict[str, int]] | None:
+        found = tables(client, (x.name, x.name))
+        clean = not found[0]["runs"] and found[0]["tasks"] == x.npartitions
+        return found if clean and not any(each["others"] for each in found[1:]) else None
+
+    def objects() -> list[dict[str, int]]:
+        workers = client.run(own_objects)
+        return [own_objects(), *(workers[name] for name in sorted(workers))]
+
+    compute(range(SMALL_WARM_UP))
+    tables_before, structures_before = eventually(idle), client.run_on_scheduler(structures)
+    before, objects_before = processes(client), objects()
+    compute(range(SMALL_WARM_UP, SMALL_PRODUCTS))
+    assert eventually(idle) == tables_before
+    assert client.run_on_scheduler(structures) == structures_before
+    assert structures_before["optimized"] <= KINDS_OF_PRODUCTS
+    rounds = SMALL_PRODUCTS - SMALL_WARM_UP
+    for at, (old, new) in enumerate(zip(objects_before, objects(), strict=True)):
+        assert new["dask_dgpu"] <= old["dask_dgpu"] + FEW
+        assert new["graph_opt"] <= old["graph_opt"] + FEW
+        # Dask's scheduler keeps a span of each computation, with its task groups
+        assert at == 0 or new["all"] < old["all"] + rounds
+    for old, new in zip(before, processes(client), strict=True):
+        assert new["memory"] < old["memory"] + MOST_GROWTH
         assert new["threads"] <= old["threads"] + 4
         assert new["coroutines"] <= old["coroutines"] + 8
