@@ -23,6 +23,10 @@ class OwningClient(Client):
 
     undo: Callable[[], None] | None = None
 
+    def __repr__(self) -> str:
+        """Return what Dask's own client would."""
+        return super().__repr__().replace(type(self).__name__, "Client", 1)
+
     def close(self, timeout: Any = no_default) -> None:
         """Close the client, then its cluster."""
         limit = CLOSING if timeout is no_default else timeout

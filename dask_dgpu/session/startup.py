@@ -18,6 +18,7 @@ import dask
 
 from dask_dgpu.arguments import check_choice, expected, integer, suggestion
 from dask_dgpu.environment.gpus import GpuMemory, pool_bytes, read_memory, visible_gpus
+from dask_dgpu.environment.settings import SHORT, keywords, read
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.session.enable import disable, enable
 
@@ -34,6 +35,9 @@ INTERVAL = 0.1
 
 VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
+SETTINGS = {each.name: each for each in keywords() if each.name not in ("device", "memory_limit")}
+"""The settings that :func:`start` passes on; ``memory_limit`` is that of Dask's workers there."""
+
 DEFAULT_POOL = 0.5
 """Initial size of a pool, as a fraction of all memory, if the free memory is unknown."""
 
@@ -42,7 +46,7 @@ def start(
     n_workers: int | None = None,
     *,
     device: Literal["auto", "cpu", "cuda"] = "auto",
-    **cluster_kwargs: Any,
+    **options: Any,
 ) -> Client:
     """Start a cluster on this machine, connect to it and enable dask_dgpu.
 
@@ -55,11 +59,20 @@ def start(
         ``"cuda"`` starts a ``LocalCUDACluster`` and creates arrays on the GPUs; ``"cpu"``
         starts a ``LocalCluster`` with NumPy blocks; ``"auto"`` selects ``"cuda"`` if there
         are GPUs.
+    comm_transport, comm_plaintext, comm_ports, when, on_error : optional
+        Settings, as in :func:`enable`.
+    regions, fuse, local_ranks, fft_output_layout, cost_measure : optional
+        Settings, as in :func:`enable`.
+    matmul_wire_dtype, sum_method, gang_timeout, gang_grace, gang_restarts : optional
+        Settings, as in :func:`enable`.
+    gang_kept_programs, memory_safety_margin, memory_cap : optional
+        Settings, as in :func:`enable`.
     **cluster_kwargs
-        Passed on to the cluster. Without GPUs workers have one thread unless
-        ``threads_per_worker`` is given here. With GPUs CuPy uses an RMM pool. Its initial
-        size is half of the free memory of the fullest GPU, unless an ``rmm_*`` argument is
-        given. With pools, workers of one host read each other's blocks.
+        Passed on to the cluster, also ``memory_limit``, which is that of a worker's process.
+        Without GPUs workers have one thread unless ``threads_per_worker`` is given here.
+        With GPUs CuPy uses an RMM pool. Its initial size is half of the free memory of the
+        fullest GPU, unless an ``rmm_*`` argument is given. With pools, workers of one host
+        read each other's blocks.
 
     Returns
     -------
@@ -69,8 +82,8 @@ def start(
     Raises
     ------
     ValueError
-        If ``device`` is unknown, or ``"cuda"`` on a machine without GPUs, or ``n_workers``
-        is larger than the number of GPUs.
+        If ``device`` is unknown, or ``"cuda"`` on a machine without GPUs, ``n_workers`` is
+        larger than the number of GPUs, or a setting is not allowed.
     DgpuError
         If a script calls this outside of ``if __name__ == "__main__":``, a GPU has too
         little free memory, a worker does not start, or ``array.query-planning`` is on.
@@ -86,6 +99,9 @@ def start(
     check_choice("device", device, ("auto", "cpu", "cuda"))
     if n_workers is not None:
         n_workers = integer("n_workers", n_workers, 1)
+    settings = {name: options[name] for name in options if name in (*SETTINGS, *SHORT)}
+    read(settings)
+    cluster_kwargs = {name: options[name] for name in options if name not in settings}
     if cluster_kwargs.get("asynchronous"):
         raise TypeError("expected asynchronous to be False, got True: start() waits for workers")
     if cluster_kwargs.get("processes", True):
@@ -99,18 +115,19 @@ def start(
     if gpus:
         from dask_cuda import LocalCUDACluster as ClusterType
 
-        options = cuda_options(gpus, cluster_kwargs)
+        cluster_kwargs = cuda_options(gpus, cluster_kwargs)
     else:
         from distributed import LocalCluster as ClusterType
 
-        options = {"threads_per_worker": 1, "dashboard_address": ":0", **cluster_kwargs}
-    check_options(options, ClusterType, Nanny, Worker)
+        usual = {"threads_per_worker": 1, "dashboard_address": ":0"}
+        cluster_kwargs = usual | cluster_kwargs
+    check_options(cluster_kwargs, ClusterType, Nanny, Worker)
     with explained(gpus) as errors:
-        cluster = ClusterType(n_workers=n_workers, **options)
+        cluster = ClusterType(n_workers=n_workers, **cluster_kwargs)
         client = OwningClient(cluster)
         try:
             require_workers(client, cluster.plan, gpus, errors)
-            enable(client, device="cuda" if gpus else "cpu")
+            enable(client, device="cuda" if gpus else "cpu", **settings)
             client.undo = partial(_undo_start, dask.config.get(BACKEND, None) if gpus else None)
         except BaseException:
             client.close()
@@ -118,6 +135,14 @@ def start(
     if gpus:
         dask.config.set({BACKEND: "dgpu"})
     return client
+
+
+# the settings are those of dgpu.yaml, and editors show this signature
+_workers, _device, _options = signature(start).parameters.values()
+_signature = signature(start).replace(
+    parameters=[_workers, _device, *SETTINGS.values(), _options.replace(name="cluster_kwargs")]
+)
+start.__signature__ = _signature  # type: ignore[attr-defined]
 
 
 def _undo_start(backend_before: str | None) -> None:
@@ -158,7 +183,9 @@ def check_options(options: Mapping[str, Any], *classes: type) -> None:
     }
     for name in options:
         if name not in known:
-            raise TypeError(f"unknown argument {name!r}{suggestion(name, sorted(known))}")
+            raise TypeError(
+                f"unknown argument {name!r}{suggestion(name, sorted({*known, *SETTINGS}))}"
+            )
 
 
 @contextmanager

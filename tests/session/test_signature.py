@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inspect import Parameter, signature
 
+import dask
 import pytest
 
 import dask_dgpu as dgpu
@@ -22,3 +23,31 @@ def test_settings_are_in_the_signature() -> None:
 def test_an_unknown_setting_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown setting 'gang_timout'"):
         dgpu.enable(gang_timout="3s")
+
+
+def test_start_names_the_settings_but_the_memory_of_workers() -> None:
+    parameters = signature(dgpu.start).parameters
+    names = [*signature(dgpu.enable).parameters]
+    names.remove("memory_limit")
+    assert [*parameters] == ["n_workers", *names[1:], "cluster_kwargs"]
+    assert parameters["cluster_kwargs"].kind is Parameter.VAR_KEYWORD
+
+
+def test_start_refuses_settings_before_it_starts_workers() -> None:
+    with pytest.raises(ValueError, match=r"unknown value of setting dgpu\.when: 'sometimes'"):
+        dgpu.start(1, when="sometimes", processes=False)
+    with pytest.raises(TypeError, match=r"unknown argument 'gang_timout' \(did you mean 'gang_tim"):
+        dgpu.start(1, device="cpu", gang_timout="3s", processes=False)
+
+
+@pytest.mark.parametrize("settings", [{"comm": "dask"}, {"comm_transport": "dask"}])
+def test_start_passes_settings_on(settings: dict[str, str]) -> None:
+    with dgpu.start(
+        1, device="cpu", memory_limit="1 GiB", when="always", processes=False, **settings
+    ) as client:
+        optimizer = dask.config.get("array_optimize")
+        assert optimizer.settings.when == "always"
+        assert optimizer.settings.comm == "dask"
+        (worker,) = client.scheduler_info(n_workers=-1)["workers"].values()
+        assert worker["memory_limit"] == 1 << 30
+        assert repr(client).startswith("<Client: ")
