@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
+import threading
 import time
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from dask.utils import format_time
 
 from dask_dgpu.errors import DgpuError
-from graph_opt.dask_graph.emit import is_gang
+from dask_dgpu.observe.bars import BLUE, html_bar
+from dask_dgpu.observe.under_way import awaited, ended, has_plugin, steps
+from graph_opt.model.layout import counted
 
 if TYPE_CHECKING:
     from distributed import Client, Future
-    from distributed.scheduler import Scheduler
-    from rich.progress import Progress, TaskID
-
-    from dask_dgpu.runtime.scheduler.run import Run
-
-Key = Any
+    from rich.progress import TaskID
 
 INTERVAL = 0.2
 """Seconds between two updates."""
-ANSWER_SECONDS = 2.0
-"""Seconds that a worker has to report its step."""
 
 
 def progress(*futures: Any) -> None:
     """Show the progress of computations until they end.
 
-    One bar counts the finished blocks. Each running gang has its own bar, which counts the
-    steps of its program; to the scheduler a gang is one task.
+    One bar counts tasks of Dask. Each gang has its own bar, which counts the steps of its program;
+    to the scheduler a gang is one task. At the end a line says how much was done in which time.
 
     Parameters
     ----------
@@ -45,35 +44,46 @@ def progress(*futures: Any) -> None:
 
     Notes
     -----
-    It draws in the terminal, or below a notebook's cell, and returns at the end.
-    Interrupting stops only the display; the computation continues. A failed future counts
-    as finished; its result raises the error.
+    In a terminal it returns at the end; interrupting stops only the display, and the computation
+    continues. In a notebook it returns at once, and draws below the cell while other cells run. A
+    failed future counts as finished; its result raises the error.
 
     Examples
     --------
     >>> y = da.fft.ifft2(da.fft.fft2(x) * g).real.persist()  # doctest: +SKIP
     >>> dgpu.progress(y)  # doctest: +SKIP
-    blocks          ━━━━━━━━━━━━━━━━━━━━━━━━ 16/16 0:00:01
+    tasks           ━━━━━━━━━━━━━━━━━━━━━━━━ 16/16 0:00:01
+    fft2-5c2f17ab   ━━━━━━━━━━━━━━━━━━━━━━━━   5/5 0:00:01
+    16 tasks, 1 gang of 5 steps in 1.21 s
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from distributed.utils import is_kernel
 
     client, waited_for = _client_of(futures)
-    keys = [future.key for future in waited_for]
-    text = TextColumn("{task.description}", markup=False)
-    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns) as bars:
-        blocks = bars.add_task("blocks", total=len(keys))
-        drawn: dict[int, TaskID] = {}
-        gangs: list[Key] = []
-        while True:
-            pending = sum(future.status == "pending" for future in waited_for)
-            bars.update(blocks, completed=len(keys) - pending)
-            if not pending:
-                break
-            gangs = gangs or client.run_on_scheduler(_gangs, keys=keys)
-            _draw(bars, drawn, client.run_on_scheduler(_under_way, gangs=gangs) if gangs else [])
-            time.sleep(INTERVAL)
-        _draw(bars, drawn, [])
+    if is_kernel():
+        facts = client, waited_for, _Notebook()
+        threading.Thread(target=_follow_quietly, args=facts, name="progress", daemon=True).start()
+        return
+    with _Terminal() as bars:
+        _follow(client, waited_for, bars)
+
+
+class _Bar(NamedTuple):
+    """What a bar shows; that of tasks has the number -1, others that of their run."""
+
+    number: int
+    name: str
+    done: int
+    total: int
+
+
+class _Shown(Protocol):
+    """Where bars are drawn."""
+
+    def update(self, bars: Sequence[_Bar]) -> None:
+        """Draw bars; known ones that are missing keep their place."""
+
+    def finish(self, line: str) -> None:
+        """Draw the last line."""
 
 
 def _client_of(futures: Iterable[Any]) -> tuple[Client, list[Future[Any]]]:
@@ -87,66 +97,121 @@ def _client_of(futures: Iterable[Any]) -> tuple[Client, list[Future[Any]]]:
         got = "futures of several clients" if clients else "no future"
         raise ValueError(f"expected futures of one client, got {got}")
     (client,) = clients.values()
-    if not client.run_on_scheduler(_has_plugin, name=PLUGIN):
+    if not client.run_on_scheduler(has_plugin, name=PLUGIN):
         raise DgpuError("dask_dgpu is not enabled on this cluster; call dask_dgpu.enable(client)")
     return client, found
 
 
-def _draw(bars: Progress, known: dict[int, TaskID], gangs: Iterable[dict[str, Any]]) -> None:
-    """Update the bars of gangs; the bars of finished gangs become complete."""
-    seen = set()
-    for gang in gangs:
-        run = gang["run_id"]
-        seen.add(run)
-        if run not in known:
-            known[run] = bars.add_task(gang["name"], total=gang["steps"])
-        bars.update(known[run], completed=gang["done"])
-    for run, task in list(known.items()):
-        if run not in seen:
-            bars.update(task, completed=bars.tasks[bars.task_ids.index(task)].total)
-            del known[run]
+def _follow(client: Client, waited_for: Sequence[Future[Any]], shown: _Shown) -> None:
+    """Draw until all futures have ended."""
+    begin = time.perf_counter()
+    keys = [future.key for future in waited_for]
+    tasks: list[Any] = []
+    gangs: list[Any] = []
+    known: dict[int, _Bar] = {}
+    while True:
+        pending = any(future.status == "pending" for future in waited_for)
+        if len(tasks) < len(keys):  # the scheduler may not have read the graph yet
+            tasks, gangs = client.run_on_scheduler(awaited, keys=keys)
+        running = client.run_on_scheduler(steps, gangs=gangs) if pending and gangs else []
+        known = {number: bar._replace(done=bar.total) for number, bar in known.items()}
+        known |= {
+            each["run_id"]: _Bar(each["run_id"], each["name"], each["done"], each["steps"])
+            for each in running
+        }
+        done = client.run_on_scheduler(ended, keys=tasks) if pending else len(tasks)
+        total = max(len(tasks), len(keys))
+        shown.update([_Bar(-1, "tasks", done, total), *known.values()])
+        if not pending:
+            break
+        time.sleep(INTERVAL)
+    failed = sum(future.status == "error" for future in waited_for)
+    seconds = time.perf_counter() - begin
+    shown.finish(_summary(len(tasks), list(known.values()), failed, seconds))
 
 
-# on the scheduler
+def _summary(tasks: int, gangs: Sequence[_Bar], failed: int, seconds: float) -> str:
+    """Return the line that stays."""
+    found = [counted(tasks, "task")]
+    if gangs:
+        total = counted(sum(bar.total for bar in gangs), "step")
+        found.append(f"{counted(len(gangs), 'gang')} of {total}")
+    if failed:
+        found.append(f"{failed} failed")
+    return f"{', '.join(found)} in {format_time(seconds)}"
 
 
-def _has_plugin(dask_scheduler: Scheduler, name: str) -> bool:
-    return name in dask_scheduler.plugins
+def _follow_quietly(client: Client, waited_for: Sequence[Future[Any]], shown: _Notebook) -> None:
+    """Draw in a thread; a client that closes ends the drawing."""
+    try:
+        _follow(client, waited_for, shown)
+    except Exception as error:
+        shown.finish(f"the display ends: {error}")
 
 
-def _gangs(keys: Collection[Key], dask_scheduler: Scheduler) -> list[Key]:
-    """Return the gangs that some keys depend on."""
-    seen = set()
-    stack = [dask_scheduler.tasks[key] for key in keys if key in dask_scheduler.tasks]
-    while stack:
-        ts = stack.pop()
-        if ts not in seen:
-            seen.add(ts)
-            stack += ts.dependencies
-    return [ts.key for ts in seen if is_gang(ts.key)]
+class _Terminal:
+    """Bars of rich."""
+
+    def __init__(self) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
+        text = TextColumn("{task.description}", markup=False)
+        self._bars = Progress(text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._drawn: dict[int, TaskID] = {}
+        self._line = ""
+
+    def __enter__(self) -> _Terminal:
+        self._bars.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._bars.__exit__(*error)
+        if self._line:
+            self._bars.console.print(self._line, markup=False, highlight=False)
+
+    def update(self, bars: Sequence[_Bar]) -> None:
+        """Draw bars."""
+        for number, name, done, total in bars:
+            if number not in self._drawn:
+                self._drawn[number] = self._bars.add_task(name, total=total)
+            self._bars.update(self._drawn[number], completed=done, total=total)
+
+    def finish(self, line: str) -> None:
+        """Print the last line below the bars, at the end."""
+        self._line = line
 
 
-async def _under_way(gangs: Collection[Key], dask_scheduler: Scheduler) -> list[dict[str, Any]]:
-    """Return the running ones of these gangs: name, steps, and finished steps."""
-    from dask_dgpu.runtime.tasks import PLUGIN
+@dataclass
+class _Notebook:
+    """Bars below a cell, drawn again in place."""
 
-    plugin: Any = dask_scheduler.plugins[PLUGIN]
-    found = [plugin.runs[key] for key in gangs if key in plugin.runs]
-    runs = [run for run in found if not run.outcome.done()]
-    done = await asyncio.gather(*(_steps_done(dask_scheduler, run) for run in runs))
-    return [
-        {"run_id": r.run_id, "name": r.program.name, "steps": len(r.program.steps), "done": n}
-        for r, n in zip(runs, done, strict=True)
-    ]
+    html: str = ""
 
+    def __post_init__(self) -> None:
+        from IPython.display import HTML, display
 
-async def _steps_done(scheduler: Scheduler, run: Run) -> int:
-    """Return the number of steps that all ranks have finished."""
-    from dask_dgpu.runtime.scheduler.watch import look
+        self._as_html = HTML
+        self._place = display(HTML(""), display_id=True)
 
-    if run.epoch is None:
-        return 0
-    answers = await asyncio.gather(
-        *(look(scheduler, run, worker, ANSWER_SECONDS) for worker in list(run.awaited))
-    )
-    return min((answer["steps"] for answer in answers if answer), default=0)
+    def update(self, bars: Sequence[_Bar]) -> None:
+        """Draw bars."""
+        rows = (
+            f"<tr><td style='text-align:left'>{escape(name)}</td><td style='width:20em'>"
+            f"{html_bar({BLUE: done / max(1, total)})}</td><td>{done}/{total}</td></tr>"
+            for _, name, done, total in bars
+        )
+        self._draw(f"<table class='dgpu-progress'>{''.join(rows)}</table>")
+
+    def finish(self, line: str) -> None:
+        """Draw the last line below the bars."""
+        self._draw(f"{self.html}<div>{escape(line)}</div>")
+
+    def _draw(self, html: str) -> None:
+        self.html = html
+        self._place.update(self._as_html(html))

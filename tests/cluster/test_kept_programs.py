@@ -154,7 +154,7 @@ def test_under_memory_pressure_nothing_is_kept(client, cluster, in_memory):
     check(in_memory, range(2))
     before = client.run(held)
     assert all(programs and workspaces for programs, workspaces, _ in before.values())
-    assert max(comms for *_, comms in before.values()) == 2
+    assert max(comms for *_, comms in before.values()) >= 2
     client.run(short_of_memory, workers=workers[:1])
     eventually(lambda: client.run(held)[workers[0]] == (0, 0, 1))
     found = client.run(held)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, Event, LocalCluster, wait
 
 import dask_dgpu as dgpu
-from dask_dgpu.observe.progress import _gangs, _under_way
+from dask_dgpu.observe import progress
+from dask_dgpu.observe.under_way import awaited, steps
 from tests.cluster.observe import eventually, held_back, host
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -35,13 +38,62 @@ def test_each_gang_has_a_bar(client, on_device, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert all(future.done() for future in y.dask.values())
     np.testing.assert_allclose(host(y.compute()), A, atol=1e-12)
-    assert len(lines) == 2
-    blocks, gang = lines
+    assert len(lines) == 3
+    tasks, gang, end = lines
     count = y.npartitions
-    assert blocks.startswith("blocks")
-    assert f"{count}/{count}" in blocks
+    assert tasks.startswith("tasks")
+    assert f"{count}/{count}" in tasks
     assert gang.startswith("fft2-")
     assert "4/4" in gang
+    assert re.fullmatch(rf"{count} tasks, 1 gang of 4 steps in [\d.]+ m?s", end)
+    dgpu.progress(y)
+    assert capsys.readouterr().out.splitlines()[1].startswith(f"{count} tasks in ")
+
+
+def test_plain_tasks_are_counted(client, on_device, capsys):
+    y = on_device(A, (6, 20)).map_blocks(slow)
+    with dask.config.set({"optimization.fuse.active": False}), dask.annotate(dgpu=False):
+        y = (y.map_blocks(abs).map_blocks(abs)).persist()
+    dgpu.progress(y)
+    tasks, end = capsys.readouterr().out.splitlines()
+    total = int(re.search(r"(\d+)/\1 ", tasks)[1])
+    assert total >= y.npartitions
+    assert end.startswith(f"{total} tasks in ")
+
+
+class Place:
+    """Below a cell of a notebook."""
+
+    def __init__(self) -> None:
+        self.drawn: list[str] = []
+
+    def update(self, html: Any) -> None:
+        self.drawn.append(html.data)
+
+
+def test_it_does_not_block_a_notebook(client, on_device, monkeypatch):
+    place = Place()
+    monkeypatch.setattr("distributed.utils.is_kernel", lambda: True)
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: place)
+    x = on_device(A, (6, 20))
+    y = da.fft.fft2(x.map_blocks(held_back, "notebook", meta=x._meta)).map_blocks(slow).persist()
+    dgpu.progress(y)
+    assert not all(future.done() for future in y.dask.values())
+    eventually(lambda: place.drawn)
+    assert ">tasks<" in place.drawn[-1]
+    Event("notebook", client=client).set()
+    eventually(lambda: "<div>" in place.drawn[-1])
+    assert re.search(r"<div>\d+ tasks, 1 gang of \d+ steps in ", place.drawn[-1])
+    assert "<script" not in place.drawn[-1]
+
+
+def test_a_notebook_whose_client_closes(client, on_device, monkeypatch):
+    place = Place()
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: place)
+    with Client(client.scheduler.address, set_as_default=False) as other:
+        future = other.submit(abs, -1)
+    progress._follow_quietly(other, [future], progress._Notebook())
+    assert "<div>the display ends: " in place.drawn[-1]
 
 
 def test_steps_are_counted_while_a_gang_runs(client, on_device):
@@ -49,17 +101,17 @@ def test_steps_are_counted_while_a_gang_runs(client, on_device):
     spectrum = da.fft.fft2(x)
     held = spectrum.map_blocks(held_back, "go-on", meta=spectrum._meta)  # not called here
     y = da.fft.fft2(held).persist()
-    gangs = eventually(lambda: client.run_on_scheduler(_gangs, keys=list(y.dask)))
+    gangs = eventually(lambda: client.run_on_scheduler(awaited, keys=list(y.dask))[1])
 
     def looked() -> Any:
-        (gang,) = client.run_on_scheduler(_under_way, gangs=gangs) or [{"done": 0}]
+        (gang,) = client.run_on_scheduler(steps, gangs=gangs) or [{"done": 0}]
         return gang["done"] and gang
 
     gang = eventually(looked)
     assert (gang["done"], gang["steps"]) == (1, 3)
     Event("go-on", client=client).set()
     wait(y)
-    assert client.run_on_scheduler(_under_way, gangs=gangs) == []
+    assert client.run_on_scheduler(steps, gangs=gangs) == []
 
 
 def test_a_failure_is_an_end(client, on_device, capsys):

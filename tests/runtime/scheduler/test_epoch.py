@@ -95,15 +95,15 @@ def test_epochs_that_were_not_used_for_long_are_left() -> None:
 
 def test_a_worker_short_of_memory_keeps_what_is_in_use_and_the_last_epoch() -> None:
     async def program(scheduler: Any, epochs: Epochs, runs: dict[str, Any]) -> None:
-        made = [await epochs.get(MEMBERS, "gloo", float(i)) for i in range(3)]
-        others = await epochs.get(MEMBERS[1:], "gloo", 0.0)
-        runs["busy"] = SimpleNamespace(epoch=made[0].name, outcome=asyncio.Future())
+        made = [epochs.get(MEMBERS, "gloo", float(i)) for i in range(3)]
+        others = epochs.get(MEMBERS[1:], "gloo", 0.0)
+        runs["busy"] = SimpleNamespace(epoch=made[0], outcome=asyncio.Future())
         epochs.relieve(MEMBERS[0])
-        assert scheduler.left == [made[1].name]
+        assert scheduler.left == [made[1]]
         epochs.relieve("tcp://unknown")
         epochs.relieve(MEMBERS[1])
-        assert scheduler.left == [made[1].name, made[2].name]
-        assert await epochs.get(MEMBERS[1:], "gloo", 0.0) == others
+        assert scheduler.left == [made[1], made[2]]
+        assert epochs.get(MEMBERS[1:], "gloo", 0.0) == others
 
     run(program)
 
