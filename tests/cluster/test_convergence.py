@@ -88,7 +88,10 @@ def test_each_iteration_is_the_program_of_the_one_before(
         found.append((client.run_on_scheduler(structures), client.run(received)))
     np.testing.assert_allclose(x.compute(), np.linalg.solve(matrix, right), rtol=1e-9)
     assert len(found) > 5
-    assert found[first + 1 :] == found[first : first + 1] * (len(found) - first - 1)
+    optimized, programs = zip(*found[first:], strict=True)
+    assert all(each == programs[0] for each in programs)
+    # predictions know where blocks are, and a residual may not be in memory yet
+    assert optimized[-1] - optimized[0] <= 2
     assert found[0] != found[first]
     client.run(watch_no_more)
     del x, p

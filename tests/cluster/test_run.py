@@ -20,13 +20,24 @@ A, B = RNG.random((300, 200)), RNG.random((200, 100))
 STACK = RNG.random((6, 40, 50))
 
 
-def no_operands(client: Client) -> bool:
+def names(client: Client) -> set[Any]:
+    """Return the keys of all tasks of the cluster."""
+    return set(client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks)))
+
+
+@pytest.fixture
+def earlier(client: Client) -> set[Any]:
+    """The keys of tasks that others have left on the cluster."""
+    return names(client)
+
+
+def no_operands(client: Client, earlier: set[Any]) -> bool:
     """Whether nothing of a call is left on the cluster."""
     gc.collect()  # frames of caught errors
-    return not client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
+    return names(client) <= earlier
 
 
-def test_products_in_batches(client: Client) -> None:
+def test_products_in_batches(client: Client, earlier: set[Any]) -> None:
     with dgpu.enable(client, **SETTINGS, memory_limit="250 kiB", memory_safety_margin=0):
         plan = dgpu.plan("matmul", A, B)
         assert plan.batches > 1
@@ -35,7 +46,7 @@ def test_products_in_batches(client: Client) -> None:
         out = np.empty((300, 100))
         dgpu.run("matmul", A, B, out=out)
     np.testing.assert_allclose(out, A @ B, rtol=1e-12)
-    eventually(lambda: no_operands(client))
+    eventually(lambda: no_operands(client, earlier))
 
 
 @pytest.mark.slow
@@ -49,26 +60,28 @@ def test_products_in_batches(client: Client) -> None:
         (lambda x: x @ x.T - x.mean(), (A,), {}, A @ A.T - A.mean()),
     ],
 )
-def test_operations(client: Client, op: Any, args: Any, options: Any, expected: Any) -> None:
+def test_operations(
+    client: Client, earlier: set[Any], op: Any, args: Any, options: Any, expected: Any
+) -> None:
     for limit in ("1 GiB", "300 kiB"):
         with dgpu.enable(client, **SETTINGS, memory_limit=limit, memory_safety_margin=0):
             found = dgpu.run(op, *args, **options)
         np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-11)
-    eventually(lambda: no_operands(client))
+    eventually(lambda: no_operands(client, earlier))
 
 
 @pytest.mark.slow
-def test_many_calls(client: Client) -> None:
+def test_many_calls(client: Client, earlier: set[Any]) -> None:
     calls = [(A, B), (A, B), (A, A), (2 * A, B)]
     with dgpu.enable(client, **SETTINGS, memory_limit="1 MiB"):
         found = dict(dgpu.run_many("matmul", calls, as_completed=True))
     assert isinstance(found.pop(2), ValueError)
     for at, scale in ((0, 1), (1, 1), (3, 2)):
         np.testing.assert_allclose(found[at], scale * A @ B, rtol=1e-12)
-    eventually(lambda: no_operands(client))
+    eventually(lambda: no_operands(client, earlier))
 
 
-def test_a_failing_function_leaves_nothing(client: Client) -> None:
+def test_a_failing_function_leaves_nothing(client: Client, earlier: set[Any]) -> None:
     def fail(block: Any) -> Any:
         if block.size:
             raise OSError("unreadable")
@@ -76,4 +89,4 @@ def test_a_failing_function_leaves_nothing(client: Client) -> None:
 
     with pytest.raises(OSError, match="unreadable"):
         dgpu.run(lambda x: x.map_blocks(fail, dtype=float), A)
-    eventually(lambda: no_operands(client))
+    eventually(lambda: no_operands(client, earlier))

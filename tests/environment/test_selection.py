@@ -58,8 +58,10 @@ def folder(tmp_path: Path) -> Path:
     tests = tmp_path / "tests"
     (tests / "cluster").mkdir(parents=True)
     (tests / "support").mkdir()
-    copied = ("__init__.py", "browser.py", "profiles.py")
-    for name in ("conftest.py", "__init__.py", *(f"support/{each}" for each in copied)):
+    (tests / "hosts").mkdir()
+    copied = ("support/__init__.py", "support/browser.py", "support/profiles.py")
+    hosts = ("hosts/__init__.py", "hosts/network.py")
+    for name in ("conftest.py", "__init__.py", *copied, *hosts):
         shutil.copy(ROOT / "tests" / name, tests / name)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tests / "test_one.py").write_text(TESTS)
