@@ -52,6 +52,7 @@ PUBLIC = {
     "dask.tokenize.tokenize",
     "dask.typing.no_default",
     "dask.utils.format_bytes",
+    "dask.utils.format_time",
     "dask.utils.funcname",
     "dask.utils.key_split",
     "dask.utils.parse_bytes",
