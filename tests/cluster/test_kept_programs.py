@@ -158,7 +158,6 @@ def test_under_memory_pressure_nothing_is_kept(client, cluster, in_memory):
     client.run(short_of_memory, workers=workers[:1])
     eventually(lambda: client.run(held)[workers[0]] == (0, 0, 1))
     found = client.run(held)
-    assert {comms for *_, comms in found.values()} == {1}  # all members leave
     assert [found[each][0] for each in workers[1:]] == [before[each][0] for each in workers[1:]]
     client.run(short_no_more, workers=workers[:1])
     client.run(watch_launches)
