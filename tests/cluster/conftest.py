@@ -44,7 +44,16 @@ def start_cluster(device: str, n_workers: int = 4) -> Iterator[Any]:
         ) as cluster:
             yield cluster
         return
-    # A worker that is spawned imports for 3 s of CPU time, and 4 s when it is killed and restarted.
+    with forked_cluster(n_workers) as cluster:
+        yield cluster
+
+
+@contextmanager
+def forked_cluster(n_workers: int, **options: Any) -> Iterator[Any]:
+    """Start workers on CPUs from a server that has imported what they need.
+
+    A worker that is spawned imports for 3 s of CPU time, and 4 s when it is killed and restarted.
+    """
     with dask.config.set({METHOD: "forkserver"}):
         get_mp_context().set_forkserver_preload(["distributed", *IMPORTED])
         with LocalCluster(
@@ -52,6 +61,7 @@ def start_cluster(device: str, n_workers: int = 4) -> Iterator[Any]:
             threads_per_worker=1,
             dashboard_address=":0",
             preload=[quiet_workers],
+            **options,
         ) as cluster:
             yield cluster
 

@@ -10,23 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from distributed.security import Security
-from distributed.utils import get_mp_context
 
 import dask_dgpu as dgpu
 from dask_dgpu.runtime.worker.links import FRAME_BYTES
-from tests.cluster.conftest import IMPORTED, METHOD, SETTINGS, start_cluster
+from tests.cluster.conftest import SETTINGS, forked_cluster, start_cluster
 from tests.cluster.observe import (
     PLUGIN,
     eventually,
     has_both_times,
     left_over,
-    quiet_workers,
     running,
     send_signal,
 )
@@ -42,16 +39,8 @@ B = RNG.integers(-9, 9, (211, 190))
 @contextmanager
 def secure_cluster(n_workers: int = 3) -> Iterator[Any]:
     """Start workers whose connections have TLS and certificates."""
-    with dask.config.set({METHOD: "forkserver"}):
-        get_mp_context().set_forkserver_preload(["distributed", *IMPORTED])
-        with LocalCluster(
-            n_workers=n_workers,
-            threads_per_worker=1,
-            dashboard_address=":0",
-            preload=[quiet_workers],
-            security=Security.temporary(),
-        ) as cluster:
-            yield cluster
+    with forked_cluster(n_workers, security=Security.temporary()) as cluster:
+        yield cluster
 
 
 def transports(client: Client) -> set[str]:

@@ -79,7 +79,9 @@ def test_known_structures_have_results_of_their_own_data(first, second, seed):
     assert len(kept.graphs) == 1
 
 
-def test_a_structure_is_optimized_once(monkeypatch):
+@pytest.fixture
+def calls(monkeypatch):
+    """One entry for each graph that is rewritten."""
     calls: list[int] = []
     rewrite = GraphOptimizer.rewrite
 
@@ -88,6 +90,10 @@ def test_a_structure_is_optimized_once(monkeypatch):
         return rewrite(self, *args)
 
     monkeypatch.setattr(GraphOptimizer, "rewrite", counting)
+    return calls
+
+
+def test_a_structure_is_optimized_once(calls):
     kept = Kept()
     for values in (A, B, A + 1):
         kept.optimized(held(values, 4) @ held(values + 1, 4).T)
@@ -129,15 +135,7 @@ def test_other_numbers_are_a_known_structure_with_other_results(first, second, s
     assert len(kept.graphs) == 1
 
 
-def test_a_new_number_in_each_step_is_optimized_once(monkeypatch):
-    calls: list[int] = []
-    rewrite = GraphOptimizer.rewrite
-
-    def counting(self: GraphOptimizer, *args: Any) -> Any:
-        calls.append(1)
-        return rewrite(self, *args)
-
-    monkeypatch.setattr(GraphOptimizer, "rewrite", counting)
+def test_a_new_number_in_each_step_is_optimized_once(calls):
     kept, values = Kept(), A
     for at in range(1, 21):
         x, step = held(values, 4), 0.1 / (at + math.pi)
