@@ -133,18 +133,31 @@ def hold(scheduler: Scheduler, run: Run, stimulus_id: str) -> bool:
 
 def let_go(scheduler: Scheduler, run: Run) -> None:
     """Let Dask release the inputs of a run: its members have them, or it is void."""
-    if run.holder is None:
-        return
-    recommendations: dict[Key, Any] = {}
-    for key in run.stage_keys():
+    release(scheduler, run, stop_waiting(scheduler, run))
+
+
+def stop_waiting(scheduler: Scheduler, run: Run) -> list[Key]:
+    """Let the inputs of a run wait for its ``gang`` task no more; return their keys.
+
+    This must not be later than the release of that task. If Dask loses a block, it adds the block
+    to what its waiters wait for, but only a dependency of a task can end such a wait.
+    """
+    let = []
+    for key in run.stage_keys() if run.holder is not None else ():
         block = scheduler.tasks.get(key)
         waiters = set() if block is None else block.waiters or set()
         mine = {ts for ts in waiters if ts.key == run.key}
-        if block is None or not mine:
-            continue
-        waiters -= mine
-        if not waiters and not block.who_wants and block.state == "memory":
-            recommendations[key] = "released"
+        if mine:
+            waiters -= mine
+            let.append(key)
+    return let
+
+
+def release(scheduler: Scheduler, run: Run, keys: Iterable[Key]) -> None:
+    """Release those of the blocks that nothing needs; Dask must not be within transitions."""
+    blocks = [block for key in keys if (block := scheduler.tasks.get(key)) is not None]
+    unused = [ts for ts in blocks if ts.state == "memory" and not ts.waiters and not ts.who_wants]
+    recommendations: dict[Key, Any] = {ts.key: "released" for ts in unused}
     scheduler.transitions(recommendations, stimulus_id=f"dgpu-launched-{run.run_id}")
 
 

@@ -16,7 +16,7 @@ from distributed.utils import log_errors
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.scheduler.blocks import Staging, outs_of, restrict
-from dask_dgpu.runtime.scheduler.direct import hold, let_go
+from dask_dgpu.runtime.scheduler.direct import hold, let_go, release, stop_waiting
 from dask_dgpu.runtime.scheduler.recorder import recorders
 from dask_dgpu.runtime.scheduler.sent import Sent
 from dask_dgpu.runtime.scheduler.waiting import Waiting
@@ -118,7 +118,8 @@ class Launches:
         gang = self.scheduler.tasks.get(run.key)
         for out in gang.dependents if gang is not None else ():
             self.missed(out.key)
-        asyncio.get_running_loop().call_soon(let_go, self.scheduler, run)
+        unneeded = stop_waiting(self.scheduler, run)
+        asyncio.get_running_loop().call_soon(release, self.scheduler, run, unneeded)
 
     def _leave_to_tasks(self, run: Run) -> None:
         if self.runs.get(run.key) is run and not run.outcome.done():
