@@ -8,9 +8,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import dask
 from distributed import Client
 
 from tests.cluster.conftest import IMPORTED
+from tests.cluster.observe import eventually
 from tests.hosts.network import Network, enter, replace_hosts_file
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +46,7 @@ class HostCluster:
     address: str = ""
     scheduler: subprocess.Popen[str] | None = None
     workers: dict[str, BaseProcess] = field(default_factory=dict)
+    _starts: dict[str, Callable[[], None]] = field(default_factory=dict)
 
     def start_scheduler(self, at: str, listen: str, hosts_file: str = "") -> None:
         """Start the scheduler; returns when it listens."""
@@ -76,6 +79,7 @@ class HostCluster:
         )
         process.start()
         self.workers[name] = process
+        self._starts[name] = partial(self.start_worker, at, name, hosts_file, scheduler, **options)
 
     def kill(self, name: str) -> None:
         """Kill a worker."""
@@ -85,8 +89,25 @@ class HostCluster:
     def client(self) -> Client:
         """Connect a client; the calling thread must use the network of its host."""
         client = Client(self.address, timeout=30)
-        client.wait_for_workers(len(self.workers), timeout=60)
+        try:
+            eventually(lambda: self.complete(client), 60)
+        except BaseException:
+            client.close()
+            raise
         return client
+
+    def complete(self, client: Client) -> bool:
+        """Return whether all workers are there; start those again that ended.
+
+        A nanny would do this for workers that lost the scheduler.
+        """
+        for name, process in list(self.workers.items()):
+            if not process.is_alive():
+                self._starts[name]()
+        try:
+            return len(client.run(os.getpid)) == len(self.workers)
+        except OSError:  # a worker that the scheduler still knows
+            return False
 
     def log(self) -> str:
         """Return the last lines of each process."""

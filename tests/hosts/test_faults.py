@@ -13,7 +13,7 @@ import pytest
 from distributed import Client
 
 from dask_dgpu.errors import GangError
-from tests.cluster.observe import eventually, host, left_over, reports, running
+from tests.cluster.observe import eventually, host, left_over, running
 from tests.hosts.cluster import HostCluster
 from tests.hosts.network import Network
 
@@ -55,7 +55,7 @@ def test_fault(
         future.release()
     finally:
         network.mend("c")
-    eventually(lambda: len(reports(client)) == len(cluster.workers), 30)
+    eventually(lambda: cluster.complete(client), 60)
     again = client.compute(compute(x)).result(timeout=60)
     np.testing.assert_allclose(host(again), expected, atol=1e-8)
     del again
