@@ -25,11 +25,17 @@ from tests.hosts.network import Network, enter, replace_hosts_file
 
 ROOT = Path(__file__).parents[2]
 PORT = 8786
+TCP_TIMEOUT, CLIENT_TIMEOUT = 11, 6
+"""Seconds after which Dask's connections count as lost, and in which clients connect again."""
+
+WORKING = ("a", "b", "c")
+RANKS_PER_HOST = 2
+FIRST_PORT = 4000
 
 DASK = {
     # seconds after which a connection without an answer counts as lost
     "distributed.comm.timeouts.connect": "8s",
-    "distributed.comm.timeouts.tcp": "12s",
+    "distributed.comm.timeouts.tcp": f"{TCP_TIMEOUT}s",
     "distributed.worker.memory.target": False,
     "distributed.worker.memory.spill": False,
     "distributed.scheduler.allowed-failures": 20,
@@ -39,12 +45,16 @@ DASK = {
 
 @dataclass
 class HostCluster:
-    """A scheduler and workers; ``workers`` has their processes by name."""
+    """A scheduler and workers; ``workers`` has their processes by name.
+
+    ``environment`` has more variables for workers.
+    """
 
     network: Network
     folder: Path
     address: str = ""
     scheduler: subprocess.Popen[str] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
     workers: dict[str, BaseProcess] = field(default_factory=dict)
     _starts: dict[str, Callable[[], None]] = field(default_factory=dict)
 
@@ -74,9 +84,8 @@ class HostCluster:
         context.set_forkserver_preload(["distributed", *IMPORTED])
         log = str(self.folder / f"{name}.log")
         given = (self.network.namespace(at), scheduler or self.address, hosts_file, log)
-        process = context.Process(
-            target=work, args=(*given, {"name": name, **options}), daemon=True
-        )
+        more = (self.environment, {"name": name, **options})
+        process = context.Process(target=work, args=(*given, *more), daemon=True)
         process.start()
         self.workers[name] = process
         self._starts[name] = partial(self.start_worker, at, name, hosts_file, scheduler, **options)
@@ -86,9 +95,14 @@ class HostCluster:
         self.workers[name].kill()
         self.workers.pop(name).join()
 
+    def restart(self, name: str) -> None:
+        """Kill a worker, and start it again as before."""
+        self.kill(name)
+        self._starts[name]()
+
     def client(self) -> Client:
         """Connect a client; the calling thread must use the network of its host."""
-        client = Client(self.address, timeout=30)
+        client = Client(self.address, timeout=CLIENT_TIMEOUT)
         try:
             eventually(lambda: self.complete(client), 60)
         except BaseException:
@@ -124,19 +138,37 @@ class HostCluster:
 
 
 @contextmanager
-def started(network: Network, folder: Path) -> Iterator[HostCluster]:
+def started(network: Network, folder: Path, **environment: str) -> Iterator[HostCluster]:
     """Yield a cluster without processes; end them afterwards."""
-    cluster = HostCluster(network, folder)
+    cluster = HostCluster(network, folder, environment=environment)
     try:
         yield cluster
     finally:
         cluster.close()
 
 
+@contextmanager
+def six_workers(network: Network, folder: Path, **environment: str) -> Iterator[HostCluster]:
+    """Yield the usual cluster: ``a0`` and ``a1`` on host a, and so on, each at its own port."""
+    with started(network, folder, **environment) as cluster:
+        cluster.start_scheduler("sched", network.ip("sched"))
+        for host in WORKING:
+            for number in range(RANKS_PER_HOST):
+                address = {"host": network.ip(host), "port": FIRST_PORT + number}
+                cluster.start_worker(host, f"{host}{number}", **address)
+        yield cluster
+
+
 def work(
-    namespace: str, scheduler: str, hosts_file: str, log: str, options: Mapping[str, Any]
+    namespace: str,
+    scheduler: str,
+    hosts_file: str,
+    log: str,
+    environment: Mapping[str, str],
+    options: Mapping[str, Any],
 ) -> None:
     """Be a worker on a host until the scheduler is lost."""
+    os.environ.update(environment)
     enter(namespace)
     if hosts_file:
         replace_hosts_file(hosts_file)

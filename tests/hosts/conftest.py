@@ -9,12 +9,10 @@ import pytest
 from distributed import Client
 
 import dask_dgpu as dgpu
-from tests.hosts.cluster import HostCluster, started
+from tests.hosts.cluster import WORKING, HostCluster, six_workers, started
 from tests.hosts.network import Network, made
 
-HOSTS = ("client", "sched", "a", "b", "c")
-WORKING = ("a", "b", "c")
-RANKS_PER_HOST = 2
+HOSTS = ("client", "sched", *WORKING)
 
 SETTINGS = {"when": "always", "on_error": "raise", "gang_timeout": "5s", "gang_grace": "1s"}
 
@@ -35,12 +33,8 @@ def empty(network: Network, tmp_path: Path) -> Iterator[HostCluster]:
 
 @pytest.fixture(scope="module")
 def cluster(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostCluster]:
-    """The usual cluster: ``a0`` and ``a1`` on host a, and so on."""
-    with started(network, tmp_path_factory.mktemp("hosts")) as cluster:
-        cluster.start_scheduler("sched", network.ip("sched"))
-        for host in WORKING:
-            for number in range(RANKS_PER_HOST):
-                cluster.start_worker(host, f"{host}{number}", host=network.ip(host))
+    """The usual cluster, which tests may damage but not leave damaged."""
+    with six_workers(network, tmp_path_factory.mktemp("hosts")) as cluster:
         yield cluster
 
 

@@ -8,8 +8,8 @@ import pytest
 
 import dask_dgpu as dgpu
 from tests.cluster.observe import check
-from tests.hosts.cluster import HostCluster
-from tests.hosts.conftest import SETTINGS, WORKING
+from tests.hosts.cluster import WORKING, HostCluster
+from tests.hosts.conftest import SETTINGS
 from tests.hosts.network import Network
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(120)]

@@ -1,18 +1,68 @@
-"""Right results on three hosts of two workers."""
+"""Right results on three hosts of two workers, over each transport that CPUs have."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
+from distributed import Client
 
-from tests.cluster.observe import check
+import dask_dgpu as dgpu
+from tests.cluster.observe import PLUGIN, check, computed
+from tests.hosts.algorithms import ALGORITHMS, assert_right
+from tests.hosts.cluster import six_workers
+from tests.hosts.conftest import SETTINGS
+from tests.hosts.network import Network
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(100)]
 
+RNG = np.random.default_rng(1)
+A, B = RNG.random((97, 211)), RNG.random((211, 53))
+COMMS = {"gloo": "GlooComm", "ucx": "UcxComm", "dask": "StreamComm"}
 
-def test_matmul(client) -> None:
-    rng = np.random.default_rng(1)
-    a, b = rng.random((97, 211)), rng.random((211, 53))
-    x, y = da.from_array(a, chunks=31), da.from_array(b, chunks=31)
-    assert check(client, x @ y, a @ b) == 1
+
+@pytest.fixture(scope="module", params=COMMS)
+def client(
+    request: pytest.FixtureRequest, network: Network, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
+    """A client of gangs over one transport; UCX takes the processes of all hosts for one host's."""
+    folder = tmp_path_factory.mktemp("hosts")
+    with (
+        six_workers(network, folder, UCX_TLS="tcp,self") as cluster,
+        network.on("client"),
+        cluster.client() as client,
+        dgpu.enable(client, comm=request.param, **SETTINGS),
+    ):
+        yield client
+        assert transports(client) == {COMMS[request.param]}
+
+
+def transports(client: Client) -> set[str]:
+    def names(dask_worker: Any) -> set[str]:
+        comms = dask_worker.plugins[PLUGIN].member._comms.values()
+        return {type(comm).__name__ for comm in comms}
+
+    return set().union(*client.run(names).values())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_algorithm(client: Client, name: str) -> None:
+    algorithm = ALGORITHMS[name]
+    result, gangs = computed(client, algorithm.compute(algorithm.input()))
+    assert_right(result, algorithm.expected(algorithm.array))
+    assert gangs == 1
+
+
+def test_uneven_product(client: Client) -> None:
+    x, y = da.from_array(A, chunks=31), da.from_array(B, chunks=31)
+    assert check(client, x @ y, A @ B) == 1
+
+
+def test_region(client: Client) -> None:
+    x, y = da.from_array(A, chunks=31), da.from_array(B, chunks=31)
+    product, expected = (x @ y).T @ x, (A @ B).T @ A
+    made = (product - product.mean(axis=0)).map_overlap(lambda b: b * 2, depth=1).sum(axis=1)
+    assert check(client, made, ((expected - expected.mean(axis=0)) * 2).sum(axis=1)) == 1

@@ -1,0 +1,47 @@
+"""The scheduler's host is cut off for good: a named error in time, and workers that come back."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from distributed import wait
+from distributed.client import FutureCancelledError
+
+import dask_dgpu as dgpu
+from tests.cluster.observe import eventually, left_over, running
+from tests.hosts.algorithms import ALGORITHMS, assert_right
+from tests.hosts.cluster import CLIENT_TIMEOUT, TCP_TIMEOUT, HostCluster
+from tests.hosts.conftest import SETTINGS
+from tests.hosts.faults import HOST, SCHEDULER, SLOW, mend
+from tests.hosts.network import Network
+
+pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(200)]
+
+
+def test_scheduler_is_cut_off_while_gangs_run(network: Network, cluster: HostCluster) -> None:
+    """Dask's client gives up; one gang of each algorithm runs or waits."""
+    with (
+        network.on("client"),
+        cluster.client() as client,
+        dgpu.enable(client, **SETTINGS),
+    ):
+        inputs = {name: algorithm.input().persist() for name, algorithm in ALGORITHMS.items()}
+        wait(list(inputs.values()))
+        network.shape(HOST, SLOW)
+        try:
+            futures = [client.compute(ALGORITHMS[name].compute(x)) for name, x in inputs.items()]
+            eventually(lambda: running(client))
+            network.cut(SCHEDULER)
+            began = time.monotonic()
+            for future in futures:
+                with pytest.raises(FutureCancelledError):
+                    future.result(timeout=60)
+            assert time.monotonic() - began < 2 * (TCP_TIMEOUT + CLIENT_TIMEOUT)
+        finally:
+            mend(network)
+    with network.on("client"), cluster.client() as client, dgpu.enable(client, **SETTINGS):
+        for algorithm in ALGORITHMS.values():
+            result = client.compute(algorithm.compute(algorithm.input())).result(timeout=60)
+            assert_right(result, algorithm.expected(algorithm.array))
+        eventually(lambda: left_over(client) == 0)
