@@ -17,6 +17,7 @@ import torch
 import torch.distributed
 
 from dask_dgpu.comm.common import Lifetime
+from dask_dgpu.comm.doors import opened
 from dask_dgpu.comm.point_to_point import PointToPointComm, Verb
 from dask_dgpu.comm.protocol import Buffer
 from dask_dgpu.comm.steps import Message
@@ -136,10 +137,13 @@ def _disconnect(group: Any, peers: Sequence[int]) -> None:
 def _create_group(store: TorchStore, rank: int, size: int, host: str, timeout: float) -> Any:
     gloo = dist.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=host)]
+    device, door = opened(lambda: gloo.create_device(hostname=host))
+    options._devices = [device]
     options._threads = 1  # only gloo's own collectives use them
     options._timeout = timedelta(seconds=timeout)
     try:
         return gloo(store, rank, size, options)
     except RuntimeError as error:
         raise CommError(f"rank {rank} of {size} could not connect: {error}") from error
+    finally:
+        door.close()  # all ranks are connected; gloo would accept anyone

@@ -1,0 +1,76 @@
+"""Doors: listening sockets of a library that accepts any peer, open only while ranks connect.
+
+A socket filter of Linux drops what arrives at the listening socket, before its library sees it.
+Connections that it has accepted are sockets of their own, without the filter. So a stranger's
+attempt to connect times out, as behind a firewall. On other systems doors stay open.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_DESCRIPTORS = Path("/proc/self/fd")
+_SO_ATTACH_FILTER = 26
+# one instruction of the kernel's packet filter: accept 0 bytes of the packet
+_DROP = struct.pack("HBBI", 6, 0, 0, 0)
+# one library at a time, so that new sockets are its own
+_opening = threading.Lock()
+
+
+class Door:
+    """The listening sockets that a function has opened at a host's address."""
+
+    def __init__(self, sockets: list[socket.socket]) -> None:
+        self._sockets = sockets
+
+    def close(self) -> None:
+        """Let nobody connect from now on; connected peers notice nothing."""
+        program = ctypes.create_string_buffer(_DROP)
+        filtering = struct.pack("H6xP", 1, ctypes.addressof(program))
+        while self._sockets:
+            with self._sockets.pop() as listener, suppress(OSError):
+                listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filtering)
+
+
+def opened(create: Callable[[], T]) -> tuple[T, Door]:
+    """Call a function that opens listening sockets; return its result and the door to them."""
+    with _opening:
+        before = _listening()
+        try:
+            result = create()
+        finally:
+            after = _listening()
+    for inode in before.keys() & after.keys():
+        after.pop(inode).close()
+    for listener in before.values():
+        listener.close()
+    return result, Door(list(after.values()))
+
+
+def _listening() -> dict[int, socket.socket]:
+    """Return duplicates of the listening sockets of this process, by their inodes."""
+    found: dict[int, socket.socket] = {}
+    for entry in _DESCRIPTORS.iterdir() if _DESCRIPTORS.exists() else ():
+        with suppress(OSError):
+            if not os.readlink(entry).startswith("socket:"):
+                continue
+            own = socket.socket(fileno=os.dup(int(entry.name)))
+            listens = own.family in (socket.AF_INET, socket.AF_INET6) and own.getsockopt(
+                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+            )
+            inode = os.fstat(own.fileno()).st_ino
+            if listens and inode not in found:
+                found[inode] = own
+            else:
+                own.close()
+    return found
