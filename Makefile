@@ -69,7 +69,8 @@ dist: .venv  ## wheel and sdist in build/dist, checked and tried in an empty env
 
 bench: .venv  ## the benchmarks; those for GPUs where there are any
 	set -e; for file in $(filter-out %harness.py %_gpu.py,$(wildcard benchmarks/*.py)) \
-	    $$(nvidia-smi -L >/dev/null 2>&1 && echo $(wildcard benchmarks/*_gpu.py)); do .venv/bin/python $$file; done
+	    $$(nvidia-smi -L >/dev/null 2>&1 && echo $(wildcard benchmarks/*_gpu.py)); do \
+	    PYTHONPATH=. .venv/bin/python $$file; done
 
 clean:  ## remove what was made
 	rm -rf .venv .venv-latest build

@@ -154,7 +154,7 @@ def six_workers(network: Network, folder: Path, **environment: str) -> Iterator[
         cluster.start_scheduler("sched", network.ip("sched"))
         for host in WORKING:
             for number in range(RANKS_PER_HOST):
-                address = {"host": network.ip(host), "port": FIRST_PORT + number}
+                address: dict[str, Any] = {"host": network.ip(host), "port": FIRST_PORT + number}
                 cluster.start_worker(host, f"{host}{number}", **address)
         yield cluster
 

@@ -1,31 +1,23 @@
 """Random faults of a network, one after the other, and what became of the gang that each hit.
 
-``python -m tests.hosts.random_faults [COUNT] [SEED]`` prints a line of JSON for each. It ends with
-status 1 if any gang had another end than the right result or a ``GangError`` in time.
+``benchmarks/hosts_faults.py`` causes a hundred in a row.
 """
 
 from __future__ import annotations
 
-import json
 import random
-import sys
-import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from distributed import Client, wait
 
-import dask_dgpu as dgpu
 from tests.cluster.observe import eventually, left_over, running
 from tests.hosts.algorithms import ALGORITHMS, Algorithm, assert_right
-from tests.hosts.cluster import WORKING, HostCluster, six_workers
-from tests.hosts.conftest import HOSTS, SETTINGS
+from tests.hosts.cluster import WORKING, HostCluster
 from tests.hosts.faults import LIMIT, SCHEDULER
-from tests.hosts.network import Network, made
+from tests.hosts.network import Network
 
 RATE = "20mbit"
 """Of all links, so that gangs take long enough to be hit."""
@@ -48,7 +40,7 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """Whether this may happen."""
+        """Whether it is the right result or a ``GangError``, in time."""
         return (self.end == "right" or self.end.startswith("GangError")) and self.seconds < LIMIT
 
 
@@ -115,30 +107,3 @@ def outcomes(
         yield hit(chance, network, cluster, client)
         eventually(lambda: cluster.complete(client), 60)
         eventually(lambda: left_over(client) == 0, 60)
-
-
-def _say(facts: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(facts) + "\n")
-    sys.stdout.flush()
-
-
-def main(count: int = 100, seed: int = 0) -> int:
-    """Print the outcomes, and their numbers."""
-    ends: Counter[str] = Counter()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        made(HOSTS) as network,
-        six_workers(network, Path(folder)) as cluster,
-        network.on("client"),
-        cluster.client() as client,
-        dgpu.enable(client, **SETTINGS),
-    ):
-        for outcome in outcomes(network, cluster, client, count, seed):
-            _say(asdict(outcome))
-            ends[outcome.end.partition(":")[0] if outcome.good else "wrong"] += 1
-    _say(ends)
-    return int(ends["wrong"] > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))

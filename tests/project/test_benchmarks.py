@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -25,7 +26,8 @@ FIELDS = {
 
 def lines_of(out: Path, script: str, *arguments: str) -> list[dict[str, Any]]:
     command = [sys.executable, str(BENCHMARKS / script), "--out", str(out), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     for line in lines:
@@ -542,3 +544,20 @@ def test_hosts_predicts_every_case(tmp_path: Path) -> None:
     assert [line["hosts"] for line in lines] == [1, 2] * 3
     assert all(line["predicted_s"] > 0 for line in lines)
     assert all((line["link_bytes"] > 0) == (line["hosts"] > 1) for line in lines)
+
+
+@pytest.mark.hosts
+@pytest.mark.slow
+def test_hosts_linked_writes_every_way(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "hosts_linked.py", "--quick")
+    assert {"host_bandwidth", "host_latency"} <= lines[0]["figures"].keys()
+    assert len(lines) == 1 + 5 * 3
+    assert all(line["median"] > 0 < line["link_bytes"] for line in lines[1:])
+
+
+@pytest.mark.hosts
+@pytest.mark.slow
+def test_hosts_faults_writes_every_fault(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "hosts_faults.py", "--quick")
+    assert sum(lines.pop()["ends"].values()) == len(lines) == 2
+    assert all(line["end"] and line["median"] >= 0 for line in lines)
