@@ -143,6 +143,12 @@ def processes(client: Client) -> list[dict[str, int]]:
     ]
 
 
+def coroutines_end(client: Client, before: list[dict[str, int]]) -> bool:
+    """Whether no process has many more than before; on a busy machine some last longer."""
+    now = processes(client)
+    return all(b["coroutines"] <= a["coroutines"] + 8 for a, b in zip(before, now, strict=True))
+
+
 @pytest.fixture
 def client() -> Iterator[Client]:
     with (
@@ -200,7 +206,7 @@ def test_computations_leave_nothing_behind(client: Client) -> None:
         # Dask opens a few connections more when the workers are busy, and closes them late
         assert new["descriptors"] <= old["descriptors"] + 8
         assert new["threads"] <= old["threads"] + 4
-        assert new["coroutines"] <= old["coroutines"] + 8
+    eventually(lambda: coroutines_end(client, before))
 
 
 @pytest.mark.cluster
@@ -246,4 +252,4 @@ def test_a_thousand_small_products_leave_nothing_behind(client: Client) -> None:
     for old, new in zip(before, processes(client), strict=True):
         assert new["memory"] < old["memory"] + MOST_GROWTH
         assert new["threads"] <= old["threads"] + 4
-        assert new["coroutines"] <= old["coroutines"] + 8
+    eventually(lambda: coroutines_end(client, before))

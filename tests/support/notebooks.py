@@ -40,6 +40,7 @@ PRIVATE = re.compile(r"0x[0-9a-f]{6,}|(?:tcp|inproc)://|/(?:home|root|tmp|work|u
 STRICT = """
 import logging
 import warnings
+__import__("distributed")  # sets levels itself when it is imported
 for name in ("dask_dgpu.session.client", "distributed.nanny", "tornado.application"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 warnings.filterwarnings("error", module="__main__")
