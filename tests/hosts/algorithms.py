@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import dask.array as da
 import numpy as np
-from scipy.ndimage import laplace
+from scipy.ndimage import correlate, laplace
 
 import dask_dgpu as dgpu
 
@@ -15,6 +15,7 @@ N, CHUNK, SWEEPS = 600, 200, 40
 RNG = np.random.default_rng(3)
 SQUARE = RNG.random((N, N))
 WIDE = RNG.random((12, 100_000))
+BOX = RNG.random((1, 1, 5, 5))
 
 
 class Algorithm(NamedTuple):
@@ -49,6 +50,36 @@ ALGORITHMS = {
     "sum": Algorithm(WIDE, (2, 50_000), lambda x: dgpu.sum(x, axis=0), lambda a: a.sum(axis=0)),
 }
 """One of each pattern of messages: panels, transposes, moves, ghost cells, and a tree."""
+
+
+def _rolled(x: da.Array) -> da.Array:
+    for _ in range(10):
+        x = x.map_overlap(lambda block: np.roll(block, 1, 0), depth=1, boundary="periodic")
+    return x
+
+
+OTHERS = {
+    "contract": Algorithm(
+        SQUARE,
+        CHUNK,
+        lambda x: da.einsum("ij,kj->ik", x, x),
+        lambda a: a @ a.T,
+    ),
+    "overlap": Algorithm(SQUARE, CHUNK, _rolled, lambda a: np.roll(a, 10, 0)),
+    "conv2d": Algorithm(
+        SQUARE,
+        CHUNK,
+        lambda x: dgpu.conv2d(x[None, None], BOX, padding=2)[0, 0],
+        lambda a: correlate(a, BOX[0, 0], mode="constant"),
+    ),
+    "region": Algorithm(
+        SQUARE,
+        CHUNK,
+        lambda x: (x @ x + x.T - x.mean(axis=0)).sum(axis=1),
+        lambda a: (a @ a + a.T - a.mean(axis=0)).sum(axis=1),
+    ),
+}
+"""More algorithms with these patterns."""
 
 
 def assert_right(result: Any, expected: Any) -> None:

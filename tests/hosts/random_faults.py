@@ -14,7 +14,7 @@ from typing import Any
 from distributed import Client, wait
 
 from tests.cluster.observe import eventually, left_over, running
-from tests.hosts.algorithms import ALGORITHMS, Algorithm, assert_right
+from tests.hosts.algorithms import ALGORITHMS, OTHERS, Algorithm, assert_right
 from tests.hosts.cluster import WORKING, HostCluster
 from tests.hosts.faults import LIMIT, SCHEDULER
 from tests.hosts.network import Network
@@ -68,8 +68,7 @@ def cause(chance: random.Random, network: Network, cluster: HostCluster) -> tupl
 
 def hit(chance: random.Random, network: Network, cluster: HostCluster, client: Client) -> Outcome:
     """Compute with a random algorithm, cause a fault meanwhile, and wait for the end."""
-    name = chance.choice(list(ALGORITHMS))
-    algorithm = ALGORITHMS[name]
+    name, algorithm = chance.choice(list((ALGORITHMS | OTHERS).items()))
     x = algorithm.input().persist()
     wait(x)
     after, lasts = chance.uniform(0, 0.5), chance.uniform(0.1, LONGEST)

@@ -12,7 +12,7 @@ from distributed import Client
 
 import dask_dgpu as dgpu
 from tests.cluster.observe import PLUGIN, check, computed
-from tests.hosts.algorithms import ALGORITHMS, assert_right
+from tests.hosts.algorithms import ALGORITHMS, OTHERS, assert_right
 from tests.hosts.cluster import six_workers
 from tests.hosts.conftest import SETTINGS
 from tests.hosts.network import Network
@@ -48,9 +48,9 @@ def transports(client: Client) -> set[str]:
     return set().union(*client.run(names).values())
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [*ALGORITHMS, *OTHERS])
 def test_algorithm(client: Client, name: str) -> None:
-    algorithm = ALGORITHMS[name]
+    algorithm = (ALGORITHMS | OTHERS)[name]
     result, gangs = computed(client, algorithm.compute(algorithm.input()))
     assert_right(result, algorithm.expected(algorithm.array))
     assert gangs == 1
@@ -59,10 +59,3 @@ def test_algorithm(client: Client, name: str) -> None:
 def test_uneven_product(client: Client) -> None:
     x, y = da.from_array(A, chunks=31), da.from_array(B, chunks=31)
     assert check(client, x @ y, A @ B) == 1
-
-
-def test_region(client: Client) -> None:
-    x, y = da.from_array(A, chunks=31), da.from_array(B, chunks=31)
-    product, expected = (x @ y).T @ x, (A @ B).T @ A
-    made = (product - product.mean(axis=0)).map_overlap(lambda b: b * 2, depth=1).sum(axis=1)
-    assert check(client, made, ((expected - expected.mean(axis=0)) * 2).sum(axis=1)) == 1
