@@ -8,6 +8,7 @@ comparison ``(x + 1).persist()`` and an empty task on each worker. Ways take tur
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -82,8 +83,8 @@ class Rounds:
             x = (x @ self.y / N).persist()
         wait(x)
 
-    def gradients(self, at: int) -> None:
-        """Solve a symmetric system, with one call for each step of conjugate gradients."""
+    def gradients(self, at: int) -> da.Array:
+        """Solve a symmetric system by conjugate gradients, with a call for each number."""
         a = (self.x + self.x.T).persist()
         x, r = da.zeros_like(self.b), self.b
         p, square = r, float((r * r).sum().compute())
@@ -94,6 +95,23 @@ class Rounds:
             before, square = square, float((r * r).sum().compute())
             p = (r + (square / before) * p).persist()
         wait(x)
+        return x
+
+    def gradients_together(self, at: int) -> da.Array:
+        """Solve it with one call for both numbers of a step, after Chronopoulos and Gear."""
+        a = (self.x + self.x.T).persist()
+        x, r = da.zeros_like(self.b), (self.b * (1 + at)).persist()
+        p = q = x
+        before, step = math.inf, 1.0
+        for _ in range(ITERATIONS):
+            w = (N * r + a @ r).persist()
+            square, inner = map(float, dask.base.compute((r * r).sum(), (r * w).sum()))
+            share, before = square / before, square
+            step = square / (inner - share * square / step)
+            p, q = r + share * p, w + share * q
+            x, r, p, q = dask.base.persist(x + step * p, r - step * q, p, q)
+        wait(x)
+        return x
 
 
 def _generator(device: str) -> Any:
@@ -147,7 +165,8 @@ def run(given: argparse.Namespace, rounds: Rounds, report: Report) -> None:
         "empty task on each worker",
         *measure(rounds, rounds.empty, ("plain",), given.repetitions).values(),
     )
-    for call in (rounds.add, rounds.product, rounds.total, rounds.loop, rounds.gradients):
+    solvers = rounds.gradients, rounds.gradients_together
+    for call in (rounds.add, rounds.product, rounds.total, rounds.loop, *solvers):
         found = measure(rounds, call, ("gangs", "ours", "plain"), given.repetitions)
         for way, seconds in found.items():
             ratio = median(seconds) / median(found["plain"])

@@ -5,8 +5,10 @@ The first iterations have other arrays: the solution is zero, and two vectors ar
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -16,7 +18,14 @@ import pytest
 from distributed import Client, wait
 
 from tests.cluster.observe import PLUGIN, nothing_left
-from tests.cluster.test_kept_programs import watch_launches, watch_no_more
+from tests.cluster.test_kept_programs import counted, watch_launches, watch_no_more
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+try:
+    import rounds
+finally:
+    sys.path.remove(str(BENCHMARKS))
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -96,3 +105,22 @@ def test_each_iteration_is_the_program_of_the_one_before(
     client.run(watch_no_more)
     del x, p
     nothing_left(client, a, b)
+
+
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
+def test_the_benchmark_reads_two_numbers_at_once(client: Client) -> None:
+    """A step takes four gangs at most: the product, a sum for each number, the vectors."""
+    small = rounds.Rounds(client, "cpu")
+    matrix, right = small.x.compute(), small.b.compute()
+    wanted = np.linalg.solve(matrix + matrix.T + rounds.N * np.eye(rounds.N), right)
+    for at in range(2):
+        client.run(watch_launches)
+        found = small.gradients_together(at)
+        np.testing.assert_allclose(found.compute() / (1 + at), wanted, rtol=1e-9)
+    counts = counted(client)
+    (launches,), (programs,) = counts["launches"], counts["programs"]
+    assert rounds.ITERATIONS < launches <= 1 + 4 * rounds.ITERATIONS
+    assert programs < launches / 2  # nothing waits, so which blocks are in memory varies a little
+    client.run(watch_no_more)
+    del found
+    nothing_left(client, small.x, small.y, small.b)

@@ -17,7 +17,7 @@ from dask_dgpu.kernels.pack import copy_host
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 METHODS = ("compensated", "reproducible")
 WAYS = ("gangs", "ours", "plain")
-SMALL = ("add", "product", "total", "loop", "gradients")
+SMALL = ("add", "product", "total", "loop", "gradients", "gradients_together")
 PROFILED = ("without", "within")
 FIELDS = {
     "chunk", "date", "dtype", "machine", "median", "n", "ratio", "seconds", "versions", "what",
@@ -492,6 +492,7 @@ def test_rates_of_clusters_of_each_size(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_rounds_writes_every_figure(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "rounds.py", "--quick")
     calls = [f"{call}, {way}" for call in SMALL for way in WAYS]
