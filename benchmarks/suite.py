@@ -2,6 +2,7 @@
 
 Both ways take turns on one cluster, plain Dask twice: the second series shows the noise.
 Predictions begin with the graph, so they are compared with the seconds after it was built.
+Then NumPy or CuPy and JAX run the same programs without Dask, those that are installed.
 ``--device cuda`` runs them on the GPUs of one host; ``--check`` compares small results with
 NumPy's instead.
 """
@@ -12,9 +13,7 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import geometric_mean, median
 from typing import Any
 
 import dask.array as da
@@ -23,10 +22,11 @@ import numpy as np
 from distributed import Client, futures_of, wait
 from gpu_harness import cluster_of
 from harness import Report, no_wait
-from rich.console import Console
-from rich.table import Table
-from scipy.stats import bootstrap
+from memory_harness import watch, watched
+from suite_figures import Found, markdown, show, summary
 from suite_harness import PROGRAMS, Input, Program, Sizes
+from suite_ways import WAYS as ALONE
+from suite_ways import installed, run_alone
 from worker_harness import synchronize
 
 import dask_dgpu as dgpu
@@ -35,63 +35,6 @@ RESULTS = Path(__file__).parent / "results"
 LENGTHS = {"cpu": (2**15, 2048), "cuda": (2**20, 16384)}
 QUICK = (256, 128)
 WAYS = ("ours", "plain", "plain again")
-SLOWER, SLACK = 1.05, 5e-3
-"""A program is slower from this factor and these seconds on, beyond the noise."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """The seconds of one program: measured in each repetition, and predicted.
-
-    ``built`` are those of ``seconds`` in which Dask built the graph.
-    """
-
-    name: str
-    seconds: dict[str, list[float]]
-    built: dict[str, list[float]]
-    predicted: dict[str, float]
-
-    def median(self, way: str) -> float:
-        """Return the median of a way."""
-        return median(self.seconds[way])
-
-    @property
-    def plain(self) -> float:
-        """The median of both series of plain Dask."""
-        return median(self.seconds["plain"] + self.seconds["plain again"])
-
-    @property
-    def ratio(self) -> float:
-        """Our seconds over those of plain Dask."""
-        return self.median("ours") / self.plain
-
-    @property
-    def noise(self) -> float:
-        """Most seconds between medians of two series of plain Dask, by a bootstrap, at 95 %."""
-        series = self.seconds["plain"], self.seconds["plain again"]
-        if min(map(len, series)) < 2:
-            return abs(self.median("plain") - self.median("plain again"))
-        found = bootstrap(series, _difference, method="percentile", n_resamples=2000, rng=0)
-        return float(max(map(abs, found.confidence_interval)))
-
-    @property
-    def slower(self) -> bool:
-        """Whether we take longer than plain Dask, beyond the noise."""
-        return self.median("ours") > SLOWER * self.plain + SLACK + self.noise
-
-    def misses(self) -> dict[str, float]:
-        """Return predicted over measured seconds of both ways, without building the graph."""
-        ways = {"ours": ("ours",), "plain": ("plain", "plain again")}
-        return {way: self.predicted[way] / self.computed(*series) for way, series in ways.items()}
-
-    def computed(self, *series: str) -> float:
-        """Return the median seconds of some ways after the graph was built."""
-        pairs = ((self.seconds[way], self.built[way]) for way in series)
-        return median(a - b for pair in pairs for a, b in zip(*pair, strict=True))
-
-
-def _difference(first: Any, second: Any, axis: int) -> Any:
-    return np.median(first, axis=axis) - np.median(second, axis=axis)
 
 
 class Suite:
@@ -122,7 +65,8 @@ class Suite:
                 if repetition > 0:
                     seconds[way].append(whole)
                     built[way].append(building)
-        return Found(name, seconds, built, self.predict(PROGRAMS[name]))
+        peaks = {way: self.peaks(PROGRAMS[name], ours=way == "ours") for way in ("ours", "plain")}
+        return Found(name, seconds, built, self.predict(PROGRAMS[name]), peaks)
 
     def run(
         self, program: Program, seed: int, *, ours: bool
@@ -131,10 +75,7 @@ class Suite:
 
         The second number are the seconds in which Dask built the graph.
         """
-        if ours:
-            dgpu.enable(self.client, when=self.given.when, on_error="raise")
-        else:
-            dgpu.disable()
+        self.enable(ours=ours)
         inputs = self.inputs(program, seed)
         self.client.run(self.synchronize)
         start = time.perf_counter()
@@ -149,6 +90,26 @@ class Suite:
                 future.result()
         return seconds, built, results
 
+    def enable(self, *, ours: bool) -> None:
+        """Choose dask_dgpu or plain Dask."""
+        if ours:
+            dgpu.enable(self.client, when=self.given.when, on_error="raise")
+        else:
+            dgpu.disable()
+
+    def peaks(self, program: Program, *, ours: bool) -> list[int]:
+        """Return the bytes by which a program makes the memory of each worker grow, untimed."""
+        self.enable(ours=ours)
+        inputs = self.inputs(program, len(WAYS) * (1 + self.given.repetitions) + ours)
+        self.client.run(watch, self.given.device)
+        try:
+            results = dask.base.persist(*_tuple(program.function(da, *inputs)))
+            wait(results)
+            self.client.run(self.synchronize)
+        finally:
+            grown = self.client.run(watched)
+        return list(grown.values())
+
     def inputs(self, program: Program, seed: int) -> tuple[da.Array, ...]:
         """Return new inputs, on the workers already."""
         rng = da.random.default_rng(_generator(self.given.device, seed))
@@ -159,7 +120,7 @@ class Suite:
 
     def predict(self, program: Program) -> dict[str, float]:
         """Return the predicted seconds of both ways; those of several results are added."""
-        dgpu.enable(self.client, when=self.given.when, on_error="raise")
+        self.enable(ours=True)
         results = _tuple(program.function(da, *self.inputs(program, 0)))
         found = [dgpu.explain(result) for result in results]
         return {
@@ -227,41 +188,9 @@ def written(report: Report, found: Found, when: str) -> Found:
         built=found.built,
         predicted=found.predicted["ours"],
         plain_predicted=found.predicted["plain"],
+        peaks=found.peaks,
     )
     return found
-
-
-def summary(every: list[Found]) -> dict[str, Any]:
-    """Return what follows from all programs."""
-    misses = {way: [each.misses()[way] for each in every] for way in ("ours", "plain")}
-    within = {way: sum(0.5 <= miss <= 2 for miss in of) / len(of) for way, of in misses.items()}
-    return {
-        "ratio": geometric_mean(each.ratio for each in every),
-        "slower": [each.name for each in every if each.slower],
-        "within_twice": within["ours"],
-        "plain_within_twice": within["plain"],
-    }
-
-
-def show(every: list[Found], totals: dict[str, Any]) -> None:
-    """Print a table, and what follows from it."""
-    names = ("plain", "ours", "built", "noise", "ratio", "predicted, plain", "predicted, ours")
-    table = Table("program", caption="milliseconds; ratios; predicted over computed seconds")
-    for name in names:
-        table.add_column(name, justify="right")
-    for each in every:
-        seconds = each.plain, each.median("ours"), median(each.built["ours"]), each.noise
-        ratios = each.ratio, each.misses()["plain"], each.misses()["ours"]
-        texts = [*(f"{1e3 * value:.4g}" for value in seconds), *(f"{r:.2f}" for r in ratios)]
-        table.add_row(each.name, *texts)
-    console = Console()
-    console.print(table)
-    console.print(f"ours over plain, geometric mean: {totals['ratio']:.3g}")
-    console.print(f"slower than plain Dask: {', '.join(totals['slower']) or 'none'}")
-    console.print(
-        f"predicted within a factor of 2: ours {totals['within_twice']:.0%}, "
-        f"plain {totals['plain_within_twice']:.0%}"
-    )
 
 
 def figures(suite: Suite, report: Report, names: list[str]) -> Iterator[Found]:
@@ -295,12 +224,26 @@ def options() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
     parser.add_argument("--protocol", choices=("tcp", "ucx"), default="tcp", help="on GPUs")
     parser.add_argument("--rmm-pool", default="40GB", help="what a GPU's pool begins with")
+    parser.add_argument(
+        "--alone", nargs="*", choices=("numpy", "cupy", "jax"), metavar="WAY",
+        help="without Dask: numpy, cupy, jax, or none; default: those installed for the device",
+    )  # fmt: skip
+    parser.add_argument("--table", type=Path, help="where the table of the docs is written")
     parser.add_argument("--out", type=Path, help="where JSON lines are appended")
     given = parser.parse_args()
     given.when = given.when or ("always" if given.check else "cheaper")
+    if given.alone is None:
+        given.alone = installed(ALONE[given.device])
     if given.quick:
         given.repetitions = 1
     return given
+
+
+def arguments_alone(given: argparse.Namespace, names: list[str], workers: int) -> list[str]:
+    """Return the options of the ways without Dask: the same programs, of the same sizes."""
+    numbers = ["--workers", str(workers), "--repetitions", str(given.repetitions)]
+    quick = ["--quick"] if given.quick else []
+    return ["--device", given.device, *numbers, *quick, "--only", *names]
 
 
 def main() -> None:
@@ -321,6 +264,9 @@ def main() -> None:
             totals = summary(every)
             report.add("all programs", **totals, rates=dict(rates.facts.figures))
             show(every, totals)
+    alone = run_alone(given.alone, arguments_alone(given, names, workers), report)
+    if given.table:
+        given.table.write_text(markdown(every, alone))
 
 
 if __name__ == "__main__":

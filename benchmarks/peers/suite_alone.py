@@ -2,7 +2,8 @@
 
 CuPy and JAX take the memory of the GPUs, so run one at a time, with nothing else on them:
 ``python benchmarks/peers/suite_alone.py jax``. JAX compiles each program with one ``jit``; tall
-inputs lie in equal parts on its GPUs.
+inputs lie in equal parts on its GPUs. Peaks of memory are those of one more call: of the process,
+of CuPy's pool, or as JAX's compiler plans it for one GPU.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from math import prod
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Report
+from memory_harness import CupyPeak, HostPeak
 from suite import LENGTHS, QUICK
 from suite_harness import PROGRAMS, Input, Program, Sizes
 
@@ -27,15 +30,35 @@ NAMESPACES = {"numpy": "numpy", "cupy": "cupy", "jax": "jax.numpy"}
 TALL = 1 << 20
 """Elements from which JAX splits an input."""
 
-Way = Callable[[Program, Sizes], tuple[Callable[..., Any], list[Any]]]
+
+@dataclass(frozen=True)
+class Prepared:
+    """A program with its inputs: ``run`` computes it, ``peak`` returns the bytes that takes."""
+
+    run: Callable[[], Any]
+    peak: Callable[[], int]
+
+
+Way = Callable[[Program, Sizes], Prepared]
 
 
 def by_arrays(xp: Any) -> Way:
     """Return a way that runs a program with a namespace as it is."""
 
-    def prepare(program: Program, sizes: Sizes) -> tuple[Callable[..., Any], list[Any]]:
+    def prepare(program: Program, sizes: Sizes) -> Prepared:
         inputs = [drawn(xp.random.default_rng(at), x, sizes) for at, x in enumerate(program.inputs)]
-        return lambda *arrays: finished(xp, program.function(xp, *arrays)), inputs
+
+        def run() -> Any:
+            return finished(xp, program.function(xp, *inputs))
+
+        def peak() -> int:
+            grown = CupyPeak() if xp.__name__ == "cupy" else HostPeak()
+            results = run()
+            found = grown.stop()
+            del results
+            return found
+
+        return Prepared(run, peak)
 
     return prepare
 
@@ -56,7 +79,7 @@ def drawn(rng: Any, given: Input, sizes: Sizes) -> Any:
     return (x + 0.5 if given.kind == "positive" else x).astype("float32")
 
 
-def by_jax(program: Program, sizes: Sizes) -> tuple[Callable[..., Any], list[Any]]:
+def by_jax(program: Program, sizes: Sizes) -> Prepared:
     """Compile a program, and lay its inputs on all GPUs."""
     import jax
     import numpy as np
@@ -79,15 +102,20 @@ def by_jax(program: Program, sizes: Sizes) -> tuple[Callable[..., Any], list[Any
 
     compiled = jax.jit(lambda *arrays: program.function(xp, *arrays))
     inputs = [place(at, given) for at, given in enumerate(program.inputs)]
-    return lambda *arrays: jax.block_until_ready(compiled(*arrays)), inputs
+
+    def peak() -> int:
+        planned = compiled.lower(*inputs).compile().memory_analysis()
+        return int(planned.temp_size_in_bytes + planned.output_size_in_bytes)
+
+    return Prepared(lambda: jax.block_until_ready(compiled(*inputs)), peak)
 
 
-def measure(run: Callable[..., Any], inputs: list[Any], repetitions: int) -> list[float]:
+def measure(run: Callable[[], Any], repetitions: int) -> list[float]:
     """Return the seconds of each call after a first one."""
     seconds = []
     for _ in range(1 + repetitions):
         start = time.perf_counter()
-        run(*inputs)
+        run()
         seconds.append(time.perf_counter() - start)
     return seconds[1:]
 
@@ -97,20 +125,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("way", choices=NAMESPACES)
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, metavar="PROGRAM")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: that of the way")
     parser.add_argument("--workers", type=int, help="of the suite that this is compared with")
     parser.add_argument("--repetitions", type=int, default=3, help="after one to warm up")
     parser.add_argument("--quick", action="store_true", help="small sizes, once: a smoke test")
     parser.add_argument("--out", type=Path, help="where JSON lines are appended")
     given = parser.parse_args()
-    kind = "cpu" if given.way == "numpy" else "cuda"
+    kind = given.device or ("cpu" if given.way == "numpy" else "cuda")
     workers = given.workers or (4 if kind == "cpu" else 1)
     sizes = Sizes(workers, *(QUICK if given.quick else LENGTHS[kind]))
     way = by_jax if given.way == "jax" else by_arrays(import_module(NAMESPACES[given.way]))
     report = Report(given.out or RESULTS / f"suite-{kind}-peers.jsonl", workers)
     for name in given.only or PROGRAMS:
         with report.guard(f"{name}, {given.way}"):
-            seconds = measure(*way(PROGRAMS[name], sizes), 1 if given.quick else given.repetitions)
-            report.add(f"{name}, {given.way}", seconds, dtype="float32")
+            prepared = way(PROGRAMS[name], sizes)
+            seconds = measure(prepared.run, 1 if given.quick else given.repetitions)
+            report.add(f"{name}, {given.way}", seconds, dtype="float32", peak=prepared.peak())
     report.print()
 
 

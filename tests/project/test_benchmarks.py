@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -212,17 +213,33 @@ def test_region_writes_every_figure(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_suite_writes_a_line_for_each_program(tmp_path: Path) -> None:
     names = ["covariance", "softmax", "normal_equations"]
-    lines = lines_of(tmp_path / "figures.jsonl", "suite.py", "--quick", "--only", *names)
-    assert [line["what"] for line in lines] == [*names, "all programs"]
+    table = tmp_path / "table.md"
+    arguments = ["--quick", "--alone", "numpy", "jax", "--table", str(table), "--only", *names]
+    lines = lines_of(tmp_path / "figures.jsonl", "suite.py", *arguments)
+    ours, totals, alone = lines[:3], lines[3], lines[4:]
+    assert [line["what"] for line in [*ours, totals]] == [*names, "all programs"]
     assert not any("error" in line for line in lines)
-    for line in lines[:-1]:
+    for line in ours:
         ways = ("seconds", "plain", "plain_again")
         assert [len(line[way]) for way in ways] == [1, 1, 1]
         assert line["ratio"] == pytest.approx(line["median"] / line["plain_median"])
         assert min(line["predicted"], line["plain_predicted"]) > 0
-    assert lines[-1].keys() >= {"ratio", "slower", "within_twice", "plain_within_twice"}
+        assert [len(line["peaks"][way]) for way in ("ours", "plain")] == [4, 4]
+    assert totals.keys() >= {"ratio", "slower", "within_twice", "plain_within_twice"}
+    ways = ["numpy", "jax"] if find_spec("jax") else ["numpy"]
+    wanted = [f"{name}, {way}" for way in ways for name in names]
+    absent = [] if find_spec("jax") else ["all programs, jax"]
+    assert [line["what"] for line in alone] == [*wanted, *absent]
+    assert all(line["peak"] >= 0 for line in alone[: len(wanted)])
+    assert all(line["not_installed"] == "jax" for line in alone[len(wanted) :])
+    title, _, *rows = (line.strip("| ").split(" | ") for line in table.read_text().splitlines())
+    assert title[:3] == ["program", "plain", "ours"]
+    assert {"NumPy", "ours / NumPy", "peak, ours", "peak, plain", "peak, NumPy"} <= set(title)
+    assert [row[0] for row in rows] == ["covariance", "softmax", "normal equations"]
+    assert {len(row) for row in rows} == {len(title)}
 
 
 @pytest.mark.cluster
