@@ -45,8 +45,10 @@ class Prediction(Cost):
     """The cost of a region, or of one piece, in a gang and in plain Dask.
 
     ``tasks`` are those in the scheduler, and ``steps`` the layer of each step and its seconds.
+    ``peak`` are the parts of ``peak_bytes``: inputs, results of steps, and workspace.
     """
 
+    peak: tuple[int, int, int]
     tasks: int
     dask_tasks: int
     dask_seconds: float
@@ -193,13 +195,15 @@ def predict(
     kind = {"cluster": facts.workers > 0, "at_once": begins_at_once(region, places)}
     seconds += gang_seconds(machine, region.tasks, len(each), **kind)
     plain = plain_region(region, arrays, max(ranks, facts.cores), facts, places)
+    peak = shares.peak({name: cost.peak_bytes for name, cost in costs.items()})
     return Prediction(
         text=", then ".join(dict.fromkeys(cost.text for cost in costs.values())),
         details=tuple(detail for cost in costs.values() for detail in cost.details),
         tasks=region.tasks,
         dask_tasks=plain.tasks,
         moved_bytes=sum(cost.moved_bytes for cost in costs.values()) + shares.shipped(),
-        peak_bytes=shares.peak({name: cost.peak_bytes for name, cost in costs.items()}),
+        peak_bytes=sum(peak),
+        peak=peak,
         seconds=seconds,
         dask_seconds=plain.seconds,
         steps=tuple(
@@ -243,22 +247,26 @@ class Shares:
         self._numbered = [self.values[name] for name in program.names]
         self._shares = {name: self._share(name) for name in self.values}
 
-    def peak(self, collectives: Mapping[str, int]) -> int:
-        """Return the most bytes on a rank, given the peak of each collective.
+    def peak(self, collectives: Mapping[str, int]) -> tuple[int, int, int]:
+        """Return the most bytes on a rank, given the peak of each collective, in three parts.
 
-        These peaks include the inputs, the output and the workspace.
+        These are inputs, results of steps, and workspace. The peaks of collectives include the
+        inputs, the output and the workspace.
         """
-        held = self._sum(self.program.given)
-        most = held.max()
+        given = self.program.given
+        kept = held = self._sum(given)
+        peaks = [(int(held.max()), 0, 0)]
         for step, ending in zip(self.program.steps, self.program.ends, strict=True):
             held = held + self._shares[step.output]
             workspace = 0
             if isinstance(step, Collective):
                 arrays = self._sum({*step.inputs, step.output}).max()
-                workspace = max(0, collectives[step.output] - arrays)
-            most = max(most, held.max() + workspace)
+                workspace = int(max(0, collectives[step.output] - arrays))
+            rank = held.argmax()
+            peaks.append((int(kept[rank]), int(held[rank] - kept[rank]), workspace))
             held = held - self._sum(ending)
-        return int(most)
+            kept = kept - self._sum(given & {*ending})
+        return max(peaks, key=sum)
 
     def most_blocks(self, step: Local) -> int:
         """Return the number of blocks that the busiest rank computes in a step."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.observe.explain.drawing import Drawing
+from dask_dgpu.observe.explain.memory import GangMemory, Memory
 from dask_dgpu.observe.explain.operations import Operation
 from dask_dgpu.observe.explain.runs import sent_of
 from dask_dgpu.observe.explain.table import Table, Totals
@@ -122,6 +124,17 @@ class Explanation:
             "dask_seconds": self.dask_seconds,
             "room": self.room,
         }
+
+    @property
+    def memory(self) -> Memory:
+        """The memory that each gang needs on a rank, and what makes it up."""
+        gangs = []
+        for at, (_, prediction) in enumerate(self.regions):
+            counts = Counter(each.operation for each in self.operations if each.gang == at)
+            names = [f"{n} x {name}" if n > 1 else name for name, n in counts.items()]
+            gangs.append(GangMemory.of(", ".join(names), prediction))
+        declined = [f"{each.name} left to Dask: {each.reason}" for each in self.declined]
+        return Memory(tuple(gangs), self.room, tuple(declined))
 
     def to_json(self) -> str:
         """Return :meth:`to_dict` as JSON.
