@@ -12,6 +12,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, futures_of, get_task_stream, get_worker, wait
+from distributed.diagnostics.task_stream import rectangles
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS
@@ -275,6 +276,7 @@ def test_steps_are_shown_where_dask_shows_tasks(client, x):
         compute(client, y)
     names = {str(entry["key"][0]).partition("-")[0] for entry in stream.data}
     assert {"fft2", "ifft2", "mul"} <= names
+    assert {"fft2", "ifft2", "mul"} <= set(rectangles(stream.data)["name"])  # on the dashboard
     (region,) = dgpu.explain(y, measured=True).to_dict()["regions"]
     assert unmeasured[0]["measured"] == []
     assert len(region["measured"]) == len(region["predicted"]) == len(region["steps"])

@@ -38,14 +38,15 @@ class Browser:
         """Return the answer to a command."""
         return self._run(self._call(method, parameters))
 
-    def open(self, path: Path) -> None:
-        """Open a file, and wait until it is loaded."""
-        self.call("Page.navigate", url=path.as_uri())
+    def open(self, page: Path | str) -> None:
+        """Open a file, or the page of an address, and wait until it is loaded."""
+        address = page if isinstance(page, str) else page.as_uri()
+        self.call("Page.navigate", url=address)
         limit = time.monotonic() + SECONDS
-        while self.value("document.URL") != path.as_uri() or (
+        while self.value("document.URL") != address or (
             self.value("document.readyState") != "complete"
         ):
-            assert time.monotonic() < limit, f"{path} is not loaded"
+            assert time.monotonic() < limit, f"{page} is not loaded"
             time.sleep(0.02)
 
     def value(self, expression: str) -> Any:

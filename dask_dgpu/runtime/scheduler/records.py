@@ -131,6 +131,7 @@ def _show(scheduler: Scheduler, run_id: int, worker: str, spans: Sequence[Span])
                     "memory",
                     worker=worker,
                     thread=RUNS,
+                    status="OK",
                     type="",
                     nbytes=span.nbytes,
                     startstops=[{"action": span.action, "start": span.start, "stop": span.stop}],
