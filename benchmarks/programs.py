@@ -1,4 +1,4 @@
-"""Thirty programs that people write with array libraries, each for any namespace.
+"""Thirty-three programs that people write with array libraries, each for any namespace.
 
 A function takes a namespace (``dask.array``, ``numpy``, ``cupy``) and its inputs.
 """
@@ -145,6 +145,25 @@ def conjugate_gradient(xp: Any, a: Any, b: Any) -> Any:
     return x
 
 
+def sinkhorn(xp: Any, cost: Any, a: Any, b: Any) -> Any:
+    """Return the transport of masses, with entropy, after ten scalings (Cuturi 2013)."""
+    a, b = a / a.sum(), b / b.sum()
+    kernel = xp.exp(-10 * cost)
+    u = xp.ones_like(a)
+    for _ in range(ITERATIONS):
+        v = b / (kernel.T @ u)
+        u = a / (kernel @ v)
+    return u[:, None] * kernel * v[None, :]
+
+
+def nonnegative_factors(xp: Any, x: Any, w: Any, h: Any) -> tuple[Any, Any]:
+    """Return nonnegative factors after ten multiplicative updates (Lee and Seung 2001)."""
+    for _ in range(ITERATIONS):
+        h = h * (w.T @ x) / (w.T @ w @ h + 1e-6)
+        w = w * (x @ h.T) / (w @ (h @ h.T) + 1e-6)
+    return w, h
+
+
 # linear algebra and contractions
 
 
@@ -189,7 +208,7 @@ def tall_qr(xp: Any, x: Any) -> Any:
     return abs(xp.linalg.qr(x)[1])
 
 
-# spectra and images
+# spectra, images and fields
 
 
 def power_spectrum(xp: Any, x: Any) -> Any:
@@ -214,3 +233,15 @@ def gradient_magnitude(xp: Any, x: Any) -> Any:
 def running_sum(xp: Any, x: Any) -> Any:
     """Return the cumulative sums of columns."""
     return x.cumsum(axis=0)
+
+
+def gray_scott(xp: Any, u: Any, v: Any) -> tuple[Any, Any]:
+    """Return two concentrations after one step of reaction and diffusion, on a torus."""
+    reaction = u * v * v
+    fed = 0.035 * (1 - u) - reaction
+    return u + 0.16 * _laplacian(xp, u) + fed, v + 0.08 * _laplacian(xp, v) + reaction - 0.1 * v
+
+
+def _laplacian(xp: Any, x: Any) -> Any:
+    shifts = ((1, 0), (-1, 0), (1, 1), (-1, 1))
+    return sum(xp.roll(x, shift, axis) for shift, axis in shifts) - 4 * x

@@ -1,4 +1,4 @@
-"""Thirty programs, with dask_dgpu and without: seconds measured, and seconds predicted.
+"""Thirty-three programs, with dask_dgpu and without: seconds measured, and seconds predicted.
 
 Both ways take turns on one cluster, plain Dask twice: the second series shows the noise.
 Predictions begin with the graph, so they are compared with the seconds after it was built.

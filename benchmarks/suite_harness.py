@@ -68,9 +68,9 @@ class Program:
     tolerance: float = 1e-3
 
 
-def rows(width: int) -> Input:
-    """Return a tall input of normal numbers."""
-    return Input(lambda s: (s.workers * s.n, width), lambda s: (s.n // 2, width))
+def rows(width: int, kind: str = "normal") -> Input:
+    """Return a tall input."""
+    return Input(lambda s: (s.workers * s.n, width), lambda s: (s.n // 2, width), kind)
 
 
 def column(kind: str = "normal", factor: int = 1) -> Input:
@@ -99,6 +99,7 @@ RIGHT = Input(lambda s: (64, 64, s.m // 4), lambda s: (32, 64, s.m // 16))
 STACK = Input(lambda s: (4 * s.workers, s.m // 8, s.m // 8), lambda s: (2, s.m // 16, s.m // 16))
 SIGNALS = Input(lambda s: (s.workers * s.n // 8, 4096), lambda s: (s.n // 8, 4096))
 SLABS = Input(lambda s: (s.m, s.m), lambda s: (s.m // s.workers, s.m))
+NONNEGATIVE = rows(256, "uniform"), rows(16, "positive"), small(16, 256, kind="positive")
 
 _TABLE = (
     Program(programs.covariance, (rows(512),)),
@@ -119,6 +120,8 @@ _TABLE = (
     Program(programs.logistic_regression, (rows(256), column("labels"))),
     Program(programs.power_iteration, (square("positive"), side("positive"))),
     Program(programs.conjugate_gradient, (square("uniform"), side()), tolerance=2e-2),
+    Program(programs.sinkhorn, (square("uniform"), side("positive"), side("positive"))),
+    Program(programs.nonnegative_factors, NONNEGATIVE),
     Program(programs.add_transpose, (square(),)),
     Program(programs.shifted_difference, (square(),) * 2),
     Program(programs.product_add_normalise, (square(),) * 3, tolerance=5e-3),
@@ -131,5 +134,6 @@ _TABLE = (
     Program(programs.low_pass, (SLABS,)),
     Program(programs.gradient_magnitude, (square("uniform"),)),
     Program(programs.running_sum, (rows(512),)),
+    Program(programs.gray_scott, (square("uniform"),) * 2),
 )
 PROGRAMS: dict[str, Program] = {each.function.__name__: each for each in _TABLE}
