@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core.compiler_lock import global_compiler_lock
 
 Function = Callable[..., Any]
 
@@ -15,48 +16,38 @@ Function = Callable[..., Any]
 def compiled(function: Function, **options: Any) -> Any:
     """Return a function that Numba compiles at its first call and that releases the GIL.
 
-    The code is cached on disk, beside Python's own cache or in the user's, so that only one
-    process compiles. If neither is writable, every process does. ``options`` are those of
-    ``numba.njit``.
+    The code is cached on disk, beside Python's own cache or in the user's. Other processes that
+    need it at the same time wait, so that only one of a host compiles. If no cache is writable,
+    every process compiles. ``options`` are those of ``numba.njit``.
     """
     try:
-        return numba.njit(nogil=True, cache=True, **options)(function)
+        dispatcher = numba.njit(nogil=True, cache=True, **options)(function)
     except RuntimeError:  # no writable cache
         return numba.njit(nogil=True, **options)(function)
+    compile_or_load = dispatcher.compile
+    file = Path(dispatcher.stats.cache_path) / f"{function.__qualname__}.lock"
 
+    def compile_alone(signature: Any) -> Any:
+        # Numba's lock first: threads that wait for it must not keep the file locked
+        with global_compiler_lock, _locked(file):
+            return compile_or_load(signature)
 
-def one_compiles(function: Any) -> Function:
-    """Return a compiled function whose first call waits if another process compiles it.
-
-    The workers of a host usually start at the same time, and all of them would compile.
-    """
-    called = False
-
-    def call(*arguments: Any) -> Any:
-        nonlocal called
-        if called:
-            return function(*arguments)
-        with _compile_lock(function):
-            result = function(*arguments)
-        called = True
-        return result
-
-    return call
+    dispatcher.compile = compile_alone  # called for each new signature
+    return dispatcher
 
 
 @contextmanager
-def _compile_lock(function: Any) -> Iterator[None]:
-    """Lock a function against compilation by other processes, unless its code is cached."""
-    cache = function.stats.cache_path
-    name = function.py_func.__qualname__
-    if cache is None or any(Path(cache).glob(f"*.{name}-*.nbi")):
+def _locked(file: Path) -> Iterator[None]:
+    """Lock a file against other processes, on systems that can."""
+    try:
+        import fcntl
+
+        file.parent.mkdir(parents=True, exist_ok=True)
+        stream = file.open("w")
+    except (ImportError, OSError):
         yield
         return
-    with ExitStack() as stack:
-        with suppress(ImportError, OSError):  # without such locks every process compiles
-            import fcntl
-
-            Path(cache).mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context((Path(cache) / f"{name}.lock").open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with stream:
+        with suppress(OSError):
+            fcntl.flock(stream, fcntl.LOCK_EX)
         yield

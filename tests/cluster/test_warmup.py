@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed import Client, LocalCluster
 
 import dask_dgpu as dgpu
 from tests.cluster.observe import launched_runs, nothing_left
@@ -22,3 +25,34 @@ def test_all_workers_are_connected(client: Any) -> None:
 
     assert min(client.run(connected).values()) >= 1
     nothing_left(client)
+
+
+def compilations() -> tuple[Counter[str], Counter[str]]:
+    """Return which kernels this process compiled, and which it read from disk."""
+    from dask_dgpu.kernels.stencil import host as stencil
+    from dask_dgpu.kernels.sums import host as sums
+
+    missed, hit = Counter[str](), Counter[str]()
+    for function in (stencil.sweep_bands, sums.add_exact, sums.add_compensated):
+        name, stats = function.py_func.__name__, function.stats
+        missed += Counter({f"{name}{types}": n for types, n in stats.cache_misses.items()})
+        hit += Counter({f"{name}{types}": n for types, n in stats.cache_hits.items()})
+    return missed, hit
+
+
+@pytest.mark.slow
+def test_each_kernel_is_compiled_once_on_a_host(tmp_path: Path) -> None:
+    """Both workers begin with an empty cache, and need each kernel at the same time."""
+    options = {"threads_per_worker": 1, "dashboard_address": ":0"}
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    with LocalCluster(n_workers=2, env=cache, **options) as cluster, Client(cluster) as client:
+        with dgpu.enable(client, on_error="raise"):
+            dgpu.warmup(client)
+        (missed, hit), (missed_too, hit_too) = client.run(compilations).values()
+    once = missed + missed_too
+    assert set(once.values()) == {1}
+    assert {name.partition("(")[0] for name in once} == {
+        "sweep_bands", "add_exact", "add_compensated",
+    }  # fmt: skip
+    assert hit + hit_too == once  # the other worker read it
+    assert any(tmp_path.rglob("*.nbc"))

@@ -139,7 +139,7 @@ def _sum_of(block: Array, axes: Sequence[int]) -> Binned:
 
 
 def _on_host(block: Array, axes: Sequence[int]) -> Binned:
-    from dask_dgpu.kernels.sums.host import ADD_BINNED
+    from dask_dgpu.kernels.sums.host import add_binned
 
     flat, form, shape, steps = steps_of(block, axes)
     special = np.zeros(shape, np.uint8)
@@ -150,7 +150,7 @@ def _on_host(block: Array, axes: Sequence[int]) -> Binned:
         marks, used = special[target], np.array([LIMBS, 0])
         limbs = scratch[: marks.size * LIMBS].reshape(*marks.shape, LIMBS)
         for walk in walks:
-            ADD_BINNED(flat, limbs, used, marks, *walk)
+            add_binned(flat, limbs, used, marks, *walk)
         first, end = used.tolist()
         touched = limbs[..., first:end]
         found.append(Binned.of(first, np.moveaxis(touched, -1, 0), marks))

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.kernels.compiled import compiled, one_compiles
+from dask_dgpu.kernels.compiled import compiled
 from dask_dgpu.kernels.sums.binned import INFINITE, LOWEST, NEGATIVE, NOT_A_NUMBER
 
 Array = Any
@@ -237,8 +237,4 @@ def add_binned(flat: Array, limbs: Array, used: Array, special: Array, *walk: in
             _flush(mine, used, second, n, k, low, count)
 
 
-ADD_BINNED = one_compiles(add_binned)
-ADD_COMPENSATED = {
-    "float32": one_compiles(add_exact),
-    "float64": one_compiles(add_compensated),
-}
+ADD_COMPENSATED = {"float32": add_exact, "float64": add_compensated}
