@@ -54,9 +54,15 @@ class Browser:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         return answer["result"].get("value")
 
-    def screenshot(self, path: Path) -> None:
-        """Write the visible part of the page as a PNG."""
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
+    def screenshot(self, path: Path, selector: str | None = None) -> None:
+        """Write the visible part of the page, or one of its elements, as a PNG."""
+        options: dict[str, Any] = {}
+        if selector is not None:
+            place = f"document.querySelector('{selector}').getBoundingClientRect().toJSON()"
+            clip = {key: self.value(place)[key] for key in ("x", "y", "width", "height")}
+            options = {"clip": clip | {"scale": 1}, "captureBeyondViewport": True}
+        answer = self.call("Page.captureScreenshot", **options)
+        path.write_bytes(base64.b64decode(answer["data"]))
 
     def close(self) -> None:
         self._run(self._close())
