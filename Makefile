@@ -12,8 +12,8 @@ THOROUGH = $(PARALLEL) --hypothesis-profile thorough -m "(slow or hypothesis) an
 
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help .venv .venv-latest demo test test-all test-latest lint compat notebooks docs dist bench \
-    clean
+.PHONY: help .venv .venv-latest demo test test-all test-latest test-dashboard lint compat notebooks \
+    docs dist bench clean
 
 help:  ## say what can be made
 	@grep -E '^[a-z.-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -30,12 +30,22 @@ help:  ## say what can be made
 
 # Its own dask and distributed come first on the path; all else is that of .venv.
 .venv-latest/.made: .venv/.made
-	$(PYTHON) -m venv --clear .venv-latest
-	.venv-latest/bin/python -c 'import site, sysconfig; \
-	    print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib").replace(".venv-latest", ".venv"), \
-	    file=open(sysconfig.get_path("purelib") + "/venv.pth", "w"))'
+	$(beside)
 	.venv-latest/bin/python $(PIP) --upgrade dask distributed
 	@touch $@
+
+# Bokeh, for Dask's dashboard. With it each worker of a test would start a second later.
+.venv-dashboard/.made: .venv/.made
+	$(beside)
+	.venv-dashboard/bin/python $(PIP) -c ci/constraints.txt bokeh
+	@touch $@
+
+define beside
+$(PYTHON) -m venv --clear $(@D)
+$(@D)/bin/python -c 'import site, sysconfig; \
+    print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib").replace("$(@D)", ".venv"), \
+    file=open(sysconfig.get_path("purelib") + "/venv.pth", "w"))'
+endef
 
 demo: .venv  ## eigen-patches of photographs, with plain Dask and with dask_dgpu
 	.venv/bin/python examples/eigen_patches.py
@@ -48,6 +58,10 @@ test-all: .venv  ## what test leaves out: slow tests, and 10 times as many rando
 
 test-latest: .venv-latest  ## the quick tests that use Dask, with the newest dask and distributed
 	.venv-latest/bin/python -m pytest $(QUICK) $(PYTEST_ARGS) $(addprefix --ignore=tests/, $(DASKLESS))
+
+test-dashboard: .venv-dashboard/.made  ## the test of Dask's dashboard in Chromium, with Bokeh
+	.venv-dashboard/bin/python -m pytest -m dashboard $(PYTEST_ARGS) tests/observe/test_dashboard.py \
+	    || [ $$? -eq 5 ]  # without Chromium it is deselected
 
 lint: .venv  ## every check of .pre-commit-config.yaml
 	.venv/bin/pre-commit run --all-files
@@ -73,4 +87,4 @@ bench: .venv  ## the benchmarks; those for GPUs where there are any
 	    PYTHONPATH=. .venv/bin/python $$file; done
 
 clean:  ## remove what was made
-	rm -rf .venv .venv-latest build
+	rm -rf .venv .venv-latest .venv-dashboard build

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import dask
@@ -16,12 +17,14 @@ from tests.support.profiles import register_profiles
 HINTS = {
     "tests deselected that need a GPU": "run them with -m 'gpu or multigpu'",
     "tests deselected that need a browser": "install chromium, as with apt-get install chromium",
+    "tests deselected that need Bokeh": "run make test-dashboard",
     "tests deselected that need several hosts": "run them as root on Linux with ip and tc",
     "slow tests deselected": "run them with make test-all",
     "other tests deselected": "run them with make test",
 }
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 WORKER_OUTPUT = "left out"
+BOKEH = find_spec("bokeh") is not None
 CLUSTERS = ("tests/cluster/", "tests/hosts/")
 
 register_profiles()
@@ -83,6 +86,8 @@ def _reason(item: pytest.Item) -> str:
         return "tests deselected that need a GPU"
     if item.get_closest_marker("browser") and CHROMIUM is None:
         return "tests deselected that need a browser"
+    if item.get_closest_marker("dashboard") and not BOKEH:
+        return "tests deselected that need Bokeh"
     if item.get_closest_marker("hosts") and impossible():
         return "tests deselected that need several hosts"
     slow = item.get_closest_marker("slow")
@@ -91,11 +96,12 @@ def _reason(item: pytest.Item) -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests that need a browser, or several hosts, where there are none."""
+    """Deselect tests that need a browser, Bokeh, or several hosts, where there are none."""
     without = [
         item
         for item in items
         if (item.get_closest_marker("browser") and CHROMIUM is None)
+        or (item.get_closest_marker("dashboard") and not BOKEH)
         or (item.get_closest_marker("hosts") and impossible())
     ]
     if without:

@@ -35,7 +35,7 @@ FAULTS: dict[str, Fault] = {
     "disconnected for 5 s": lambda network, cluster: cut_for_a_while(network, HOST),
     "lost packets": lambda network, cluster: network.lose(HOST, 5),
     "reordered": lambda network, cluster: network.delay(HOST, 0.005, overtaking=0.3),
-    "delayed": lambda network, cluster: network.delay(HOST, 0.1),  # 200 ms to and fro
+    "delayed": lambda network, cluster: network.delay(HOST, 0.1),  # 200 ms there and back
     "slow": lambda network, cluster: network.shape(HOST, SLOW),
     "half open": lambda network, cluster: network.lose(HOST, 100, ["to"]),
     "scheduler disconnected for 5 s": lambda network, cluster: cut_for_a_while(network, SCHEDULER),

@@ -13,9 +13,9 @@ from distributed import Client, LocalCluster
 import dask_dgpu as dgpu
 from tests.support.browser import chromium
 
-pytest.importorskip("bokeh", reason="Dask's dashboard needs Bokeh")
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.dashboard,
     pytest.mark.slow,
     pytest.mark.cluster,
     pytest.mark.timeout(240),
