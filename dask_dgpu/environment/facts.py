@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import runpy
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,10 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dask_dgpu.comm.bootstrap import TRANSPORTS, Transport
+from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.environment.gpus import count_gpus
 from dask_dgpu.environment.hosts import worker_hosts
 from dask_dgpu.environment.settings import Settings
+from dask_dgpu.environment.transports import check_transport_here, choose_transport
 from dask_dgpu.errors import DgpuError
 from graph_opt.model.cost import Machine, calibrated, machine_of
 from graph_opt.model.hosts import Hosts
@@ -30,16 +30,6 @@ PATIENCE = 30
 
 RUNTIME_BYTES = 180 * 2**20
 """Memory for torch and kernels in the process of a rank on CPUs."""
-
-ENCRYPTED = ("tls", "wss")
-"""Protocols of Dask's that encrypt."""
-
-NEEDED = {
-    "gloo": "torch (pip install 'dask-dgpu[torch]')",
-    "nccl": "torch with CUDA",
-    "ucx": "ucxx (pip install 'dask-dgpu[ucx]')",
-}
-"""Requirement of each transport."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +133,7 @@ def _check_here(settings: Settings) -> None:
             "expected setting dgpu.device to be auto or cpu, got 'cuda': this process has no "
             "CuPy or no CUDA device"
         )
-    if settings.comm not in ("auto", *_transports()):
-        raise ValueError(
-            f"expected setting dgpu.comm to be one of auto, {', '.join(sorted(_transports()))}, "
-            f"got {settings.comm!r}: this process lacks {NEEDED[settings.comm]}"
-        )
+    check_transport_here(settings)
 
 
 def _protocol(workers: Iterable[str]) -> str:
@@ -166,7 +152,7 @@ def _gather(
                 "expected setting dgpu.comm to be auto, dask, gloo or ucx for workers on CPUs, "
                 "got 'nccl'"
             )
-        transport = _choose_transport(client, settings, "cpu", _protocol(probes))
+        transport = choose_transport(client, settings, "cpu", _protocol(probes))
         return ClusterFacts(len(probes), "cpu", _least_memory(client), transport=transport)
     if len(found) < len(probes):
         raise ValueError(
@@ -178,7 +164,7 @@ def _gather(
             "expected setting dgpu.comm to be auto, nccl or ucx for workers on GPUs, "
             f"got {settings.comm!r}"
         )
-    transport = _choose_transport(client, settings, "cuda", _protocol(probes))
+    transport = choose_transport(client, settings, "cuda", _protocol(probes))
     one_host = len({facts.host for facts in found}) == 1
     one_sided = transport == "nccl" and one_host and all(facts.pooled for facts in found)
     memory = min(facts.memory for facts in found)
@@ -205,64 +191,6 @@ def memory_for_blocks(dask_worker: Worker) -> int | None:
     own = max(0, dask_worker.monitor.get_process_memory() - blocks)
     own += 0 if "torch" in sys.modules else RUNTIME_BYTES
     return limit - own if own < limit * (manager.memory_pause_fraction or 1) else 0
-
-
-def _choose_transport(
-    client: Client, settings: Settings, device: Literal["cpu", "cuda"], protocol: str
-) -> Transport:
-    """Return the transport of the settings, or for ``auto`` the best that is allowed.
-
-    On a cluster with TLS, only the transport ``dask`` needs no permission.
-    """
-    probes: dict[str, set[Transport]] = client.run(_transports)
-    secret = protocol in ENCRYPTED and not settings.plaintext
-    limited = settings.limits.ports is not None
-    if settings.comm != "auto":
-        transport = settings.comm
-        for worker, transports in probes.items():
-            if transport not in transports:
-                raise ValueError(
-                    "expected setting dgpu.comm to be available on all workers, got "
-                    f"{transport!r}: the worker at {worker} lacks {NEEDED[transport]}"
-                )
-    else:
-        have = set(TRANSPORTS).intersection(*probes.values())
-        if device == "cpu":
-            transport = "gloo" if "gloo" in have and not secret and not limited else "dask"
-        else:
-            transport = "ucx" if "ucx" in have and (limited or "nccl" not in have) else "nccl"
-    if secret and transport != "dask":
-        raise ValueError(
-            f"expected setting dgpu.comm.plaintext to be True for the transport {transport!r} on a "
-            "cluster with TLS, got False: blocks would travel in plain text"
-        )
-    if limited and transport in ("gloo", "nccl"):
-        raise ValueError(
-            f"expected setting dgpu.comm.ports to be null for the transport {transport!r}, which "
-            f"picks its ports itself, got {settings.limits.ports}"
-        )
-    return transport
-
-
-def _transports() -> set[Transport]:
-    """Return the transports with installed packages, without importing these."""
-    found: set[Transport] = {"dask"}
-    if find_spec("ucxx") is not None:
-        found.add("ucx")
-    torch = find_spec("torch")
-    if torch is not None and torch.origin is not None:
-        found.add("gloo")
-        # importing torch takes seconds; this file has only its versions
-        version = runpy.run_path(str(Path(torch.origin).with_name("version.py")))
-        if version["cuda"] is not None:
-            found.add("nccl")
-    return found
-
-
-def missing_transports() -> dict[Transport, str]:
-    """Return the transports that this process lacks, and the requirement of each."""
-    available = _transports()
-    return {name: NEEDED[name] for name in TRANSPORTS if name not in available}
 
 
 def _together(found: Mapping[str, str]) -> str:

@@ -17,9 +17,9 @@ from dask.utils import format_bytes
 
 from dask_dgpu.arguments import shown
 from dask_dgpu.comm.bootstrap import TRANSPORTS
-from dask_dgpu.environment.facts import missing_transports
 from dask_dgpu.environment.gpus import read_driver, read_memory, read_models, visible_gpus
 from dask_dgpu.environment.settings import effective, read
+from dask_dgpu.environment.transports import missing_transports
 from dask_dgpu.planner.optimizer import GraphOptimizer
 
 PACKAGES = {

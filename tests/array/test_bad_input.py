@@ -15,7 +15,7 @@ from distributed import Client, LocalCluster
 
 import dask_dgpu as dgpu
 from dask_dgpu.arguments import shown, suggestion
-from dask_dgpu.environment import facts
+from dask_dgpu.environment import facts, transports
 from dask_dgpu.environment.settings import read
 
 X = da.ones((6, 8), chunks=(2, 4))
@@ -304,7 +304,7 @@ def test_what_the_workers_lack(client: Client, monkeypatch: pytest.MonkeyPatch) 
     before = dask.config.get("array_optimize", None)
     for wrong in ({"device": "cuda"}, {"comm": "nccl"}):
         refuses(lambda wrong=wrong: dgpu.enable(client, **wrong), "setting")
-    monkeypatch.setattr(facts, "_transports", lambda: {"dask", "gloo"})
+    monkeypatch.setattr(transports, "installed_transports", lambda: {"dask", "gloo"})
     refuses(lambda: dgpu.enable(client, comm="ucx"), "lacks")
     assert dask.config.get("array_optimize", None) is before
 
@@ -312,7 +312,7 @@ def test_what_the_workers_lack(client: Client, monkeypatch: pytest.MonkeyPatch) 
 def test_what_this_process_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "current_client", lambda: None)
     monkeypatch.setattr(facts, "count_gpus", lambda: 0)
-    monkeypatch.setattr(facts, "_transports", lambda: {"dask", "gloo"})
+    monkeypatch.setattr(transports, "installed_transports", lambda: {"dask", "gloo"})
     for wrong in ({"device": "cuda"}, {"comm": "nccl"}, {"comm": "ucx"}):
         refuses(lambda wrong=wrong: facts.gather(None, read(wrong)), "setting")
 

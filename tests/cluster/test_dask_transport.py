@@ -110,11 +110,11 @@ def test_workers_leave_nothing_of_an_epoch(secured, on_device):
 def test_plain_text_beside_tls_only_with_permission(secured, on_device):
     client = secured
     x = on_device(A, 60)
-    with pytest.raises(ValueError, match="for the transport 'gloo' on a cluster with TLS"):
-        dgpu.enable(client, comm="gloo", **SETTINGS)
-    with dgpu.enable(client, comm="gloo", comm_plaintext=True, **SETTINGS):
+    with pytest.raises(ValueError, match="for the transport 'ucx' on a cluster with TLS"):
+        dgpu.enable(client, comm="ucx", **SETTINGS)
+    with dgpu.enable(client, comm="ucx", comm_plaintext=True, **SETTINGS):
         np.testing.assert_array_equal((x.T @ x).compute(), A.T @ A)
-    assert "GlooComm" in transports(client)
+    assert "UcxComm" in transports(client)
 
 
 WITHOUT_TORCH = """

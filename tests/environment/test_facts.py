@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dask_dgpu.environment import facts, settings
+from dask_dgpu.environment.transports import installed_transports
 from dask_dgpu.errors import DgpuError
 
 DASK = {"dask"}
@@ -28,7 +29,7 @@ class Workers:
             raise TimeoutError
 
     def run(self, function: Any, *args: Any) -> dict[str, Any]:
-        answers = {facts._transports: self.transports, facts.memory_for_blocks: [None, 2**30]}
+        answers = {installed_transports: self.transports, facts.memory_for_blocks: [None, 2**30]}
         found = answers.get(function, [self.gpu] * 2)
         return dict(zip((f"{self.protocol}://a", f"{self.protocol}://b"), found, strict=True))
 
@@ -93,8 +94,7 @@ def test_transport_of_arrays_on_the_host_alone(asked: str) -> None:
     [
         ("auto", False, {}, "dask"),
         ("dask", False, {}, "dask"),
-        ("auto", False, {"comm_plaintext": True}, "gloo"),
-        ("gloo", False, {"comm_plaintext": True}, "gloo"),
+        ("auto", False, {"comm_plaintext": True}, "dask"),
         ("ucx", False, {"comm_plaintext": True, "comm_ports": "30000-30100"}, "ucx"),
         ("auto", True, {"comm_plaintext": True}, "nccl"),
         ("auto", True, {"comm_plaintext": True, "comm_ports": "30000-30100"}, "ucx"),
@@ -108,12 +108,18 @@ def test_transport_with_tls(asked: str, gpu: bool, more: Any, wanted: str) -> No
 
 @pytest.mark.parametrize(
     ("asked", "gpu", "transport"),
-    [("gloo", False, "gloo"), ("ucx", False, "ucx"), ("auto", True, "nccl"), ("ucx", True, "ucx")],
+    [("ucx", False, "ucx"), ("auto", True, "nccl"), ("ucx", True, "ucx")],
 )
 def test_plain_text_with_tls_needs_permission(asked: str, gpu: bool, transport: str) -> None:
     sentence = f"dgpu.comm.plaintext to be True for the transport '{transport}' on a cluster with"
     with pytest.raises(ValueError, match=sentence):
         gathered(asked, [ALL, ALL], gpu, "tls")
+
+
+def test_gloo_with_tls_is_refused() -> None:
+    for plaintext in (False, True):
+        with pytest.raises(ValueError, match="auto, dask or ucx for CPUs on a cluster with TLS"):
+            gathered("gloo", [ALL, ALL], False, "tls", comm_plaintext=plaintext)
 
 
 @pytest.mark.parametrize(("asked", "gpu"), [("gloo", False), ("nccl", True), ("auto", True)])
@@ -128,7 +134,7 @@ def test_no_worker_comes() -> None:
 
 
 def test_packages_of_this_process() -> None:
-    assert facts._transports() >= {"dask", "gloo", "ucx"}
+    assert installed_transports() >= {"dask", "gloo", "ucx"}
 
 
 @pytest.mark.parametrize(

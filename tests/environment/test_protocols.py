@@ -9,8 +9,9 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.environment import facts
-from dask_dgpu.environment.facts import ALONE, ClusterFacts, _transports
+from dask_dgpu.environment.facts import ALONE, ClusterFacts
 from dask_dgpu.environment.settings import read
+from dask_dgpu.environment.transports import installed_transports
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from graph_opt.model.cost import HOST, dask_product_seconds, machine_of
 from tests.graph_opt.graphs import matches
@@ -99,7 +100,9 @@ class Cluster:
     def wait_for_workers(self, n_workers: int, timeout: float) -> None: ...
 
     def run(self, function: Any, *args: Any) -> dict[str, Any]:
-        return dict.fromkeys(self.workers, {"dask", "gloo"} if function is _transports else None)
+        return dict.fromkeys(
+            self.workers, {"dask", "gloo"} if function is installed_transports else None
+        )
 
     def scheduler_info(self, n_workers: int) -> dict[str, Any]:
         return {"id": "Scheduler-1", "workers": {}}

@@ -16,7 +16,7 @@ import dask
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.environment import facts, gpus
+from dask_dgpu.environment import gpus, transports
 from dask_dgpu.environment.settings import defaults
 from dask_dgpu.observe import versions
 
@@ -139,7 +139,7 @@ def test_hidden_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("available", [{"dask", "gloo"}, {"dask", "gloo", "nccl", "ucx"}])
 def test_transports(available: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "_transports", lambda: available)
+    monkeypatch.setattr(transports, "installed_transports", lambda: available)
     monkeypatch.setattr(versions, "_torch_cuda", lambda: "13.0")
     found = versions.transports()
     assert found["dask"] == found["gloo"] == "available"

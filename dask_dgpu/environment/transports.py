@@ -1,0 +1,106 @@
+"""The transport of a cluster's gangs: what is installed, what is allowed, and what is best."""
+
+from __future__ import annotations
+
+import runpy
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from dask_dgpu.comm.bootstrap import TRANSPORTS, Transport
+from dask_dgpu.environment.settings import Settings
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+ENCRYPTED = ("tls", "wss")
+"""Protocols of Dask's that encrypt."""
+
+NEEDED = {
+    "gloo": "torch (pip install 'dask-dgpu[torch]')",
+    "nccl": "torch with CUDA",
+    "ucx": "ucxx (pip install 'dask-dgpu[ucx]')",
+}
+"""Requirement of each transport."""
+
+
+def choose_transport(
+    client: Client, settings: Settings, device: Literal["cpu", "cuda"], protocol: str
+) -> Transport:
+    """Return the transport of the settings, or for ``auto`` the best that is allowed.
+
+    On a cluster with TLS, only the transport ``dask`` needs no permission, and gloo gets none.
+    """
+    probes: dict[str, set[Transport]] = client.run(installed_transports)
+    encrypted, limited = protocol in ENCRYPTED, settings.limits.ports is not None
+    if settings.comm != "auto":
+        transport = settings.comm
+        _check_installed(transport, probes)
+    else:
+        have = set(TRANSPORTS).intersection(*probes.values())
+        if device == "cpu":
+            transport = "gloo" if "gloo" in have and not encrypted and not limited else "dask"
+        else:
+            transport = "ucx" if "ucx" in have and (limited or "nccl" not in have) else "nccl"
+    if encrypted:
+        _check_private(transport, settings)
+    if limited and transport in ("gloo", "nccl"):
+        raise ValueError(
+            f"expected setting dgpu.comm.ports to be null for the transport {transport!r}, which "
+            f"picks its ports itself, got {settings.limits.ports}"
+        )
+    return transport
+
+
+def check_transport_here(settings: Settings) -> None:
+    """Raise if this process lacks the transport of the settings."""
+    installed = installed_transports()
+    if settings.comm not in ("auto", *installed):
+        raise ValueError(
+            f"expected setting dgpu.comm to be one of auto, {', '.join(sorted(installed))}, "
+            f"got {settings.comm!r}: this process lacks {NEEDED[settings.comm]}"
+        )
+
+
+def _check_installed(transport: Transport, probes: dict[str, set[Transport]]) -> None:
+    for worker, transports in probes.items():
+        if transport not in transports:
+            raise ValueError(
+                "expected setting dgpu.comm to be available on all workers, got "
+                f"{transport!r}: the worker at {worker} lacks {NEEDED[transport]}"
+            )
+
+
+def _check_private(transport: Transport, settings: Settings) -> None:
+    """Refuse plain text without permission, and ports that accept peers without a secret."""
+    if transport == "gloo":
+        raise ValueError(
+            "expected setting dgpu.comm to be auto, dask or ucx for CPUs on a cluster with TLS, "
+            "got 'gloo': its ports accept peers without a secret"
+        )
+    if transport != "dask" and not settings.plaintext:
+        raise ValueError(
+            f"expected setting dgpu.comm.plaintext to be True for the transport {transport!r} on a "
+            "cluster with TLS, got False: blocks would travel in plain text"
+        )
+
+
+def installed_transports() -> set[Transport]:
+    """Return the transports with installed packages, without importing these."""
+    found: set[Transport] = {"dask"}
+    if find_spec("ucxx") is not None:
+        found.add("ucx")
+    torch = find_spec("torch")
+    if torch is not None and torch.origin is not None:
+        found.add("gloo")
+        # importing torch takes seconds; this file has only its versions
+        version = runpy.run_path(str(Path(torch.origin).with_name("version.py")))
+        if version["cuda"] is not None:
+            found.add("nccl")
+    return found
+
+
+def missing_transports() -> dict[Transport, str]:
+    """Return the transports that this process lacks, and the requirement of each."""
+    available = installed_transports()
+    return {name: NEEDED[name] for name in TRANSPORTS if name not in available}
