@@ -99,6 +99,7 @@ def test_converges_to_the_direct_solution(shape: tuple[int, ...], edge: float, s
     np.testing.assert_allclose(u, wanted, rtol=0, atol=1e-7 * np.abs(wanted).max())
 
 
+@pytest.mark.slow
 @examples(100)
 @given(data=st.data(), size=st.integers(1, 7))
 def test_equals_the_reference(data: st.DataObject, size: int) -> None:

@@ -350,7 +350,7 @@ def test_every_rank_count(size: int, owner: str) -> None:
 
 
 @pytest.mark.parametrize("mesh", [(5, 1, 1), (1, 5, 1), (1, 1, 5), (2, 2, 1), (2, 1, 2), (1, 1, 1)])
-@pytest.mark.parametrize("steps", [1, 2, 3, 50])
+@pytest.mark.parametrize("steps", [1, 2, 3, pytest.param(50, marks=pytest.mark.slow)])
 def test_every_mesh(mesh: tuple[int, int, int], steps: int) -> None:
     case = problem((23, 29, 31), 5, mesh=mesh, steps=steps)
     assert case.plan.mesh == mesh

@@ -115,6 +115,7 @@ def test_explained(client, x):
     assert len(dgpu.explain(da.fft.fft2(x)).rewritten) == 1
 
 
+@pytest.mark.slow
 class TestLosses(Losses):
     """A worker is lost, or the caller goes away."""
 

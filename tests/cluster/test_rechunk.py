@@ -117,6 +117,7 @@ def test_a_subset_of_workers(client, x):
     np.testing.assert_array_equal(host(z.compute()), A)
 
 
+@pytest.mark.slow
 class TestLosses(Losses):
     """A worker is lost, or the caller goes away."""
 

@@ -148,6 +148,7 @@ def test_wide_sums_are_a_gang(client, on_device):
     eventually(lambda: left_over(client) == 0)
 
 
+@pytest.mark.slow
 class TestLosses(Losses):
     """Workers are lost, and the bits stay the same."""
 

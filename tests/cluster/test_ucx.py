@@ -71,7 +71,9 @@ def test_each_step_has_both_times(client, on_device):
     assert has_both_times(dgpu.explain(y, measured=True))
 
 
-def test_ucxx_must_be_on_every_worker(client):
+def test_ucxx_must_be_on_every_worker(client, on_device):
+    x = on_device(A, 60)
+    (x @ x.T).compute()  # workers import ucxx in the background
     some = sorted(client.scheduler_info()["workers"])[1]
 
     def hide() -> None:

@@ -108,6 +108,7 @@ def test_abort_of_a_peer_is_noticed(pool, relay, kind):
     pool.run(_await_abort, kind, relay.address)
 
 
+@pytest.mark.slow
 def test_stopped_peer(pool, relay, kind):
     pool.start(_await_victim, kind, relay.address, "collective", signal.SIGSTOP, 2.0)
     for raised, closed in pool.results([0, 2]):
@@ -160,6 +161,7 @@ def _come_late(rank, kind, address):
     comm.close()
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_waited_for(pool, relay, kind):
     pool.run(_come_late, kind, relay.address)
 

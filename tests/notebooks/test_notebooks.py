@@ -24,8 +24,6 @@ from tests.support.notebooks import (
 
 MOST_BYTES = 2_500_000
 NAMES = [path.stem for path in NOTEBOOKS]
-QUICK = "01_quickstart"
-RUN = [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 SHOWS = re.compile(r"^\s*print\(|plt\.show\(|^dgpu\.explain\(", re.MULTILINE)
 
 
@@ -34,8 +32,9 @@ def read(name: str) -> nbformat.NotebookNode:
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 @pytest.mark.timeout(480)
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", NAMES)
 def test_notebook_runs_without_warnings(name: str, tmp_path: Path) -> None:
     assert warned(run(read(name), tmp_path)) == ""
 

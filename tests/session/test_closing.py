@@ -85,6 +85,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_script_that_ends_at_once_ends_quietly(tmp_path: Path) -> None:
     script = tmp_path / "short.py"

@@ -93,6 +93,7 @@ def test_missing_main_guard_gives_one_clear_message(tmp_path: Path) -> None:
     assert "freeze_support" not in stderr
 
 
+@pytest.mark.slow
 def test_query_planning_that_came_too_late_is_ignored() -> None:
     result = run(
         "import dask, dask_dgpu\n"

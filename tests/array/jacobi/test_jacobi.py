@@ -278,6 +278,7 @@ def test_a_gang_that_is_left_to_dask_later(
     np.testing.assert_allclose(u.compute(), wanted.compute(), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_lost_record(enabled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a gang in another process."""
     monkeypatch.setattr(tasks, "details", deque(maxlen=0))

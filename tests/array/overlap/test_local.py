@@ -410,6 +410,7 @@ def test_bytes_are_those_of_the_surface() -> None:
     assert details["total_bytes"] == 4 * prediction.moved_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boundary", ["none", "periodic"])
 def test_many_steps_cost_as_much_each_as_few(boundary: Any) -> None:
     """Optimizing and planning; payload and tasks."""

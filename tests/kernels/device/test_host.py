@@ -40,6 +40,7 @@ def measured(threshold: str | None) -> tuple[int, bool, int]:
     return int(before), changed == "True", int(after)
 
 
+@pytest.mark.slow
 @glibc
 def test_transforms_reuse_memory_under_a_nanny() -> None:
     before, changed, after = measured("65536")
