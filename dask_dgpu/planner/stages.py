@@ -87,7 +87,7 @@ class Workers:
         tasks: Counter[int] = Counter()
         for at, (key, needs) in enumerate(stage.needs.items()):
             held: defaultdict[int, float] = defaultdict(float)
-            sizes = {each: self.nbytes(each) for each in needs}
+            sizes = {each: self.nbytes(each) for each in _ordered(needs)}
             for each, nbytes in sizes.items():
                 held[self.place(each)] += nbytes
             worker = max(held, key=lambda w: (held[w], -tasks[w]), default=None)
@@ -122,7 +122,8 @@ class Workers:
         if node is not None and len(_index(key)) != node.ndim:
             return 0.0
         if name not in self.sizes:
-            self.sizes[name] = block_nbytes(node)
+            # whole numbers: their sums do not depend on the order of a set of blocks
+            self.sizes[name] = float(round(block_nbytes(node)))
         return self.sizes[name]
 
     def node(self, key: Key) -> ArrayNode | None:
@@ -133,6 +134,11 @@ class Workers:
 def name_of(key: Key) -> str:
     """Return the name of the array of a block."""
     return str(key[0] if isinstance(key, tuple) else key)
+
+
+def _ordered(needs: Collection[Key]) -> Collection[Key]:
+    """Return blocks in an order that is the same in each process."""
+    return sorted(needs, key=str) if isinstance(needs, AbstractSet) else needs
 
 
 def _index(key: Key) -> tuple[int, ...]:
