@@ -13,8 +13,9 @@ HOST = "c"
 
 SCHEDULER = "sched"
 
-SLOW = "10mbit"
-"""A hundredth of the rate of other links."""
+BUSY, SLOW = "30mbit", "10mbit"
+"""Rates of the link before a fault, so that gangs are in the midst of their messages, and of a slow
+one: a hundredth of the usual rate."""
 
 LIMIT = 2 * (5.0 + TCP_TIMEOUT)
 """Seconds until a result or an error: twice the limits of gangs and of Dask's connections, since
