@@ -566,6 +566,7 @@ def test_hosts_predicts_every_case(tmp_path: Path) -> None:
 
 @pytest.mark.hosts
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_hosts_linked_writes_every_way(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "hosts_linked.py", "--quick")
     assert {"host_bandwidth", "host_latency"} <= lines[0]["figures"].keys()
@@ -575,6 +576,7 @@ def test_hosts_linked_writes_every_way(tmp_path: Path) -> None:
 
 @pytest.mark.hosts
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_hosts_faults_writes_every_fault(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "hosts_faults.py", "--quick")
     assert sum(lines.pop()["ends"].values()) == len(lines) == 2
