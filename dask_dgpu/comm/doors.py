@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -46,31 +46,28 @@ def opened(create: Callable[[], T]) -> tuple[T, Door]:
     """Call a function that opens listening sockets; return its result and the door to them."""
     with _opening:
         before = _listening()
-        try:
-            result = create()
-        finally:
-            after = _listening()
-    for inode in before.keys() & after.keys():
-        after.pop(inode).close()
-    for listener in before.values():
-        listener.close()
-    return result, Door(list(after.values()))
+        for listener in before.values():
+            listener.close()
+        result = create()
+        return result, Door(list(_listening(known=before).values()))
 
 
-def _listening() -> dict[int, socket.socket]:
-    """Return duplicates of the listening sockets of this process, by their inodes."""
-    found: dict[int, socket.socket] = {}
+def _listening(known: Collection[str] = ()) -> dict[str, socket.socket]:
+    """Return duplicates of the listening sockets of this process, by their names in Linux.
+
+    The ``known`` names are left out.
+    """
+    found: dict[str, socket.socket] = {}
     for entry in _DESCRIPTORS.iterdir() if _DESCRIPTORS.exists() else ():
         with suppress(OSError):
-            if not os.readlink(entry).startswith("socket:"):
+            name = os.readlink(entry)
+            if not name.startswith("socket:") or name in known or name in found:
                 continue
             own = socket.socket(fileno=os.dup(int(entry.name)))
-            listens = own.family in (socket.AF_INET, socket.AF_INET6) and own.getsockopt(
+            if own.family in (socket.AF_INET, socket.AF_INET6) and own.getsockopt(
                 socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-            )
-            inode = os.fstat(own.fileno()).st_ino
-            if listens and inode not in found:
-                found[inode] = own
+            ):
+                found[name] = own
             else:
                 own.close()
     return found
