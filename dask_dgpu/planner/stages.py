@@ -122,8 +122,7 @@ class Workers:
         if node is not None and len(_index(key)) != node.ndim:
             return 0.0
         if name not in self.sizes:
-            # whole numbers: their sums do not depend on the order of a set of blocks
-            self.sizes[name] = float(round(block_nbytes(node)))
+            self.sizes[name] = block_nbytes(node)
         return self.sizes[name]
 
     def node(self, key: Key) -> ArrayNode | None:
