@@ -84,26 +84,28 @@ def _recorded(monkeypatch: pytest.MonkeyPatch, value: Callable[[Any], Any]) -> l
 def _reason(item: pytest.Item) -> str:
     if item.get_closest_marker("gpu") or item.get_closest_marker("multigpu"):
         return "tests deselected that need a GPU"
+    lacking = _lacking(item)
+    if lacking is not None:
+        return lacking
+    slow = item.get_closest_marker("slow")
+    return "slow tests deselected" if slow else "other tests deselected"
+
+
+def _lacking(item: pytest.Item) -> str | None:
+    """Return the reason to deselect a test that needs what this machine lacks."""
     if item.get_closest_marker("browser") and CHROMIUM is None:
         return "tests deselected that need a browser"
     if item.get_closest_marker("dashboard") and not BOKEH:
         return "tests deselected that need Bokeh"
     if item.get_closest_marker("hosts") and impossible():
         return "tests deselected that need several hosts"
-    slow = item.get_closest_marker("slow")
-    return "slow tests deselected" if slow else "other tests deselected"
+    return None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests that need a browser, Bokeh, or several hosts, where there are none."""
-    without = [
-        item
-        for item in items
-        if (item.get_closest_marker("browser") and CHROMIUM is None)
-        or (item.get_closest_marker("dashboard") and not BOKEH)
-        or (item.get_closest_marker("hosts") and impossible())
-    ]
+    without = [item for item in items if _lacking(item) is not None]
     if without:
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item in items if item not in without]

@@ -162,6 +162,16 @@ def check(client: Client, y: da.Array, wanted: Any) -> int:
     return gangs
 
 
+def transports(client: Client) -> set[str]:
+    """Return the kinds of communicators of all workers."""
+
+    def names(dask_worker: Any) -> set[str]:
+        comms = dask_worker.plugins[PLUGIN].member._comms.values()
+        return {type(comm).__name__ for comm in comms}
+
+    return set().union(*client.run(names).values())
+
+
 def settled(cluster: Any) -> bool:
     """Whether every worker, and the nanny behind it, is up and running."""
     nannies = list(cluster.workers.values())

@@ -30,8 +30,8 @@ from distributed.protocol import to_serialize
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS, start_cluster
-from tests.cluster.observe import eventually
-from tests.cluster.test_dask_transport import secure_cluster, transports
+from tests.cluster.observe import eventually, transports
+from tests.cluster.test_dask_transport import secure_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
 

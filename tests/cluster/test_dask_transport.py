@@ -26,6 +26,7 @@ from tests.cluster.observe import (
     left_over,
     running,
     send_signal,
+    transports,
 )
 from tests.cluster.test_safety import slow_blocks
 
@@ -41,16 +42,6 @@ def secure_cluster(n_workers: int = 3) -> Iterator[Any]:
     """Start workers whose connections have TLS and certificates."""
     with forked_cluster(n_workers, security=Security.temporary()) as cluster:
         yield cluster
-
-
-def transports(client: Client) -> set[str]:
-    """Return the kinds of communicators of all workers."""
-
-    def names(dask_worker: Any) -> set[str]:
-        comms = dask_worker.plugins[PLUGIN].member._comms.values()
-        return {type(comm).__name__ for comm in comms}
-
-    return set().union(*client.run(names).values())
 
 
 def links(client: Client) -> int:

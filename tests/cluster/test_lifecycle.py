@@ -14,7 +14,7 @@ from distributed import Client
 import dask_dgpu as dgpu
 from dask_dgpu.runtime.scheduler.epoch import KEPT_EPOCHS
 from tests.cluster.conftest import SETTINGS
-from tests.cluster.observe import PLUGIN, eventually, host, left_over, reports
+from tests.cluster.observe import eventually, host, left_over, reports, transports
 
 pytestmark = pytest.mark.cluster
 
@@ -28,14 +28,6 @@ def addresses(client: Client) -> list[str]:
 
 def product(client: Client, x: da.Array, workers: list[str] | None = None) -> Any:
     return client.compute(x @ x, workers=workers)
-
-
-def transports(client: Client) -> set[str]:
-    def names(dask_worker: Any) -> set[str]:
-        comms = dask_worker.plugins[PLUGIN].member._comms.values()
-        return {type(comm).__name__ for comm in comms}
-
-    return set().union(*client.run(names).values())
 
 
 @pytest.mark.slow

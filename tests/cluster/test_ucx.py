@@ -13,13 +13,13 @@ from distributed import Client
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS, start_cluster
 from tests.cluster.observe import (
-    PLUGIN,
     eventually,
     has_both_times,
     host,
     left_over,
     running,
     send_signal,
+    transports,
 )
 from tests.cluster.test_safety import slow_blocks
 
@@ -41,14 +41,6 @@ def cluster(device: str) -> Iterator[Any]:
 def client(cluster: Any) -> Iterator[Client]:
     with Client(cluster) as client, dgpu.enable(client, comm="ucx", **SETTINGS):
         yield client
-
-
-def transports(client: Client) -> set[str]:
-    def names(dask_worker: Any) -> set[str]:
-        comms = dask_worker.plugins[PLUGIN].member._comms.values()
-        return {type(comm).__name__ for comm in comms}
-
-    return set().union(*client.run(names).values())
 
 
 def test_product_and_loss_of_a_worker(client, on_device):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import dask.array as da
 import numpy as np
+from distributed import Client
 from scipy.ndimage import correlate, laplace
 
 import dask_dgpu as dgpu
@@ -80,6 +81,12 @@ OTHERS = {
     ),
 }
 """More algorithms with these patterns."""
+
+
+def compute(client: Client, algorithm: Algorithm) -> None:
+    """Compute with an algorithm, and compare the result."""
+    result = client.compute(algorithm.compute(algorithm.input())).result(timeout=60)
+    assert_right(result, algorithm.expected(algorithm.array))
 
 
 def assert_right(result: Any, expected: Any) -> None:

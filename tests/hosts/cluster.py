@@ -19,6 +19,7 @@ from typing import Any
 import dask
 from distributed import Client
 
+import dask_dgpu as dgpu
 from tests.cluster.conftest import IMPORTED
 from tests.cluster.observe import eventually
 from tests.hosts.network import Network, enter, replace_hosts_file
@@ -109,6 +110,16 @@ class HostCluster:
             client.close()
             raise
         return client
+
+    @contextmanager
+    def enabled(self, **settings: Any) -> Iterator[Client]:
+        """Yield a client on its host, with the plugin enabled."""
+        with (
+            self.network.on("client"),
+            self.client() as client,
+            dgpu.enable(client, **settings),
+        ):
+            yield client
 
     def complete(self, client: Client) -> bool:
         """Return whether all workers are there; start those again that ended.

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
-import dask_dgpu as dgpu
 from tests.hosts.cluster import WORKING, HostCluster, six_workers, started
 from tests.hosts.network import Network, made
 
@@ -39,10 +38,6 @@ def cluster(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture
-def client(network: Network, cluster: HostCluster) -> Iterator[Client]:
-    with (
-        network.on("client"),
-        cluster.client() as client,
-        dgpu.enable(client, **SETTINGS),
-    ):
+def client(cluster: HostCluster) -> Iterator[Client]:
+    with cluster.enabled(**SETTINGS) as client:
         yield client

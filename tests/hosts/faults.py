@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tests.hosts.cluster import TCP_TIMEOUT, HostCluster
+from tests.hosts.cluster import TCP_TIMEOUT, WORKING, HostCluster
 from tests.hosts.network import Network
 
 HOST = "c"
@@ -46,5 +46,5 @@ FAULTS: dict[str, Fault] = {
 
 def mend(network: Network) -> None:
     """End all faults."""
-    for host in (HOST, SCHEDULER):
+    for host in (*WORKING, SCHEDULER):
         network.mend(host)

@@ -16,7 +16,7 @@ from distributed import Client, wait
 from tests.cluster.observe import eventually, left_over, running
 from tests.hosts.algorithms import ALGORITHMS, OTHERS, Algorithm, assert_right
 from tests.hosts.cluster import WORKING, HostCluster
-from tests.hosts.faults import LIMIT, SCHEDULER
+from tests.hosts.faults import LIMIT, SCHEDULER, mend
 from tests.hosts.network import Network
 
 RATE = "20mbit"
@@ -80,8 +80,7 @@ def hit(chance: random.Random, network: Network, cluster: HostCluster, client: C
     began = time.monotonic()
     fault, host = cause(chance, network, cluster)
     time.sleep(lasts)
-    for each in (*WORKING, SCHEDULER):
-        network.mend(each)
+    mend(network)
     end = end_of(future, algorithm)
     seconds = time.monotonic() - began - lasts
     future.release()  # an error's traceback may keep it

@@ -6,7 +6,6 @@ import dask.array as da
 import numpy as np
 import pytest
 
-import dask_dgpu as dgpu
 from tests.cluster.observe import check
 from tests.hosts.cluster import WORKING, HostCluster
 from tests.hosts.conftest import SETTINGS
@@ -17,9 +16,9 @@ pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(120)]
 A = np.random.default_rng(2).random((61, 47))
 
 
-def multiply(network: Network, cluster: HostCluster) -> None:
+def multiply(cluster: HostCluster) -> None:
     """Compute a product on all workers."""
-    with network.on("client"), cluster.client() as client, dgpu.enable(client, **SETTINGS):
+    with cluster.enabled(**SETTINGS) as client:
         x = da.from_array(A, chunks=11)
         assert check(client, x @ x.T, A @ A.T) == 1
 
@@ -38,14 +37,14 @@ def test_own_names_that_mean_loopback(network: Network, empty: HostCluster) -> N
             port=4000,
             contact_address=f"tcp://node-{host}:4000",
         )
-    multiply(network, empty)
+    multiply(empty)
 
 
 def test_ipv6(network: Network, empty: HostCluster) -> None:
     empty.start_scheduler("sched", f"[{network.ip6('sched')}]")
     for host in WORKING:
         empty.start_worker(host, host, host=f"[{network.ip6(host)}]")
-    multiply(network, empty)
+    multiply(empty)
 
 
 def test_a_chosen_interface(network: Network, empty: HostCluster) -> None:
@@ -53,4 +52,4 @@ def test_a_chosen_interface(network: Network, empty: HostCluster) -> None:
     empty.start_scheduler("sched", network.ip("sched"))
     for host in WORKING:
         empty.start_worker(host, host, interface="eth0")
-    multiply(network, empty)
+    multiply(empty)

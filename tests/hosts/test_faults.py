@@ -11,10 +11,9 @@ import psutil
 import pytest
 from distributed import Client, wait
 
-import dask_dgpu as dgpu
 from dask_dgpu.errors import GangError
 from tests.cluster.observe import eventually, left_over, running
-from tests.hosts.algorithms import ALGORITHMS, Algorithm, assert_right
+from tests.hosts.algorithms import ALGORITHMS, assert_right, compute
 from tests.hosts.cluster import HostCluster
 from tests.hosts.conftest import SETTINGS
 from tests.hosts.faults import BUSY, FAULTS, HOST, LIMIT, mend
@@ -35,17 +34,17 @@ It keeps four communicators, of up to five threads each, and buffers.
 @pytest.fixture(scope="module", autouse=True)
 def nothing_leaks(network: Network, cluster: HostCluster) -> Iterator[None]:
     """Compare the workers that live to the end with what they were after a first gang."""
-    before = after_gangs(network, cluster)
+    before = after_gangs(cluster)
     yield
-    assert len(before.keys() & after_gangs(network, cluster).keys()) >= 2  # those of host a
+    assert len(before.keys() & after_gangs(cluster).keys()) >= 2  # those of host a
     with network.on("client"), cluster.client() as client:
         # the threads of communicators that were aborted last end later
         eventually(lambda: all(map(is_little, more(before, counted(client)))), 60)
 
 
-def after_gangs(network: Network, cluster: HostCluster) -> dict[int, Counts]:
+def after_gangs(cluster: HostCluster) -> dict[int, Counts]:
     """Run a gang of each algorithm; return the counts of all workers."""
-    with network.on("client"), cluster.client() as client, dgpu.enable(client, **SETTINGS):
+    with cluster.enabled(**SETTINGS) as client:
         for algorithm in ALGORITHMS.values():
             compute(client, algorithm)
         return counted(client)
@@ -71,11 +70,6 @@ def census() -> tuple[int, Counts]:
     process = psutil.Process()
     sockets = len(process.net_connections("inet"))
     return process.pid, (process.num_threads(), sockets, process.memory_info().rss)
-
-
-def compute(client: Client, algorithm: Algorithm) -> None:
-    result = client.compute(algorithm.compute(algorithm.input())).result(timeout=60)
-    assert_right(result, algorithm.expected(algorithm.array))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -8,9 +8,8 @@ import pytest
 from distributed import wait
 from distributed.client import FutureCancelledError
 
-import dask_dgpu as dgpu
 from tests.cluster.observe import eventually, left_over, running
-from tests.hosts.algorithms import ALGORITHMS, assert_right
+from tests.hosts.algorithms import ALGORITHMS, compute
 from tests.hosts.cluster import CLIENT_TIMEOUT, TCP_TIMEOUT, HostCluster
 from tests.hosts.conftest import SETTINGS
 from tests.hosts.faults import BUSY, HOST, SCHEDULER, mend
@@ -21,11 +20,7 @@ pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(200)]
 
 def test_scheduler_is_cut_off_while_gangs_run(network: Network, cluster: HostCluster) -> None:
     """Dask's client gives up; one gang of each algorithm runs or waits."""
-    with (
-        network.on("client"),
-        cluster.client() as client,
-        dgpu.enable(client, **SETTINGS),
-    ):
+    with cluster.enabled(**SETTINGS) as client:
         inputs = {name: algorithm.input().persist() for name, algorithm in ALGORITHMS.items()}
         wait(list(inputs.values()))
         network.shape(HOST, BUSY)
@@ -40,8 +35,7 @@ def test_scheduler_is_cut_off_while_gangs_run(network: Network, cluster: HostClu
             assert time.monotonic() - began < 4 * (TCP_TIMEOUT + CLIENT_TIMEOUT)
         finally:
             mend(network)
-    with network.on("client"), cluster.client() as client, dgpu.enable(client, **SETTINGS):
+    with cluster.enabled(**SETTINGS) as client:
         for algorithm in ALGORITHMS.values():
-            result = client.compute(algorithm.compute(algorithm.input())).result(timeout=60)
-            assert_right(result, algorithm.expected(algorithm.array))
+            compute(client, algorithm)
         eventually(lambda: left_over(client) == 0)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client
 
-import dask_dgpu as dgpu
-from tests.cluster.observe import PLUGIN, check, computed
+from tests.cluster.observe import check, computed, transports
 from tests.hosts.algorithms import ALGORITHMS, OTHERS, assert_right
 from tests.hosts.cluster import six_workers
 from tests.hosts.conftest import SETTINGS
@@ -32,20 +30,10 @@ def client(
     folder = tmp_path_factory.mktemp("hosts")
     with (
         six_workers(network, folder, UCX_TLS="tcp,self") as cluster,
-        network.on("client"),
-        cluster.client() as client,
-        dgpu.enable(client, comm=request.param, **SETTINGS),
+        cluster.enabled(comm=request.param, **SETTINGS) as client,
     ):
         yield client
         assert transports(client) == {COMMS[request.param]}
-
-
-def transports(client: Client) -> set[str]:
-    def names(dask_worker: Any) -> set[str]:
-        comms = dask_worker.plugins[PLUGIN].member._comms.values()
-        return {type(comm).__name__ for comm in comms}
-
-    return set().union(*client.run(names).values())
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, *OTHERS])
