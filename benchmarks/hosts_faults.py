@@ -8,17 +8,14 @@ had another end than the right result or a ``GangError`` in time.
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
 from harness import Report, options
+from hosts_harness import RANKS, arguments, hosts
 
-import dask_dgpu as dgpu
-from tests.hosts.cluster import six_workers
-from tests.hosts.conftest import HOSTS, SETTINGS
-from tests.hosts.network import impossible, made
+from tests.hosts.conftest import SETTINGS
 from tests.hosts.random_faults import outcomes
 
 OUT = Path(__file__).parent / "results" / "hosts-faults.jsonl"
@@ -35,20 +32,10 @@ def main() -> int:
     parser = options(__doc__, OUT)
     parser.add_argument("--count", type=int, default=100, help="of faults")
     parser.add_argument("--seed", type=int, default=0, help="of the random numbers")
-    given = parser.parse_args()
-    why = impossible()
-    if why is not None:
-        parser.error(f"expected a machine on which hosts can be made: {why}")
-    report = Report(given.out, 6)
+    given = arguments(parser)
+    report = Report(given.out, RANKS)
     ends: Counter[str] = Counter()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        made(HOSTS) as network,
-        six_workers(network, Path(folder)) as cluster,
-        network.on("client"),
-        cluster.client() as client,
-        dgpu.enable(client, **SETTINGS),
-    ):
+    with hosts(**SETTINGS) as (network, cluster, client):
         count = 2 if given.quick else given.count
         for outcome in outcomes(network, cluster, client, count, given.seed):
             facts = asdict(outcome)

@@ -8,9 +8,7 @@ bytes that the busiest host received over its link, with all headers and all of 
 from __future__ import annotations
 
 import argparse
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -19,13 +17,13 @@ import dask
 import dask.array as da
 from distributed import Client
 from harness import PLAIN, Report, fresh, no_wait, options, timed
+from hosts_harness import RANKS, arguments, hosts
 
 import dask_dgpu as dgpu
 from dask_dgpu.cost import ClusterConfig
 from graph_opt.model.cost import HOST_FIGURES
-from tests.hosts.cluster import WORKING, six_workers
-from tests.hosts.conftest import HOSTS
-from tests.hosts.network import RATE, Network, impossible, made
+from tests.hosts.cluster import WORKING
+from tests.hosts.network import RATE, Network
 
 OUT = Path(__file__).parent / "results" / "hosts-linked.jsonl"
 WAYS = ("two levels", "one level", "dask")
@@ -121,43 +119,16 @@ def _without_hosts(config: ClusterConfig) -> ClusterConfig:
     return ClusterConfig(replace(config.facts, figures=figures))
 
 
-@contextmanager
-def clients(rate: str) -> Iterator[tuple[Network, Client]]:
-    """Make the hosts and their cluster.
-
-    Parameters
-    ----------
-    rate : str
-        Of the links between hosts, as ``tc`` reads it.
-
-    Yields
-    ------
-    Network, Client
-        The client has the plugin enabled.
-    """
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        made(HOSTS) as network,
-        six_workers(network, Path(folder)) as cluster,
-        network.on("client"),
-        cluster.client() as client,
-        dgpu.enable(client, when="always", on_error="raise", cost_measure=False),
-    ):
-        for host in WORKING:
-            network.shape(host, rate)
-        yield network, client
-
-
 def main() -> None:
     """Measure all programs."""
     parser: argparse.ArgumentParser = options(__doc__, OUT)
     parser.add_argument("--rate", default=RATE, help="of links between hosts, as tc reads it")
-    given = parser.parse_args()
-    why = impossible()
-    if why is not None:
-        parser.error(f"expected a machine on which hosts can be made: {why}")
-    report = Report(given.out, 6)
-    with clients(given.rate) as (network, client):
+    given = arguments(parser)
+    report = Report(given.out, RANKS)
+    settings = {"when": "always", "on_error": "raise", "cost_measure": False}
+    with hosts(**settings) as (network, _, client):
+        for host in WORKING:
+            network.shape(host, given.rate)
         figures = ClusterConfig.detect(client).facts.figures
         report.add("rates", rate=given.rate, figures=dict(figures))
         for case in cases(256 if given.quick else 2048):

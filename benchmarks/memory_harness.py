@@ -9,10 +9,10 @@ import threading
 from typing import Any
 
 import psutil
+from worker_harness import PLUGIN
 
 INTERVAL = 2e-3
 """Seconds between two samples."""
-PLUGIN = "dask-dgpu"
 
 
 class HostPeak:
