@@ -5,10 +5,8 @@ The first iterations have other arrays: the solution is zero, and two vectors ar
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -19,13 +17,9 @@ from distributed import Client, wait
 
 from tests.cluster.observe import PLUGIN, nothing_left
 from tests.cluster.test_kept_programs import counted, watch_launches, watch_no_more
+from tests.support.benchmarks import benchmark
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.append(str(BENCHMARKS))
-try:
-    import rounds
-finally:
-    sys.path.remove(str(BENCHMARKS))
+rounds = benchmark("rounds")
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -11,14 +9,9 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
+from tests.support.benchmarks import benchmark
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.append(str(BENCHMARKS))
-try:
-    import suite
-    import suite_harness
-finally:
-    sys.path.remove(str(BENCHMARKS))
+suite, suite_harness = benchmark("suite"), benchmark("suite_harness")
 
 SIZES = suite_harness.Sizes(workers=2, n=64, m=64)
 
