@@ -41,11 +41,14 @@ def compilations() -> tuple[Counter[str], Counter[str]]:
 
 
 @pytest.mark.slow
-def test_each_kernel_is_compiled_once_on_a_host(tmp_path: Path) -> None:
+def test_each_kernel_is_compiled_once_on_a_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both workers begin with an empty cache, and need each kernel at the same time."""
+    # Dask's ``env`` is set only after the configuration, which may have imported Numba
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     options = {"threads_per_worker": 1, "dashboard_address": ":0"}
-    cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
-    with LocalCluster(n_workers=2, env=cache, **options) as cluster, Client(cluster) as client:
+    with LocalCluster(n_workers=2, **options) as cluster, Client(cluster) as client:
         with dgpu.enable(client, on_error="raise"):
             dgpu.warmup(client)
         (missed, hit), (missed_too, hit_too) = client.run(compilations).values()
