@@ -50,6 +50,13 @@ warnings.filterwarnings("error", module="__main__")
 Clusters that close slowly on a busy machine log it, which no reader needs.
 """
 
+ENVIRONMENT = {
+    "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+    # on a busy machine a killed worker may need longer than Dask's 15 s to come back
+    "DASK_DISTRIBUTED__DEPLOY__LOST_WORKER_TIMEOUT": "1h",
+}
+"""Variables of the kernel's environment."""
+
 
 class StrictClient(NotebookClient):
     """Runs a notebook in which every warning of its own code is an error."""
@@ -79,8 +86,8 @@ def run(notebook: NotebookNode, folder: Path) -> NotebookNode:
         record_timing=False,
         resources={"metadata": {"path": str(folder)}},
     )
-    environment = os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
-    asyncio.run(client.async_execute(env=environment))  # execute() leaves its event loop open
+    # execute() leaves its event loop open
+    asyncio.run(client.async_execute(env=os.environ | ENVIRONMENT))
     return copy
 
 
