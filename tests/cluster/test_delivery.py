@@ -18,7 +18,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.worker import plugin
 from graph_opt.dask_graph.emit import is_gang
-from tests.cluster.conftest import SETTINGS
+from tests.cluster.conftest import METHOD, SETTINGS
 from tests.cluster.observe import PLUGIN, eventually, host, launched_runs, left_over, running
 from tests.cluster.test_safety import restore_blocks, slow_blocks
 
@@ -304,7 +304,7 @@ def test_workers_with_little_memory(limit: str, room: bool) -> None:
     """Loading torch would have Dask pause or kill workers for which there is no room."""
     options = {"threads_per_worker": 1, "dashboard_address": ":0", "memory_limit": limit}
     with (
-        dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}),
+        dask.config.set({METHOD: "spawn"}),
         LocalCluster(n_workers=2, **options) as cluster,
         Client(cluster) as client,
         dgpu.enable(client, device="cpu", **SETTINGS) as enabled,

@@ -6,10 +6,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from distributed import Client, LocalCluster
 
 import dask_dgpu as dgpu
+from tests.cluster.conftest import METHOD
 from tests.cluster.observe import launched_runs, nothing_left
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -45,10 +47,15 @@ def test_each_kernel_is_compiled_once_on_a_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both workers begin with an empty cache, and need each kernel at the same time."""
-    # Dask's ``env`` is set only after the configuration, which may have imported Numba
+    # Dask's ``env`` is set only after the configuration, which may have imported Numba;
+    # workers inherit this only if they are spawned, not forked from a server of other tests
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     options = {"threads_per_worker": 1, "dashboard_address": ":0"}
-    with LocalCluster(n_workers=2, **options) as cluster, Client(cluster) as client:
+    with (
+        dask.config.set({METHOD: "spawn"}),
+        LocalCluster(n_workers=2, **options) as cluster,
+        Client(cluster) as client,
+    ):
         with dgpu.enable(client, on_error="raise"):
             dgpu.warmup(client)
         (missed, hit), (missed_too, hit_too) = client.run(compilations).values()
