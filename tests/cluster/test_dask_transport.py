@@ -60,9 +60,9 @@ def secured(request: pytest.FixtureRequest) -> Iterator[Client]:
             yield client
 
 
-def test_product_region_and_loss_of_a_worker(secured, on_device):
+def test_product_region_and_loss_of_a_worker(secured):
     client = secured
-    x, y = on_device(A, 60), on_device(B, 50)
+    x, y = da.from_array(A, 60), da.from_array(B, 50)
     np.testing.assert_array_equal((x @ y).compute(), A @ B)
     z = client.compute((x @ y).rechunk((307, 10)).sum(axis=1))
     np.testing.assert_array_equal(z.result(timeout=60), (A @ B).sum(axis=1))
@@ -87,9 +87,9 @@ def test_large_blocks(secured):
     assert transports(secured) == {"StreamComm"}
 
 
-def test_workers_leave_nothing_of_an_epoch(secured, on_device):
+def test_workers_leave_nothing_of_an_epoch(secured):
     client = secured
-    x = on_device(A, 60)
+    x = da.from_array(A, 60)
     np.testing.assert_array_equal((x.T @ x).compute(), A.T @ A)
     assert links(client) == 3
     client.restart()
@@ -98,9 +98,9 @@ def test_workers_leave_nothing_of_an_epoch(secured, on_device):
 
 
 @pytest.mark.parametrize("secured", ["tls"], indirect=True)
-def test_plain_text_beside_tls_only_with_permission(secured, on_device):
+def test_plain_text_beside_tls_only_with_permission(secured):
     client = secured
-    x = on_device(A, 60)
+    x = da.from_array(A, 60)
     with pytest.raises(ValueError, match="for the transport 'ucx' on a cluster with TLS"):
         dgpu.enable(client, comm="ucx", **SETTINGS)
     with dgpu.enable(client, comm="ucx", comm_plaintext=True, **SETTINGS):

@@ -99,6 +99,7 @@ def test_a_rank_is_lost(client, cluster, x, phase, after):
     np.testing.assert_allclose(host((x @ x).compute()), A @ A)
 
 
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)  # it takes three workers
 def test_blocks_are_lost_that_moved_to_no_member(client, cluster, on_device, monkeypatch):
     """Dask loses several blocks at once that wait for a gang, after a worker has retired."""
     last, *others = sorted(cluster.scheduler.workers)

@@ -41,7 +41,7 @@ def test_products_in_batches(client: Client, earlier: set[Any]) -> None:
     with dgpu.enable(client, **SETTINGS, memory_limit="250 kiB", memory_safety_margin=0):
         plan = dgpu.plan("matmul", A, B)
         assert plan.batches > 1
-        assert plan.devices == 4
+        assert plan.devices == len(client.scheduler_info()["workers"])
         assert plan.rank_bytes > 0
         out = np.empty((300, 100))
         dgpu.run("matmul", A, B, out=out)

@@ -38,12 +38,13 @@ class RankPool:
 
     def results(self, ranks: Sequence[int] | None = None, limit: float = 20.0) -> list:
         """Return what the ranks returned; raise if one failed."""
-        found = []
+        errors, found = [], []
         for rank in range(self.size) if ranks is None else ranks:
             assert self.pipes[rank].poll(limit), f"rank {rank} hangs"
             error, result = self.pipes[rank].recv()
-            assert error is None, f"rank {rank} failed:\n{error}"
+            errors += [f"rank {rank} failed:\n{error}"] if error is not None else []
             found.append(result)
+        assert not errors, "\n".join(errors)  # once all answers are out of the pipes
         return found
 
     def run(self, fn: Callable[..., Any], *args: Any) -> list:

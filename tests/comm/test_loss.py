@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -167,5 +168,6 @@ def test_a_slow_rank_is_waited_for(pool, relay, kind):
 
 
 def test_missing_rank_is_named(relay, kind):
+    import_module("dask_dgpu.comm.gloo")  # to import torch takes longer than the limit
     with pytest.raises(CommError, match=r"ranks \[1, 2\] of 3 did not come"):
         _connect(kind, 0, relay.address, f"{kind}-lonely", 0.3)

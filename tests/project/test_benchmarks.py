@@ -27,7 +27,8 @@ FIELDS = {
 
 def lines_of(out: Path, script: str, *arguments: str) -> list[dict[str, Any]]:
     command = [sys.executable, str(BENCHMARKS / script), "--out", str(out), *arguments]
-    environment = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent)}
+    path = [str(BENCHMARKS.parent), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in out.read_text().splitlines()]
