@@ -530,6 +530,22 @@ def test_profiler_writes_every_figure(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "warm_up"),
+    [("--cold", "none"), ("--repetitions=1", "usual"), ("--examples", "examples")],
+)
+def test_warmup_writes_first_and_later_uses(tmp_path: Path, option: str, warm_up: str) -> None:
+    arguments = ["--quick", option, "--only", "gelu", "covariance"]
+    lines = lines_of(tmp_path / "figures.jsonl", "warmup.py", *arguments)
+    before = [] if warm_up == "none" else ["warm-up"]
+    assert [line["what"] for line in lines] == [*before, "gelu", "covariance", "all programs"]
+    assert {line["warm_up"] for line in lines} == {warm_up}
+    *_, gelu, covariance, every = lines
+    assert every["most_more"] == max(gelu["more"], covariance["more"])
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_structures_writes_every_program(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "structures.py", "--quick")
     assert len(lines) == 33
