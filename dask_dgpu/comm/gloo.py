@@ -30,8 +30,9 @@ dist: Any = torch.distributed
 
 # A tag without messages.
 _NO_TAG = 2**31 - 1
-# gloo has no wait without a limit.
-_NEVER = timedelta(days=365)
+# gloo cannot cancel a message that has begun, so a wait without a limit ends after this many times
+# the limit for connecting; a gang without any progress was given up long before.
+_PATIENCE = 12
 # Seconds between two checks for the interpreter's exit.
 _CHECK_INTERVAL = 0.2
 # Seconds for the threads of an aborted group to end.
@@ -48,12 +49,13 @@ class _Writable:
 
 
 class _GlooMessage:
-    def __init__(self, work: Any, what: str) -> None:
+    def __init__(self, work: Any, what: str, longest: float) -> None:
         self._work = work
         self._what = what
+        self._longest = longest
 
     def wait(self, seconds: float | None) -> None:
-        limit = _NEVER if seconds is None else timedelta(seconds=seconds)
+        limit = timedelta(seconds=self._longest if seconds is None else seconds)
         late = time.monotonic() + limit.total_seconds()
         try:
             self._work.wait(limit)
@@ -69,11 +71,12 @@ class GlooComm(PointToPointComm):
     """One rank over gloo; see :class:`~dask_dgpu.comm.protocol.Comm`.
 
     A separate thread ends the group when the communicator is closed or aborted, or when the
-    interpreter exits: it makes all waits raise, then frees the group.
+    interpreter exits: it makes all waits raise, then frees the group. Threads of messages that were
+    half sent or received then wait longer, up to 12 times ``timeout``: gloo cannot cancel those.
 
     All ranks create it at the same time, with a ``store`` for these ranks only. It listens on
     ``host``. Connecting ends after ``timeout`` seconds, or if ``lifetime`` is aborted. Waits raise
-    after ``limit`` seconds; without it they last until aborted.
+    after ``limit`` seconds; without it they last until aborted, at most 12 times ``timeout``.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class GlooComm(PointToPointComm):
         lifetime: Lifetime | None = None,
     ) -> None:
         super().__init__(rank, size, limit)
+        self._longest = _PATIENCE * timeout
         self._store = TorchStore(store, timeout, lifetime or self._lifetime)
         self._group: Any = _create_group(self._store, rank, size, host, timeout)
         # No daemon: an exiting interpreter that stops one within C++ ends the process.
@@ -116,7 +120,7 @@ class GlooComm(PointToPointComm):
             work = getattr(group, verb)([torch.from_numpy(data)], peer, tag)
         except RuntimeError as error:
             raise CommError(f"{what} failed: the peer is lost") from error
-        return _GlooMessage(work, what)
+        return _GlooMessage(work, what, self._longest)
 
 
 def _disconnect(group: Any, peers: Sequence[int]) -> None:

@@ -19,6 +19,7 @@ from dask_dgpu.errors import CommError
 from tests.comm.processes import RankPool
 
 HOST = "127.0.0.1"
+LARGE = np.ones(2**23)  # more than a connection buffers
 
 pytestmark = pytest.mark.parametrize(
     "kind", [pytest.param("dask", marks=pytest.mark.slow), "gloo", "ucx"]
@@ -52,7 +53,7 @@ def _connect(kind, rank, address, name, timeout=30.0, limit=None):
 
 def _threads_end(seconds: float = 10.0) -> None:
     late = time.monotonic() + seconds
-    names = ("gloo", "ucx", "all_reduce")
+    names = ("gloo", "ucx", "all_reduce", "exchange")
     while waiting := [t for t in threading.enumerate() if t.name.startswith(names)]:
         assert time.monotonic() < late, waiting
         time.sleep(0.01)
@@ -90,6 +91,32 @@ def test_killed_peer(pool, relay, kind, how):
     for raised, closed in pool.results([0, 2]):
         assert raised < 2
         assert closed < 1
+
+
+def _lose_a_message_that_has_begun(rank, kind, address):
+    """Rank 1 stops while it sends; return the seconds until nothing of it is left on rank 0."""
+    comm = _connect(kind, rank, address, f"{kind}-begun", timeout=1.0)
+    comm.barrier()
+    if rank == 1:
+        time.sleep(0.2)  # rank 0 waits already, so the message begins at once
+        comm.exchange([(0, LARGE)], [])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    start = time.monotonic()
+    if rank == 0:
+        threading.Timer(0.5, comm.abort, ["enough"]).start()
+        with pytest.raises(CommError, match="enough"):
+            comm.exchange([], [(1, np.empty_like(LARGE))]).wait()
+        assert time.monotonic() - start < 2
+        _threads_end(30)
+    comm.close()
+    return time.monotonic() - start
+
+
+@pytest.mark.slow
+def test_a_message_that_has_begun_leaves_nothing(pool, relay, kind):
+    """The receiver's thread, and the memory of the message, are free at last."""
+    pool.start(_lose_a_message_that_has_begun, kind, relay.address)
+    assert pool.results([0], limit=40)[0] < (15 if kind == "gloo" else 2)
 
 
 def _await_abort(rank, kind, address):
