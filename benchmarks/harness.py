@@ -73,7 +73,10 @@ class Report:
 
     def __init__(self, out: Path, ranks: int) -> None:
         self.out = out
-        self.facts = {"versions": versions(), "machine": {**machine(), "ranks": ranks}}
+        self.facts: dict[str, Any] = {
+            "versions": versions(),
+            "machine": {**machine(), "ranks": ranks},
+        }
         self.rows: list[dict[str, Any]] = []
         out.parent.mkdir(parents=True, exist_ok=True)
 

@@ -2,7 +2,8 @@
 
 A loop of small gangs, a product, and a graph of plain tasks. Ways take turns, and change places
 after each turn. A block of a profiler without any work is measured by itself. ``--device cuda``
-runs all on the GPUs of one host.
+runs all on the GPUs of one host, and compares the seconds of products with those that torch's
+profiler finds in the GPU's kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import dask.base
 from distributed import Client, wait
 from gpu_harness import add_cluster, cluster_of
 from harness import PLAIN, Report, options
-from worker_harness import synchronize
+from worker_harness import start_trace, stop_trace, synchronize
 
 import dask_dgpu as dgpu
 
@@ -30,6 +31,8 @@ RESULTS = Path(__file__).parent / "results"
 SMALL, LARGE = 64, {"cpu": 2048, "cuda": 16384}
 IN_A_ROW = 20
 TASKS = 400
+PRODUCTS = 5
+"""Of which both profilers find the seconds."""
 WAYS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "without": nullcontext,
     "within": dgpu.Profiler,
@@ -115,6 +118,29 @@ def run(given: argparse.Namespace, work: Work, report: Report) -> None:
             n = {"gangs": SMALL, "product": work.n}.get(call.__name__)
             report.add(f"{call.__name__}, {way}", seconds, n=n, ratio=ratio)
     report.add("a block without work", empty_blocks(given.repetitions))
+    if given.device == "cuda":
+        ours, theirs = kernels(work)
+        report.add("torch's profiler, kernels of a product", theirs, n=work.n)
+        ratio = median(mine / torch for mine, torch in zip(ours, theirs, strict=True))
+        report.add("dask_dgpu's profiler, compute of a product", ours, n=work.n, ratio=ratio)
+
+
+def kernels(work: Work) -> tuple[list[float], list[float]]:
+    """Return the seconds that products compute on the slowest GPU, by both profilers."""
+    ours, theirs = [], []
+    for _ in range(PRODUCTS):
+        work.client.run(start_trace)
+        try:
+            with dgpu.Profiler() as prof:
+                wait((work.large @ work.large.T).persist())
+                work.synchronize()
+        finally:
+            traces = work.client.run(stop_trace).values()
+        rows = prof.to_dict()["rows"]
+        ours.append(sum(row["compute"] for row in rows if row["by"] == "gang"))
+        theirs.append(max(trace["kernels_us"] for trace in traces) * 1e-6)
+        work.large = work.new(work.large).persist()
+    return ours, theirs
 
 
 def empty_blocks(number: int) -> list[float]:

@@ -62,15 +62,23 @@ def summary_of(events: list[dict[str, Any]]) -> dict[str, int]:
     Returns
     -------
     dict
-        Numbers of kernels and of copies to the host, and bytes by direction.
+        Numbers of kernels and of copies to the host, microseconds of kernels other than NCCL's,
+        and bytes by direction.
     """
-    found = {"kernels": 0, "to_host_copies": 0, "to_host_bytes": 0, "to_host_largest": 0}
+    found = {
+        "kernels": 0,
+        "kernels_us": 0,
+        "to_host_copies": 0,
+        "to_host_bytes": 0,
+        "to_host_largest": 0,
+    }
     found |= {"to_device_bytes": 0, "within_bytes": 0}
     for event in events:
         kind, name = event.get("cat"), event.get("name", "")
         nbytes = int(event.get("args", {}).get("bytes", 0))
         if kind == "kernel":
             found["kernels"] += 1
+            found["kernels_us"] += 0 if "nccl" in name else int(event["dur"])
         elif kind == "gpu_memcpy" and "DtoH" in name:
             found["to_host_copies"] += 1
             found["to_host_bytes"] += nbytes

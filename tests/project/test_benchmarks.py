@@ -465,7 +465,8 @@ def test_a_trace_is_summed_up_by_direction(monkeypatch: pytest.MonkeyPatch) -> N
         return {"cat": "gpu_memcpy", "name": name, "args": {"bytes": nbytes}}
 
     events = [
-        {"cat": "kernel", "name": "gemm"},
+        {"cat": "kernel", "name": "gemm", "dur": 40.5},
+        {"cat": "kernel", "name": "ncclDevKernel_SendRecv", "dur": 70.0},
         {"ph": "M", "name": "process_name", "args": {"name": "python"}},
         copy("Memcpy DtoH (Device -> Pinned)", 8),
         copy("Memcpy DtoH (Device -> Pageable)", 4096),
@@ -474,7 +475,8 @@ def test_a_trace_is_summed_up_by_direction(monkeypatch: pytest.MonkeyPatch) -> N
         copy("Memcpy PtoP (Device -> Device)", 64),
     ]
     assert summary_of(events) == {
-        "kernels": 1,
+        "kernels": 2,
+        "kernels_us": 40,
         "to_host_copies": 2,
         "to_host_bytes": 4104,
         "to_host_largest": 4096,
