@@ -78,7 +78,10 @@ def warmup(client: Client | None = None, *examples: Any) -> None:
         raise DgpuError("dask_dgpu is not enabled; call dask_dgpu.enable(client) first")
     ranks = optimizer.facts.workers or optimizer.settings.local_ranks
     always = replace(optimizer, settings=replace(optimizer.settings, when="always"))
-    work = [("example", each) for each in examples] or list(_usual(ranks))
+    # blocks on the devices, for which other kernels are needed than for those of the host
+    backend = {"array.backend": "dgpu"} if optimizer.facts.device == "cuda" else {}
+    with dask.config.set(backend):
+        work = [("example", each) for each in examples] or list(_usual(ranks))
     text = TextColumn("warm-up  {task.description}", markup=False)
     columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as bars, dask.config.set(array_optimize=always):
