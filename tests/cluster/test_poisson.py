@@ -42,6 +42,7 @@ def test_slabs_are_one_gang(client, on_device, boundary):
 
 
 @pytest.mark.parametrize("boundary", [*BOUNDARIES, ("periodic", "reflect", "zero")])
+@pytest.mark.slow
 def test_cubes(client, on_device, boundary):
     for dtype in ("float32", "complex128"):
         f = CUBE.astype(dtype)

@@ -208,6 +208,7 @@ def test_lost_blocks_may_take_long_to_be_made_again(client, cluster, device, y):
         np.testing.assert_array_equal(host(future.result(timeout=120)), A @ B)
 
 
+@pytest.mark.slow
 def test_stopped_rank(client, cluster, x, y):
     """A rank that neither dies nor answers is named within the time limit."""
     check(client, x @ y)
@@ -332,6 +333,7 @@ def test_cancelled_while_it_is_staged(client, cluster, x, y):
     check(client, x @ y)
 
 
+@pytest.mark.slow
 def test_interrupted(client, cluster, x, y):
     """Ctrl-C in a cell: the caller stops waiting and forgets the future."""
     check(client, x @ y)

@@ -43,6 +43,7 @@ def client(cluster: Any) -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.slow
 def test_product_and_loss_of_a_worker(client, on_device):
     x, y = on_device(A, 60), on_device(B, 50)
     np.testing.assert_array_equal(host((x @ y).compute()), A @ B)

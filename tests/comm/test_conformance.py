@@ -80,12 +80,12 @@ def _wrapped(comm, xp, wrapper, case):
         "local-1",
         "local-4",
         "recording-3",
-        "timed-3",
-        "dask-1",
+        pytest.param("timed-3", marks=pytest.mark.slow),
+        pytest.param("dask-1", marks=pytest.mark.slow),
         "dask-3",
-        "gloo-1",
+        pytest.param("gloo-1", marks=pytest.mark.slow),
         "gloo-3",
-        "ucx-1",
+        pytest.param("ucx-1", marks=pytest.mark.slow),
         "ucx-3",
         pytest.param("local-3-cupy", marks=pytest.mark.gpu),
         pytest.param("nccl-1-cupy", marks=pytest.mark.gpu),
@@ -153,6 +153,7 @@ def test_abort_while_waiting(launch):
     launch(cases.abort_while_waiting)
 
 
+@pytest.mark.slow
 def test_time_limit(launch):
     launch(cases.time_limit, timeout=0.5)
 

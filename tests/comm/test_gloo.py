@@ -69,6 +69,7 @@ def _beside_own_group(rank, address, own_port):
     again.close()
 
 
+@pytest.mark.slow
 def test_own_default_group_is_untouched(pool, relay):
     import torch.distributed as dist
 

@@ -132,6 +132,7 @@ def _await_abort(rank, kind, address):
     comm.close()
 
 
+@pytest.mark.slow
 def test_abort_of_a_peer_is_noticed(pool, relay, kind):
     pool.run(_await_abort, kind, relay.address)
 
@@ -144,6 +145,7 @@ def test_stopped_peer(pool, relay, kind):
         assert closed < 1
 
 
+@pytest.mark.slow
 def test_stopped_peer_holds_up_nobody_after_an_abort(pool, relay, kind):
     """Without a limit the abort alone ends the wait, and the threads that wait for the peer."""
     pool.start(_await_victim, kind, relay.address, "collective", signal.SIGSTOP, None, 0.3)

@@ -128,6 +128,7 @@ ALONE = {"one element", "nothing"}
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow
 def test_they_are_one_gang(form: str, programs: list[Any]) -> None:
     with dgpu.enable(local_ranks=3, **ALWAYS):
         z = FORMS[form][0]()

@@ -304,7 +304,10 @@ CASES: dict[str, Callable[[da.Array], da.Array]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("ranks", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "ranks",
+    [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)],
+)
 def test_what_is_read_is_waited_for(case: str, ranks: int, checked: list[LaneDevice]) -> None:
     wanted = CASES[case](da.from_array(A, chunks=A.shape)).compute(scheduler="sync")
     with dgpu.enable(local_ranks=ranks, when="always", on_error="raise"):

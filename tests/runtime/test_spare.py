@@ -176,6 +176,7 @@ PROGRAMS: dict[str, Callable[[da.Array], Any]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.slow
 def test_other_blocks_are_never_overwritten(name: str) -> None:
     values, x = given_array()
     before = values.copy()

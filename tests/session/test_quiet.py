@@ -103,6 +103,7 @@ def test_query_planning_that_came_too_late_is_ignored() -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_query_planning_is_refused_in_one_sentence() -> None:
     result = run("import dask_dgpu\ndask_dgpu.enable()", DASK_ARRAY__QUERY_PLANNING="true")
     assert result.returncode != 0

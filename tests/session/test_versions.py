@@ -81,6 +81,7 @@ def test_it_prints_all_sections(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line for line in lines[1:] if line and not line.startswith("  ")] == list(SECTIONS)
 
 
+@pytest.mark.slow
 def test_command_prints_the_same_and_loads_no_library_of_devices() -> None:
     code = (
         "import runpy, sys; runpy.run_module('dask_dgpu', run_name='__main__')\n"

@@ -144,7 +144,7 @@ def test_any_matrix(data: st.DataObject, kind: str, matrix: Matrix, parts: int) 
     [
         2**18,
         pytest.param(6**7, marks=pytest.mark.slow),
-        3 * 89041,
+        pytest.param(3 * 89041, marks=pytest.mark.slow),
         pytest.param(2 * 131071, marks=pytest.mark.slow),
         262147,
     ],

@@ -143,7 +143,10 @@ def test_there_and_back_is_one_gang(gangs: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", LINES)
-@pytest.mark.parametrize("type_", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "type_",
+    [pytest.param(1, marks=pytest.mark.slow), 2, 3, pytest.param(4, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("ranks", [pytest.param(None, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(
     "n",

@@ -100,6 +100,7 @@ def test_what_is_not_finite_is_reported(bad: float) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 @pytest.mark.parametrize("scale", [1e-30, 1e25])
+@pytest.mark.slow
 def test_squares_that_single_precision_cannot_hold(dtype: str, scale: float) -> None:
     a = scale * numbers((9, 10), dtype)
     u, info = dgpu.jacobi(np.zeros_like(a), da.from_array(a, chunks=5), tol=1e-4)
@@ -123,7 +124,7 @@ def test_no_iterations() -> None:
     [
         *(pytest.param(each, marks=pytest.mark.slow) for each in ("int16", "float16", "complex64")),
         "float32",
-        "complex128",
+        pytest.param("complex128", marks=pytest.mark.slow),
     ],
 )
 def test_the_same_with_a_gang_and_without(boundary: Any, dtype: str, gangs: list[str]) -> None:

@@ -28,6 +28,7 @@ def close(actual: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("strategy", NAMED)
 @pytest.mark.parametrize("ranks", range(1, 8))
+@pytest.mark.slow
 def test_a_strategy_is_a_family_of_meshes(strategy: Strategy, ranks: int, gangs: list[str]) -> None:
     z = dgpu.matmul(X, Y, strategy=strategy)
     with dgpu.enable(local_ranks=ranks, on_error="raise"):
