@@ -47,9 +47,11 @@ def _run(way: str, arguments: list[str], out: Path) -> Lines:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "lines.jsonl"
         command = [sys.executable, str(SCRIPT), way, *arguments, "--out", str(path)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        text = path.read_text()
-    with out.open("a") as lines:
-        lines.write(text)
+        try:
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        finally:  # what was measured before an error or an interrupt counts
+            text = path.read_text() if path.exists() else ""
+            with out.open("a") as lines:
+                lines.write(text)
     every = [json.loads(line) for line in text.splitlines()]
     return {line["what"].removesuffix(f", {way}"): line for line in every if line["seconds"]}
