@@ -122,6 +122,7 @@ def test_a_message_that_has_begun_leaves_nothing(pool, relay, kind):
 def _await_abort(rank, kind, address):
     comm = _connect(kind, rank, address, f"{kind}-abort")
     comm.barrier()
+    time.sleep(0.2)  # all have left the barrier
     start = time.monotonic()
     if rank == 1:
         comm.abort("enough")
@@ -158,6 +159,7 @@ def _abort_beside_a_lost_rank(rank, kind, address):
     """Rank 0 waits for rank 2, which sends nothing; rank 1, its neighbour, is lost."""
     comm = _connect(kind, rank, address, f"{kind}-beside")
     comm.barrier()
+    time.sleep(0.2)  # all have left the barrier
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.3)
