@@ -223,11 +223,8 @@ class GpuBench:
     ) -> None:
         """Record what every GPU does during one call; copies of few bytes are no blocks."""
         arrays = make()
-        self.client.run(start_trace)
-        try:
+        with traced(self.client) as traces:
             timed(self.client, self.gang, function, arrays, self.synchronize)
-        finally:
-            traces = list(self.client.run(stop_trace).values())
         if not all(trace["kernels"] for trace in traces):
             raise RuntimeError("a trace holds no kernel: nothing was recorded")
         totals = {name: sum(trace[name] for trace in traces) for name in traces[0]}
@@ -246,6 +243,23 @@ class GpuBench:
             seconds.append(taken)
             del arrays, result
         self.figure(f"{prefix}end to end, dask", seconds, **facts)
+
+
+@contextmanager
+def traced(client: Client) -> Iterator[list[dict[str, Any]]]:
+    """Record what every GPU does in the block.
+
+    Yields
+    ------
+    list of dict
+        What :func:`stop_trace` returns, one for each worker, once the block has ended.
+    """
+    traces: list[dict[str, Any]] = []
+    client.run(start_trace)
+    try:
+        yield traces
+    finally:
+        traces += client.run(stop_trace).values()
 
 
 def _same(value: Any) -> Any:

@@ -21,9 +21,9 @@ import dask
 import dask.array as da
 import dask.base
 from distributed import Client, wait
-from gpu_harness import add_cluster, cluster_of
+from gpu_harness import add_cluster, cluster_of, traced
 from harness import PLAIN, Report, options
-from worker_harness import start_trace, stop_trace, synchronize
+from worker_harness import synchronize
 
 import dask_dgpu as dgpu
 
@@ -129,17 +129,14 @@ def kernels(work: Work) -> tuple[list[float], list[float]]:
     """Return the seconds that products compute on the slowest GPU, by both profilers."""
     ours, theirs = [], []
     for _ in range(PRODUCTS):
-        work.client.run(start_trace)
-        try:
-            with dgpu.Profiler() as prof:
-                wait((work.large @ work.large.T).persist())
-                work.synchronize()
-        finally:
-            traces = work.client.run(stop_trace).values()
+        x = work.new(work.large).persist()
+        wait(x)
+        with traced(work.client) as traces, dgpu.Profiler() as prof:
+            wait((x @ x.T).persist())
+            work.synchronize()
         rows = prof.to_dict()["rows"]
         ours.append(sum(row["compute"] for row in rows if row["by"] == "gang"))
         theirs.append(max(trace["kernels_us"] for trace in traces) * 1e-6)
-        work.large = work.new(work.large).persist()
     return ours, theirs
 
 

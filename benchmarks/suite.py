@@ -118,11 +118,14 @@ class Suite:
         wait(persisted)
         return tuple(persisted)
 
+    def graphs(self, program: Program, seed: int) -> tuple[da.Array, ...]:
+        """Return the results of a program of new inputs, not computed yet."""
+        return _tuple(program.function(da, *self.inputs(program, seed)))
+
     def predict(self, program: Program) -> dict[str, float]:
         """Return the predicted seconds of both ways; those of several results are added."""
         self.enable(ours=True)
-        results = _tuple(program.function(da, *self.inputs(program, 0)))
-        found = [dgpu.explain(result) for result in results]
+        found = [dgpu.explain(graph) for graph in self.graphs(program, 0)]
         return {
             "ours": sum(each.seconds or math.nan for each in found),
             "plain": sum(each.dask_seconds or math.nan for each in found),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,15 +42,11 @@ def run_alone(ways: Iterable[str], arguments: list[str], report: Report) -> dict
 
 
 def _run(way: str, arguments: list[str], out: Path) -> Lines:
-    """Run one way, and append its lines to a file."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "lines.jsonl"
-        command = [sys.executable, str(SCRIPT), way, *arguments, "--out", str(path)]
-        try:
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        finally:  # what was measured before an error or an interrupt counts
-            text = path.read_text() if path.exists() else ""
-            with out.open("a") as lines:
-                lines.write(text)
-    every = [json.loads(line) for line in text.splitlines()]
+    """Run one way, which appends its lines to a file; return those of its programs."""
+    known = out.stat().st_size if out.exists() else 0
+    command = [sys.executable, str(SCRIPT), way, *arguments, "--out", str(out)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    with out.open("rb") as lines:
+        lines.seek(known)
+        every = [json.loads(line) for line in lines]
     return {line["what"].removesuffix(f", {way}"): line for line in every if line["seconds"]}

@@ -15,9 +15,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 
-import dask
-import dask.array as da
-from dask.core import flatten
 from distributed import Client
 from gpu_harness import add_cluster, cluster_of
 from harness import Report, options
@@ -36,10 +33,9 @@ SEED = 1000
 def warm_up(client: Client, suite: Suite, names: Iterable[str]) -> float:
     """Return the seconds of a warm-up with programs, or with the usual computations."""
     suite.enable(ours=True)
-    programs = [PROGRAMS[name] for name in names]
-    given = [each.function(da, *suite.inputs(each, 0)) for each in programs]
+    examples = [graph for name in names for graph in suite.graphs(PROGRAMS[name], 0)]
     start = time.perf_counter()
-    dgpu.warmup(client, *flatten(given, container=(list, tuple)))
+    dgpu.warmup(client, *examples)
     return time.perf_counter() - start
 
 
@@ -86,8 +82,7 @@ def main() -> None:
     given.when = "cheaper"
     with tempfile.TemporaryDirectory() as caches:
         os.environ.update(dict.fromkeys(CACHES, caches))
-        method = {"distributed.worker.multiprocessing-method": "spawn"}
-        with dask.config.set(method), cluster_of(given) as client, dgpu.enable(client):
+        with cluster_of(given) as client, dgpu.enable(client):
             report = Report(given.out, len(client.scheduler_info(n_workers=-1)["workers"]))
             report.facts["warm_up"] = warmed(given)
             run(client, given, report)

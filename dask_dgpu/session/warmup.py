@@ -17,6 +17,7 @@ from dask_dgpu.array.stencil import stencil
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.session.startup import BACKEND
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -79,7 +80,7 @@ def warmup(client: Client | None = None, *examples: Any) -> None:
     ranks = optimizer.facts.workers or optimizer.settings.local_ranks
     always = replace(optimizer, settings=replace(optimizer.settings, when="always"))
     # blocks on the devices, for which other kernels are needed than for those of the host
-    backend = {"array.backend": "dgpu"} if optimizer.facts.device == "cuda" else {}
+    backend = {BACKEND: "dgpu"} if optimizer.facts.device == "cuda" else {}
     with dask.config.set(backend):
         work = [("example", each) for each in examples] or list(_usual(ranks))
     text = TextColumn("warm-up  {task.description}", markup=False)

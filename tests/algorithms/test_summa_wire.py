@@ -118,9 +118,9 @@ def test_nan_and_infinity_are_where_numpy_has_them(case: Problem, dtype: str, se
     np.testing.assert_array_equal(np.isinf(whole), np.isinf(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [(4, 1, 1), (1, 4, 1), (2, 2, 1), (1, 1, 4), (2, 1, 2)])
 @pytest.mark.parametrize(("dtype", "share"), [("float32", 2), ("float64", 4)])
-@pytest.mark.slow
 def test_half_or_a_quarter_of_the_bytes_travel(
     mesh: tuple[int, int, int], dtype: str, share: int
 ) -> None:

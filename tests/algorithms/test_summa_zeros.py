@@ -87,9 +87,9 @@ def test_infinities_and_signs_of_zeros(case: Problem, seed: int) -> None:
     same_bits(case, Sparse())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 0.4), ("float64", 0.4), ("int32", 0.4)])
-@pytest.mark.slow
 def test_bytes_at_80_percent_zeros(mesh: Any, dtype: str, most: float) -> None:
     owners = [(at * 7) % 4 for at in range(16)]
     case = problem((256, 512, 128), 4, dtype, owners=owners, mesh=mesh, steps=2)

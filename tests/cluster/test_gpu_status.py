@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 import dask_dgpu as dgpu
+from tests.cluster.conftest import CUDA
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(120),
-    pytest.mark.parametrize(
-        "device", [pytest.param("cuda", marks=pytest.mark.multigpu)], indirect=True
-    ),
+    pytest.mark.parametrize("device", [CUDA], indirect=True),
 ]
 
 QUERY = ["nvidia-smi", "--format=csv,noheader,nounits"]

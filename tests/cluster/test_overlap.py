@@ -70,8 +70,8 @@ def wanted(steps: int, boundary: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize("boundary", PADDING)
 @pytest.mark.slow
+@pytest.mark.parametrize("boundary", PADDING)
 def test_a_loop_is_one_gang(client, x, boundary):
     result, gangs = computed(client, loop(x, 10, boundary))
     np.testing.assert_allclose(result, wanted(10, boundary), rtol=1e-14, strict=True)

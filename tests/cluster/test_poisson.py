@@ -41,8 +41,8 @@ def test_slabs_are_one_gang(client, on_device, boundary):
         assert gangs == 1
 
 
-@pytest.mark.parametrize("boundary", [*BOUNDARIES, ("periodic", "reflect", "zero")])
 @pytest.mark.slow
+@pytest.mark.parametrize("boundary", [*BOUNDARIES, ("periodic", "reflect", "zero")])
 def test_cubes(client, on_device, boundary):
     for dtype in ("float32", "complex128"):
         f = CUBE.astype(dtype)

@@ -127,8 +127,8 @@ ALONE = {"one element", "nothing"}
 """Forms of one block, which a task computes as well."""
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
 def test_they_are_one_gang(form: str, programs: list[Any]) -> None:
     with dgpu.enable(local_ranks=3, **ALWAYS):
         z = FORMS[form][0]()

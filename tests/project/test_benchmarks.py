@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from dask_dgpu.kernels.pack import copy_host
+from tests.support.paths import with_project
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 METHODS = ("compensated", "reproducible")
@@ -27,8 +28,7 @@ FIELDS = {
 
 def lines_of(out: Path, script: str, *arguments: str) -> list[dict[str, Any]]:
     command = [sys.executable, str(BENCHMARKS / script), "--out", str(out), *arguments]
-    path = [str(BENCHMARKS.parent), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+    environment = with_project(os.environ)
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in out.read_text().splitlines()]

@@ -175,8 +175,8 @@ PROGRAMS: dict[str, Callable[[da.Array], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_other_blocks_are_never_overwritten(name: str) -> None:
     values, x = given_array()
     before = values.copy()

@@ -19,9 +19,9 @@ from pathlib import Path
 import dask.array
 
 from tests.support.compat_plugin import ENABLE, OUTCOMES
+from tests.support.paths import with_project
 
 TESTS = Path(dask.array.__file__).parent / "tests"
-ROOT = Path(__file__).parents[2]
 
 QUICK = (
     "test_array_core.py",
@@ -82,9 +82,7 @@ class _Run:
         command += ["--rootdir", str(TESTS), "-p", "no:cacheprovider", "--timeout=600"]
         command += ["-p", "tests.support.compat_plugin", *arguments]
         command += [str(TESTS / test) for test in tests]
-        environment = {**os.environ, OUTCOMES: str(self.file)}
-        path = [str(ROOT), environment.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        environment = with_project({**os.environ, OUTCOMES: str(self.file)})
         environment.pop(ENABLE, None)
         if on:
             environment[ENABLE] = "1"

@@ -98,9 +98,9 @@ def test_what_is_not_finite_is_reported(bad: float) -> None:
     assert (info.converged, info.reason, info.iterations) == (False, "not finite", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 @pytest.mark.parametrize("scale", [1e-30, 1e25])
-@pytest.mark.slow
 def test_squares_that_single_precision_cannot_hold(dtype: str, scale: float) -> None:
     a = scale * numbers((9, 10), dtype)
     u, info = dgpu.jacobi(np.zeros_like(a), da.from_array(a, chunks=5), tol=1e-4)

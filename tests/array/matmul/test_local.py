@@ -108,10 +108,10 @@ def test_values(case: str, gangs: list[str]) -> None:
     assert len(gangs) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", [5, 13])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("multiply", [da.matmul, da.dot])
-@pytest.mark.slow
 def test_dtype_is_the_one_dask_declares(dtype: str, inner: int, multiply: Any) -> None:
     a, b = numbers(11, 13, dtype=dtype), numbers(13, 7, dtype=dtype, seed=1)
     z = multiply(da.from_array(a, chunks=(4, inner)), da.from_array(b, chunks=(inner, 3)))

@@ -26,9 +26,9 @@ def close(actual: Any, expected: Any) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12, strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", NAMED)
 @pytest.mark.parametrize("ranks", range(1, 8))
-@pytest.mark.slow
 def test_a_strategy_is_a_family_of_meshes(strategy: Strategy, ranks: int, gangs: list[str]) -> None:
     z = dgpu.matmul(X, Y, strategy=strategy)
     with dgpu.enable(local_ranks=ranks, on_error="raise"):

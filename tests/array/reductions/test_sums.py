@@ -191,9 +191,9 @@ def test_mean_of_nothing_is_nan(method: Any) -> None:
     assert dgpu.sum(x[x > 3], method=method).compute() == 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "int32"])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.slow
 def test_variance_and_deviation(method: Any, dtype: str) -> None:
     a = (np.random.default_rng(8).standard_normal((50, 7)) * 30 + 100).astype(dtype)
     wide = a.astype("complex128" if dtype[0] == "c" else "float64")

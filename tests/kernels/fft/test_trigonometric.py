@@ -70,9 +70,9 @@ def test_parts_of_a_line_know_their_places(kind: str) -> None:
     np.testing.assert_array_equal(np.concatenate(pieces, axis=1), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dct2", "dct3", "dst1", "dst4"])
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
-@pytest.mark.slow
 def test_workspace_is_bounded(kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trigonometric, "WORKSPACE", MIB)
     a = np.ones((256, 64, 256), dtype)
