@@ -64,7 +64,7 @@ def _leave_early(rank, address):
         assert (got == 7).all()
     start = time.monotonic()
     comm.close()
-    assert time.monotonic() - start < 0.1
+    assert time.monotonic() - start < 2  # far less than the limits of a wait
     _threads_end()
 
 

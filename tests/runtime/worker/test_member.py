@@ -128,7 +128,7 @@ def test_a_warm_up_ends_quietly(
         if how == "left":
             plugin.member.leave("epoch", "a member is lost")
         asyncio.run(plugin.teardown(plugin.worker))
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 5
     assert not plugin.thread.is_alive()
     assert not caplog.records
     assert not sent
