@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -209,10 +210,25 @@ def read_arg_chunk(function: Any, axis: Any, array: ArrayNode) -> Chunked | None
     axes, kind = _axes(axis, array.ndim), np.dtype(array.dtype).kind
     if function is not arg_chunk or len(arguments) != 2 or options or axes is None:
         return None
-    name = ARGUMENTS.get(arguments[1])
+    name = _argument(arguments[1])
     if name is None or len(axes) not in (1, array.ndim) or (kind == "c" and "nan" in name):
         return None
     return Chunked(name if kind == "f" else name.removeprefix("nan"), axes)
+
+
+def _argument(function: Any) -> str | None:
+    """Return ``argmin`` or the like, also for a copy of Dask's function.
+
+    Dask's ``argmin`` is a closure, so it is pickled by value, and the scheduler gets a copy.
+    """
+    for known, name in ARGUMENTS.items():
+        if function is known or (
+            isinstance(function, FunctionType)
+            and getattr(known, "__wrapped__", None) is getattr(function, "__wrapped__", known)
+            and known.__code__ == function.__code__
+        ):
+            return name
+    return None
 
 
 @dataclass(frozen=True)
@@ -243,7 +259,7 @@ def read_aggregate(function: Any, chunked: Chunked) -> Aggregate | None:
     if dtype is not None and chunked.dtype not in (None, np.dtype(dtype).name):
         return None
     if function is arg_agg:
-        arguments = tuple(each for each in arguments if ARGUMENTS.get(each) != chunked.function)
+        arguments = tuple(each for each in arguments if _argument(each) != chunked.function)
     # NumPy's variance of fewer elements than ddof is not Dask's
     return None if arguments or given or ddof not in (0, 1) else Aggregate(keepdims, int(ddof))
 
