@@ -66,10 +66,14 @@ class StreamTimedComm(TimedComm):
         self._taken.clear()
 
     def call(self, method: Callable[..., T], *arguments: Any) -> T:
-        """Call a method whose work is on the caller's stream."""
-        begin = _event()
+        """Call a method whose work is on the caller's stream; the host may wait in it.
+
+        What the compute lane idles meanwhile is a wait.
+        """
+        begin, idle = _event(), self.watch.compute.record()
         done = method(*arguments)
         self._transfers.append((begin, _event()))
+        self.watch.waits.append((idle, self.watch.compute.record()))
         return done
 
     def start(self, method: Callable[..., Work], *arguments: Any) -> Work:
