@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
-from dask_dgpu.runtime.in_place import in_place
+from dask_dgpu.runtime.in_place import InPlace, in_place
 from graph_opt.dask_graph import internals as dask_task
 from graph_opt.model.layout import label
 
@@ -72,6 +72,17 @@ def overwritten(call: Function, count: int) -> Collection[int]:
 def _within(call: Function) -> Function:
     """Return the function that a call calls with its blocks."""
     return call.function if isinstance(call, _Ordered | _Bound) else call
+
+
+def last_function(call: Function) -> Function:
+    """Return the function that returns the result of a call, the last one of fused tasks."""
+    while True:
+        if isinstance(call, Chain):
+            *_, (_, call, _, _) = call.links or (("", _first, (), ()),)
+        elif isinstance(call, InPlace | _Ordered | _Bound):
+            call = call.function
+        else:
+            return call
 
 
 def arguments_of(call: Function, blocks: Sequence[Array]) -> Sequence[Any]:

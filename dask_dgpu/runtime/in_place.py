@@ -34,11 +34,11 @@ def in_place(function: Callable[..., Array]) -> Callable[..., Array]:
         ufunc = UFUNCS.get(function)
     except TypeError:  # it has no hash
         return function
-    return function if ufunc is None else _InPlace(function, ufunc)
+    return function if ufunc is None else InPlace(function, ufunc)
 
 
 @dataclass(frozen=True)
-class _InPlace:
+class InPlace:
     """A function of two blocks: a result that fits is written over a spare one."""
 
     function: Callable[..., Array]
@@ -46,6 +46,7 @@ class _InPlace:
     overwrites: ClassVar[bool] = True
 
     def __call__(self, *given: Any) -> Array:
+        """Return the result for blocks, of which some may be spare."""
         blocks = [each.block if isinstance(each, Spare) else each for each in given]
         for each in given:
             if isinstance(each, Spare) and _fits(self.ufunc, blocks, each.block):

@@ -7,19 +7,20 @@ and functions are looked up here, not while it runs. Values have numbers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.value import Blocks, Collective, Local, Value
+from dask_dgpu.operations.value import Blocks, Collective, Local, Shipment, Value
 from dask_dgpu.runtime.blockworks import Call, Key
 from dask_dgpu.runtime.calls import Together, overwritten, together
+from dask_dgpu.runtime.declared import Form, form_of, returns_array
 from dask_dgpu.runtime.plans import Block, Plans
 from dask_dgpu.runtime.ship import Shipping
-from graph_opt.model.layout import NUMPY, Index, dtype_named
+from graph_opt.model.layout import NUMPY, Index, dtype_named, label
 
 Array = Any
 
@@ -165,11 +166,27 @@ class _Preparing:
         ending = {key for key, count in uses.items() if key[0] in spent and count == 1}
         return Functions(
             len(step.needs),
-            Shipping.of(making.shipments, self.rank),
+            Shipping.of(making.shipments, self.rank, self._forms),
             tuple(self._making(index, call, ending) for index, call in calls.items()),
             step.result.container == NUMPY,
             together([call.function for call in calls.values()]),
         )
+
+    def _forms(self, shipments: Sequence[Shipment]) -> dict[Block, Form]:
+        """Return what shipped blocks are, of those that are known to be as declared."""
+        program = self.plans.program
+        found: dict[Block, Form] = {}
+        for number in {each.value for each in shipments}:
+            name = program.names[number]
+            blocks = [each.index for each in shipments if each.value == number]
+            if name in program.given:
+                continue
+            if name in self.plans.makings:
+                calls = program.blockworks.calls(name, blocks)
+                blocks = [index for index in blocks if returns_array(calls[index].function)]
+            forms = {index: form_of(label(name), self.values[name], index) for index in blocks}
+            found |= {(number, index): form for index, form in forms.items() if form is not None}
+        return found
 
     def _making(self, index: Index, call: Call, ending: Collection[Key]) -> Making:
         reads = tuple((self.plans.numbers[key[0]], key[1:]) for key in call.reads)

@@ -1,8 +1,9 @@
 """Transfers of whole blocks of any kind: arrays, or intermediate values of reductions.
 
-The receiver does not know their sizes, so each block has a header of fixed size: the sizes of its
-large arrays, and the pickled block without these. They follow, from device to device. Only what has
-too long a header is pickled as a whole, and follows as one array::
+An array whose dtype and shape both ranks know travels as it is, from device to device, and the host
+waits for nothing. The receiver of any other block does not know its size, so this has a header of
+fixed size: the sizes of its large arrays, and the pickled block without these. They follow, from
+device to device. Only what has too long a header is pickled as a whole, and follows as one array::
 
     bytes   4        4      8 each
           | arrays | text | sizes of arrays | text |       a block without text follows pickled
@@ -13,14 +14,17 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.value import Blocks, Shipment, container_of
+from dask_dgpu.operations.value import Blocks, Shipment, conforming, container_of
+from dask_dgpu.runtime.declared import Form
 from dask_dgpu.runtime.plans import Block
 from graph_opt.model.layout import CUPY, NUMPY
 
@@ -43,18 +47,55 @@ class Header(NamedTuple):
     text: bytes
 
 
-class Shipping(NamedTuple):
-    """The shipments of one rank: those that it sends, and those that it receives."""
+@dataclass(frozen=True)
+class Shipping:
+    """The shipments of one rank: those that it sends, and those that it receives.
+
+    ``known`` are the blocks among them that are declared, by value and place.
+    """
 
     out: tuple[Shipment, ...]
     expected: tuple[Shipment, ...]
+    known: Mapping[Block, Form] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, shipments: Sequence[Shipment], rank: int) -> Shipping | None:
-        """Return a rank's part of shipments, ``None`` if it has none."""
+    def of(
+        cls,
+        shipments: Sequence[Shipment],
+        rank: int,
+        known: Callable[[Sequence[Shipment]], Mapping[Block, Form]] = lambda _: {},
+    ) -> Shipping | None:
+        """Return a rank's part of shipments, ``None`` if it has none.
+
+        ``known`` returns those of their blocks that are declared.
+        """
         out = tuple(each for each in shipments if each.source == rank)
         expected = tuple(each for each in shipments if each.target == rank)
-        return cls(out, expected) if out or expected else None
+        if not out and not expected:
+            return None
+        return cls(out, expected, known((*out, *expected)))
+
+    @cached_property
+    def on_cuda(self) -> tuple[Shipping, Shipping]:
+        """Declared arrays in the memory of GPUs, and all other blocks."""
+        return self._split(CUPY)
+
+    @cached_property
+    def on_host(self) -> tuple[Shipping, Shipping]:
+        """Declared arrays of NumPy, and all other blocks."""
+        return self._split(NUMPY)
+
+    def _split(self, container: str) -> tuple[Shipping, Shipping]:
+        there = {key for key, each in self.known.items() if each.container == container}
+
+        def part(within: bool) -> Shipping:
+            out, expected = (
+                tuple(s for s in each if ((s.value, s.index) in there) is within)
+                for each in (self.out, self.expected)
+            )
+            return Shipping(out, expected, self.known)
+
+        return part(True), part(False)
 
 
 def ship(
@@ -62,10 +103,56 @@ def ship(
 ) -> dict[Block, Any]:
     """Send a rank's shipments, and return the received blocks by value and place.
 
-    Every rank with a part calls this. The host waits for the device, because it has to read the
-    headers.
+    Every rank with a part calls this. The host waits for the device only if it has to read headers.
+
+    Raises
+    ------
+    UndeclaredError
+        If a block is not what it is declared to be.
     """
-    out, expected = shipping
+    arrays, others = shipping.on_cuda if device.kind == "cuda" else shipping.on_host
+    found: dict[Block, Any] = {}
+    for part, send in ((arrays, _ship_arrays), (others, _ship_any)):
+        if part.out or part.expected:
+            found |= send(part, comm, device, values)
+    return found
+
+
+def _ship_arrays(
+    shipping: Shipping, comm: Comm, device: Device, values: Mapping[int, Blocks]
+) -> dict[Block, Any]:
+    """Send and receive declared arrays."""
+    known, sends, receives = shipping.known, [], []
+    found: dict[Block, Any] = {}
+    with device.computing():
+        for each in shipping.out:
+            place = each.value, each.index
+            sends.append((each.target, _contiguous(values[each.value][each.index], known[place])))
+    device.join()  # the other lane sees them
+    with device.transferring():
+        for each in shipping.expected:
+            place = each.value, each.index
+            found[place] = device.empty(known[place].shape, known[place].dtype)
+            receives.append((each.source, found[place]))
+        comm.exchange(
+            [(rank, array) for rank, array in sends if array.size],
+            [(rank, array) for rank, array in receives if array.size],
+        ).wait()
+    device.join()  # before the sent arrays are freed
+    return found
+
+
+def _contiguous(block: Any, known: Form) -> Array:
+    """Return a block as it is declared, without gaps."""
+    array = conforming(block, *known)
+    return array if array.flags.c_contiguous else array.copy(order="C")
+
+
+def _ship_any(
+    shipping: Shipping, comm: Comm, device: Device, values: Mapping[int, Blocks]
+) -> dict[Block, Any]:
+    """Send and receive blocks with their headers, for which the host waits."""
+    out, expected = shipping.out, shipping.expected
     targets, sources = [each.target for each in out], [each.source for each in expected]
     device.synchronize()
     packed = [_packed(values[each.value][each.index]) for each in out]

@@ -27,7 +27,7 @@ from graph_opt.dask_graph.gathering import gathered, in_order, renamed
 from graph_opt.dask_graph.internals import Alias, GraphNode
 from graph_opt.dask_graph.members import calls_others, is_block, tasks_of
 from graph_opt.dask_graph.parse import ArrayGraph, Culled
-from graph_opt.model.blockwork import Block, Blockwork
+from graph_opt.model.blockwork import OPAQUE, Block, Blockwork
 from graph_opt.model.cost import Work
 from graph_opt.model.layout import ArrayNode
 
@@ -122,7 +122,7 @@ def _in_steps(
             works.append(work)
         step = {(name, at): renamed(tasks[key], names, (name, at)) for at, key in enumerate(keys)}
         node = ArrayNode(
-            name, (tuple(nbytes_of(forms[key]) for key in keys),), "uint8", output.container
+            name, (tuple(nbytes_of(forms[key]) for key in keys),), OPAQUE, output.container
         )
         known = (*inputs, *(each.output for each in before))
         before.append(_step(node, known, step, works))

@@ -21,6 +21,7 @@ from graph_opt.dask_graph.internals import Alias, DataNode, Task, TaskRef, apply
 from graph_opt.dask_graph.members import container_of, tasks_of
 from graph_opt.dask_graph.parse import ArrayGraph, once, unwrapped
 from graph_opt.dask_graph.work import array, passes_of
+from graph_opt.model.blockwork import OPAQUE
 from graph_opt.model.cost import Shape, Work
 from graph_opt.model.layout import ArrayNode, dtype_named
 
@@ -216,4 +217,4 @@ def node_of(graph: ArrayGraph, name: str) -> ArrayNode:
         grid = [max(along) + 1 for along in zip(*(key[1:] for key in keys), strict=True)]
     size = nbytes_of(_typical(graph, name))
     chunks = tuple((1 if axis else size,) * blocks for axis, blocks in enumerate(grid))
-    return ArrayNode(name, chunks, "uint8", str(container_of(graph, name)))
+    return ArrayNode(name, chunks, OPAQUE, str(container_of(graph, name)))

@@ -16,6 +16,10 @@ from graph_opt.model.layout import ArrayNode, Index
 Block = tuple[str, Index]
 
 
+OPAQUE = "uint8"
+"""Dtype of arrays that Dask does not declare: blocks count as their bytes, and may be anything."""
+
+
 @dataclass(frozen=True)
 class Blockwork:
     """One of Dask's layers, whose tasks compute blocks from whole blocks.

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ml_dtypes import bfloat16
 
 import dask_dgpu as dgpu
 from dask_dgpu.comm.local import run_local
@@ -20,7 +19,6 @@ from dask_dgpu.operations.value import Shipment, Value
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.plans import Owners, Placement, Plans, plans, received
 from dask_dgpu.runtime.program import Program
-from dask_dgpu.runtime.ship import HEADER, Shipping, ship
 from graph_opt.model.layout import Layout, dealt
 
 RANKS = 3
@@ -263,49 +261,3 @@ def test_every_block_is_there_when_it_is_read(data: st.DataObject) -> None:
                 assert set(makers) <= there.get(need, set()) | came.get(need, set())
             there[name, index] = set(makers)
     assert all(owner in there[name, index] for index, owner in final.owners())
-
-
-VALUES = [
-    np.arange(3.0),
-    np.arange(1000).reshape(10, 100)[:, ::2],
-    np.float32(2.5),
-    np.array(7, "int16"),
-    {"n": np.ones((1, 1)), "total": np.arange(3.0)},
-    {"large": np.arange(5000), "larger": [np.ones((3, 90), order="F"), {"same": "text"}]},
-    [np.full(40, k) for k in range(90)],
-    np.empty((0, 3)),
-    np.array([None, "text"], object),
-    np.ma.masked_greater(np.arange(600.0), 3),
-    (np.ones(300, bool), np.zeros(2, complex)),
-    np.arange(2000).astype(bfloat16),
-    bfloat16(1.5),
-]
-
-
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_whatever_it_is_arrives(value: Any) -> None:
-    shipments = [Shipment("v", (0,), 1, 0), Shipment("v", (0,), 1, 2), Shipment("w", (), 0, 1)]
-
-    def rank(comm: Any) -> Any:
-        mine = {
-            "v": {(0,): value} if comm.rank == 1 else {},
-            "w": {(): 1} if comm.rank == 0 else {},
-        }
-        return ship(Shipping.of(shipments, comm.rank), comm, HostDevice(), mine)
-
-    first, second, third = run_local(3, rank)
-    assert second == {("w", ()): 1}
-    for found in (first["v", (0,)], third["v", (0,)]):
-        assert type(found) is type(value)
-        np.testing.assert_equal(found, value)
-        assert getattr(found, "dtype", None) == getattr(value, "dtype", None)
-
-
-def test_ranks_without_shipments_have_no_part() -> None:
-    shipments = [Shipment(0, (0,), 1, 0)]
-    assert [Shipping.of(shipments, rank) for rank in range(3)] == [
-        Shipping((), (shipments[0],)),
-        Shipping((shipments[0],), ()),
-        None,
-    ]
-    assert HEADER >= 512

@@ -197,14 +197,14 @@ def test_other_blocks_are_never_overwritten(name: str) -> None:
 def memory(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether a sum or product of two blocks was written over one, one entry a call."""
     found: list[bool] = []
-    call = in_place._InPlace.__call__
+    call = in_place.InPlace.__call__
 
     def noting(self: Any, *given: Any) -> Any:
         result = call(self, *given)
         found.append(any(isinstance(x, Spare) and result is x.block for x in given))
         return result
 
-    monkeypatch.setattr(in_place._InPlace, "__call__", noting)
+    monkeypatch.setattr(in_place.InPlace, "__call__", noting)
     return found
 
 

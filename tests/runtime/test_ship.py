@@ -1,0 +1,143 @@
+"""Whole blocks travel between ranks: with headers, or without if they are declared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+import dask_dgpu as dgpu
+from dask_dgpu.comm.local import run_local
+from dask_dgpu.errors import UndeclaredShapeError, UndeclaredTypeError
+from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.operations.value import Local, Shipment
+from dask_dgpu.runtime.declared import Form, returns_array
+from dask_dgpu.runtime.ship import HEADER, Shipping, ship
+from graph_opt.model.layout import NUMPY
+from tests.support.recording import RecordingComm
+
+VALUES = [
+    np.arange(3.0),
+    np.arange(1000).reshape(10, 100)[:, ::2],
+    np.float32(2.5),
+    np.array(7, "int16"),
+    {"n": np.ones((1, 1)), "total": np.arange(3.0)},
+    {"large": np.arange(5000), "larger": [np.ones((3, 90), order="F"), {"same": "text"}]},
+    [np.full(40, k) for k in range(90)],
+    np.empty((0, 3)),
+    np.array([None, "text"], object),
+    np.ma.masked_greater(np.arange(600.0), 3),
+    (np.ones(300, bool), np.zeros(2, complex)),
+    np.arange(2000).astype(bfloat16),
+    bfloat16(1.5),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_whatever_it_is_arrives(value: Any) -> None:
+    shipments = [Shipment("v", (0,), 1, 0), Shipment("v", (0,), 1, 2), Shipment("w", (), 0, 1)]
+
+    def rank(comm: Any) -> Any:
+        mine = {
+            "v": {(0,): value} if comm.rank == 1 else {},
+            "w": {(): 1} if comm.rank == 0 else {},
+        }
+        return ship(Shipping.of(shipments, comm.rank), comm, HostDevice(), mine)
+
+    first, second, third = run_local(3, rank)
+    assert second == {("w", ()): 1}
+    for found in (first["v", (0,)], third["v", (0,)]):
+        assert type(found) is type(value)
+        np.testing.assert_equal(found, value)
+        assert getattr(found, "dtype", None) == getattr(value, "dtype", None)
+
+
+ARRAYS = [
+    np.arange(5.0),
+    np.arange(1000).reshape(10, 100)[:, ::2],
+    np.asfortranarray(np.arange(6.0, dtype="float32").reshape(2, 3)),
+    np.array([[True, False]]),
+    np.empty((0, 3), complex),
+    np.float64(2.5) * np.ones((1, 1)),
+]
+
+
+@pytest.mark.parametrize("value", ARRAYS, ids=lambda value: f"{value.dtype} {value.shape}")
+def test_declared_arrays_arrive_without_headers(value: Any) -> None:
+    shipments = [Shipment(0, (0,), 1, 0), Shipment(0, (0,), 1, 2), Shipment(1, (0,), 0, 1)]
+    form = Form("x", value.dtype.name, value.shape, "numpy.ndarray")
+
+    def rank(comm: Any) -> tuple[Any, int]:
+        mine = {0: {(0,): value} if comm.rank == 1 else {}, 1: {(0,): {"any": "thing"}}}
+        shipping = Shipping.of(shipments, comm.rank, lambda _: {(0, (0,)): form})
+        recorded = RecordingComm(comm)
+        return ship(shipping, recorded, HostDevice(), mine), recorded.ledger.bytes_sent
+
+    (first, header), (second, sent), (third, nothing) = run_local(3, rank)
+    assert second == {(1, (0,)): {"any": "thing"}}
+    for found in (first[0, (0,)], third[0, (0,)]):
+        assert found.flags.c_contiguous
+        assert found.dtype == value.dtype
+        np.testing.assert_array_equal(found, value)
+    assert (header, sent, nothing) == (HEADER, 2 * value.nbytes, 0)
+
+
+@pytest.mark.parametrize(
+    ("block", "error"),
+    [
+        (np.zeros(3), UndeclaredShapeError),
+        (np.zeros(2, complex), UndeclaredTypeError),
+        ({"n": 1}, UndeclaredTypeError),
+        (np.ma.masked_less(np.zeros(2), 1), UndeclaredTypeError),
+    ],
+)
+def test_what_is_not_as_declared_is_refused(block: Any, error: type[Exception]) -> None:
+    shipping = Shipping.of(
+        [Shipment(0, (0,), 0, 1)], 0, lambda _: {(0, (0,)): Form("x", "float64", (2,), NUMPY)}
+    )
+    with pytest.raises(error, match="a block of x is declared"):
+        run_local(1, lambda comm: ship(shipping, comm, HostDevice(), {0: {(0,): block}}))
+
+
+def test_functions_that_return_arrays() -> None:
+    x = da.from_array(np.ones((8, 4)), chunks=(4, 4))
+    arrays = {
+        "sum": x.sum(axis=0),
+        "max": x.max(axis=0),
+        "any": (x > 1).any(axis=0),
+        "add": x + x.sum(axis=0),
+        "getitem": x[:, 1:].sum(axis=0),
+    }
+    for name, y in arrays.items():
+        assert all(map(returns_array, functions_of(y))), name
+    for y in (x.mean(axis=0), x.std(axis=0), x.argmax(axis=0)):
+        chunk, *rest = functions_of(y)
+        assert not returns_array(chunk)
+        assert all(map(returns_array, rest))
+    assert not returns_array(lambda block: {"a": block})
+
+
+def functions_of(y: da.Array) -> list[Any]:
+    """Return the function of the first block of each layer that reads another."""
+    with dgpu.enable(local_ranks=2, when="always", on_error="raise", fuse=False) as enabled:
+        ((region, _),) = enabled.optimizer.rewrite(y.dask, y.__dask_keys__()).regions
+        program = enabled.optimizer.program(region)
+    found = []
+    for step in program.steps:
+        if isinstance(step, Local) and step.inputs:
+            (call,) = program.blockworks.calls(step.output, [step.result.indices()[0]]).values()
+            found.append(call.function)
+    return found
+
+
+def test_ranks_without_shipments_have_no_part() -> None:
+    shipments = [Shipment(0, (0,), 1, 0)]
+    assert [Shipping.of(shipments, rank) for rank in range(3)] == [
+        Shipping((), (shipments[0],)),
+        Shipping((shipments[0],), ()),
+        None,
+    ]
+    assert HEADER >= 512
