@@ -35,7 +35,7 @@ from dask_dgpu.planner.predict import (
     present_on,
     usable,
 )
-from dask_dgpu.planner.rewriting import Rewriting
+from dask_dgpu.planner.rewriting import Rewriting, read
 from dask_dgpu.planner.stages import Places
 from dask_dgpu.planner.structures import optimized
 from dask_dgpu.runtime import tasks
@@ -45,7 +45,7 @@ from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.emit import Plain, TaskFunctions, emit, finish, guarded
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import fuse, members
-from graph_opt.dask_graph.parse import ArrayGraph, Culled, cull, parse
+from graph_opt.dask_graph.parse import ArrayGraph, Culled, cull
 from graph_opt.model.layout import Declined
 from graph_opt.model.piece import Piece, Region
 from graph_opt.passes import check, combine, find, insert, partition
@@ -128,7 +128,7 @@ class GraphOptimizer:
         ``present`` are the results on workers, and the memory that a gang cannot use.
         """
         wanted = _flat(keys)
-        arrays = parse(graph, wanted, self.settings.fuse)
+        graph, arrays = read(graph, wanted, self.settings.fuse)
         matches = find(arrays, RULES)
         pieces, declined = list(matches.pieces), list(matches.declined)
         if self.settings.wire_dtype != "exact":

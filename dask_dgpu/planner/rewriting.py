@@ -1,19 +1,32 @@
-"""What the optimizer made of a graph."""
+"""What the optimizer reads, and what it made of a graph."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.environment.facts import ClusterFacts
+from dask_dgpu.kernels.scan import FUNCTIONS
 from dask_dgpu.planner.plain import Plain, plain_graph, rest_of
 from dask_dgpu.planner.predict import Prediction, Present, blocks_of
-from graph_opt.dask_graph.parse import ArrayGraph
+from graph_opt.dask_graph.exchanging import with_functions
+from graph_opt.dask_graph.parse import ArrayGraph, parse
 from graph_opt.model.layout import Declined
 from graph_opt.model.piece import Piece, Region
+
+
+def read(
+    graph: HighLevelGraph, keys: Iterable[Any], fuse: bool
+) -> tuple[HighLevelGraph, ArrayGraph]:
+    """Return a graph as it will run if nothing is inserted, and its arrays.
+
+    With ``fuse``, our kernels take the place of functions that CuPy computes slowly.
+    """
+    graph = with_functions(graph, FUNCTIONS) if fuse else graph
+    return graph, parse(graph, keys, fuse)
 
 
 @dataclass(frozen=True)

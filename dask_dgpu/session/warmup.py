@@ -97,12 +97,12 @@ def warmup(client: Client | None = None, *examples: Any) -> None:
 def _usual(ranks: int) -> Iterator[tuple[str, da.Array]]:
     """Yield names and small computations, with blocks on each of ``ranks`` workers."""
     for dtype in DTYPES:
-        side = ROWS * ranks
+        side = 2 * ROWS * ranks  # several blocks even for one rank
         x = da.ones((side, side), chunks=(ROWS, side), dtype=dtype)
         yield "matmul", x @ x.T
-        yield "fft2", fft.fft2(x)
+        yield "fft2", fft.ifft2(fft.fft2(x)).real
         yield "rechunk", x.rechunk((side, ROWS))
-        yield "mean", x - x.mean(axis=0)
+        yield "mean, std", x - x.mean(axis=0) + x.std(axis=0)
         yield "sum", x - compensated_sum(x, axis=0)
         yield "argmax", x - x.argmax(axis=0)
         yield "stencil", stencil(x, iterations=2)

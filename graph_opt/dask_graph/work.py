@@ -43,6 +43,9 @@ USUAL = 2.0
 ARITHMETIC = ("exp", "log", "sin", "cos", "tanh", "power", "pow")
 """Functions that take CuPy as long as others: memory limits all of them."""
 
+RUNNING = ("cumsum", "cumprod")
+"""Functions that read an array twice on GPUs, and write it once."""
+
 OUTER_SUMS: Mapping[str, int] = {
     **dict.fromkeys(("sum", "nansum", "prod", "nanprod", "any", "all", "mean_chunk"), 1),
     **dict.fromkeys(("chunk_min", "chunk_max", "arg_chunk"), 1),
@@ -190,7 +193,7 @@ def passes_of(function: Any, options: Mapping[str, Any]) -> float:
 def _gpu_passes(function: Any, options: Mapping[str, Any], ndim: int) -> float:
     """Return the factor of a function of CuPy's that reads blocks with ``ndim`` axes."""
     name = "" if function is None else _named(function, options)
-    if name in ARITHMETIC:
+    if name in ARITHMETIC or name in RUNNING:
         return USUAL
     axes = options.get("axis", ())
     axes = axes if isinstance(axes, tuple | list) else (axes,)
