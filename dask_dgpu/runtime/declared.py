@@ -15,6 +15,7 @@ import numpy as np
 from dask_dgpu.operations.value import Value
 from dask_dgpu.runtime.calls import last_function
 from dask_dgpu.runtime.fused import Fused
+from dask_dgpu.runtime.partials import mean_agg, moment_agg
 from graph_opt.dask_graph.elementwise import OPERATORS
 from graph_opt.dask_graph.internals import (
     Compose,
@@ -23,8 +24,6 @@ from graph_opt.dask_graph.internals import (
     _cumsum_merge,
     arg_agg,
     getitem,
-    mean_agg,
-    moment_agg,
 )
 from graph_opt.dask_graph.parse import DTYPES
 from graph_opt.dask_graph.reductions import AGGREGATES, SUMS
