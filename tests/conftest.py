@@ -26,6 +26,11 @@ LEFT_OUT = pytest.StashKey[Counter[str]]()
 WORKER_OUTPUT = "left out"
 BOKEH = find_spec("bokeh") is not None
 CLUSTERS = ("tests/cluster/", "tests/hosts/")
+SHARED = ("cluster", "hosts") if find_spec("pytest_rerunfailures") else ()
+"""Marks of tests that share processors with processes of their own, and so have time limits.
+
+If one fails it runs once more, and the closing lines name it.
+"""
 
 register_profiles()
 # it takes two seconds of every cluster, and plans would depend on the machine
@@ -104,11 +109,14 @@ def _lacking(item: pytest.Item) -> str | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests that need a browser, Bokeh, or several hosts, where there are none."""
+    """Deselect tests that need what is not there, and mark those that may run again."""
     without = [item for item in items if _lacking(item) is not None]
     if without:
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item in items if item not in without]
+    for item in items:
+        if any(map(item.get_closest_marker, SHARED)):
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
