@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from dask_dgpu.kernels.fused import evaluate
 from graph_opt.dask_graph import internals
+from graph_opt.dask_graph.exchanging import exchanged
 from graph_opt.dask_graph.nodes import Nodes, Operand
 from graph_opt.model.expression import Cast, Expression, Input
 
@@ -79,15 +80,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
 
 def ours(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return our function for one of Dask's, with the same bound arguments, or else itself."""
-    if isinstance(function, partial):
-        other = ours(function.func)
-        if other is function.func:
-            return function
-        return partial(other, *function.args, **function.keywords)
-    try:
-        return FUNCTIONS.get(function, function)
-    except TypeError:  # it has no hash
-        return function
+    return exchanged(function, FUNCTIONS) or function
 
 
 def _parts(pairs: Any, options: Options) -> Parts | None:

@@ -35,7 +35,7 @@ def _changed(layer: Any, functions: Functions) -> Blockwise | None:
     if not isinstance(layer, Blockwise) or facts.get("chunk_type") != CUPY:
         return None
     task = layer.task
-    function = _other(task.func, functions) if isinstance(task, Task) else None
+    function = exchanged(task.func, functions) if isinstance(task, Task) else None
     if function is None:
         return None
     found = copy(layer)
@@ -44,10 +44,10 @@ def _changed(layer: Any, functions: Functions) -> Blockwise | None:
     return found
 
 
-def _other(function: Any, functions: Functions) -> Callable[..., Any] | None:
-    """Return what to call instead of a function, with the same bound arguments."""
+def exchanged(function: Any, functions: Functions) -> Callable[..., Any] | None:
+    """Return what to call instead of a function, with the same bound arguments, if there is any."""
     if isinstance(function, partial):
-        other = _other(function.func, functions)
+        other = exchanged(function.func, functions)
         return None if other is None else partial(other, *function.args, **function.keywords)
     try:
         return functions.get(function)
