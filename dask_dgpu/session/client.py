@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from dask.typing import no_default
@@ -31,6 +32,9 @@ class OwningClient(Client):
         """Close the client, then its cluster."""
         limit = CLOSING if timeout is no_default else timeout
         cluster: Any = self.cluster
+        scheduler: Any = self.scheduler
+        with suppress(Exception):  # tasks of a measurement would be lost, and reported, one by one
+            self.sync(scheduler.dgpu_quiet)
         try:
             for what, close in (("client", super().close), ("cluster", cluster.close)):
                 try:

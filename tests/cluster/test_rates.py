@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ import dask_dgpu as dgpu
 from dask_dgpu.algorithms.probe import PARTS
 from dask_dgpu.cost import ClusterConfig, CostModel
 from dask_dgpu.runtime.tasks import PLUGIN
+from dask_dgpu.runtime.worker.quiet import MEASUREMENT
 from graph_opt.model.cost import FIGURES
 from tests.cluster.conftest import SETTINGS, start_cluster
-from tests.cluster.observe import host
+from tests.cluster.observe import eventually, host
 
 
 @pytest.fixture
@@ -118,3 +120,26 @@ def _die_while_measuring() -> None:
     from dask_dgpu.algorithms import probe
 
     probe.PARTS["float32"] = lambda comm, device, hosts: os._exit(1)
+
+
+@pytest.mark.slow
+def test_a_client_closes_its_cluster_amid_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tasks are released first: workers would report that they are lost."""
+    left: list[Any] = []
+    close = Client.close
+
+    def noting(self: Client, *args: Any, **kwargs: Any) -> None:
+        left.extend(measuring(self))
+        close(self, *args, **kwargs)
+
+    def measuring(client: Any) -> list[Any]:
+        return [key for key in list(client.cluster.scheduler.tasks) if MEASUREMENT in str(key)]
+
+    with dask.config.set({"dgpu.cost.measure": True}):
+        client = dgpu.start(n_workers=2, threads_per_worker=1, dashboard_address=":0")
+        try:
+            eventually(lambda: measuring(client), 60)
+            monkeypatch.setattr(Client, "close", noting)
+        finally:
+            client.close()
+    assert left == []

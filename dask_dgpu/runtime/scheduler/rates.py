@@ -65,6 +65,10 @@ HOPS = 5
 """Dependent tasks, each on another worker than the one before."""
 
 
+QUIET_SECONDS = 5.0
+"""Most seconds until a measurement that is stopped has released its tasks."""
+
+
 @dataclass(frozen=True)
 class Terms:
     """What is measured: ``kind`` names hardware, transport and protocol."""
@@ -88,6 +92,7 @@ class Rates:
         self._answers: dict[int, tuple[set[str], list[Figures | None], asyncio.Future[None]]] = {}
         self._tickets = count()
         scheduler.handlers.update({"dgpu_measure": self.measure, "dgpu_rates": self.keep})
+        scheduler.handlers["dgpu_quiet"] = self.quiet
         scheduler.stream_handlers["dgpu-measured"] = self.measured
 
     async def measure(self, again: bool, **terms: Any) -> Figures:
@@ -131,6 +136,12 @@ class Rates:
         """Stop to measure."""
         if self._background is not None:
             self._background.cancel()
+
+    async def quiet(self) -> None:
+        """Stop to measure in the background, and return once nothing of it is left."""
+        self.close()
+        if self._background is not None:
+            await asyncio.wait([self._background], timeout=QUIET_SECONDS)
 
     async def _ensure(self, terms: Terms) -> Figures:
         """Return the figures of a kind of cluster, measured now if they are unknown."""
