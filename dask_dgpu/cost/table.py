@@ -51,7 +51,7 @@ class Rows:
             if self.total and at == len(self.rows) - 1:
                 table.add_section()
             table.add_row(*map(Text, row))
-        console = Console(width=self.width, color_system=None)
+        console = Console(width=self.width, color_system=None, force_jupyter=False)
         with console.capture() as capture:
             console.print(table, markup=False)
         return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())

@@ -51,6 +51,12 @@ def test_outputs_are_those_of_the_code(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_no_output_is_empty(name: str) -> None:
+    shown = [o.data for cell in code_cells(read(name)) for o in cell.outputs if "data" in o]
+    assert [data for data in shown if not "".join(data["text/plain"])] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_nothing_of_the_machine_is_stored(name: str) -> None:
     notebook = read(name)
     assert {key: notebook.metadata[key] for key in METADATA} == METADATA
