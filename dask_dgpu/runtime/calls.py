@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask_dgpu.runtime.in_place import InPlace, in_place
-from dask_dgpu.runtime.partials import ours
+from dask_dgpu.runtime.partials import FUNCTIONS
 from graph_opt.dask_graph import internals as dask_task
+from graph_opt.dask_graph.exchanging import exchanged
 from graph_opt.model.layout import label
 
 Array = Any
@@ -34,7 +35,7 @@ def bound(node: Any, places: Places) -> Function:
         return _Ordered(_first, (places[node.target],))
     if isinstance(node, dask_task.DataNode):
         return _Bound(_first, (node.value,))
-    function, arguments = ours(node.func), node.args
+    function, arguments = exchanged(node.func, FUNCTIONS) or node.func, node.args
     if node.has_subgraph():
         tasks, result, names, *arguments = node.args
         function = Chain.of(tasks, result, names)

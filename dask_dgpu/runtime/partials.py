@@ -16,7 +16,6 @@ import numpy as np
 
 from dask_dgpu.kernels.fused import evaluate
 from graph_opt.dask_graph import internals
-from graph_opt.dask_graph.exchanging import exchanged
 from graph_opt.dask_graph.nodes import Nodes, Operand
 from graph_opt.model.expression import Cast, Expression, Input
 
@@ -76,11 +75,6 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     internals.moment_agg: moment_agg,
 }
 """What gangs call instead of these functions of Dask's."""
-
-
-def ours(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return our function for one of Dask's, with the same bound arguments, or else itself."""
-    return exchanged(function, FUNCTIONS) or function
 
 
 def _parts(pairs: Any, options: Options) -> Parts | None:

@@ -14,6 +14,7 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.runtime import partials
+from dask_dgpu.runtime.calls import bound
 from graph_opt.dask_graph import internals
 
 SHAPES = [(1,), (1, 5), (5, 1), (3, 1, 4), (1, 7, 1)]
@@ -117,11 +118,13 @@ def test_blocks_of_numpy_are_left_to_dask(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_bound_functions_are_replaced() -> None:
-    function = partials.ours(partial(partial(internals.mean_agg, axis=(0,)), dtype="f8"))
-    assert function.func is partials.mean_agg
-    assert function.keywords == {"axis": (0,), "dtype": "f8"}
-    for other in (np.sum, partial(np.sum, axis=0), [].append):
-        assert partials.ours(other) is other
+    axis, dtype = (0,), np.dtype("f8")
+    function = partial(partial(internals.mean_agg, axis=axis), dtype=dtype)
+    call = bound(internals.Task("y", function, internals.TaskRef("x")), {"x": 0})
+    assert call.func is partials.mean_agg
+    assert call.keywords == {"axis": axis, "dtype": dtype}
+    other = partial(np.sum, axis=0)
+    assert bound(internals.Task("y", other, internals.TaskRef("x")), {"x": 0}) is other
 
 
 @pytest.mark.gpu
