@@ -94,6 +94,11 @@ def flat(buffer: Buffer) -> Buffer:
     return buffer.reshape(-1)
 
 
+def contiguous(buffer: Buffer) -> Buffer:
+    """Return a buffer in C order without gaps: a copy if it is not."""
+    return buffer if buffer.flags.c_contiguous else buffer.copy(order="C")
+
+
 def as_bytes(buffer: Buffer) -> Buffer:
     """View a C-contiguous array of any dtype as its bytes."""
     return flat(buffer).view(np.uint8)

@@ -7,7 +7,6 @@ only results of collectives and of these functions count as arrays.
 from __future__ import annotations
 
 import operator
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ from graph_opt.dask_graph.internals import (
     arg_agg,
     getitem,
 )
-from graph_opt.dask_graph.parse import DTYPES
+from graph_opt.dask_graph.parse import DTYPES, unwrapped
 from graph_opt.dask_graph.reductions import AGGREGATES, SUMS
 from graph_opt.model.blockwork import OPAQUE
 from graph_opt.model.layout import NUMPY, Index
@@ -38,6 +37,9 @@ FUNCTIONS = frozenset(
     )
 )
 """Functions of Dask's tasks that return an array, as declared."""
+
+
+NUMBERS = DTYPES - {OPAQUE}
 
 
 class Form(NamedTuple):
@@ -55,16 +57,14 @@ def form_of(name: str, value: Value, index: Index) -> Form | None:
     Functions of NumPy return scalars for arrays without axes, or such arrays.
     """
     shape = value.block_shape(index)
-    if value.dtype not in DTYPES - {OPAQUE} or (not shape and value.container == NUMPY):
+    if value.dtype not in NUMBERS or (not shape and value.container == NUMPY):
         return None
     return Form(name, value.dtype, shape, value.container)
 
 
 def returns_array(function: Any) -> bool:
     """Whether a block function is known to return an array, not parts of a reduction."""
-    function = last_function(function)
-    while isinstance(function, partial):
-        function = function.func
+    function = unwrapped(last_function(function))
     if isinstance(function, Compose):
         return all(map(returns_array, (function.first, *function.funcs)))
     if isinstance(function, Fused):

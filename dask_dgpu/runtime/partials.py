@@ -8,11 +8,12 @@ is unusual, Dask's own functions run.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from dask.core import flatten
 
 from dask_dgpu.kernels.fused import evaluate
 from graph_opt.dask_graph import internals
@@ -82,7 +83,7 @@ def _parts(pairs: Any, options: Options) -> Parts | None:
     cupy = sys.modules.get("cupy")
     if cupy is None or not options.keys() <= KNOWN:
         return None
-    parts = list(_flat(pairs))
+    parts = list(flatten([pairs]))  # in lists, one level for each reduced axis
     if not 0 < len(parts) <= MOST_PARTS or any(type(each) is not dict for each in parts):
         return None
     shapes = set()
@@ -102,15 +103,6 @@ def _parts(pairs: Any, options: Options) -> Parts | None:
 def _axes(options: Options) -> tuple[Any, ...]:
     axes = options.get("axis")
     return tuple(axes) if isinstance(axes, tuple | list) else (axes,)
-
-
-def _flat(pairs: Any) -> Iterator[Any]:
-    """Yield the parts in nested lists, one level for each reduced axis."""
-    if isinstance(pairs, list):
-        for each in pairs:
-            yield from _flat(each)
-    else:
-        yield pairs
 
 
 def _inputs(parts: Parts, names: Sequence[str]) -> list[Array]:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dask_dgpu.comm.common import contiguous
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.value import Blocks, Shipment, conforming, container_of
@@ -122,12 +123,15 @@ def _ship_arrays(
     shipping: Shipping, comm: Comm, device: Device, values: Mapping[int, Blocks]
 ) -> dict[Block, Any]:
     """Send and receive declared arrays."""
-    known, sends, receives = shipping.known, [], []
+    known, receives = shipping.known, []
     found: dict[Block, Any] = {}
+    out = [((each.value, each.index), each.target) for each in shipping.out]
     with device.computing():
-        for each in shipping.out:
-            place = each.value, each.index
-            sends.append((each.target, _contiguous(values[each.value][each.index], known[place])))
+        arrays = {
+            (number, index): contiguous(conforming(values[number][index], *known[number, index]))
+            for number, index in dict.fromkeys(place for place, _ in out)
+        }
+    sends = [(target, arrays[place]) for place, target in out]
     device.join()  # the other lane sees them
     with device.transferring():
         for each in shipping.expected:
@@ -140,12 +144,6 @@ def _ship_arrays(
         ).wait()
     device.join()  # before the sent arrays are freed
     return found
-
-
-def _contiguous(block: Any, known: Form) -> Array:
-    """Return a block as it is declared, without gaps."""
-    array = conforming(block, *known)
-    return array if array.flags.c_contiguous else array.copy(order="C")
 
 
 def _ship_any(

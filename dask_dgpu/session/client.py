@@ -34,7 +34,7 @@ class OwningClient(Client):
         cluster: Any = self.cluster
         scheduler: Any = self.scheduler
         with suppress(Exception):  # tasks of a measurement would be lost, and reported, one by one
-            self.sync(scheduler.dgpu_quiet)
+            self.sync(scheduler.dgpu_quiet, callback_timeout=limit)
         try:
             for what, close in (("client", super().close), ("cluster", cluster.close)):
                 try:

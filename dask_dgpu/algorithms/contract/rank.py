@@ -19,6 +19,7 @@ import numpy as np
 
 from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
 from dask_dgpu.algorithms.contract.plan import OwnerPlan
+from dask_dgpu.comm.common import contiguous
 from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
@@ -137,7 +138,7 @@ class _Arriving:
         layouts = plan.a, plan.b
         self._receives = step.receives
         self._sent = [
-            (message.peer, _contiguous(operands[message.operand][message.block]))
+            (message.peer, contiguous(operands[message.operand][message.block]))
             for message in step.sends
         ]
         self._received = [
@@ -154,10 +155,6 @@ class _Arriving:
             self._work.wait()
         for message, (_, block) in zip(self._receives, self._received, strict=True):
             operands[message.operand][message.block] = block
-
-
-def _contiguous(block: Array) -> Array:
-    return block if block.flags.c_contiguous else block.copy(order="C")
 
 
 def _product(plan: OwnerPlan, device: Device, index: Index, a: Blocks, b: Blocks) -> Array:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.algorithms import Array, Blocks
+from dask_dgpu.comm.common import contiguous
 from graph_opt.model.layout import Bare, Blocked, Index, Layout, cuts_of
 
 Axes = tuple[int, ...]
@@ -116,7 +117,7 @@ class Stack(Bare):
     def _restored(self, stacked: Array, shape: tuple[int, ...]) -> Array:
         ordered = stacked.reshape([shape[axis] for axis in self.order])
         block = ordered.transpose(np.argsort(self.order).tolist())
-        return block if block.flags.c_contiguous else block.copy(order="C")
+        return contiguous(block)
 
     def views(self, layout: Layout) -> bool:
         """Whether C-contiguous blocks are stacked without a copy."""

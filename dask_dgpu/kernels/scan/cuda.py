@@ -18,19 +18,12 @@ import cupy
 import numpy as np
 
 from dask_dgpu.kernels.fused.compile import kernel
+from dask_dgpu.kernels.fused.device_functions import TYPES
 
 Array = Any
 
-TYPES = {
-    "float32": "float",
-    "float64": "double",
-    "bool": "bool",
-    **{f"int{8 * size}": name for size, name in ((1, "signed char"), (2, "short"), (4, "int"))},
-    **{f"uint{8 * size}": f"unsigned {n}" for size, n in ((1, "char"), (2, "short"), (4, "int"))},
-    "int64": "long long",
-    "uint64": "unsigned long long",
-}
-"""C's names of dtypes of elements; sums are of four or eight bytes."""
+DTYPES = TYPES.keys() - {"float16", "complex64", "complex128"}
+"""Dtypes of elements; sums are of four or eight bytes."""
 
 THREADS = 256
 """Threads of a thread block."""
@@ -105,7 +98,7 @@ def scanned(operator: str, x: Array, axis: int, dtype: np.dtype[Any]) -> Array |
         Of the result.
     """
     n, inner, outer = x.shape[axis], prod(x.shape[axis + 1 :]), prod(x.shape[:axis])
-    known = x.dtype.name in TYPES and dtype.name in TYPES and dtype.itemsize >= 4
+    known = x.dtype.name in DTYPES and dtype.name in DTYPES and dtype.itemsize >= 4
     if not known or inner < NARROW or not x.size:
         return None
     x, out = cupy.ascontiguousarray(x), cupy.empty(x.shape, dtype)
