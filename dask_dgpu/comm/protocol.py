@@ -14,7 +14,7 @@ communicator was aborted or closed, and ``ValueError`` for unsuitable buffers or
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 Buffer = Any
 Counts = Sequence[int]
@@ -144,3 +144,26 @@ class Comm(Protocol):
 
         Call it after the last wait, or to give up.
         """
+
+
+class Recording(Protocol):
+    """Launches of a GPU that were recorded, among them calls of a communicator.
+
+    They are not sent any more once it is ``ended``.
+    """
+
+    ended: bool
+
+    def end(self) -> None:
+        """Forget the launches; from any thread."""
+
+
+@runtime_checkable
+class RecordableComm(Protocol):
+    """A communicator whose calls a GPU can record and repeat."""
+
+    def hold(self, recording: Recording) -> None:
+        """End a recording when this communicator is aborted or closed."""
+
+    def launched(self) -> None:
+        """Watch a recording on the current stream like a call."""

@@ -103,15 +103,8 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
                 lambda seconds: 0 <= seconds < math.inf,
             ),
             restarts=int(values["gang.restarts"]),
-            kept_programs=int(
-                _number(
-                    values,
-                    "gang.kept-programs",
-                    parse_bytes,
-                    "bytes of 0 or more, as '64 MiB'",
-                    lambda nbytes: 0 <= nbytes < math.inf,
-                )
-            ),
+            kept_programs=_bytes(values, "gang.kept-programs"),
+            kept_recordings=_bytes(values, "gang.kept-recordings"),
             ports=_ports(values["comm.ports"]),
         ),
         measure=values["cost.measure"],
@@ -161,6 +154,12 @@ def _ports(value: str | None) -> tuple[int, int] | None:
     if not 0 < first <= last < 2**16:
         expected("setting dgpu.comm.ports", "null or a range of ports, as '30000-30100'", value)
     return first, last
+
+
+def _bytes(values: Mapping[str, Any], name: str) -> int:
+    """Return a setting that is a number of bytes."""
+    allowed = "bytes of 0 or more, as '64 MiB'"
+    return int(_number(values, name, parse_bytes, allowed, lambda n: 0 <= n < math.inf))
 
 
 def _optional_bytes(values: Mapping[str, Any], name: str) -> int | None:

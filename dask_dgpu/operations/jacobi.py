@@ -48,4 +48,10 @@ def _cost(plan: JacobiPlan, machine: Machine) -> Cost:
     )
 
 
-JACOBI = Operation(plan=_plan, layout=attrgetter("sweeps.source"), run=_run, cost=_cost)
+JACOBI = Operation(
+    plan=_plan,
+    layout=attrgetter("sweeps.source"),
+    run=_run,
+    cost=_cost,
+    repeats=lambda plan: False,  # the host reads residuals
+)

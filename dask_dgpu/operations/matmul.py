@@ -227,4 +227,5 @@ MATMUL = Operation(
     rule=RULE,
     flops=_flops,
     finds_facts=lambda part: bool(part.plan.sparse),
+    repeats=lambda part: part.plan.size == 1 or not part.plan.one_sided,  # windows are opened
 )

@@ -66,6 +66,8 @@ class Operation:
     - ``flops(plan)`` returns the floating-point operations of all ranks, on real numbers, if these
       limit the operation and are known before it runs.
     - ``finds_facts(plan)`` says whether ``run`` keeps facts about blocks; by default not.
+    - ``repeats(plan)`` says whether ``run`` has the same launches for all blocks, so a GPU may
+      record them; by default so. It has not if the host reads results, or waits for other ranks.
     - ``rule`` finds the operation in Dask's layers; operations with a layer of our own need none.
     """
 
@@ -76,3 +78,4 @@ class Operation:
     rule: Rule | None = None
     flops: Callable[[Plan], float] | None = None
     finds_facts: Callable[[Plan], bool] | None = None
+    repeats: Callable[[Plan], bool] | None = None

@@ -21,6 +21,7 @@ from graph_opt.dask_graph.internals import (
     _concatenate2,
     _cumprod_merge,
     _cumsum_merge,
+    _enforce_dtype,
     arg_agg,
     getitem,
 )
@@ -33,7 +34,8 @@ FUNCTIONS = frozenset(
     (
         *(*OPERATORS, *SUMS, *AGGREGATES),
         *(operator.getitem, getitem, np.transpose, np.where, np.clip),
-        *(_concatenate2, _cumprod_merge, _cumsum_merge, arg_agg, mean_agg, moment_agg),
+        *(_concatenate2, _cumprod_merge, _cumsum_merge, _enforce_dtype),
+        *(arg_agg, mean_agg, moment_agg),
     )
 )
 """Functions of Dask's tasks that return an array, as declared."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import chain, pairwise
 from typing import Any
@@ -9,23 +10,28 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.comm.bootstrap import Transport
-from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.comm.protocol import Comm, RecordableComm
 from dask_dgpu.comm.timed import TimedComm
 from dask_dgpu.comm.two_level import two_level
 from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
+from dask_dgpu.kernels.device.sequences import Recorded
 from dask_dgpu.operations.value import Blocks, Facts, Given, conforming
 from dask_dgpu.runtime.calls import arguments_of
 from dask_dgpu.runtime.names import OWN, Names
 from dask_dgpu.runtime.observer import IGNORE, Observer, Span
 from dask_dgpu.runtime.plans import Block, Plans
-from dask_dgpu.runtime.prepared import Declared, Functions, Making, Operating, prepared
+from dask_dgpu.runtime.prepared import Declared, Functions, Making, Operating, Step, prepared
 from dask_dgpu.runtime.program import Key, Program
+from dask_dgpu.runtime.repeat import repeat
 from dask_dgpu.runtime.ship import Shipping, ship
 from dask_dgpu.runtime.spare import Spare, is_alone
 from graph_opt.model.layout import CUPY, NUMPY, Index, label
 
 Array = Any
+
+RECORDED_FRACTION = 1 / 8
+"""Fraction of the usable memory for recordings, which plans do not count: the margin has it."""
 
 
 def execute(
@@ -46,10 +52,10 @@ def execute(
     Work runs on the compute lane unless a step says otherwise. Both lanes wait for each other after
     each step, so a step may read blocks of either lane, and either lane may reuse freed memory.
     """
-    return _Rank(program, fixed, comm, device, values, observer, names).run()
+    return Rank(program, fixed, comm, device, values, observer, names).run()
 
 
-class _Rank:
+class Rank:
     """One rank of a program that runs; ``values`` are its blocks by the numbers of values."""
 
     def __init__(
@@ -64,13 +70,19 @@ class _Rank:
     ) -> None:
         self.todo = prepared(fixed, comm.rank)
         self.device, self.observer, self.names = device, observer, names
+        self.given_comm = comm
+        self.is_recordable = comm.size == 1 or isinstance(comm, RecordableComm)
         if program.machine.two_level(comm.size):
+            self.is_recordable = False  # its hosts have messages of their own
             comm = two_level(comm, program.machine.hosts)
         self.timed = _timed(comm, device, program.transport)
         self.comm = self.timed or comm
         self.values = {fixed.numbers[name]: values.pop(name) for name in list(values)}
         self.facts = self._facts()
         self.on_cuda = device.kind == "cuda"
+        self.recorded: dict[int, Recorded] = {}  # values in memory of recordings
+        room = math.inf if program.room is None else program.room
+        self.most_kept = min(program.limits.kept_recordings, room * RECORDED_FRACTION)
 
     def run(self) -> dict[Key, Array]:
         """Run all steps; return this rank's blocks of the results."""
@@ -79,27 +91,16 @@ class _Rank:
         self._borrow()
         clock = device.clock() if self.observer.profiled else None
         spans: list[Span] = []
+        records = clock is None and device.sequences is not None
         with device.computing():
-            for step in self.todo.steps:
-                name = label(self.names(step.output))
-                with self.observer.step(name, step.action) as span, device.named(name):
-                    if step.moves is not None:
-                        self._bring(step.moves)
-                    if isinstance(step.work, Functions):
-                        made = self._call_functions(name, step.work)
-                    else:
-                        made = self._run_collective(name, step.output, step.work)
-                    span.nbytes = sum([getattr(block, "nbytes", 0) for block in made.values()])
-                    if self.timed is not None:
-                        self.timed.note(span)
-                values[step.number] = made
-                del made
-                if clock is not None:
-                    clock.tick()
-                    spans.append(span)
-                for number in step.ending:
-                    del values[number]
-                    self.facts.pop(number, None)
+            for stretch in self.todo.on_cuda if self.on_cuda else self.todo.on_host:
+                if records and repeat(self, stretch):
+                    continue
+                for step in stretch.steps:
+                    spans.append(self.take(step))
+                    if clock is not None:
+                        clock.tick()
+            self._copy_recorded()
             device.synchronize()
             self.comm.check()
             if clock is not None:
@@ -111,6 +112,32 @@ class _Rank:
                 for name, (number, index), on_host in self.todo.results
             }
         return {key: device.hand_over(block) for key, block in results.items()}
+
+    def take(self, step: Step) -> Span:
+        """Take one step, and free what ends with it."""
+        name = label(self.names(step.output))
+        with self.observer.step(name, step.action) as span, self.device.named(name):
+            if step.moves is not None:
+                self._bring(step.moves)
+            if isinstance(step.work, Functions):
+                made = self._call_functions(name, step.work)
+            else:
+                made = self._run_collective(name, step.output, step.work)
+            span.nbytes = sum([getattr(block, "nbytes", 0) for block in made.values()])
+            if self.timed is not None:
+                self.timed.note(span)
+        self.values[step.number] = made
+        for number in step.ending:
+            del self.values[number]
+            self.facts.pop(number, None)
+        return span
+
+    def _copy_recorded(self) -> None:
+        """Copy results out of the memory of recordings, which the next run overwrites."""
+        for _, (number, index), _ in self.todo.results:
+            if number in self.recorded:
+                blocks = self.values[number]
+                blocks[index] = self.recorded[number].copied(blocks[index])
 
     def _facts(self) -> dict[int, dict[Index, Facts]]:
         """Return the facts about blocks of inputs, by number, for collectives that want them."""

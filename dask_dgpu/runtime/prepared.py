@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +22,12 @@ from dask_dgpu.runtime.calls import Together, overwritten, together
 from dask_dgpu.runtime.declared import Form, form_of, returns_array
 from dask_dgpu.runtime.plans import Block, Plans
 from dask_dgpu.runtime.ship import Shipping
-from graph_opt.model.layout import NUMPY, Index, dtype_named, label
+from graph_opt.model.layout import CUPY, NUMPY, Index, dtype_named, label
 
 Array = Any
+
+LEAST_RECORDED = 8
+"""Fewer steps are not worth the memory of a recording."""
 
 
 class Making(NamedTuple):
@@ -42,14 +47,15 @@ class Making(NamedTuple):
 class Functions:
     """Calls of block functions, after the transfers of what they read.
 
-    ``needs`` is the number of blocks of all ranks, and ``on_host`` whether functions expect blocks
-    of NumPy. ``together`` computes many blocks at once.
+    ``needs`` is the number of blocks of all ranks, ``on_host`` whether functions expect blocks of
+    NumPy, and ``once`` whether they are a user's. ``together`` computes many blocks at once.
     """
 
     needs: int
     shipping: Shipping | None
     makings: tuple[Making, ...]
     on_host: bool
+    once: bool = False
     together: Together | None = None
 
     def batches(self, most: int) -> list[tuple[Making, ...]]:
@@ -84,12 +90,16 @@ class Declared(NamedTuple):
 
 @dataclass(frozen=True)
 class Operating:
-    """A collective: ``run`` it by its plan on these inputs; it may keep facts about blocks."""
+    """A collective: ``run`` it by its plan on these inputs; it may keep facts about blocks.
+
+    If it ``repeats``, it has the same launches each time.
+    """
 
     run: Callable[..., Blocks | tuple[Blocks, Any]]
     plan: Any
     inputs: tuple[Declared, ...]
     finds_facts: bool
+    repeats: bool
 
 
 class Step(NamedTuple):
@@ -105,6 +115,30 @@ class Step(NamedTuple):
     work: Functions | Operating
     ending: tuple[int, ...]
 
+    @property
+    def reads(self) -> set[int]:
+        """The values whose blocks this rank reads or sends."""
+        if isinstance(self.work, Operating):
+            return {each.number for each in self.work.inputs}
+        read = {number for making in self.work.makings for number, _ in making.reads}
+        sent = () if self.work.shipping is None else self.work.shipping.out
+        return read | {each.value for each in sent}
+
+    def is_recordable(self, container: str) -> bool:
+        """Whether its launches can be the same at each run, on blocks of a container.
+
+        Those of users' functions may differ. Facts about blocks, and headers, are read by the host.
+        """
+        if self.moves is not None:
+            return False
+        if isinstance(self.work, Operating):
+            return self.work.repeats and not self.work.finds_facts
+        on_cuda, shipping, headers = container == CUPY, self.work.shipping, False
+        if shipping is not None:
+            _, others = shipping.on_cuda if on_cuda else shipping.on_host
+            headers = bool(others.out or others.expected)
+        return not (self.work.once or headers or (self.work.on_host and on_cuda))
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -112,6 +146,61 @@ class Prepared:
 
     steps: tuple[Step, ...]
     results: tuple[tuple[str, Block, bool], ...]
+
+    @cached_property
+    def on_cuda(self) -> tuple[Stretch, ...]:
+        """The steps in stretches that a GPU may record, and others."""
+        return _stretches(self.steps, CUPY)
+
+    @cached_property
+    def on_host(self) -> tuple[Stretch, ...]:
+        """The same for a host."""
+        return _stretches(self.steps, NUMPY)
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """Consecutive steps, ``recordable`` if they can be one recording of a GPU.
+
+    ``reads`` are the values from before it whose blocks they use, ``makes`` those that it leaves
+    for later, and ``ends`` those from before it that end within.
+    """
+
+    steps: tuple[Step, ...]
+    recordable: bool
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of(cls, steps: Sequence[Step], recordable: bool) -> Stretch:
+        """Return the stretch of these steps."""
+        made: dict[int, None] = {}
+        reads: dict[int, None] = {}
+        for step in steps:
+            reads |= dict.fromkeys(number for number in step.reads if number not in made)
+            made[step.number] = None
+        ends = [number for step in steps for number in step.ending]
+        return cls(
+            tuple(steps),
+            recordable,
+            tuple(reads),
+            tuple(number for number in made if number not in {*ends}),
+            tuple(number for number in ends if number not in made),
+        )
+
+
+def _stretches(steps: Sequence[Step], container: str) -> tuple[Stretch, ...]:
+    """Return steps in stretches; a recording has at least :data:`LEAST_RECORDED` of them."""
+    found: list[tuple[bool, list[Step]]] = []
+    for recordable, group in groupby(steps, key=lambda step: step.is_recordable(container)):
+        some = list(group)
+        recordable = recordable and len(some) >= LEAST_RECORDED
+        if found and not (recordable or found[-1][0]):
+            found[-1][1].extend(some)
+        else:
+            found.append((recordable, some))
+    return tuple(Stretch.of(some, recordable) for recordable, some in found)
 
 
 def prepared(plans: Plans, rank: int) -> Prepared:
@@ -169,6 +258,7 @@ class _Preparing:
             Shipping.of(making.shipments, self.rank, self._forms),
             tuple(self._making(index, call, ending) for index, call in calls.items()),
             step.result.container == NUMPY,
+            step.once,
             together([call.function for call in calls.values()]),
         )
 
@@ -201,5 +291,7 @@ class _Preparing:
             Declared.of(plans, name, self.values[name], self.rank, name in spent)
             for name in step.inputs
         )
-        found = finds is not None and finds(plan)
-        return Operating(operation.run, plan, tuple(inputs), found)
+        found, repeats = finds is not None and finds(plan), operation.repeats
+        return Operating(
+            operation.run, plan, tuple(inputs), found, repeats is None or repeats(plan)
+        )

@@ -28,14 +28,15 @@ class Limits:
 
     It fails after ``timeout`` seconds without progress, ``grace`` seconds after a broken transfer,
     in which the scheduler may notice a lost worker, or after too many ``restarts``. Each rank keeps
-    programs with so many bytes, for the next run. Ranks listen on ``ports`` from the first to the
-    last, on any without.
+    programs with so many bytes, and on a GPU recordings of them, for the next run. Ranks listen on
+    ``ports`` from the first to the last, on any without.
     """
 
     timeout: float = 300.0
     grace: float = 10.0
     restarts: int = 3
     kept_programs: int = 64 << 20
+    kept_recordings: int = 4 << 30
     ports: tuple[int, int] | None = None
 
 

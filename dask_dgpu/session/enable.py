@@ -90,8 +90,8 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
         Seconds, as ``"30s"``: without progress, and for news of a lost worker.
     gang_restarts : int, optional
         Restarts of a gang after the loss of a worker.
-    gang_kept_programs, memory_limit : str or int, optional
-        Bytes, as ``"4 GiB"``: of programs that a rank keeps, and of one device.
+    gang_kept_programs, gang_kept_recordings, memory_limit : str or int, optional
+        Bytes, as ``"4 GiB"``: of programs and of recordings that a rank keeps, and of one device.
     memory_safety_margin : float, optional
         Fraction of the limit that gangs do not use.
     memory_cap : str or int, optional

@@ -65,7 +65,7 @@ def start(
         Settings, as in :func:`enable`.
     matmul_wire_dtype, sum_method, gang_timeout, gang_grace, gang_restarts : optional
         Settings, as in :func:`enable`.
-    gang_kept_programs, memory_safety_margin, memory_cap : optional
+    gang_kept_programs, gang_kept_recordings, memory_safety_margin, memory_cap : optional
         Settings, as in :func:`enable`.
     **cluster_kwargs
         Passed on to the cluster, also ``memory_limit``, which is that of a worker's process.

@@ -157,6 +157,7 @@ SETTINGS: list[tuple[str, Any]] = [
     *(("gang_timeout", bad) for bad in (0, -1, "0s", "-3s", NAN, INF, "soon", None, True)),
     *(("gang_grace", bad) for bad in (-1, "-3s", NAN, INF, "soon", None)),
     *(("gang_kept_programs", bad) for bad in (-1, "-1 MiB", NAN, INF, "many", None, True)),
+    *(("gang_kept_recordings", bad) for bad in (-1, "-1 MiB", NAN, INF, "many", None, True)),
     *(("gang_restarts", bad) for bad in (-1, 1.5, "3", None, True)),
     *(("local_ranks", bad) for bad in (0, -1, 1.5, "3", None, True, NAN)),
     *(("comm_ports", bad) for bad in (0, "30000", "2-1", "0-9", "1-65536", "a-b", True, [1])),
@@ -172,7 +173,7 @@ SETTINGS: list[tuple[str, Any]] = [
     ),
 ]
 
-SENTENCE = re.compile(r"^[^\n]{10,350}$")
+SENTENCE = re.compile(r"^[^\n]{10,400}$")
 
 
 def refuses(call: Callable[[], Any], name: str) -> str:
@@ -238,7 +239,7 @@ def test_a_setting(name: str, bad: Any) -> None:
     before = dask.config.get("array_optimize", None)
     dotted = name.replace("on_error", "on-error").replace("safety_margin", "safety-margin")
     dotted = dotted.replace("local_ranks", "local-ranks").replace("output_layout", "output-layout")
-    dotted = dotted.replace("wire_dtype", "wire-dtype").replace("kept_programs", "kept-programs")
+    dotted = dotted.replace("wire_dtype", "wire-dtype").replace("kept_", "kept-")
     message = refuses(lambda: dgpu.enable(**{name: bad}), "setting")
     assert f"dgpu.{dotted.replace('_', '.')}" in message
     assert dask.config.get("array_optimize", None) is before

@@ -110,6 +110,7 @@ def test_functions_that_return_arrays() -> None:
         "any": (x > 1).any(axis=0),
         "add": x + x.sum(axis=0),
         "getitem": x[:, 1:].sum(axis=0),
+        "truediv": x.sum() / x.max(),
     }
     for name, y in arrays.items():
         assert all(map(returns_array, functions_of(y))), name

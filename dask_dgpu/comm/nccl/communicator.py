@@ -17,12 +17,14 @@ limit never passes.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
+from weakref import WeakSet
 
 import cupy
 import numpy as np
@@ -41,9 +43,18 @@ from dask_dgpu.comm.common import (
     pieces,
     reduce_parts,
 )
+from dask_dgpu.comm.nccl.reductions import native_form
 from dask_dgpu.comm.nccl.window import Mappings, open_window
 from dask_dgpu.comm.nccl.work import DeferredWork, Marks, NcclWork
-from dask_dgpu.comm.protocol import Buffer, Counts, Messages, Reduction, Window, Work
+from dask_dgpu.comm.protocol import (
+    Buffer,
+    Counts,
+    Messages,
+    Recording,
+    Reduction,
+    Window,
+    Work,
+)
 from dask_dgpu.comm.store import Store
 from dask_dgpu.comm.torch_store import TorchStore
 from dask_dgpu.errors import CommError
@@ -53,8 +64,6 @@ dist: Any = torch.distributed
 torch_cuda: Any = torch.cuda
 
 _NEVER = timedelta(days=365)
-# The dtypes that NCCL reduces.
-_NATIVE = {np.dtype(t) for t in ("u1", "i1", "i4", "i8", "f2", "f4", "f8")}
 
 
 class NcclComm:
@@ -86,7 +95,10 @@ class NcclComm:
         self._device = torch.device("cuda", device)
         self._lifetime = Lifetime(self._start_to_abort)
         self._mappings = Mappings()
+        self._recordings: WeakSet[Recording] = WeakSet()
         self._torch_store = TorchStore(store, timeout, lifetime or self._lifetime)
+        # with it, ranks that record would have to do so together
+        os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _NEVER
         options.is_high_priority_stream = True  # other ranks wait for transfers
@@ -144,7 +156,7 @@ class NcclComm:
     def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
         check_gather(whole, part, self.size)
         check_reduction(whole, op)
-        native = _native_form(op, flat(part), flat(whole))
+        native = native_form(op, flat(part), flat(whole))
         if native is None:
             received = cupy.empty((self.size, part.size), part.dtype)
             counts = [part.size] * self.size
@@ -162,7 +174,7 @@ class NcclComm:
     def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
         check_reduction(buffer, op)
         target = flat(buffer)
-        native = _native_form(op, target)
+        native = native_form(op, target)
         if native is None:
             received = cupy.empty((self.size, target.size), target.dtype)
             work = self.all_gather(received, target)
@@ -197,6 +209,15 @@ class NcclComm:
     def check(self) -> None:
         self._lifetime.check()
 
+    def hold(self, recording: Recording) -> None:
+        self._recordings.add(recording)
+        if self._lifetime.reason is not None:
+            recording.end()
+        self._lifetime.check()
+
+    def launched(self) -> None:
+        self._marks.record("a recording")
+
     def abort(self, reason: str) -> None:
         self._lifetime.abort(reason)
 
@@ -205,6 +226,8 @@ class NcclComm:
         self._lifetime.abort("it was closed")
 
     def _start_to_abort(self) -> None:
+        for recording in list(self._recordings):
+            recording.ended = True
         # No daemon: an exiting interpreter that stops one within NCCL ends the process.
         threading.Thread(target=self._end, name="nccl-abort", daemon=False).start()
 
@@ -212,6 +235,8 @@ class NcclComm:
         """Abort the group; after a close, wait for the GPU first."""
         if self._closing:
             self._marks.wait(self.timeout)
+        for recording in list(self._recordings):
+            recording.end()  # NCCL waits for the end of those that have its calls
         self._group.abort()
         with cupy.cuda.Device(self._device.index):
             self._mappings.close()
@@ -267,24 +292,3 @@ def _torch_stream(pointer: int, device: int) -> Any:
     if not pointer:
         return torch_cuda.default_stream(device)
     return torch_cuda.ExternalStream(pointer, device=device)
-
-
-def _native_form(op: Reduction, *buffers: Buffer) -> tuple[Any, list[Buffer]] | None:
-    """Return NCCL's reduction and views of the buffers, ``None`` if NCCL has none.
-
-    Dtypes that NCCL lacks are viewed as others that it has.
-    """
-    dtype = buffers[0].dtype
-    if dtype.kind == "b":
-        logical = {"sum": dist.ReduceOp.MAX, "max": dist.ReduceOp.MAX}
-        return logical.get(op, dist.ReduceOp.MIN), [as_bytes(b) for b in buffers]
-    if dtype.kind == "c":
-        half = np.dtype(f"f{dtype.itemsize // 2}")
-        return dist.ReduceOp.SUM, [b.view(half) for b in buffers]
-    if dtype.kind == "u" and dtype.itemsize >= 4 and op == "sum":
-        signed = np.dtype(f"i{dtype.itemsize}")
-        return dist.ReduceOp.SUM, [b.view(signed) for b in buffers]
-    if dtype not in _NATIVE:
-        return None
-    name = {"sum": "SUM", "min": "MIN", "max": "MAX"}[op]
-    return getattr(dist.ReduceOp, name), list(buffers)

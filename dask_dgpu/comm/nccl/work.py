@@ -46,7 +46,9 @@ class Marks:
             self._call = None
 
     def record(self, name: str) -> None:
-        """Mark a wait on the current stream."""
+        """Mark a wait on the current stream, unless it is recorded."""
+        if cupy.cuda.runtime.streamIsCapturing(cupy.cuda.get_current_stream().ptr):
+            return
         event = self._spare.pop() if self._spare else cupy.cuda.Event(disable_timing=True)
         event.record()
         self._marks.append((time.monotonic(), name, event))

@@ -12,6 +12,8 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, Self, TypeVar
 
+from dask_dgpu.kernels.device.sequences import Sequences
+
 Array = Any
 Mark = Any
 T = TypeVar("T")
@@ -30,11 +32,13 @@ class Device(Protocol):
 
     A function that can compute several blocks at once gets up to ``batch``. Functions may overwrite
     a block after its last use if the device ``overwrites``: not if lanes run behind the host.
+    ``sequences`` are recorded launches, ``None`` on a device that records none.
     """
 
     kind: str
     batch: int
     overwrites: bool
+    sequences: Sequences | None
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
         """Allocate uninitialised memory."""

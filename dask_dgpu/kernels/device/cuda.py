@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import cupy
 
-from dask_dgpu.kernels.device import ArrayContainer
+from dask_dgpu.kernels.device.guards import bare, each_array, guarded
 from dask_dgpu.kernels.device.replay import Replay
+from dask_dgpu.kernels.device.sequences import Sequences, Work
 from dask_dgpu.kernels.fft.cuda import wait_for_plans
 
 Array = Any
@@ -70,6 +70,8 @@ class CudaDevice:
         # a wait for a mark is not affected by its next record
         self._joint = cupy.cuda.Event(disable_timing=True)
         self._foreign = cupy.cuda.Event(disable_timing=True)
+        self._recorder: Any = None  # created when it is first needed
+        self.sequences: Sequences | None = Sequences(self._record)
         wait_for_plans()
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
@@ -121,6 +123,13 @@ class CudaDevice:
             with self._compute:
                 self.after(self._joint)
         self._free_borrowed()
+
+    def _record(self, arrays: Sequence[Array], copied: Collection[int], work: Work) -> Any:
+        from dask_dgpu.kernels.device import recorder, sequence
+
+        if self._recorder is None:
+            self._recorder = recorder.Recorder(self._constants)
+        return sequence.RecordedSequence(self._recorder, arrays, copied, work)
 
     def computing(self) -> AbstractContextManager[Any]:
         return self._compute
@@ -198,6 +207,8 @@ class CudaDevice:
 
     def release(self) -> None:
         self.synchronize()
+        if self.sequences is not None:
+            self.sequences.clear()
         self._constants.clear()
         cupy.get_default_memory_pool().free_all_blocks()
         cupy.get_default_pinned_memory_pool().free_all_blocks()
@@ -251,54 +262,3 @@ class _Stream:
     def __cuda_stream__(self) -> tuple[int, int]:
         """Version of the protocol, and the stream."""
         return 0, self.handle
-
-
-class _Guard:
-    """Owner of memory, referred to by all arrays in it."""
-
-    def __init__(self, memory: Any) -> None:
-        self.memory = memory
-
-
-def guarded(array: Array, leave: Callable[[Any], None]) -> Array:
-    """Return an array at the same addresses that calls back when it is freed.
-
-    ``leave`` is called with the memory, by any thread but not at exit, when the returned array and
-    all its views are gone. The memory is freed with its last reference. CuPy frees memory with the
-    last array in it, and views outlive their array: so the guard watches the memory.
-    """
-    memory = array.data.mem
-    guard = _Guard(memory)
-    weakref.finalize(guard, leave, memory).atexit = False
-    watched = cupy.cuda.UnownedMemory(memory.ptr, memory.size, guard, memory.device_id)
-    return _placed(array, watched)
-
-
-def bare(array: Array) -> Array:
-    """Return an array at the same addresses without a guard."""
-    guard = getattr(array.data.mem, "_owner", None)
-    return _placed(array, guard.memory) if isinstance(guard, _Guard) else array
-
-
-def each_array(block: Any, function: Callable[[Array], Array]) -> Any:
-    """Replace all CuPy arrays of a block that are not empty by the results of a function.
-
-    A block is an array, or an intermediate value of a reduction that contains arrays.
-    """
-    if isinstance(block, cupy.ndarray):
-        return function(block) if block.size else block
-    if type(block) is dict:
-        return {key: each_array(value, function) for key, value in block.items()}
-    if type(block) in (list, tuple):
-        return type(block)(each_array(value, function) for value in block)
-    if isinstance(block, tuple) and hasattr(block, "_make"):  # the factors of a matrix
-        return type(block)._make(each_array(value, function) for value in block)
-    if isinstance(block, ArrayContainer):
-        return block.map_arrays(lambda array: each_array(array, function))
-    return block
-
-
-def _placed(array: Array, memory: Any) -> Array:
-    """Return an array at the same addresses that keeps other memory alive."""
-    place = cupy.cuda.MemoryPointer(memory, array.data.ptr - memory.ptr)
-    return cupy.ndarray(array.shape, array.dtype, place, array.strides)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dask_dgpu.kernels.device import Mark
+from dask_dgpu.kernels.device.sequences import Sequences
 
 Array = Any
 T = TypeVar("T")
@@ -33,6 +34,7 @@ class HostDevice:
     kind = "cpu"
     batch = 1  # each has a thread of its own
     overwrites = True
+    sequences: Sequences | None = None
 
     def __init__(self, threads: int = 1) -> None:
         self._threads = threads

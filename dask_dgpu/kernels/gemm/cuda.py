@@ -38,9 +38,18 @@ def _value(argument: Any) -> int:
     return int(argument.ctypes.data if isinstance(argument, np.ndarray) else argument)
 
 
+def is_recorded() -> bool:
+    """Whether the current stream is recorded: then CuPy refuses to call cuBLAS."""
+    return bool(runtime.streamIsCapturing(cupy.cuda.get_current_stream().ptr))
+
+
 def accumulate_cuda(out: Array, a: Array, b: Array) -> None:
     """Add ``a @ b`` to ``out``, all of one dtype and none empty."""
-    if b.shape[1] == 1:
+    if is_recorded():
+        from dask_dgpu.kernels.gemm.recorded import accumulate_recorded
+
+        accumulate_recorded(out, a, b)
+    elif b.shape[1] == 1:
         add_vector(call_cublas, out[:, 0], a, b[:, 0])
     elif a.shape[0] == 1:
         add_vector(call_cublas, out[0], b.T, a[0])
@@ -49,7 +58,12 @@ def accumulate_cuda(out: Array, a: Array, b: Array) -> None:
 
 
 def accumulate_batches(products: Sequence[Product]) -> list[Product]:
-    """Add small products of one shape and dtype in one launch; return the others."""
+    """Add small products of one shape and dtype in one launch; return the others.
+
+    In a recording all are others: addresses on the host could not be kept.
+    """
+    if is_recorded():
+        return list(products)
     others: list[Product] = []
     batches: defaultdict[Any, list[Product]] = defaultdict(list)
     for out, a, b in products:

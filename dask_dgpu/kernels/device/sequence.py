@@ -1,0 +1,148 @@
+"""Launches on both lanes as one CUDA graph, which is sent at once for other arrays.
+
+::
+
+    recording    inputs --> kernels, exchanges ... --> results      all in memory of its own
+                   ^                                       |
+    a call       copies, or the arrays themselves        copies of those that leave
+
+Torch does the same for its modules, see
+https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import cupy
+from cuda.bindings import runtime
+
+from dask_dgpu.errors import CommAbortedError
+from dask_dgpu.kernels.device.guards import each_array
+from dask_dgpu.kernels.device.sequences import Work
+
+if TYPE_CHECKING:
+    from dask_dgpu.kernels.device.recorder import Recorder
+
+Array = Any
+
+RELAXED = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
+COPY = runtime.cudaGraphNodeType.cudaGraphNodeTypeMemcpy
+ON_DEVICE = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+
+
+class RecordedSequence:
+    """Work that a ``recorder`` has recorded; see :class:`~.sequences.Recorded`.
+
+    Memory is kept as long as the recording or one of its results.
+    """
+
+    def __init__(
+        self, recorder: Recorder, arrays: Sequence[Array], copied: Collection[int], work: Work
+    ) -> None:
+        self.ended = False
+        self._graph: Any = None
+        self._lock = threading.Lock()
+        self._pool = cupy.cuda.MemoryPool(_in_default_stream(cupy.cuda.get_allocator()))
+        with cupy.cuda.using_allocator(self._pool.malloc):
+            self._inputs = [
+                cupy.empty_like(each) if at in copied else each for at, each in enumerate(arrays)
+            ]
+            self._copied = sorted(copied)
+            self._graph, self._result = _recorded(recorder, work, self._inputs)
+        self._fixed = [at for at in range(len(arrays)) if at not in copied]
+        self.nbytes = int(self._pool.total_bytes())
+        # memory of the pool may have been freed by work that still runs
+        cupy.cuda.get_current_stream().wait_event(cupy.cuda.Stream.null.record())
+
+    def moved(self, arrays: Sequence[Array]) -> set[int]:
+        """Return which arrays are neither copied nor where they were."""
+        return {at for at in self._fixed if arrays[at].data.ptr != self._inputs[at].data.ptr}
+
+    def launch(self, arrays: Sequence[Array]) -> Any:
+        """Send the launches on the current stream; return what they compute.
+
+        Raises
+        ------
+        CommAbortedError
+            If the recording was ended, as a communicator in it was aborted.
+        """
+        for at in self._copied:
+            self._inputs[at][...] = arrays[at]
+        with self._lock:
+            if self.ended:
+                raise CommAbortedError("the communicator of a recorded sequence was aborted")
+            _checked(runtime.cudaGraphLaunch(self._graph, cupy.cuda.get_current_stream().ptr))
+        return self._result
+
+    def copied(self, block: Any) -> Any:
+        """Return a copy of a result, on the current stream."""
+        return each_array(block, lambda array: array.copy())
+
+    def end(self) -> None:
+        """Forget the launches; the device may still be at work on them."""
+        self.ended = True
+        with self._lock:
+            graph, self._graph = self._graph, None
+        if graph is not None:
+            _checked(runtime.cudaGraphExecDestroy(graph))
+
+    def __del__(self) -> None:
+        self.end()
+        self._result, self._inputs = None, []
+        self._pool.free_all_blocks()  # pools are cycles, and freed late
+
+
+def _recorded(recorder: Recorder, work: Work, arrays: list[Array]) -> tuple[Any, Any]:
+    """Record the launches of some work; return them, ready to be sent, and its result."""
+    with recorder.computing() as stream:
+        _checked(runtime.cudaStreamBeginCapture(stream.ptr, RELAXED))
+        try:
+            recorder.join()  # the other lane is recorded too
+            result = work(recorder, arrays)
+            recorder.rejoin()
+        finally:
+            ended, graph = runtime.cudaStreamEndCapture(stream.ptr)
+    _checked((ended,))
+    try:
+        _check(graph)
+        return _checked(runtime.cudaGraphInstantiate(graph, 0)), result
+    finally:
+        runtime.cudaGraphDestroy(graph)
+
+
+def _check(graph: Any) -> None:
+    """Raise for copies from or to the host, whose memory is not kept."""
+    _, count = _checked(runtime.cudaGraphGetNodes(graph))
+    nodes, _ = _checked(runtime.cudaGraphGetNodes(graph, count))
+    for node in nodes:
+        if _checked(runtime.cudaGraphNodeGetType(node)) == COPY:
+            copy = _checked(runtime.cudaGraphMemcpyNodeGetParams(node))
+            ends = copy.srcPtr.ptr, copy.dstPtr.ptr
+            if copy.kind != ON_DEVICE and not all(map(_is_on_device, ends)):
+                raise NotImplementedError("copies from or to the host cannot be recorded")
+
+
+def _is_on_device(address: int) -> bool:
+    attributes = cupy.cuda.runtime.pointerGetAttributes(int(address))
+    return int(attributes.type) == int(runtime.cudaMemoryType.cudaMemoryTypeDevice)
+
+
+def _checked(found: tuple[Any, ...]) -> Any:
+    """Return what a function of CUDA returned; raise its error."""
+    status, *values = found
+    if status != runtime.cudaError_t.cudaSuccess:
+        raise cupy.cuda.runtime.CUDARuntimeError(int(status))
+    return values[0] if len(values) == 1 else values
+
+
+def _in_default_stream(allocate: Any) -> Any:
+    """Return an allocator for memory that no recorded stream owns: pools order by streams."""
+
+    def chunk(size: int) -> Any:
+        with cupy.cuda.Stream.null:
+            return allocate(size)
+
+    return chunk

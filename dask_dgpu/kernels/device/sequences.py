@@ -1,0 +1,142 @@
+"""Sequences of work that a device has recorded: which are, and for how long they are kept.
+
+::
+
+    call      1        2                 3           4, with larger arrays elsewhere
+              issued   recorded, sent    sent        recorded again with copies of these, sent
+
+The first call issues the work, which compiles kernels and connects ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+logger = logging.getLogger(__name__)
+
+Array = Any
+Work = Callable[[Any, list[Array]], Any]
+"""Issues launches on a device that records them, for some arrays; returns what they compute."""
+
+COPIED = 1 << 20
+"""Bytes of an array that is copied for each call, wherever it is; larger ones mostly stay."""
+
+MOST_ATTEMPTS = 4
+"""Number of recordings of one sequence, whose arrays may move between calls."""
+
+MOST_SEQUENCES = 64
+
+
+class Recorded(Protocol):
+    """Launches that can be sent again, for other arrays of the same kinds.
+
+    Results lie in memory of the recording: the next call overwrites them.
+    """
+
+    nbytes: int
+    ended: bool
+
+    def moved(self, arrays: Sequence[Array]) -> set[int]:
+        """Return which arrays would have to be where they were, but are not."""
+
+    def launch(self, arrays: Sequence[Array]) -> Any:
+        """Send the launches on the current stream; return what they compute."""
+
+    def copied(self, block: Any) -> Any:
+        """Return a copy of a result, on the current stream."""
+
+    def end(self) -> None:
+        """Forget the launches, from any thread; what they have computed stays."""
+
+
+Record = Callable[[Sequence[Array], Collection[int], Work], Recorded]
+"""Records work for arrays, of which it copies some for each call."""
+
+
+@dataclass
+class _Kept:
+    kinds: tuple[Any, ...] = ()
+    copied: set[int] = field(default_factory=set)
+    attempts: int = 0
+    recorded: Recorded | None = None
+
+    def forget(self) -> None:
+        if self.recorded is not None:
+            self.recorded.end()
+        self.recorded = None
+
+
+class Sequences:
+    """The sequences that a device has recorded; only its program thread calls this."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(each.recorded is not None for each in self._kept.values())
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the device that all recordings keep."""
+        return sum(each.recorded.nbytes for each in self._kept.values() if each.recorded)
+
+    def find(
+        self, key: Hashable, arrays: Sequence[Array], work: Work, limit: float
+    ) -> Recorded | None:
+        """Return the recording of some work for these arrays, ``None`` if it has to be issued.
+
+        ``limit`` are the bytes that all recordings may keep. Those used first are forgotten.
+        """
+        kept = self._kept.setdefault(key, _Kept())
+        self._kept.move_to_end(key)
+        kinds = tuple((each.dtype, each.shape, each.strides) for each in arrays)
+        if kept.kinds != kinds:
+            kept.forget()
+            kept.kinds, kept.attempts = kinds, 0
+            kept.copied = {at for at, each in enumerate(arrays) if each.nbytes <= COPIED}
+            return None
+        found = kept.recorded
+        if found is not None and not found.ended:
+            moved = found.moved(arrays)
+            if not moved:
+                return found
+            kept.copied |= moved
+        kept.forget()
+        if kept.attempts < MOST_ATTEMPTS and limit > 0:
+            kept.attempts += 1
+            kept.recorded = self._recorded(kept, arrays, work, limit)
+            self._shrink(limit)
+        return kept.recorded
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for each in self._kept.values():
+            each.forget()
+        self._kept.clear()
+
+    def _recorded(
+        self, kept: _Kept, arrays: Sequence[Array], work: Work, limit: float
+    ) -> Recorded | None:
+        """Record work, ``None`` if that is not possible or takes too much memory."""
+        try:
+            found = self._record(arrays, kept.copied, work)
+        except Exception as error:
+            logger.info("a sequence of launches cannot be recorded: %s", error)
+            kept.attempts = MOST_ATTEMPTS
+            return None
+        if found.nbytes <= limit:
+            return found
+        logger.info("a recording would keep %d bytes, of %d at most", found.nbytes, limit)
+        kept.attempts = MOST_ATTEMPTS
+        found.end()
+        return None
+
+    def _shrink(self, limit: float) -> None:
+        while self.nbytes > limit or len(self._kept) > MOST_SEQUENCES:
+            _, kept = self._kept.popitem(last=False)
+            kept.forget()

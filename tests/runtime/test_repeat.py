@@ -1,0 +1,312 @@
+"""Programs whose steps a device has recorded: the same results, reports and memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import dask_dgpu as dgpu
+from dask_dgpu.comm.local import run_local
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device.sequences import Sequences
+from dask_dgpu.runtime.execute import execute
+from dask_dgpu.runtime.observer import Observer, Span
+from dask_dgpu.runtime.plans import Plans, plans
+from dask_dgpu.runtime.prepared import LEAST_RECORDED, prepared
+from graph_opt.model.layout import NUMPY, dealt
+from tests.runtime.test_prepared import program_of
+
+Array = Any
+N = 12
+STEPS = 5
+
+
+class Repeated:
+    """Does the work at each launch, and writes all results where the first ones were."""
+
+    nbytes = 1
+
+    def __init__(self, arrays: Sequence[Array], copied: Collection[int], work: Any) -> None:
+        self.work, self.ended, self.launches = work, False, 0
+        self.inputs = [np.empty_like(array) for array in arrays]
+        self.made: Any = None
+
+    def moved(self, arrays: Sequence[Array]) -> set[int]:
+        return set()
+
+    def launch(self, arrays: Sequence[Array]) -> Any:
+        self.launches += 1
+        for own, array in zip(self.inputs, arrays, strict=True):
+            own[...] = array
+        made = self.work(HostDevice(), self.inputs)
+        if self.made is None:
+            self.made = made
+        for number, blocks in made[0].items():
+            for index, block in blocks.items():
+                self.made[0][number][index][...] = block
+        return self.made
+
+    def copied(self, block: Any) -> Any:
+        return block.copy()
+
+    def end(self) -> None:
+        self.ended = True
+
+
+class Repeating(HostDevice):
+    """A host that records."""
+
+    overwrites = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[Repeated] = []
+        self.sequences = Sequences(self._record)
+
+    def _record(self, *given: Any) -> Any:
+        self.all.append(Repeated(*given))
+        return self.all[-1]
+
+
+class Held:
+    """A communicator whose calls can be recorded."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.held, self.watched = inner, 0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def hold(self, recording: Any) -> None:
+        self.held += 1
+
+    def launched(self) -> None:
+        self.watched += 1
+
+
+@dataclass
+class Noting(Observer):
+    """Keeps the spans of a run, and can give it up."""
+
+    spans: list[Span] = field(default_factory=list)
+    given_up: bool = False
+
+    def progress(self, step: str, done: int, steps: int) -> None:
+        if self.given_up:
+            raise InterruptedError
+
+    @contextmanager
+    def step(self, name: str, action: str) -> Iterator[Span]:
+        with super().step(name, action) as span:
+            self.spans.append(span)
+            yield span
+
+    @property
+    def facts_of_steps(self) -> list[tuple[str, str, int, int]]:
+        return [(s.name, s.action, s.nbytes, s.sent_bytes) for s in self.spans]
+
+
+def loop(xp: Any, a: Any, v: Any) -> tuple[Any, ...]:
+    """Return a vector, a sum, and a view of a value that only the recording has."""
+    for _ in range(STEPS):
+        v = a @ v / (v * v).sum() + v
+    return v, v.sum(), (a @ v)[:, None]
+
+
+def steps_of(*results: da.Array) -> Any:
+    """Return the program of several arrays, and the blocks of its inputs."""
+    joined = da.concatenate([each.reshape(-1) for each in results])
+    return program_of(joined)
+
+
+class Ranks:
+    """The ranks of a program with devices that record, run again and again on other data."""
+
+    def __init__(self, fixed: Plans, staged: list[list[Any]], size: int, wrap: bool = True) -> None:
+        self.fixed, self.staged, self.size, self.wrap = fixed, staged, size, wrap
+        self.devices = [Repeating() for _ in range(size)]
+        self.comms: list[Any] = [None] * size
+
+    def run(self, *factors: float, observe: Callable[[], Noting] = Noting) -> list[Run]:
+        """Run once for each factor, with one communicator for all runs."""
+
+        def rank(comm: Comm) -> list[Run]:
+            program, at = self.fixed.program, comm.rank
+            used = self.comms[at] = Held(comm) if self.wrap else comm
+            found = []
+            for factor in factors:
+                values, observer = self.values(factor, at), observe()
+                blocks = execute(program, self.fixed, used, self.devices[at], values, observer)
+                found.append(Run(blocks, [observer]))
+            return found
+
+        runs = [Run({}, []) for _ in factors]
+        for part in run_local(self.size, rank):
+            for run, own in zip(runs, part, strict=True):
+                run.blocks.update(own.blocks)
+                run.observers.extend(own.observers)
+        return runs
+
+    def values(self, factor: float, rank: int) -> dict[str, Any]:
+        """Return the blocks of a rank."""
+        found: dict[str, Any] = {}
+        for (name, value), given in zip(self.fixed.program.inputs, self.staged, strict=True):
+            owners = dealt(len(given), self.size)
+            blocks = zip(value.indices(), given, owners, strict=True)
+            found[name] = {index: block * factor for index, block, own in blocks if own == rank}
+        return found
+
+    @property
+    def recordings(self) -> list[Repeated]:
+        return [each for device in self.devices for each in device.all]
+
+
+@dataclass
+class Run:
+    """All blocks of the results of a run, and the observer of each rank."""
+
+    blocks: dict[Any, Any]
+    observers: list[Noting]
+
+    @property
+    def values(self) -> Any:
+        return np.concatenate([np.ravel(self.blocks[key]) for key in sorted(self.blocks)])
+
+    @property
+    def reports(self) -> list[Any]:
+        return [each.facts_of_steps for each in self.observers]
+
+
+@pytest.fixture
+def made() -> Callable[..., Ranks]:
+    rng = np.random.default_rng(7)
+    a, v = rng.random((N, N)), rng.random(N)
+
+    def make(size: int, wrap: bool = True, **settings: Any) -> Ranks:
+        with dgpu.enable(local_ranks=size, when="always", on_error="raise", **settings):
+            x, w = (da.from_array(each, chunks=(N // size, N)[: each.ndim]) for each in (a, v))
+            program, staged = steps_of(*loop(da, x, w))
+        # messages, as between GPUs for small blocks: windows are opened by the host
+        program = replace(program, machine=replace(program.machine, one_sided=False))
+        owners = {
+            name: dealt(len(given), size)
+            for (name, _), given in zip(program.inputs, staged, strict=True)
+        }
+        return Ranks(plans(program, owners, size), staged, size, wrap)
+
+    return make
+
+
+def wanted(ranks: Ranks, factor: float) -> Any:
+    v, a = sorted((np.concatenate(given) * factor for given in ranks.staged), key=np.ndim)
+    return np.concatenate([np.ravel(each) for each in loop(np, a, v)])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_results_steps_and_memory_are_those_of_the_first_run(
+    made: Callable[..., Ranks], size: int
+) -> None:
+    ranks, factors = made(size), (1.0, 1.0, 2.0, 0.5)
+    runs = ranks.run(*factors)
+    for run, factor in zip(runs, factors, strict=True):  # later runs have not overwritten them
+        np.testing.assert_allclose(run.values, wanted(ranks, factor), rtol=1e-12)
+        assert run.reports == runs[0].reports
+        assert run.blocks.keys() == runs[0].blocks.keys()
+    assert all(device.all for device in ranks.devices)
+    assert {each.launches for each in ranks.recordings} == {3}
+    for device, comm in zip(ranks.devices, ranks.comms, strict=True):
+        assert comm.held == comm.watched == 3 * len(device.all)
+
+
+def test_ranks_that_repeat_meet_others_that_do_not(made: Callable[..., Ranks]) -> None:
+    ranks, factors = made(2), (1.0, 2.0, 3.0)
+    ranks.devices[1].sequences = None
+    for run, factor in zip(ranks.run(*factors), factors, strict=True):
+        np.testing.assert_allclose(run.values, wanted(ranks, factor), rtol=1e-12)
+    assert ranks.recordings
+
+
+def test_calls_of_other_communicators_are_not_recorded(made: Callable[..., Ranks]) -> None:
+    ranks = made(2, wrap=False)
+    ranks.run(1.0, 1.0, 1.0)
+    assert not ranks.recordings
+
+
+def test_nothing_is_kept_without_memory_for_it(made: Callable[..., Ranks]) -> None:
+    ranks = made(1, gang_kept_recordings=0)
+    ranks.run(1.0, 1.0, 1.0)
+    assert not ranks.recordings
+
+
+def test_a_profiled_run_takes_its_steps(
+    made: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = made(1)
+    (first, _) = ranks.run(1.0, 1.0)
+    (recorded,) = ranks.recordings
+    monkeypatch.setattr(Repeating, "clock", lambda self: _Clock())
+    (run,) = ranks.run(1.0, observe=Profiling)
+    assert recorded.launches == 1
+    assert run.reports == first.reports
+
+
+def test_a_run_that_was_given_up_launches_nothing(made: Callable[..., Ranks]) -> None:
+    ranks = made(1)
+    ranks.run(1.0, 1.0)
+    (recorded,) = ranks.recordings
+    with pytest.raises(InterruptedError):
+        ranks.run(1.0, observe=lambda: Noting(given_up=True))
+    assert recorded.launches == 1
+
+
+class Profiling(Noting):
+    """Wants the times of the device."""
+
+    profiled = True
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.ticks = 1
+
+    def tick(self) -> None:
+        self.ticks += 1
+
+    def seconds_ago(self) -> list[float]:
+        return [0.0] * self.ticks
+
+
+def test_stretches_are_all_steps_and_users_functions_are_in_none(
+    made: Callable[..., Ranks],
+) -> None:
+    with dgpu.enable(local_ranks=1, when="always", on_error="raise"):
+        x = da.from_array(np.random.default_rng(1).random((N, N)), chunks=N)
+        y = x
+        for _ in range(3):
+            y = (y @ x).map_blocks(_users)
+            for _ in range(STEPS):
+                y = y @ x / 2
+        program, staged = program_of(y)
+    owners = {
+        name: dealt(len(given), 1) for (name, _), given in zip(program.inputs, staged, strict=True)
+    }
+    todo = prepared(plans(program, owners, 1), 0)
+    assert [step for each in todo.on_host for step in each.steps] == list(todo.steps)
+    counted = Counter(each.recordable for each in todo.on_host)
+    assert counted[True] == 3
+    for each in todo.on_host:
+        users = [step for step in each.steps if not step.is_recordable(NUMPY)]
+        assert not (each.recordable and users)
+        assert len(each.steps) >= LEAST_RECORDED or not each.recordable
+
+
+def _users(block: Any) -> Any:
+    return block + 1
