@@ -19,7 +19,8 @@ from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.value import Collective, Local, Value, most_received
 from dask_dgpu.planner.plain import block_seconds, plain_region
 from dask_dgpu.planner.stages import Places
-from dask_dgpu.runtime.plans import Making, Plans, plans
+from dask_dgpu.runtime.placement import Making
+from dask_dgpu.runtime.plans import Plans, plans
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.scheduler.blocks import place_of
 from dask_dgpu.runtime.tasks import PLUGIN

@@ -20,7 +20,8 @@ from dask_dgpu.operations.value import Blocks, Facts, Given, conforming
 from dask_dgpu.runtime.calls import arguments_of
 from dask_dgpu.runtime.names import OWN, Names
 from dask_dgpu.runtime.observer import IGNORE, Observer, Span
-from dask_dgpu.runtime.plans import Block, Plans
+from dask_dgpu.runtime.placement import Block
+from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.prepared import Declared, Functions, Making, Operating, Step, prepared
 from dask_dgpu.runtime.program import Key, Program
 from dask_dgpu.runtime.repeat import repeat

@@ -20,7 +20,8 @@ from dask_dgpu.operations.value import Blocks, Collective, Local, Shipment, Valu
 from dask_dgpu.runtime.blockworks import Call, Key
 from dask_dgpu.runtime.calls import Together, overwritten, together
 from dask_dgpu.runtime.declared import Form, form_of, returns_array
-from dask_dgpu.runtime.plans import Block, Plans
+from dask_dgpu.runtime.placement import Block
+from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.ship import Shipping
 from graph_opt.model.layout import CUPY, NUMPY, Index, dtype_named, label
 

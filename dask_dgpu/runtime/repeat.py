@@ -16,7 +16,7 @@ from dask_dgpu.comm.timed import TimedComm
 from dask_dgpu.kernels.device.sequences import Recorded
 from dask_dgpu.operations.value import Blocks, container_of
 from dask_dgpu.runtime.observer import IGNORE, Span
-from dask_dgpu.runtime.plans import Block
+from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.prepared import Stretch
 from graph_opt.model.layout import CUPY, NUMPY, label
 

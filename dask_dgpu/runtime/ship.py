@@ -26,7 +26,7 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.value import Blocks, Shipment, conforming, container_of
 from dask_dgpu.runtime.declared import Form
-from dask_dgpu.runtime.plans import Block
+from dask_dgpu.runtime.placement import Block
 from graph_opt.model.layout import CUPY, NUMPY
 
 Array = Any

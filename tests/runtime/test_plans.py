@@ -17,7 +17,8 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations.value import Shipment, Value
 from dask_dgpu.runtime.execute import execute
-from dask_dgpu.runtime.plans import Owners, Placement, Plans, plans, received
+from dask_dgpu.runtime.placement import Placement
+from dask_dgpu.runtime.plans import Owners, Plans, plans, received
 from dask_dgpu.runtime.program import Program
 from graph_opt.model.layout import Layout, dealt
 
