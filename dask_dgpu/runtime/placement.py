@@ -6,8 +6,11 @@
 - A block without inputs, or with small ones, has no rank until another block reads it. Then all
   reading ranks compute it: a mask is computed next to the transform that it multiplies, and wave
   numbers are computed everywhere instead of sent.
-- A block of a user's function is computed on one of the reading ranks only, because each call may
-  return something else.
+- So does a block of partial results on several ranks, such as a sum. Each reading rank receives the
+  partial results and adds them itself, in the same order. That takes one exchange; a sum that one
+  rank computes and sends takes two.
+- A block of a user's function is computed on one rank only, because each call may return something
+  else.
 """
 
 from __future__ import annotations
@@ -27,6 +30,12 @@ Ranks = tuple[int, ...]
 LITTLE = 0.5
 """Inputs with less than this fraction of a block's bytes do not bind it to a rank."""
 
+SMALL = 64 << 10
+"""Most bytes that each reading rank may receive and compute for a block of partial results."""
+
+PARCEL = 1 << 10
+"""Each received block counts as this many bytes at least: a message takes time of its own."""
+
 
 @dataclass(frozen=True)
 class Making:
@@ -38,13 +47,28 @@ class Making:
 
 @dataclass
 class _Made:
+    """A value: the ranks of each block, none for a free one, and the shipments before its step.
+
+    ``joins`` says whether it has fewer blocks than an input, or only one. Free blocks have
+    ``weights``, and some a ``likely`` rank, which has most of what they are computed from.
+    """
+
     value: Value
     ranks: dict[Index, Ranks]
     order: int
     inputs: Sequence[int] = ()
     needs: Needs = field(default_factory=dict)
     once: bool = False
+    joins: bool = False
     shipments: dict[Shipment, None] = field(default_factory=dict)  # in their order
+    weights: dict[Index, int] = field(default_factory=dict)
+    likely: dict[Index, int] = field(default_factory=dict)
+
+    def weight(self, index: Index) -> int:
+        """Return the bytes that a reading rank receives for a block, or computes."""
+        if self.ranks[index]:
+            return max(PARCEL, self.value.nbytes(index))
+        return self.weights[index]
 
 
 class Placement:
@@ -71,12 +95,14 @@ class Placement:
         ``needs`` has for each block, in row-major order, its blocks of ``inputs``. With ``once``,
         only one rank may compute a block.
         """
-        made = _Made(value, dict.fromkeys(needs, ()), len(self._made), inputs, needs, once)
-        self._made[number] = made
         sources = [self._made[each] for each in inputs]
+        joins = len(needs) <= 1 or any(len(needs) < len(each.ranks) for each in sources)
+        ranks: dict[Index, Ranks] = dict.fromkeys(needs, ())
+        made = _Made(value, ranks, len(self._made), inputs, needs, once, joins)
+        self._made[number] = made
         demands: dict[Block, set[int]] = {}
         for index, blocks in needs.items():
-            rank = _best(value.nbytes(index), sources, blocks)
+            rank = self._choose(made, index, sources)
             if rank is None:
                 continue
             made.ranks[index] = (rank,)
@@ -90,7 +116,7 @@ class Placement:
         made = self._made[number]
         free = [index for index, ranks in made.ranks.items() if not ranks]
         if free:
-            at = dict(zip(made.ranks, dealt(len(made.ranks), self.size), strict=True))
+            at = dict(zip(made.ranks, dealt(len(made.ranks), self.size), strict=True)) | made.likely
             self._meet(number, {(number, index): {at[index]} for index in free})
         return made.value.placed([made.ranks[index][0] for index in made.value.indices()])
 
@@ -98,6 +124,38 @@ class Placement:
         """Return the result for a value of block functions, after all values are added."""
         made = self._made[number]
         return Making(made.ranks, tuple(made.shipments))
+
+    def _choose(self, made: _Made, index: Index, sources: Sequence[_Made]) -> int | None:
+        """Return the rank that computes a block, ``None`` if its readers do."""
+        needs, nbytes = made.needs[index], made.value.nbytes(index)
+        self._settle(made.inputs, sources, needs)
+        held, common = _held(sources, needs)
+        likely = held or _likely(sources, needs)
+        best = max(likely, key=likely.__getitem__, default=None)  # the first of equals
+        if best is not None and likely[best] < LITTLE * nbytes:
+            best = None
+        bound = made.once or len(common) == 1 or not (common or made.joins or not held)
+        if best is not None and bound:
+            return best
+        weight = nbytes + sum(sources[at].weight(need) for at, need in needs)
+        if best is not None:
+            if weight > SMALL:
+                return best
+            made.likely[index] = best
+        made.weights[index] = weight
+        return None
+
+    def _settle(
+        self, inputs: Sequence[int], sources: Sequence[_Made], needs: Iterable[Need]
+    ) -> None:
+        """Compute free inputs of a block where most of their own inputs are, if they are large."""
+        free = [(at, need) for at, need in needs if not sources[at].ranks[need]]
+        if sum(sources[at].weights[need] for at, need in free) <= SMALL:
+            return
+        for at, need in free:
+            made = sources[at]
+            if need in made.likely and not made.ranks[need]:  # others may have needed it meanwhile
+                self._meet(inputs[at], {(inputs[at], need): {made.likely[need]}})
 
     def _meet(self, number: int, demands: Mapping[Block, set[int]]) -> None:
         """Provide the needed blocks on their reading ranks.
@@ -134,12 +192,29 @@ class Placement:
                 self._made[reader].shipments[shipment] = None
 
 
-def _best(nbytes: int, sources: Sequence[_Made], needs: Iterable[Need]) -> int | None:
-    """Return the rank with most of a block's inputs, if these are large enough to bind it."""
+def _held(sources: Sequence[_Made], needs: Iterable[Need]) -> tuple[dict[int, int], set[int]]:
+    """Return the bytes of a block's inputs on each rank, and the ranks that have all of them.
+
+    Free inputs do not count.
+    """
     held: dict[int, int] = {}
+    common: set[int] | None = None
     for at, index in needs:
         made = sources[at]
-        for rank in made.ranks[index]:
+        ranks = made.ranks[index]
+        for rank in ranks:
             held[rank] = held.get(rank, 0) + max(1, made.value.nbytes(index))
-    best = max(held, key=held.__getitem__, default=None)  # the first of equals
-    return best if best is not None and held[best] >= LITTLE * nbytes else None
+        if ranks:
+            common = {*ranks} if common is None else common.intersection(ranks)
+    return held, common or set()
+
+
+def _likely(sources: Sequence[_Made], needs: Iterable[Need]) -> dict[int, int]:
+    """Return the bytes of a block's inputs, all of them free, on their likely ranks."""
+    found: dict[int, int] = {}
+    for at, index in needs:
+        made = sources[at]
+        if index in made.likely:
+            rank = made.likely[index]
+            found[rank] = found.get(rank, 0) + max(1, made.value.nbytes(index))
+    return found
