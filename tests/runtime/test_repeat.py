@@ -39,9 +39,6 @@ class Repeated:
         self.inputs = [np.empty_like(array) for array in arrays]
         self.made: Any = None
 
-    def moved(self, arrays: Sequence[Array]) -> set[int]:
-        return set()
-
     def launch(self, arrays: Sequence[Array]) -> Any:
         self.launches += 1
         for own, array in zip(self.inputs, arrays, strict=True):
@@ -69,7 +66,7 @@ class Repeating(HostDevice):
     def __init__(self) -> None:
         super().__init__()
         self.all: list[Repeated] = []
-        self.sequences = Sequences(self._record)
+        self.sequences = Sequences(self._record, id)
 
     def _record(self, *given: Any) -> Any:
         self.all.append(Repeated(*given))

@@ -71,7 +71,9 @@ class CudaDevice:
         self._joint = cupy.cuda.Event(disable_timing=True)
         self._foreign = cupy.cuda.Event(disable_timing=True)
         self._recorder: Any = None  # created when it is first needed
-        self.sequences: Sequences | None = Sequences(self._record)
+        self.sequences: Sequences | None = Sequences(
+            self._record, lambda array: int(array.data.ptr)
+        )
         wait_for_plans()
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:

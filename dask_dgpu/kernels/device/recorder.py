@@ -19,19 +19,29 @@ T = TypeVar("T")
 class Recorder(CudaDevice):
     """A device whose work is recorded: on streams of its own, for which no other thread waits.
 
-    It shares the ``constants`` of another device.
+    It shares the ``constants`` of another device. The arrays that it has ``kept`` belong to the
+    recording.
     """
 
     def __init__(self, constants: dict[Hashable, Array]) -> None:
         super().__init__()
         self.sequences = None
         self._constants = constants
+        self.kept: list[Array] = []
         _ready_torch(self._compute, self.index)
 
     def rejoin(self) -> None:
         """Let the compute lane wait for the other, which ends its part in a recording."""
         self._moved = True
         self.join()
+
+    def keep(self, table: Array) -> Array:
+        """Return a copy of a host's array on the device, now and for as long as the recording."""
+        with cupy.cuda.Stream.null as stream:
+            there = cupy.asarray(table)
+            stream.synchronize()
+        self.kept.append(there)
+        return there
 
     def again(self, known: dict[Hashable, Any], key: Hashable, work: Callable[[], T]) -> T:
         return work()

@@ -51,15 +51,12 @@ class RecordedSequence:
                 cupy.empty_like(each) if at in copied else each for at, each in enumerate(arrays)
             ]
             self._copied = sorted(copied)
+            recorder.kept = []
             self._graph, self._result = _recorded(recorder, work, self._inputs)
-        self._fixed = [at for at in range(len(arrays)) if at not in copied]
+            self._kept = recorder.kept
         self.nbytes = int(self._pool.total_bytes())
         # memory of the pool may have been freed by work that still runs
         cupy.cuda.get_current_stream().wait_event(cupy.cuda.Stream.null.record())
-
-    def moved(self, arrays: Sequence[Array]) -> set[int]:
-        """Return which arrays are neither copied nor where they were."""
-        return {at for at in self._fixed if arrays[at].data.ptr != self._inputs[at].data.ptr}
 
     def launch(self, arrays: Sequence[Array]) -> Any:
         """Send the launches on the current stream; return what they compute.
@@ -91,7 +88,7 @@ class RecordedSequence:
 
     def __del__(self) -> None:
         self.end()
-        self._result, self._inputs = None, []
+        self._result, self._inputs, self._kept = None, [], []
         self._pool.free_all_blocks()  # pools are cycles, and freed late
 
 

@@ -2,10 +2,11 @@
 
 ::
 
-    call      1        2                 3           4, with larger arrays elsewhere
-              issued   recorded, sent    sent        recorded again with copies of these, sent
+    call      1        2                 3           4, with another large array elsewhere
+              issued   recorded, sent    sent        recorded again with a copy of it, sent
 
-The first call issues the work, which compiles kernels and connects ranks.
+The first call issues the work, which compiles kernels and connects ranks. The second one copies
+small arrays as far as the memory allows, and those that lie elsewhere than in the first call.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ Array = Any
 Work = Callable[[Any, list[Array]], Any]
 """Issues launches on a device that records them, for some arrays; returns what they compute."""
 
-COPIED = 1 << 20
-"""Bytes of an array that is copied for each call, wherever it is; larger ones mostly stay."""
+COPIED = 0.25
+"""Fraction of the memory for copies of arrays, wherever these are; larger ones may stay there."""
 
 MOST_ATTEMPTS = 4
 """Number of recordings of one sequence, whose arrays may move between calls."""
@@ -39,9 +40,6 @@ class Recorded(Protocol):
 
     nbytes: int
     ended: bool
-
-    def moved(self, arrays: Sequence[Array]) -> set[int]:
-        """Return which arrays would have to be where they were, but are not."""
 
     def launch(self, arrays: Sequence[Array]) -> Any:
         """Send the launches on the current stream; return what they compute."""
@@ -60,6 +58,7 @@ Record = Callable[[Sequence[Array], Collection[int], Work], Recorded]
 @dataclass
 class _Kept:
     kinds: tuple[Any, ...] = ()
+    addresses: list[int] = field(default_factory=list)
     copied: set[int] = field(default_factory=set)
     attempts: int = 0
     recorded: Recorded | None = None
@@ -71,10 +70,13 @@ class _Kept:
 
 
 class Sequences:
-    """The sequences that a device has recorded; only its program thread calls this."""
+    """The sequences that a device has recorded; only its program thread calls this.
 
-    def __init__(self, record: Record) -> None:
-        self._record = record
+    ``record`` records one, and ``address`` returns where an array lies.
+    """
+
+    def __init__(self, record: Record, address: Callable[[Array], int]) -> None:
+        self._record, self._address = record, address
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
 
     def __len__(self) -> int:
@@ -95,18 +97,19 @@ class Sequences:
         kept = self._kept.setdefault(key, _Kept())
         self._kept.move_to_end(key)
         kinds = tuple((each.dtype, each.shape, each.strides) for each in arrays)
+        addresses = [self._address(each) for each in arrays]
         if kept.kinds != kinds:
             kept.forget()
-            kept.kinds, kept.attempts = kinds, 0
-            kept.copied = {at for at, each in enumerate(arrays) if each.nbytes <= COPIED}
+            self._kept[key] = _Kept(kinds, addresses, _smallest(arrays, COPIED * limit))
             return None
+        pairs = enumerate(zip(addresses, kept.addresses, strict=True))
+        moved = {at for at, (now, then) in pairs if now != then} - kept.copied
         found = kept.recorded
-        if found is not None and not found.ended:
-            moved = found.moved(arrays)
-            if not moved:
-                return found
-            kept.copied |= moved
+        if found is not None and not found.ended and not moved:
+            return found
         kept.forget()
+        kept.copied |= moved
+        kept.addresses = addresses
         if kept.attempts < MOST_ATTEMPTS and limit > 0:
             kept.attempts += 1
             kept.recorded = self._recorded(kept, arrays, work, limit)
@@ -140,3 +143,14 @@ class Sequences:
         while self.nbytes > limit or len(self._kept) > MOST_SEQUENCES:
             _, kept = self._kept.popitem(last=False)
             kept.forget()
+
+
+def _smallest(arrays: Sequence[Array], limit: float) -> set[int]:
+    """Return which arrays, the smallest first, have so many bytes in all."""
+    found: set[int] = set()
+    for at in sorted(range(len(arrays)), key=lambda each: int(arrays[each].nbytes)):
+        limit -= arrays[at].nbytes
+        if limit < 0:
+            break
+        found.add(at)
+    return found

@@ -16,6 +16,7 @@ import cupy
 import numpy as np
 
 from dask_dgpu.kernels.device import Device
+from dask_dgpu.kernels.device.recorder import Recorder
 from dask_dgpu.kernels.pack import Pieces, copy_host, descriptors
 from dask_dgpu.kernels.pack.descriptors import Table, describe
 
@@ -111,13 +112,21 @@ def copy_cuda(device: Device, *batches: Pieces) -> None:
         return
     if not len(table.rows):
         return
+    if isinstance(device, Recorder):
+        there = device.keep(np.concatenate([table.rows.reshape(-1), table.tiles]))
+        _launch(table, there[: table.rows.size], there[table.rows.size :])
+        return
     ring = _RINGS.get(device)
     if ring is None:
         ring = _RINGS[device] = cycle([_Upload() for _ in range(RING)])
     upload = next(ring)
-    rows, tiles = upload.send(table)
-    KERNEL((int(table.tiles[-1]),), (THREADS,), (rows, tiles, np.int32(len(table.rows))))
+    _launch(table, *upload.send(table))
     upload.used.record()
+
+
+def _launch(table: Table, rows: Any, tiles: Any) -> None:
+    """Launch the kernel for a table whose rows and tiles are on the device."""
+    KERNEL((int(table.tiles[-1]),), (THREADS,), (rows, tiles, np.int32(len(table.rows))))
 
 
 class _Upload:

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from dask_dgpu.errors import CommAbortedError
-from dask_dgpu.kernels.device.sequences import COPIED
 
 pytestmark = pytest.mark.gpu
 
-NO_LIMIT = 1 << 40
+LIMIT = 1 << 26
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def both_lanes(device: Any, arrays: list[Any]) -> Any:
     return {"value": moved * x}
 
 
-def run(device: Any, x: Any, work: Any = both_lanes, limit: int = NO_LIMIT) -> tuple[Any, bool]:
+def run(device: Any, x: Any, work: Any = both_lanes, limit: int = LIMIT) -> tuple[Any, bool]:
     """Return what work computes, and whether it was recorded."""
     device.begin()
     recorded = device.sequences.find(work, [x], work, limit)
@@ -49,7 +48,7 @@ def run(device: Any, x: Any, work: Any = both_lanes, limit: int = NO_LIMIT) -> t
     return value.get(), recorded is not None
 
 
-@pytest.mark.parametrize("size", [1000, COPIED // 8 + 1])
+@pytest.mark.parametrize("size", [1000, 1 << 20])
 def test_other_numbers_give_other_results(device: Any, size: int) -> None:
     import cupy
 
@@ -173,12 +172,37 @@ def test_products_are_recorded(
         np.testing.assert_array_equal(found, np.hstack([wanted, wanted]))
 
 
+def test_packing_is_recorded_with_its_tables(device: Any) -> None:
+    """Tables of other packings, which share a ring of memory, do not take their place."""
+    import cupy
+
+    from dask_dgpu.kernels.pack import copy_pieces
+    from tests.kernels.pack.test_pack import pieces_of
+
+    def turn(used: Any, target: Any, source: Any, shift: int) -> None:
+        rows = [(target[at], source[(at + shift) % 10]) for at in range(10)]
+        copy_pieces(used, pieces_of(rows))
+
+    def turned(inner: Any, arrays: list[Any]) -> Any:
+        out = inner.empty((10, 100), "float64")
+        turn(inner, out, arrays[0], 3)
+        return {"value": out}
+
+    x = cupy.arange(1000.0).reshape(10, 100)
+    for at in range(4):
+        found, recorded = run(device, x + at, turned)
+        assert recorded == (at > 0)
+        np.testing.assert_array_equal(found, np.roll(x.get() + at, -3, axis=0))
+        for shift in range(20):
+            turn(device, cupy.empty((10, 100)), x, shift)
+
+
 def test_an_ended_recording_sends_nothing(device: Any) -> None:
     import cupy
 
     x = cupy.ones(1000)
     run(device, x)
-    recorded = device.sequences.find(both_lanes, [x], both_lanes, NO_LIMIT)
+    recorded = device.sequences.find(both_lanes, [x], both_lanes, LIMIT)
     recorded.end()
     with pytest.raises(CommAbortedError, match="aborted"):
         recorded.launch([x])

@@ -12,13 +12,14 @@ from dask_dgpu.kernels.device.sequences import COPIED, MOST_ATTEMPTS, MOST_SEQUE
 
 Array = Any
 KIB = 1024
-NO_LIMIT = 1 << 40
+LIMIT = 1 << 20
+SMALL = int(COPIED * LIMIT)
 
 
 class Noted:
     """A recording that knows which arrays it was made for."""
 
-    nbytes = 100 * KIB
+    nbytes = KIB
 
     def __init__(self, arrays: Sequence[Array], copied: Collection[int]) -> None:
         self.arrays, self.fixed, self.ended = (
@@ -26,9 +27,6 @@ class Noted:
             set(range(len(arrays))) - {*copied},
             False,
         )
-
-    def moved(self, arrays: Sequence[Array]) -> set[int]:
-        return {at for at in self.fixed if arrays[at] is not self.arrays[at]}
 
     def end(self) -> None:
         self.ended = True
@@ -55,7 +53,7 @@ def notes() -> Notes:
 
 @pytest.fixture
 def sequences(notes: Notes) -> Any:
-    return Sequences(notes)
+    return Sequences(notes, id)
 
 
 def work(device: Any, arrays: list[Array]) -> None:
@@ -63,33 +61,42 @@ def work(device: Any, arrays: list[Array]) -> None:
 
 
 def small() -> Array:
-    return np.zeros(COPIED // 8)
+    return np.zeros(SMALL // 16)
 
 
 def large() -> Array:
-    return np.zeros(COPIED // 8 + 1)
+    return np.zeros(SMALL // 8 + 1)
 
 
 def test_the_second_call_is_recorded_and_small_arrays_may_be_anywhere(
     sequences: Any, notes: Notes
 ) -> None:
-    assert sequences.find("key", [small()], work, NO_LIMIT) is None
-    found = sequences.find("key", [small()], work, NO_LIMIT)
+    assert sequences.find("key", [small()], work, LIMIT) is None
+    found = sequences.find("key", [small()], work, LIMIT)
     assert found is notes.all[0]
-    assert sequences.find("key", [small()], work, NO_LIMIT) is found
+    assert sequences.find("key", [small()], work, LIMIT) is found
     assert (len(notes.all), len(sequences), sequences.nbytes) == (1, 1, Noted.nbytes)
 
 
 def test_large_arrays_are_copied_once_they_have_moved(sequences: Any, notes: Notes) -> None:
     first, other = large(), large()
     for _ in range(3):
-        found = sequences.find("key", [first, small()], work, NO_LIMIT)
+        found = sequences.find("key", [first, small()], work, LIMIT)
     assert [each.fixed for each in notes.all] == [{0}]
-    moved = sequences.find("key", [other, small()], work, NO_LIMIT)
+    moved = sequences.find("key", [other, small()], work, LIMIT)
     assert [each.fixed for each in notes.all] == [{0}, set()]
     assert found.ended
-    assert moved is sequences.find("key", [first, small()], work, NO_LIMIT)
+    assert moved is sequences.find("key", [first, small()], work, LIMIT)
     assert len(notes.all) == 2
+
+
+def test_what_moves_between_the_first_calls_is_copied(sequences: Any, notes: Notes) -> None:
+    fixed = large()
+    for _ in range(4):
+        arrays = [fixed, large()]
+        found = sequences.find("key", arrays, work, LIMIT)
+    assert [each.fixed for each in notes.all] == [{0}]
+    assert found is notes.all[0]
 
 
 @pytest.mark.parametrize("other", [np.zeros(3), np.zeros((2, 3)).T, np.zeros((2, 3), "float32")])
@@ -97,28 +104,28 @@ def test_blocks_of_another_kind_are_issued_first(
     sequences: Any, notes: Notes, other: Array
 ) -> None:
     array = np.zeros((2, 3))
-    sequences.find("key", [array], work, NO_LIMIT)
-    assert sequences.find("key", [array], work, NO_LIMIT) is not None
-    assert sequences.find("key", [other], work, NO_LIMIT) is None
+    sequences.find("key", [array], work, LIMIT)
+    assert sequences.find("key", [array], work, LIMIT) is not None
+    assert sequences.find("key", [other], work, LIMIT) is None
     assert notes.all[0].ended
-    assert sequences.find("key", [other], work, NO_LIMIT) is notes.all[1]
+    assert sequences.find("key", [other], work, LIMIT) is notes.all[1]
 
 
 def test_what_cannot_be_recorded_is_not_tried_again(sequences: Any, notes: Notes) -> None:
     notes.refuses = True
     for _ in range(2):
-        assert sequences.find("key", [small()], work, NO_LIMIT) is None
+        assert sequences.find("key", [small()], work, LIMIT) is None
     notes.refuses = False
-    assert sequences.find("key", [small()], work, NO_LIMIT) is None
+    assert sequences.find("key", [small()], work, LIMIT) is None
     assert not notes.all
 
 
 def test_an_ended_recording_is_replaced_a_few_times(sequences: Any, notes: Notes) -> None:
-    sequences.find("key", [small()], work, NO_LIMIT)
+    sequences.find("key", [small()], work, LIMIT)
     for at in range(MOST_ATTEMPTS):
-        assert sequences.find("key", [small()], work, NO_LIMIT) is notes.all[at]
+        assert sequences.find("key", [small()], work, LIMIT) is notes.all[at]
         notes.all[at].ended = True
-    assert sequences.find("key", [small()], work, NO_LIMIT) is None
+    assert sequences.find("key", [small()], work, LIMIT) is None
     assert len(notes.all) == MOST_ATTEMPTS
 
 
@@ -126,9 +133,10 @@ def test_an_ended_recording_is_replaced_a_few_times(sequences: Any, notes: Notes
 def test_the_limit_counts_all_recordings(
     sequences: Any, notes: Notes, limit: int, kept: int
 ) -> None:
+    array = np.zeros(3)
     for key in ("first", "second"):
         for _ in range(3):
-            sequences.find(key, [small()], work, limit)
+            sequences.find(key, [array], work, limit)
     assert len(sequences) == kept
     assert sequences.nbytes <= limit
     assert sum(not each.ended for each in notes.all) == kept
@@ -138,15 +146,15 @@ def test_the_limit_counts_all_recordings(
 def test_no_more_keys_than_allowed(sequences: Any, notes: Notes) -> None:
     for key in range(MOST_SEQUENCES + 5):
         for _ in range(2):
-            sequences.find(key, [small()], work, NO_LIMIT)
+            sequences.find(key, [small()], work, LIMIT)
     assert len(sequences) == MOST_SEQUENCES
     assert [each.ended for each in notes.all[:6]] == [True] * 5 + [False]
 
 
 def test_all_are_forgotten(sequences: Any, notes: Notes) -> None:
     for _ in range(2):
-        sequences.find("key", [small()], work, NO_LIMIT)
+        sequences.find("key", [small()], work, LIMIT)
     sequences.clear()
     assert notes.all[0].ended
     assert (len(sequences), sequences.nbytes) == (0, 0)
-    assert sequences.find("key", [small()], work, NO_LIMIT) is None
+    assert sequences.find("key", [small()], work, LIMIT) is None
