@@ -294,7 +294,7 @@ def cluster_of(given: argparse.Namespace, workers: int | None = None) -> Iterato
     from dask_cuda import LocalCUDACluster
 
     with (
-        dask.config.set({"array.backend": "cupy"}),
+        dask.config.set({"array.backend": "dgpu"}),
         LocalCUDACluster(
             n_workers=workers,
             protocol=given.protocol,

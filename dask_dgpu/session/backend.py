@@ -10,12 +10,12 @@ from dask_dgpu.environment.gpus import count_gpus
 
 
 def array_backend() -> ArrayBackendEntrypoint:
-    """Return Dask's CuPy backend if there are GPUs, else its NumPy backend.
+    """Return a CuPy backend if there are GPUs, else Dask's NumPy backend.
 
     Dask calls this when ``array.backend`` is ``"dgpu"`` and an array is created.
     """
     if importlib.util.find_spec("cupy") is not None and count_gpus() > 0:
-        from dask.array.cupy_entry_point import CupyBackendEntrypoint
+        from dask_dgpu.session.cupy_backend import CupyBackend
 
-        return CupyBackendEntrypoint()
+        return CupyBackend()
     return NumpyBackendEntrypoint()
