@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from dask_dgpu.operations import RULES
 from dask_dgpu.operations.matmul import with_wire_dtype
 from dask_dgpu.operations.value import shared, steps_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, log_verdicts, logger, report
+from dask_dgpu.planner.gangs import Gang, fits, with_joined
 from dask_dgpu.planner.local import NO_MEETING, hindrance, hindrance_of, may_meet, refusal
 from dask_dgpu.planner.plain import Plain as PlainCost
 from dask_dgpu.planner.predict import (
@@ -59,7 +61,6 @@ LEAST_GAIN = 0.85
 ROOM_STEPS = 64
 """Free memory counts in such fractions of the limit, so equal programs have equal plans."""
 
-Gang = tuple[Region, Prediction, Program]
 FUNCTIONS = TaskFunctions(tasks.stage, tasks.gang, tasks.out)
 
 
@@ -154,6 +155,8 @@ class GraphOptimizer:
                     found = partition(culled, arrays, local, wanted)
                 for region in found:
                     gangs += self._gangs(region, arrays, layers, present, refused, left)
+                joining = partial(self._planned, arrays=arrays, present=present)
+                gangs = with_joined(gangs, culled.graph, joining)
             declined += [Declined(name, reason) for name, reason in refused.items()]
             kept = [p for p in pieces if p.output.name in layers.keys() - refused.keys()]
             if len(kept) == len(pieces) and not gangs:
@@ -202,22 +205,20 @@ class GraphOptimizer:
         if reason is not None:
             left.update(dict.fromkeys(region.nodes, reason))
             return
-        room = self.room(blocks_of(region), present)
-        program = self.program(region, room)
-        prediction = predict(region, program, self.facts, arrays, places)
+        _, prediction, program = gang = self._planned(region, arrays, present)
         if not (region.pieces or region.joins or prediction.moved_bytes):
             left.update(dict.fromkeys(region.nodes, NO_MEETING))
             return
-        reason = self._refusal(prediction, room, region.forced)
+        reason = self._refusal(prediction, program.room, region.forced)
         if reason is None:
-            yield region, prediction, program
+            yield gang
         elif not region.pieces:
             left.update(dict.fromkeys(region.nodes, reason))
         elif len(region.members) == 1:
             refused[region.members[0].output.name] = reason
         else:
             smaller: Iterable[Region] = region.split()
-            if _fits(prediction, room):
+            if fits(prediction, program.room):
                 smaller = (_alone(layers[piece.output.name]) for piece in region.pieces)
             for part in smaller:
                 if part.pieces:
@@ -238,7 +239,7 @@ class GraphOptimizer:
 
     def _refusal(self, prediction: Prediction, room: float | None, forced: bool) -> str | None:
         """Return the reason against a gang by its cost, if there is one."""
-        if room is not None and not _fits(prediction, room):
+        if room is not None and not fits(prediction, room):
             needed, there = format_bytes(prediction.peak_bytes), format_bytes(int(room))
             return f"it needs {needed} on a rank and {there} may be used"
         gang, plain = prediction.seconds, prediction.dask_seconds
@@ -250,8 +251,12 @@ class GraphOptimizer:
 
     def predict(self, region: Region, arrays: ArrayGraph, present: Present = NOTHING) -> Prediction:
         """Predict the cost of a region on this cluster, by a gang and by plain Dask."""
-        program = self.program(region, self.room(blocks_of(region), present))
-        return predict(region, program, self.facts, arrays, present.places(blocks_of(region)))
+        return self._planned(region, arrays, present)[1]
+
+    def _planned(self, region: Region, arrays: ArrayGraph, present: Present) -> Gang:
+        keys = blocks_of(region)
+        program = self.program(region, self.room(keys, present))
+        return region, predict(region, program, self.facts, arrays, present.places(keys)), program
 
     def totals(
         self, graph: HighLevelGraph, keys: Any, done: Rewriting, present: Present = NOTHING
@@ -287,10 +292,6 @@ class GraphOptimizer:
             room=room,
             blockworks=Blockworks({work.output.name: work.layer for work in region.works}),
         )
-
-
-def _fits(prediction: Prediction, room: float | None) -> bool:
-    return room is None or prediction.peak_bytes <= room
 
 
 def _alone(layer: PieceLayer) -> Region:

@@ -46,7 +46,8 @@ class Prediction(Cost):
     """The cost of a region, or of one piece, in a gang and in plain Dask.
 
     ``tasks`` are those in the scheduler, and ``steps`` the layer of each step and its seconds.
-    ``peak`` are the parts of ``peak_bytes``: inputs, results of steps, and workspace.
+    ``peak`` are the parts of ``peak_bytes``: inputs, results of steps, and workspace. A gang with
+    all inputs in memory starts ``at_once``.
     """
 
     peak: tuple[int, int, int]
@@ -54,6 +55,7 @@ class Prediction(Cost):
     dask_tasks: int
     dask_seconds: float
     steps: tuple[tuple[str, float], ...]
+    at_once: bool
 
 
 def usable(facts: ClusterFacts, settings: Settings) -> float | None:
@@ -185,13 +187,12 @@ def predict(
     costs = _costs(program, fixed, facts)
     shares = Shares(program, fixed, ranks)
     seconds_of = block_seconds(region, region.works, arrays, machine)
-    work = {
-        step.output: shares.most_blocks(step) * seconds_of[step.output]
-        + shares.shipping(step, machine)
-        for step in program.steps
-        if isinstance(step, Local)
-    }
-    each = work | {name: cost.seconds for name, cost in costs.items()}
+    each = {name: cost.seconds for name, cost in costs.items()}
+    for step in program.steps:
+        if isinstance(step, Local):
+            work = shares.most_blocks(step) * seconds_of[step.output]
+            each[step.output] = work + shares.shipping(step, machine)
+    names = [step.output for step in program.steps]
     seconds = sum(each.values())
     kind = {"cluster": facts.workers > 0, "at_once": begins_at_once(region, places)}
     seconds += gang_seconds(machine, region.tasks, len(each), **kind)
@@ -207,9 +208,8 @@ def predict(
         peak=peak,
         seconds=seconds,
         dask_seconds=plain.seconds,
-        steps=tuple(
-            (label(s.output), each[s.output] + machine.step_seconds) for s in program.steps
-        ),
+        steps=tuple((label(name), each[name] + machine.step_seconds) for name in names),
+        at_once=kind["at_once"],
     )
 
 

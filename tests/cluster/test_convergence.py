@@ -103,7 +103,10 @@ def test_each_iteration_is_the_program_of_the_one_before(
 
 @pytest.mark.parametrize("device", ["cpu"], indirect=True)
 def test_the_benchmark_reads_two_numbers_at_once(client: Client) -> None:
-    """A step takes four gangs at most: the product, a sum for each number, the vectors."""
+    """A step takes three gangs: the product, both numbers, the vectors.
+
+    The numbers are two gangs if the blocks of one are in memory and of the other not yet.
+    """
     small = rounds.Rounds(client, "cpu")
     matrix, right = small.x.compute(), small.b.compute()
     wanted = np.linalg.solve(matrix + matrix.T + rounds.N * np.eye(rounds.N), right)

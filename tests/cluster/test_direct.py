@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import dask.array as da
+import dask.base
 import numpy as np
 import pytest
 from dask.core import flatten
@@ -43,6 +44,16 @@ def test_no_task_runs(client, x, tasks_run, make, expected):
     assert tasks_run() == before
     assert launched_runs(client) == runs + 1
     np.testing.assert_allclose(host(z.compute()), expected, atol=1e-9)
+
+
+def test_results_that_share_inputs_are_one_run(client, x):
+    wanted = A.sum(axis=0), (A * A).sum(axis=0)
+    runs = launched_runs(client)
+    found = dask.base.compute(x.sum(axis=0), (x * x).sum(axis=0))
+    assert launched_runs(client) == runs + 1
+    for got, expected in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(host(got), expected)
+    eventually(lambda: left_over(client) == 0)
 
 
 def test_results_are_ordinary_ones(client, x):
