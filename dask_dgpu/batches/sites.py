@@ -23,7 +23,7 @@ from dask_dgpu.arguments import check_client
 from dask_dgpu.environment.facts import ALONE, current_client, gather
 from dask_dgpu.environment.settings import read
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.predict import present_on
+from dask_dgpu.planner.present import present_on
 from graph_opt.model.layout import cuts_of, dealt
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from dask_dgpu.planner.predict import scheduler_here
+from dask_dgpu.planner.present import scheduler_here
 from dask_dgpu.runtime.scheduler.messages import TOPIC, announce
 from graph_opt.model.layout import label
 

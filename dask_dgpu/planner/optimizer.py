@@ -25,17 +25,14 @@ from dask_dgpu.planner.fallbacks import arrays_of, log_verdicts, logger, report
 from dask_dgpu.planner.gangs import Gang, fits, with_joined
 from dask_dgpu.planner.local import NO_MEETING, hindrance, hindrance_of, may_meet, refusal
 from dask_dgpu.planner.plain import Plain as PlainCost
-from dask_dgpu.planner.predict import (
+from dask_dgpu.planner.predict import Prediction, blocks_of, predict, usable
+from dask_dgpu.planner.present import (
     NOTHING,
     Figures,
-    Prediction,
     Present,
-    blocks_of,
     figures_of,
     plugin_on,
-    predict,
     present_on,
-    usable,
 )
 from dask_dgpu.planner.rewriting import Rewriting, read
 from dask_dgpu.planner.stages import Places

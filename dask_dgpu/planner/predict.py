@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,21 +21,12 @@ from dask_dgpu.planner.stages import Places
 from dask_dgpu.runtime.placement import Making
 from dask_dgpu.runtime.plans import Plans, plans
 from dask_dgpu.runtime.program import Program
-from dask_dgpu.runtime.scheduler.blocks import place_of
-from dask_dgpu.runtime.tasks import PLUGIN
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.model.cost import Machine, gang_seconds
 from graph_opt.model.layout import dealt, label
 from graph_opt.model.piece import Region
 
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.scheduler import Scheduler
-
-    from dask_dgpu.runtime.scheduler.plugin import GangSchedulerPlugin
-
 Key = Any
-Figures = tuple[tuple[str, float], ...]
 Bytes = NDArray[np.int64]
 """A number for each rank."""
 
@@ -66,107 +56,9 @@ def usable(facts: ClusterFacts, settings: Settings) -> float | None:
     return min(bounds, default=None)
 
 
-@dataclass(frozen=True)
-class Present:
-    """Results on the workers of a cluster.
-
-    ``others(keys)`` returns the most bytes of results in memory on one worker, without those of
-    ``keys``; ``places(keys)`` returns the workers of those of the keys that exist.
-    """
-
-    others: Callable[[Collection[Key]], int]
-    places: Callable[[Collection[Key]], Places]
-
-
-NOTHING = Present(lambda keys: 0, lambda keys: {})
-"""No results, as without a cluster."""
-
-
-def scheduler_here(scheduler_id: str | None) -> Scheduler | None:
-    """Return the scheduler of this id if it is in this process."""
-    if scheduler_id is None:
-        return None
-    from distributed.scheduler import Scheduler
-
-    return next((each for each in list(Scheduler._instances) if each.id == scheduler_id), None)
-
-
-def plugin_on(scheduler_id: str | None) -> GangSchedulerPlugin | None:
-    """Return the plugin of a scheduler in this process, ``None`` if there is none."""
-    scheduler = scheduler_here(scheduler_id)
-    return None if scheduler is None else _plugin(scheduler)
-
-
-def present_on(scheduler_id: str | None, client: Client | None = None) -> Present:
-    """Return the results of a scheduler, here or of a client; nothing without a cluster."""
-    scheduler = scheduler_here(scheduler_id)
-    if scheduler is not None:
-        return Present(
-            partial(_other_results, dask_scheduler=scheduler),
-            partial(_places, dask_scheduler=scheduler),
-        )
-    if client is None or scheduler_id is None:
-        return NOTHING
-
-    def ask(function: Callable[..., Any], keys: Collection[Key]) -> Any:
-        return client.run_on_scheduler(function, keys=list(keys))
-
-    return Present(partial(ask, _other_results), partial(ask, _places))
-
-
-def figures_of(facts: ClusterFacts, client: Client | None = None) -> Figures:
-    """Return the measured rates of a cluster, none if they are unknown so far."""
-    scheduler = scheduler_here(facts.scheduler)
-    if scheduler is not None:
-        return _figures(facts.kind, scheduler)
-    if client is None or facts.scheduler is None:
-        return ()
-    found: Figures = client.run_on_scheduler(_figures, kind=facts.kind)
-    return found
-
-
 def blocks_of(region: Region) -> list[Key]:
     """Return the keys of the blocks that a region reads."""
     return [(node.name, *index) for node, blocks in region.inputs for index in blocks]
-
-
-def _plugin(scheduler: Scheduler) -> GangSchedulerPlugin | None:
-    return cast("GangSchedulerPlugin | None", scheduler.plugins.get(PLUGIN))
-
-
-def _figures(kind: str, dask_scheduler: Scheduler) -> Figures:
-    plugin = _plugin(dask_scheduler)
-    return () if plugin is None else tuple(plugin.rates.keep(kind).items())
-
-
-def _other_results(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
-    """Return the bytes on the worker with the most, without spilled ones.
-
-    This runs outside of the event loop's thread, so it copies containers before iterating.
-    """
-    counted: Counter[str] = Counter()
-    for key in keys:
-        ts = dask_scheduler.tasks.get(key)
-        if ts is not None:
-            for ws in list(ts.who_has or ()):
-                counted[ws.address] += max(0, ts.nbytes)
-    return max(
-        (
-            max(0, ws.memory.managed - counted[ws.address])
-            for ws in list(dask_scheduler.workers.values())
-        ),
-        default=0,
-    )
-
-
-def _places(keys: Collection[Key], dask_scheduler: Scheduler) -> dict[Key, int]:
-    """Return the number of a worker that has each block or will soon, in a fixed order."""
-    numbers = {address: at for at, address in enumerate(sorted(dask_scheduler.workers))}
-    plugin = _plugin(dask_scheduler)
-    runs = {} if plugin is None else plugin.runs
-    known = {key: ts for key in keys if (ts := dask_scheduler.tasks.get(key)) is not None}
-    places = {key: place_of(ts, runs) for key, ts in known.items()}
-    return {key: numbers[place] for key, place in places.items() if place in numbers}
 
 
 def predict(

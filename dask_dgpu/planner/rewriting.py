@@ -11,7 +11,8 @@ from dask.highlevelgraph import HighLevelGraph
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.kernels.scan import FUNCTIONS
 from dask_dgpu.planner.plain import Plain, plain_graph, rest_of
-from dask_dgpu.planner.predict import Prediction, Present, blocks_of
+from dask_dgpu.planner.predict import Prediction, blocks_of
+from dask_dgpu.planner.present import Present
 from graph_opt.dask_graph.exchanging import with_functions
 from graph_opt.dask_graph.parse import ArrayGraph, parse
 from graph_opt.model.layout import Declined

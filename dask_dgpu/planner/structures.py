@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import dask
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from dask_dgpu.planner.predict import Present
+from dask_dgpu.planner.present import Present
 from dask_dgpu.planner.stages import Places
 from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.renaming import Canonical, IncomparableError, opened, pickled

@@ -16,7 +16,7 @@ from dask_dgpu.cost.model import STRATEGIES
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.predict import Present
+from dask_dgpu.planner.present import Present
 
 lengths = st.integers(0, 5000)
 MODEL = CostModel(ClusterConfig(ClusterFacts(6, "cpu", None)))

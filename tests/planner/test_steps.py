@@ -21,7 +21,7 @@ from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.predict import Present
+from dask_dgpu.planner.present import Present
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.ship import HEADER

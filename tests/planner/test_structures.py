@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import dask_dgpu as dgpu
 from dask_dgpu.planner import structures
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.predict import NOTHING, Present
+from dask_dgpu.planner.present import NOTHING, Present
 from graph_opt.dask_graph.emit import is_gang
 from tests.graph_opt.dask_graph.test_renaming import PROGRAMS, held
 from tests.support.profiles import examples
