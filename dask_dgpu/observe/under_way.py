@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from graph_opt.dask_graph.emit import is_gang, is_stage
+from graph_opt.dask_graph.emit import is_gang, serves
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -38,7 +38,7 @@ def awaited(keys: Collection[Key], dask_scheduler: Scheduler) -> tuple[list[Key]
         ts.key
         for ts in found
         if ts.key in wanted
-        or not (ts.state in ENDED or is_gang(ts.key) or is_stage(ts.key) or _is_out(ts))
+        or not (ts.state in ENDED or is_gang(ts.key) or serves(ts.key) or _is_out(ts))
     ]
     return tasks, [ts.key for ts in found if is_gang(ts.key)]
 

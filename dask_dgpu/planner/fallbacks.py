@@ -66,7 +66,10 @@ def report(error: Exception, arrays: Collection[str], scheduler_id: str | None) 
 
 def log_verdicts(rewriting: Rewriting, arrays: Collection[str]) -> None:
     """Log at INFO which gangs a graph becomes, and why the rest of it does not."""
-    gangs = [f"{region.label} run as a gang" for region, _ in rewriting.regions]
+    gangs = [
+        f"{region.label} run as {'a gang' if found.parts == 1 else f'{found.parts} gangs'}"
+        for region, found in rewriting.regions
+    ]
     reasons = {each.name: each.reason for each in rewriting.declined}
     found = {**rewriting.left, **reasons}
     left = [f"{label(name)} is left to Dask: {reason}" for name, reason in found.items()]

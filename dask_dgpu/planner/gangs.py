@@ -6,17 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from dask.highlevelgraph import HighLevelGraph
 
-from dask_dgpu.planner.predict import Prediction
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.planner.parts import Gang
 from graph_opt.model.piece import Region
 from graph_opt.sharing import joined, together
-
-Gang = tuple[Region, Prediction, Program]
-
-
-def fits(prediction: Prediction, room: float | None) -> bool:
-    """Whether a gang fits in so many bytes of a device."""
-    return room is None or prediction.peak_bytes <= room
 
 
 def with_joined(
@@ -25,11 +17,16 @@ def with_joined(
     """Replace gangs with common inputs by one, if it fits and is predicted to be no slower.
 
     A gang whose inputs are all in memory does not wait for one that has to wait for its own.
+    Those in parts stay as they are.
     """
-    found: list[Gang] = []
-    planned = {id(region): (region, prediction, program) for region, prediction, program in gangs}
+    planned = {id(gang.region): gang for gang in gangs}
+    found = [gang for gang in planned.values() if gang.prediction.parts > 1]
     for at_once in (True, False):
-        regions = [region for region, each, _ in planned.values() if each.at_once is at_once]
+        regions = [
+            gang.region
+            for gang in planned.values()
+            if gang.prediction.at_once is at_once and gang.prediction.parts == 1
+        ]
         for group in together(regions, graph):
             found += _joined([planned[id(region)] for region in group], plan)
     return found
@@ -39,7 +36,6 @@ def _joined(apart: Sequence[Gang], plan: Callable[[Region], Gang]) -> Sequence[G
     """Return one gang for several, or the same gangs if they are better apart."""
     if len(apart) == 1:
         return apart
-    gang = plan(joined([region for region, _, _ in apart]))
-    _, prediction, program = gang
-    quick = prediction.seconds <= sum(each.seconds for _, each, _ in apart)
-    return [gang] if quick and fits(prediction, program.room) else apart
+    gang = plan(joined([each.region for each in apart]))
+    quick = gang.prediction.seconds <= sum(each.prediction.seconds for each in apart)
+    return [gang] if quick and gang.fits else apart

@@ -22,10 +22,11 @@ from dask_dgpu.operations import RULES
 from dask_dgpu.operations.matmul import with_wire_dtype
 from dask_dgpu.operations.value import shared, steps_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, log_verdicts, logger, report
-from dask_dgpu.planner.gangs import Gang, fits, with_joined
+from dask_dgpu.planner.gangs import with_joined
 from dask_dgpu.planner.local import NO_MEETING, hindrance, hindrance_of, may_meet, refusal
+from dask_dgpu.planner.parts import Gang, in_parts
 from dask_dgpu.planner.plain import Plain as PlainCost
-from dask_dgpu.planner.predict import Prediction, blocks_of, predict, usable
+from dask_dgpu.planner.predict import blocks_of, predict, usable
 from dask_dgpu.planner.present import (
     NOTHING,
     Figures,
@@ -41,10 +42,11 @@ from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.blockworks import Blockworks
 from dask_dgpu.runtime.fused import Fused
 from dask_dgpu.runtime.program import Program
-from graph_opt.dask_graph.emit import Plain, TaskFunctions, emit, finish, guarded
+from graph_opt.dask_graph.emit import TaskFunctions, emit, finish, guarded
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import fuse, members
 from graph_opt.dask_graph.parse import ArrayGraph, Culled, cull
+from graph_opt.dask_graph.plain import Plain
 from graph_opt.model.layout import Declined
 from graph_opt.model.piece import Piece, Region
 from graph_opt.passes import check, combine, find, insert, partition
@@ -144,27 +146,24 @@ class GraphOptimizer:
                 for name, layer in layers.items()
                 if (reason := hindrance_of(layer, self.facts))
             }
-            gangs: list[Gang] = []
-            left = {}
+            gangs, left = list[Gang](), {}
             if not refused:
                 found = [_alone(layer) for layer in layers.values()]
                 if self.settings.regions:
                     found = partition(culled, arrays, local, wanted)
                 for region in found:
                     gangs += self._gangs(region, arrays, layers, present, refused, left)
-                joining = partial(self._planned, arrays=arrays, present=present)
+                joining = partial(self.planned, arrays=arrays, present=present)
                 gangs = with_joined(gangs, culled.graph, joining)
             declined += [Declined(name, reason) for name, reason in refused.items()]
             kept = [p for p in pieces if p.output.name in layers.keys() - refused.keys()]
             if len(kept) == len(pieces) and not gangs:
                 break
             if len(kept) == len(pieces):
-                programs = [
-                    (region, self._with_plain(graph, region, program))
-                    for region, _, program in gangs
-                ]
-                put = emit(culled.graph, programs, FUNCTIONS)
-                predicted = tuple((region, prediction) for region, prediction, _ in gangs)
+                programs = chain.from_iterable(gang.programs for gang in gangs)
+                whole = [(part, self._with_plain(graph, part, each)) for part, each in programs]
+                put = emit(culled.graph, whole, FUNCTIONS)
+                predicted = tuple((gang.region, gang.prediction) for gang in gangs)
                 return Rewriting(put, arrays, matches.pieces, predicted, tuple(declined), left)
             pieces = kept  # the others change which blocks of these are needed
         graph = combine(graph, arrays, (), wanted, Fused)
@@ -191,7 +190,7 @@ class GraphOptimizer:
         refused: dict[str, str],
         left: dict[str, str],
     ) -> Iterator[Gang]:
-        """Yield a region, or the parts of it that fit, or its pieces without Dask's layers.
+        """Yield the gang of a region, or of parts of it that fit, or of its pieces alone.
 
         Add the reasons against other pieces to ``refused``, and those against regions without
         pieces to ``left``. Such a region is left to Dask if its blocks lie right and are not
@@ -202,11 +201,11 @@ class GraphOptimizer:
         if reason is not None:
             left.update(dict.fromkeys(region.nodes, reason))
             return
-        _, prediction, program = gang = self._planned(region, arrays, present)
-        if not (region.pieces or region.joins or prediction.moved_bytes):
+        gang = self.planned(region, arrays, present)
+        if not (region.pieces or region.joins or gang.prediction.moved_bytes):
             left.update(dict.fromkeys(region.nodes, NO_MEETING))
             return
-        reason = self._refusal(prediction, program.room, region.forced)
+        reason = self._refusal(gang)
         if reason is None:
             yield gang
         elif not region.pieces:
@@ -215,7 +214,7 @@ class GraphOptimizer:
             refused[region.members[0].output.name] = reason
         else:
             smaller: Iterable[Region] = region.split()
-            if fits(prediction, program.room):
+            if gang.fits:
                 smaller = (_alone(layers[piece.output.name]) for piece in region.pieces)
             for part in smaller:
                 if part.pieces:
@@ -234,26 +233,34 @@ class GraphOptimizer:
             return program
         return replace(program, plain=Plain.of(graph, region))
 
-    def _refusal(self, prediction: Prediction, room: float | None, forced: bool) -> str | None:
+    def _refusal(self, gang: Gang) -> str | None:
         """Return the reason against a gang by its cost, if there is one."""
-        if room is not None and not fits(prediction, room):
-            needed, there = format_bytes(prediction.peak_bytes), format_bytes(int(room))
+        found = gang.prediction
+        if gang.room is not None and not gang.fits:
+            needed, there = format_bytes(found.peak_bytes), format_bytes(int(gang.room))
             return f"it needs {needed} on a rank and {there} may be used"
-        gang, plain = prediction.seconds, prediction.dask_seconds
-        if self.settings.when == "always" or forced or gang < LEAST_GAIN * plain:
+        ours, plain = found.seconds, found.dask_seconds
+        if self.settings.when == "always" or gang.region.forced or ours < LEAST_GAIN * plain:
             return None
-        if gang < plain:
-            return f"a gang is predicted to gain too little ({gang:.3g} s against {plain:.3g} s)"
-        return f"plain Dask is predicted to be quicker ({plain:.3g} s against {gang:.3g} s)"
+        if ours < plain:
+            return f"a gang is predicted to gain too little ({ours:.3g} s against {plain:.3g} s)"
+        return f"plain Dask is predicted to be quicker ({plain:.3g} s against {ours:.3g} s)"
 
-    def predict(self, region: Region, arrays: ArrayGraph, present: Present = NOTHING) -> Prediction:
-        """Predict the cost of a region on this cluster, by a gang and by plain Dask."""
-        return self._planned(region, arrays, present)[1]
+    def planned(self, region: Region, arrays: ArrayGraph, present: Present = NOTHING) -> Gang:
+        """Return the gang of a region, or of its parts if it is one collective and does not fit.
 
-    def _planned(self, region: Region, arrays: ArrayGraph, present: Present) -> Gang:
-        keys = blocks_of(region)
-        program = self.program(region, self.room(keys, present))
-        return region, predict(region, program, self.facts, arrays, present.places(keys)), program
+        The prediction is for this cluster, with the cost in plain Dask.
+        """
+
+        def plan(some: Region) -> Gang:
+            read = blocks_of(some)
+            program = self.program(some, self.room(read, present))
+            places = present.places(read)
+            prediction = predict(some, program, self.facts, arrays, places)
+            return Gang(some, prediction, ((some, program),))
+
+        whole, ranks = plan(region), self.facts.workers or self.settings.local_ranks
+        return whole if whole.fits else in_parts(whole, ranks, plan)
 
     def totals(
         self, graph: HighLevelGraph, keys: Any, done: Rewriting, present: Present = NOTHING

@@ -36,8 +36,9 @@ class Prediction(Cost):
     """The cost of a region, or of one piece, in a gang and in plain Dask.
 
     ``tasks`` are those in the scheduler, and ``steps`` the layer of each step and its seconds.
-    ``peak`` are the parts of ``peak_bytes``: inputs, results of steps, and workspace. A gang with
-    all inputs in memory starts ``at_once``.
+    ``peak`` is what makes up ``peak_bytes``: inputs, results of steps, and workspace. A gang with
+    all inputs in memory starts ``at_once``. A collective in several ``parts`` has the sums of all,
+    but the memory of the part that needs most.
     """
 
     peak: tuple[int, int, int]
@@ -46,6 +47,7 @@ class Prediction(Cost):
     dask_seconds: float
     steps: tuple[tuple[str, float], ...]
     at_once: bool
+    parts: int = 1
 
 
 def usable(facts: ClusterFacts, settings: Settings) -> float | None:
@@ -106,8 +108,11 @@ def predict(
 
 
 def begins_at_once(region: Region, places: Places) -> bool:
-    """Whether all blocks that a region reads are on workers, so its gang needs no tasks."""
-    return bool(places) and all(key in places for key in blocks_of(region))
+    """Whether all blocks that a region reads are on workers, so its gang needs no tasks.
+
+    A part of a collective that waits for another needs them.
+    """
+    return region.after is None and bool(places) and all(key in places for key in blocks_of(region))
 
 
 def _owners(name: str, value: Value, ranks: int, places: Places) -> Sequence[int]:

@@ -16,7 +16,7 @@ from distributed.exceptions import Reschedule
 
 from dask_dgpu.errors import CommError, GangError, UndeclaredError
 from dask_dgpu.runtime.program import Key
-from graph_opt.dask_graph.emit import Plain
+from graph_opt.dask_graph.plain import Plain
 
 IN_PROGRAM = "program"
 """The start of a rank's phase while it runs steps."""

@@ -13,7 +13,7 @@ from typing import Any
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.operations.value import Collective, Local, Need, Value
 from dask_dgpu.runtime.blockworks import Blockworks
-from graph_opt.dask_graph.emit import Plain
+from graph_opt.dask_graph.plain import Plain
 from graph_opt.model.cost import Machine
 from graph_opt.model.hosts import Hosts
 from graph_opt.model.layout import Index

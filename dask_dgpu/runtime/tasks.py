@@ -42,11 +42,14 @@ recordings: list[Recording] = []
 """Where gangs in this process are recorded, while profilers run."""
 
 
-def stage(block: Array, declared: tuple[str, str, tuple[int, ...], str] | None) -> Any:
+def stage(
+    block: Array, declared: tuple[str, str, tuple[int, ...], str] | None, turn: None = None
+) -> Any:
     """Pass a block to the gang on this worker, without a copy.
 
     Inputs of collectives must match their declaration in the graph; inputs of Dask's own functions
-    may be anything. Returns a token with the block's worker; without a worker, the block.
+    may be anything. In a part of a collective, ``turn`` is the result of the task that waits for
+    the part before. Returns a token with the block's worker; without a worker, the block.
     """
     if declared is not None:
         with suppress(UndeclaredError):  # the gang handles it

@@ -6,14 +6,20 @@
 
 A ``stage`` runs on a worker with its block and passes it on without a copy. The ``gang`` task
 has the scheduler run one program on all ranks. An ``out`` runs on the worker that computed its
-block and returns it. The number of tasks is linear in the number of blocks. :class:`Plain` has
-Dask's own tasks for a gang that cannot compute its region.
+block and returns it. The number of tasks is linear in the number of blocks.
+
+The parts of a collective run one after another::
+
+    stage  ->  gang  ->  out  ->  turn  ->  stage  ->  gang  ->  out
+
+A ``turn`` has the ``stage`` tasks of a part wait for the part before: blocks that are staged
+cannot be spilled, so those of one part at a time are.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
@@ -21,14 +27,10 @@ from typing import Any
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from graph_opt.dask_graph.internals import (
-    DataNode,
     GraphNode,
     List,
     Task,
     TaskRef,
-    convert_legacy_graph,
-    cull,
-    get_sync,
 )
 from graph_opt.model.piece import Region
 
@@ -36,6 +38,7 @@ Key = tuple[Any, ...]
 
 STAGE = "dgpu-stage"
 GANG = "dgpu-gang"
+TURN = "dgpu-turn"
 
 
 class UnfusedTask(Task):
@@ -53,7 +56,8 @@ class UnfusedTask(Task):
 class TaskFunctions:
     """The functions of the tasks.
 
-    - ``stage(block, declared)``: ``declared`` is ``None`` if only Dask's own functions read it.
+    - ``stage(block, declared)``: ``declared`` is ``None`` if only Dask's own functions read it. In
+      a part of a collective it has a third argument, the result of a ``turn``.
     - ``gang(program, *staged)``: one list for each input.
     - ``out(handle, block)``: the name of the array and the index of the block.
     """
@@ -74,6 +78,11 @@ class GangLayer(MaterializedLayer):
         self.gang = gang_key(region)
         tasks: dict[Key, GraphNode] = {}
         staged: list[List] = []
+        after: list[TaskRef] = []
+        if region.after is not None:
+            turn, (name, index) = (f"{TURN}-{region.token}", 0), region.after[1]
+            tasks[turn] = UnfusedTask(turn, take_turn, TaskRef((name, *index)))
+            after = [TaskRef(turn)]
         operands = region.operands
         for at, (node, indices) in enumerate(region.inputs):
             keys: list[Key] = [(f"{STAGE}-{at}-{region.token}", *index) for index in indices]
@@ -83,10 +92,25 @@ class GangLayer(MaterializedLayer):
                     shape = node.block_shape(index)
                     declared = node.name, node.dtype, shape, node.container
                 block = TaskRef((node.name, *index))
-                tasks[key] = UnfusedTask(key, functions.stage, block, declared)
+                tasks[key] = UnfusedTask(key, functions.stage, block, declared, *after)
             staged.append(List(*map(TaskRef, keys)))
         tasks[self.gang] = UnfusedTask(self.gang, functions.gang, program, *staged)
         super().__init__(tasks, region.annotations)
+
+
+class PartsLayer(MaterializedLayer):
+    """All tasks of the gangs that compute an array in ``parts``: they depend on each other."""
+
+    def __init__(self, parts: Sequence[GangLayer], outs: Mapping[Key, GraphNode]) -> None:
+        self.parts = parts
+        tasks = dict(outs)
+        for part in parts:
+            tasks.update(part.mapping)
+        super().__init__(tasks, parts[0].annotations)
+
+
+def take_turn(block: Any) -> None:
+    """Return nothing: a block of the part before exists, so all of them do."""
 
 
 def guarded(graph: HighLevelGraph) -> HighLevelGraph:
@@ -105,7 +129,7 @@ def guarded(graph: HighLevelGraph) -> HighLevelGraph:
         own = {
             key: UnfusedTask(key, task.func, *task.args, **task.kwargs)
             for key, task in layer.mapping.items()
-            if type(task) is Task and (key in gangs or is_stage(key) or task.dependencies & gangs)
+            if type(task) is Task and (key in gangs or serves(key) or task.dependencies & gangs)
         }
         layers[name] = MaterializedLayer(
             {**layer.mapping, **own}, layer.annotations, layer.collection_annotations
@@ -123,6 +147,11 @@ def is_stage(key: Any) -> bool:
     return type(key) is tuple and type(key[0]) is str and key[0].startswith(STAGE)
 
 
+def serves(key: Any) -> bool:
+    """Whether a key belongs to a ``stage`` or ``turn`` task, which only serve a gang."""
+    return is_stage(key) or (type(key) is tuple and str(key[0]).startswith(TURN))
+
+
 def gang_key(region: Region) -> Key:
     """Return the key of a region's ``gang`` task."""
     return f"{GANG}-{region.token}", 0
@@ -133,25 +162,47 @@ def emit(
 ) -> HighLevelGraph:
     """Replace the members of each region by its gang and a layer for each wanted array.
 
-    ``gangs`` are regions with the payloads of their programs.
+    ``gangs`` are regions with the payloads of their programs; the parts of a collective follow one
+    another, and become one layer.
     """
     layers: dict[str, Layer] = dict(graph.layers)
     dependencies = {name: set(needed) for name, needed in graph.dependencies.items()}
+    parts: defaultdict[tuple[str, ...], list[GangLayer]] = defaultdict(list)
     for region, program in gangs:
-        for name in region.nodes:
+        parts[*region.nodes].append(GangLayer(region, functions, program))
+    for names, found in parts.items():
+        for name in names:
             del layers[name], dependencies[name]
-        layer = GangLayer(region, functions, program)
+        read = {node.name for each in found for node, blocks in each.region.inputs if blocks}
+        outs: defaultdict[str, dict[Key, GraphNode]] = defaultdict(dict)
+        for each in found:
+            for name, blocks in each.region.wanted:
+                for key in ((name, *index) for index in blocks):
+                    outs[name][key] = UnfusedTask(key, functions.out, TaskRef(each.gang), key)
+        if len(found) > 1:
+            ((name, tasks),) = outs.items()
+            layers[name] = PartsLayer(found, tasks)
+            dependencies[name] = read
+            continue
+        (layer,) = found
         own = layer.gang[0]
         layers[own] = layer
-        dependencies[own] = {node.name for node, blocks in region.inputs if blocks}
-        for name, blocks in region.wanted:
-            keys = [(name, *index) for index in blocks]
-            outs = {k: UnfusedTask(k, functions.out, TaskRef(layer.gang), k) for k in keys}
-            layers[name] = MaterializedLayer(outs, region.annotations)
+        dependencies[own] = read
+        for name, tasks in outs.items():
+            layers[name] = MaterializedLayer(tasks, layer.annotations)
             dependencies[name] = {own}
     # Dask may name layers that no task reads
     known = {name: needed & layers.keys() for name, needed in dependencies.items()}
     return HighLevelGraph(layers, known)
+
+
+def gangs_of(graph: HighLevelGraph) -> Iterator[GangLayer]:
+    """Yield the gangs of a graph with the layers of :func:`emit`."""
+    for layer in graph.layers.values():
+        if isinstance(layer, GangLayer):
+            yield layer
+        elif isinstance(layer, PartsLayer):
+            yield from layer.parts
 
 
 def finish(
@@ -166,9 +217,8 @@ def finish(
     Dask's fusion drops all annotations; the graph ``emitted`` still has them. Returns a dict, or
     a graph with layers if there are annotations.
     """
-    gangs = [layer for layer in emitted.layers.values() if isinstance(layer, GangLayer)]
     # gangs of a graph that was optimized before are finished
-    layers = {layer.gang: layer for layer in gangs if layer.gang in graph}
+    layers = {layer.gang: layer for layer in gangs_of(emitted) if layer.gang in graph}
     outs: dict[Any, defaultdict[str, list[Any]]] = {gang: defaultdict(list) for gang in layers}
     for key, task in graph.items():
         for gang in task.dependencies & layers.keys():
@@ -198,60 +248,3 @@ def _renamed(key: Any, task: GraphNode, names: dict[Any, Any]) -> GraphNode:
     if key in names or not names.keys().isdisjoint(task.dependencies):
         return task.substitute(names, names.get(key))
     return task
-
-
-@dataclass(frozen=True)
-class Plain:
-    """Dask's own layers between the inputs and the wanted blocks of a region.
-
-    Their tasks accept blocks that differ from Dask's declaration. ``given`` are the keys of the
-    input blocks, and ``wanted`` those of the blocks that others read.
-    """
-
-    layers: Mapping[str, Layer]
-    given: tuple[Key, ...]
-    wanted: tuple[Key, ...]
-
-    @classmethod
-    def of(cls, graph: HighLevelGraph, region: Region) -> Plain | None:
-        """Return the layers that a region replaces in a graph.
-
-        ``None`` if one is a P2P rechunk: its tasks cannot be renamed.
-        """
-        inputs = {node.name for node, _ in region.inputs}
-        layers: dict[str, Layer] = {}
-        waiting = [name for name, _ in region.wanted]
-        while waiting:
-            name = waiting.pop()
-            if name not in inputs and name not in layers:
-                layers[name] = graph.layers[name]
-                waiting += graph.dependencies[name]
-        if any(type(layer).__name__.startswith("P2P") for layer in layers.values()):
-            return None
-        given = [(node.name, *index) for node, blocks in region.inputs for index in blocks]
-        wanted = [(name, *index) for name, blocks in region.wanted for index in blocks]
-        return cls(layers, tuple(given), tuple(wanted))
-
-    def __dask_tokenize__(self) -> Any:
-        return type(self).__name__, self.wanted
-
-    def tasks(self, prefix: str) -> tuple[dict[Key, GraphNode], list[Key]]:
-        """Return the tasks with prefixed names, and the keys of the wanted blocks."""
-        every: dict[Any, Any] = {}
-        for layer in self.layers.values():
-            every.update(layer)
-        known = {*every, *self.given}
-        tasks = cull(convert_legacy_graph(every, known), self.wanted)
-        names = {key: _named(prefix, key) for key in tasks}
-        renamed = {names[key]: task.substitute(names, names[key]) for key, task in tasks.items()}
-        return renamed, [names[key] for key in self.wanted]
-
-    def blocks(self, given: Mapping[Key, Any]) -> dict[Key, Any]:
-        """Compute the wanted blocks from the given ones, in this thread."""
-        tasks, keys = self.tasks("plain-")
-        inputs = {key: DataNode(key, block) for key, block in given.items()}
-        return dict(zip(self.wanted, get_sync(inputs | tasks, keys), strict=True))
-
-
-def _named(prefix: str, key: Any) -> Any:
-    return (prefix + key[0], *key[1:]) if isinstance(key, tuple) else f"{prefix}{key}"

@@ -158,12 +158,14 @@ class Region:
     """Members, each after those that it reads, and the blocks that others read.
 
     ``wanted`` are the names of the arrays that others read and the indices of their blocks, and
-    ``annotations`` Dask's, the same for all members.
+    ``annotations`` Dask's, the same for all members. A part of a collective runs ``after`` the
+    part with this token, when this block of it exists.
     """
 
     members: tuple[Member, ...]
     wanted: Wanted
     annotations: Mapping[str, Any] | None = None
+    after: tuple[str, Block] | None = None
 
     @classmethod
     def of(cls, piece: Piece) -> Region:
@@ -243,8 +245,12 @@ class Region:
 
     @property
     def tasks(self) -> int:
-        """Number of tasks in the scheduler: one per input block and wanted block, and the gang."""
-        return sum(len(blocks) for _, blocks in (*self.inputs, *self.wanted)) + 1
+        """Number of tasks in the scheduler: one per input block and wanted block, and the gang.
+
+        A part that runs after another has one more.
+        """
+        blocks = sum(len(blocks) for _, blocks in (*self.inputs, *self.wanted))
+        return blocks + (1 if self.after is None else 2)
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -279,4 +285,4 @@ class Region:
     def token(self) -> str:
         """Token of the members, their computed blocks and the wanted blocks."""
         # as text: for thousands of indices tokenize() takes longer than the plan
-        return str(tokenize(*self.members, str(self.wanted)))
+        return str(tokenize(*self.members, str(self.wanted), *(self.after or ())))

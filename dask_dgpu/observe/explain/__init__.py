@@ -96,7 +96,8 @@ def _explained(
         return Explanation(enabled=True, failures=tuple(failures))
     alone = [(piece, Region.of(piece)) for piece in rewriting.pieces]
     rewritten = tuple(
-        (piece, optimizer.predict(region, rewriting.arrays, present)) for piece, region in alone
+        (piece, optimizer.planned(region, rewriting.arrays, present).prediction)
+        for piece, region in alone
     )
     runs = last_runs(region for region, _ in rewriting.regions) if measured else ()
     ours, plain = optimizer.totals(graph, keys, rewriting, present)

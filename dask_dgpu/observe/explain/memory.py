@@ -30,6 +30,9 @@ class GangMemory:
         Message buffers, panels and temporaries of the step with the peak.
     received_bytes : int
         What the busiest rank receives from others in the whole program; no memory of its own.
+    parts : int
+        The number of gangs, one after another, that compute parts of the result. The other bytes
+        are those of the part that needs most.
     """
 
     operations: str
@@ -37,11 +40,12 @@ class GangMemory:
     step_bytes: int
     workspace_bytes: int
     received_bytes: int
+    parts: int = 1
 
     @classmethod
     def of(cls, operations: str, prediction: Prediction) -> GangMemory:
         """Return the memory of a predicted gang."""
-        return cls(operations, *prediction.peak, prediction.moved_bytes)
+        return cls(operations, *prediction.peak, prediction.moved_bytes, prediction.parts)
 
     @property
     def peak_bytes(self) -> int:
@@ -64,8 +68,8 @@ class Memory(Shown):
 
     Notes
     -----
-    A gang on Dask arrays runs in one batch. For host arrays that do not fit, :func:`plan` says in
-    how many batches :func:`run` computes.
+    A collective on Dask arrays that does not fit runs in parts. For host arrays that do not fit,
+    :func:`plan` says in how many batches :func:`run` computes.
     """
 
     gangs: tuple[GangMemory, ...]
@@ -110,4 +114,5 @@ class Memory(Shown):
 def _row(gang: GangMemory) -> Sequence[str]:
     parts = gang.input_bytes, gang.step_bytes, gang.workspace_bytes
     every = (*parts, gang.peak_bytes, gang.received_bytes)
-    return (gang.operations, *map(format_bytes, every))
+    name = gang.operations + (f", in {gang.parts} parts" if gang.parts > 1 else "")
+    return (name, *map(format_bytes, every))

@@ -12,7 +12,7 @@ from dask.utils import key_split
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.recording import Found, Recording
-from graph_opt.dask_graph.emit import is_gang, is_stage
+from graph_opt.dask_graph.emit import is_gang, serves
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -89,7 +89,7 @@ class _Tasks(Callback):
         self.begun: dict[Key, float] = {}
 
     def _pretask(self, key: Key, dsk: Any, state: Any) -> None:
-        if not is_gang(key) and not is_stage(key):
+        if not is_gang(key) and not serves(key):
             self.begun[key] = time()
 
     def _posttask(self, key: Key, result: Any, dsk: Any, state: Any, worker_id: Any) -> None:

@@ -96,14 +96,20 @@ def _ready(scheduler: Scheduler, gang: TaskState, runs: Runs) -> Ready | None:
 
 
 def _block(scheduler: Scheduler, ref: Any) -> TaskState | None:
-    """Return the block that a ``stage`` task would read; none if the task must run."""
+    """Return the block that a ``stage`` task would read; none if the task must run.
+
+    It must in all parts of a collective but the first: they wait for the part before, and Dask may
+    spill the blocks meanwhile.
+    """
     stage = scheduler.tasks.get(ref.key) if isinstance(ref, TaskRef) else None
     if stage is None or stage.state != "released":
         return None
     spec = stage.run_spec
     if not (isinstance(spec, Task) and spec.func is tasks.stage):
         return None
-    read = spec.args[0]
+    read, _, *turn = spec.args
+    if turn:
+        return None
     return scheduler.tasks.get(read.key) if isinstance(read, TaskRef) else None
 
 

@@ -18,8 +18,8 @@ from dask_dgpu.runtime.observer import Span
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.scheduler.messages import announce, send
 from dask_dgpu.runtime.scheduler.recorder import recorders
-from graph_opt.dask_graph.emit import Plain
 from graph_opt.dask_graph.internals import Task
+from graph_opt.dask_graph.plain import Plain
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState

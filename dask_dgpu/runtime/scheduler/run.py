@@ -18,7 +18,7 @@ from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.scheduler.blocks import worker_with
 from dask_dgpu.runtime.scheduler.members import by_host, member_hosts
-from graph_opt.dask_graph.emit import Plain
+from graph_opt.dask_graph.plain import Plain
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler

@@ -9,7 +9,7 @@ import dask.array as da
 import numpy as np
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from graph_opt.dask_graph.emit import Plain
+from graph_opt.dask_graph.plain import Plain
 
 A = np.arange(24.0).reshape(4, 6)
 

@@ -1,0 +1,76 @@
+"""Gangs for a region, and for the parts of a collective that does not fit the devices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from dask_dgpu.planner.predict import Prediction
+from dask_dgpu.runtime.program import Program
+from graph_opt.model.parts import finer, in_turn, largest, load
+from graph_opt.model.piece import Region
+
+
+@dataclass(frozen=True)
+class Gang:
+    """What computes a region: one gang, or one after another for its parts.
+
+    ``programs`` has the region, or its parts in order, with their programs.
+    """
+
+    region: Region
+    prediction: Prediction
+    programs: tuple[tuple[Region, Program], ...]
+
+    @property
+    def room(self) -> float | None:
+        """The least bytes of a device that one of the gangs may use, ``None`` for no limit."""
+        rooms = [program.room for _, program in self.programs if program.room is not None]
+        return min(rooms, default=None)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the devices have the memory."""
+        return self.room is None or self.prediction.peak_bytes <= self.room
+
+
+def in_parts(whole: Gang, ranks: int, planned: Callable[[Region], Gang]) -> Gang:
+    """Return the fewest parts of a collective that fit one after another, else the ``whole``.
+
+    ``planned`` plans the gang of a part.
+    """
+    if whole.room is None or len(whole.region.members) > 1 or not whole.region.pieces:
+        return whole
+    for parts in finer(whole.region):
+        most = largest(parts)
+        # this takes no plan: a rank needs at least its share of the blocks
+        if load(most) > whole.room * ranks or not planned(most).fits:
+            continue
+        gangs = [planned(part) for part in in_turn(parts)]
+        if all(gang.fits for gang in gangs):
+            return _together(whole, gangs)
+    return whole
+
+
+def _together(whole: Gang, gangs: Sequence[Gang]) -> Gang:
+    """Return the gangs of all parts as one: sums, and the memory of the one that needs most."""
+    each = [gang.prediction for gang in gangs]
+    most = max(each, key=lambda prediction: prediction.peak_bytes)
+    seconds: Counter[str] = Counter()
+    for prediction in each:
+        seconds.update(dict(prediction.steps))
+    prediction = replace(
+        whole.prediction,
+        parts=len(gangs),
+        text=f"in {len(gangs)} parts: {most.text}",
+        details=most.details,
+        tasks=sum(prediction.tasks for prediction in each),
+        moved_bytes=sum(prediction.moved_bytes for prediction in each),
+        peak_bytes=most.peak_bytes,
+        peak=most.peak,
+        seconds=sum(prediction.seconds for prediction in each),
+        steps=tuple(seconds.items()),
+    )
+    return Gang(whole.region, prediction, tuple(chain.from_iterable(g.programs for g in gangs)))

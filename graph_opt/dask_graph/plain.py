@@ -1,0 +1,77 @@
+"""Dask's own tasks for a gang that cannot compute its region."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dask.highlevelgraph import HighLevelGraph, Layer
+
+from graph_opt.dask_graph.internals import (
+    DataNode,
+    GraphNode,
+    convert_legacy_graph,
+    cull,
+    get_sync,
+)
+from graph_opt.model.piece import Region
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Dask's own layers between the inputs and the wanted blocks of a region.
+
+    Their tasks accept blocks that differ from Dask's declaration. ``given`` are the keys of the
+    input blocks, and ``wanted`` those of the blocks that others read.
+    """
+
+    layers: Mapping[str, Layer]
+    given: tuple[Key, ...]
+    wanted: tuple[Key, ...]
+
+    @classmethod
+    def of(cls, graph: HighLevelGraph, region: Region) -> Plain | None:
+        """Return the layers that a region replaces in a graph.
+
+        ``None`` if one is a P2P rechunk: its tasks cannot be renamed.
+        """
+        inputs = {node.name for node, _ in region.inputs}
+        layers: dict[str, Layer] = {}
+        waiting = [name for name, _ in region.wanted]
+        while waiting:
+            name = waiting.pop()
+            if name not in inputs and name not in layers:
+                layers[name] = graph.layers[name]
+                waiting += graph.dependencies[name]
+        if any(type(layer).__name__.startswith("P2P") for layer in layers.values()):
+            return None
+        given = [(node.name, *index) for node, blocks in region.inputs for index in blocks]
+        wanted = [(name, *index) for name, blocks in region.wanted for index in blocks]
+        return cls(layers, tuple(given), tuple(wanted))
+
+    def __dask_tokenize__(self) -> Any:
+        return type(self).__name__, self.wanted
+
+    def tasks(self, prefix: str) -> tuple[dict[Key, GraphNode], list[Key]]:
+        """Return the tasks with prefixed names, and the keys of the wanted blocks."""
+        every: dict[Any, Any] = {}
+        for layer in self.layers.values():
+            every.update(layer)
+        known = {*every, *self.given}
+        tasks = cull(convert_legacy_graph(every, known), self.wanted)
+        names = {key: _named(prefix, key) for key in tasks}
+        renamed = {names[key]: task.substitute(names, names[key]) for key, task in tasks.items()}
+        return renamed, [names[key] for key in self.wanted]
+
+    def blocks(self, given: Mapping[Key, Any]) -> dict[Key, Any]:
+        """Compute the wanted blocks from the given ones, in this thread."""
+        tasks, keys = self.tasks("plain-")
+        inputs = {key: DataNode(key, block) for key, block in given.items()}
+        return dict(zip(self.wanted, get_sync(inputs | tasks, keys), strict=True))
+
+
+def _named(prefix: str, key: Any) -> Any:
+    return (prefix + key[0], *key[1:]) if isinstance(key, tuple) else f"{prefix}{key}"

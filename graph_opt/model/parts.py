@@ -1,0 +1,100 @@
+"""Parts of a collective: each is a region that computes some of the blocks.
+
+::
+
+    2 x 1 parts of 5 x 5 blocks      3 x 2 parts
+
+    +--------------+                 +-----+--------+
+    |              |                 +-----+--------+
+    +--------------+                 |     |        |
+    |              |                 +-----+--------+
+    |              |                 |     |        |
+    +--------------+                 +-----+--------+
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import prod
+
+from graph_opt.model.layout import ArrayNode, Index, block_spans, cuts_of
+from graph_opt.model.piece import Region
+
+Counts = tuple[int, ...]
+"""The number of spans along each axis."""
+
+
+def finer(region: Region) -> Iterator[list[Region]]:
+    """Yield the parts of a region of one piece, each time more and smaller ones.
+
+    Each time one more axis of the result, or the same one again, is cut into more spans of blocks:
+    the one that leaves least for the largest part to read and compute. So products are cut into
+    tiles and stencils into bands. Nothing is yielded if a part would need all that the whole needs.
+    """
+    ((_, wanted),) = region.wanted
+    most = tuple(len({*along}) for along in zip(*wanted, strict=True))
+    counts = (1,) * len(most)
+    if load(largest(_parts(region, most))) >= load(region):
+        return
+    while counts != most:
+        grown = [
+            (*counts[:axis], min(count + 1 + count // 4, most[axis]), *counts[axis + 1 :])
+            for axis, count in enumerate(counts)
+            if count < most[axis]
+        ]
+        tried = {each: _parts(region, each) for each in grown}
+        counts = min(grown, key=lambda each: load(largest(tried[each])))
+        yield tried[counts]
+
+
+def in_turn(parts: Iterable[Region]) -> Iterator[Region]:
+    """Yield regions of one result each, as parts that run one after another."""
+    before: Region | None = None
+    for part in parts:
+        if before is not None:
+            ((name, blocks),) = before.wanted
+            part = replace(part, after=(before.token, (name, blocks[-1])))
+        yield part
+        before = part
+
+
+def largest(parts: Sequence[Region]) -> Region:
+    """Return the part with most of the result."""
+    return max(parts, key=lambda part: nbytes(*_result(part)))
+
+
+def load(part: Region) -> int:
+    """Return the bytes that a region of one piece reads and computes."""
+    (piece,) = part.pieces
+    return sum(nbytes(*each) for each in ((piece.output, piece.computed), *part.inputs))
+
+
+def nbytes(node: ArrayNode, blocks: Iterable[Index]) -> int:
+    """Return the bytes of some blocks of an array."""
+    return node.itemsize * sum(prod(node.block_shape(index)) for index in blocks)
+
+
+def _result(part: Region) -> tuple[ArrayNode, tuple[Index, ...]]:
+    ((name, blocks),) = part.wanted
+    return part.nodes[name], blocks
+
+
+def _parts(region: Region, counts: Counts) -> list[Region]:
+    """Cut the wanted blocks along each axis into so many spans of nearly equal length."""
+    (piece,), (node, wanted) = region.pieces, _result(region)
+    numbers = []
+    for along, sizes, count in zip(zip(*wanted, strict=True), node.chunks, counts, strict=True):
+        lines = sorted({*along})
+        spans = block_spans(cuts_of([sizes[at] for at in lines]), count)
+        numbers.append({at: k for k, (lo, hi) in enumerate(spans) for at in lines[lo:hi]})
+    found: defaultdict[Index, list[Index]] = defaultdict(list)
+    for index in wanted:
+        found[tuple(of[at] for of, at in zip(numbers, index, strict=True))].append(index)
+    return [
+        Region(
+            (piece.restrict(frozenset(blocks)),), ((node.name, tuple(blocks)),), region.annotations
+        )
+        for _, blocks in sorted(found.items())
+    ]

@@ -1,0 +1,196 @@
+"""Collectives that do not fit: several gangs, one after another, each for a part of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+
+import dask_dgpu as dgpu
+from dask_dgpu.planner import optimizer as optimizer_module
+from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.planner.rewriting import Rewriting
+from dask_dgpu.runtime import tasks
+from graph_opt.dask_graph.emit import TaskFunctions, is_gang, serves
+from graph_opt.model.parts import load
+
+ALWAYS = {"on_error": "raise", "when": "always", "memory_safety_margin": 0}
+RNG = np.random.default_rng(6)
+A, B = RNG.random((77, 52)), RNG.random((52, 91))
+UNEVEN = ((20, 1, 30, 26), (13, 39))
+X = da.from_array(A, chunks=(11, 26))
+Y = da.from_array(B, chunks=(26, 7))
+"""7 and 13 blocks, primes."""
+
+Make = Callable[[], da.Array]
+
+PRODUCTS: dict[str, tuple[Make, Any]] = {
+    "primes": (lambda: X @ Y, A @ B),
+    "uneven": (lambda: da.from_array(A, chunks=UNEVEN) @ da.from_array(B, (UNEVEN[1], 30)), A @ B),
+    "tall": (lambda: da.from_array(A, chunks=(5, 52)) @ da.from_array(B, chunks=(52, 31)), A @ B),
+    "wide": (lambda: da.from_array(A, chunks=(77, 9)) @ da.from_array(B, chunks=(9, 11)), A @ B),
+    "persisted": (lambda: (X + 1j).persist(scheduler="sync") @ Y, (A + 1j) @ B),
+}
+
+
+def rewritten(z: da.Array) -> Rewriting:
+    optimizer = dask.config.get("array_optimize")
+    assert isinstance(optimizer, GraphOptimizer)
+    return optimizer.rewrite(z.dask, z.__dask_keys__())
+
+
+def share_of(z: da.Array, ranks: int) -> float:
+    """Return the bytes of inputs and result on a rank if all have the same."""
+    with dgpu.enable(local_ranks=ranks, regions=False, **ALWAYS):
+        region, _ = rewritten(z).regions[-1]
+    return load(region) / ranks
+
+
+def close(found: Any, wanted: Any) -> None:
+    scale = max(1.0, float(abs(wanted).max()))
+    np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12 * scale)
+
+
+def tasks_of(z: da.Array) -> list[Any]:
+    (graph,) = dask.optimize(z)
+    return list(graph.__dask_graph__())
+
+
+def check_parts(z: da.Array, wanted: Any, room: int, programs: list[Any]) -> int:
+    """Compute an array in parts that fit, one after another; return the number of parts."""
+    found = rewritten(z)
+    ((region, prediction),) = found.regions
+    assert found.declined == ()
+    assert prediction.parts > 1
+    assert prediction.peak_bytes <= room
+    assert len(region.members) == 1
+    programs.clear()
+    close(z.compute(scheduler="sync"), wanted)
+    assert len(programs) == prediction.parts
+    # each block is computed once, in one of the parts
+    made = [index for each in programs for _, blocks in each.outputs for index in blocks]
+    assert sorted(made) == sorted(index for _, blocks in region.wanted for index in blocks)
+    own = [key for key in tasks_of(z) if is_gang(key) or serves(key)]
+    assert len(own) + len(made) == prediction.tasks
+    close(z.compute(scheduler="threads"), wanted)
+    return prediction.parts
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("form", PRODUCTS)
+def test_products(form: str, ranks: int, programs: list[Any]) -> None:
+    make, wanted = PRODUCTS[form]
+    z = make()
+    room = int(share_of(z, ranks) * 0.99)
+    with dgpu.enable(local_ranks=ranks, memory_limit=room, regions=False, **ALWAYS):
+        check_parts(z, wanted, room, programs)
+
+
+def test_less_room_takes_more_parts(programs: list[Any]) -> None:
+    parts = []
+    for share in (0.9, 0.6, 0.3):
+        room = int(share_of(X @ Y, 1) * share)
+        with dgpu.enable(local_ranks=1, memory_limit=room, **ALWAYS):
+            parts.append(check_parts(X @ Y, A @ B, room, programs))
+    assert parts[0] < parts[1] < parts[2]
+
+
+def test_what_fits_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = []
+    original = optimizer_module.predict
+
+    def predict(region: Any, *args: Any) -> Any:
+        planned.append(region)
+        return original(region, *args)
+
+    monkeypatch.setattr(optimizer_module, "predict", predict)
+    with dgpu.enable(local_ranks=2, memory_limit="1 MiB", **ALWAYS):
+        (X @ Y).compute(scheduler="sync")
+    assert len(planned) == 1
+    assert planned[0].after is None
+
+
+def test_a_result_that_fits_no_rank_is_left_to_dask(programs: list[Any]) -> None:
+    with dgpu.enable(local_ranks=2, memory_limit=1000, **ALWAYS):
+        (declined,) = dgpu.explain(X @ Y).declined
+        assert "on a rank and 0.98 kiB may be used" in declined.reason
+        close((X @ Y).compute(scheduler="sync"), A @ B)
+    assert programs == []
+
+
+def test_unwanted_blocks_are_not_computed(programs: list[Any]) -> None:
+    z = (X @ Y)[:30, :40]
+    room = int(share_of(z, 1) * 0.8)
+    with dgpu.enable(local_ranks=1, memory_limit=room, **ALWAYS):
+        close(z.compute(scheduler="sync"), (A @ B)[:30, :40])
+    made = {index for each in programs for _, blocks in each.outputs for index in blocks}
+    assert len(programs) > 1
+    assert made == {(i, j) for i in range(3) for j in range(6)}
+
+
+@pytest.mark.parametrize("scheduler", ["sync", "threads"])
+def test_two_arrays_read_a_product(scheduler: str, programs: list[Any]) -> None:
+    y = X @ Y
+    room = int(share_of(y, 2) * 0.99)
+    with dgpu.enable(local_ranks=2, memory_limit=room, **ALWAYS):
+        first, second, third = dask.compute(y + 1, y.sum(axis=0), y, scheduler=scheduler)
+    close(first, A @ B + 1)
+    close(second, (A @ B).sum(axis=0))
+    close(third, A @ B)
+    assert [len(each.steps) for each in programs if each.steps[0].output == y.name].count(1) > 1
+
+
+def test_parts_are_staged_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No block of a part is staged before the part before has ended."""
+    events: list[str] = []
+    gang, stage = tasks.gang, tasks.stage
+
+    def staged(*args: Any) -> Any:
+        events.append("stage")
+        return stage(*args)
+
+    def ran(*args: Any) -> Any:
+        result = gang(*args)
+        events.append("gang")
+        return result
+
+    functions = TaskFunctions(staged, ran, tasks.out)
+    monkeypatch.setattr(optimizer_module, "FUNCTIONS", functions)
+    room = int(share_of(X @ Y, 1) * 0.7)
+    with dgpu.enable(local_ranks=1, memory_limit=room, **ALWAYS):
+        ((_, prediction),) = rewritten(X @ Y).regions
+        close((X @ Y).compute(scheduler="threads", num_workers=4), A @ B)
+    found = [len(list(group)) for key, group in groupby(events) if key == "stage"]
+    assert len(found) == prediction.parts > 1
+
+
+def test_explained() -> None:
+    room = int(share_of(X @ Y, 2) * 0.99)
+    with dgpu.enable(local_ranks=2, memory_limit=room, **ALWAYS):
+        found = dgpu.explain(X @ Y)
+        (operation,) = [each for each in found.operations if each.operation == "matmul"]
+    ((_, prediction),) = found.regions
+    text = f"in {prediction.parts} parts"
+    assert operation.by == "gang"
+    assert operation.why.startswith(f"{text}: ")
+    assert text in str(found)
+    assert f"matmul, {text}" in str(found.memory)
+    assert found.memory.feasible
+    assert found.memory.peak_bytes == prediction.peak_bytes <= room
+    assert [gang["parts"] for gang in found.memory.to_dict()["gangs"]] == [prediction.parts]
+    assert [region["parts"] for region in found.to_dict()["regions"]] == [prediction.parts]
+
+
+def test_the_cost_model_decides() -> None:
+    """Parts of small blocks take longer than the few tasks of plain Dask."""
+    z = X.rechunk(52) @ Y.rechunk(52)
+    room = int(share_of(z, 1) * 0.8)
+    settings = ALWAYS | {"when": "cheaper", "regions": False}
+    with dgpu.enable(local_ranks=1, memory_limit=room, **settings):
+        declined = dgpu.explain(z).declined[-1]
+    assert "plain Dask is predicted to be quicker" in declined.reason
