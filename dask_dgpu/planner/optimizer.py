@@ -257,7 +257,7 @@ class GraphOptimizer:
             program = self.program(some, self.room(read, present))
             places = present.places(read)
             prediction = predict(some, program, self.facts, arrays, places)
-            return Gang(some, prediction, ((some, program),))
+            return Gang(some, prediction, ((some, program),), program.room)
 
         whole, ranks = plan(region), self.facts.workers or self.settings.local_ranks
         return whole if whole.fits else in_parts(whole, ranks, plan)

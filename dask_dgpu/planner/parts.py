@@ -17,18 +17,14 @@ from graph_opt.model.piece import Region
 class Gang:
     """What computes a region: one gang, or one after another for its parts.
 
-    ``programs`` has the region, or its parts in order, with their programs.
+    ``programs`` has the region, or its parts in order, with their programs. ``room`` are the bytes
+    of a device that the gang, or the part that needs most, may use, ``None`` for no limit.
     """
 
     region: Region
     prediction: Prediction
     programs: tuple[tuple[Region, Program], ...]
-
-    @property
-    def room(self) -> float | None:
-        """The least bytes of a device that one of the gangs may use, ``None`` for no limit."""
-        rooms = [program.room for _, program in self.programs if program.room is not None]
-        return min(rooms, default=None)
+    room: float | None
 
     @property
     def fits(self) -> bool:
@@ -57,7 +53,8 @@ def in_parts(whole: Gang, ranks: int, planned: Callable[[Region], Gang]) -> Gang
 def _together(whole: Gang, gangs: Sequence[Gang]) -> Gang:
     """Return the gangs of all parts as one: sums, and the memory of the one that needs most."""
     each = [gang.prediction for gang in gangs]
-    most = max(each, key=lambda prediction: prediction.peak_bytes)
+    fullest = max(gangs, key=lambda gang: gang.prediction.peak_bytes)
+    most = fullest.prediction
     seconds: Counter[str] = Counter()
     for prediction in each:
         seconds.update(dict(prediction.steps))
@@ -73,4 +70,5 @@ def _together(whole: Gang, gangs: Sequence[Gang]) -> Gang:
         seconds=sum(prediction.seconds for prediction in each),
         steps=tuple(seconds.items()),
     )
-    return Gang(whole.region, prediction, tuple(chain.from_iterable(g.programs for g in gangs)))
+    programs = tuple(chain.from_iterable(gang.programs for gang in gangs))
+    return Gang(whole.region, prediction, programs, fullest.room)

@@ -194,3 +194,42 @@ def test_the_cost_model_decides() -> None:
     with dgpu.enable(local_ranks=1, memory_limit=room, **settings):
         declined = dgpu.explain(z).declined[-1]
     assert "plain Dask is predicted to be quicker" in declined.reason
+
+
+T = RNG.random((22, 35, 26))
+U = da.from_array(T, chunks=(2, 7, 13))
+V = RNG.random((26, 35, 17))
+
+OTHERS: dict[str, tuple[Make, Any]] = {
+    "contract": (
+        lambda: da.tensordot(U, da.from_array(V, chunks=(13, 7, 5)), axes=((1, 2), (1, 0))),
+        np.tensordot(T, V, axes=((1, 2), (1, 0))),
+    ),
+    "batches": (lambda: da.matmul(U, U.transpose((0, 2, 1))), T @ T.transpose((0, 2, 1))),
+    "rechunk": (lambda: U.rechunk((3, 35, 26)), T),
+    "transposed": (lambda: X.T.rechunk((26, 77)).rechunk((13, 77)), A.T),
+    "overlap": (
+        lambda: da.overlap.overlap(da.from_array(A, chunks=(7, 52)), {0: 2, 1: 0}, {0: "none"}),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_other_collectives(form: str, programs: list[Any]) -> None:
+    make, wanted = OTHERS[form]
+    z = make()
+    wanted = z.compute(scheduler="sync") if wanted is None else wanted
+    room = int(share_of(z, 3) * 0.95)
+    with dgpu.enable(local_ranks=3, memory_limit=room, regions=False, **ALWAYS):
+        check_parts(z, wanted, room, programs)
+
+
+def test_work_around_a_collective_is_split_off_first(programs: list[Any]) -> None:
+    z = (X + 1) @ Y - 2
+    room = int(share_of(X @ Y, 2) * 0.99)
+    with dgpu.enable(local_ranks=2, memory_limit=room, **ALWAYS):
+        ((region, prediction),) = rewritten(z).regions
+        close(z.compute(scheduler="sync"), (A + 1) @ B - 2)
+    assert len(region.members) == 1
+    assert len(programs) == prediction.parts > 1

@@ -1,0 +1,103 @@
+"""Collectives that do not fit the workers, in several gangs, one after another."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, wait
+
+import dask_dgpu as dgpu
+from dask_dgpu.planner.present import present_on
+from tests.cluster.conftest import SETTINGS, start_cluster
+from tests.cluster.losses import slow_programs
+from tests.cluster.observe import (
+    eventually,
+    host,
+    launched_runs,
+    left_over,
+    nothing_left,
+    send_signal,
+    settled,
+)
+
+pytestmark = pytest.mark.cluster
+
+N = 203
+A = np.random.default_rng(3).integers(-9, 10, (N, N)).astype(float)
+
+
+def limit_of(client: Client, z: da.Array) -> int:
+    """Return the most bytes with which a collective runs in parts, about."""
+    with dgpu.enable(client, **SETTINGS, memory_safety_margin=0, regions=False) as state:
+        optimizer, present = state.optimizer, present_on(state.optimizer.facts.scheduler, client)
+    for limit in range(400_000, 100_000, -10_000):
+        settings = replace(optimizer.settings, memory_limit=limit)
+        found = replace(optimizer, settings=settings).rewrite(z.dask, z.__dask_keys__(), present)
+        if [prediction.parts > 1 for _, prediction in found.regions] == [True]:
+            return limit
+    raise AssertionError("the product never runs in parts")
+
+
+def limited(client: Client, limit: int, **settings: Any) -> Any:
+    return dgpu.enable(client, **SETTINGS, memory_limit=limit, memory_safety_margin=0, **settings)
+
+
+def parts_of(z: da.Array, limit: int) -> int:
+    ((_, prediction),) = dgpu.explain(z).regions
+    assert prediction.peak_bytes <= limit
+    assert prediction.parts > 1
+    return prediction.parts
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["lazy", "persisted"])
+def test_products(client, on_device, there: bool) -> None:
+    x, y = on_device(A, (29, 50)), on_device(A.T, (50, 41))
+    if there:
+        x, y = x.persist(), y.persist()
+        wait([x, y])
+    limit = limit_of(client, x @ y)
+    with limited(client, limit, regions=False):
+        parts, before = parts_of(x @ y, limit), launched_runs(client)
+        np.testing.assert_array_equal(host((x @ y).compute()), A @ A.T)
+        assert launched_runs(client) - before == parts
+        first, second = dask.compute((x @ y)[:40, 50:], (x @ y).sum(axis=0))
+        np.testing.assert_array_equal(host(first), (A @ A.T)[:40, 50:])
+        np.testing.assert_array_equal(host(second), (A @ A.T).sum(axis=0))
+        nothing_left(client, *([x, y] if there else []))
+
+
+def test_results_are_inputs_again(client, on_device) -> None:
+    """Parts of a second product read blocks that all parts of the first have computed."""
+    x = on_device(A, (29, 29))
+    with limited(client, 180_000):
+        z = (x @ x) @ x
+        assert [found.parts > 1 for _, found in dgpu.explain(z).regions] == [True, True]
+        np.testing.assert_array_equal(host(z.compute()), A @ A @ A)
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["lazy", "persisted"])
+def test_a_worker_is_lost_between_parts(there: bool) -> None:
+    with start_cluster("cpu") as cluster, cluster.get_client() as client:
+        x = da.from_array(A, chunks=(29, 50))
+        y = da.from_array(A.T, chunks=(50, 41))
+        if there:
+            x, y = x.persist(), y.persist()
+            wait([x, y])
+        limit = limit_of(client, x @ y)
+        with limited(client, limit, regions=False):
+            parts, before = parts_of(x @ y, limit), launched_runs(client)
+            slow_programs(client, 0.5)
+            future: Any = client.compute(x @ y)
+            eventually(lambda: launched_runs(client) > before + 1)
+            time.sleep(0.2)
+            send_signal(client, sorted(cluster.scheduler.workers)[0])
+            np.testing.assert_array_equal(future.result(timeout=90), A @ A.T)
+            assert launched_runs(client) - before > parts
+            del future
+            eventually(lambda: settled(cluster) and left_over(client) == 0, 60)
