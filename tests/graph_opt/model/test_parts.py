@@ -1,0 +1,52 @@
+"""Parts of a collective: each wanted block is in one of them, and they get smaller."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from graph_opt.model.parts import finer, in_turn, largest, load
+from graph_opt.model.piece import Region
+from tests.graph_opt.graphs import array, regions
+
+
+def product(rows: int, inner: int, columns: int) -> Region:
+    x, y = array(rows, inner, chunks=2), array(inner, columns, chunks=2, seed=1)
+    (region,) = regions(x @ y)
+    return region
+
+
+@pytest.mark.parametrize("shape", [(14, 4, 10), (22, 6, 1), (1, 6, 26), (7, 5, 9)])
+def test_parts_have_all_blocks_once_and_shrink(shape: tuple[int, int, int]) -> None:
+    region = product(*shape)
+    ((name, wanted),) = region.wanted
+    loads = [load(region)]
+    for parts in finer(region):
+        made = [index for part in parts for index in dict(part.wanted)[name]]
+        assert sorted(made) == sorted(wanted)
+        assert all(set(part.pieces[0].computed) == set(dict(part.wanted)[name]) for part in parts)
+        loads.append(load(largest(parts)))
+    assert len(parts) == len(wanted)
+    assert loads == sorted(loads, reverse=True)
+    assert loads[-1] < loads[0]
+
+
+def test_one_block_has_no_parts() -> None:
+    assert list(finer(product(2, 9, 2))) == []
+
+
+def test_square_products_have_tiles() -> None:
+    """Both operands get smaller."""
+    _, second, *_ = finer(product(16, 16, 16))
+    assert len(second) == 4
+    assert {len(dict(part.wanted).popitem()[1]) for part in second} == {16}
+
+
+def test_each_part_knows_the_one_before() -> None:
+    parts = list(in_turn(next(finer(product(14, 4, 10)))))
+    assert parts[0].after is None
+    for before, part in pairwise(parts):
+        ((name, blocks),) = before.wanted
+        assert part.after == (before.token, (name, blocks[-1]))
+    assert len({part.token for part in parts}) == len(parts)
