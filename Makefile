@@ -12,8 +12,8 @@ THOROUGH = $(PARALLEL) --hypothesis-profile thorough -m "(slow or hypothesis) an
 
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help .venv .venv-latest demo test test-all test-latest test-dashboard lint compat notebooks \
-    docs dist bench clean
+.PHONY: help .venv .venv-latest demo test quick test-all test-latest test-dashboard lint style types \
+    compat notebooks docs dist bench clean
 
 help:  ## say what can be made
 	@grep -E '^[a-z.-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -50,7 +50,11 @@ endef
 demo: .venv  ## eigen-patches of photographs, with plain Dask and with dask_dgpu
 	.venv/bin/python examples/eigen_patches.py
 
-test: lint  ## lint, types, import contracts, quick tests: at most 5 minutes on 2 cores
+# mypy uses one core, so it runs beside the tests
+test: style  ## lint, types, import contracts, quick tests: about 6 minutes on 2 cores
+	@$(MAKE) --no-print-directory --jobs=2 types quick
+
+quick: .venv  ## the quick tests alone
 	.venv/bin/python -m pytest $(QUICK) $(PYTEST_ARGS)
 
 test-all: .venv  ## what test leaves out: slow tests, and 10 times as many random examples
@@ -63,8 +67,13 @@ test-dashboard: .venv-dashboard/.made  ## the test of Dask's dashboard in Chromi
 	.venv-dashboard/bin/python -m pytest -m dashboard $(PYTEST_ARGS) tests/observe/test_dashboard.py \
 	    || [ $$? -eq 5 ]  # without Chromium it is deselected
 
-lint: .venv  ## every check of .pre-commit-config.yaml
-	.venv/bin/pre-commit run --all-files
+lint: style types  ## every check of .pre-commit-config.yaml
+
+style: .venv
+	SKIP=mypy .venv/bin/pre-commit run --all-files
+
+types: .venv
+	.venv/bin/pre-commit run mypy --all-files
 
 compat: .venv  ## Dask's own array tests with the plugin enabled
 	.venv/bin/python -m tests.support.compat
