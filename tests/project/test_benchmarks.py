@@ -27,7 +27,8 @@ FIELDS = {
 
 
 def lines_of(out: Path, script: str, *arguments: str) -> list[dict[str, Any]]:
-    command = [sys.executable, str(BENCHMARKS / script), "--out", str(out), *arguments]
+    command = [sys.executable, "-m", "tests.support.script", str(BENCHMARKS / script)]
+    command += ["--out", str(out), *arguments]
     environment = with_project(os.environ)
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
