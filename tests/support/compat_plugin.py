@@ -1,4 +1,7 @@
-"""Pytest plugin for ``tests.support.compat``: notes outcomes, with dask_dgpu enabled if asked."""
+"""Pytest plugin for ``tests.support.compat``: notes outcomes, with dask_dgpu enabled if asked.
+
+It may run only some of the tests that it collects.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from dask_dgpu.planner.optimizer import GraphOptimizer
 
 OUTCOMES = "DGPU_COMPAT_OUTCOMES"
 ENABLE = "DGPU_COMPAT_ENABLE"
+ONLY = "DGPU_COMPAT_ONLY"
 
+collected: list[str] = []
 outcomes: dict[str, str] = {}
 counts: Counter[str] = Counter()
 
@@ -34,6 +39,14 @@ def pytest_configure(config: pytest.Config) -> None:
     GraphOptimizer.rewrite = counting  # type: ignore[method-assign]
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    collected.extend(item.nodeid for item in items)
+    if ONLY in os.environ:
+        only = set(json.loads(Path(os.environ[ONLY]).read_text()))
+        items[:] = [item for item in items if item.nodeid in only]
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Enable it for each test: some of Dask's tests refresh the configuration."""
     if ENABLE in os.environ and "array_optimize" not in dask.config.config:
@@ -49,5 +62,5 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    result = {"outcomes": outcomes, "rewritten": counts["rewritten"]}
+    result = {"collected": collected, "outcomes": outcomes, "rewritten": counts["rewritten"]}
     Path(os.environ[OUTCOMES]).write_text(json.dumps(result))
