@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite, prod
 from typing import Any
@@ -73,6 +73,11 @@ class Call:
     def itemsize(self) -> int:
         """Bytes of the largest element."""
         return max(each.dtype.itemsize for each in self.operands)
+
+    def reading(self, source: Any) -> Call:
+        """Return the call with another array as its only operand."""
+        operand = replace(self.operands[0], source=source)
+        return replace(self, template=replace(self.template, operands=(operand,)))
 
     @property
     def title(self) -> str:

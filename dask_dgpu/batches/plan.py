@@ -57,8 +57,9 @@ class Plan(Shown):
     parts : tuple of Part
         What a device holds at the peak.
     host_bytes : int
-        Bytes transferred between the host arrays and the devices, over PCIe or the network, both
-        ways. In this process nothing is transferred; they are the bytes read and written.
+        In all batches and passes: bytes transferred between the host arrays and the
+        devices, over PCIe or the network, both ways. In this process nothing is transferred; they
+        are the bytes read and written.
     rank_bytes : int
         Bytes that the busiest rank receives from other ranks in gangs, in all batches.
     seconds : float or None
@@ -69,6 +70,12 @@ class Plan(Shown):
         Whether the call is left to one Dask graph, which computes block by block.
     lengths : mapping of int to int
         The longest part of each label of the call's index notation.
+    pass_plans : tuple of Plan
+        The plan of each pass over the host arrays, if there are several: a transform along several
+        axes goes in passes if these axes do not fit together. ``rows``, ``cuts`` and ``parts`` are
+        then those of the pass with the highest peak.
+    temporary_bytes : int
+        Bytes of host arrays between passes, beside a result in a NumPy array of its own dtype.
     """
 
     title: str
@@ -85,6 +92,13 @@ class Plan(Shown):
     advice: str = ""
     whole: bool = False
     lengths: Lengths = field(default_factory=dict, repr=False)
+    pass_plans: tuple[Plan, ...] = field(default=(), repr=False)
+    temporary_bytes: int = 0
+
+    @property
+    def passes(self) -> int:
+        """The number of passes over the host arrays."""
+        return max(1, len(self.pass_plans))
 
     @property
     def peak_bytes(self) -> int:
@@ -97,11 +111,12 @@ class Plan(Shown):
         Returns
         -------
         dict
-            The parameters by name, with ``"parts"`` as a list of dicts, without ``lengths``, and
-            ``"peak_bytes"``.
+            The parameters by name, with ``"parts"`` and ``"pass_plans"`` as lists of dicts, without
+            ``lengths``; and ``"peak_bytes"`` and ``"passes"``.
         """
-        values = asdict(self) | {"peak_bytes": self.peak_bytes, "cuts": dict(self.cuts)}
-        values["parts"] = list(values["parts"])
+        values = asdict(self) | {"peak_bytes": self.peak_bytes, "passes": self.passes}
+        values |= {"cuts": dict(self.cuts), "parts": list(values["parts"])}
+        values["pass_plans"] = [each.to_dict() for each in self.pass_plans]
         del values["lengths"]
         return values
 
@@ -120,10 +135,15 @@ class Plan(Shown):
             ("peak", "", "", format_bytes(self.peak_bytes)),
             ("may be used", "", "", room),
             ("from and to the host", "", "", format_bytes(self.host_bytes)),
+            *self._temporary_row(),
             ("between ranks", "", "", format_bytes(self.rank_bytes)),
             ("time", "", "", "unknown" if self.seconds is None else quantity(self.seconds, "s")),
         ]
         return Rows(self._headline(), ("on each device", "largest part", "copies", "bytes"), rows)
+
+    def _temporary_row(self) -> list[tuple[str, str, str, str]]:
+        nbytes = self.temporary_bytes
+        return [("between passes, on the host", "", "", format_bytes(nbytes))] if nbytes else []
 
     def __str__(self) -> str:
         """Return a line about the batches, and the table."""
@@ -138,5 +158,8 @@ class Plan(Shown):
             return f"does not fit: {self.advice}"
         if self.whole:
             return f"block by block in Dask, {self.batches} blocks"
+        if self.pass_plans:
+            each = "; ".join(plan._outcome() for plan in self.pass_plans)
+            return f"{self.passes} passes: {each}"
         cuts = ", ".join(f"{longest} along {name}" for name, longest in self.cuts.items())
         return f"{self.batches} batches, at most {cuts}" if cuts else "one batch"

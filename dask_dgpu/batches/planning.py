@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import isinf
 
 from dask.array.core import Array
@@ -12,6 +13,7 @@ from dask.utils import format_bytes
 from dask_dgpu.batches.call import Call
 from dask_dgpu.batches.choose import choose
 from dask_dgpu.batches.notation import Lengths
+from dask_dgpu.batches.passes import temporary_bytes
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.sites import Site
 from graph_opt.model.cost import pipelined
@@ -26,6 +28,29 @@ class Prediction:
 
     seconds: float | None
     moved_bytes: int
+
+
+def plan_passes(title: str, calls: Sequence[Call], room: float) -> Plan:
+    """Plan calls that follow each other, as one plan."""
+    plans = tuple(plan_call(call, room) for call in calls)
+    most = max(plans, key=lambda plan: plan.peak_bytes)
+    if len(plans) == 1:
+        return most
+    feasible = all(plan.feasible for plan in plans)
+    seconds = [plan.seconds for plan in plans]
+    known = feasible and None not in seconds
+    return replace(
+        most,
+        title=title,
+        feasible=feasible,
+        batches=sum(plan.batches for plan in plans) if feasible else 0,
+        host_bytes=sum(plan.host_bytes for plan in plans) if feasible else 0,
+        rank_bytes=sum(plan.rank_bytes for plan in plans) if feasible else 0,
+        seconds=sum(each for each in seconds if each is not None) if known else None,
+        lengths={},
+        pass_plans=plans,
+        temporary_bytes=temporary_bytes(calls),
+    )
 
 
 def plan_call(call: Call, room: float) -> Plan:

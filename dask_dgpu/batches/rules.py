@@ -119,15 +119,18 @@ def einsum(call: Arguments) -> Notation | None:
 def transform(call: Arguments) -> Notation | None:
     """All axes that are not transformed."""
     (shape,) = call.shapes
-    ndim = len(shape)
-    values = call.values
+    transformed = transformed_axes(call.values, len(shape))
+    labels = tuple(None if axis in transformed else axis for axis in range(len(shape)))
+    return _notation((labels,), labels, call)
+
+
+def transformed_axes(values: Mapping[str, Any], ndim: int) -> tuple[int, ...]:
+    """Return the axes of a transform, in their order."""
     axes: Sequence[int] | None = (values["axis"],) if "axis" in values else values.get("axes")
     if axes is None:
         s = values.get("s")
         axes = range(ndim) if s is None else range(ndim - len(s), ndim)
-    transformed = {int(axis) % ndim for axis in axes}
-    labels = tuple(None if axis in transformed else axis for axis in range(ndim))
-    return _notation((labels,), labels, call)
+    return tuple(int(axis) % ndim for axis in axes)
 
 
 def reduction(combine: Combine) -> Rule:

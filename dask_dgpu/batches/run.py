@@ -11,11 +11,11 @@ import numpy as np
 
 from dask_dgpu.arguments import check_flag, expected, integer
 from dask_dgpu.batches.call import Call
-from dask_dgpu.batches.execute import execute
 from dask_dgpu.batches.operands import Operand, Template, check_out, is_operand, operand
 from dask_dgpu.batches.operations import Operation, resolve
+from dask_dgpu.batches.passes import execute_passes, in_passes
 from dask_dgpu.batches.plan import Plan
-from dask_dgpu.batches.planning import plan_call
+from dask_dgpu.batches.planning import plan_passes
 from dask_dgpu.batches.shared import Shared
 from dask_dgpu.batches.sites import Site, opened
 from dask_dgpu.batches.whole import Whole
@@ -83,13 +83,16 @@ def run(
     It follows :func:`plan`. Batches are parts of the operands: rows of the first operand of a
     product, and columns of the second or parts of the contraction if that transfers fewer bytes;
     axes of a transform that are not transformed; parts of any axis of elementwise work. An
-    operand that is not cut is sent once. While a batch is computed, the next one is loaded and
-    the last one is written. Elementwise work has the same bits for any number of batches;
-    contractions and sums that are cut differ by rounding.
+    operand that is not cut is sent once. A transform along several axes that do not fit together
+    goes in passes, along some of them at a time; between passes the results are in ``out``, or in
+    a temporary host array if ``out`` has another shape or dtype or is no NumPy array. While a batch
+    is computed, the next one is loaded and the last one is written. Elementwise work has the same
+    bits for any number of batches; contractions and sums that are cut differ by rounding.
 
     If a batch fails, ``out`` has the results of the batches before it, and keeps its other
-    elements. The error has a note with the number of parts that were written. Functions without a
-    name in this list run as one Dask graph; then any blocks may have been written.
+    elements. The error has a note with the number of parts that were written. In passes, ``out``
+    may hold results of an earlier pass too. Functions without a name in this list run as one Dask
+    graph; then any blocks may have been written.
 
     A Dask array is computed part by part. Work that parts share, such as a sum before them, is
     done again for each: persist such an array first.
@@ -176,7 +179,7 @@ def plan(
         call = Call.of(operation, template, site)
         if call is None:
             return Whole.of(operation, template, site, room).plan(room)
-        return plan_call(call, room)
+        return plan_passes(call.title, in_passes(call, room), room)
 
 
 def compute(
@@ -193,11 +196,12 @@ def compute(
     call = Call.of(operation, template, site)
     if call is None:
         return _compute_whole(Whole.of(operation, template, site, room), room, out, progress)
-    found = plan_call(call, room)
+    calls = in_passes(call, room)
+    found = plan_passes(call.title, calls, room)
     if not found.feasible:
         raise DgpuError(f"{found.title} does not fit: {found.advice}")
     result = _target(out, call.shape, call.dtype, template)
-    execute(call, found, result, shared, progress=progress)
+    execute_passes(calls, found, result, shared, progress=progress)
     return _given_back(result, out)
 
 

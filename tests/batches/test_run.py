@@ -143,7 +143,7 @@ def test_equals_numpy_in_any_number_of_batches(case: Case) -> None:
         with bounded(whole.peak_bytes * share):
             found = planned()
             if not found.feasible:
-                assert share < 0.6 or op == "fft2"
+                assert share < 0.6
                 with pytest.raises(dgpu.errors.DgpuError, match="its smallest batch needs"):
                     dgpu.run(op, *args, **options)
                 continue

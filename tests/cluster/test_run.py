@@ -49,6 +49,16 @@ def test_products_in_batches(client: Client, earlier: set[Any]) -> None:
     eventually(lambda: no_operands(client, earlier))
 
 
+def test_a_transform_in_passes(client: Client, earlier: set[Any]) -> None:
+    with dgpu.enable(client, **SETTINGS, memory_limit="250 kiB", memory_safety_margin=0):
+        plan = dgpu.plan("rfft2", A)
+        assert (plan.passes, plan.temporary_bytes) == (2, 0)
+        out = np.empty((300, 101), complex)
+        dgpu.run("rfft2", A, out=out)
+    np.testing.assert_allclose(out, np.fft.rfft2(A), rtol=1e-11, atol=1e-9)
+    eventually(lambda: no_operands(client, earlier))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("op", "args", "options", "expected"),
