@@ -125,7 +125,7 @@ class Call:
         found.append(Part("result", shape, copies, copies * nbytes))
         if self.site.in_process and self._is_summed(lengths):
             found.append(Part("partial results", shape, 2, 2 * nbytes * self._widening()))
-        largest = self._largest_result_block(shape, shapes, chunks)
+        largest = self._largest_result_block(shape, chunks)
         if self.operation.is_product:  # Dask adds partial products, even one
             workspace = largest + (self.temporaries - 1) * block
         else:
@@ -147,7 +147,8 @@ class Call:
         for at, each in enumerate(self.operands):
             own = {label for label in notation.inputs[at] if label is not None}
             cuts = prod(notation.count(label, lengths) for label in own)
-            total += each.nbytes * notation.loads(at, lengths) / cuts
+            nbytes = notation.elements(at, each.shape, lengths) * each.dtype.itemsize
+            total += nbytes * notation.loads(at, lengths) / cuts
         partial = prod(notation.count(label, lengths) for label in notation.contracted)
         return int(total + prod(self.shape) * self.dtype.itemsize * partial)
 
@@ -172,18 +173,16 @@ class Call:
     def _widening(self) -> int:
         return 2 if self.dtype.itemsize == 2 else 1
 
-    def _largest_result_block(
-        self, shape: Shape, shapes: Sequence[Shape], chunks: Sequence[Chunks]
-    ) -> int:
+    def _largest_result_block(self, shape: Shape, chunks: Sequence[Chunks]) -> int:
         """Return bytes of the largest block of a batch's result."""
-        most = {
-            label: (max(sizes), size)
-            for axes, sizes_of, part in zip(self.notation.inputs, chunks, shapes, strict=True)
-            for label, sizes, size in zip(axes, sizes_of, part, strict=True)
+        counts = {
+            label: len(sizes)
+            for axes, sizes_of in zip(self.notation.inputs, chunks, strict=True)
+            for label, sizes in zip(axes, sizes_of, strict=True)
             if label is not None
         }
         lengths = [
-            most[label][0] if label in most else size
+            -(-size // counts.get(label, 1)) if label is not None else size
             for label, size in zip(self.notation.output, shape, strict=True)
         ]
         return prod(lengths) * self.dtype.itemsize

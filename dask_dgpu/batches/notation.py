@@ -19,10 +19,37 @@ Combine = Literal["add", "mean", "max", "min"]
 
 @dataclass(frozen=True)
 class Halo:
-    """Elements that a part needs beyond its ends; of the other end if ``periodic``."""
+    """What parts of a result read of an operand, if that is more than the same part.
 
-    depth: int
+    The part ``[lo, hi)`` reads ``[(lo - before) * step, hi * step + after)`` within the axis, or of
+    its other end too if ``periodic``. The operation on this gives the results from ``lo - before``
+    on, or from 0 at the axis' begin.
+    """
+
+    before: int
+    after: int
+    step: int = 1
     periodic: bool = False
+
+    @property
+    def overlap(self) -> int:
+        """Elements that two neighbouring parts read both; less than 0 if they skip some."""
+        return self.before * self.step + self.after
+
+    def longest(self, part: int, size: int) -> int:
+        """Return the most elements that a part of this length reads of an axis."""
+        read = part * self.step + self.overlap
+        return read if self.periodic else min(read, size)
+
+    def span(self, part: Span, size: int) -> Span:
+        """Return what a part reads of an axis."""
+        lo, hi = (part[0] - self.before) * self.step, part[1] * self.step + self.after
+        return (lo, hi) if self.periodic else (max(lo, 0), min(hi, size))
+
+    def trim(self, part: Span) -> slice:
+        """Return where a part is in the result of the operation on what it reads."""
+        start = self.before if self.periodic else min(self.before, part[0])
+        return slice(start, start + part[1] - part[0])
 
 
 @dataclass(frozen=True)
@@ -30,7 +57,8 @@ class Notation:
     """A call as labels of axes, numbers, as in ``einsum``; ``None`` is an axis that stays whole.
 
     The operation on parts of the operands gives the part of the result with the same labels.
-    Labels that the result lacks are contracted: results of their parts are combined.
+    Labels that the result lacks are contracted: results of their parts are combined. ``sizes`` are
+    the lengths of labels, those in the result if a label has a halo.
     """
 
     inputs: tuple[tuple[int | None, ...], ...]
@@ -91,27 +119,42 @@ class Notation:
 
     def part_shape(self, operand: int, shape: Sequence[int], lengths: Lengths) -> tuple[int, ...]:
         """Return the largest shape of a part of an operand."""
-        return tuple(
-            self._longest(label, size, lengths, halos=True)
-            for label, size in zip(self.inputs[operand], shape, strict=True)
-        )
+        found = []
+        for label, size in zip(self.inputs[operand], shape, strict=True):
+            longest = self._longest(label, size, lengths)
+            halo = self._halo(label, lengths)
+            found.append(halo.longest(longest, size) if halo else longest)
+        return tuple(found)
 
     def result_part(self, shape: Sequence[int], lengths: Lengths) -> tuple[int, ...]:
         """Return the largest shape of a part of the result."""
-        return tuple(
-            self._longest(label, size, lengths, halos=False)
-            for label, size in zip(self.output, shape, strict=True)
-        )
+        pairs = zip(self.output, shape, strict=True)
+        return tuple(self._longest(label, size, lengths) for label, size in pairs)
+
+    def elements(self, operand: int, shape: Sequence[int], lengths: Lengths) -> int:
+        """Return the elements of all parts of an operand, with their halos."""
+        found = 1
+        for label, size in zip(self.inputs[operand], shape, strict=True):
+            halo = self._halo(label, lengths)
+            if halo is not None and label is not None:
+                size += (self.count(label, lengths) - 1) * max(0, halo.overlap)
+            found *= size
+        return found
 
     def longest(self, label: int, lengths: Lengths) -> int:
         """Return the length of the longest part of a label."""
         return ceil(self.sizes[label] / self.count(label, lengths))
 
-    def _longest(self, label: int | None, size: int, lengths: Lengths, halos: bool) -> int:
+    def _longest(self, label: int | None, size: int, lengths: Lengths) -> int:
         if label is None or self.count(label, lengths) == 1:
             return size
-        halo = self.halos.get(label) if halos else None
-        return self.longest(label, lengths) + (2 * halo.depth if halo else 0)
+        return self.longest(label, lengths)
+
+    def _halo(self, label: int | None, lengths: Lengths) -> Halo | None:
+        """Return the halo of an axis that is cut."""
+        if label is None or self.count(label, lengths) == 1:
+            return None
+        return self.halos.get(label)
 
     def read_spans(self, operand: int, shape: Sequence[int], tile: Tile) -> tuple[Span, ...]:
         """Return what a tile reads of an operand along each axis.
@@ -120,12 +163,11 @@ class Notation:
         """
         found = []
         for label, size in zip(self.inputs[operand], shape, strict=True):
-            span = (0, size) if label is None else tile[label]
-            halo = None if label is None else self.halos.get(label)
-            if halo and span != (0, size):
-                lo, hi = span[0] - halo.depth, span[1] + halo.depth
-                span = (lo, hi) if halo.periodic else (max(lo, 0), min(hi, size))
-            found.append(span)
+            if label is None or tile[label] == (0, self.sizes[label]):
+                found.append((0, size))
+                continue
+            halo = self.halos.get(label)
+            found.append(halo.span(tile[label], size) if halo else tile[label])
         return tuple(found)
 
     def trims(self, shape: Sequence[int], tile: Tile) -> tuple[slice, ...]:
@@ -135,10 +177,8 @@ class Notation:
             halo = None if label is None else self.halos.get(label)
             if label is None or halo is None or tile[label] == (0, size):
                 found.append(slice(None))
-                continue
-            lo, hi = tile[label]
-            start = halo.depth if halo.periodic else min(halo.depth, lo)
-            found.append(slice(start, start + hi - lo))
+            else:
+                found.append(halo.trim(tile[label]))
         return tuple(found)
 
     def write_spans(self, shape: Sequence[int], tile: Tile) -> tuple[Span, ...]:

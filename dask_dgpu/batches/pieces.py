@@ -48,13 +48,14 @@ def _counts(
     if operation.is_product:
         stacks = notation.output[:-2]
         return {label: site.ranks for label in sizes if label not in stacks}
-    if not sizes:
-        return {}
-    longest = max(sizes, key=lambda label: sizes[label])
-    if site.ranks > 1:
-        return {longest: site.ranks} if sizes[longest] >= site.ranks else {}
-    nbytes = max(map(prod, shapes)) * itemsize
-    return {longest: min(MOST_PIECES, ceil(nbytes / PIECE))}
+    axes, shape = max(zip(notation.inputs, shapes, strict=True), key=lambda each: prod(each[1]))
+    parts = min(MOST_PIECES, ceil(prod(shape) * itemsize / PIECE))
+    wanted = site.ranks if site.ranks > 1 else parts
+    found = {label: sizes[label] for label in axes if label is not None}
+    enough = {label: size for label, size in found.items() if size >= wanted}
+    apart = {label: size for label, size in enough.items() if label not in notation.halos}
+    choice = apart or (enough if site.ranks > 1 else found)
+    return {max(choice, key=lambda label: choice[label]): wanted} if choice else {}
 
 
 def _even(size: int, parts: int) -> tuple[int, ...]:

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from dask_dgpu.array.conv2d import parameters
 from dask_dgpu.array.einsum.parse import arguments as einsum_arguments
 from dask_dgpu.array.einsum.parse import parse
 from dask_dgpu.array.stencil import taps_of
 from dask_dgpu.batches.notation import Combine, Halo, Notation
+from graph_opt.model.window import Sliding
 
 Shape = tuple[int, ...]
 Axes = tuple[int | None, ...]
@@ -154,11 +156,37 @@ def reduction(combine: Combine) -> Rule:
 
 
 def conv2d(call: Arguments) -> Notation | None:
-    """Images, and without groups the output channels."""
-    grouped = int(call.values.get("groups", 1)) != 1
-    image, channel = 0, None if grouped else 1
-    inputs: list[Axes] = [(image, None, None, None), (channel, None, None, None), (channel,)]
-    return _notation(tuple(inputs[: len(call.shapes)]), (image, channel, None, None), call)
+    """Images, rows and columns with halos, and without groups the output channels."""
+    values = call.values
+    x, weight = (call.shapes[values[name].at] for name in ("x", "weight"))
+    options = (values[name] for name in ("stride", "padding", "dilation", "groups"))
+    convolution = parameters(weight[2:], *options)
+    image, rows, columns, channel = 0, 2, 3, None if convolution.groups > 1 else 1
+    named: dict[str, Axes] = {
+        "x": (image, None, rows, columns),
+        "weight": (channel, None, None, None),
+        "bias": (channel,),
+    }
+    at = {values[name].at: axes for name, axes in named.items() if values[name] is not None}
+    inputs = tuple(at[place] for place in range(len(call.shapes)))
+    pairs = zip((rows, columns), convolution.axes, x[2:], strict=True)
+    halos = {label: _windows(axis, size) for label, axis, size in pairs}
+    return _notation(inputs, (image, channel, rows, columns), call, halos=halos)
+
+
+def _windows(axis: Sliding, size: int) -> Halo:
+    """Return the halo of windows on an axis: parts begin at multiples of the stride.
+
+    The operation pads each part. Results whose windows begin in these zeros are trimmed, unless the
+    part is the first. Windows that are in the padding alone still need an element to read.
+    """
+    before = -(-axis.padding[0] // axis.stride)
+    last = axis.results(size) - 1
+    return Halo(
+        max(before, last - (size - 1) // axis.stride),
+        max(axis.reach - axis.padding[0], 1) - axis.stride,
+        axis.stride,
+    )
 
 
 def stencil(call: Arguments) -> Notation | None:
@@ -173,7 +201,11 @@ def stencil(call: Arguments) -> Notation | None:
     each = (boundary,) * len(shape) if np.ndim(boundary) == 0 else tuple(boundary)
     iterations = int(call.values.get("iterations", 1))
     halos = {
-        axis: Halo(radius * iterations, isinstance(kind, str) and kind == "periodic")
+        axis: Halo(
+            radius * iterations,
+            radius * iterations,
+            periodic=isinstance(kind, str) and kind == "periodic",
+        )
         for axis, (radius, kind) in enumerate(zip(taps.radius, each, strict=True))
         if radius * iterations
     }

@@ -123,7 +123,7 @@ def test_nothing_fits() -> None:
 
 
 def test_halos_are_read_and_trimmed() -> None:
-    notation = Notation(((0,),), (0,), {0: 10}, halos={0: Halo(3)})
+    notation = Notation(((0,),), (0,), {0: 10}, halos={0: Halo(3, 3)})
     tiles = list(notation.tiles({0: 4}))
     assert [notation.read_spans(0, (10,), tile)[0] for tile in tiles] == [(0, 6), (0, 9), (3, 10)]
     trims = [notation.trims((10,), tile)[0] for tile in tiles]
@@ -139,6 +139,7 @@ CALLS = {
     "chain": ("gelu", [(40, 200, 300)], {}),
     "stencil": ("stencil", [(3000, 600)], {"iterations": 3}),
     "convolution": ("conv2d", [(60, 3, 64, 64), (8, 3, 3, 3)], {"padding": 1}),
+    "large image": ("conv2d", [(1, 3, 1009, 701), (4, 3, 5, 5)], {"padding": 2}),
 }
 
 

@@ -12,12 +12,14 @@ from distributed import Client
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import eventually
+from tests.support.reference.conv2d import conv2d_reference
 
 pytestmark = pytest.mark.cluster
 
 RNG = np.random.default_rng(0)
 A, B = RNG.random((300, 200)), RNG.random((200, 100))
 STACK = RNG.random((6, 40, 50))
+IMAGE, KERNELS = RNG.random((1, 2, 150, 120)), RNG.random((3, 2, 5, 5))
 
 
 def names(client: Client) -> set[Any]:
@@ -67,6 +69,12 @@ def test_a_transform_in_passes(client: Client, earlier: set[Any]) -> None:
         ("fft", (STACK[0],), {"axis": 0}, np.fft.fft(STACK[0], axis=0)),
         ("sum", (STACK,), {"axis": (0, 2)}, STACK.sum((0, 2))),
         ("add", (STACK, STACK[0]), {}, STACK + STACK[0]),
+        (
+            "conv2d",
+            (IMAGE, KERNELS),
+            {"stride": 2, "padding": 3},
+            conv2d_reference(IMAGE, KERNELS, None, stride=2, padding=3),
+        ),
         (lambda x: x @ x.T - x.mean(), (A,), {}, A @ A.T - A.mean()),
     ],
 )

@@ -117,7 +117,7 @@ def conv2d(
     for name, each in zip(("weight", "bias"), arrays[1:], strict=False):
         if each.dtype != images.dtype:
             raise TypeError(f"expected {name} of dtype {images.dtype} as x, got {each.dtype}")
-    convolution = _parameters(kernels.shape[2:], stride, padding, dilation, groups)
+    convolution = parameters(kernels.shape[2:], stride, padding, dilation, groups)
     _check_shapes(*(each.shape for each in arrays), groups=convolution.groups)
     _check_windows(images.shape[2:], convolution)
     arrays[1:] = [_beside(each, images) for each in arrays[1:]]
@@ -146,7 +146,7 @@ def _operand(name: str, value: Any, ndim: int) -> Array:
     return array.astype(array.dtype.newbyteorder("="))
 
 
-def _parameters(kernel: Pair, stride: Any, padding: Any, dilation: Any, groups: Any) -> Convolution:
+def parameters(kernel: Pair, stride: Any, padding: Any, dilation: Any, groups: Any) -> Convolution:
     """Return the parameters; raise unless each is possible."""
     strides, dilations = _pair("stride", stride, 1), _pair("dilation", dilation, 1)
     integer("groups", groups, 1)
