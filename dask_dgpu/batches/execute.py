@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from math import prod
 from typing import Any
 
+from dask_dgpu.batches.again import halved, out_of_memory, rest
 from dask_dgpu.batches.call import Call
 from dask_dgpu.batches.notation import Tile
 from dask_dgpu.batches.plan import Plan
@@ -20,17 +23,24 @@ from dask_dgpu.batches.sink import Sink
 def execute(call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool) -> None:
     """Compute a call and write its result; a batch that fails writes nothing.
 
-    The error of a batch gets a note that says how many were written.
+    After a ``MemoryError`` the parts that are not written are computed in smaller batches, once.
+    The error of a batch gets a note that says how many parts were written.
     """
     if prod(call.shape) == 0:
         return
     sink = Sink(call.notation, call.shape, call.dtype, out)
+    work = _Work(call, sink, shared, progress)
     try:
-        _execute(call, plan, sink, shared, progress)
+        if work.fits(plan.batches, call.notation.tiles(plan.lengths)):
+            return
+        smaller = halved(call, plan)
+        tiles = list(rest(call, plan, smaller, sink.written))
+        if not work.fits(len(tiles), iter(tiles)):
+            raise out_of_memory(call, plan, smaller)
     except Exception as error:
         if plan.batches > 1:
             error.add_note(
-                f"dask_dgpu.run: {sink.written} parts of the result were written, "
+                f"dask_dgpu.run: {len(sink.written)} parts of the result were written, "
                 f"of {call.operation.name} in {plan.batches} batches"
             )
         raise
@@ -48,28 +58,61 @@ class _Batch:
     handle: Any
 
 
-def _execute(call: Call, plan: Plan, sink: Sink, shared: Shared, progress: bool) -> None:
-    loader, site = _Loader(call, shared), call.site
-    tiles = call.notation.tiles(plan.lengths)
-    with (
-        ThreadPoolExecutor(1, "dgpu-load") as loading,
-        Batches(call.operation.name, plan.batches, progress) as bar,
-    ):
+@dataclass(frozen=True)
+class _Work:
+    """Batches of a call, and where their results go."""
+
+    call: Call
+    sink: Sink
+    shared: Shared
+    progress: bool
+
+    def fits(self, count: int, tiles: Iterator[Tile]) -> bool:
+        """Compute batches; return whether there was enough memory."""
+        try:
+            self._run(count, tiles)
+        except MemoryError:
+            if self.sink.is_writing:  # nobody knows what is written
+                raise
+        else:
+            return True
+        self.sink.drop()
+        gc.collect()  # frames of the error hold arrays
+        return False
+
+    def _run(self, count: int, tiles: Iterator[Tile]) -> None:
+        call, site = self.call, self.call.site
+        loader = _Loader(call, self.shared)
+        started: deque[_Batch] = deque(maxlen=2)
         ahead: Future[list[Any]] | None = None
-        computing: _Batch | None = None
-        for tile, following in pairwise(chain(tiles, [None])):
-            assert tile is not None
-            arrays = loader.load(tile) if ahead is None else ahead.result()
-            batch = _Batch(tile, arrays, site.start(_result(call, arrays, tile)))
-            if computing is not None:
-                sink.add(computing.tile, list(site.blocks(computing.handle)))
-                bar.advance()
-            computing, arrays, ahead = batch, [], None
-            if following is not None:
-                ahead = loading.submit(loader.load, following)
-        if computing is not None:
-            sink.add(computing.tile, list(site.blocks(computing.handle)))
-    sink.finish()
+        with (
+            ThreadPoolExecutor(1, "dgpu-load") as loading,
+            Batches(call.operation.name, count, self.progress) as bar,
+        ):
+            try:
+                for tile, following in pairwise(chain(tiles, [None])):
+                    assert tile is not None
+                    arrays = loader.load(tile) if ahead is None else ahead.result()
+                    batch = _Batch(tile, arrays, site.start(_result(call, arrays, tile)))
+                    started.append(batch)
+                    arrays, ahead = [], None
+                    if len(started) > 1:
+                        self._write(started[0])
+                        started.popleft()
+                        bar.advance()
+                    if following is not None:
+                        ahead = loading.submit(loader.load, following)
+                while started:
+                    self._write(started[0])
+                    started.popleft()
+            except BaseException:
+                for batch in started:
+                    site.cancel(batch.handle)
+                raise
+        self.sink.finish()
+
+    def _write(self, batch: _Batch) -> None:
+        self.sink.add(batch.tile, list(self.call.site.blocks(batch.handle)))
 
 
 def _result(call: Call, arrays: Sequence[Any], tile: Tile) -> Any:

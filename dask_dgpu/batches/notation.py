@@ -82,7 +82,7 @@ class Notation:
 
     def count(self, label: int, lengths: Lengths) -> int:
         """Return the number of parts of a label."""
-        return max(1, ceil(self.sizes[label] / max(1, lengths[label])))
+        return self._parts((0, self.sizes[label]), lengths[label])
 
     def order(self, lengths: Lengths) -> tuple[int, ...]:
         """Return the labels that are cut, the outermost loop first.
@@ -99,13 +99,19 @@ class Notation:
         """Return the number of tiles."""
         return prod(self.count(label, lengths) for label in self.order(lengths))
 
-    def tiles(self, lengths: Lengths) -> Iterator[Tile]:
-        """Yield the span of each label for each batch; all parts of a sum are consecutive."""
+    def tiles(self, lengths: Lengths, within: Tile | None = None) -> Iterator[Tile]:
+        """Yield the span of each label for each batch, of everything or of a larger tile.
+
+        All parts of a sum are consecutive.
+        """
         order = self.order(lengths)
-        whole = {label: (0, size) for label, size in self.sizes.items()}
-        spans = [even_spans(0, self.sizes[at], self.count(at, lengths)) for at in order]
+        whole = {label: (0, size) for label, size in self.sizes.items()} | dict(within or {})
+        spans = [even_spans(*whole[at], self._parts(whole[at], lengths[at])) for at in order]
         for found in product(*spans):
             yield whole | dict(zip(order, found, strict=True))
+
+    def _parts(self, span: Span, longest: int) -> int:
+        return max(1, ceil((span[1] - span[0]) / max(1, longest)))
 
     def loads(self, operand: int, lengths: Lengths) -> int:
         """Return how often parts of an operand are read: each time one of its labels moves."""

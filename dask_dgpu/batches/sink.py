@@ -28,7 +28,8 @@ class Sink:
         self.shape = shape
         self.dtype = dtype
         self.out = out
-        self.written = 0
+        self.written: set[Spans] = set()
+        self.is_writing = False
         self._sum: Sum | None = None
         self._spans: Spans = ()
         self._elements = prod(notation.sizes[label] for label in notation.contracted)
@@ -57,14 +58,20 @@ class Sink:
             self._write(self._spans, [(everything, self._sum.value())])
             self._sum = None
 
+    def drop(self) -> None:
+        """Forget the sum that is open."""
+        self._sum = None
+
     def _write(self, spans: Spans, blocks: Blocks) -> None:
+        self.is_writing = True
         for region, block in blocks:
             place = tuple(
                 slice(lo + part.start, lo + part.stop)
                 for (lo, _), part in zip(spans, region, strict=True)
             )
             self.out[place] = block
-        self.written += 1
+        self.written.add(spans)
+        self.is_writing = False
 
 
 class Sum:

@@ -61,6 +61,9 @@ class Site(Protocol):
     def blocks(self, handle: Any) -> Iterator[tuple[Region, Any]]:
         """Yield the blocks of an array as host arrays, with their places; raise its error."""
 
+    def cancel(self, handle: Any) -> None:
+        """Give up an array."""
+
     def store(self, result: Array, out: Any) -> None:
         """Compute an array and write its blocks, one by one, with ``out[region] = block``."""
 
@@ -133,6 +136,10 @@ class Here:
         for index, region in regions(found.chunks):
             yield region, on_host(graph[(found.name, *index)])
 
+    def cancel(self, handle: Future[Array]) -> None:
+        """Give up an array unless it is being computed."""
+        handle.cancel()
+
     def store(self, result: Array, out: Any) -> None:
         """Compute and write blocks in threads, one write at a time."""
         da.store(result, out, lock=True, scheduler="threads")
@@ -200,6 +207,11 @@ class Cluster:
             yield places[future.key], on_host(block)
         self._started.pop(handle.name, None)
 
+    def cancel(self, handle: Array) -> None:
+        """Give up an array unless all of it has been fetched."""
+        if self._started.pop(handle.name, None) is not None:
+            self.client.cancel(handle)
+
     def store(self, result: Array, out: Any) -> None:
         """Compute on the workers, and write blocks in the order in which they are ready."""
         for region, block in self.blocks(self.start(result)):
@@ -207,9 +219,8 @@ class Cluster:
 
     def close(self) -> None:
         """Cancel what has not been fetched."""
-        for started in self._started.values():
-            self.client.cancel(started)
-        self._started.clear()
+        for started in list(self._started.values()):
+            self.cancel(started)
 
 
 def array_of(

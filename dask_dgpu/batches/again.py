@@ -1,0 +1,57 @@
+"""After a batch ran out of memory: the rest of its call once more, in smaller batches."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from dask.utils import format_bytes
+
+from dask_dgpu.batches.call import Call
+from dask_dgpu.batches.choose import choose
+from dask_dgpu.batches.notation import Lengths, Span, Tile
+from dask_dgpu.batches.plan import Plan
+from dask_dgpu.errors import DgpuError
+
+SHARE = 0.5
+"""Share of the planned bytes that the rest may use."""
+
+
+def halved(call: Call, plan: Plan) -> Lengths:
+    """Return lengths for batches of half the planned bytes; raise if none are as small."""
+    room = SHARE * plan.peak_bytes
+
+    def batches(lengths: Lengths) -> float:
+        return call.notation.batches(lengths)
+
+    lengths = choose(call.notation, call.peak, batches, room)
+    if lengths is None:
+        least = call.peak(dict.fromkeys(call.notation.sizes, 1))
+        raise DgpuError(
+            f"{plan.title} ran out of memory with {format_bytes(plan.peak_bytes)} planned on each "
+            f"device, and its smallest batch needs {format_bytes(least)}"
+        )
+    return lengths
+
+
+def rest(
+    call: Call, plan: Plan, smaller: Lengths, written: Container[tuple[Span, ...]]
+) -> Iterator[Tile]:
+    """Yield smaller tiles of those parts of the result that are not written."""
+    notation = call.notation
+    whole = {label: (0, notation.sizes[label]) for label in notation.contracted}
+    parts = {
+        notation.write_spans(call.shape, tile): {**tile, **whole}
+        for tile in notation.tiles(plan.lengths)
+    }
+    for spans, tile in parts.items():
+        if spans not in written:
+            yield from notation.tiles(smaller, tile)
+
+
+def out_of_memory(call: Call, plan: Plan, smaller: Lengths) -> DgpuError:
+    """Return the error of a call for which smaller batches are not small enough."""
+    planned, halved = (format_bytes(nbytes) for nbytes in (plan.peak_bytes, call.peak(smaller)))
+    return DgpuError(
+        f"{plan.title} ran out of memory twice: with {planned} planned on each device, and with "
+        f"{halved}; set dgpu.memory.limit to less than {halved}"
+    )

@@ -1,0 +1,125 @@
+"""Batches that run out of memory: the rest is computed in smaller ones, once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dask_dgpu as dgpu
+from tests.batches.test_run import A, B, Dataset, bounded, close
+
+STACK = np.random.default_rng(2).random((23, 31))
+
+
+class Exhausted(Dataset):
+    """Raises for reads of more than ``most`` elements after the first ``good`` reads."""
+
+    def __init__(self, values: Any, good: int, most: int) -> None:
+        super().__init__(values)
+        self.good = good
+        self.most = most
+        self.reads = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        part = super().__getitem__(key)
+        self.reads += 1
+        if self.reads > self.good and part.size > self.most:
+            raise MemoryError(f"{part.size} elements")
+        return part
+
+
+class Counted(Dataset):
+    """Counts how often each element is written."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        super().__init__(np.zeros(shape, dtype))
+        self.counts = np.zeros(shape, int)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.counts[key] += 1
+
+
+def largest(op: str, *args: Any) -> int:
+    """Return the elements of the largest part of the first operand."""
+    return int(np.prod(dgpu.plan(op, *args).parts[0].shape))
+
+
+@pytest.mark.parametrize("good", [0, 1, 3])
+def test_the_rest_goes_in_smaller_batches(good: int) -> None:
+    out = Counted((71, 53), float)
+    with bounded(40_000):
+        x = Exhausted(A, good, largest("matmul", A, B) - 1)
+        assert dgpu.plan("matmul", A, B).batches > 3
+        dgpu.run("matmul", x, B, out=out)
+    close(out.values, A @ B)
+    assert (out.counts == 1).all()
+
+
+def test_an_open_sum_begins_again() -> None:
+    with bounded(9_000):
+        assert dgpu.plan("sum", A, axis=0).batches > 4
+        x = Exhausted(A, 3, largest("sum", A) * 2 // 3)
+        close(dgpu.run("sum", x, axis=0), A.sum(axis=0))
+        assert x.reads > dgpu.plan("sum", A, axis=0).batches
+
+
+@pytest.mark.parametrize("good", [1, 9])
+def test_a_pass_in_place_transforms_each_line_once(good: int) -> None:
+    with bounded(10_000):
+        plan = dgpu.plan("fft2", STACK)
+        assert plan.passes == 2
+        x = Exhausted(STACK, good, largest("fft2", STACK) // 2)
+        close(dgpu.run("fft2", x), np.fft.fft2(STACK))
+
+
+def test_a_batch_that_computes_may_run_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = iter([0, 1, 0])
+
+    def exhausted(block: Any) -> Any:
+        if block.size and next(failures, 0):
+            raise MemoryError
+        return np.sqrt(block)
+
+    from dask_dgpu.batches.operations import Operation
+    from dask_dgpu.batches.rules import elementwise
+
+    operation = Operation("roots", lambda x: x.map_blocks(exhausted, dtype=float), elementwise)
+    monkeypatch.setattr("dask_dgpu.batches.run.resolve", lambda op: operation)
+    with bounded(20_000):
+        assert dgpu.plan("roots", A).batches > 2
+        close(dgpu.run("roots", A), np.sqrt(A))
+
+
+def test_a_second_failure_is_one_sentence() -> None:
+    out = np.full((71, 53), -1.0)
+    with bounded(40_000):
+        plan = dgpu.plan("matmul", A, B)
+        x = Exhausted(A, 1, 60)
+        with pytest.raises(dgpu.errors.DgpuError, match="ran out of memory twice: with") as caught:
+            dgpu.run("matmul", x, B, out=out)
+    assert "planned on each device, and with" in str(caught.value)
+    (note,) = caught.value.__notes__
+    written = int(note.split()[1])
+    assert abs((out != -1).all(axis=1).sum() - written * plan.rows) <= written
+
+
+def test_batches_cannot_be_smaller() -> None:
+    with bounded(1):
+        least = dgpu.plan("matmul", A, B).peak_bytes
+    with (
+        bounded(1.5 * least),
+        pytest.raises(dgpu.errors.DgpuError, match="and its smallest batch needs"),
+    ):
+        dgpu.run("matmul", Exhausted(A, 3, 0), B)
+
+
+def test_a_write_that_runs_out_of_memory_is_not_repeated() -> None:
+    class Full(Dataset):
+        def __setitem__(self, key: Any, value: Any) -> None:
+            raise MemoryError("compressing")
+
+    with bounded(40_000), pytest.raises(MemoryError, match="compressing"):
+        dgpu.run("matmul", A, B, out=Full(np.empty((71, 53))))
