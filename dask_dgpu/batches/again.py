@@ -1,4 +1,4 @@
-"""After a batch ran out of memory: the rest of its call once more, in smaller batches."""
+"""After memory or a worker did not last: the rest of a call once more, in smaller batches."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def halved(call: Call, plan: Plan) -> Lengths:
     if lengths is None:
         least = call.peak(dict.fromkeys(call.notation.sizes, 1))
         raise DgpuError(
-            f"{plan.title} ran out of memory with {format_bytes(plan.peak_bytes)} planned on each "
-            f"device, and its smallest batch needs {format_bytes(least)}"
+            f"{plan.title} could not be computed with {format_bytes(plan.peak_bytes)} planned on "
+            f"each device, and its smallest batch needs {format_bytes(least)}"
         )
     return lengths
 

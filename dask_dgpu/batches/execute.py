@@ -18,25 +18,28 @@ from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.progress import Batches
 from dask_dgpu.batches.shared import Shared
 from dask_dgpu.batches.sink import Sink
+from dask_dgpu.batches.sites import LostError
 
 
 def execute(call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool) -> None:
     """Compute a call and write its result; a batch that fails writes nothing.
 
-    After a ``MemoryError`` the parts that are not written are computed in smaller batches, once.
-    The error of a batch gets a note that says how many parts were written.
+    After a ``MemoryError`` or the loss of a worker the parts that are not written are computed in
+    smaller batches, once. The error of a batch gets a note that says how many parts were written.
     """
     if prod(call.shape) == 0:
         return
     sink = Sink(call.notation, call.shape, call.dtype, out)
     work = _Work(call, sink, shared, progress)
     try:
-        if work.fits(plan.batches, call.notation.tiles(plan.lengths)):
+        if work.is_done(plan.batches, call.notation.tiles(plan.lengths)):
             return
         smaller = halved(call, plan)
         tiles = list(rest(call, plan, smaller, sink.written))
-        if not work.fits(len(tiles), iter(tiles)):
-            raise out_of_memory(call, plan, smaller)
+        try:
+            work.run(len(tiles), iter(tiles))
+        except MemoryError as error:
+            raise out_of_memory(call, plan, smaller) from error
     except Exception as error:
         if plan.batches > 1:
             error.add_note(
@@ -67,11 +70,11 @@ class _Work:
     shared: Shared
     progress: bool
 
-    def fits(self, count: int, tiles: Iterator[Tile]) -> bool:
-        """Compute batches; return whether there was enough memory."""
+    def is_done(self, count: int, tiles: Iterator[Tile]) -> bool:
+        """Compute batches; return whether memory and workers lasted."""
         try:
-            self._run(count, tiles)
-        except MemoryError:
+            self.run(count, tiles)
+        except (MemoryError, LostError):
             if self.sink.is_writing:  # nobody knows what is written
                 raise
         else:
@@ -80,7 +83,8 @@ class _Work:
         gc.collect()  # frames of the error hold arrays
         return False
 
-    def _run(self, count: int, tiles: Iterator[Tile]) -> None:
+    def run(self, count: int, tiles: Iterator[Tile]) -> None:
+        """Compute batches and write their results."""
         call, site = self.call, self.call.site
         loader = _Loader(call, self.shared)
         started: deque[_Batch] = deque(maxlen=2)

@@ -71,7 +71,7 @@ def run(
         If an argument has another type than described, or is a masked or a device array, or the
         function returns no single array.
     DgpuError
-        If not even the smallest batch fits, or memory is exhausted twice.
+        If not even the smallest batch fits, or memory is exhausted or workers are lost twice.
 
     See Also
     --------
@@ -91,9 +91,9 @@ def run(
 
     If a batch fails, ``out`` has the results of the batches before it, and keeps its other
     elements. The error has a note with the number of parts that were written. In passes, ``out``
-    may hold results of an earlier pass too. After a ``MemoryError`` the parts that are not written
-    are computed in batches of half the planned bytes, once. Functions without a name in
-    this list run as one Dask graph; then any blocks may have been written.
+    may hold results of an earlier pass too. After a ``MemoryError`` or the loss of a worker the
+    parts that are not written are computed in batches of half the planned bytes, once. Functions
+    without a name in this list run as one Dask graph; then any blocks may have been written.
 
     A Dask array is computed part by part. Work that parts share, such as a sum before them, is
     done again for each: persist such an array first.

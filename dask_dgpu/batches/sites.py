@@ -22,6 +22,7 @@ from dask.system import CPU_COUNT
 from dask_dgpu.arguments import check_client
 from dask_dgpu.environment.facts import ALONE, current_client, gather
 from dask_dgpu.environment.settings import read
+from dask_dgpu.errors import DgpuError
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.present import present_on
 from graph_opt.model.layout import cuts_of, dealt
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 Chunks = tuple[tuple[int, ...], ...]
 Region = tuple[slice, ...]
+
+
+class LostError(DgpuError):
+    """A worker that held blocks of a batch was lost."""
 
 
 class Site(Protocol):
@@ -159,6 +164,7 @@ class Cluster:
     in_process: bool = False
     threads: int = 1
     _started: dict[str, Array] = field(default_factory=dict, repr=False)
+    _used: set[str] = field(default_factory=set, repr=False)
 
     @property
     def ranks(self) -> int:
@@ -177,14 +183,16 @@ class Cluster:
         if isinstance(part, Array):
             return part.rechunk(chunks)
         name = f"operand-{uuid4().hex}"
-        addresses = sorted(self.client.scheduler_info(n_workers=-1)["workers"])
+        addresses = sorted(self._addresses())
+        self._used |= set(addresses)
         places = list(regions(chunks))
         shares: dict[str, dict[Any, Any]] = defaultdict(dict)
         for (index, region), owner in zip(places, dealt(len(places), len(addresses)), strict=True):
             shares[addresses[owner]][(name, *index)] = part[region]
         futures: dict[Any, Any] = {}
-        for address, blocks in shares.items():
-            futures |= self.client.scatter(blocks, workers=[address], hash=False)
+        with self._no_loss():
+            for address, blocks in shares.items():
+                futures |= self.client.scatter(blocks, workers=[address], hash=False)
         sent = {key[1:]: future for key, future in futures.items()}
         return array_of(sent, chunks, part.dtype, name)
 
@@ -201,10 +209,11 @@ class Cluster:
         graph = dict(handle.dask)
         places = {(handle.name, *index): region for index, region in regions(handle.chunks)}
         futures = [graph[key] for key in places]
-        for future, block in as_completed(futures, with_results=True):
-            if isinstance(block, BaseException):  # of futures that somebody cancelled
-                raise block
-            yield places[future.key], on_host(block)
+        with self._no_loss():
+            for future, block in as_completed(futures, with_results=True):
+                if isinstance(block, BaseException):  # of futures that somebody cancelled
+                    raise block
+                yield places[future.key], on_host(block)
         self._started.pop(handle.name, None)
 
     def cancel(self, handle: Array) -> None:
@@ -216,6 +225,22 @@ class Cluster:
         """Compute on the workers, and write blocks in the order in which they are ready."""
         for region, block in self.blocks(self.start(result)):
             out[region] = block
+
+    def _addresses(self) -> set[str]:
+        return set(self.client.scheduler_info(n_workers=-1)["workers"])
+
+    @contextmanager
+    def _no_loss(self) -> Iterator[None]:
+        """Replace errors that follow from the loss of a worker, once for each."""
+        try:
+            yield
+        except Exception as error:
+            lost = self._used - self._addresses()
+            self._used -= lost
+            if not lost:
+                raise
+            names = ", ".join(sorted(lost))
+            raise LostError(f"lost {names} while batches were computed") from error
 
     def close(self) -> None:
         """Cancel what has not been fetched."""

@@ -1,0 +1,129 @@
+"""Faults while host arrays go through a cluster in batches."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+import dask_dgpu as dgpu
+from dask_dgpu.batches.sink import Sink
+from tests.cluster.conftest import SETTINGS
+from tests.cluster.losses import Losses
+from tests.cluster.observe import eventually, send_signal
+
+pytestmark = pytest.mark.cluster
+
+RNG = np.random.default_rng(3)
+A, B = RNG.random((600, 200)), RNG.random((200, 100))
+LIMITS = {**SETTINGS, "memory_limit": "250 kiB", "memory_safety_margin": 0}
+
+
+def names(client: Client) -> set[Any]:
+    return set(client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks)))
+
+
+def nothing_left(client: Client, earlier: set[Any]) -> bool:
+    gc.collect()  # frames of caught errors
+    return names(client) <= earlier and not set(client.futures) - earlier
+
+
+@pytest.fixture
+def in_batch(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], None]], None]:
+    """Return a function that has another one called when so many batches were written."""
+
+    def call_in(batch: int, function: Callable[[], None]) -> None:
+        add, counted = Sink.add, iter(range(1000))
+
+        def adding(self: Sink, *args: Any) -> None:
+            add(self, *args)
+            if next(counted) == batch:
+                function()
+
+        monkeypatch.setattr(Sink, "add", adding)
+
+    return call_in
+
+
+def test_an_operation_that_fails_leaves_the_rest_of_out(client: Client) -> None:
+    earlier = names(client)
+    x = RNG.random((600, 200))
+    x[450:] = -1
+    out = np.full((600, 200), -2.0)
+
+    def root(block: Any) -> Any:
+        if (block < 0).any():
+            raise OSError("negative")
+        return np.sqrt(block)
+
+    with dgpu.enable(client, **LIMITS), pytest.MonkeyPatch.context() as patch:
+        from dask_dgpu.batches.operations import Operation
+        from dask_dgpu.batches.rules import elementwise
+
+        operation = Operation("root", lambda a: a.map_blocks(root, dtype=float), elementwise)
+        patch.setattr("dask_dgpu.batches.run.resolve", lambda op: operation)
+        plan = dgpu.plan("root", x)
+        assert plan.batches > 3
+        with pytest.raises(OSError, match="negative") as caught:
+            dgpu.run("root", x, out=out)
+    (note,) = [each for each in caught.value.__notes__ if each.startswith("dask_dgpu.run")]
+    written = int(note.split()[1])
+    done = (out != -2).all(axis=1)
+    assert 1 <= written < plan.batches
+    assert abs(done.sum() - written * plan.rows) <= written
+    np.testing.assert_array_equal(out[done], np.sqrt(x[done]))
+    assert (out[~done] == -2).all()
+    del caught
+    eventually(lambda: nothing_left(client, earlier))
+
+
+def test_interrupting_leaves_nothing(client: Client, in_batch: Any) -> None:
+    earlier = names(client)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    in_batch(1, interrupt)
+    with dgpu.enable(client, **LIMITS):
+        assert dgpu.plan("matmul", A, B).batches > 3
+        with pytest.raises(KeyboardInterrupt):
+            dgpu.run("matmul", A, B)
+    eventually(lambda: nothing_left(client, earlier))
+    assert not [each for each in threading.enumerate() if each.name.startswith("dgpu-load")]
+
+
+def test_a_batch_that_runs_out_of_memory(client: Client) -> None:
+    earlier = names(client)
+
+    class Exhausted:
+        shape, dtype = A.shape, A.dtype
+        reads = 0
+
+        def __getitem__(self, key: Any) -> Any:
+            self.reads += 1
+            if self.reads == 3:
+                raise MemoryError
+            return A[key]
+
+    with dgpu.enable(client, **LIMITS):
+        found = dgpu.run("matmul", Exhausted(), B)
+    np.testing.assert_allclose(found, A @ B, rtol=1e-12)
+    eventually(lambda: nothing_left(client, earlier))
+
+
+class TestLosses(Losses):
+    @pytest.mark.timeout(240)
+    @pytest.mark.parametrize("batch", [pytest.param(0, marks=pytest.mark.slow), 3])
+    def test_a_killed_worker(self, client: Client, in_batch: Any, batch: int) -> None:
+        earlier = names(client)
+        in_batch(batch, lambda: send_signal(client, sorted(client.scheduler_info()["workers"])[1]))
+        with dgpu.enable(client, **LIMITS):
+            assert dgpu.plan("matmul", A, B).batches > 4
+            found = dgpu.run("matmul", A, B)
+        np.testing.assert_allclose(found, A @ B, rtol=1e-12)
+        eventually(lambda: nothing_left(client, earlier))
