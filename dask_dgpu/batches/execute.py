@@ -80,6 +80,7 @@ class _Work:
         else:
             return True
         self.sink.drop()
+        self.shared.clear()
         gc.collect()  # frames of the error hold arrays
         return False
 

@@ -40,3 +40,9 @@ class Shared:
             self._kept[place] = nbytes, array
             self.nbytes += nbytes
             return array
+
+    def clear(self) -> None:
+        """Drop all operands: they need memory, or were on a worker that was lost."""
+        with self._lock:
+            self._kept.clear()
+            self.nbytes = 0

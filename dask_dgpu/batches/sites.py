@@ -227,7 +227,9 @@ class Cluster:
             out[region] = block
 
     def _addresses(self) -> set[str]:
-        return set(self.client.scheduler_info(n_workers=-1)["workers"])
+        # not client.scheduler_info: another thread's call for fewer workers changes its result
+        scheduler: Any = self.client.scheduler
+        return set(self.client.sync(scheduler.identity, n_workers=-1)["workers"])
 
     @contextmanager
     def _no_loss(self) -> Iterator[None]:

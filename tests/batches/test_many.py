@@ -97,3 +97,7 @@ def test_kept_operands_stay_within_a_limit() -> None:
         get(identity, nbytes)
     assert loads == [1, 2, 1, 3, 3, 2]
     assert shared.nbytes == 6
+    shared.clear()
+    get(2, 6)
+    assert loads[-2:] == [2, 2]
+    assert shared.nbytes == 6

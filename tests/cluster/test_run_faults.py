@@ -13,6 +13,10 @@ from distributed import Client
 
 import dask_dgpu as dgpu
 from dask_dgpu.batches.sink import Sink
+from dask_dgpu.batches.sites import Cluster
+from dask_dgpu.environment.facts import gather
+from dask_dgpu.environment.settings import read
+from dask_dgpu.planner.optimizer import GraphOptimizer
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.losses import Losses
 from tests.cluster.observe import eventually, send_signal
@@ -95,6 +99,25 @@ def test_interrupting_leaves_nothing(client: Client, in_batch: Any) -> None:
             dgpu.run("matmul", A, B)
     eventually(lambda: nothing_left(client, earlier))
     assert not [each for each in threading.enumerate() if each.name.startswith("dgpu-load")]
+
+
+def test_other_threads_ask_for_fewer_workers(client: Client) -> None:
+    """As the main thread does while the next batch is loaded."""
+    site = Cluster(client, GraphOptimizer(read(), gather(client, read())), is_enabled=False)
+    workers = set(client.scheduler_info(n_workers=-1)["workers"])
+    done = threading.Event()
+
+    def ask() -> None:
+        while not done.is_set():
+            client.scheduler_info(n_workers=0)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        assert all(site._addresses() == workers for _ in range(100))
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_a_batch_that_runs_out_of_memory(client: Client) -> None:
