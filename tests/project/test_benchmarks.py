@@ -599,3 +599,28 @@ def test_hosts_faults_writes_every_fault(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "hosts_faults.py", "--quick")
     assert sum(lines.pop()["ends"].values()) == len(lines) == 2
     assert all(line["end"] and line["median"] >= 0 for line in lines)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_batches_writes_both_ways(tmp_path: Path) -> None:
+    whole, limited = lines_of(tmp_path / "figures.jsonl", "batches.py", "--quick")
+    assert [whole["what"], limited["what"]] == ["product, no limit", "product, limited"]
+    assert whole["batches"] == 1 < limited["batches"]
+    assert limited["planned_bytes"] <= limited["limit_bytes"]
+    for line in (whole, limited):
+        assert line["median"] > 0 < line["worker_rss_grown"]
+        assert line["largest_error"] < 1e-10
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_batches_gpu_writes_every_figure(tmp_path: Path) -> None:
+    """It takes a GPU if there is one, otherwise NumPy."""
+    lines = lines_of(tmp_path / "figures.jsonl", "batches_gpu.py", "--quick")
+    assert not [line for line in lines if "error" in line]
+    calls = ["product", "fft2", "sum", "product, torch, pinned copies", "product beside torch"]
+    assert [line["what"] for line in lines] == ["pinned copies", "product on the GPU", *calls]
+    product, transform, *_ = lines[2:]
+    assert product["batches"] > 1
+    assert transform["passes"] == 2

@@ -1,0 +1,218 @@
+"""``dgpu.run`` on one GPU: host arrays through a worker, beside what PCIe and the GPU allow.
+
+Products and transforms are larger than a limit of the GPU's memory, so they go in batches. Pinned
+copies in both directions and a product of arrays on the GPU are measured in the same run; the
+shares are of the time that they alone would take. ``--quick`` has small sizes, and without CuPy
+the same code runs on a worker with NumPy, beside copies in memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from distributed import Client
+from gpu_harness import cluster_of
+from harness import Report, options
+from rate_harness import RATES
+
+import dask_dgpu as dgpu
+
+OUT = Path(__file__).parent / "results" / "batches-gpu.jsonl"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured.
+
+    Parameters
+    ----------
+    product, transform, beside : int
+        Sides of the matrices of the product, the transform, and the product beside torch.
+    values : int
+        Numbers of the sum.
+    limit : int
+        Bytes of the GPU's memory for product and transform.
+    rate, copy : int
+        Side of the product on the GPU, and bytes of a pinned copy.
+    repetitions : int
+        Of small work, after one that is not counted; large work runs once.
+    """
+
+    product: int
+    transform: int
+    beside: int
+    values: int
+    limit: int
+    rate: int
+    copy: int
+    repetitions: int
+
+
+FULL = Sizes(65536, 65536, 16384, 16 << 30, 8 << 30, 16384, 1 << 30, 5)
+QUICK = Sizes(384, 256, 128, 1 << 20, 1 << 19, 128, 1 << 20, 1)
+
+
+def pinned_rates(nbytes: int, repetitions: int) -> tuple[float, float]:
+    """Return bytes per second to the GPU and from it, with pinned memory; run it on the worker."""
+    if find_spec("cupy") is None:
+        host, device = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+        ways: list[Callable[[], None]] = [
+            lambda: np.copyto(device, host),
+            lambda: np.copyto(host, device),
+        ]
+        synchronize: Callable[[], Any] = lambda: None  # noqa: E731
+    else:
+        import cupy
+
+        memory = cupy.cuda.alloc_pinned_memory(nbytes)
+        host = np.frombuffer(memory, np.uint8, nbytes)
+        device = cupy.empty(nbytes, np.uint8)
+        ways = [lambda: device.set(host), lambda: device.get(out=host)]
+        synchronize = cupy.cuda.Device().synchronize
+    forth, back = (nbytes / median(_timed(way, synchronize, repetitions)) for way in ways)
+    return forth, back
+
+
+def torch_seconds(n: int, repetitions: int) -> list[float]:
+    """Return the seconds of a product of pinned host matrices by torch, copies included."""
+    import torch
+
+    cuda = torch.cuda.is_available() and find_spec("cupy") is not None
+    device = "cuda" if cuda else "cpu"
+    x, y, out = (torch.ones((n, n), pin_memory=cuda) for _ in range(3))
+
+    def work() -> None:
+        out.copy_(x.to(device, non_blocking=True) @ y.to(device, non_blocking=True))
+
+    return _timed(work, torch.cuda.synchronize if cuda else lambda: None, repetitions)
+
+
+def _timed(
+    work: Callable[[], Any], synchronize: Callable[[], Any], repetitions: int
+) -> list[float]:
+    seconds = []
+    for _ in range(1 + repetitions):
+        synchronize()
+        start = time.perf_counter()
+        work()
+        synchronize()
+        seconds.append(time.perf_counter() - start)
+    return seconds[1:]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One worker, what it can do, and the figures taken on it."""
+
+    client: Client
+    report: Report
+    sizes: Sizes
+    to_device: float
+    from_device: float
+    rate: float
+
+    def call(
+        self,
+        what: str,
+        least: float,
+        op: str,
+        *arrays: Any,
+        limit: int | None = None,
+        repetitions: int = 1,
+        **options: Any,
+    ) -> None:
+        """Time a call; ``share`` is the ``least`` seconds that the limits allow over its own."""
+        settings = {} if limit is None else {"memory_limit": limit, "memory_safety_margin": 0}
+        with (
+            self.report.guard(what),
+            dgpu.enable(self.client, when="always", on_error="raise", **settings),
+        ):
+            plan = dgpu.plan(op, *arrays, **options)
+            seconds = []
+            for _ in range(repetitions):
+                start = time.perf_counter()
+                dgpu.run(op, *arrays, progress=False, **options)
+                seconds.append(time.perf_counter() - start)
+            self.report.add(
+                what,
+                seconds,
+                dtype=str(arrays[0].dtype),
+                shape=list(arrays[0].shape),
+                limit_bytes=limit,
+                batches=plan.batches,
+                passes=plan.passes,
+                host_bytes=plan.host_bytes,
+                planned_bytes=plan.peak_bytes,
+                least_s=least,
+                share=least / median(seconds),
+            )
+
+    def copies(self, to_device: int, from_device: int) -> float:
+        """Return the least seconds for copies, which may go in both directions at a time."""
+        return max(to_device / self.to_device, from_device / self.from_device)
+
+    def product(self) -> None:
+        """Multiply matrices that do not fit, beside the GPU's own rate."""
+        n, rng = self.sizes.product, np.random.default_rng(0)
+        x, y = (rng.random((n, n), "float32") for _ in range(2))
+        least = max(2 * n**3 / self.rate, self.copies(2 * x.nbytes, x.nbytes))
+        self.call("product", least, "matmul", x, y, limit=self.sizes.limit)
+
+    def transform(self) -> None:
+        """Transform a matrix that does not fit: each pass moves all of it both ways."""
+        n, rng = self.sizes.transform, np.random.default_rng(0)
+        x = rng.random((n, 2 * n), "float32").view("complex64")
+        least = 2 * self.copies(x.nbytes, x.nbytes)
+        self.call("fft2", least, "fft2", x, limit=self.sizes.limit)
+
+    def sum(self) -> None:
+        """Add numbers that are on the host."""
+        x = np.random.default_rng(0).random(self.sizes.values, "float32")
+        self.call("sum", self.copies(x.nbytes, 0), "sum", x, limit=self.sizes.limit)
+
+    def beside_torch(self) -> None:
+        """Multiply matrices that fit; the ratio is to torch with pinned copies."""
+        n, repetitions = self.sizes.beside, self.sizes.repetitions
+        with self.report.guard("product, torch"):
+            seconds = torch_seconds(n, repetitions)
+            self.report.add("product, torch, pinned copies", seconds, n=n, dtype="float32")
+            x = np.ones((n, n), "float32")
+            what = "product beside torch"
+            self.call(what, median(seconds), "matmul", x, x.copy(), repetitions=repetitions)
+
+
+def main() -> None:
+    """Run all and print a table."""
+    parser = options(__doc__, OUT)
+    parser.add_argument("--rmm-pool", default="12GB", help="what the GPU's pool begins with")
+    parser.add_argument("--protocol", choices=("tcp", "ucx"), default="tcp", help="on GPUs")
+    given = parser.parse_args()
+    sizes = QUICK if given.quick else FULL
+    given.device = "cpu" if find_spec("cupy") is None else "cuda"
+    report = Report(given.out, 1)
+    with cluster_of(given, 1) as client:
+        forth, back = _on_worker(client, pinned_rates, sizes.copy, sizes.repetitions)
+        libraries = RATES[given.device].values()
+        rate = max(_on_worker(client, each, sizes.rate, "float32") for each in libraries)
+        report.add("pinned copies", to_device=forth / 1e9, from_device=back / 1e9)
+        report.add("product on the GPU", n=sizes.rate, dtype="float32", tflops=rate / 1e12)
+        bench = Bench(client, report, sizes, forth, back, rate)
+        for figure in (bench.product, bench.transform, bench.sum, bench.beside_torch):
+            figure()
+    report.print()
+
+
+def _on_worker(client: Client, function: Callable[..., Any], *arguments: Any) -> Any:
+    (found,) = client.run(function, *arguments).values()
+    return found
+
+
+if __name__ == "__main__":
+    main()
