@@ -60,6 +60,8 @@ class Call:
             return None
         layers = len(result.dask.layers) - len(operands)
         temporaries = layers if operation.temporaries is None else operation.temporaries
+        if operation.doubled and result.dtype.char in "fF":
+            temporaries += 2  # a copy in double precision
         return cls(
             operation, template, site, notation, result.shape, result.dtype, max(0, temporaries)
         )

@@ -39,7 +39,8 @@ class Operation:
     ``is_product`` is whether a device computes one large block best, and ranks rectangles of the
     result. Parameters named in ``plain`` are no operands, even if they are arrays.
     ``temporaries`` are arrays as large as a block that its computation needs, by default one for
-    each layer of Dask's graph. ``check`` raises for wrong operands if Dask's message is unclear.
+    each layer of Dask's graph. Numbers in single precision may be ``doubled`` on the way. ``check``
+    raises for wrong operands if Dask's message is unclear.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Operation:
     is_product: bool = False
     plain: frozenset[str] = frozenset()
     temporaries: int | None = None
+    doubled: bool = False
     check: Callable[[Sequence[Operand]], None] | None = None
 
     def bind(self, template: Template) -> dict[str, Any]:
@@ -116,7 +118,7 @@ def _named() -> dict[str, Operation]:
         Operation("max", reductions.max, rules.reduction("max")),
         Operation("min", reductions.min, rules.reduction("min")),
         *(
-            Operation(name, getattr(transforms, name), rules.transform, temporaries=3)
+            Operation(name, getattr(transforms, name), rules.transform, temporaries=3, doubled=True)
             for name in (*NUMPYS_TRANSFORMS, *SCIPYS_TRANSFORMS)
         ),
     ]

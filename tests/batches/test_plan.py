@@ -134,6 +134,8 @@ CALLS = {
     "product": ("matmul", [(3000, 600), (600, 500)], {}),
     "tall product": ("einsum", [(3000, 600), (3000, 600)], {}),
     "transform": ("fft2", [(40, 200, 300)], {}),
+    "transform, float32": ("fft2", [(60, 200, 300)], {}),
+    "transform of real numbers, float32": ("rfft2", [(90, 200, 300)], {}),
     "reduction": ("sum", [(40, 200, 300)], {"axis": 1}),
     "elementwise": ("exp", [(40, 200, 300)], {}),
     "chain": ("gelu", [(40, 200, 300)], {}),
@@ -152,7 +154,8 @@ def test_plans_hold(name: str, limit: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     arrays = []
     for at, shape in enumerate(shapes):
-        np.save(tmp_path / f"{at}.npy", rng.random(shape))
+        kind = "float32" if "float32" in name else "float64"
+        np.save(tmp_path / f"{at}.npy", rng.random(shape).astype(kind))
         arrays.append(np.load(tmp_path / f"{at}.npy", mmap_mode="r"))
     args = ["ij,ik->jk", *arrays] if op == "einsum" else arrays
     with bounded(limit):
