@@ -35,6 +35,8 @@ RESULTS = Path(__file__).parent / "results"
 LENGTHS = {"cpu": (2**15, 2048), "cuda": (2**20, 16384)}
 QUICK = (256, 128)
 WAYS = ("ours", "plain", "plain again")
+FLOORS = 21
+"""Number of empty tasks on each worker."""
 
 
 class Suite:
@@ -53,6 +55,15 @@ class Suite:
     def __init__(self, client: Client, given: argparse.Namespace, sizes: Sizes) -> None:
         self.client, self.given, self.sizes = client, given, sizes
         self.synchronize = synchronize if given.device == "cuda" else no_wait
+
+    def floor(self) -> list[float]:
+        """Return the seconds of an empty task on each worker, again and again."""
+        workers, seconds = list(self.client.scheduler_info(n_workers=-1)["workers"]), []
+        for at in range(FLOORS):
+            start = time.perf_counter()
+            wait([self.client.submit(int, at, workers=[w], pure=False, key=None) for w in workers])
+            seconds.append(time.perf_counter() - start)
+        return seconds
 
     def measure(self, name: str) -> Found:
         """Run a program, all ways in turn; the first round is not counted."""
@@ -262,6 +273,7 @@ def main() -> None:
         if given.check:
             raise SystemExit(checked(suite, names))
         report = Report(given.out or RESULTS / f"suite-{given.device}.jsonl", workers)
+        report.add("empty task on each worker", suite.floor())
         every = list(figures(suite, report, names))
         if every:
             totals = summary(every)
