@@ -24,7 +24,7 @@ from dask_dgpu.operations.value import shared, steps_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, log_verdicts, logger, report
 from dask_dgpu.planner.gangs import with_joined
 from dask_dgpu.planner.local import NO_MEETING, hindrance, hindrance_of, may_meet, refusal
-from dask_dgpu.planner.parts import Gang, in_parts
+from dask_dgpu.planner.parts import Gang, alone, in_parts
 from dask_dgpu.planner.plain import Plain as PlainCost
 from dask_dgpu.planner.predict import blocks_of, predict, usable
 from dask_dgpu.planner.present import (
@@ -148,13 +148,14 @@ class GraphOptimizer:
             }
             gangs, left = list[Gang](), {}
             if not refused:
-                found = [_alone(layer) for layer in layers.values()]
+                found = [alone(layer) for layer in layers.values()]
                 if self.settings.regions:
                     found = partition(culled, arrays, local, wanted)
                 for region in found:
                     gangs += self._gangs(region, arrays, layers, present, refused, left)
-                joining = partial(self.planned, arrays=arrays, present=present)
-                gangs = with_joined(gangs, culled.graph, joining)
+                if len(gangs) > 1:
+                    plan = partial(self.planned, arrays=arrays, present=present)
+                    gangs = with_joined(gangs, culled.graph, plan)
             declined += [Declined(name, reason) for name, reason in refused.items()]
             kept = [p for p in pieces if p.output.name in layers.keys() - refused.keys()]
             if len(kept) == len(pieces) and not gangs:
@@ -215,7 +216,7 @@ class GraphOptimizer:
         else:
             smaller: Iterable[Region] = region.split()
             if gang.fits:
-                smaller = (_alone(layers[piece.output.name]) for piece in region.pieces)
+                smaller = (alone(layers[piece.output.name]) for piece in region.pieces)
             for part in smaller:
                 if part.pieces:
                     yield from self._gangs(part, arrays, layers, present, refused, left)
@@ -296,12 +297,6 @@ class GraphOptimizer:
             room=room,
             blockworks=Blockworks({work.output.name: work.layer for work in region.works}),
         )
-
-
-def _alone(layer: PieceLayer) -> Region:
-    """Return the region of one piece and its used blocks."""
-    wanted = ((layer.piece.output.name, tuple(sorted(layer.wanted))),)
-    return Region((layer.piece,), wanted, layer.annotations)
 
 
 def _flat(keys: Any) -> set[Any]:

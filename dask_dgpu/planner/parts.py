@@ -9,6 +9,7 @@ from itertools import chain
 
 from dask_dgpu.planner.predict import Prediction
 from dask_dgpu.runtime.program import Program
+from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.model.parts import finer, in_turn, largest, load
 from graph_opt.model.piece import Region
 
@@ -30,6 +31,12 @@ class Gang:
     def fits(self) -> bool:
         """Whether the devices have the memory."""
         return self.room is None or self.prediction.peak_bytes <= self.room
+
+
+def alone(layer: PieceLayer) -> Region:
+    """Return the region of one piece and its used blocks."""
+    wanted = ((layer.piece.output.name, tuple(sorted(layer.wanted))),)
+    return Region((layer.piece,), wanted, layer.annotations)
 
 
 def in_parts(whole: Gang, ranks: int, planned: Callable[[Region], Gang]) -> Gang:

@@ -17,7 +17,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.predict import NOTHING, Present
+from dask_dgpu.planner.present import NOTHING, Present
 from dask_dgpu.planner.rewriting import Rewriting
 
 ALWAYS = {"on_error": "raise", "when": "always"}

@@ -233,7 +233,7 @@ def test_several_results_share_their_product(gangs: list[str]) -> None:
     close(corner, (A @ B)[:2, :2])
     close(gram, B.T @ B)
     labels = [dgpu.explain(product).rewritten[0][0].label for product in (z, Y.T @ Y)]
-    assert sorted(gangs) == sorted(labels)
+    assert gangs == [", ".join(labels)]  # both read y
 
 
 def test_to_delayed_runs_single_blocks_as_plain_dask(gangs: list[str]) -> None:
@@ -357,7 +357,7 @@ def test_a_diagonal_of_a_product_of_products(gangs: list[str]) -> None:
     explanation = dgpu.explain(z)
     assert (len(explanation.rewritten), len(explanation.declined)) == (2, 1)
     close(z.compute(), np.diagonal(A @ B @ B.T @ A.T))
-    assert len(gangs) == 2
+    assert len(gangs) == 1  # both inner products read the same arrays
 
 
 def test_explain_a_product() -> None:
