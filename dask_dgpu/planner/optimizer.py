@@ -26,7 +26,7 @@ from dask_dgpu.planner.gangs import with_joined
 from dask_dgpu.planner.local import NO_MEETING, hindrance, hindrance_of, may_meet, refusal
 from dask_dgpu.planner.parts import Gang, alone, in_parts
 from dask_dgpu.planner.plain import Plain as PlainCost
-from dask_dgpu.planner.predict import blocks_of, predict, usable
+from dask_dgpu.planner.predict import blocks_of, limits_of, predict, usable
 from dask_dgpu.planner.present import (
     NOTHING,
     Figures,
@@ -292,7 +292,7 @@ class GraphOptimizer:
             outputs=region.wanted,
             machine=self.facts.machine,
             transport=self.transport,
-            limits=self.settings.limits,
+            limits=limits_of(self.facts, self.settings),
             local_ranks=self.settings.local_ranks,
             room=room,
             blockworks=Blockworks({work.output.name: work.layer for work in region.works}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -20,11 +20,14 @@ from dask_dgpu.planner.plain import block_seconds, plain_region
 from dask_dgpu.planner.stages import Places
 from dask_dgpu.runtime.placement import Making
 from dask_dgpu.runtime.plans import Plans, plans
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.program import Limits, Program
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.model.cost import Machine, gang_seconds
 from graph_opt.model.layout import dealt, label
 from graph_opt.model.piece import Region
+
+RECORDED_FRACTION = 1 / 8
+"""Fraction of the usable memory for recordings, which plans do not count: the margin has it."""
 
 Key = Any
 Bytes = NDArray[np.int64]
@@ -105,6 +108,15 @@ def predict(
         steps=tuple((label(name), each[name] + machine.step_seconds) for name in names),
         at_once=kind["at_once"],
     )
+
+
+def limits_of(facts: ClusterFacts, settings: Settings) -> Limits:
+    """Return the limits of a gang, with those of its recordings by the memory of a device."""
+    limits, most = settings.limits, usable(facts, settings)
+    if most is None:
+        return limits
+    kept = min(limits.kept_recordings, int(RECORDED_FRACTION * most))
+    return replace(limits, kept_recordings=kept)
 
 
 def begins_at_once(region: Region, places: Places) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from itertools import chain, pairwise
 from typing import Any
@@ -30,9 +29,6 @@ from dask_dgpu.runtime.spare import Spare, is_alone
 from graph_opt.model.layout import CUPY, NUMPY, Index, label
 
 Array = Any
-
-RECORDED_FRACTION = 1 / 8
-"""Fraction of the usable memory for recordings, which plans do not count: the margin has it."""
 
 
 def execute(
@@ -81,9 +77,8 @@ class Rank:
         self.values = {fixed.numbers[name]: values.pop(name) for name in list(values)}
         self.facts = self._facts()
         self.on_cuda = device.kind == "cuda"
-        self.recorded: dict[int, Recorded] = {}  # values in memory of recordings
-        room = math.inf if program.room is None else program.room
-        self.most_kept = min(program.limits.kept_recordings, room * RECORDED_FRACTION)
+        self.recorded: list[Recorded] = []
+        self.most_kept = program.limits.kept_recordings
 
     def run(self) -> dict[Key, Array]:
         """Run all steps; return this rank's blocks of the results."""
@@ -135,10 +130,9 @@ class Rank:
 
     def _copy_recorded(self) -> None:
         """Copy results out of the memory of recordings, which the next run overwrites."""
-        for _, (number, index), _ in self.todo.results:
-            if number in self.recorded:
-                blocks = self.values[number]
-                blocks[index] = self.recorded[number].copied(blocks[index])
+        for recorded in self.recorded:
+            for _, (number, index), _ in self.todo.results:
+                self.values[number][index] = recorded.outside(self.values[number][index])
 
     def _facts(self) -> dict[int, dict[Index, Facts]]:
         """Return the facts about blocks of inputs, by number, for collectives that want them."""
@@ -232,6 +226,8 @@ class Rank:
                 ]
             else:
                 given = [values[number][index] for number, index in making.reads]
+            for recorded in self.recorded if work.once else ():  # users may keep blocks
+                given = [recorded.outside(block) for block in given]
             return [self._outside(block, on_host) for block in given] if on_host else given
 
         def make(batch: tuple[Making, ...]) -> list[Array]:

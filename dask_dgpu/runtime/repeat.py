@@ -47,7 +47,7 @@ def repeat(rank: Rank, stretch: Stretch) -> bool:
         rank.given_comm.hold(recorded)
     made = _launch(rank, stretch, recorded, arrays)
     rank.values |= {number: dict(blocks) for number, blocks in made.items()}
-    rank.recorded |= dict.fromkeys(made, recorded)
+    rank.recorded.append(recorded)
     for number in stretch.ends:
         del rank.values[number]
         rank.facts.pop(number, None)

@@ -51,8 +51,9 @@ class Repeated:
                 self.made[0][number][index][...] = block
         return self.made
 
-    def copied(self, block: Any) -> Any:
-        return block.copy()
+    def outside(self, block: Any) -> Any:
+        made = [each for blocks in self.made[0].values() for each in blocks.values()]
+        return block.copy() if any(np.shares_memory(block, each) for each in made) else block
 
     def end(self) -> None:
         self.ended = True
@@ -221,6 +222,57 @@ def test_results_steps_and_memory_are_those_of_the_first_run(
     assert {each.launches for each in ranks.recordings} == {3}
     for device, comm in zip(ranks.devices, ranks.comms, strict=True):
         assert comm.held == comm.watched == 3 * len(device.all)
+
+
+def test_views_of_recorded_values_are_copied_too() -> None:
+    """A user's function, which is in no recording, returns what it was given."""
+    rng = np.random.default_rng(3)
+    a = rng.random((N, N)) / N
+    with dgpu.enable(local_ranks=1, when="always", on_error="raise"):
+        x = y = da.from_array(a, chunks=N)
+        for _ in range(LEAST_RECORDED):
+            y = y @ x + 1
+        program, staged = program_of(y.map_blocks(_same, dtype=float)[1:, ::2])
+    owners = {name: (0,) for name, _ in program.inputs}
+    ranks = Ranks(plans(program, owners, 1), staged, 1)
+    factors = (1.0, 1.0, 2.0, 0.5)
+    runs = ranks.run(*factors)
+    assert ranks.recordings
+    for run, factor in zip(runs, factors, strict=True):
+        wanted = given = a * factor
+        for _ in range(LEAST_RECORDED):
+            wanted = wanted @ given + 1
+        np.testing.assert_allclose(run.values, np.ravel(wanted[1:, ::2]), rtol=1e-12)
+
+
+def _same(block: Any) -> Any:
+    return block
+
+
+def test_blocks_that_users_keep_stay_as_they_are() -> None:
+    kept: list[Any] = []
+
+    def keep(block: Any) -> Any:
+        kept.append(block)
+        return block * 0
+
+    with dgpu.enable(local_ranks=1, when="always", on_error="raise"):
+        x = y = da.from_array(np.eye(N) / 2, chunks=N)
+        for _ in range(LEAST_RECORDED):
+            y = y @ x + 1
+        program, staged = program_of(y.map_blocks(keep, dtype=float))
+    owners = {name: (0,) for name, _ in program.inputs}
+    ranks = Ranks(plans(program, owners, 1), staged, 1)
+    kept.clear()  # what Dask tried the function on
+    factors = (1.0, 1.0, 2.0, 0.5)
+    ranks.run(*factors)
+    assert ranks.recordings
+    assert len(kept) == len(factors)
+    for block, factor in zip(kept, factors, strict=True):
+        wanted = given = factor * np.eye(N) / 2
+        for _ in range(LEAST_RECORDED):
+            wanted = wanted @ given + 1
+        np.testing.assert_allclose(block, wanted, rtol=1e-12)
 
 
 def test_ranks_that_repeat_meet_others_that_do_not(made: Callable[..., Ranks]) -> None:

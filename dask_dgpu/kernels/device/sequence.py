@@ -45,7 +45,8 @@ class RecordedSequence:
         self.ended = False
         self._graph: Any = None
         self._lock = threading.Lock()
-        self._pool = cupy.cuda.MemoryPool(_in_default_stream(cupy.cuda.get_allocator()))
+        self._chunks: list[tuple[int, int]] = []  # the first address of each, and that behind it
+        self._pool = cupy.cuda.MemoryPool(_noting(self._chunks, cupy.cuda.get_allocator()))
         with cupy.cuda.using_allocator(self._pool.malloc):
             self._inputs = [
                 cupy.empty_like(each) if at in copied else each for at, each in enumerate(arrays)
@@ -74,9 +75,12 @@ class RecordedSequence:
             _checked(runtime.cudaGraphLaunch(self._graph, cupy.cuda.get_current_stream().ptr))
         return self._result
 
-    def copied(self, block: Any) -> Any:
-        """Return a copy of a result, on the current stream."""
-        return each_array(block, lambda array: array.copy())
+    def outside(self, block: Any) -> Any:
+        """Return a block with copies of the arrays in memory of the recording."""
+        return each_array(block, lambda array: array.copy() if self._owns(array) else array)
+
+    def _owns(self, array: Array) -> bool:
+        return any(start <= array.data.ptr < stop for start, stop in self._chunks)
 
     def end(self) -> None:
         """Forget the launches; the device may still be at work on them."""
@@ -135,11 +139,16 @@ def _checked(found: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _in_default_stream(allocate: Any) -> Any:
-    """Return an allocator for memory that no recorded stream owns: pools order by streams."""
+def _noting(chunks: list[tuple[int, int]], allocate: Any) -> Any:
+    """Return an allocator that notes the addresses of its memory, which no recorded stream owns.
+
+    Pools order their memory by streams.
+    """
 
     def chunk(size: int) -> Any:
         with cupy.cuda.Stream.null:
-            return allocate(size)
+            memory = allocate(size)
+        chunks.append((memory.ptr, memory.ptr + size))
+        return memory
 
     return chunk

@@ -44,8 +44,11 @@ class Recorded(Protocol):
     def launch(self, arrays: Sequence[Array]) -> Any:
         """Send the launches on the current stream; return what they compute."""
 
-    def copied(self, block: Any) -> Any:
-        """Return a copy of a result, on the current stream."""
+    def outside(self, block: Any) -> Any:
+        """Return a block with copies of the arrays in memory of the recording, made on the stream.
+
+        Later steps may return views of its results, so this takes any block.
+        """
 
     def end(self) -> None:
         """Forget the launches, from any thread; what they have computed stays."""
