@@ -27,7 +27,7 @@ from graph_opt.model.layout import dealt, label
 from graph_opt.model.piece import Region
 
 RECORDED_FRACTION = 1 / 8
-"""Fraction of the usable memory for recordings, which plans do not count: the margin has it."""
+"""Most of the usable memory for recordings, which plans do not count: the margin has it."""
 
 Key = Any
 Bytes = NDArray[np.int64]
@@ -111,12 +111,15 @@ def predict(
 
 
 def limits_of(facts: ClusterFacts, settings: Settings) -> Limits:
-    """Return the limits of a gang, with those of its recordings by the memory of a device."""
+    """Return the limits of a gang, with those of its recordings by the memory of a device.
+
+    The free memory of a machine changes, so they are a power of two: equal programs stay equal.
+    """
     limits, most = settings.limits, usable(facts, settings)
     if most is None:
         return limits
-    kept = min(limits.kept_recordings, int(RECORDED_FRACTION * most))
-    return replace(limits, kept_recordings=kept)
+    power = 1 << max(0, int(RECORDED_FRACTION * most).bit_length() - 1)
+    return replace(limits, kept_recordings=min(limits.kept_recordings, power))
 
 
 def begins_at_once(region: Region, places: Places) -> bool:
