@@ -22,7 +22,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any
 from weakref import WeakSet
 
@@ -58,6 +57,7 @@ from dask_dgpu.comm.protocol import (
 from dask_dgpu.comm.store import Store
 from dask_dgpu.comm.torch_store import TorchStore
 from dask_dgpu.errors import CommError
+from dask_dgpu.torch_streams import torch_stream
 
 # torch has no stubs for much of this, or stubs that vary from version to version.
 dist: Any = torch.distributed
@@ -264,7 +264,7 @@ class NcclComm:
             index = self._device.index
             with cupy.cuda.Device(index):
                 before = torch_cuda.current_stream(index)  # torch's own context takes 20 us more
-                torch_cuda.set_stream(_torch_stream(cupy.cuda.get_current_stream().ptr, index))
+                torch_cuda.set_stream(torch_stream(cupy.cuda.get_current_stream().ptr, index))
                 try:
                     yield
                 finally:
@@ -283,12 +283,3 @@ class NcclComm:
                 f"expected a buffer on CUDA device {self._device.index}, got {buffer.device.id}"
             )
         return torch.as_tensor(buffer, device=self._device)
-
-
-@lru_cache(maxsize=64)
-def _torch_stream(pointer: int, device: int) -> Any:
-    """Return torch's view of a stream."""
-    # ExternalStream(0) would create a stream; 0 is CuPy's default stream
-    if not pointer:
-        return torch_cuda.default_stream(device)
-    return torch_cuda.ExternalStream(pointer, device=device)

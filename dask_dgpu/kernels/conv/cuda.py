@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils.dlpack import from_dlpack
 
 from dask_dgpu.kernels.conv import torch_options
+from dask_dgpu.torch_streams import torch_stream
 from graph_opt.model.window import Convolution
 
 Array = Any
@@ -30,19 +31,11 @@ def conv2d_cuda(x: Array, weight: Array, bias: Array | None, convolution: Convol
     """Convolve images that are not empty."""
     options, zeros = torch_options(convolution)
     exact = {"benchmark": False, "deterministic": True, "allow_tf32": False}
-    stream = torch_cuda.stream(_current_stream())
-    with _FLAGS, stream, cudnn.flags(enabled=True, **exact):
+    stream = torch_stream(cupy.cuda.get_current_stream().ptr, cupy.cuda.runtime.getDevice())
+    with _FLAGS, torch_cuda.stream(stream), cudnn.flags(enabled=True, **exact):
         images, kernels = from_dlpack(x), from_dlpack(weight)
         added = None if bias is None else from_dlpack(bias)
         if zeros is not None:
             images = functional.pad(images, zeros)
         result = functional.conv2d(images, kernels, added, **options)
         return cupy.from_dlpack(result.contiguous())
-
-
-def _current_stream() -> Any:
-    """Return torch's view of CuPy's current stream."""
-    stream, device = cupy.cuda.get_current_stream().ptr, cupy.cuda.runtime.getDevice()
-    if not stream:  # the legacy stream, which is torch's default
-        return torch_cuda.default_stream(device)
-    return torch_cuda.ExternalStream(stream, device=device)

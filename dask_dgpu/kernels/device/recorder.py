@@ -64,7 +64,9 @@ def _ready_torch(stream: Any, device: int) -> None:
     """Let torch create its handle of cuBLAS for a stream, for which the host waits."""
     import torch
 
-    with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr, device=device)):
+    from dask_dgpu.torch_streams import torch_stream
+
+    with torch.cuda.stream(torch_stream(stream.ptr, device)):
         one = torch.ones((1, 1), device=torch.device("cuda", device))
         torch.mm(one, one)
     stream.synchronize()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import cupy
 import torch
+
+from dask_dgpu.torch_streams import torch_stream
 
 Array = Any
 
@@ -23,7 +24,7 @@ def accumulate_recorded(out: Array, a: Array, b: Array) -> None:
         raise NotImplementedError("products in TF32 are not recorded")
     device = torch.device("cuda", out.device.id)
     tensors = [torch.as_tensor(each, device=device) for each in (out, dense(a), dense(b))]
-    with torch.cuda.stream(_stream(cupy.cuda.get_current_stream().ptr, device.index)):
+    with torch.cuda.stream(torch_stream(cupy.cuda.get_current_stream().ptr, device.index)):
         target, left, right = tensors
         if b.shape[1] == 1:
             target[:, 0].addmv_(left, right[:, 0])
@@ -41,8 +42,3 @@ def dense(matrix: Array) -> Array:
     by_rows = right == size and down >= columns * size
     by_columns = down == size and right >= rows * size
     return matrix if by_rows or by_columns else cupy.ascontiguousarray(matrix)
-
-
-@cache
-def _stream(pointer: int, device: int) -> Any:
-    return torch.cuda.ExternalStream(pointer, device=device)
