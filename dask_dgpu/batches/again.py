@@ -25,7 +25,7 @@ def halved(call: Call, plan: Plan) -> Lengths:
 
     lengths = choose(call.notation, call.peak, batches, room)
     if lengths is None:
-        least = call.peak(dict.fromkeys(call.notation.sizes, 1))
+        least = call.peak(call.smallest)
         raise DgpuError(
             f"{plan.title} could not be computed with {format_bytes(plan.peak_bytes)} planned on "
             f"each device, and its smallest batch needs {format_bytes(least)}"

@@ -142,6 +142,11 @@ class Call:
         """Return the bytes of all parts."""
         return sum(part.nbytes for part in self.parts(lengths))
 
+    @property
+    def smallest(self) -> Lengths:
+        """The lengths of the smallest batch."""
+        return dict.fromkeys(self.notation.sizes, 1)
+
     def traffic(self, lengths: Lengths) -> int:
         """Return the bytes read from operands and written to the result, in all batches."""
         notation = self.notation

@@ -50,7 +50,7 @@ def in_passes(call: Call, room: float) -> tuple[Call, ...]:
 
 
 def _fits(call: Call, room: float) -> bool:
-    return call.peak(dict.fromkeys(call.notation.sizes, 1)) <= room
+    return call.peak(call.smallest) <= room
 
 
 def _stages(call: Call) -> tuple[Stage, ...]:

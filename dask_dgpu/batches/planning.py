@@ -62,8 +62,7 @@ def plan_call(call: Call, room: float) -> Plan:
 
     lengths = choose(call.notation, call.peak, seconds, room)
     if lengths is None:
-        least = dict.fromkeys(call.notation.sizes, 1)
-        return _plan(call, least, room, feasible=False)
+        return _plan(call, call.smallest, room, feasible=False)
     return _plan(call, lengths, room, feasible=True)
 
 

@@ -50,7 +50,8 @@ def test_a_tall_product_cuts_the_contraction() -> None:
 
 def test_dtype_and_options() -> None:
     one, two = (dgpu.plan("fft", (64, 64), dtype=dtype, axis=0) for dtype in ("c8", "c16"))
-    assert two.peak_bytes == 2 * one.peak_bytes
+    doubled = 64 * 64 * 8  # transforms of single precision are computed in double precision
+    assert two.peak_bytes == 2 * (one.peak_bytes - 2 * doubled)
     assert dgpu.plan("sum", (64, 64), axis=0).parts[-2].shape == (64,)
     assert dgpu.plan("einsum", "ij,jk->ki", (64, 3), (3, 5)).parts[-2].shape == (5, 64)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -55,12 +56,18 @@ def parts_of(z: da.Array, limit: int) -> int:
     return prediction.parts
 
 
+def operands(make: Callable[..., da.Array], *, there: bool) -> list[da.Array]:
+    """Return ``A`` and its transpose, computed already if ``there``."""
+    arrays = [make(A, (29, 50)), make(A.T, (50, 41))]
+    if there:
+        arrays = [x.persist() for x in arrays]
+        wait(arrays)
+    return arrays
+
+
 @pytest.mark.parametrize("there", [False, True], ids=["lazy", "persisted"])
 def test_products(client, on_device, there: bool) -> None:
-    x, y = on_device(A, (29, 50)), on_device(A.T, (50, 41))
-    if there:
-        x, y = x.persist(), y.persist()
-        wait([x, y])
+    x, y = operands(on_device, there=there)
     limit = limit_of(client, x @ y)
     with limited(client, limit, regions=False):
         parts, before = parts_of(x @ y, limit), launched_runs(client)
@@ -84,11 +91,7 @@ def test_results_are_inputs_again(client, on_device) -> None:
 @pytest.mark.parametrize("there", [False, True], ids=["lazy", "persisted"])
 def test_a_worker_is_lost_between_parts(there: bool) -> None:
     with start_cluster("cpu") as cluster, cluster.get_client() as client:
-        x = da.from_array(A, chunks=(29, 50))
-        y = da.from_array(A.T, chunks=(50, 41))
-        if there:
-            x, y = x.persist(), y.persist()
-            wait([x, y])
+        x, y = operands(da.from_array, there=there)
         limit = limit_of(client, x @ y)
         with limited(client, limit, regions=False):
             parts, before = parts_of(x @ y, limit), launched_runs(client)
