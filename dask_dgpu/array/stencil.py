@@ -39,8 +39,8 @@ from dask_dgpu.arguments import (
 )
 from dask_dgpu.kernels.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, Taps, padded, weighted
 from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph, ensure_minimum_chunksize
-from graph_opt.dask_graph.layers import Expand, deferred
-from graph_opt.model.layout import Chunks
+from graph_opt.dask_graph.layers import Expand, Passes, deferred
+from graph_opt.model.layout import Chunks, even_spans
 from graph_opt.pieces.stencil import StencilPiece
 
 __all__ = ["LAPLACIAN_5PT", "LAPLACIAN_9PT", "stencil"]
@@ -121,7 +121,7 @@ def stencil(
     result_dtype = array.dtype if array.dtype.name == "float16" and dtype.kind == "f" else dtype
     source = array.astype(dtype)
     if task.iterations and math.prod(array.shape):
-        source = sweeping("stencil", (source,), source.chunks, task, expand)
+        source = sweeping("stencil", (source,), source.chunks, task, expand, passes)
     return source.astype(result_dtype)
 
 
@@ -188,7 +188,12 @@ def _boundary(boundary: Any, dtype: np.dtype[Any]) -> Boundary:
 
 
 def sweeping(
-    name: str, sources: tuple[Array, ...], chunks: Chunks, task: Any, expand: Expand
+    name: str,
+    sources: tuple[Array, ...],
+    chunks: Chunks,
+    task: Any,
+    expand: Expand,
+    passes: Passes | None = None,
 ) -> Array:
     """Return the result of a :class:`StencilTask` or a ``JacobiTask``, as one layer.
 
@@ -202,20 +207,37 @@ def sweeping(
         task,
         lambda output, nodes: StencilPiece(output, nodes, task),
         expand,
+        passes,
     )
 
 
 def expand(piece: StencilPiece) -> tuple[str, Mapping[Any, GraphNode]]:
     """Return the name of the output and all its tasks, for blocks of any type."""
-    (source,), task = piece.sources, cast(StencilTask, piece.task)
-    x = Array({}, source.name, source.chunks, dtype=source.dtype)
-    y = thick(x, task.taps)
-    for _ in range(task.iterations):
-        y = swept(y, task.taps, task.boundary)
-    y = y.rechunk(x.chunks, method="tasks")
+    y, (source,) = _in_rounds(piece), piece.sources
     tasks = dict(y.dask)
     read = {(source.name, *index) for index in source.indices}
     return y.name, convert_legacy_graph(tasks, all_keys={*tasks, *read})
+
+
+def passes(piece: StencilPiece) -> Array:
+    """Return the sweeps by rounds of plain Dask, whose ghost cells a gang may exchange."""
+    y = _in_rounds(piece)
+    name = piece.output.name
+    return map_blocks(_same, y, name=name, dtype=y.dtype, meta=y._meta)
+
+
+def _in_rounds(piece: StencilPiece) -> Array:
+    """Exchange ghost cells for several sweeps, then sweep block by block, and so on."""
+    (source,), task = piece.sources, cast(StencilTask, piece.task)
+    x = Array({}, source.name, source.chunks, dtype=source.dtype)
+    y = thick(x, task.taps)
+    for lo, hi in even_spans(0, task.iterations, piece.rounds):
+        y = swept(y, task.taps, task.boundary, sweeps=hi - lo)
+    return y.rechunk(x.chunks, method="tasks")
+
+
+def _same(block: Any) -> Any:
+    return block
 
 
 def thick(x: Array, taps: Taps) -> Array:
@@ -228,10 +250,15 @@ def thick(x: Array, taps: Taps) -> Array:
 
 
 def swept(
-    x: Array, taps: Taps, boundary: tuple[Boundary, ...], added: Array | None = None
+    x: Array,
+    taps: Taps,
+    boundary: tuple[Boundary, ...],
+    added: Array | None = None,
+    *,
+    sweeps: int = 1,
 ) -> Array:
-    """Apply one sweep, and add another array of the same chunks."""
-    depth = dict(enumerate(taps.radius))
+    """Apply sweeps; add another array of the same chunks to the result of a single one."""
+    depth = {axis: sweeps * reach for axis, reach in enumerate(taps.radius)}
     # Dask creates other boundaries in the declared type of blocks, which may be wrong
     around = {axis: each if each == "periodic" else "none" for axis, each in enumerate(boundary)}
     blocks = overlap(x, depth, around, allow_rechunk=False)
@@ -242,6 +269,7 @@ def swept(
         taps=taps,
         boundary=boundary,
         grid=x.numblocks,
+        sweeps=sweeps,
         chunks=x.chunks,
         dtype=x.dtype,
         meta=np.empty((0,) * x.ndim, x.dtype),
@@ -256,14 +284,16 @@ def sweep_block(
     taps: Taps,
     boundary: tuple[Boundary, ...],
     grid: tuple[int, ...],
+    sweeps: int = 1,
     block_id: tuple[int, ...] = (),
 ) -> Any:
     """Sweep a block with ghost cells, except beyond the ends of an axis that is not periodic."""
-    for axis, (reach, each) in enumerate(zip(taps.radius, boundary, strict=True)):
-        if each is not None and each != "periodic":
-            first, last = block_id[axis] == 0, block_id[axis] == grid[axis] - 1
-            block = padded(block, axis, (reach * first, reach * last), each)
-    result = weighted(block, taps)
+    for _ in range(sweeps):
+        for axis, (reach, each) in enumerate(zip(taps.radius, boundary, strict=True)):
+            if each is not None and each != "periodic":
+                first, last = block_id[axis] == 0, block_id[axis] == grid[axis] - 1
+                block = padded(block, axis, (reach * first, reach * last), each)
+        block = weighted(block, taps)
     if added is not None:
-        result += added
-    return result
+        block += added
+    return block

@@ -96,7 +96,7 @@ def predict(site: Site, result: Array) -> Prediction:
     optimizer, keys = site.optimizer, list(flatten(result.__dask_keys__()))
     try:
         rewriting = optimizer.rewrite(result.dask, keys)
-        ours, plain = optimizer.totals(result.dask, keys, rewriting)
+        ours, plain = optimizer.totals(keys, rewriting)
     except Exception:
         if optimizer.settings.on_error == "raise":
             raise

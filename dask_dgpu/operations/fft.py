@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from operator import attrgetter
+from dataclasses import dataclass, replace
+from operator import add, attrgetter, sub
 
 import numpy as np
 
@@ -17,23 +17,69 @@ from dask_dgpu.algorithms.pencil_fft import (
     plan_pencil_fft,
     received,
 )
-from dask_dgpu.operations.operation import Cost, Operation, Request
-from dask_dgpu.operations.value import Value, place
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.kernels.device import Device
+from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
+from dask_dgpu.operations.value import Blocks, Value, place
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Chunks, Layout, counted, cuts_of
+from graph_opt.model.layout import Bare, Chunks, Cuts, Index, Layout, counted, cuts_of
 
 
-def _plan(request: Request) -> RankedPencil:
-    (source,) = request.inputs
+@dataclass(frozen=True)
+class PartTransform(Bare):
+    """The transform of a part of an array, by a plan that knows nothing else.
+
+    ``first`` are the indices of its first blocks of source and output, and ``cuts`` those of the
+    whole output.
+    """
+
+    ranked: RankedPencil
+    first: tuple[Index, Index]
+    cuts: tuple[Cuts, ...]
+
+
+def _plan(request: Request) -> PartTransform:
+    (source,), (plan, first, begin) = request.inputs, request.task
+    layout = _part(source.layout, first, tuple(map(len, plan.input_chunks)))
 
     def put(layout: Layout, chunks: Chunks) -> Layout:
-        return place(layout, Value(tuple(map(cuts_of, chunks)), request.task.dtype), request.size)
+        return place(layout, Value(tuple(map(cuts_of, chunks)), plan.dtype), request.size)
 
     planned = (
-        plan_on_ranks(plan, source.layout, request.size, request.machine, put, spent=source.spent)
-        for plan in _candidates(request.task, source.layout, request.size)
+        plan_on_ranks(each, layout, request.size, request.machine, put, spent=source.spent)
+        for each in _candidates(plan, layout, request.size)
     )
-    return min(planned, key=lambda ranked: cost(ranked, request.machine))
+    ranked = min(planned, key=lambda ranked: cost(ranked, request.machine))
+    return PartTransform(ranked, (first, begin), request.result.cuts)
+
+
+def _part(layout: Layout, first: Index, counts: Index) -> Layout:
+    """Return the layout of some blocks along each axis."""
+    owners = np.array(layout.owners, np.int64).reshape(layout.grid)
+    spans = [slice(at, at + count) for at, count in zip(first, counts, strict=True)]
+    sizes = (along[span] for along, span in zip(layout.lengths, spans, strict=True))
+    return Layout(tuple(map(cuts_of, sizes)), tuple(owners[tuple(spans)].reshape(-1).tolist()))
+
+
+def _layout(part: PartTransform) -> Layout:
+    output, (_, first) = part.ranked.output, part.first
+    owners = np.full([len(cuts) - 1 for cuts in part.cuts], -1, np.int64)
+    spans = (slice(at, at + count) for at, count in zip(first, output.grid, strict=True))
+    owners[tuple(spans)] = np.reshape(output.owners, output.grid)
+    return Layout(part.cuts, tuple(owners.reshape(-1).tolist()))
+
+
+def _run(
+    part: PartTransform, comm: Comm, device: Device, blocks: Blocks, *, progress: Progress
+) -> Blocks:
+    (first, begin), grid = part.first, part.ranked.source.grid
+    given: Blocks = {}
+    for index in list(blocks):
+        place = tuple(map(sub, index, first))
+        if all(0 <= at < count for at, count in zip(place, grid, strict=True)):
+            given[place] = blocks.pop(index) if part.ranked.spent else blocks[index]
+    found = pencil_fft_rank(part.ranked, comm, device, given, progress)
+    return {tuple(map(add, index, begin)): block for index, block in found.items()}
 
 
 def _candidates(plan: PencilPlan, source: Layout, size: int) -> list[PencilPlan]:
@@ -68,7 +114,8 @@ def _on_one_rank(layout: Layout, axis: int) -> bool:
     return bool((owners == owners.take([0], axis)).all())
 
 
-def _cost(plan: RankedPencil, machine: Machine) -> Cost:
+def _cost(part: PartTransform, machine: Machine) -> Cost:
+    plan = part.ranked
     came = received(plan)
     rounds = sum(move.rounds for move in plan.moves if move is not None)
     stages = len(plan.plan.stages)
@@ -83,8 +130,8 @@ def _cost(plan: RankedPencil, machine: Machine) -> Cost:
 
 FFT = Operation(
     plan=_plan,
-    layout=attrgetter("output"),
-    run=pencil_fft_rank,
+    layout=_layout,
+    run=_run,
     cost=_cost,
-    flops=attrgetter("plan.flops"),
+    flops=attrgetter("ranked.plan.flops"),
 )

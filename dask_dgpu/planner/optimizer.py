@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import dask.array.optimization
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
-from dask.utils import format_bytes
 
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.environment.facts import ClusterFacts
@@ -22,7 +21,7 @@ from dask_dgpu.operations import RULES
 from dask_dgpu.operations.matmul import with_wire_dtype
 from dask_dgpu.operations.value import shared, steps_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, log_verdicts, logger, report
-from dask_dgpu.planner.gangs import with_joined
+from dask_dgpu.planner.gangs import LEAST_GAIN, Verdicts, refusal_of, with_joined
 from dask_dgpu.planner.local import NO_MEETING, hindrance, hindrance_of, may_meet, refusal
 from dask_dgpu.planner.parts import Gang, alone, in_parts
 from dask_dgpu.planner.plain import Plain as PlainCost
@@ -43,7 +42,7 @@ from dask_dgpu.runtime.blockworks import Blockworks
 from dask_dgpu.runtime.fused import Fused
 from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.emit import TaskFunctions, emit, finish, guarded
-from graph_opt.dask_graph.layers import PieceLayer
+from graph_opt.dask_graph.layers import PieceLayer, in_passes
 from graph_opt.dask_graph.members import fuse, members
 from graph_opt.dask_graph.parse import ArrayGraph, Culled, cull
 from graph_opt.dask_graph.plain import Plain
@@ -53,9 +52,6 @@ from graph_opt.passes import check, combine, find, insert, partition
 
 if TYPE_CHECKING:
     from distributed import Client
-
-LEAST_GAIN = 0.85
-"""Run a gang if it takes less than this fraction of plain Dask's time: predictions err."""
 
 ROOM_STEPS = 64
 """Free memory counts in such fractions of the limit, so equal programs have equal plans."""
@@ -127,13 +123,13 @@ class GraphOptimizer:
 
         ``present`` are the results on workers, and the memory that a gang cannot use.
         """
-        wanted = _flat(keys)
+        wanted, source = _flat(keys), graph
         graph, arrays = read(graph, wanted, self.settings.fuse)
         matches = find(arrays, RULES)
         pieces, declined = list(matches.pieces), list(matches.declined)
         if self.settings.wire_dtype != "exact":
             pieces = [with_wire_dtype(piece, self.settings.wire_dtype) for piece in pieces]
-        left: dict[str, str] = {}
+        verdicts = Verdicts()
         while pieces or (self.settings.regions and may_meet(arrays, self.facts)):
             culled, local = self._culled(graph, arrays, pieces, wanted)
             layers = {
@@ -146,16 +142,20 @@ class GraphOptimizer:
                 for name, layer in layers.items()
                 if (reason := hindrance_of(layer, self.facts))
             }
-            gangs, left = list[Gang](), {}
+            gangs, verdicts = list[Gang](), Verdicts(refused)
             if not refused:
                 found = [alone(layer) for layer in layers.values()]
                 if self.settings.regions:
                     found = partition(culled, arrays, local, wanted)
                 for region in found:
-                    gangs += self._gangs(region, arrays, layers, present, refused, left)
+                    gangs += self._gangs(region, arrays, layers, present, verdicts)
                 if len(gangs) > 1:
                     plan = partial(self.planned, arrays=arrays, present=present)
                     gangs = with_joined(gangs, culled.graph, plan)
+            if verdicts.too_large and (smaller := in_passes(source, verdicts.too_large)):
+                rewriting = self.rewrite(smaller, keys, present)
+                if rewriting.regions:
+                    return rewriting
             declined += [Declined(name, reason) for name, reason in refused.items()]
             kept = [p for p in pieces if p.output.name in layers.keys() - refused.keys()]
             if len(kept) == len(pieces) and not gangs:
@@ -165,10 +165,12 @@ class GraphOptimizer:
                 whole = [(part, self._with_plain(graph, part, each)) for part, each in programs]
                 put = emit(culled.graph, whole, FUNCTIONS)
                 predicted = tuple((gang.region, gang.prediction) for gang in gangs)
-                return Rewriting(put, arrays, matches.pieces, predicted, tuple(declined), left)
+                decided = matches.pieces, predicted, tuple(declined), verdicts.left
+                return Rewriting(put, source, arrays, *decided)
             pieces = kept  # the others change which blocks of these are needed
         graph = combine(graph, arrays, (), wanted, Fused)
-        return Rewriting(graph, arrays, matches.pieces, (), tuple(declined), left)
+        decided = matches.pieces, (), tuple(declined), verdicts.left
+        return Rewriting(graph, source, arrays, *decided)
 
     def _culled(
         self, graph: HighLevelGraph, arrays: ArrayGraph, pieces: list[Piece], wanted: set[Any]
@@ -188,38 +190,36 @@ class GraphOptimizer:
         arrays: ArrayGraph,
         layers: Mapping[str, PieceLayer],
         present: Present,
-        refused: dict[str, str],
-        left: dict[str, str],
+        verdicts: Verdicts,
     ) -> Iterator[Gang]:
         """Yield the gang of a region, or of parts of it that fit, or of its pieces alone.
 
-        Add the reasons against other pieces to ``refused``, and those against regions without
-        pieces to ``left``. Such a region is left to Dask if its blocks lie right and are not
-        joined: tasks do it better.
+        Add the reasons against others to ``verdicts``. A region without pieces is left to Dask if
+        its blocks lie right and are not joined: tasks do it better.
         """
         places = present.places(blocks_of(region))
         reason = None if region.pieces else self._objection(region, arrays, places)
         if reason is not None:
-            left.update(dict.fromkeys(region.nodes, reason))
+            verdicts.left.update(dict.fromkeys(region.nodes, reason))
             return
         gang = self.planned(region, arrays, present)
         if not (region.pieces or region.joins or gang.prediction.moved_bytes):
-            left.update(dict.fromkeys(region.nodes, NO_MEETING))
+            verdicts.left.update(dict.fromkeys(region.nodes, NO_MEETING))
             return
-        reason = self._refusal(gang)
+        reason = refusal_of(gang, self.settings)
         if reason is None:
             yield gang
         elif not region.pieces:
-            left.update(dict.fromkeys(region.nodes, reason))
+            verdicts.left.update(dict.fromkeys(region.nodes, reason))
         elif len(region.members) == 1:
-            refused[region.members[0].output.name] = reason
+            verdicts.refuse(region.members[0].output.name, reason, fits=gang.fits)
         else:
             smaller: Iterable[Region] = region.split()
             if gang.fits:
                 smaller = (alone(layers[piece.output.name]) for piece in region.pieces)
             for part in smaller:
                 if part.pieces:
-                    yield from self._gangs(part, arrays, layers, present, refused, left)
+                    yield from self._gangs(part, arrays, layers, present, verdicts)
 
     def _objection(self, region: Region, arrays: ArrayGraph, places: Places) -> str | None:
         """Return why a region without collectives is not even planned, if there is a reason."""
@@ -233,19 +233,6 @@ class GraphOptimizer:
         if self.settings.on_error == "raise":
             return program
         return replace(program, plain=Plain.of(graph, region))
-
-    def _refusal(self, gang: Gang) -> str | None:
-        """Return the reason against a gang by its cost, if there is one."""
-        found = gang.prediction
-        if gang.room is not None and not gang.fits:
-            needed, there = format_bytes(found.peak_bytes), format_bytes(int(gang.room))
-            return f"it needs {needed} on a rank and {there} may be used"
-        ours, plain = found.seconds, found.dask_seconds
-        if self.settings.when == "always" or gang.region.forced or ours < LEAST_GAIN * plain:
-            return None
-        if ours < plain:
-            return f"a gang is predicted to gain too little ({ours:.3g} s against {plain:.3g} s)"
-        return f"plain Dask is predicted to be quicker ({plain:.3g} s against {ours:.3g} s)"
 
     def planned(self, region: Region, arrays: ArrayGraph, present: Present = NOTHING) -> Gang:
         """Return the gang of a region, or of its parts if it is one collective and does not fit.
@@ -264,11 +251,11 @@ class GraphOptimizer:
         return whole if whole.fits else in_parts(whole, ranks, plan)
 
     def totals(
-        self, graph: HighLevelGraph, keys: Any, done: Rewriting, present: Present = NOTHING
+        self, keys: Any, done: Rewriting, present: Present = NOTHING
     ) -> tuple[PlainCost, PlainCost]:
         """Predict a graph as it will run, with the layers outside of gangs, and in plain Dask."""
         workers = self.facts.workers or max(self.settings.local_ranks, self.facts.cores)
-        return done.totals(graph, _flat(keys), workers, self.facts, present)
+        return done.totals(_flat(keys), workers, self.facts, present)
 
     @property
     def transport(self) -> Transport:

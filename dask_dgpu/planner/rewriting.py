@@ -34,11 +34,13 @@ def read(
 class Rewriting:
     """A graph with gangs, and the decisions behind it.
 
-    ``arrays`` are Dask's own layers, and ``found`` the pieces in them. ``declined`` are pieces, and
-    ``left`` are further layers, with the reasons why no gang computes them.
+    ``source`` is the graph that was read, ``arrays`` its layers, and ``found`` the pieces in them.
+    ``declined`` are pieces, and ``left`` are further layers, with the reasons why no gang computes
+    them.
     """
 
     graph: HighLevelGraph
+    source: HighLevelGraph
     arrays: ArrayGraph
     found: tuple[Piece, ...]
     regions: tuple[tuple[Region, Prediction], ...]
@@ -52,18 +54,17 @@ class Rewriting:
 
     def totals(
         self,
-        graph: HighLevelGraph,
         keys: Collection[Any],
         workers: int,
         facts: ClusterFacts,
         present: Present,
     ) -> tuple[Plain, Plain]:
-        """Predict the original graph as it will run, and in plain Dask.
+        """Predict the source as it will run, and in plain Dask.
 
         Without a gang, kernels still do the work of several of Dask's layers. The layers of the
         former are those outside of gangs.
         """
-        wanted, regions = set(keys), [region for region, _ in self.regions]
+        graph, wanted, regions = self.source, set(keys), [region for region, _ in self.regions]
         read = {key for region in regions for key in blocks_of(region)}
         places = present.places(read)
         unfused = replace(self.arrays, fused=False)

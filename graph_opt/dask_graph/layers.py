@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from graph_opt.model.piece import Piece
 
 Key = Any
 Expand = Callable[[Any], tuple[str, Mapping[Key, GraphNode]]]
+Passes = Callable[[Any], Array | None]
 
 
 class _BlocksOfPiece(Layer):
@@ -103,6 +104,9 @@ class DeferredLayer(_BlocksOfPiece):
     use, usually in the scheduler's process. ``expand(piece)`` returns the name of an array with
     the chunks of the output, and the tasks, the same for all types of blocks. The piece has
     pickle support and a deterministic ``dask.tokenize`` token.
+
+    ``passes(piece)`` returns the array of the output, of the same name, by several operations that
+    need less memory, or ``None`` if there are none; see :func:`in_passes`.
     """
 
     def __init__(
@@ -111,9 +115,12 @@ class DeferredLayer(_BlocksOfPiece):
         expand: Expand,
         wanted: frozenset[Index] | None = None,
         annotations: Mapping[str, Any] | None = None,
+        *,
+        passes: Passes | None = None,
     ) -> None:
         super().__init__(piece, wanted, annotations)
         self.expand = expand
+        self.passes = passes
         self._tasks: dict[Key, GraphNode] | None = None
 
     def is_materialized(self) -> bool:
@@ -131,7 +138,9 @@ class DeferredLayer(_BlocksOfPiece):
         layer = self
         if kept != outputs:
             wanted = frozenset(key[1:] for key in kept)
-            layer = DeferredLayer(self.piece, self.expand, wanted, self.annotations)
+            layer = DeferredLayer(
+                self.piece, self.expand, wanted, self.annotations, passes=self.passes
+            )
             layer.collection_annotations = self.collection_annotations
             layer._tasks = cull(self.tasks(), kept)
         return layer, {key: set(task.dependencies) for key, task in layer.items()}
@@ -174,6 +183,26 @@ DEFERRED = Rule(_match, layers=(DeferredLayer,))
 """Finds operations of our own: their layer has the piece."""
 
 
+def in_passes(graph: HighLevelGraph, names: Iterable[str]) -> HighLevelGraph | None:
+    """Replace those of our own operations that have passes by their layers, ``None`` if none."""
+    layers: dict[str, Layer] = dict(graph.layers)
+    dependencies: dict[str, set[str]] = {k: set(v) for k, v in graph.dependencies.items()}
+    for name in names:
+        layer = layers[name]
+        if not isinstance(layer, DeferredLayer) or layer.passes is None:
+            continue
+        array = layer.passes(layer.piece)
+        if array is None:
+            continue
+        container, sources = layer.piece.output.container, dependencies[name]
+        for each in array.dask.layers.keys() - sources:
+            made: Any = array.dask.layers[each]
+            made.annotations = layer.annotations
+            made.collection_annotations["chunk_type"] = container
+            layers[each], dependencies[each] = made, set(array.dask.dependencies[each])
+    return None if len(layers) == len(graph.layers) else HighLevelGraph(layers, dependencies)
+
+
 def deferred(
     name: str,
     sources: tuple[Array, ...],
@@ -182,18 +211,24 @@ def deferred(
     token: Any,
     piece: Callable[[ArrayNode, tuple[ArrayNode, ...]], Piece],
     expand: Expand,
+    passes: Passes | None = None,
+    *,
+    key: str | None = None,
 ) -> Array:
-    """Return the result of an operation on arrays, as one layer; ``name`` begins its keys.
+    """Return the result of an operation on arrays, as one layer.
+
+    The array is called ``key``, by default a unique name that begins with ``name``.
 
     ``token`` is all that the result depends on besides its sources. ``piece(output, sources)``
-    returns the operation on array nodes, ``expand`` the tasks of plain Dask; see
-    :class:`DeferredLayer`.
+    returns the operation on array nodes, ``expand`` the tasks of plain Dask, and ``passes``
+    operations that need less memory; see :class:`DeferredLayer`.
     """
-    key = f"{name}-{tokenize(*(x.name for x in sources), token)}"
+    key = key or f"{name}-{tokenize(*(x.name for x in sources), token)}"
     meta = np.empty_like(sources[0]._meta, dtype=dtype)
     container = typename(type(meta))
     nodes = tuple(ArrayNode(x.name, x.chunks, x.dtype.name, container) for x in sources)
-    layer = DeferredLayer(piece(ArrayNode(key, chunks, dtype, container), nodes), expand)
+    output = ArrayNode(key, chunks, dtype, container)
+    layer = DeferredLayer(piece(output, nodes), expand, passes=passes)
     graph = HighLevelGraph.merge(*(x.dask for x in sources))
     names = {name for x in sources for name in x.__dask_layers__()}
     graph = HighLevelGraph({**graph.layers, key: layer}, {**graph.dependencies, key: names})

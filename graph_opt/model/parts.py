@@ -14,9 +14,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain, groupby
 from math import prod
 
 from graph_opt.model.layout import ArrayNode, Index, block_spans, cuts_of
@@ -33,8 +36,7 @@ def finer(region: Region) -> Iterator[list[Region]]:
     the one that leaves least for the largest part to read and compute. So products are cut into
     tiles and stencils into bands. Nothing is yielded if a part would need all that the whole needs.
     """
-    ((_, wanted),) = region.wanted
-    most = tuple(len({*along}) for along in zip(*wanted, strict=True))
+    most = tuple(map(len, _units(region)))
     counts = (1,) * len(most)
     if load(largest(_parts(region, most))) >= load(region):
         return
@@ -81,14 +83,26 @@ def _result(part: Region) -> tuple[ArrayNode, tuple[Index, ...]]:
     return part.nodes[name], blocks
 
 
+def _units(region: Region) -> list[list[list[int]]]:
+    """Return the lines of wanted blocks along each axis, those together that are computed so."""
+    (piece,), ((_, wanted),) = region.pieces, region.wanted
+    found = []
+    for along, cuts in zip(zip(*wanted, strict=True), piece.units, strict=True):
+        units = groupby(sorted({*along}), key=partial(bisect_right, cuts))
+        found.append([list(lines) for _, lines in units])
+    return found
+
+
 def _parts(region: Region, counts: Counts) -> list[Region]:
     """Cut the wanted blocks along each axis into so many spans of nearly equal length."""
     (piece,), (node, wanted) = region.pieces, _result(region)
     numbers = []
-    for along, sizes, count in zip(zip(*wanted, strict=True), node.chunks, counts, strict=True):
-        lines = sorted({*along})
-        spans = block_spans(cuts_of([sizes[at] for at in lines]), count)
-        numbers.append({at: k for k, (lo, hi) in enumerate(spans) for at in lines[lo:hi]})
+    for units, sizes, count in zip(_units(region), node.chunks, counts, strict=True):
+        lengths = [sum(sizes[at] for at in lines) for lines in units]
+        spans = block_spans(cuts_of(lengths), count)
+        numbers.append(
+            {at: k for k, (lo, hi) in enumerate(spans) for at in chain.from_iterable(units[lo:hi])}
+        )
     found: defaultdict[Index, list[Index]] = defaultdict(list)
     for index in wanted:
         found[tuple(of[at] for of, at in zip(numbers, index, strict=True))].append(index)

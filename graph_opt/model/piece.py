@@ -13,7 +13,7 @@ from dask.tokenize import tokenize
 
 from graph_opt.model.blockwork import Block, Blockwork
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import ArrayNode, Index, label
+from graph_opt.model.layout import ArrayNode, Cuts, Index, label
 
 Wanted = tuple[tuple[str, tuple[Index, ...]], ...]
 """The names of arrays, and the indices of their blocks that others read."""
@@ -95,6 +95,14 @@ class Piece(ABC):
     def staged(self) -> tuple[tuple[Index, ...], ...]:
         """The blocks of each input that are read, in row-major order; by default all."""
         return tuple(tuple(node.indices) for node in self.inputs)
+
+    @property
+    def units(self) -> tuple[Cuts, ...]:
+        """The cuts between blocks of the output that can be computed apart, by default all.
+
+        They are indices of blocks along each axis.
+        """
+        return tuple(tuple(range(blocks + 1)) for blocks in self.output.grid)
 
     def reads(self) -> Iterator[Block]:
         """Yield the blocks of all inputs that are read: names of arrays, and indices."""

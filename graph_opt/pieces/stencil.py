@@ -10,6 +10,9 @@ from graph_opt.model.cost import Machine, dask_rechunk_seconds
 from graph_opt.model.layout import ArrayNode, counted
 from graph_opt.model.piece import Piece
 
+GHOSTS = 1 / 16
+"""Most ghost cells on either side of a block, for sweeps by plain Dask; more save messages."""
+
 RESIDUAL_SWEEPS = 3
 """Sweeps for the residuals of zeros, of the first array and of the last."""
 
@@ -56,18 +59,34 @@ class StencilPiece(Piece):
             return f"expected chunks {chunks}, got {self.output.chunks}"
         return None
 
-    def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
-        """Return tasks and seconds of plain Dask: overlap, then a function per block."""
+    @property
+    def rounds(self) -> int:
+        """The exchanges of ghost cells by plain Dask, each for one sweep or several."""
         source, sweeps = self.sources[0], self.sweeps.iterations
         if self.operation == "jacobi":
-            sweeps += RESIDUAL_SWEEPS
+            return sweeps
+        at_once = min(
+            (
+                int(GHOSTS * min(sizes)) // reach
+                for sizes, reach in zip(source.chunks, self.sweeps.reach, strict=True)
+                if reach and len(sizes) > 1
+            ),
+            default=1,
+        )
+        return -(-sweeps // max(1, at_once))
+
+    def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
+        """Return tasks and seconds of plain Dask: overlap, then a function per block."""
+        source, sweeps, rounds = self.sources[0], self.sweeps.iterations, self.rounds
+        if self.operation == "jacobi":
+            sweeps, rounds = sweeps + RESIDUAL_SWEEPS, rounds + RESIDUAL_SWEEPS
         pieces = math.prod(3 * blocks - 2 for blocks in source.grid)
         tasks = pieces + 2 * source.blocks
         ghosts = sum(
-            2 * reach * (len(sizes) - 1) * source.nbytes / max(1, sum(sizes))
+            2 * reach * sweeps / rounds * (len(sizes) - 1) * source.nbytes / max(1, sum(sizes))
             for sizes, reach in zip(source.chunks, self.sweeps.reach, strict=True)
         )
         seconds = dask_rechunk_seconds(tasks, ghosts, source.nbytes, ranks, machine)
         # NumPy reads and writes memory for each operation
         work = self.sweeps.operations * 2 * source.nbytes / (machine.memory_bandwidth * ranks)
-        return tasks * sweeps, (seconds + work) * sweeps
+        return tasks * rounds, seconds * rounds + work * sweeps

@@ -12,6 +12,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, wait
+from scipy import ndimage
 
 import dask_dgpu as dgpu
 from dask_dgpu.planner.present import present_on
@@ -86,6 +87,25 @@ def test_results_are_inputs_again(client, on_device) -> None:
         z = (x @ x) @ x
         assert [found.parts > 1 for _, found in dgpu.explain(z).regions] == [True, True]
         np.testing.assert_array_equal(host(z.compute()), A @ A @ A)
+
+
+def test_transforms_and_stencils_go_in_passes(client, on_device) -> None:
+    x = on_device(A, (29, 50))
+    transform, sweeps = dgpu.fft.fft2(x), dgpu.stencil(x, boundary="periodic", iterations=3)
+    swept = A
+    for _ in range(3):
+        swept = ndimage.correlate(swept, dgpu.LAPLACIAN_5PT, mode="wrap")
+    for z, limit, passes, wanted in (
+        (transform, 400_000, 2, np.fft.fft2(A)),
+        (sweeps, 200_000, 3, swept),
+    ):
+        with limited(client, limit):
+            predictions = [prediction for _, prediction in dgpu.explain(z).regions]
+            assert [each.parts > 1 for each in predictions] == [True] * passes
+            before = launched_runs(client)
+            np.testing.assert_allclose(host(z.compute()), wanted, rtol=0, atol=1e-10)
+            assert launched_runs(client) - before == sum(each.parts for each in predictions)
+            nothing_left(client)
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["lazy", "persisted"])

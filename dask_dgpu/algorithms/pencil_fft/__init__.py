@@ -32,7 +32,7 @@ References
    on modern GPU systems using an adaptive pencil decomposition library", PASC 2022: cuDecomp.
 """
 
-from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
+from dask_dgpu.algorithms.pencil_fft.choose import in_passes, plan_pencil_fft
 from dask_dgpu.algorithms.pencil_fft.plan import (
     Exchange,
     PencilPlan,
@@ -61,6 +61,7 @@ __all__ = [
     "Transform",
     "cost",
     "even_chunks",
+    "in_passes",
     "peak",
     "pencil_fft_rank",
     "plan_on_ranks",

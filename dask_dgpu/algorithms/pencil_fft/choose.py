@@ -99,6 +99,34 @@ def plan_pencil_fft(
     return PencilPlan(chunks, dtype, state.stages, state.chunks, result_dtype(dtype, everything))
 
 
+def in_passes(plan: PencilPlan) -> tuple[PencilPlan, ...]:
+    """Return plans of one stage each, one after another, that parts of the array can go through.
+
+    Each keeps the cuts of the axes that it does not transform. An axis that it transforms gets
+    those of the output, or is cut evenly, so that the next ones can go through parts along it.
+    An exchange comes first if the input is cut along the axes of the first stage only.
+    """
+    chunks, dtype, found = plan.input_chunks, plan.dtype, list[PencilPlan]()
+    first = {each.axis for stage in plan.stages[:1] for each in stage.transforms}
+    others = [axis for axis in range(len(chunks)) if axis not in first]
+    if all(len(chunks[axis]) == 1 for axis in others):
+        cut = {axis: plan.output_chunks[axis] for axis in others if axis not in plan.axes}
+        split = tuple(cut.get(axis, sizes) for axis, sizes in enumerate(chunks))
+        if split != chunks:
+            found.append(PencilPlan(chunks, dtype, (), split, dtype))
+            chunks = split
+    for stage in plan.stages:
+        after = list(chunks)
+        for each in stage.transforms:
+            goal = plan.output_chunks[each.axis]
+            parts = max(map(len, plan.input_chunks))
+            after[each.axis] = goal if len(goal) > 1 else even_chunks(sum(goal), parts)
+        goals = plan.output_chunks if stage is plan.stages[-1] else tuple(after)
+        found.append(plan_pencil_fft(chunks, dtype, stage.transforms, output_chunks=goals))
+        chunks, dtype = goals, found[-1].output_dtype
+    return tuple(found)
+
+
 def _next(
     state: _State, dtype: str, everything: Transforms, target: int, goal: Chunks | None
 ) -> Iterator[tuple[_State, Cost]]:

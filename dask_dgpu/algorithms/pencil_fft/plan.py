@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from dask_dgpu.kernels.fft import Transform
-from graph_opt.model.layout import Chunks, cuts_of, even_spans
+from graph_opt.model.layout import Chunks, Span, cuts_of, even_spans
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,25 @@ class PencilPlan:
             chunks, dtype = stage.output_chunks, result_dtype(dtype, stage.transforms)
         return (*found, Exchange(chunks, self.output_chunks, dtype))
 
+    @property
+    def axes(self) -> frozenset[int]:
+        """The transformed axes."""
+        return frozenset(each.axis for stage in self.stages for each in stage.transforms)
+
+    def within(self, spans: Sequence[Span | None]) -> PencilPlan:
+        """Return the plan for a part of the array: spans of axes without transforms."""
+
+        def part(chunks: Chunks) -> Chunks:
+            along = zip(chunks, spans, strict=True)
+            return tuple(sizes if span is None else _between(sizes, span) for sizes, span in along)
+
+        return replace(
+            self,
+            input_chunks=part(self.input_chunks),
+            stages=tuple(replace(stage, chunks=part(stage.chunks)) for stage in self.stages),
+            output_chunks=part(self.output_chunks),
+        )
+
     def moved(self, ranks: int) -> float:
         """Return the expected bytes that all ranks together send."""
         return sum(exchange.moved(ranks) for exchange in self.exchanges)
@@ -131,6 +151,16 @@ class PencilPlan:
                 total += lines * transform.flops
                 shape[transform.axis] = transform.output_length
         return total
+
+
+def _between(sizes: Sequence[int], span: Span) -> tuple[int, ...]:
+    """Return the sizes of the parts of chunks in a span, empty chunks with those before them."""
+    start, stop = span
+    return tuple(
+        min(hi, stop) - max(lo, start)
+        for lo, hi in pairwise(cuts_of(sizes))
+        if max(lo, start) < min(hi, stop) or (lo == hi <= stop and (lo > start or not start))
+    )
 
 
 def even_chunks(length: int, parts: int) -> tuple[int, ...]:

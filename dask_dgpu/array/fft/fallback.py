@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, cast
 
@@ -12,10 +14,11 @@ import numpy as np
 from dask.array.core import Array
 from dask.utils import funcname
 
-from dask_dgpu.algorithms.pencil_fft import Chunks, PencilPlan, result_dtype
+from dask_dgpu.algorithms.pencil_fft import Chunks, PencilPlan, in_passes, result_dtype
 from dask_dgpu.kernels import fft as kernel
 from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph
 from graph_opt.dask_graph.layers import deferred
+from graph_opt.model.layout import ArrayNode
 from graph_opt.pieces.fft import FftPiece
 
 
@@ -38,6 +41,7 @@ def apply(x: Array, plan: PencilPlan, name: str) -> Array:
         plan,
         lambda output, sources: FftPiece(output, sources[0], plan),
         expand,
+        passes,
     )
 
 
@@ -54,8 +58,26 @@ def expand(piece: FftPiece) -> tuple[str, Mapping[Any, GraphNode]]:
     """Return the name of the output and all its tasks, for blocks of any type."""
     source = piece.source
     x = Array({}, source.name, source.chunks, dtype=source.dtype)
-    y = _stages(x, cast(PencilPlan, piece.task), np.empty((0,) * source.ndim))
+    y = _stages(x, cast(PencilPlan, piece.plan), np.empty((0,) * source.ndim))
     return y.name, convert_legacy_graph(dict(y.dask))
+
+
+def passes(piece: FftPiece) -> Array | None:
+    """Return the transform by several, one after another, if it has several stages."""
+    plans, source, output = in_passes(piece.plan), piece.source, piece.output
+    if len(plans) < 2:
+        return None
+
+    def part(result: ArrayNode, sources: tuple[ArrayNode, ...], plan: PencilPlan) -> FftPiece:
+        of, to = (replace(node, container=source.container) for node in (*sources, result))
+        return FftPiece(to, of, plan)
+
+    x = Array({}, source.name, source.chunks, dtype=source.dtype)
+    for plan in plans:
+        key = output.name if plan is plans[-1] else None
+        ends = plan.output_chunks, plan.output_dtype, plan
+        x = deferred("pass", (x,), *ends, partial(part, plan=plan), expand, key=key)
+    return x
 
 
 def _stages(x: Any, plan: PencilPlan, meta: Any) -> Any:

@@ -100,7 +100,7 @@ def _explained(
         for piece, region in alone
     )
     runs = last_runs(region for region, _ in rewriting.regions) if measured else ()
-    ours, plain = optimizer.totals(graph, keys, rewriting, present)
+    ours, plain = optimizer.totals(keys, rewriting, present)
     predicted = {piece.output.name: prediction for piece, prediction in rewritten}
     operations = Finder(rewriting, predicted, ours, runs).operations()
     if measured and not operations:

@@ -259,7 +259,7 @@ def test_programs_hold_three_shares_and_the_graph_is_small(name: str, n: int) ->
             chunks = layer.piece.source.chunks
             blocks = math.prod(map(len, chunks))
             source = Layout(tuple(map(cuts_of, chunks)), dealt(blocks, size))
-            ranked = plan_on_ranks(layer.piece.task, source, size, HOST, in_order(size))
+            ranked = plan_on_ranks(layer.piece.plan, source, size, HOST, in_order(size))
             assert peak(ranked) <= 3.01 * share + 64 * MIB
             assert not layer.is_materialized()
         elif layer.is_materialized():

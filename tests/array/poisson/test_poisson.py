@@ -212,7 +212,7 @@ def ran(programs: list[Any]) -> Iterator[list[Any]]:
 
 def exchanges(u: da.Array) -> int:
     plans = [
-        layer.piece.task for layer in u.dask.layers.values() if isinstance(layer, DeferredLayer)
+        layer.piece.plan for layer in u.dask.layers.values() if isinstance(layer, DeferredLayer)
     ]
     assert all(isinstance(plan, PencilPlan) for plan in plans)
     return sum(not exchange.local for plan in plans for exchange in plan.exchanges)
