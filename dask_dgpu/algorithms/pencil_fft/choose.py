@@ -19,7 +19,7 @@ from dask_dgpu.algorithms.pencil_fft.plan import (
     transformed,
 )
 from dask_dgpu.kernels.fft import TO_HALF_COMPLEX, TO_REAL, TRIGONOMETRIC, Transform
-from graph_opt.model.layout import Chunks, cuts_of
+from graph_opt.model.layout import Chunks, block_spans, cuts_of
 
 MANY = 4
 """Up to this number of axes, all sets of them are candidates."""
@@ -103,8 +103,9 @@ def in_passes(plan: PencilPlan) -> tuple[PencilPlan, ...]:
     """Return plans of one stage each, one after another, that parts of the array can go through.
 
     Each keeps the cuts of the axes that it does not transform. An axis that it transforms gets
-    those of the output, or is cut evenly, so that the next ones can go through parts along it.
-    An exchange comes first if the input is cut along the axes of the first stage only.
+    some of those of the output, or is cut evenly, about as often as that of the input, so that the
+    next ones can go through parts along it. An exchange comes first if the input is cut along the
+    axes of the first stage only.
     """
     chunks, dtype, found = plan.input_chunks, plan.dtype, list[PencilPlan]()
     first = {each.axis for stage in plan.stages[:1] for each in stage.transforms}
@@ -118,13 +119,19 @@ def in_passes(plan: PencilPlan) -> tuple[PencilPlan, ...]:
     for stage in plan.stages:
         after = list(chunks)
         for each in stage.transforms:
-            goal = plan.output_chunks[each.axis]
-            parts = max(map(len, plan.input_chunks))
-            after[each.axis] = goal if len(goal) > 1 else even_chunks(sum(goal), parts)
+            goal, given = plan.output_chunks[each.axis], plan.input_chunks
+            parts = len(given[each.axis]) if len(given[each.axis]) > 1 else max(map(len, given))
+            after[each.axis] = _joined(goal, parts) or even_chunks(sum(goal), parts)
         goals = plan.output_chunks if stage is plan.stages[-1] else tuple(after)
         found.append(plan_pencil_fft(chunks, dtype, stage.transforms, output_chunks=goals))
         chunks, dtype = goals, found[-1].output_dtype
     return tuple(found)
+
+
+def _joined(sizes: Sequence[int], parts: int) -> tuple[int, ...] | None:
+    """Join chunks to so many, ``None`` if there is only one."""
+    joined = (sum(sizes[lo:hi]) for lo, hi in block_spans(cuts_of(sizes), parts) if lo < hi)
+    return tuple(joined) if len(sizes) > 1 else None
 
 
 def _next(

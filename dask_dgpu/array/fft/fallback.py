@@ -73,10 +73,11 @@ def passes(piece: FftPiece) -> Array | None:
         return FftPiece(to, of, plan)
 
     x = Array({}, source.name, source.chunks, dtype=source.dtype)
+    name = output.name.rpartition("-")[0]
     for plan in plans:
         key = output.name if plan is plans[-1] else None
         ends = plan.output_chunks, plan.output_dtype, plan
-        x = deferred("pass", (x,), *ends, partial(part, plan=plan), expand, key=key)
+        x = deferred(name, (x,), *ends, partial(part, plan=plan), expand, key=key)
     return x
 
 
