@@ -209,6 +209,7 @@ def test_redistribution_in_two_levels(hosts: tuple[int, ...], limit: int) -> Non
             assert wire.between(hosts, wire.messages)[p, q] <= hosts[q] * plan.rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", [(2, 2), (3, 1, 2), (1, 1, 4)])
 @pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize("method", ["compensated", "reproducible"])

@@ -88,7 +88,9 @@ def plan_of(task: JacobiTask, shape: tuple[int, ...], size: int, **more: Any) ->
 
 @pytest.mark.parametrize("shape", [(13,), (9, 11), (5, 6, 4), (3, 4, 3, 2)])
 @pytest.mark.parametrize("edge", [pytest.param(0.0, marks=pytest.mark.slow), 2.0])
-@pytest.mark.parametrize("size", [1, 3, 7])
+@pytest.mark.parametrize(
+    "size", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(7, marks=pytest.mark.slow)]
+)
 def test_converges_to_the_direct_solution(shape: tuple[int, ...], edge: float, size: int) -> None:
     rhs, dx = random(shape, "float64", 4), 0.25
     task = JacobiTask("float64", dx, (edge,) * len(shape), 100_000, 1e-10)

@@ -47,6 +47,7 @@ def largest(op: str, *args: Any) -> int:
     return int(np.prod(dgpu.plan(op, *args).parts[0].shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("good", [0, 1, 3])
 def test_the_rest_goes_in_smaller_batches(good: int) -> None:
     out = Counted((71, 53), float)

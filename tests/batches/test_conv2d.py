@@ -31,6 +31,7 @@ def test_equals_torch(problem: Any, share: float) -> None:
     check_conv2d(found, arrays[0], arrays[1], arrays[2] if len(arrays) > 2 else None, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stride", "padding"), [(1, 2), (2, 9), (3, 0), (5, 7)])
 def test_an_image_is_cut_along_rows_and_columns(stride: int, padding: int) -> None:
     options = {"stride": stride, "padding": padding}

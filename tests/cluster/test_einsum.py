@@ -25,6 +25,7 @@ WANTED = np.linalg.multi_dot(ARRAYS)
 BATCH = [RNG.integers(-9, 9, (6, n, m)).astype("float32") for n, m in ((20, 8), (24, 8), (24, 5))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, "8 kB"], ids=["whole", "sliced"])
 def test_a_chain_is_one_gang(client, on_device, limit):
     operands = [on_device(a, (9, 11)) for a in ARRAYS]

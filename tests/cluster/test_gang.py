@@ -106,6 +106,7 @@ def test_second_use_makes_no_communicator(client, x, y):
     assert {w: r["device"]["connected"] for w, r in reports(client).items()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["persist", "annotate"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_subset_of_workers(client, x, y, how, count):
@@ -133,6 +134,7 @@ def test_block_rows_of_length_zero(client, on_device):
     assert empty.compute().shape == (0, 29)
 
 
+@pytest.mark.slow
 def test_stored(client, x, y, tmp_path, device):
     target = np.zeros((61, 29), A.dtype)
     z = (x @ y).map_blocks(host, dtype=A.dtype, meta=np.empty((0, 0), A.dtype))
@@ -142,6 +144,7 @@ def test_stored(client, x, y, tmp_path, device):
     np.testing.assert_array_equal(da.from_zarr(str(tmp_path / "z")).compute(), A @ B)
 
 
+@pytest.mark.slow
 def test_delayed(client, x, y):
     total = dask.delayed(lambda block: float(block.sum()))(x @ y)
     assert total.compute() == (A @ B).sum()
@@ -211,6 +214,7 @@ def test_disabled_again(client, x, y, tmp_path: Path):
     assert not hasattr(da.Array.to_delayed, "__wrapped__")
 
 
+@pytest.mark.slow
 def test_enabled_before_the_first_worker_is_there():
     with start_cluster("cpu", n_workers=0) as cluster, Client(cluster) as client:
         comes = threading.Timer(0.5, cluster.scale, (2,))

@@ -94,6 +94,7 @@ def test_what_workers_have_is_not_sent_again(client, cluster, in_memory):
     client.run(watch_no_more)
 
 
+@pytest.mark.slow
 def test_a_new_number_in_each_step_is_a_known_program(client, in_memory):
     """Gradient descent, whose step size each step computes anew."""
 
@@ -143,6 +144,7 @@ def held(dask_worker: Any) -> tuple[int, int, int]:
     return len(plugin.programs), workspaces, len(plugin.member._comms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu"], indirect=True)
 def test_under_memory_pressure_nothing_is_kept(client, cluster, in_memory):
     """Programs, workspaces, and the communicators of other gangs; then all goes on."""

@@ -52,6 +52,7 @@ def test_an_uneven_function_is_waited_for(client: Client, on_device: Any) -> Non
     eventually(lambda: left_over(client) == 0)
 
 
+@pytest.mark.slow
 def test_other_settings_make_another_communicator(client: Client, on_device: Any) -> None:
     x = on_device(A, 20)
     np.testing.assert_array_equal(host(product(client, x).result(timeout=60)), A @ A)
@@ -71,6 +72,7 @@ def test_other_settings_make_another_communicator(client: Client, on_device: Any
         assert report["device"]["connected"] == again[worker]["device"]["connected"]
 
 
+@pytest.mark.slow
 def test_communicators_of_subsets_are_closed(client: Client, on_device: Any) -> None:
     x = on_device(A, 20)
     everyone = addresses(client)

@@ -66,6 +66,7 @@ def operands(make: Callable[..., da.Array], *, there: bool) -> list[da.Array]:
     return arrays
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("there", [False, True], ids=["lazy", "persisted"])
 def test_products(client, on_device, there: bool) -> None:
     x, y = operands(on_device, there=there)
@@ -89,6 +90,7 @@ def test_results_are_inputs_again(client, on_device) -> None:
         np.testing.assert_array_equal(host(z.compute()), A @ A @ A)
 
 
+@pytest.mark.slow
 def test_transforms_and_stencils_go_in_passes(client, on_device) -> None:
     x = on_device(A, (29, 50))
     transform, sweeps = dgpu.fft.fft2(x), dgpu.stencil(x, boundary="periodic", iterations=3)
@@ -108,6 +110,7 @@ def test_transforms_and_stencils_go_in_passes(client, on_device) -> None:
             nothing_left(client)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("there", [False, True], ids=["lazy", "persisted"])
 def test_a_worker_is_lost_between_parts(there: bool) -> None:
     with start_cluster("cpu") as cluster, cluster.get_client() as client:

@@ -32,6 +32,7 @@ def check(u: Any, f: Any, boundaries: tuple[str, ...]) -> None:
     assert np.linalg.norm(laplacian(u, (1.0,) * u.ndim, boundaries) - wanted) <= bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 def test_slabs_are_one_gang(client, on_device, boundary):
     for chunks in [(7, 44), (60, 9)]:
@@ -61,6 +62,7 @@ def test_a_long_axis(client, on_device, monkeypatch):
     assert gangs == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dctn", "idctn", "dstn", "idstn"])
 def test_transforms(client, on_device, name):
     for kind in (1, 2, 3, 4):

@@ -50,6 +50,7 @@ def test_each_gang_has_a_bar(client, on_device, capsys):
     assert capsys.readouterr().out.splitlines()[1].startswith(f"{count} tasks in ")
 
 
+@pytest.mark.slow
 def test_plain_tasks_are_counted(client, on_device, capsys):
     y = on_device(A, (6, 20)).map_blocks(slow)
     with dask.config.set({"optimization.fuse.active": False}), dask.annotate(dgpu=False):
@@ -71,6 +72,7 @@ class Place:
         self.drawn.append(html.data)
 
 
+@pytest.mark.slow
 def test_it_does_not_block_a_notebook(client, on_device, monkeypatch):
     place = Place()
     monkeypatch.setattr("distributed.utils.is_kernel", lambda: True)

@@ -72,6 +72,7 @@ def test_new_data_and_results_that_stay(client: Client, device: str, in_memory: 
     nothing_left(client)
 
 
+@pytest.mark.slow
 def test_a_profiler_sees_all_steps(client: Client, in_memory: Any) -> None:
     check(in_memory, range(3))
     a, b = (in_memory(each, CHUNK) for each in data(3))
@@ -82,6 +83,7 @@ def test_a_profiler_sees_all_steps(client: Client, in_memory: Any) -> None:
     assert rows["matmul"]["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_without_memory_for_them_there_are_none(client: Client, in_memory: Any) -> None:
     client.run(lambda dask_worker: dask_worker.plugins[PLUGIN].member.release())
     with dgpu.enable(client, gang_kept_recordings=0, **SETTINGS):

@@ -239,6 +239,7 @@ class TestLosses(Losses):
             np.testing.assert_allclose(result, wanted(), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_without_regions_each_collective_is_a_gang(client, x):
     with dgpu.enable(client, **SETTINGS, regions=False):
         result, gangs = compute(client, filtered(x))
@@ -285,6 +286,7 @@ def test_steps_are_shown_where_dask_shows_tasks(client, x):
     assert " measured " in str(dgpu.explain(y, measured=True))
 
 
+@pytest.mark.slow
 def test_what_others_keep_is_not_there_for_a_gang(client, device):
     """Memory that persisted results take counts; what is spilled or released does not."""
     limit = 64 << 20

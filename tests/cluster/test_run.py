@@ -99,6 +99,7 @@ def test_many_calls(client: Client, earlier: set[Any]) -> None:
     eventually(lambda: no_operands(client, earlier))
 
 
+@pytest.mark.slow
 def test_a_failing_function_leaves_nothing(client: Client, earlier: set[Any]) -> None:
     def fail(block: Any) -> Any:
         if block.size:

@@ -86,6 +86,7 @@ def test_an_operation_that_fails_leaves_the_rest_of_out(client: Client) -> None:
     eventually(lambda: nothing_left(client, earlier))
 
 
+@pytest.mark.slow
 def test_interrupting_leaves_nothing(client: Client, in_batch: Any) -> None:
     earlier = names(client)
 
@@ -120,6 +121,7 @@ def test_other_threads_ask_for_fewer_workers(client: Client) -> None:
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_batch_that_runs_out_of_memory(client: Client) -> None:
     earlier = names(client)
 
@@ -140,6 +142,7 @@ def test_a_batch_that_runs_out_of_memory(client: Client) -> None:
 
 
 class TestLosses(Losses):
+    @pytest.mark.slow
     @pytest.mark.timeout(240)
     @pytest.mark.parametrize("batch", [pytest.param(0, marks=pytest.mark.slow), 3])
     def test_a_killed_worker(self, client: Client, in_batch: Any, batch: int) -> None:

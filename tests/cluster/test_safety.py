@@ -106,6 +106,7 @@ def any_worker(client: Client) -> str:
     return random.Random(3).choice(sorted(client.scheduler_info()["workers"]))
 
 
+@pytest.mark.slow
 def test_killed_before_the_barrier(client, cluster, x, y):
     def slowly(block: Any) -> Any:
         time.sleep(0.2)
@@ -241,6 +242,7 @@ def test_stopped_while_others_compute(client, cluster, x, y):
         revive(cluster, worker)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [pytest.param(MemoryError, marks=pytest.mark.slow), ValueError])
 def test_kernel_raises(client, cluster, x, y, error):
     check(client, x @ y)
@@ -283,6 +285,7 @@ def test_warm_up_fails(client, cluster, x, y):
     check(client, x @ y)
 
 
+@pytest.mark.slow
 def test_cancelled(client, cluster, x, y):
     check(client, x @ y)
     slow_blocks(client, 0.5)
@@ -295,6 +298,7 @@ def test_cancelled(client, cluster, x, y):
     check(client, (x @ y) + 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [pytest.param("cancelled", marks=pytest.mark.slow), "failed"])
 def test_others_in_flight_are_not_harmed(client, cluster, x, y, how):
     """One of several products ends early, and with it the communicator of all."""
@@ -324,6 +328,7 @@ def test_others_in_flight_are_not_harmed(client, cluster, x, y, how):
     eventually(lambda: left_over(client) == 0)
 
 
+@pytest.mark.slow
 def test_cancelled_while_it_is_staged(client, cluster, x, y):
     for i in range(10):
         future = client.compute((x + i) @ y)

@@ -57,6 +57,7 @@ def test_tasks_submitted(client: Client, x: da.Array) -> None:
     np.testing.assert_allclose(host(y.compute()), reference(A, HEAT, "zero", 100), atol=1e-10)
 
 
+@pytest.mark.slow
 def test_jacobi(client: Client, x: da.Array) -> None:
     before = launched_runs(client)
     u, info = dgpu.jacobi(x * 0, x, dx=0.1, max_iterations=20_000, tol=1e-8)
@@ -70,6 +71,7 @@ def test_jacobi(client: Client, x: da.Array) -> None:
     eventually(lambda: left_over(client) == 0)
 
 
+@pytest.mark.slow
 def test_jacobis_records(client: Client, x: da.Array) -> None:
     """They stay when a result is used again, and belong to their own gangs."""
 

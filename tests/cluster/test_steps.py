@@ -89,6 +89,7 @@ class TestLosses(Losses):
         ):
             np.testing.assert_allclose(result, A.cumsum(axis=0), rtol=1e-12)
 
+    @pytest.mark.slow
     def test_a_worker_is_lost_midway(self, client, on_device):
         future = client.compute(running(on_device(A, (4, 12))))
         result = self.result_after_loss(client, future)

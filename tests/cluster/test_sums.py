@@ -52,6 +52,7 @@ def test_values_and_bits(client, x, on_device):
         assert summed(client, dgpu.sum(array, method="reproducible")).tobytes() == WANTED
 
 
+@pytest.mark.slow
 def test_axes(client, x):
     for method in METHODS:
         for axis in (0, 1):
@@ -84,6 +85,7 @@ def test_setting(client, x):
     assert x.sum().name.startswith("sum-")
 
 
+@pytest.mark.slow
 def test_bfloat16(client, on_device):
     """Bits for any blocks, of a result that is single: CuPy blocks need not travel for it."""
     values = family("condition 1e4", 60 * 44, "bfloat16").reshape(60, 44)

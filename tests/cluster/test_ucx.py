@@ -64,6 +64,7 @@ def test_each_step_has_both_times(client, on_device):
     assert has_both_times(dgpu.explain(y, measured=True))
 
 
+@pytest.mark.slow
 def test_ucxx_must_be_on_every_worker(client, on_device):
     x = on_device(A, 60)
     (x @ x.T).compute()  # workers import ucxx in the background

@@ -26,6 +26,7 @@ def plain(z: da.Array) -> Any:
         return host(z.compute())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["reflect", "products"])
 def test_as_in_plain_dask(client: Any, on_device: Any, name: str) -> None:
     with (

@@ -67,6 +67,7 @@ def test_a_loop_that_does_not_wait_runs_no_task(client, x, m, tasks_run):
     nothing_left(client, x, m)
 
 
+@pytest.mark.slow
 def test_a_gang_waits_for_tasks_on_workers(client, x, tasks_run):
     def slowly(block: Any) -> Any:
         time.sleep(0.5)
@@ -164,6 +165,7 @@ async def _begin_and_end_stage_task(dask_scheduler: Any) -> None:
     dask_scheduler.send_all(*ended)
 
 
+@pytest.mark.slow
 def test_intermediate_steps_are_dropped(client, x, m):
     z, expected = loop(x, m, 20)
     np.testing.assert_allclose(host(z.compute()), expected, rtol=1e-12)

@@ -176,6 +176,7 @@ def _abort_beside_a_lost_rank(rank, kind, address):
     return None
 
 
+@pytest.mark.slow
 def test_an_abort_ends_a_wait_although_a_neighbour_is_lost(pool, relay, kind):
     pool.start(_abort_beside_a_lost_rank, kind, relay.address)
     (took,) = pool.results([0])

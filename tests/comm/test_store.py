@@ -26,6 +26,7 @@ def joined(size: int) -> list[Store]:
     return stores
 
 
+@pytest.mark.slow
 @given(size=st.integers(1, 7), texts=st.lists(st.text(), min_size=7, max_size=7))
 def test_all_ranks_read_what_all_have_set(size: int, texts: list[str]) -> None:
     stores = joined(size)

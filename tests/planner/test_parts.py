@@ -81,7 +81,7 @@ def check_parts(z: da.Array, wanted: Any, room: int, programs: list[Any]) -> int
     return prediction.parts
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("form", PRODUCTS)
 def test_products(form: str, ranks: int, programs: list[Any]) -> None:
     make, wanted = PRODUCTS[form]
@@ -91,6 +91,7 @@ def test_products(form: str, ranks: int, programs: list[Any]) -> None:
         check_parts(z, wanted, room, programs)
 
 
+@pytest.mark.slow
 def test_less_room_takes_more_parts(programs: list[Any]) -> None:
     parts = []
     for share in (0.9, 0.6, 0.3):

@@ -62,7 +62,7 @@ def computed(z: da.Array, room: int, ranks: int, programs: list[Any]) -> tuple[l
         return [prediction for _, prediction in found.regions], value
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("form", TRANSFORMS)
 def test_transforms(form: str, ranks: int, programs: list[Any]) -> None:
     make, wanted, passes = TRANSFORMS[form]
@@ -75,7 +75,7 @@ def test_transforms(form: str, ranks: int, programs: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("boundary", MODES)
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_stencils(boundary: str, ranks: int, programs: list[Any]) -> None:
     wanted = A
     for _ in range(SWEEPS):

@@ -44,6 +44,7 @@ def test_a_cluster_closes_while_its_workers_connect(
     assert "rank" not in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", ["client", "cluster"])
 def test_a_slow_end_is_no_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, slow: str

@@ -76,6 +76,7 @@ def test_scheduler_needs_neither_torch_nor_cupy(tmp_path: Path) -> None:
             np.testing.assert_allclose(product.compute(), a @ a.T)
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_missing_main_guard_gives_one_clear_message(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"

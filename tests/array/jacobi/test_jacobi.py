@@ -289,6 +289,7 @@ def test_a_lost_record(enabled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(u.compute(), direct(RHS, 1.0, 0.0), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_several_at_once() -> None:
     """Each has the record of its own gang."""
     rhs = da.from_array(RHS, chunks=5)

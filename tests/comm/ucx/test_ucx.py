@@ -68,6 +68,7 @@ def _leave_early(rank, address):
     _threads_end()
 
 
+@pytest.mark.slow
 def test_what_a_rank_sent_before_it_closed_arrives(pool, relay):
     pool.run(_leave_early, relay.address)
 
@@ -94,6 +95,7 @@ def _give_up(rank, address, how):
         comm.barrier()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["late", "abort"])
 def test_abandoned_buffer_is_left_alone(pool, relay, how):
     pool.run(_give_up, relay.address, how)
