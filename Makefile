@@ -1,10 +1,12 @@
 # Needs only Python (3.11 or newer, with venv) and make; nothing has to be activated.
 PYTHON ?= python3
 PYTEST_ARGS ?=
+# Tests start hundreds of processes. Without bytecode each would compile all sources again.
+unexport PYTHONDONTWRITEBYTECODE
 # an import contract says that what is tested there knows no Dask
 DASKLESS := kernels comm algorithms
 # One process of pytest runs the tests that need a cluster, the other the rest.
-PROCESSES ?= 2
+PROCESSES ?= 3
 PARALLEL = -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
 NO_GPU := not gpu and not multigpu
 QUICK = $(PARALLEL) --hypothesis-profile quick -m "not slow and $(NO_GPU)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from dask_dgpu.environment.facts import ClusterFacts
@@ -20,6 +21,25 @@ MOST_WASTE = 0.5
 
 NO_MEETING = "no blocks meet"
 """Why work on blocks with the same index is left to Dask."""
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """Why there is no gang for some layers.
+
+    ``refused`` are collectives, and ``left`` layers of regions without any, with the reasons. Of
+    the former some are ``too_large`` for the devices.
+    """
+
+    refused: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    too_large: set[str] = field(default_factory=set)
+
+    def refuse(self, name: str, reason: str, *, fits: bool) -> None:
+        """Add a collective whose gang would fit or would not."""
+        self.refused[name] = reason
+        if not fits:
+            self.too_large.add(name)
 
 
 def may_meet(arrays: ArrayGraph, facts: ClusterFacts) -> bool:

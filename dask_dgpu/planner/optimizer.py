@@ -21,9 +21,16 @@ from dask_dgpu.operations import RULES
 from dask_dgpu.operations.matmul import with_wire_dtype
 from dask_dgpu.operations.value import shared, steps_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, log_verdicts, logger, report
-from dask_dgpu.planner.gangs import LEAST_GAIN, Verdicts, refusal_of, with_joined
-from dask_dgpu.planner.local import NO_MEETING, hindrance, hindrance_of, may_meet, refusal
-from dask_dgpu.planner.parts import Gang, alone, in_parts
+from dask_dgpu.planner.gangs import with_joined
+from dask_dgpu.planner.local import (
+    NO_MEETING,
+    Verdicts,
+    hindrance,
+    hindrance_of,
+    may_meet,
+    refusal,
+)
+from dask_dgpu.planner.parts import LEAST_GAIN, Gang, alone, in_parts
 from dask_dgpu.planner.plain import Plain as PlainCost
 from dask_dgpu.planner.predict import blocks_of, limits_of, predict, usable
 from dask_dgpu.planner.present import (
@@ -206,7 +213,7 @@ class GraphOptimizer:
         if not (region.pieces or region.joins or gang.prediction.moved_bytes):
             verdicts.left.update(dict.fromkeys(region.nodes, NO_MEETING))
             return
-        reason = refusal_of(gang, self.settings)
+        reason = gang.refusal(self.settings.when)
         if reason is None:
             yield gang
         elif not region.pieces:

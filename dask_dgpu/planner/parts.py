@@ -7,11 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from dask.utils import format_bytes
+
 from dask_dgpu.planner.predict import Prediction
 from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.model.parts import finer, in_turn, largest, load
 from graph_opt.model.piece import Region
+
+LEAST_GAIN = 0.85
+"""Run a gang if it takes less than this fraction of plain Dask's time: predictions err."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,19 @@ class Gang:
     def fits(self) -> bool:
         """Whether the devices have the memory."""
         return self.room is None or self.prediction.peak_bytes <= self.room
+
+    def refusal(self, when: str) -> str | None:
+        """Return the reason against it, if there is one: its memory or, by ``when``, its cost."""
+        found = self.prediction
+        if self.room is not None and not self.fits:
+            needed, there = format_bytes(found.peak_bytes), format_bytes(int(self.room))
+            return f"it needs {needed} on a rank and {there} may be used"
+        ours, plain = found.seconds, found.dask_seconds
+        if when == "always" or self.region.forced or ours < LEAST_GAIN * plain:
+            return None
+        if ours < plain:
+            return f"a gang is predicted to gain too little ({ours:.3g} s against {plain:.3g} s)"
+        return f"plain Dask is predicted to be quicker ({plain:.3g} s against {ours:.3g} s)"
 
 
 def alone(layer: PieceLayer) -> Region:

@@ -118,6 +118,7 @@ def check(found: BaseException, wanted: BaseException) -> None:
     assert type(found.__cause__) is type(wanted.__cause__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fused"), [*((name, False) for name in FUNCTIONS), ("ZeroDivisionError", True)]
 )

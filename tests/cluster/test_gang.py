@@ -64,6 +64,7 @@ def test_ranks_read_each_other_or_send(client, device, x, y):
             assert launched_runs(client) == before + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "float16", "float32", "complex64"])
 def test_dtypes(client, on_device, dtype):
     a, b = A.astype(dtype), B.astype(dtype)

@@ -81,6 +81,7 @@ def test_products(client, on_device, there: bool) -> None:
         nothing_left(client, *([x, y] if there else []))
 
 
+@pytest.mark.slow
 def test_results_are_inputs_again(client, on_device) -> None:
     """Parts of a second product read blocks that all parts of the first have computed."""
     x = on_device(A, (29, 29))

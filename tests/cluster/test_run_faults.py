@@ -144,7 +144,7 @@ def test_a_batch_that_runs_out_of_memory(client: Client) -> None:
 class TestLosses(Losses):
     @pytest.mark.slow
     @pytest.mark.timeout(240)
-    @pytest.mark.parametrize("batch", [pytest.param(0, marks=pytest.mark.slow), 3])
+    @pytest.mark.parametrize("batch", [0, 3])
     def test_a_killed_worker(self, client: Client, in_batch: Any, batch: int) -> None:
         earlier = names(client)
         in_batch(batch, lambda: send_signal(client, sorted(client.scheduler_info()["workers"])[1]))

@@ -243,7 +243,7 @@ def test_stopped_while_others_compute(client, cluster, x, y):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [pytest.param(MemoryError, marks=pytest.mark.slow), ValueError])
+@pytest.mark.parametrize("error", [MemoryError, ValueError])
 def test_kernel_raises(client, cluster, x, y, error):
     check(client, x @ y)
     worker = any_worker(client)
@@ -299,7 +299,7 @@ def test_cancelled(client, cluster, x, y):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [pytest.param("cancelled", marks=pytest.mark.slow), "failed"])
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
 def test_others_in_flight_are_not_harmed(client, cluster, x, y, how):
     """One of several products ends early, and with it the communicator of all."""
     check(client, x @ y)

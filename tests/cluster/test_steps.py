@@ -37,6 +37,7 @@ FORMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_they_are_one_gang(client, in_memory, form):
     values, chunks, function, wanted = FORMS[form]

@@ -85,6 +85,7 @@ def _await_victim(rank, kind, address, how, sent, limit=None, abort=None):
     return raised - start, time.monotonic() - raised
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["collective", "exchange"])
 def test_killed_peer(pool, relay, kind, how):
     pool.start(_await_victim, kind, relay.address, how, signal.SIGKILL)

@@ -50,6 +50,7 @@ def _run(hosts, case, *args):
     return run_wire(sum(hosts), rank)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "hosts"), list(_variants()))
 def test_every_case_holds_in_two_levels(case, hosts):
     _run(hosts, case)

@@ -174,6 +174,7 @@ def plain(text: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"\.\.\.", GAP, text))
 
 
+@pytest.mark.slow
 def test_every_reason_of_the_sources_is_explained() -> None:
     assert len(declined()) > 12
     assert {plain(reason) for reason in declined()} <= set(map(plain, reasons()))

@@ -282,6 +282,7 @@ def test_timeline_needs_no_script(x: da.Array, tmp_path: Path) -> None:
     assert "<svg" in prof._repr_html_()
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_timeline_in_a_browser(x: da.Array, tmp_path: Path) -> None:
     prof, _ = profiled((x @ x).sum())

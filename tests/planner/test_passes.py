@@ -74,8 +74,9 @@ def test_transforms(form: str, ranks: int, programs: list[Any]) -> None:
     close(value, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boundary", MODES)
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_stencils(boundary: str, ranks: int, programs: list[Any]) -> None:
     wanted = A
     for _ in range(SWEEPS):

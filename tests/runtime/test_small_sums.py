@@ -97,6 +97,7 @@ def test_a_step_of_conjugate_gradients_exchanges_twice_besides_its_product(ranks
     np.testing.assert_allclose(found, gradients(np, A, B), rtol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [gradients, centered])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_bits_do_not_depend_on_who_adds(function: Any, ranks: int) -> None:

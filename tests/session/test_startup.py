@@ -151,6 +151,7 @@ def test_a_cluster_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
         raise DgpuError("as it is")
 
 
+@pytest.mark.slow
 def test_fewer_workers_than_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     with (
         LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster,

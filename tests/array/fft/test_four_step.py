@@ -137,15 +137,16 @@ def test_any_matrix(data: st.DataObject, kind: str, matrix: Matrix, parts: int) 
     assert y.numblocks[axis] == min(parts, -(-length // matrix.rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fft", "ifft"])
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 @pytest.mark.parametrize(
     "n",
     [
         2**18,
-        pytest.param(6**7, marks=pytest.mark.slow),
-        pytest.param(3 * 89041, marks=pytest.mark.slow),
-        pytest.param(2 * 131071, marks=pytest.mark.slow),
+        6**7,
+        3 * 89041,
+        2 * 131071,
         262147,
     ],
 )
@@ -177,6 +178,7 @@ def test_beside_other_axes(data: st.DataObject, name: str, norm: str) -> None:
             assert new == old if sum(old) == sum(new) else len(new) == min(len(old), sum(new))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [None, 1, 3])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("n", [120, 97])
@@ -210,13 +212,14 @@ class Largest(Callback):
         self.elements = max(self.elements, getattr(result, "size", 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "times"),
     [
         (2**16, 1.0),
-        pytest.param(60_000, 1.1, marks=pytest.mark.slow),
+        (60_000, 1.1),
         (65537, 2.2),
-        pytest.param(131074, 2.2, marks=pytest.mark.slow),
+        (131074, 2.2),
     ],
 )
 @pytest.mark.parametrize("name", NAMES)

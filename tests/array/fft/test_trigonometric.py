@@ -142,18 +142,19 @@ def test_there_and_back_is_one_gang(gangs: list[str]) -> None:
     assert len(gangs) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LINES)
 @pytest.mark.parametrize(
     "type_",
-    [pytest.param(1, marks=pytest.mark.slow), 2, 3, pytest.param(4, marks=pytest.mark.slow)],
+    [1, 2, 3, 4],
 )
-@pytest.mark.parametrize("ranks", [pytest.param(None, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("ranks", [None, 3])
 @pytest.mark.parametrize(
     "n",
     [
-        pytest.param(240, marks=pytest.mark.slow),
+        240,
         241,
-        pytest.param(254, marks=pytest.mark.slow),
+        254,
     ],
 )
 def test_a_long_axis(

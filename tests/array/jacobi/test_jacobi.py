@@ -118,13 +118,16 @@ def test_no_iterations() -> None:
     assert (info.converged, info.residuals) == (True, (0.0,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boundary", ["periodic", "reflect", "mirror", "nearest", ("zero", 1)])
 @pytest.mark.parametrize(
     "dtype",
     [
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("int16", "float16", "complex64")),
+        "int16",
+        "float16",
+        "complex64",
         "float32",
-        pytest.param("complex128", marks=pytest.mark.slow),
+        "complex128",
     ],
 )
 def test_the_same_with_a_gang_and_without(boundary: Any, dtype: str, gangs: list[str]) -> None:
@@ -265,6 +268,7 @@ def test_plain_dask_in_rounds(enabled: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert info.checked == (0, 3, 6, 9, 10)
 
 
+@pytest.mark.slow
 def test_a_gang_that_is_left_to_dask_later(
     gangs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def test_without_options_it_is_dasks_own() -> None:
     assert dgpu.matmul(stack, Y[:4, :2]).shape == (2, 3, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", NAMED)
 def test_without_a_gang(strategy: Strategy, gangs: list[str]) -> None:
     z = dgpu.matmul(X, Y, strategy=strategy)
