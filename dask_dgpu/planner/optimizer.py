@@ -161,7 +161,8 @@ class GraphOptimizer:
                     gangs = with_joined(gangs, culled.graph, plan)
             if verdicts.too_large and (smaller := in_passes(source, verdicts.too_large)):
                 rewriting = self.rewrite(smaller, keys, present)
-                if rewriting.regions:
+                passes = verdicts.too_large | (smaller.layers.keys() - source.layers.keys())
+                if any(piece.output.name in passes for piece in rewriting.pieces):
                     return rewriting
             declined += [Declined(name, reason) for name, reason in refused.items()]
             kept = [p for p in pieces if p.output.name in layers.keys() - refused.keys()]

@@ -9,6 +9,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from dask.highlevelgraph import HighLevelGraph
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
@@ -114,6 +115,19 @@ def test_what_fits_in_no_pass_is_left_as_it_is(programs: list[Any]) -> None:
         assert [each.name for each in found.declined] == [z.name]
         close(z.compute(scheduler="sync"), np.fft.fft2(A))
     assert programs == []
+
+
+def test_other_gangs_are_no_reason_for_passes(programs: list[Any]) -> None:
+    z = dgpu.fft.fft2(squares())
+    small = da.ones((8, 8), chunks=4)
+    product = small @ small
+    with dgpu.enable(local_ranks=1, memory_limit=8000, **ALWAYS):
+        optimizer = dask.config.get("array_optimize")
+        graph = HighLevelGraph.merge(z.dask, product.dask)
+        keys = [*z.__dask_keys__(), *product.__dask_keys__()]
+        found = optimizer.rewrite(graph, keys)
+        assert found.source is graph
+        assert [piece.output.name for piece in found.pieces] == [product.name]
 
 
 def test_annotations_and_containers_are_those_of_the_operation() -> None:
