@@ -5,7 +5,7 @@ PYTEST_ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 # an import contract says that what is tested there knows no Dask
 DASKLESS := kernels comm algorithms
-# One process of pytest runs the tests that need a cluster, the other the rest.
+# One process of pytest runs the tests that need a cluster, the others the rest.
 PROCESSES ?= 3
 PARALLEL = -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
 NO_GPU := not gpu and not multigpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import dask
@@ -17,6 +18,7 @@ from scipy import ndimage
 import dask_dgpu as dgpu
 from dask_dgpu.operations.value import Collective
 from graph_opt.dask_graph.layers import DeferredLayer, in_passes
+from graph_opt.model.layout import CUPY, NUMPY
 from graph_opt.pieces.fft import FftPiece
 from tests.planner.test_parts import ALWAYS, close, rewritten, share_of
 from tests.support.profiles import examples
@@ -130,14 +132,20 @@ def test_other_gangs_are_no_reason_for_passes(programs: list[Any]) -> None:
         assert [piece.output.name for piece in found.pieces] == [product.name]
 
 
-def test_annotations_and_containers_are_those_of_the_operation() -> None:
+@pytest.mark.parametrize("container", [NUMPY, CUPY])
+def test_annotations_and_containers_are_those_of_the_operation(container: str) -> None:
     with dask.annotate(priority=3):
         z = dgpu.stencil(squares(), iterations=2)
+    layer: Any = z.dask.layers[z.name]
+    output = replace(layer.piece.output, container=container)
+    layer.piece = replace(layer.piece, output=output)
     layers = in_passes(z.dask, [z.name])
     assert layers is not None
     made = [layer for name, layer in layers.layers.items() if layer is not z.dask.layers.get(name)]
     assert len(made) == 5  # ghost cells and sweeps, twice, and the name of the result
     assert {str(layer.annotations) for layer in made} == {"{'priority': 3}"}
+    facts: list[Any] = [layer.collection_annotations for layer in made]
+    assert {each["chunk_type"] for each in facts} == {container}
 
 
 LENGTHS = st.lists(st.integers(0, 4), min_size=1, max_size=5)
