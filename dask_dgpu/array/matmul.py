@@ -33,7 +33,7 @@ from dask_dgpu.arguments import (
 )
 from dask_dgpu.array.chunks import any_chunks
 from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph
-from graph_opt.dask_graph.layers import deferred
+from graph_opt.dask_graph.layers import array_of, deferred
 from graph_opt.pieces.matmul import MatmulPiece
 
 
@@ -191,7 +191,7 @@ def _check_strategy(left: Array, right: Array, strategy: Strategy) -> None:
 
 def _expand(piece: MatmulPiece) -> tuple[str, Mapping[Any, GraphNode]]:
     """Return the name of the output and all its tasks, for blocks of any type."""
-    left, right = (Array({}, node.name, node.chunks, dtype=node.dtype) for node in piece.inputs)
+    left, right = map(array_of, piece.inputs)
     product = _plain(left, right)
     tasks = dict(product.dask)
     read = {(node.name, *index) for node in piece.inputs for index in node.indices}

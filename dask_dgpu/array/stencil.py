@@ -39,7 +39,7 @@ from dask_dgpu.arguments import (
 )
 from dask_dgpu.kernels.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, Taps, padded, weighted
 from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph, ensure_minimum_chunksize
-from graph_opt.dask_graph.layers import Expand, Passes, deferred
+from graph_opt.dask_graph.layers import Expand, Passes, array_of, deferred
 from graph_opt.model.layout import Chunks, even_spans
 from graph_opt.pieces.stencil import StencilPiece
 
@@ -229,11 +229,10 @@ def passes(piece: StencilPiece) -> Array:
 def _in_rounds(piece: StencilPiece) -> Array:
     """Exchange ghost cells for several sweeps, then sweep block by block, and so on."""
     (source,), task = piece.sources, cast(StencilTask, piece.task)
-    x = Array({}, source.name, source.chunks, dtype=source.dtype)
-    y = thick(x, task.taps)
+    y = thick(array_of(source), task.taps)
     for lo, hi in even_spans(0, task.iterations, piece.rounds):
         y = swept(y, task.taps, task.boundary, sweeps=hi - lo)
-    return y.rechunk(x.chunks, method="tasks")
+    return y.rechunk(source.chunks, method="tasks")
 
 
 def _same(block: Any) -> Any:

@@ -183,10 +183,16 @@ DEFERRED = Rule(_match, layers=(DeferredLayer,))
 """Finds operations of our own: their layer has the piece."""
 
 
+def array_of(node: ArrayNode) -> Array:
+    """Return an array with the blocks of a node and without its graph, to build tasks on it."""
+    return Array({}, node.name, node.chunks, dtype=node.dtype)
+
+
 def in_passes(graph: HighLevelGraph, names: Iterable[str]) -> HighLevelGraph | None:
     """Replace those of our own operations that have passes by their layers, ``None`` if none."""
     layers: dict[str, Layer] = dict(graph.layers)
     dependencies: dict[str, set[str]] = {k: set(v) for k, v in graph.dependencies.items()}
+    found = False
     for name in names:
         layer = layers[name]
         if not isinstance(layer, DeferredLayer) or layer.passes is None:
@@ -194,13 +200,13 @@ def in_passes(graph: HighLevelGraph, names: Iterable[str]) -> HighLevelGraph | N
         array = layer.passes(layer.piece)
         if array is None:
             continue
-        container, sources = layer.piece.output.container, dependencies[name]
-        for each in array.dask.layers.keys() - sources:
-            made: Any = array.dask.layers[each]
-            made.annotations = layer.annotations
-            made.collection_annotations["chunk_type"] = container
-            layers[each], dependencies[each] = made, set(array.dask.dependencies[each])
-    return None if len(layers) == len(graph.layers) else HighLevelGraph(layers, dependencies)
+        found, sources, container = True, dependencies[name], layer.piece.output.container
+        for each, made in array.dask.layers.items():
+            if each not in sources:
+                made.annotations = layer.annotations
+                made.collection_annotations["chunk_type"] = container
+                layers[each], dependencies[each] = made, set(array.dask.dependencies[each])
+    return HighLevelGraph(layers, dependencies) if found else None
 
 
 def deferred(

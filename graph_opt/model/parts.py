@@ -28,6 +28,9 @@ from graph_opt.model.piece import Region
 Counts = tuple[int, ...]
 """The number of spans along each axis."""
 
+Units = list[list[list[int]]]
+"""For each axis the lines of blocks that are computed together."""
+
 
 def finer(region: Region) -> Iterator[list[Region]]:
     """Yield the parts of a region of one piece, each time more and smaller ones.
@@ -36,9 +39,10 @@ def finer(region: Region) -> Iterator[list[Region]]:
     the one that leaves least for the largest part to read and compute. So products are cut into
     tiles and stencils into bands. Nothing is yielded if a part would need all that the whole needs.
     """
-    most = tuple(map(len, _units(region)))
+    units = _units(region)
+    most = tuple(map(len, units))
     counts = (1,) * len(most)
-    if load(largest(_parts(region, most))) >= load(region):
+    if load(largest(_parts(region, units, most))) >= load(region):
         return
     while counts != most:
         grown = [
@@ -46,7 +50,7 @@ def finer(region: Region) -> Iterator[list[Region]]:
             for axis, count in enumerate(counts)
             if count < most[axis]
         ]
-        tried = {each: _parts(region, each) for each in grown}
+        tried = {each: _parts(region, units, each) for each in grown}
         counts = min(grown, key=lambda each: load(largest(tried[each])))
         yield tried[counts]
 
@@ -83,8 +87,8 @@ def _result(part: Region) -> tuple[ArrayNode, tuple[Index, ...]]:
     return part.nodes[name], blocks
 
 
-def _units(region: Region) -> list[list[list[int]]]:
-    """Return the lines of wanted blocks along each axis, those together that are computed so."""
+def _units(region: Region) -> Units:
+    """Return the units with wanted blocks, without other lines."""
     (piece,), ((_, wanted),) = region.pieces, region.wanted
     found = []
     for along, cuts in zip(zip(*wanted, strict=True), piece.units, strict=True):
@@ -93,15 +97,15 @@ def _units(region: Region) -> list[list[list[int]]]:
     return found
 
 
-def _parts(region: Region, counts: Counts) -> list[Region]:
+def _parts(region: Region, units: Units, counts: Counts) -> list[Region]:
     """Cut the wanted blocks along each axis into so many spans of nearly equal length."""
     (piece,), (node, wanted) = region.pieces, _result(region)
     numbers = []
-    for units, sizes, count in zip(_units(region), node.chunks, counts, strict=True):
-        lengths = [sum(sizes[at] for at in lines) for lines in units]
+    for along, sizes, count in zip(units, node.chunks, counts, strict=True):
+        lengths = [sum(sizes[at] for at in lines) for lines in along]
         spans = block_spans(cuts_of(lengths), count)
         numbers.append(
-            {at: k for k, (lo, hi) in enumerate(spans) for at in chain.from_iterable(units[lo:hi])}
+            {at: k for k, (lo, hi) in enumerate(spans) for at in chain.from_iterable(along[lo:hi])}
         )
     found: defaultdict[Index, list[Index]] = defaultdict(list)
     for index in wanted:

@@ -55,9 +55,9 @@ class FftPiece(Piece):
     @cached_property
     def _lines(self) -> tuple[tuple[range, ...], tuple[range, ...]]:
         """The block indices along each axis of the source and of the output."""
-        return self._inside(self.source.chunks), self._inside(self.output.chunks)
+        return self._lines_of(self.source.chunks), self._lines_of(self.output.chunks)
 
-    def _inside(self, chunks: Chunks) -> tuple[range, ...]:
+    def _lines_of(self, chunks: Chunks) -> tuple[range, ...]:
         spans = self.spans or (None,) * len(chunks)
         return tuple(
             range(len(sizes)) if span is None else _inside(sizes, span)

@@ -107,7 +107,8 @@ def in_passes(plan: PencilPlan) -> tuple[PencilPlan, ...]:
     next ones can go through parts along it. An exchange comes first if the input is cut along the
     axes of the first stage only.
     """
-    chunks, dtype, found = plan.input_chunks, plan.dtype, list[PencilPlan]()
+    given, dtype, found = plan.input_chunks, plan.dtype, list[PencilPlan]()
+    chunks, most = given, max(map(len, given))
     first = {each.axis for stage in plan.stages[:1] for each in stage.transforms}
     others = [axis for axis in range(len(chunks)) if axis not in first]
     if all(len(chunks[axis]) == 1 for axis in others):
@@ -119,8 +120,8 @@ def in_passes(plan: PencilPlan) -> tuple[PencilPlan, ...]:
     for stage in plan.stages:
         after = list(chunks)
         for each in stage.transforms:
-            goal, given = plan.output_chunks[each.axis], plan.input_chunks
-            parts = len(given[each.axis]) if len(given[each.axis]) > 1 else max(map(len, given))
+            goal, parts = plan.output_chunks[each.axis], len(given[each.axis])
+            parts = parts if parts > 1 else most
             after[each.axis] = _joined(goal, parts) or even_chunks(sum(goal), parts)
         goals = plan.output_chunks if stage is plan.stages[-1] else tuple(after)
         found.append(plan_pencil_fft(chunks, dtype, stage.transforms, output_chunks=goals))

@@ -17,7 +17,7 @@ from dask.utils import funcname
 from dask_dgpu.algorithms.pencil_fft import Chunks, PencilPlan, in_passes, result_dtype
 from dask_dgpu.kernels import fft as kernel
 from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph
-from graph_opt.dask_graph.layers import deferred
+from graph_opt.dask_graph.layers import array_of, deferred
 from graph_opt.model.layout import ArrayNode
 from graph_opt.pieces.fft import FftPiece
 
@@ -57,8 +57,7 @@ def moved(x: Array, chunks: Chunks) -> Array:
 def expand(piece: FftPiece) -> tuple[str, Mapping[Any, GraphNode]]:
     """Return the name of the output and all its tasks, for blocks of any type."""
     source = piece.source
-    x = Array({}, source.name, source.chunks, dtype=source.dtype)
-    y = _stages(x, cast(PencilPlan, piece.plan), np.empty((0,) * source.ndim))
+    y = _stages(array_of(source), cast(PencilPlan, piece.plan), np.empty((0,) * source.ndim))
     return y.name, convert_legacy_graph(dict(y.dask))
 
 
@@ -72,7 +71,7 @@ def passes(piece: FftPiece) -> Array | None:
         of, to = (replace(node, container=source.container) for node in (*sources, result))
         return FftPiece(to, of, plan)
 
-    x = Array({}, source.name, source.chunks, dtype=source.dtype)
+    x = array_of(source)
     name = output.name.rpartition("-")[0]
     for plan in plans:
         key = output.name if plan is plans[-1] else None
