@@ -121,9 +121,11 @@ def transform(n: int) -> Case:
         each = [Transform("fft", axis, n, "backward") for axis in (1, 0)]
         plan = plan_pencil_fft(chunks, "complex128", each, ranks=size)
         cuts = tuple(map(cuts_of, plan.output_chunks))
-        return _request([layout], "complex128", plan, machine, size, cuts)
+        whole = (plan, (0, 0), (0, 0))
+        return _request([layout], "complex128", whole, machine, size, cuts)
 
-    def traffic(plan: RankedPencil) -> Any:
+    def traffic(part: Any) -> Any:
+        plan: RankedPencil = part.ranked
         return sum(move_traffic(move) for move in plan.moves if move is not None)
 
     return Case(f"transform of {n} x {n} complex128", "fft", request, traffic)
