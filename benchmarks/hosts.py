@@ -91,7 +91,7 @@ def product(n: int) -> Case:
     def request(machine: Machine, size: int) -> Request:
         layout = even_tiles((n, n), _mesh(size))
         rows, columns = map(range, layout.grid)
-        return _request([layout, layout], "float64", (rows, columns, None), machine, size)
+        return _request([layout, layout], "float64", (rows, columns, None, None), machine, size)
 
     def traffic(part: Any) -> Any:
         plan: SummaPlan = part.plan

@@ -103,7 +103,7 @@ def _plan(request: Request) -> ContractPlan:
 def _stacks(
     subscripts: Subscripts, inputs: tuple[Placed, ...], result: Value, kept: tuple[Any, ...]
 ) -> tuple[Stack, Stack, Stack]:
-    along = dict(zip(subscripts.output, kept, strict=True))
+    along = dict(kept)
     letters = subscripts.left, subscripts.right, subscripts.output
     grids = *(each.layout.grid for each in inputs), result.grid
     left, right, output = (
@@ -137,7 +137,7 @@ def _best(
 def _in_turn(request: Request, a: Layout, b: Layout, dtypes: tuple[str, str]) -> TurnPlan:
     """Plan the product of each block of the batch."""
     result = Value((a.cuts[1], b.cuts[2]), request.result.dtype)
-    task = tuple(range(a.grid[1])), tuple(range(b.grid[2])), None
+    task = tuple(range(a.grid[1])), tuple(range(b.grid[2])), None, None
     known: dict[Any, PartProduct] = {}
     parts = []
     for at in range(a.grid[0]):

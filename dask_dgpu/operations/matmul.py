@@ -42,7 +42,7 @@ class PartProduct(Bare):
     """The block rows and columns of a product that are made, by a plan that knows no others.
 
     They are ordered by owner, and so are the blocks along the contraction, ``inner``, which is
-    empty if the operands have different chunks there.
+    empty if the operands have different chunks there and all are multiplied.
     """
 
     plan: SummaPlan
@@ -64,15 +64,15 @@ class PartProduct(Bare):
 
 
 def _plan(request: Request) -> PartProduct:
-    (a, b), result, (rows, columns, given) = request.inputs, request.result, request.task
+    (a, b), result, (rows, columns, depth, given) = request.inputs, request.result, request.task
     options = given or DEFAULTS
-    plain = range(a.layout.grid[1]), range(b.layout.grid[0])
+    plain = (depth or range(a.layout.grid[1])), (depth or range(b.layout.grid[0]))
     wire, machine = options.wire_dtype or "exact", request.machine
     forms = [encoding(wire, axis, options.sparse_threshold, machine) for axis in (0, 1)]
     left, right = _operand(a, forms[0], rows, plain[0]), _operand(b, forms[1], plain[1], columns)
     by_row, by_column, by_inner = owners_along(left, right, request.size)
     rows, columns = _sorted(rows, by_row), _sorted(columns, by_column)
-    inner = _sorted(plain[0], by_inner) if len(by_inner) else ()
+    inner = _sorted(plain[0], by_inner) if len(by_inner) else depth or ()
     left = _operand(a, forms[0], rows, inner or plain[0])
     right = _operand(b, forms[1], inner or plain[1], columns)
     limits, strategy = (request.size, machine), options.strategy

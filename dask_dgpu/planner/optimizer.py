@@ -56,6 +56,7 @@ from graph_opt.dask_graph.plain import Plain
 from graph_opt.model.layout import Declined
 from graph_opt.model.piece import Piece, Region
 from graph_opt.passes import check, combine, find, insert, partition
+from graph_opt.pieces.product import ProductPiece
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -240,6 +241,9 @@ class GraphOptimizer:
         """Return the program, with Dask's tasks for blocks that differ from their declaration."""
         if self.settings.on_error == "raise":
             return program
+        piece = region.members[0]
+        if region.term_of is not None and isinstance(piece, ProductPiece):
+            graph = piece.with_plain(graph)
         return replace(program, plain=Plain.of(graph, region))
 
     def planned(self, region: Region, arrays: ArrayGraph, present: Present = NOTHING) -> Gang:

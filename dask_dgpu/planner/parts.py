@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -12,7 +12,8 @@ from dask.utils import format_bytes
 from dask_dgpu.planner.predict import Prediction
 from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.layers import PieceLayer
-from graph_opt.model.parts import finer, in_turn, largest, load
+from graph_opt.model.layout import Index
+from graph_opt.model.parts import finer, in_turn, largest, load, nbytes
 from graph_opt.model.piece import Region
 
 LEAST_GAIN = 0.85
@@ -71,13 +72,17 @@ def in_parts(whole: Gang, ranks: int, planned: Callable[[Region], Gang]) -> Gang
             continue
         gangs = [planned(part) for part in in_turn(parts)]
         if all(gang.fits for gang in gangs):
-            return _together(whole, gangs)
+            return _together(whole, gangs, ranks)
     return whole
 
 
-def _together(whole: Gang, gangs: Sequence[Gang]) -> Gang:
+def _together(whole: Gang, gangs: Sequence[Gang], ranks: int) -> Gang:
     """Return the gangs of all parts as one: sums, and the memory of the one that needs most."""
     each = [gang.prediction for gang in gangs]
+    terms, additions, added_bytes = _adding([gang.region for gang in gangs])
+    machine = whole.programs[0][1].machine
+    adding = additions * machine.task_seconds
+    adding += 3 * added_bytes / (machine.memory_bandwidth * ranks)
     fullest = max(gangs, key=lambda gang: gang.prediction.peak_bytes)
     most = fullest.prediction
     seconds: Counter[str] = Counter()
@@ -86,14 +91,25 @@ def _together(whole: Gang, gangs: Sequence[Gang]) -> Gang:
     prediction = replace(
         whole.prediction,
         parts=len(gangs),
-        text=f"in {len(gangs)} parts: {most.text}",
+        text=f"in {len(gangs)} parts{f', {terms} terms a block' * (terms > 1)}: {most.text}",
         details=most.details,
-        tasks=sum(prediction.tasks for prediction in each),
+        tasks=sum(prediction.tasks for prediction in each) + additions,
         moved_bytes=sum(prediction.moved_bytes for prediction in each),
         peak_bytes=most.peak_bytes,
         peak=most.peak,
-        seconds=sum(prediction.seconds for prediction in each),
+        seconds=sum(prediction.seconds for prediction in each) + adding,
         steps=tuple(seconds.items()),
     )
     programs = tuple(chain.from_iterable(gang.programs for gang in gangs))
     return Gang(whole.region, prediction, programs, fullest.room)
+
+
+def _adding(parts: Sequence[Region]) -> tuple[int, int, int]:
+    """Return the most terms of a block, and the number of Dask's additions and their bytes."""
+    sizes: defaultdict[Index, list[int]] = defaultdict(list)
+    for part in parts:
+        ((name, blocks),) = part.wanted
+        for index in blocks:
+            sizes[index].append(nbytes(part.nodes[name], [index]))
+    added = [size for each in sizes.values() for size in each[1:]]
+    return max(map(len, sizes.values())), len(added), sum(added)

@@ -13,11 +13,13 @@ The parts of a collective run one after another::
     stage  ->  gang  ->  out  ->  turn  ->  stage  ->  gang  ->  out
 
 A ``turn`` has the ``stage`` tasks of a part wait for the part before: blocks that are staged
-cannot be spilled, so those of one part at a time are.
+cannot be spilled, so those of one part at a time are. If parts compute the terms of a sum, Dask
+adds each ``out`` to the sum of those before.
 """
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -169,7 +171,8 @@ def emit(
     dependencies = {name: set(needed) for name, needed in graph.dependencies.items()}
     parts: defaultdict[tuple[str, ...], list[GangLayer]] = defaultdict(list)
     for region, program in gangs:
-        parts[*region.nodes].append(GangLayer(region, functions, program))
+        whole = tuple(region.nodes) if region.term_of is None else (region.term_of,)
+        parts[whole].append(GangLayer(region, functions, program))
     for names, found in parts.items():
         for name in names:
             del layers[name], dependencies[name]
@@ -180,8 +183,9 @@ def emit(
                 for key in ((name, *index) for index in blocks):
                     outs[name][key] = UnfusedTask(key, functions.out, TaskRef(each.gang), key)
         if len(found) > 1:
-            ((name, tasks),) = outs.items()
-            layers[name] = PartsLayer(found, tasks)
+            (name,) = names
+            tasks = {key: task for each in outs.values() for key, task in each.items()}
+            layers[name] = PartsLayer(found, tasks | _sums(each.region for each in found))
             dependencies[name] = read
             continue
         (layer,) = found
@@ -194,6 +198,24 @@ def emit(
     # Dask may name layers that no task reads
     known = {name: needed & layers.keys() for name, needed in dependencies.items()}
     return HighLevelGraph(layers, known)
+
+
+def _sums(parts: Iterable[Region]) -> dict[Key, GraphNode]:
+    """Return the tasks that add terms, one after another, so that few are in memory at a time."""
+    terms: defaultdict[Key, list[Key]] = defaultdict(list)
+    for part in parts:
+        if part.term_of is not None:
+            ((name, blocks),) = part.wanted
+            for index in blocks:
+                terms[part.term_of, *index].append((name, *index))
+    tasks: dict[Key, GraphNode] = {}
+    for key, (first, *others) in terms.items():
+        before = first
+        for term in others:
+            after = key if term == others[-1] else (f"{term[0]}-sum", *term[1:])
+            tasks[after] = Task(after, operator.add, TaskRef(before), TaskRef(term))
+            before = after
+    return tasks
 
 
 def gangs_of(graph: HighLevelGraph) -> Iterator[GangLayer]:
@@ -227,7 +249,8 @@ def finish(
     for gang, arrays in outs.items():
         region = layers[gang].region
         for name, keys in arrays.items():
-            whole = len(region.members) == 1 and len(keys) == region.nodes[name].blocks
+            alone = len(region.members) == 1 and region.term_of is None
+            whole = alone and len(keys) == region.nodes[name].blocks
             if not whole and wanted.isdisjoint(keys):
                 names |= {key: (f"{name}-{region.token}", *key[1:]) for key in keys}
     tasks = {names.get(key, key): _renamed(key, task, names) for key, task in graph.items()}

@@ -10,6 +10,9 @@
     |              |                 +-----+--------+
     |              |                 |     |        |
     +--------------+                 +-----+--------+
+
+The parts of a product may also be the terms of a sum: each reads a part of the contracted axis, and
+their results are added.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from graph_opt.model.layout import ArrayNode, Index, block_spans, cuts_of
 from graph_opt.model.piece import Region
 
 Counts = tuple[int, ...]
-"""The number of spans along each axis."""
+"""The number of spans along each axis, and the number of terms."""
 
 Units = list[list[list[int]]]
 """For each axis the lines of blocks that are computed together."""
@@ -35,12 +38,13 @@ Units = list[list[list[int]]]
 def finer(region: Region) -> Iterator[list[Region]]:
     """Yield the parts of a region of one piece, each time more and smaller ones.
 
-    Each time one more axis of the result, or the same one again, is cut into more spans of blocks:
-    the one that leaves least for the largest part to read and compute. So products are cut into
-    tiles and stencils into bands. Nothing is yielded if a part would need all that the whole needs.
+    Each time one more axis of the result, or the same one again, is cut into more spans of blocks,
+    or the summed axis of a product: the one that leaves least for the largest part to read and
+    compute. So products are cut into tiles and stencils into bands. Nothing is yielded if a part
+    would need all that the whole needs.
     """
     units = _units(region)
-    most = tuple(map(len, units))
+    most = (*map(len, units), len(region.pieces[0].summed) - 1)
     counts = (1,) * len(most)
     if load(largest(_parts(region, units, most))) >= load(region):
         return
@@ -67,8 +71,8 @@ def in_turn(parts: Iterable[Region]) -> Iterator[Region]:
 
 
 def largest(parts: Sequence[Region]) -> Region:
-    """Return the part with most of the result."""
-    return max(parts, key=lambda part: nbytes(*_result(part)))
+    """Return the part with most of the result, and of those the one with the longest term."""
+    return max(parts, key=lambda part: (nbytes(*_result(part)), part.pieces[0].summed[-1]))
 
 
 def load(part: Region) -> int:
@@ -98,10 +102,10 @@ def _units(region: Region) -> Units:
 
 
 def _parts(region: Region, units: Units, counts: Counts) -> list[Region]:
-    """Cut the wanted blocks along each axis into so many spans of nearly equal length."""
+    """Cut the wanted blocks along each axis, and sums, into so many spans of about equal length."""
     (piece,), (node, wanted) = region.pieces, _result(region)
     numbers = []
-    for along, sizes, count in zip(units, node.chunks, counts, strict=True):
+    for along, sizes, count in zip(units, node.chunks, counts[:-1], strict=True):
         lengths = [sum(sizes[at] for at in lines) for lines in along]
         spans = block_spans(cuts_of(lengths), count)
         numbers.append(
@@ -110,9 +114,22 @@ def _parts(region: Region, units: Units, counts: Counts) -> list[Region]:
     found: defaultdict[Index, list[Index]] = defaultdict(list)
     for index in wanted:
         found[tuple(of[at] for of, at in zip(numbers, index, strict=True))].append(index)
-    return [
+    tiles = [
         Region(
             (piece.restrict(frozenset(blocks)),), ((node.name, tuple(blocks)),), region.annotations
         )
         for _, blocks in sorted(found.items())
     ]
+    if counts[-1] == 1:
+        return tiles
+    return [term for tile in tiles for term in _terms(tile, counts[-1])]
+
+
+def _terms(tile: Region, count: int) -> Iterator[Region]:
+    """Yield regions for so many terms of nearly equal length, which add up to a region's blocks."""
+    (piece,), ((name, blocks),) = tile.pieces, tile.wanted
+    for lo, hi in block_spans(piece.summed, count):
+        if lo == hi:
+            continue
+        term = piece.term(lo, hi)
+        yield replace(tile, members=(term,), wanted=((term.output.name, blocks),), term_of=name)

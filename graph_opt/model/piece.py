@@ -104,6 +104,18 @@ class Piece(ABC):
         """
         return tuple(tuple(range(blocks + 1)) for blocks in self.output.grid)
 
+    @property
+    def summed(self) -> Cuts:
+        """The cuts of a sum between terms that can be computed apart, by default none.
+
+        They are elements of the summed axis.
+        """
+        return 0, 1
+
+    def term(self, lo: int, hi: int) -> Self:
+        """Return the piece for the term between two cuts of the sum, with its own output."""
+        return self
+
     def reads(self) -> Iterator[Block]:
         """Yield the blocks of all inputs that are read: names of arrays, and indices."""
         for node, indices in zip(self.inputs, self.staged, strict=True):
@@ -167,13 +179,15 @@ class Region:
 
     ``wanted`` are the names of the arrays that others read and the indices of their blocks, and
     ``annotations`` Dask's, the same for all members. A part of a collective runs ``after`` the
-    part with this token, when this block of it exists.
+    part with this token, when this block of it exists. The blocks of some parts are terms of the
+    sums that are the blocks of another array, ``term_of``.
     """
 
     members: tuple[Member, ...]
     wanted: Wanted
     annotations: Mapping[str, Any] | None = None
     after: tuple[str, Block] | None = None
+    term_of: str | None = None
 
     @classmethod
     def of(cls, piece: Piece) -> Region:

@@ -19,7 +19,9 @@ from functools import cached_property
 from itertools import product as cartesian
 from typing import Any
 
+import dask.array as da
 import numpy as np
+from dask.array.core import Array
 
 from graph_opt.dask_graph.internals import _matmul, chunk_einsum
 from graph_opt.dask_graph.parse import (
@@ -36,6 +38,7 @@ from graph_opt.model.cost import Machine, dask_product_seconds
 from graph_opt.model.layout import ArrayNode, Chunks, Declined, Index
 from graph_opt.model.subscripts import REPEATED, Subscripts
 from graph_opt.pieces import matmul
+from graph_opt.pieces.product import ProductPiece
 
 SUMS = ("sum-", "sum-partial-", "sum-aggregate-")
 REDUCTIONS = (*matmul.REDUCTIONS, (chunk_einsum, SUMS))
@@ -44,7 +47,7 @@ Axes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class ContractPiece(matmul.ProductPiece):
+class ContractPiece(ProductPiece):
     """A contraction of two arrays, by letters for their axes.
 
     ``kept`` are the computed blocks along each axis of the output, ``None`` for all. ``loops`` is
@@ -58,10 +61,34 @@ class ContractPiece(matmul.ProductPiece):
     operation = "contract"
 
     @cached_property
-    def task(self) -> tuple[Subscripts, tuple[Axes, ...]]:
-        """The letters of all axes, and the computed blocks along each axis of the output."""
+    def task(self) -> tuple[Subscripts, tuple[tuple[str, Axes], ...]]:
+        """The letters of all axes, and the blocks along those of which not all need to be read."""
+        letters = self.subscripts.output + self._cut
+        return self.subscripts, tuple(zip(letters, (*self._lines, self.multiplied), strict=True))
+
+    @cached_property
+    def contracted(self) -> tuple[int, int]:
+        return self.subscripts.left.index(self._cut), self.subscripts.right.index(self._cut)
+
+    def plain(self) -> Array:
+        operands = []
+        for which, letters in enumerate((self.subscripts.left, self.subscripts.right)):
+            first = tuple(0 if each == REPEATED else slice(None) for each in letters)
+            operands.append(self.operand(which)[first])
+        product: Array = da.einsum(str(self.subscripts).replace(REPEATED, ""), *operands)
+        return product
+
+    @property
+    def _cut(self) -> str:
+        """The letter of the contracted axis with most blocks."""
+        left = self.subscripts.left
+        return max(self.subscripts.inner, key=lambda each: self.left.grid[left.index(each)])
+
+    @property
+    def _lines(self) -> tuple[Axes, ...]:
+        """The computed blocks along each axis of the output."""
         whole = tuple(tuple(range(blocks)) for blocks in self.output.grid)
-        return self.subscripts, whole if self.kept is None else self.kept
+        return whole if self.kept is None else self.kept
 
     @property
     def summary(self) -> str:
@@ -77,17 +104,17 @@ class ContractPiece(matmul.ProductPiece):
     @cached_property
     def computed(self) -> tuple[Index, ...]:
         """The blocks at the crossings of the kept blocks of all axes."""
-        return tuple(cartesian(*self.task[1]))
+        return tuple(cartesian(*self._lines))
 
     @cached_property
     def staged(self) -> tuple[tuple[Index, ...], ...]:
-        """All blocks of the operands along the contraction, and the kept ones along other axes."""
+        """The blocks of either operand that computed ones depend on."""
         left, right = (tuple(cartesian(*blocks)) for blocks in self._blocks())
         return left, right
 
     def _blocks(self) -> Iterator[list[Sequence[int]]]:
         """Yield the blocks along each axis of each operand that are read."""
-        kept = dict(zip(self.subscripts.output, self.task[1], strict=True))
+        kept = dict(self.task[1])
         operands = self.subscripts.left, self.subscripts.right
         for node, letters in zip(self.inputs, operands, strict=True):
             grid = zip(letters, node.grid, strict=True)
@@ -132,7 +159,7 @@ class ContractPiece(matmul.ProductPiece):
                 expected = (1,) if letter == REPEATED else chunks.setdefault(letter, sizes)
                 if sizes != expected:
                     return f"expected chunks {expected} of {letter} in {name}, got {sizes}"
-        for axis, (blocks, count) in enumerate(zip(self.task[1], self.output.grid, strict=True)):
+        for axis, (blocks, count) in enumerate(zip(self._lines, self.output.grid, strict=True)):
             if not set(blocks) <= set(range(count)):
                 return f"blocks {blocks} of axis {axis} do not exist"
         return self.subscripts.fault

@@ -18,6 +18,9 @@ from functools import cached_property
 from itertools import product as cartesian
 from typing import Any, cast
 
+import dask.array as da
+from dask.array.core import Array
+
 from graph_opt.dask_graph.internals import _matmul, _tensordot
 from graph_opt.dask_graph.parse import (
     ArrayGraph,
@@ -30,29 +33,12 @@ from graph_opt.dask_graph.parse import (
 )
 from graph_opt.model.cost import Machine, dask_product_seconds
 from graph_opt.model.layout import ArrayNode, Declined, Index
-from graph_opt.model.piece import Piece
+from graph_opt.pieces.product import ProductPiece
 
 REDUCTIONS = (
     (_matmul, ("chunk_sum-", "_chunk_sum-partial-", "_chunk_sum-aggregate-", "getitem-")),
     (_tensordot, ("sum-", "sum-partial-", "sum-aggregate-")),
 )
-
-
-@dataclass(frozen=True)
-class ProductPiece(Piece):
-    """A product of two arrays."""
-
-    left: ArrayNode
-    right: ArrayNode
-
-    @property
-    def inputs(self) -> tuple[ArrayNode, ...]:
-        return self.left, self.right
-
-    @property
-    def title(self) -> str:
-        """The first layer, whose name has the operation."""
-        return self.layers[0]
 
 
 @dataclass(frozen=True)
@@ -70,9 +56,17 @@ class MatmulPiece(ProductPiece):
     operation = "matmul"
 
     @property
-    def task(self) -> tuple[tuple[int, ...], tuple[int, ...], Any]:
-        """The computed block rows and block columns, and the options."""
-        return *self.lines, self.options
+    def contracted(self) -> tuple[int, int]:
+        return 1, 0
+
+    @property
+    def task(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None, Any]:
+        """The computed block rows and block columns, ``depth``, and the options."""
+        return *self.lines, self.depth, self.options
+
+    def plain(self) -> Array:
+        product: Array = da.matmul(self.operand(0), self.operand(1))
+        return product
 
     @cached_property
     def lines(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -88,21 +82,25 @@ class MatmulPiece(ProductPiece):
         """The computed part, as a whole product of smaller matrices."""
         rows = tuple(self.output.chunks[0][i] for i in self.lines[0])
         columns = tuple(self.output.chunks[1][j] for j in self.lines[1])
+        left, right = self.left.chunks[1], self.right.chunks[0]
+        if self.depth is not None:
+            left = right = tuple(left[k] for k in self.depth)
         return MatmulPiece(
             output=replace(self.output, chunks=(rows, columns)),
-            left=replace(self.left, chunks=(rows, self.left.chunks[1])),
-            right=replace(self.right, chunks=(self.right.chunks[0], columns)),
+            left=replace(self.left, chunks=(rows, left)),
+            right=replace(self.right, chunks=(right, columns)),
             inner=self.inner,
         )
 
     @property
     def summary(self) -> str:
-        (m, n), k = self.part.output.shape, self.left.shape[1]
+        (m, n), k = self.part.output.shape, self.part.left.shape[1]
         return f"({m}, {k}) @ ({k}, {n}) {self.output.dtype}"
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {**super().facts, "shape": self.part.output.shape, "inner": self.left.shape[1]}
+        part = self.part
+        return {**super().facts, "shape": part.output.shape, "inner": part.left.shape[1]}
 
     @cached_property
     def computed(self) -> tuple[Index, ...]:
@@ -111,10 +109,10 @@ class MatmulPiece(ProductPiece):
 
     @cached_property
     def staged(self) -> tuple[tuple[Index, ...], ...]:
-        """Whole block rows of the left and block columns of the right operand."""
+        """Block rows of the left and block columns of the right operand."""
         rows, columns = self.lines
-        left, right = range(self.left.grid[1]), range(self.right.grid[0])
-        return tuple(cartesian(rows, left)), tuple(cartesian(right, columns))
+        right = range(self.right.grid[0]) if self.depth is None else self.depth
+        return tuple(cartesian(rows, self.multiplied)), tuple(cartesian(right, columns))
 
     def restrict(self, wanted: frozenset[Index]) -> MatmulPiece:
         """Keep the block rows and columns with a wanted block."""

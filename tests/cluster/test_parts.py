@@ -32,6 +32,7 @@ pytestmark = pytest.mark.cluster
 
 N = 203
 A = np.random.default_rng(3).integers(-9, 10, (N, N)).astype(float)
+TALL = np.random.default_rng(4).integers(-9, 10, (2003, 50)).astype(float)
 
 
 def limit_of(client: Client, z: da.Array) -> int:
@@ -81,6 +82,21 @@ def test_products(client, on_device, there: bool) -> None:
         nothing_left(client, *([x, y] if there else []))
 
 
+def test_a_product_with_one_block_is_summed_in_terms(client, on_device) -> None:
+    x = on_device(TALL, (100, 50)).persist()
+    wait(x)
+    limit = limit_of(client, x.T @ x)
+    with limited(client, limit):
+        parts, before = parts_of(x.T @ x, limit), launched_runs(client)
+        np.testing.assert_array_equal(host((x.T @ x).compute()), TALL.T @ TALL)
+        assert launched_runs(client) - before == parts
+        other = on_device(TALL + 1, (100, 50)).persist()
+        wait(other)
+        again = host((other.T @ other).compute())  # its structure is known
+        np.testing.assert_array_equal(again, (TALL + 1).T @ (TALL + 1))
+        nothing_left(client, x, other)
+
+
 @pytest.mark.slow
 def test_results_are_inputs_again(client, on_device) -> None:
     """Parts of a second product read blocks that all parts of the first have computed."""
@@ -112,19 +128,23 @@ def test_transforms_and_stencils_go_in_passes(client, on_device) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("there", [False, True], ids=["lazy", "persisted"])
-def test_a_worker_is_lost_between_parts(there: bool) -> None:
+@pytest.mark.parametrize("kind", ["lazy", "persisted", "terms"])
+def test_a_worker_is_lost_between_parts(kind: str) -> None:
     with start_cluster("cpu") as cluster, cluster.get_client() as client:
-        x, y = operands(da.from_array, there=there)
-        limit = limit_of(client, x @ y)
+        x, y = operands(da.from_array, there=kind == "persisted")
+        z, wanted = x @ y, A @ A.T
+        if kind == "terms":
+            x = da.from_array(TALL, chunks=(50, 50))
+            z, wanted = x.T @ x, TALL.T @ TALL
+        limit = limit_of(client, z)
         with limited(client, limit, regions=False):
-            parts, before = parts_of(x @ y, limit), launched_runs(client)
+            parts, before = parts_of(z, limit), launched_runs(client)
             slow_programs(client, 0.5)
-            future: Any = client.compute(x @ y)
+            future: Any = client.compute(z)
             eventually(lambda: launched_runs(client) > before + 1)
             time.sleep(0.2)
             send_signal(client, sorted(cluster.scheduler.workers)[0])
-            np.testing.assert_array_equal(future.result(timeout=90), A @ A.T)
+            np.testing.assert_array_equal(future.result(timeout=90), wanted)
             assert launched_runs(client) - before > parts
             del future
             eventually(lambda: settled(cluster) and left_over(client) == 0, 60)

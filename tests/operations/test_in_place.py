@@ -36,8 +36,8 @@ def request(size: int, subscripts: str, chunks: dict[str, Chunks], matrices: boo
         owners = tuple(at * size // count for at in range(count))
         operands.append(Placed(Layout(cuts, owners), "float64"))
     result = Value(tuple(cuts_of(chunks[letter]) for letter in output), "float64")
-    kept = tuple(tuple(range(blocks)) for blocks in result.grid)
-    task = (*kept, None) if matrices else (Subscripts(*terms, output), kept)
+    lines = tuple(tuple(range(blocks)) for blocks in result.grid)
+    task = (*lines, None, None) if matrices else (Subscripts(*terms, output), ())
     return Request(tuple(operands), result, task, size, HOST, None)
 
 

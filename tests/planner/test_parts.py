@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import groupby
 from typing import Any
@@ -72,11 +73,16 @@ def check_parts(z: da.Array, wanted: Any, room: int, programs: list[Any]) -> int
     programs.clear()
     close(z.compute(scheduler="sync"), wanted)
     assert len(programs) == prediction.parts
-    # each block is computed once, in one of the parts
-    made = [index for each in programs for _, blocks in each.outputs for index in blocks]
-    assert sorted(made) == sorted(index for _, blocks in region.wanted for index in blocks)
+    # each block, or each term of it, is computed once, in one of the parts
+    made = [(name, at) for each in programs for name, blocks in each.outputs for at in blocks]
+    assert len({*made}) == len(made)
+    terms = Counter(index for _, index in made)
+    wanted_blocks = [index for _, blocks in region.wanted for index in blocks]
+    assert sorted(terms) == sorted(wanted_blocks)
+    assert len({*terms.values()}) == 1
     own = [key for key in tasks_of(z) if is_gang(key) or serves(key)]
-    assert len(own) + len(made) == prediction.tasks
+    additions = len(made) - len(wanted_blocks)
+    assert len(own) + len(made) + additions == prediction.tasks
     close(z.compute(scheduler="threads"), wanted)
     return prediction.parts
 
@@ -195,6 +201,72 @@ def test_the_cost_model_decides() -> None:
     with dgpu.enable(local_ranks=1, memory_limit=room, **settings):
         declined = dgpu.explain(z).declined[-1]
     assert "plain Dask is predicted to be quicker" in declined.reason
+
+
+TALL, STACK = RNG.random((203, 6)), RNG.random((7, 29, 6))
+WHOLE = RNG.integers(-99, 100, (203, 6))
+
+Blocks = Callable[..., da.Array]
+
+SUMS: dict[str, tuple[Callable[[Blocks], da.Array], Any, int]] = {
+    "gram": (lambda of: (x := of(TALL, (29, 6))).T @ x, TALL.T @ TALL, 7),
+    "dot": (lambda of: (x := of(TALL, (41, 6))).T.dot(x), TALL.T @ TALL, 5),
+    "options": (
+        lambda of: dgpu.matmul((x := of(TALL, (29, 6))).T, x, strategy="inner"),
+        TALL.T @ TALL,
+        7,
+    ),
+    "two axes": (
+        lambda of: da.tensordot(x := of(STACK, (1, 10, 6)), x, axes=((0, 1), (0, 1))),
+        np.tensordot(STACK, STACK, axes=((0, 1), (0, 1))),
+        7,
+    ),
+    "batches": (
+        lambda of: da.matmul((x := of(STACK, (7, 5, 6))).transpose(0, 2, 1), x),
+        STACK.transpose(0, 2, 1) @ STACK,
+        6,
+    ),
+    "repeated": (
+        lambda of: da.matmul(of(TALL.T[None], (1, 6, 29)), of(np.stack([TALL, -TALL]), (2, 29, 6))),
+        TALL.T @ np.stack([TALL, -TALL]),
+        7,
+    ),
+    "integers": (lambda of: (x := of(WHOLE, (29, 6))).T @ x, WHOLE.T @ WHOLE, 7),
+}
+"""Products with one block as their result, and the number of blocks along the sum."""
+
+
+def undeclared(x: Any, chunks: Any) -> da.Array:
+    """Return an array whose blocks have fewer elements along the sum than Dask declares."""
+    axis = next(k for k, (n, size) in enumerate(zip(x.shape, chunks, strict=True)) if n > size > 1)
+    every_other = (*(slice(None),) * axis, slice(None, None, 2))
+    return da.from_array(x, chunks=chunks).map_blocks(lambda block: block[every_other])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("form", SUMS)
+def test_a_sum_has_terms(form: str, ranks: int, programs: list[Any]) -> None:
+    make, wanted, blocks = SUMS[form]
+    z = make(da.from_array)
+    room = int(share_of(z, ranks) * 0.75)
+    with dgpu.enable(local_ranks=ranks, memory_limit=room, regions=False, **ALWAYS):
+        parts = check_parts(z, wanted, room, programs)
+        ((_, prediction),) = rewritten(z).regions
+    assert 1 < parts <= blocks
+    assert f", {parts} terms a block: " in prediction.text
+
+
+@pytest.mark.parametrize("form", SUMS)
+def test_terms_of_undeclared_blocks_are_left_to_dask(form: str) -> None:
+    make, whole, _ = SUMS[form]
+    z, settings = make(undeclared), ALWAYS | {"on_error": "fallback"}
+    wanted = z.compute(scheduler="sync")
+    assert abs(wanted - whole).max() > 1
+    room = int(share_of(z, 1) * 0.75)
+    with dgpu.enable(local_ranks=1, memory_limit=room, regions=False, **settings):
+        assert rewritten(z).regions[0][1].parts > 1
+        with pytest.warns(UserWarning, match="left a gang to Dask"):
+            close(z.compute(scheduler="sync"), wanted)
 
 
 T = RNG.random((22, 35, 26))

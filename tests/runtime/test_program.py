@@ -86,7 +86,11 @@ def test_several_collectives_and_a_transpose() -> None:
     steps = (
         Collective("rechunk", ("a",), "t", Value((COLUMNS, (0, 5)), "float64"), (1, 0)),
         Collective(
-            "matmul", ("t", "b"), "c", Value((COLUMNS, (0, 3)), "float64"), ((0, 1), (0,), None)
+            "matmul",
+            ("t", "b"),
+            "c",
+            Value((COLUMNS, (0, 3)), "float64"),
+            ((0, 1), (0,), None, None),
         ),
     )
     left, right = Value((ROWS, WHOLE), "float64"), Value(((0, 5), (0, 3)), "float64")
@@ -103,7 +107,7 @@ def test_a_part_of_a_product_keeps_the_numbers_of_its_blocks() -> None:
     left, right = Value((ROWS, (0, 7)), "float64"), Value(((0, 7), (0, 5)), "float64")
     part = Value(left.cuts, "float64", ((1, 0),))
     result = Value((ROWS, (0, 5)), "float64", ((1, 0),))
-    step = Collective("matmul", ("a", "b"), "c", result, ((1,), (0,), None))
+    step = Collective("matmul", ("a", "b"), "c", result, ((1,), (0,), None, None))
     made = program(step, inputs=(("a", part), ("b", right)), outputs=(("c", ((1, 0),)),))
     given = {"a": {(1, 0): A[2:]}, "b": {(0, 0): A.T.copy()}}
     blocks = run(made, 2, {"a": (1,), "b": (0,)}, given)
@@ -115,8 +119,8 @@ TASKS = {
     "overlap": (((1, 1), (0, 2)), (None, None)),
     "sum": ((0, 1), True, "compensated", "sum"),
     "fft": (plan_pencil_fft(((0,), (0,)), "float64", ()), (0, 0), (0, 0)),
-    "matmul": ((0,), (0,), None),
-    "contract": (Subscripts("ab", "bc", "ac"), ((0,), (0,))),
+    "matmul": ((0,), (0,), None, None),
+    "contract": (Subscripts("ab", "bc", "ac"), (("a", (0,)), ("c", (0,)))),
 }
 
 NEVER_EMPTY = ("jacobi", "stencil", "conv2d")

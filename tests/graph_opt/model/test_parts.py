@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import pairwise
 
 import pytest
 
+from graph_opt.model.layout import Index
 from graph_opt.model.parts import finer, in_turn, largest, load
 from graph_opt.model.piece import Region
 from tests.graph_opt.graphs import array, regions
@@ -20,20 +22,32 @@ def product(rows: int, inner: int, columns: int) -> Region:
 @pytest.mark.parametrize("shape", [(14, 4, 10), (22, 6, 1), (1, 6, 26), (7, 5, 9)])
 def test_parts_have_all_blocks_once_and_shrink(shape: tuple[int, int, int]) -> None:
     region = product(*shape)
-    ((name, wanted),) = region.wanted
+    ((name, wanted),), inner = region.wanted, len(range(0, shape[1], 2))
     loads = [load(region)]
     for parts in finer(region):
-        made = [index for part in parts for index in dict(part.wanted)[name]]
+        made: defaultdict[Index, list[int]] = defaultdict(list)
+        for part in parts:
+            (piece,), ((own, blocks),) = part.pieces, part.wanted
+            assert part.term_of == (None if own == name else name)
+            assert set(piece.computed) == set(blocks)
+            for index in blocks:
+                made[index] += piece.multiplied
+        # each block has all its products once
         assert sorted(made) == sorted(wanted)
-        assert all(set(part.pieces[0].computed) == set(dict(part.wanted)[name]) for part in parts)
+        assert {tuple(products) for products in made.values()} == {tuple(range(inner))}
         loads.append(load(largest(parts)))
-    assert len(parts) == len(wanted)
+    assert len(parts) == len(wanted) * inner
     assert loads == sorted(loads, reverse=True)
     assert loads[-1] < loads[0]
 
 
 def test_one_block_has_no_parts() -> None:
-    assert list(finer(product(2, 9, 2))) == []
+    assert list(finer(product(2, 2, 2))) == []
+
+
+def test_one_result_has_terms() -> None:
+    _, terms, *_ = finer(product(2, 9, 2))
+    assert [part.pieces[0].summed for part in terms] == [(0, 2), (0, 2, 4), (0, 2, 3)]
 
 
 def test_square_products_have_tiles() -> None:
