@@ -12,7 +12,7 @@ import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.arguments import expected
-from dask_dgpu.batches.notation import Lengths, Notation
+from dask_dgpu.batches.notation import Lengths, Notation, Tile
 from dask_dgpu.batches.operands import Operand, Template
 from dask_dgpu.batches.operations import Operation
 from dask_dgpu.batches.pieces import pieces
@@ -21,7 +21,10 @@ from dask_dgpu.batches.rules import Arguments, Shape
 from dask_dgpu.batches.sites import Chunks, Site, array_of, regions
 
 COPIES = 2
-"""Parts of an operand, and of the result, on a device: one of them is being transferred."""
+"""Parts of an operand, and of the result, on a device: one of them is being transferred.
+
+An operand that stays for several batches has one part: its next one is loaded between batches.
+"""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,14 @@ class Call:
             for at, each in enumerate(self.operands)
         )
 
+    @property
+    def adds_on_devices(self) -> bool:
+        """Whether parts of a contraction are added where they are computed.
+
+        In this process nothing is transferred, and half precision is added in single.
+        """
+        return self.operation.is_product and not self.site.in_process and self.dtype.itemsize > 2
+
     def graph(self, lengths: Lengths) -> Array:
         """Return the result of the largest batch, without data."""
         shapes = self.part_shapes(lengths)
@@ -105,6 +116,9 @@ class Call:
             for each, chunks in zip(self.operands, self.chunks(shapes), strict=True)
         ]
         result: Array = self.template.call(self.operation.function, arrays)
+        if self.adds_on_devices and self._is_summed(lengths):
+            blocks = {index: None for index, _ in regions(result.chunks)}
+            result = array_of(blocks, result.chunks, result.dtype) + result
         return result
 
     def parts(self, lengths: Lengths) -> tuple[Part, ...]:
@@ -116,7 +130,8 @@ class Call:
         once = block = 0
         for each, shape, blocks in zip(self.operands, shapes, chunks, strict=True):
             at = len(found)
-            copies = COPIES if notation.is_cut(notation.inputs[at], lengths) else 1
+            moves = notation.is_cut(notation.inputs[at], lengths)
+            copies = COPIES if moves and not notation.stays(at, lengths) else 1
             nbytes = -(-prod(shape) * each.dtype.itemsize // min(ranks, prod(map(len, blocks))))
             found.append(Part(each.name, shape, copies, copies * nbytes))
             once += nbytes
@@ -150,14 +165,27 @@ class Call:
     def traffic(self, lengths: Lengths) -> int:
         """Return the bytes read from operands and written to the result, in all batches."""
         notation = self.notation
-        total = 0.0
-        for at, each in enumerate(self.operands):
-            own = {label for label in notation.inputs[at] if label is not None}
-            cuts = prod(notation.count(label, lengths) for label in own)
-            nbytes = notation.elements(at, each.shape, lengths) * each.dtype.itemsize
-            total += nbytes * notation.loads(at, lengths) / cuts
+        read = sum(self._read(at, lengths) for at in range(len(self.operands)))
         partial = prod(notation.count(label, lengths) for label in notation.contracted)
-        return int(total + prod(self.shape) * self.dtype.itemsize * partial)
+        fetched = 1 if self.adds_on_devices else partial
+        return int(read + prod(self.shape) * self.dtype.itemsize * fetched)
+
+    def between_batches(self, lengths: Lengths) -> int:
+        """Return the bytes of :meth:`traffic` that are read while no batch is computed."""
+        stay = (at for at in range(len(self.operands)) if self.notation.stays(at, lengths))
+        return int(sum(self._read(at, lengths) for at in stay))
+
+    def _read(self, at: int, lengths: Lengths) -> float:
+        """Return the bytes read from an operand."""
+        notation, operand = self.notation, self.operands[at]
+        own = {label for label in notation.inputs[at] if label is not None}
+        cuts = prod(notation.count(label, lengths) for label in own)
+        nbytes = notation.elements(at, operand.shape, lengths) * operand.dtype.itemsize
+        return nbytes * notation.loads(at, lengths) / cuts
+
+    def same_part(self, *tiles: Tile) -> bool:
+        """Whether tiles compute the same part of the result."""
+        return len({self.notation.write_spans(self.shape, tile) for tile in tiles}) == 1
 
     def names(self, lengths: Lengths) -> dict[str, int]:
         """Return the axes that are cut and their longest parts, the innermost loop first."""

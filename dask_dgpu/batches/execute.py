@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -13,7 +13,7 @@ from typing import Any
 
 from dask_dgpu.batches.again import halved, out_of_memory, rest
 from dask_dgpu.batches.call import Call
-from dask_dgpu.batches.notation import Tile
+from dask_dgpu.batches.notation import Lengths, Tile
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.progress import Batches
 from dask_dgpu.batches.shared import Shared
@@ -32,12 +32,12 @@ def execute(call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool)
     sink = Sink(call.notation, call.shape, call.dtype, out)
     work = _Work(call, sink, shared, progress)
     try:
-        if work.is_done(plan.batches, call.notation.tiles(plan.lengths)):
+        if work.is_done(plan.batches, call.notation.tiles(plan.lengths), plan.lengths):
             return
         smaller = halved(call, plan)
         tiles = list(rest(call, plan, smaller, sink.written))
         try:
-            work.run(len(tiles), iter(tiles))
+            work.run(len(tiles), iter(tiles), smaller)
         except MemoryError as error:
             raise out_of_memory(call, plan, smaller) from error
     except Exception as error:
@@ -53,12 +53,15 @@ def execute(call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool)
 class _Batch:
     """A batch that is being computed.
 
-    Its operands stay until it has ended: Dask cannot compute scattered blocks again.
+    All that it reads stays until it has ended: Dask cannot compute scattered blocks again, and a
+    graph may reach the scheduler after the release of its inputs. The result stays on the devices
+    if the next batch ``adds`` to it.
     """
 
     tile: Tile
-    arrays: list[Any]
+    read: list[Any]
     handle: Any
+    adds: bool
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,10 @@ class _Work:
     shared: Shared
     progress: bool
 
-    def is_done(self, count: int, tiles: Iterator[Tile]) -> bool:
+    def is_done(self, count: int, tiles: Iterator[Tile], lengths: Lengths) -> bool:
         """Compute batches; return whether memory and workers lasted."""
         try:
-            self.run(count, tiles)
+            self.run(count, tiles, lengths)
         except (MemoryError, LostError):
             if self.sink.is_writing:  # nobody knows what is written
                 raise
@@ -84,12 +87,14 @@ class _Work:
         gc.collect()  # frames of the error hold arrays
         return False
 
-    def run(self, count: int, tiles: Iterator[Tile]) -> None:
-        """Compute batches and write their results."""
+    def run(self, count: int, tiles: Iterator[Tile], lengths: Lengths) -> None:
+        """Compute batches of at most these lengths and write their results."""
         call, site = self.call, self.call.site
-        loader = _Loader(call, self.shared)
-        started: deque[_Batch] = deque(maxlen=2)
+        stay = [at for at in range(len(call.operands)) if call.notation.stays(at, lengths)]
+        loader = _Loader(call, self.shared, stay)
+        started: deque[_Batch] = deque()
         ahead: Future[list[Any]] | None = None
+        total: Any = None
         with (
             ThreadPoolExecutor(1, "dgpu-load") as loading,
             Batches(call.operation.name, count, self.progress) as bar,
@@ -97,27 +102,48 @@ class _Work:
             try:
                 for tile, following in pairwise(chain(tiles, [None])):
                     assert tile is not None
+                    if ahead is None:
+                        self._write(started, bar)
                     arrays = loader.load(tile) if ahead is None else ahead.result()
-                    batch = _Batch(tile, arrays, site.start(_result(call, arrays, tile)))
-                    started.append(batch)
+                    started.append(self._start(tile, arrays, total, following))
+                    total = started[-1].handle if started[-1].adds else None
                     arrays, ahead = [], None
-                    if len(started) > 1:
-                        self._write(started[0])
-                        started.popleft()
-                        bar.advance()
-                    if following is not None:
+                    self._write(started, bar, but=1)
+                    if following is not None and loader.keeps(following):
                         ahead = loading.submit(loader.load, following)
-                while started:
-                    self._write(started[0])
-                    started.popleft()
+                self._write(started, bar)
             except BaseException:
                 for batch in started:
                     site.cancel(batch.handle)
                 raise
         self.sink.finish()
 
-    def _write(self, batch: _Batch) -> None:
-        self.sink.add(batch.tile, list(self.call.site.blocks(batch.handle)))
+    def _start(self, tile: Tile, arrays: list[Any], total: Any, following: Tile | None) -> _Batch:
+        """Begin a batch; its result is added to the ``total`` of those before, if there is one."""
+        call = self.call
+        result = _result(call, arrays, tile)
+        if total is not None:
+            result = total + result
+        adds = call.adds_on_devices and following is not None and call.same_part(tile, following)
+        return _Batch(tile, [*arrays, total], call.site.start(result), adds)
+
+    def _write(self, started: deque[_Batch], bar: Batches, but: int = 0) -> None:
+        """Write the results of batches, but for the last ones."""
+        while len(started) > but:
+            self._finish(started[0])
+            started.popleft()
+            bar.advance()
+
+    def _finish(self, batch: _Batch) -> None:
+        """Write a result, or wait for it if the next batch adds to it."""
+        call, site, tile = self.call, self.call.site, batch.tile
+        if batch.adds:
+            site.wait(batch.handle)
+            return
+        if call.adds_on_devices:  # to the results of all batches of this part
+            sizes = call.notation.sizes
+            tile = {**tile, **{label: (0, sizes[label]) for label in call.notation.contracted}}
+        self.sink.add(tile, list(site.blocks(batch.handle)))
 
 
 def _result(call: Call, arrays: Sequence[Any], tile: Tile) -> Any:
@@ -128,27 +154,40 @@ def _result(call: Call, arrays: Sequence[Any], tile: Tile) -> Any:
 
 
 class _Loader:
-    """Loads the operands of batches, and keeps those that the next batch reads too."""
+    """Loads the operands of batches, and keeps those that the next batch reads too.
 
-    def __init__(self, call: Call, shared: Shared) -> None:
+    ``stay`` are the operands that several batches in turn read.
+    """
+
+    def __init__(self, call: Call, shared: Shared, stay: Collection[int]) -> None:
         self.call = call
         self.shared = shared
+        self.stay = stay
         self.last: dict[int, tuple[Any, Any]] = {}
+
+    def keeps(self, tile: Tile) -> bool:
+        """Whether the operands that stay do so for this batch."""
+        places = self._places(tile)
+        return all(self.last[at][0] == places[at] for at in self.stay)
 
     def load(self, tile: Tile) -> list[Any]:
         """Return the operands of a batch as Dask arrays."""
-        call = self.call
-        operands = call.operands
-        spans = [call.notation.read_spans(at, each.shape, tile) for at, each in enumerate(operands)]
-        shapes = [tuple(hi - lo for lo, hi in each) for each in spans]
         found = []
-        for at, chunks in enumerate(call.chunks(shapes)):
-            place = (id(operands[at].source), spans[at], chunks)
+        for at, place in enumerate(self._places(tile)):
             if self.last.get(at, (None,))[0] != place:
                 self.last.pop(at, None)
                 self.last[at] = place, self._load(at, place)
             found.append(self.last[at][1])
         return found
+
+    def _places(self, tile: Tile) -> list[Any]:
+        """Return identity, spans and chunks of each operand."""
+        call = self.call
+        operands = call.operands
+        spans = [call.notation.read_spans(at, each.shape, tile) for at, each in enumerate(operands)]
+        shapes = [tuple(hi - lo for lo, hi in each) for each in spans]
+        sources = (id(each.source) for each in operands)
+        return list(zip(sources, spans, call.chunks(shapes), strict=True))
 
     def _load(self, at: int, place: Any) -> Any:
         operand, site = self.call.operands[at], self.call.site

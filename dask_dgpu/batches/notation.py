@@ -119,6 +119,10 @@ class Notation:
         at = [place for place, label in enumerate(order) if label in self.inputs[operand]]
         return prod(self.count(label, lengths) for label in order[: at[-1] + 1]) if at else 1
 
+    def stays(self, operand: int, lengths: Lengths) -> bool:
+        """Whether several batches in turn read the same part of an operand."""
+        return self.loads(operand, lengths) < self.batches(lengths)
+
     def is_cut(self, axes: Sequence[int | None], lengths: Lengths) -> bool:
         """Whether one of the axes is cut."""
         return any(label is not None and self.count(label, lengths) > 1 for label in axes)

@@ -85,7 +85,9 @@ def _plan(call: Call, lengths: Lengths, room: float, *, feasible: bool) -> Plan:
         parts=call.parts(lengths),
         host_bytes=host_bytes,
         rank_bytes=predicted.moved_bytes * batches,
-        seconds=seconds_of(site, predicted.seconds, host_bytes, batches),
+        seconds=seconds_of(
+            site, predicted.seconds, host_bytes, call.between_batches(lengths), batches
+        ),
         advice="" if feasible else advice(call, call.peak(lengths), room),
         lengths=lengths,
     )
@@ -122,13 +124,15 @@ def advice(call: Call, least: int, room: float) -> str:
     return f"{needs}; {' or '.join(changes)}"
 
 
-def seconds_of(site: Site, batch: float | None, host_bytes: int, batches: int) -> float | None:
-    """Predict all batches, each computed while the next is transferred."""
+def seconds_of(
+    site: Site, batch: float | None, host_bytes: int, between: int, batches: int
+) -> float | None:
+    """Predict all batches: each is computed while the next is transferred, but for some bytes."""
     if batch is None:
         return None
-    count = max(1, batches)
-    compute, transfer = (batch + BATCH_SECONDS) * count, host_bytes / transfer_rate(site)
-    return pipelined(compute, transfer, transfer / count, count)
+    count, rate = max(1, batches), transfer_rate(site)
+    compute, transfer = (batch + BATCH_SECONDS) * count, (host_bytes - between) / rate
+    return pipelined(compute, transfer, transfer / count, count) + between / rate
 
 
 def transfer_rate(site: Site) -> float:

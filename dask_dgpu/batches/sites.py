@@ -66,6 +66,9 @@ class Site(Protocol):
     def blocks(self, handle: Any) -> Iterator[tuple[Region, Any]]:
         """Yield the blocks of an array as host arrays, with their places; raise its error."""
 
+    def wait(self, handle: Any) -> None:
+        """Wait for an array that stays on the devices; raise its error."""
+
     def cancel(self, handle: Any) -> None:
         """Give up an array."""
 
@@ -141,6 +144,10 @@ class Here:
         for index, region in regions(found.chunks):
             yield region, on_host(graph[(found.name, *index)])
 
+    def wait(self, handle: Future[Array]) -> None:
+        """Wait for the array."""
+        handle.result()
+
     def cancel(self, handle: Future[Array]) -> None:
         """Give up an array unless it is being computed."""
         handle.cancel()
@@ -214,6 +221,16 @@ class Cluster:
                 if isinstance(block, BaseException):  # of futures that somebody cancelled
                     raise block
                 yield places[future.key], on_host(block)
+        self._started.pop(handle.name, None)
+
+    def wait(self, handle: Array) -> None:
+        """Wait for the blocks on the workers."""
+        from distributed import futures_of, wait
+
+        with self._no_loss():
+            for future in wait(futures_of(handle)).done:
+                if future.status == "error":
+                    future.result()
         self._started.pop(handle.name, None)
 
     def cancel(self, handle: Array) -> None:

@@ -78,7 +78,7 @@ class Whole:
             parts=parts,
             host_bytes=nbytes,
             rank_bytes=predicted.moved_bytes,
-            seconds=seconds_of(site, predicted.seconds, nbytes, 1),
+            seconds=seconds_of(site, predicted.seconds, nbytes, 0, 1),
             advice="Dask spills blocks to disk; use more workers to avoid this" if spilled else "",
             whole=True,
         )

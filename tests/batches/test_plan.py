@@ -41,6 +41,15 @@ def test_rows_are_cut_while_the_right_operand_stays() -> None:
     assert [part.copies for part in plan.parts[:3]] == [2, 1, 2]
 
 
+def test_an_operand_that_stays_is_there_once() -> None:
+    with bounded(10 << 20):
+        plan = dgpu.plan("matmul", (4000, 512), (512, 4000))
+    assert list(plan.cuts) == ["axis 0 of the result", "axis 1 of the result"]
+    assert [part.copies for part in plan.parts[:3]] == [2, 1, 2]
+    times = -(-4000 // plan.cuts["axis 1 of the result"])
+    assert plan.host_bytes == 8 * (times * 4000 * 512 + 512 * 4000 + 4000**2)
+
+
 def test_a_tall_product_cuts_the_contraction() -> None:
     with bounded(20 << 20):
         plan = dgpu.plan("matmul", (100, 200_000), (200_000, 100))
@@ -133,6 +142,7 @@ def test_halos_are_read_and_trimmed() -> None:
 
 CALLS = {
     "product": ("matmul", [(3000, 600), (600, 500)], {}),
+    "square product": ("matmul", [(1500, 700), (700, 1300)], {}),
     "tall product": ("einsum", [(3000, 600), (3000, 600)], {}),
     "transform": ("fft2", [(40, 200, 300)], {}),
     "transform, float32": ("fft2", [(60, 200, 300)], {}),

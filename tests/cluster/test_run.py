@@ -10,14 +10,17 @@ import pytest
 from distributed import Client
 
 import dask_dgpu as dgpu
+from dask_dgpu.batches.sites import Cluster
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import eventually
 from tests.support.reference.conv2d import conv2d_reference
 
 pytestmark = pytest.mark.cluster
+SLOW = pytest.mark.slow
 
 RNG = np.random.default_rng(0)
 A, B = RNG.random((300, 200)), RNG.random((200, 100))
+TALL, WIDE = RNG.random((6000, 40)), RNG.random((2000, 100))
 STACK = RNG.random((6, 40, 50))
 IMAGE, KERNELS = RNG.random((1, 2, 150, 120)), RNG.random((3, 2, 5, 5))
 
@@ -48,6 +51,57 @@ def test_products_in_batches(client: Client, earlier: set[Any]) -> None:
         out = np.empty((300, 100))
         dgpu.run("matmul", A, B, out=out)
     np.testing.assert_allclose(out, A @ B, rtol=1e-12)
+    eventually(lambda: no_operands(client, earlier))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", pytest.param("float16", marks=SLOW)])
+def test_parts_of_a_contraction_are_added_on_the_workers(
+    client: Client, earlier: set[Any], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = (TALL if dtype == "float16" else 100 * TALL).astype(dtype)
+    fetched: list[Any] = []
+    fetch = Cluster.blocks
+
+    def fetching(self: Cluster, handle: Any) -> Any:
+        fetched.append(handle.shape)
+        return fetch(self, handle)
+
+    monkeypatch.setattr(Cluster, "blocks", fetching)
+    with dgpu.enable(client, **SETTINGS, memory_limit="300 kiB", memory_safety_margin=0):
+        plan = dgpu.plan("einsum", "ij,ik->jk", x, x)
+        assert list(plan.cuts) == ["axis 0 of arrays[1]"]
+        found = dgpu.run("einsum", "ij,ik->jk", x, x)
+    times = plan.batches if dtype == "float16" else 1  # half precision is added in single
+    assert fetched == [found.shape] * times
+    assert plan.batches > 1
+    assert plan.host_bytes == 2 * x.nbytes + times * found.nbytes
+    wide = x.astype(float)
+    np.testing.assert_allclose(found, wide.T @ wide, rtol=2e-2 if dtype == "float16" else 1e-12)
+    eventually(lambda: no_operands(client, earlier))
+
+
+def test_an_operand_that_stays_is_loaded_between_batches(
+    client: Client, earlier: set[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a worker holds one part of it."""
+    loads: list[tuple[int, ...]] = []
+    load = Cluster.load
+
+    def loaded(self: Cluster, part: Any, chunks: Any) -> Any:
+        loads.append(part.shape)
+        return load(self, part, chunks)
+
+    monkeypatch.setattr(Cluster, "load", loaded)
+    with dgpu.enable(client, **SETTINGS, memory_limit="700 kiB", memory_safety_margin=0):
+        plan = dgpu.plan("matmul", WIDE, WIDE.T)
+        found = dgpu.run("matmul", WIDE, WIDE.T)
+    assert [part.copies for part in plan.parts[:3]] == [2, 1, 2]
+    assert len(plan.cuts) == 2
+    np.testing.assert_allclose(found, WIDE @ WIDE.T, rtol=1e-12)
+    columns = plan.cuts["axis 1 of the result"]
+    right = sum(shape == (100, columns) for shape in loads)
+    assert right == -(-2000 // columns) > 1
+    assert len(loads) == plan.batches + right
     eventually(lambda: no_operands(client, earlier))
 
 

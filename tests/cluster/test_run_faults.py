@@ -12,7 +12,7 @@ import pytest
 from distributed import Client
 
 import dask_dgpu as dgpu
-from dask_dgpu.batches.sink import Sink
+from dask_dgpu.batches.execute import _Work
 from dask_dgpu.batches.sites import Cluster
 from dask_dgpu.environment.facts import gather
 from dask_dgpu.environment.settings import read
@@ -25,6 +25,11 @@ pytestmark = pytest.mark.cluster
 
 RNG = np.random.default_rng(3)
 A, B = RNG.random((600, 200)), RNG.random((200, 100))
+TALL = RNG.random((6000, 40))
+CALLS: dict[str, tuple[Any, Any]] = {
+    "rows": (("matmul", A, B), A @ B),
+    "sums": (("einsum", "ij,ik->jk", TALL, TALL), TALL.T @ TALL),
+}
 LIMITS = {**SETTINGS, "memory_limit": "250 kiB", "memory_safety_margin": 0}
 
 
@@ -39,17 +44,17 @@ def nothing_left(client: Client, earlier: set[Any]) -> bool:
 
 @pytest.fixture
 def in_batch(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], None]], None]:
-    """Return a function that has another one called when so many batches were written."""
+    """Return a function that has another one called when so many batches have ended."""
 
     def call_in(batch: int, function: Callable[[], None]) -> None:
-        add, counted = Sink.add, iter(range(1000))
+        finish, counted = _Work._finish, iter(range(1000))
 
-        def adding(self: Sink, *args: Any) -> None:
-            add(self, *args)
+        def finishing(self: _Work, *args: Any) -> None:
+            finish(self, *args)
             if next(counted) == batch:
                 function()
 
-        monkeypatch.setattr(Sink, "add", adding)
+        monkeypatch.setattr(_Work, "_finish", finishing)
 
     return call_in
 
@@ -87,17 +92,19 @@ def test_an_operation_that_fails_leaves_the_rest_of_out(client: Client) -> None:
 
 
 @pytest.mark.slow
-def test_interrupting_leaves_nothing(client: Client, in_batch: Any) -> None:
+@pytest.mark.parametrize("kind", CALLS)
+def test_interrupting_leaves_nothing(client: Client, in_batch: Any, kind: str) -> None:
     earlier = names(client)
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
     in_batch(1, interrupt)
+    call, _ = CALLS[kind]
     with dgpu.enable(client, **LIMITS):
-        assert dgpu.plan("matmul", A, B).batches > 3
+        assert dgpu.plan(*call).batches > 3
         with pytest.raises(KeyboardInterrupt):
-            dgpu.run("matmul", A, B)
+            dgpu.run(*call)
     eventually(lambda: nothing_left(client, earlier))
     assert not [each for each in threading.enumerate() if each.name.startswith("dgpu-load")]
 
@@ -145,11 +152,13 @@ class TestLosses(Losses):
     @pytest.mark.slow
     @pytest.mark.timeout(240)
     @pytest.mark.parametrize("batch", [0, 3])
-    def test_a_killed_worker(self, client: Client, in_batch: Any, batch: int) -> None:
+    @pytest.mark.parametrize("kind", CALLS)
+    def test_a_killed_worker(self, client: Client, in_batch: Any, batch: int, kind: str) -> None:
         earlier = names(client)
         in_batch(batch, lambda: send_signal(client, sorted(client.scheduler_info()["workers"])[1]))
+        call, wanted = CALLS[kind]
         with dgpu.enable(client, **LIMITS):
-            assert dgpu.plan("matmul", A, B).batches > 4
-            found = dgpu.run("matmul", A, B)
-        np.testing.assert_allclose(found, A @ B, rtol=1e-12)
+            assert dgpu.plan(*call).batches > 4
+            found = dgpu.run(*call)
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
         eventually(lambda: nothing_left(client, earlier))
