@@ -220,10 +220,12 @@ def deferred(
     passes: Passes | None = None,
     *,
     key: str | None = None,
+    container: str | None = None,
 ) -> Array:
     """Return the result of an operation on arrays, as one layer.
 
-    The array is called ``key``, by default a unique name that begins with ``name``.
+    The array is called ``key``, by default a unique name that begins with ``name``. The type of
+    all blocks is ``container``, by default that of the first source.
 
     ``token`` is all that the result depends on besides its sources. ``piece(output, sources)``
     returns the operation on array nodes, ``expand`` the tasks of plain Dask, and ``passes``
@@ -231,7 +233,7 @@ def deferred(
     """
     key = key or f"{name}-{tokenize(*(x.name for x in sources), token)}"
     meta = np.empty_like(sources[0]._meta, dtype=dtype)
-    container = typename(type(meta))
+    container = container or typename(type(meta))
     nodes = tuple(ArrayNode(x.name, x.chunks, x.dtype.name, container) for x in sources)
     output = ArrayNode(key, chunks, dtype, container)
     layer = DeferredLayer(piece(output, nodes), expand, passes=passes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, cast
@@ -39,10 +38,14 @@ def apply(x: Array, plan: PencilPlan, name: str) -> Array:
         chunks,
         dtype,
         plan,
-        lambda output, sources: FftPiece(output, sources[0], plan),
+        partial(_piece, plan=plan),
         expand,
         passes,
     )
+
+
+def _piece(output: ArrayNode, sources: tuple[ArrayNode, ...], plan: PencilPlan) -> FftPiece:
+    return FftPiece(output, sources[0], plan)
 
 
 def moved(x: Array, chunks: Chunks) -> Array:
@@ -66,17 +69,20 @@ def passes(piece: FftPiece) -> Array | None:
     plans, source, output = in_passes(piece.plan), piece.source, piece.output
     if len(plans) < 2:
         return None
-
-    def part(result: ArrayNode, sources: tuple[ArrayNode, ...], plan: PencilPlan) -> FftPiece:
-        of, to = (replace(node, container=source.container) for node in (*sources, result))
-        return FftPiece(to, of, plan)
-
     x = array_of(source)
     name = output.name.rpartition("-")[0]
     for plan in plans:
-        key = output.name if plan is plans[-1] else None
-        ends = plan.output_chunks, plan.output_dtype, plan
-        x = deferred(name, (x,), *ends, partial(part, plan=plan), expand, key=key)
+        x = deferred(
+            name,
+            (x,),
+            plan.output_chunks,
+            plan.output_dtype,
+            plan,
+            partial(_piece, plan=plan),
+            expand,
+            key=output.name if plan is plans[-1] else None,
+            container=source.container,
+        )
     return x
 
 
