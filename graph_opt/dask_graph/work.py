@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
 
+from graph_opt.dask_graph.elementwise import is_product
 from graph_opt.dask_graph.expressions import read_blockwise
 from graph_opt.dask_graph.internals import _matmul, _tensordot, chunk_einsum, curry
 from graph_opt.dask_graph.members import tasks_of
@@ -113,7 +115,21 @@ def _within(graph: ArrayGraph, name: str, kernel: Collection[str]) -> tuple[int,
     if _on_gpu(node):
         return tasks, Work(through)
     copied = sum(block_nbytes(other) for _, other in (*read, (name, node)))
-    return tasks, Work(through + max(0.0, work.nbytes - MEMORY * copied))
+    nbytes = USUAL * copied if _is_product(graph, name) else work.nbytes
+    return tasks, Work(through + max(0.0, nbytes - MEMORY * copied))
+
+
+def _is_product(graph: ArrayGraph, name: str) -> bool:
+    """Whether a layer is a power that kernels multiply."""
+    layer: Any = graph.layers[name]
+    numbers = [value for value, index in layer.indices if index is None]
+    node, function = array(graph, name), getattr(layer.task, "func", None)
+    return (
+        function is operator.pow
+        and node is not None
+        and len(numbers) == 1
+        and is_product(numbers[0], node.dtype)
+    )
 
 
 def _tasks(layer: Layer) -> int:
