@@ -128,8 +128,10 @@ def _parts(region: Region, units: Units, counts: Counts) -> list[Region]:
 def _terms(tile: Region, count: int) -> Iterator[Region]:
     """Yield regions for so many terms of nearly equal length, which add up to a region's blocks."""
     (piece,), ((name, blocks),) = tile.pieces, tile.wanted
-    for lo, hi in block_spans(piece.summed, count):
-        if lo == hi:
-            continue
+    spans = [(lo, hi) for lo, hi in block_spans(piece.summed, count) if lo < hi]
+    if len(spans) == 1:  # the other blocks are empty
+        yield tile
+        return
+    for lo, hi in spans:
         term = piece.term(lo, hi)
         yield replace(tile, members=(term,), wanted=((term.output.name, blocks),), term_of=name)

@@ -256,6 +256,15 @@ def test_a_sum_has_terms(form: str, ranks: int, programs: list[Any]) -> None:
     assert f", {parts} terms a block: " in prediction.text
 
 
+@pytest.mark.parametrize("inner", [(6, 0), (0, 6), (3, 0, 3), (0, 0, 2, 4), (1, 5, 0)])
+@pytest.mark.parametrize("share", [0.99, 0.7, 0.5])
+def test_empty_blocks_along_a_sum(inner: tuple[int, ...], share: float) -> None:
+    x = da.from_array(TALL, chunks=((100, 103), inner))
+    room = int(share_of(x @ x.T, 1) * share)
+    with dgpu.enable(local_ranks=1, memory_limit=room, regions=False, **ALWAYS):
+        close((x @ x.T).compute(scheduler="sync"), TALL @ TALL.T)
+
+
 @pytest.mark.parametrize("form", SUMS)
 def test_terms_of_undeclared_blocks_are_left_to_dask(form: str) -> None:
     make, whole, _ = SUMS[form]

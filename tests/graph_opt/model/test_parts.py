@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 
 import pytest
@@ -48,6 +48,15 @@ def test_one_block_has_no_parts() -> None:
 def test_one_result_has_terms() -> None:
     _, terms, *_ = finer(product(2, 9, 2))
     assert [part.pieces[0].summed for part in terms] == [(0, 2), (0, 2, 4), (0, 2, 3)]
+
+
+@pytest.mark.parametrize("inner", [(9, 0), (0, 9), (0, 9, 0), (4, 0, 5), (1, 8, 0)])
+def test_empty_blocks_are_no_terms(inner: tuple[int, ...]) -> None:
+    x = array(4, 9, chunks=(2, inner))
+    (region,) = regions(x @ x.T)
+    for parts in finer(region):
+        terms = Counter(index for part in parts if part.term_of for index in part.wanted[0][1])
+        assert 1 not in terms.values()
 
 
 def test_square_products_have_tiles() -> None:
