@@ -48,7 +48,7 @@ def optimized(
         else:
             kept[key] = data = _optimized(optimizer, form, present)
         if data:
-            return opened(form.restored(data), graph.layers)
+            return opened(form.restored(data), graph.layers, form.arrays)
     except IncomparableError as reason:
         logger.debug("a graph is optimized without looking for its structure: %s", reason)
     except Exception:  # the graph itself says what is wrong, with its own names
@@ -96,7 +96,7 @@ def _optimized(optimizer: GraphOptimizer, form: Canonical, present: Present) -> 
     found = optimizer.optimize(numbered, keys, Present(others, places))
     if isinstance(found, HighLevelGraph):
         return b""
-    return pickled(found, numbered.layers, _whole)
+    return pickled(found, numbered.layers, _whole, refer=form.refer)
 
 
 def _whole(obj: Any) -> Any:

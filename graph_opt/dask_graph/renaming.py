@@ -11,7 +11,8 @@ optimizer works on a graph with numbered tokens, so that its result holds for ev
 same structure. Tokens that it creates become functions of themselves and of all real tokens.
 
 Numbers that layers pass to the functions of their blocks, such as step sizes, are tokens too
-(:mod:`graph_opt.model.parameter`).
+(:mod:`graph_opt.model.parameter`). NumPy arrays have numbers and stay where they are: the restored
+graph has the arrays of the present one. The values of blocks do not count.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from graph_opt.dask_graph.internals import Task
+from graph_opt.dask_graph.internals import DataNode, Task
 from graph_opt.model.parameter import as_parameter, varies
 
 Key = Any
+Array = Any
+Reference = tuple[Any, ...]
+"""The number of an array, then what of it counts."""
 
 TOKEN = re.compile(rb"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
 
@@ -42,7 +46,7 @@ MOST_TASKS = 20_000
 """Graphs with more tasks in their layers are not compared: reading them takes too long."""
 
 MOST_BYTES = 1 << 16
-"""Graphs with more bytes of arrays are not compared: they hold data."""
+"""Graphs with more bytes of arrays, besides blocks, are not compared: they hold data."""
 
 
 MOST_TEXT = 1 << 24
@@ -55,10 +59,11 @@ class IncomparableError(Exception):
 
 @dataclass(frozen=True)
 class Canonical:
-    """A graph and the requested keys, pickled with numbered ``tokens``."""
+    """A graph and the requested keys, pickled with numbered ``tokens`` and ``arrays``."""
 
     pickled: bytes
     tokens: tuple[bytes, ...]
+    arrays: tuple[Array, ...] = ()
 
     @classmethod
     def of(cls, graph: HighLevelGraph, keys: Iterable[Key]) -> Canonical:
@@ -75,18 +80,25 @@ class Canonical:
             raise IncomparableError("expected a small graph")
         numbers = {name: at for at, name in enumerate(graph.layers)}
         needed = [sorted(map(numbers.__getitem__, graph.dependencies[name])) for name in numbers]
-        text = pickled((list(graph.layers.items()), needed, _ordered(keys, numbers)))
+        arrays = _Arrays(_blocks(graph))
+        whole = list(graph.layers.items()), needed, _ordered(keys, numbers)
+        text = pickled(whole, refer=arrays.refer)
         if len(text) > MOST_TEXT:
             raise IncomparableError("expected a graph with few bytes")
         text, tokens = numbered(text)
-        return cls(text, tuple(tokens))
+        return cls(text, tuple(tokens), tuple(arrays.found))
 
     def open(self) -> tuple[HighLevelGraph, list[Key]]:
         """Return the graph with numbered tokens, and its requested keys."""
-        layers, needed, keys = pickle.loads(self.pickled)
+        layers, needed, keys = opened(self.pickled, {}, self.arrays)
         names = [name for name, _ in layers]
         read = ({names[at] for at in numbers} for numbers in needed)
         return HighLevelGraph(dict(layers), dict(zip(names, read, strict=True))), keys
+
+    def refer(self, array: Array) -> Reference | None:
+        """Return the reference to one of the arrays, ``None`` for another."""
+        number = self._numbers.get(id(array))
+        return None if number is None else (number,)
 
     def restored(self, data: bytes) -> bytes:
         """Return pickled data about this graph with real tokens instead of numbered ones."""
@@ -113,6 +125,41 @@ class Canonical:
     def _all(self) -> bytes:
         return b"".join(self.tokens)
 
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        return {id(array): at for at, array in enumerate(self.arrays)}
+
+
+class _Arrays:
+    """The arrays that are ``found`` in a graph. The values of its ``blocks`` do not count."""
+
+    def __init__(self, blocks: Iterable[Array]) -> None:
+        self.found: list[Array] = []
+        self._blocks = set(map(id, blocks))
+        self._numbers: dict[int, int] = {}
+        self._left = MOST_BYTES
+
+    def refer(self, array: Array) -> Reference | None:
+        """Return the reference to an array: number, dtype, shape, and a hash unless a block."""
+        number = self._numbers.setdefault(id(array), len(self.found))
+        digest = b""
+        if number == len(self.found):
+            self.found.append(array)
+        if id(array) not in self._blocks:
+            self._left -= array.nbytes
+            if self._left < 0:
+                raise IncomparableError("expected a graph without data")
+            digest = blake2b(array.tobytes(), digest_size=16).digest()
+        return number, repr(array.dtype), array.shape, digest
+
+
+def _blocks(graph: HighLevelGraph) -> Iterable[Array]:
+    """Yield the blocks that a graph has in place of tasks."""
+    for layer in graph.layers.values():
+        if isinstance(layer, MaterializedLayer):
+            for task in layer.mapping.values():
+                yield task.value if isinstance(task, DataNode) else task
+
 
 def numbered(text: bytes) -> tuple[bytes, list[bytes]]:
     """Return pickled data with a number in place of each token, and the tokens in order."""
@@ -126,32 +173,45 @@ def restored(text: bytes, tokens: Sequence[bytes]) -> bytes:
     return TOKEN.sub(lambda match: tokens[int(match[0], 16)], text)
 
 
-def pickled(value: Any, known: Mapping[str, Layer] | None = None, *own: Any) -> bytes:
+def pickled(
+    value: Any,
+    known: Mapping[str, Layer] | None = None,
+    *own: Any,
+    refer: Callable[[Array], Reference | None] | None = None,
+) -> bytes:
     """Pickle a graph, or a part of it, so that equal graphs have equal bytes.
 
     Layers that are ``known`` are pickled as their names. ``own`` are further reductions, functions
-    that return what ``__reduce__`` returns, or ``NotImplemented``.
+    that return what ``__reduce__`` returns, or ``NotImplemented``. Of arrays for which ``refer``
+    returns a reference, this is pickled.
     """
     file = io.BytesIO()
-    _Pickler(file, known or {}, own).dump(value)
+    _Pickler(file, known or {}, own, refer).dump(value)
     return file.getvalue()
 
 
-def opened(data: bytes, known: Mapping[str, Layer]) -> Any:
-    """Return what :func:`pickled` has pickled, with these ``known`` layers."""
-    return _Unpickler(data, known).load()
+def opened(data: bytes, known: Mapping[str, Layer], arrays: Sequence[Array] = ()) -> Any:
+    """Return what :func:`pickled` has pickled, with these ``known`` layers and ``arrays``."""
+    return _Unpickler(data, known, arrays).load()
 
 
 class _Pickler(cloudpickle.CloudPickler):
     def __init__(
-        self, file: io.BytesIO, known: Mapping[str, Layer], own: tuple[Callable[[Any], Any], ...]
+        self,
+        file: io.BytesIO,
+        known: Mapping[str, Layer],
+        own: tuple[Callable[[Any], Any], ...],
+        refer: Callable[[Array], Reference | None] | None,
     ) -> None:
         super().__init__(file, protocol=5)
         self._names = {id(layer): name for name, layer in known.items()}
         self._own = own
+        self._refer = refer
         self._left = MOST_BYTES
 
-    def persistent_id(self, obj: Any) -> str | None:
+    def persistent_id(self, obj: Any) -> str | Reference | None:
+        if type(obj) is np.ndarray and self._refer is not None and not obj.dtype.hasobject:
+            return self._refer(obj)
         return self._names.get(id(obj)) if self._names else None
 
     def reducer_override(self, obj: Any) -> Any:
@@ -173,12 +233,13 @@ class _Pickler(cloudpickle.CloudPickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, known: Mapping[str, Layer]) -> None:
+    def __init__(self, data: bytes, known: Mapping[str, Layer], arrays: Sequence[Array]) -> None:
         super().__init__(io.BytesIO(data))
         self._known = known
+        self._arrays = arrays
 
-    def persistent_load(self, pid: Any) -> Layer:
-        return self._known[pid]
+    def persistent_load(self, pid: Any) -> Layer | Array:
+        return self._known[pid] if isinstance(pid, str) else self._arrays[pid[0]]
 
 
 def _ordered(keys: Iterable[Key], numbers: Mapping[str, int]) -> list[Key]:

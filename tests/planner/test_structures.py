@@ -145,6 +145,26 @@ def test_a_new_number_in_each_step_is_optimized_once(calls):
     assert len(calls) == 1
 
 
+def test_a_new_array_in_each_step_is_optimized_once(calls):
+    kept, weights = Kept(), B[0]
+    for _ in range(5):
+        x = held(A, 4)
+        found = kept.compute(x.T @ (x @ weights), x)
+        weights = A.T @ (A @ weights)
+        np.testing.assert_allclose(found, weights, rtol=1e-12)
+        weights = weights / np.linalg.norm(weights)
+    assert len(calls) == 1
+
+
+def test_arrays_that_tasks_write_are_those_of_the_graph():
+    kept, targets = Kept(), [np.zeros((9, 9)) for _ in range(2)]
+    for values, target in zip((A, B), targets, strict=True):
+        x = held(values, 4)
+        kept.compute(da.store(x + x.T, target, lock=False, compute=False), x)
+        np.testing.assert_array_equal(target, values + values.T)
+    assert len(kept.graphs) == 1
+
+
 def test_fallback_with_another_number():
     kept = Kept()
     with dgpu.enable(local_ranks=3, when="always"):

@@ -84,8 +84,10 @@ DIFFERENT: dict[str, Callable[[], tuple[da.Array, ...]]] = {
     "shape": lambda: (held(np.ones((5, 7))) + 1,),
     "dtype": lambda: (held(np.ones((7, 5), int)) + 1,),
     "part": lambda: ((X + 1)[:3],),
-    "small array": lambda: (X + np.ones(5),),
-    "other small array": lambda: (X + np.full(5, 2.0),),
+    "array as a block": lambda: (X + np.ones(5),),
+    "array as a block, other dtype": lambda: (X + np.ones(5, int),),
+    "array as a literal": lambda: (X.map_blocks(np.add, np.ones(1), dtype=float),),
+    "other array as a literal": lambda: (X.map_blocks(np.add, np.zeros(1), dtype=float),),
     "both": lambda: (X + 1, X + 2),
 }
 
@@ -93,6 +95,15 @@ DIFFERENT: dict[str, Callable[[], tuple[da.Array, ...]]] = {
 def test_different_graphs_have_different_bytes():
     found = {name: form(*make()).pickled for name, make in DIFFERENT.items()}
     assert len(set(found.values())) == len(DIFFERENT)
+
+
+def test_arrays_as_blocks_have_equal_bytes_and_stay_where_they_are():
+    found = [form(X @ weights) for weights in (np.ones(5), np.arange(5.0))]
+    assert found[0].pickled == found[1].pickled
+    graph, _ = found[1].open()
+    restored = opened(found[1].restored(pickled(graph, refer=found[1].refer)), {}, found[0].arrays)
+    blocks = [block for layer in restored.layers.values() for block in layer.values()]
+    assert any(block is array for block in blocks for array in found[0].arrays)
 
 
 def test_requested_blocks_count():
@@ -157,7 +168,7 @@ def test_what_cannot_be_compared():
     with pytest.raises(IncomparableError, match="class that can be imported"):
         form(X.map_blocks(lambda b, c: b, Local, dtype=float))
     with pytest.raises(IncomparableError, match="without data"):
-        form(X + np.ones((renaming.MOST_BYTES // 40 + 1, 1, 5)))
+        form(X.map_blocks(np.add, np.ones((renaming.MOST_BYTES // 40 + 1, 5)), dtype=float))
     with pytest.raises(IncomparableError, match="few bytes"):
         form(X.map_blocks(lambda b, c: b, "x" * renaming.MOST_TEXT, dtype=float))
     with pytest.raises(IncomparableError, match="key of a layer"):
