@@ -38,6 +38,7 @@ from dask_dgpu.planner.present import (
     Figures,
     Present,
     figures_of,
+    is_offloaded,
     plugin_on,
     present_on,
 )
@@ -87,7 +88,7 @@ class GraphOptimizer:
             graph = guarded(graph)
             optimizer, wanted = self.calibrated(), _flat(keys)
             present, here = present_on(self.facts.scheduler), plugin_on(self.facts.scheduler)
-            if here is None or kwargs:
+            if here is None or kwargs or not is_offloaded():
                 return optimizer.optimize(graph, keys, present, **kwargs)
             here.new_arrays.expect(wanted)
             return optimized(optimizer, graph, wanted, present, here.optimized)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from threading import current_thread
 from typing import TYPE_CHECKING, Any, cast
 
 from dask_dgpu.environment.facts import ClusterFacts
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 Key = Any
 Figures = tuple[tuple[str, float], ...]
+
+
+OFFLOADED = "Dask-Offload"
+"""How the names of the threads begin in which a scheduler reads graphs."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,14 @@ def plugin_on(scheduler_id: str | None) -> GangSchedulerPlugin | None:
     """Return the plugin of a scheduler in this process, ``None`` if there is none."""
     scheduler = scheduler_here(scheduler_id)
     return None if scheduler is None else _plugin(scheduler)
+
+
+def is_offloaded() -> bool:
+    """Whether a scheduler's thread asks, so the graph was sent to it and is a copy.
+
+    Other threads compute a user's own graph, whose functions may change what they refer to.
+    """
+    return current_thread().name.startswith(OFFLOADED)
 
 
 def present_on(scheduler_id: str | None, client: Client | None = None) -> Present:

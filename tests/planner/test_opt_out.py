@@ -105,6 +105,26 @@ def test_known_structures_tell_them_apart() -> None:
         assert client.run_on_scheduler(launched) == 2
 
 
+@pytest.mark.cluster
+def test_functions_of_other_schedulers_are_not_copied() -> None:
+    """Graphs with a known structure are copies, but only of those that were sent."""
+    with (
+        Client(
+            processes=False, n_workers=2, threads_per_worker=1, dashboard_address=":0"
+        ) as client,
+        dgpu.enable(client, **ALWAYS),
+    ):
+        seen: list[tuple[int, ...]] = []
+
+        def look(block: Any) -> Any:
+            seen.append(block.shape)
+            return block
+
+        x = da.ones((8, 6), chunks=(4, 6)).map_blocks(look, meta=np.empty((0, 0)))
+        np.testing.assert_array_equal((x @ x.T).compute(scheduler="sync"), np.full((8, 8), 6.0))
+        assert seen == [(4, 6)] * 2
+
+
 def test_an_inner_enable_restores_the_outer() -> None:
     outer = dask.config.get("array_optimize")
     with dgpu.enable(local_ranks=2, sum_method="compensated", fft_output_layout="input"):
