@@ -21,7 +21,10 @@ PATIENCE = 120.0
 """Seconds that a process has to end, once all is said."""
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-_SPAWN = multiprocessing.get_context("spawn")
+_CONTEXT: Any = multiprocessing.get_context(
+    multiprocessing.get_start_method(allow_none=True) or "spawn"
+)
+"""Forked processes would keep the BLAS threads of their server: tests alone ask for them."""
 
 
 @contextmanager
@@ -55,9 +58,9 @@ def processes(
     list of Connection
         Our ends of the pipes; reading one whose process died raises ``EOFError``.
     """
-    pairs = [_SPAWN.Pipe() for _ in range(number)]
+    pairs = [_CONTEXT.Pipe() for _ in range(number)]
     started = [
-        _SPAWN.Process(target=target, args=(rank, theirs, *arguments), daemon=True)
+        _CONTEXT.Process(target=target, args=(rank, theirs, *arguments), daemon=True)
         for rank, (_, theirs) in enumerate(pairs)
     ]
     for process, (_, theirs) in zip(started, pairs, strict=True):

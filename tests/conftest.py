@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -33,6 +34,9 @@ If one fails it runs once more, and the closing lines name it.
 """
 
 register_profiles()
+# Dask gives a spawned worker one BLAS thread. A forked one has the threads of its server, and
+# those of several processes wait for each other by spinning.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # it takes two seconds of every cluster, and plans would depend on the machine
 dask.config.set({"dgpu.cost.measure": False})
 

@@ -11,7 +11,6 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster, wait
-from distributed.utils import get_mp_context
 
 import dask_dgpu as dgpu
 from tests.cluster.observe import (
@@ -22,12 +21,10 @@ from tests.cluster.observe import (
     quiet_workers,
     settled,
 )
+from tests.support.forked import METHOD, preload
 
 SETTINGS = {"when": "always", "on_error": "raise", "gang_timeout": "20s", "gang_grace": "5s"}
 CUDA = pytest.param("cuda", marks=pytest.mark.multigpu)
-IMPORTED = ["dask_dgpu.runtime.worker.plugin", "dask_dgpu.comm.gloo", "numba"]
-"""What every worker imports sooner or later."""
-METHOD = "distributed.worker.multiprocessing-method"
 
 
 @contextmanager
@@ -50,12 +47,9 @@ def start_cluster(device: str, n_workers: int = 4) -> Iterator[Any]:
 
 @contextmanager
 def forked_cluster(n_workers: int, **options: Any) -> Iterator[Any]:
-    """Start workers on CPUs from a server that has imported what they need.
-
-    A worker that is spawned imports for 3 s of CPU time, and 4 s when it is killed and restarted.
-    """
+    """Start workers on CPUs from a server that has imported what they need."""
     with dask.config.set({METHOD: "forkserver"}):
-        get_mp_context().set_forkserver_preload(["distributed", *IMPORTED])
+        preload()
         with LocalCluster(
             n_workers=n_workers,
             threads_per_worker=1,

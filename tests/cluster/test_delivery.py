@@ -18,9 +18,10 @@ import dask_dgpu as dgpu
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.worker import plugin
 from graph_opt.dask_graph.emit import is_gang
-from tests.cluster.conftest import METHOD, SETTINGS
+from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import PLUGIN, eventually, host, launched_runs, left_over, running
 from tests.cluster.test_safety import restore_blocks, slow_blocks
+from tests.support.forked import METHOD
 
 pytestmark = pytest.mark.cluster
 

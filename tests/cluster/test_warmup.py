@@ -11,8 +11,8 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dask_dgpu as dgpu
-from tests.cluster.conftest import METHOD
 from tests.cluster.observe import launched_runs, nothing_left
+from tests.support.forked import METHOD
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

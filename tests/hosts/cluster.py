@@ -20,9 +20,9 @@ import dask
 from distributed import Client
 
 import dask_dgpu as dgpu
-from tests.cluster.conftest import IMPORTED
 from tests.cluster.observe import eventually
 from tests.hosts.network import Network, enter, replace_hosts_file
+from tests.support.forked import preload
 
 ROOT = Path(__file__).parents[2]
 PORT = 8786
@@ -82,7 +82,7 @@ class HostCluster:
     ) -> None:
         """Start a worker on a host; ``hosts_file`` is what that host says of names."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["distributed", *IMPORTED])
+        preload()
         log = str(self.folder / f"{name}.log")
         given = (self.network.namespace(at), scheduler or self.address, hosts_file, log)
         more = (self.environment, {"name": name, **options})

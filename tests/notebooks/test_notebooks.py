@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.notebooks import (
     FOLDER,
+    FORKED,
     METADATA,
     NOTEBOOKS,
     PRIVATE,
@@ -36,7 +37,7 @@ def read(name: str) -> nbformat.NotebookNode:
 @pytest.mark.timeout(480)
 @pytest.mark.parametrize("name", NAMES)
 def test_notebook_runs_without_warnings(name: str, tmp_path: Path) -> None:
-    assert warned(run(read(name), tmp_path)) == ""
+    assert warned(run(read(name), tmp_path, FORKED)) == ""
 
 
 @pytest.mark.parametrize("name", NAMES)

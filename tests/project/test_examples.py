@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import with_project
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
@@ -44,9 +46,8 @@ def plain(text: str) -> list[str]:
 
 def drawn(name: str, folder: Path) -> str:
     """Run an example, which draws a picture; return what it prints."""
-    command = [sys.executable, str(EXAMPLES / f"{name}.py")]
-    # measured rates may decide otherwise than the defaults
-    environment = os.environ | {"DASK_DGPU__COST__MEASURE": "False"}
+    command = [sys.executable, "-m", "tests.support.script", str(EXAMPLES / f"{name}.py")]
+    environment = with_project(os.environ)
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

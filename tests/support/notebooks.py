@@ -19,6 +19,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
+from tests.support.paths import with_project
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9]*.ipynb"))
@@ -50,6 +52,12 @@ warnings.filterwarnings("error", module="__main__")
 Clusters that close slowly on a busy machine log it, which no reader needs.
 """
 
+FORKED = """
+from tests.support.forked import fork_workers
+fork_workers()
+"""
+"""Clusters start at a tenth of the CPU time, but stored times should be those of users."""
+
 ENVIRONMENT = {
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",
     # on a busy machine a killed worker may need longer than Dask's 15 s to come back
@@ -61,15 +69,17 @@ ENVIRONMENT = {
 class StrictClient(NotebookClient):
     """Runs a notebook in which every warning of its own code is an error."""
 
+    before = STRICT
+
     async def async_start_new_kernel_client(self) -> Any:
-        """Start the kernel, and set the filter of warnings before the first cell."""
+        """Start the kernel, and run ``before`` in it."""
         client = await super().async_start_new_kernel_client()
-        await client.execute_interactive(STRICT, silent=True, store_history=False)
+        await client.execute_interactive(self.before, silent=True, store_history=False)
         return client
 
 
-def run(notebook: NotebookNode, folder: Path) -> NotebookNode:
-    """Run all cells of a copy of a notebook in a new kernel.
+def run(notebook: NotebookNode, folder: Path, before: str = "") -> NotebookNode:
+    """Run all cells of a copy of a notebook in a new kernel, after ``before``.
 
     Raises
     ------
@@ -86,8 +96,9 @@ def run(notebook: NotebookNode, folder: Path) -> NotebookNode:
         record_timing=False,
         resources={"metadata": {"path": str(folder)}},
     )
+    client.before = STRICT + before
     # execute() leaves its event loop open
-    asyncio.run(client.async_execute(env=os.environ | ENVIRONMENT))
+    asyncio.run(client.async_execute(env=with_project(os.environ | ENVIRONMENT)))
     return copy
 
 

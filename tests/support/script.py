@@ -1,24 +1,25 @@
-"""Runs a script whose cluster forks its workers from a process that has imported everything.
+"""Runs a script that forks its workers and ranks, and whose clusters do not measure their rates.
 
-A worker that is spawned imports for 3 s of CPU time.
+Measuring takes two seconds of every cluster, and plans would depend on the machine.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import dask
-from distributed.utils import get_mp_context
 
-from tests.cluster.conftest import IMPORTED, METHOD
+from tests.support.forked import fork_workers
 
 
 def main() -> None:
     """Run the script that the command line names, with the arguments that follow."""
-    dask.config.set({METHOD: "forkserver"})
-    get_mp_context().set_forkserver_preload(["distributed", *IMPORTED])
+    fork_workers()
+    multiprocessing.set_start_method("forkserver")
+    dask.config.set({"dgpu.cost.measure": False})
     del sys.argv[0]
     script = Path(sys.argv[0])
     sys.path.insert(0, str(script.parent))
