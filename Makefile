@@ -59,7 +59,7 @@ test: style  ## lint, types, import contracts, quick tests: about 6 minutes on 2
 quick: .venv  ## the quick tests alone
 	.venv/bin/python -m pytest $(QUICK) $(PYTEST_ARGS)
 
-test-all: .venv  ## what test leaves out: slow tests, and 10 times as many random examples
+test-all: .venv  ## what test leaves out: slow tests, and 5 times as many random examples
 	.venv/bin/python -m pytest $(THOROUGH) $(PYTEST_ARGS)
 
 test-latest: .venv-latest  ## the quick tests that use Dask, with the newest dask and distributed

@@ -12,7 +12,7 @@ def register_profiles() -> None:
 
     The default draws new examples in each run; the other two are reproducible.
     """
-    for name, count in {"quick": 10, "thorough": 100, "default": 100}.items():
+    for name, count in {"quick": 10, "thorough": 50, "default": 100}.items():
         settings.register_profile(
             name,
             deadline=None,
