@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, prod
+from math import ceil, isqrt, prod
 
 from dask_dgpu.batches.notation import Notation
 from dask_dgpu.batches.operations import Operation
@@ -46,8 +46,7 @@ def _counts(
         if label is not None
     }
     if operation.is_product:
-        stacks = notation.output[:-2]
-        return {label: site.ranks for label in sizes if label not in stacks}
+        return _mesh(notation, site.ranks)
     axes, shape = max(zip(notation.inputs, shapes, strict=True), key=lambda each: prod(each[1]))
     parts = min(MOST_PIECES, ceil(prod(shape) * itemsize / PIECE))
     wanted = site.ranks if site.ranks > 1 else parts
@@ -56,6 +55,19 @@ def _counts(
     apart = {label: size for label, size in enough.items() if label not in notation.halos}
     choice = apart or (enough if site.ranks > 1 else found)
     return {max(choice, key=lambda label: choice[label]): wanted} if choice else {}
+
+
+def _mesh(notation: Notation, ranks: int) -> dict[int, int]:
+    """Return the chunks of a product along the last axes of its result, and along contracted ones.
+
+    All ranks are a mesh as square as possible over the blocks of the result, so it has one for
+    each, and so has the left factor.
+    """
+    rows = max(parts for parts in range(1, isqrt(ranks) + 1) if ranks % parts == 0)
+    last = [label for label in notation.output[-2:] if label is not None]
+    along = (rows, ranks // rows) if len(last) == 2 else (ranks,)
+    inner = dict.fromkeys(notation.contracted, ranks // rows)
+    return inner | dict(zip(last, along, strict=False))
 
 
 def _even(size: int, parts: int) -> tuple[int, ...]:

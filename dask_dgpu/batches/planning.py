@@ -21,6 +21,9 @@ from graph_opt.model.cost import pipelined
 BATCH_SECONDS = 5e-3
 """Cost of a batch besides its work: its graph, and its tasks."""
 
+ROUND_SECONDS = 25e-3
+"""The same on a cluster, with its round trips: operands out, tasks, and the result back."""
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -55,10 +58,10 @@ def plan_passes(title: str, calls: Sequence[Call], room: float) -> Plan:
 
 def plan_call(call: Call, room: float) -> Plan:
     """Plan a call within ``room`` bytes of each device."""
-    rate = transfer_rate(call.site)
+    rate, each = transfer_rate(call.site), batch_seconds(call.site)
 
     def seconds(lengths: Lengths) -> float:
-        return call.traffic(lengths) / rate + call.notation.batches(lengths) * BATCH_SECONDS
+        return call.traffic(lengths) / rate + call.notation.batches(lengths) * each
 
     lengths = choose(call.notation, call.peak, seconds, room)
     if lengths is None:
@@ -131,8 +134,13 @@ def seconds_of(
     if batch is None:
         return None
     count, rate = max(1, batches), transfer_rate(site)
-    compute, transfer = (batch + BATCH_SECONDS) * count, (host_bytes - between) / rate
+    compute, transfer = (batch + batch_seconds(site)) * count, (host_bytes - between) / rate
     return pipelined(compute, transfer, transfer / count, count) + between / rate
+
+
+def batch_seconds(site: Site) -> float:
+    """Return the cost of a batch besides its work."""
+    return BATCH_SECONDS if site.in_process else ROUND_SECONDS
 
 
 def transfer_rate(site: Site) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -196,12 +197,20 @@ class Cluster:
         shares: dict[str, dict[Any, Any]] = defaultdict(dict)
         for (index, region), owner in zip(places, dealt(len(places), len(addresses)), strict=True):
             shares[addresses[owner]][(name, *index)] = part[region]
-        futures: dict[Any, Any] = {}
         with self._no_loss():
-            for address, blocks in shares.items():
-                futures |= self.client.scatter(blocks, workers=[address], hash=False)
-        sent = {key[1:]: future for key, future in futures.items()}
+            sent = self.client.sync(self._scatter, shares)
         return array_of(sent, chunks, part.dtype, name)
+
+    async def _scatter(self, shares: Mapping[str, Mapping[Any, Any]]) -> dict[Any, Any]:
+        """Send blocks to all workers at once; return their futures by index."""
+        client: Any = self.client
+        sent = await asyncio.gather(
+            *(
+                client._scatter(blocks, workers=[address], hash=False)
+                for address, blocks in shares.items()
+            )
+        )
+        return {key[1:]: future for each in sent for key, future in each.items()}
 
     def start(self, result: Array) -> Array:
         """Begin to compute on the workers."""
