@@ -98,18 +98,12 @@ class Piece(ABC):
 
     @property
     def units(self) -> tuple[Cuts, ...]:
-        """The cuts between blocks of the output that can be computed apart, by default all.
-
-        They are indices of blocks along each axis.
-        """
+        """The indices at which blocks along each axis can be computed apart, by default all."""
         return tuple(tuple(range(blocks + 1)) for blocks in self.output.grid)
 
     @property
     def summed(self) -> Cuts:
-        """The cuts of a sum between terms that can be computed apart, by default none.
-
-        They are elements of the summed axis.
-        """
+        """The elements at which a sum may be cut into terms, by default only its ends."""
         return 0, 1
 
     def term(self, lo: int, hi: int) -> Self:

@@ -71,18 +71,18 @@ class ContractPiece(ProductPiece):
         return self.subscripts.left.index(self._cut), self.subscripts.right.index(self._cut)
 
     def plain(self) -> Array:
-        operands = []
-        for which, letters in enumerate((self.subscripts.left, self.subscripts.right)):
-            first = tuple(0 if each == REPEATED else slice(None) for each in letters)
-            operands.append(self.operand(which)[first])
+        operands = [
+            self.operand(which)[tuple(0 if each == REPEATED else slice(None) for each in letters)]
+            for which, letters in enumerate((self.subscripts.left, self.subscripts.right))
+        ]
         product: Array = da.einsum(str(self.subscripts).replace(REPEATED, ""), *operands)
         return product
 
     @property
     def _cut(self) -> str:
         """The letter of the contracted axis with most blocks."""
-        left = self.subscripts.left
-        return max(self.subscripts.inner, key=lambda each: self.left.grid[left.index(each)])
+        blocks = dict(zip(self.subscripts.left, self.left.grid, strict=True))
+        return max(self.subscripts.inner, key=blocks.__getitem__)
 
     @property
     def _lines(self) -> tuple[Axes, ...]:
@@ -114,9 +114,8 @@ class ContractPiece(ProductPiece):
 
     def _blocks(self) -> Iterator[list[Sequence[int]]]:
         """Yield the blocks along each axis of each operand that are read."""
-        kept = dict(self.task[1])
-        operands = self.subscripts.left, self.subscripts.right
-        for node, letters in zip(self.inputs, operands, strict=True):
+        kept, letters_of = dict(self.task[1]), (self.subscripts.left, self.subscripts.right)
+        for node, letters in zip(self.inputs, letters_of, strict=True):
             grid = zip(letters, node.grid, strict=True)
             yield [kept.get(letter, range(blocks)) for letter, blocks in grid]
 
