@@ -38,9 +38,8 @@ def rest(
 ) -> Iterator[Tile]:
     """Yield smaller tiles of those parts of the result that are not written."""
     notation = call.notation
-    whole = {label: (0, notation.sizes[label]) for label in notation.contracted}
     parts = {
-        notation.write_spans(call.shape, tile): {**tile, **whole}
+        notation.write_spans(call.shape, tile): notation.summed(tile)
         for tile in notation.tiles(plan.lengths)
     }
     for spans, tile in parts.items():

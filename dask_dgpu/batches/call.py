@@ -12,7 +12,7 @@ import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.arguments import expected
-from dask_dgpu.batches.notation import Lengths, Notation, Tile
+from dask_dgpu.batches.notation import Lengths, Notation
 from dask_dgpu.batches.operands import Operand, Template
 from dask_dgpu.batches.operations import Operation
 from dask_dgpu.batches.pieces import pieces
@@ -112,13 +112,12 @@ class Call:
         """Return the result of the largest batch, without data."""
         shapes = self.part_shapes(lengths)
         arrays = [
-            _without_data(each, chunks)
+            _without_data(each.dtype, chunks)
             for each, chunks in zip(self.operands, self.chunks(shapes), strict=True)
         ]
         result: Array = self.template.call(self.operation.function, arrays)
         if self.adds_on_devices and self._is_summed(lengths):
-            blocks = {index: None for index, _ in regions(result.chunks)}
-            result = array_of(blocks, result.chunks, result.dtype) + result
+            result = _without_data(result.dtype, result.chunks) + result
         return result
 
     def parts(self, lengths: Lengths) -> tuple[Part, ...]:
@@ -130,8 +129,7 @@ class Call:
         once = block = 0
         for each, shape, blocks in zip(self.operands, shapes, chunks, strict=True):
             at = len(found)
-            moves = notation.is_cut(notation.inputs[at], lengths)
-            copies = COPIES if moves and not notation.stays(at, lengths) else 1
+            copies = COPIES if notation.moves(at, lengths) else 1
             nbytes = -(-prod(shape) * each.dtype.itemsize // min(ranks, prod(map(len, blocks))))
             found.append(Part(each.name, shape, copies, copies * nbytes))
             once += nbytes
@@ -172,8 +170,12 @@ class Call:
 
     def between_batches(self, lengths: Lengths) -> int:
         """Return the bytes of :meth:`traffic` that are read while no batch is computed."""
-        stay = (at for at in range(len(self.operands)) if self.notation.stays(at, lengths))
-        return int(sum(self._read(at, lengths) for at in stay))
+        return int(sum(self._read(at, lengths) for at in self.staying(lengths)))
+
+    def staying(self, lengths: Lengths) -> list[int]:
+        """Return the operands of which several batches in turn, or the only one, read a part."""
+        operands = range(len(self.operands))
+        return [at for at in operands if not self.notation.moves(at, lengths)]
 
     def _read(self, at: int, lengths: Lengths) -> float:
         """Return the bytes read from an operand."""
@@ -182,10 +184,6 @@ class Call:
         cuts = prod(notation.count(label, lengths) for label in own)
         nbytes = notation.elements(at, operand.shape, lengths) * operand.dtype.itemsize
         return nbytes * notation.loads(at, lengths) / cuts
-
-    def same_part(self, *tiles: Tile) -> bool:
-        """Whether tiles compute the same part of the result."""
-        return len({self.notation.write_spans(self.shape, tile) for tile in tiles}) == 1
 
     def names(self, lengths: Lengths) -> dict[str, int]:
         """Return the axes that are cut and their longest parts, the innermost loop first."""
@@ -224,13 +222,14 @@ class Call:
 
 
 def _placeholder(operand: Operand, shape: Shape, parts: int) -> Array:
-    return _without_data(operand, tuple(_halves(size) if parts > 1 else (size,) for size in shape))
+    chunks = tuple(_halves(size) if parts > 1 else (size,) for size in shape)
+    return _without_data(operand.dtype, chunks)
 
 
 def _halves(size: int) -> tuple[int, ...]:
     return (size // 2, size - size // 2) if size > 1 else (size,)
 
 
-def _without_data(operand: Operand, chunks: Chunks) -> Array:
-    """Return an operand as an array whose blocks are only declared."""
-    return array_of({index: None for index, _ in regions(chunks)}, chunks, operand.dtype)
+def _without_data(dtype: np.dtype[Any], chunks: Chunks) -> Array:
+    """Return an array whose blocks are only declared."""
+    return array_of({index: None for index, _ in regions(chunks)}, chunks, dtype)

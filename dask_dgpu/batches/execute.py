@@ -90,8 +90,7 @@ class _Work:
     def run(self, count: int, tiles: Iterator[Tile], lengths: Lengths) -> None:
         """Compute batches of at most these lengths and write their results."""
         call, site = self.call, self.call.site
-        stay = [at for at in range(len(call.operands)) if call.notation.stays(at, lengths)]
-        loader = _Loader(call, self.shared, stay)
+        loader = _Loader(call, self.shared, call.staying(lengths))
         started: deque[_Batch] = deque()
         ahead: Future[list[Any]] | None = None
         total: Any = None
@@ -104,7 +103,9 @@ class _Work:
                     assert tile is not None
                     if ahead is None:
                         self._write(started, bar)
-                    arrays = loader.load(tile) if ahead is None else ahead.result()
+                        arrays = loader.load(tile)
+                    else:
+                        arrays = ahead.result()
                     started.append(self._start(tile, arrays, total, following))
                     total = started[-1].handle if started[-1].adds else None
                     arrays, ahead = [], None
@@ -124,7 +125,8 @@ class _Work:
         result = _result(call, arrays, tile)
         if total is not None:
             result = total + result
-        adds = call.adds_on_devices and following is not None and call.same_part(tile, following)
+        summed = call.notation.summed
+        adds = call.adds_on_devices and following is not None and summed(tile) == summed(following)
         return _Batch(tile, [*arrays, total], call.site.start(result), adds)
 
     def _write(self, started: deque[_Batch], bar: Batches, but: int = 0) -> None:
@@ -141,8 +143,7 @@ class _Work:
             site.wait(batch.handle)
             return
         if call.adds_on_devices:  # to the results of all batches of this part
-            sizes = call.notation.sizes
-            tile = {**tile, **{label: (0, sizes[label]) for label in call.notation.contracted}}
+            tile = call.notation.summed(tile)
         self.sink.add(tile, list(site.blocks(batch.handle)))
 
 

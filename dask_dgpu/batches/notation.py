@@ -119,13 +119,13 @@ class Notation:
         at = [place for place, label in enumerate(order) if label in self.inputs[operand]]
         return prod(self.count(label, lengths) for label in order[: at[-1] + 1]) if at else 1
 
-    def stays(self, operand: int, lengths: Lengths) -> bool:
-        """Whether several batches in turn read the same part of an operand."""
-        return self.loads(operand, lengths) < self.batches(lengths)
+    def moves(self, operand: int, lengths: Lengths) -> bool:
+        """Whether each batch reads another part of an operand."""
+        return self.loads(operand, lengths) == self.batches(lengths) > 1
 
-    def is_cut(self, axes: Sequence[int | None], lengths: Lengths) -> bool:
-        """Whether one of the axes is cut."""
-        return any(label is not None and self.count(label, lengths) > 1 for label in axes)
+    def summed(self, tile: Tile) -> Tile:
+        """Return a tile with all parts of its sums."""
+        return {**tile, **{label: (0, self.sizes[label]) for label in self.contracted}}
 
     def part_shape(self, operand: int, shape: Sequence[int], lengths: Lengths) -> tuple[int, ...]:
         """Return the largest shape of a part of an operand."""

@@ -58,10 +58,10 @@ def plan_passes(title: str, calls: Sequence[Call], room: float) -> Plan:
 
 def plan_call(call: Call, room: float) -> Plan:
     """Plan a call within ``room`` bytes of each device."""
-    rate, each = transfer_rate(call.site), batch_seconds(call.site)
+    rate, overhead = transfer_rate(call.site), batch_seconds(call.site)
 
     def seconds(lengths: Lengths) -> float:
-        return call.traffic(lengths) / rate + call.notation.batches(lengths) * each
+        return call.traffic(lengths) / rate + call.notation.batches(lengths) * overhead
 
     lengths = choose(call.notation, call.peak, seconds, room)
     if lengths is None:

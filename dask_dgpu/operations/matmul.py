@@ -42,7 +42,7 @@ class PartProduct(Bare):
     """The block rows and columns of a product that are made, by a plan that knows no others.
 
     They are ordered by owner, and so are the blocks along the contraction, ``inner``, which is
-    empty if the operands have different chunks there and all are multiplied.
+    empty if the operands have different chunks there.
     """
 
     plan: SummaPlan
@@ -72,7 +72,7 @@ def _plan(request: Request) -> PartProduct:
     left, right = _operand(a, forms[0], rows, plain[0]), _operand(b, forms[1], plain[1], columns)
     by_row, by_column, by_inner = owners_along(left, right, request.size)
     rows, columns = _sorted(rows, by_row), _sorted(columns, by_column)
-    inner = _sorted(plain[0], by_inner) if len(by_inner) else depth or ()
+    inner = _sorted(plain[0], by_inner) if len(by_inner) else ()
     left = _operand(a, forms[0], rows, inner or plain[0])
     right = _operand(b, forms[1], inner or plain[1], columns)
     limits, strategy = (request.size, machine), options.strategy

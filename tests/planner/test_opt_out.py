@@ -24,6 +24,18 @@ def enabled() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def client() -> Iterator[Client]:
+    """A client, enabled, whose scheduler and workers are in this process."""
+    with (
+        Client(
+            processes=False, n_workers=2, threads_per_worker=1, dashboard_address=":0"
+        ) as client,
+        dgpu.enable(client, **ALWAYS),
+    ):
+        yield client
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -81,48 +93,37 @@ def test_only_false_opts_out(value: Any, gangs: list[str]) -> None:
 
 
 @pytest.mark.cluster
-def test_known_structures_tell_them_apart() -> None:
-    with (
-        Client(
-            processes=False, n_workers=2, threads_per_worker=1, dashboard_address=":0"
-        ) as client,
-        dgpu.enable(client, **ALWAYS),
-    ):
-        for out in (False, True, False, True):
-            x = da.ones((8, 8), chunks=4)
-            if out:
-                with dask.annotate(dgpu=False):
-                    y = x @ (x + 1)
-            else:
+def test_known_structures_tell_them_apart(client: Client) -> None:
+    for out in (False, True, False, True):
+        x = da.ones((8, 8), chunks=4)
+        if out:
+            with dask.annotate(dgpu=False):
                 y = x @ (x + 1)
-            value = client.compute(y, optimize_graph=True).result(timeout=60)
-            np.testing.assert_array_equal(value, np.full((8, 8), 16.0))
-            assert bool(dgpu.explain(y, measured=True).regions) is not out
+        else:
+            y = x @ (x + 1)
+        value = client.compute(y, optimize_graph=True).result(timeout=60)
+        np.testing.assert_array_equal(value, np.full((8, 8), 16.0))
+        assert bool(dgpu.explain(y, measured=True).regions) is not out
 
-        def launched(dask_scheduler: Any) -> int:
-            return int(repr(dask_scheduler.plugins["dask-dgpu"].run_ids)[len("count(") : -1])
+    def launched(dask_scheduler: Any) -> int:
+        return int(repr(dask_scheduler.plugins["dask-dgpu"].run_ids)[len("count(") : -1])
 
-        assert client.run_on_scheduler(launched) == 2
+    assert client.run_on_scheduler(launched) == 2
 
 
 @pytest.mark.cluster
+@pytest.mark.usefixtures("client")
 def test_functions_of_other_schedulers_are_not_copied() -> None:
     """Graphs with a known structure are copies, but only of those that were sent."""
-    with (
-        Client(
-            processes=False, n_workers=2, threads_per_worker=1, dashboard_address=":0"
-        ) as client,
-        dgpu.enable(client, **ALWAYS),
-    ):
-        seen: list[tuple[int, ...]] = []
+    seen: list[tuple[int, ...]] = []
 
-        def look(block: Any) -> Any:
-            seen.append(block.shape)
-            return block
+    def look(block: Any) -> Any:
+        seen.append(block.shape)
+        return block
 
-        x = da.ones((8, 6), chunks=(4, 6)).map_blocks(look, meta=np.empty((0, 0)))
-        np.testing.assert_array_equal((x @ x.T).compute(scheduler="sync"), np.full((8, 8), 6.0))
-        assert seen == [(4, 6)] * 2
+    x = da.ones((8, 6), chunks=(4, 6)).map_blocks(look, meta=np.empty((0, 0)))
+    np.testing.assert_array_equal((x @ x.T).compute(scheduler="sync"), np.full((8, 8), 6.0))
+    assert seen == [(4, 6)] * 2
 
 
 def test_an_inner_enable_restores_the_outer() -> None:
