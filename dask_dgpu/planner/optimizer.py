@@ -57,7 +57,7 @@ from graph_opt.dask_graph.plain import Plain
 from graph_opt.model.layout import Declined
 from graph_opt.model.piece import Piece, Region
 from graph_opt.passes import check, combine, find, insert, partition
-from graph_opt.pieces.product import ProductPiece
+from graph_opt.pieces.matmul import ProductPiece
 
 if TYPE_CHECKING:
     from distributed import Client

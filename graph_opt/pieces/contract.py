@@ -38,7 +38,6 @@ from graph_opt.model.cost import Machine, dask_product_seconds
 from graph_opt.model.layout import ArrayNode, Chunks, Declined, Index
 from graph_opt.model.subscripts import REPEATED, Subscripts
 from graph_opt.pieces import matmul
-from graph_opt.pieces.product import ProductPiece
 
 SUMS = ("sum-", "sum-partial-", "sum-aggregate-")
 REDUCTIONS = (*matmul.REDUCTIONS, (chunk_einsum, SUMS))
@@ -47,7 +46,7 @@ Axes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class ContractPiece(ProductPiece):
+class ContractPiece(matmul.ProductPiece):
     """A contraction of two arrays, by letters for their axes.
 
     ``kept`` are the computed blocks along each axis of the output, ``None`` for all. ``loops`` is
