@@ -18,7 +18,7 @@ from dask_dgpu.algorithms.summa.operand import Operand
 from dask_dgpu.algorithms.summa.plan import SummaPlan
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.algorithms.summa.schedule import schedule
-from dask_dgpu.algorithms.summa.traffic import Needs, traffic, workspace
+from dask_dgpu.algorithms.summa.traffic import Needs, summed, traffic, workspace
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
@@ -274,7 +274,8 @@ def check_traffic(plan: SummaPlan, rank: int, ledger: Ledger) -> None:
         (r0, r1), (c0, c1) = plan.rectangle(rank)
         mine = kept(plan, rank)
         sent += (r1 - r0) * (c1 - c0) * np.dtype(plan.accumulator).itemsize - mine
-        received += mine * (plan.mesh[2] - 1)
+        received += summed(plan)[rank]
+        assert summed(plan)[rank] == mine * (plan.mesh[2] - 1)
     assert (ledger.bytes_sent, ledger.bytes_received) == (sent, received)
 
 

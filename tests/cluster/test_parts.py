@@ -39,7 +39,8 @@ def limit_of(client: Client, z: da.Array) -> int:
     """Return the most bytes with which a collective runs in parts, about."""
     with dgpu.enable(client, **SETTINGS, memory_safety_margin=0, regions=False) as state:
         optimizer, present = state.optimizer, present_on(state.optimizer.facts.scheduler, client)
-    for limit in range(400_000, 100_000, -10_000):
+    workers = len(client.scheduler_info(n_workers=-1)["workers"])
+    for limit in range(1_600_000 // workers, 400_000 // workers, -10_000):
         settings = replace(optimizer.settings, memory_limit=limit)
         found = replace(optimizer, settings=settings).rewrite(z.dask, z.__dask_keys__(), present)
         if [prediction.parts > 1 for _, prediction in found.regions] == [True]:

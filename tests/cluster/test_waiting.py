@@ -140,7 +140,7 @@ def test_a_stage_task_that_begins_and_ends_in_one_event_leaves_no_block(client, 
     y = x.map_blocks(first_is_held_back, meta=x._meta).persist(optimize_graph=False)
     z = (y @ m).persist()
     eventually(lambda: client.run_on_scheduler(waiting)[1] == 1)
-    client.run_on_scheduler(_begin_and_end_stage_task)
+    eventually(lambda: client.run_on_scheduler(_begin_and_end_stage_task))
     Event("gate").set()
     wait(z)
     eventually(lambda: left_over(client) == 0)
@@ -148,14 +148,20 @@ def test_a_stage_task_that_begins_and_ends_in_one_event_leaves_no_block(client, 
     nothing_left(client, x, m)
 
 
-async def _begin_and_end_stage_task(dask_scheduler: Any) -> None:
-    """Begin one on a worker that has nothing to do; release it before that worker knows of it."""
+async def _begin_and_end_stage_task(dask_scheduler: Any) -> bool:
+    """Begin one on a worker that has nothing to do; release it before that worker knows of it.
+
+    Return whether there was one: its blocks may have still to be computed.
+    """
     (run,) = dask_scheduler.plugins[PLUGIN].runs.values()
     idle = {ws for ws in dask_scheduler.workers.values() if not ws.processing}
     stages = dask_scheduler.tasks[run.key].dependencies
-    stage = next(
+    ready = (
         ts.key for ts in stages if all(idle & set(block.who_has or ()) for block in ts.dependencies)
     )
+    stage = next(ready, None)
+    if stage is None:
+        return False
     began: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
     ended: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
     dask_scheduler._transitions({stage: "waiting"}, *began, "begin")
@@ -163,6 +169,7 @@ async def _begin_and_end_stage_task(dask_scheduler: Any) -> None:
     dask_scheduler.send_all(*began)
     await asyncio.sleep(0.2)  # a worker may be slow to read what follows
     dask_scheduler.send_all(*ended)
+    return True
 
 
 @pytest.mark.slow

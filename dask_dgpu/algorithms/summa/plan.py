@@ -275,12 +275,22 @@ class SummaPlan(Bare):
         These are a rank's partial sums, the same as a message, and the partial sums of its blocks
         from all layers.
         """
-        layers, most = self.mesh[2], 0
-        if layers == 1:
+        depth = self.mesh[2]
+        if depth == 1:
             return 0
+        most = (2 * kept.sum() + (depth - 1) * kept.max() for kept in self.kept.values())
+        return int(max(most, default=0))
+
+    @cached_property
+    def kept(self) -> dict[Block, Ints]:
+        """Bytes of each rectangle of C that each of its layers keeps at the end."""
         heights, widths = np.diff(self.a.rows), np.diff(self.b.columns)
-        for (i0, i1), (j0, j1) in cartesian(self.row_spans, self.column_spans):
-            nbytes = np.outer(heights[i0:i1], widths[j0:j1]).reshape(-1) * self.itemsize
-            kept = np.bincount(self._layers_of(nbytes.size), nbytes, layers)
-            most = max(most, int(2 * kept.sum() + (layers - 1) * kept.max()))
-        return most
+        found: dict[Block, Ints] = {}
+        for (r, rows), (c, columns) in cartesian(
+            enumerate(self.row_spans), enumerate(self.column_spans)
+        ):
+            nbytes = np.outer(heights[slice(*rows)], widths[slice(*columns)]).ravel()
+            layers = self._layers_of(nbytes.size)
+            kept = np.bincount(layers, nbytes * self.itemsize, self.mesh[2])
+            found[r, c] = kept.astype(np.int64)
+        return found

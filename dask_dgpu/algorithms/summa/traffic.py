@@ -65,6 +65,14 @@ def traffic(plan: SummaPlan, step: int, find: Find | None = None) -> Ints:
     return np.stack([counts.sum(axis=1), counts.sum(axis=0)])
 
 
+def summed(plan: SummaPlan) -> Ints:
+    """Return the bytes that each rank receives of other layers' partial sums, after all steps."""
+    received = np.zeros(plan.size, np.int64)
+    for rank, (r, c, d) in plan.positions.items():
+        received[rank] = (plan.mesh[2] - 1) * plan.kept[r, c][d]
+    return received
+
+
 def by_level(plan: SummaPlan, step: int, find: Find) -> list[Ints]:
     """Return the bytes that each rank sends to each in a step: ``[sender, receiver]``.
 

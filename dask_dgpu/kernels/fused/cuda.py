@@ -16,9 +16,9 @@ import numpy as np
 from dask_dgpu.kernels.fused.kernel import Array as Described
 from dask_dgpu.kernels.fused.kernel import Launch
 from dask_dgpu.kernels.fused.launching import Kernels
-from dask_dgpu.kernels.fused.nodes import evaluate_nodes, node_value
+from dask_dgpu.kernels.fused.nodes import node_value
 from dask_dgpu.kernels.fused.plan import ByModule, planned
-from graph_opt.model.expression import Constant, Expression, Input, View
+from graph_opt.model.expression import Apply, Constant, Expression, Input, View
 
 Array = Any
 Values = dict[int, Array]
@@ -72,8 +72,6 @@ def evaluate_cuda(expression: Expression, blocks: Sequence[Array]) -> tuple[Arra
     """Evaluate an expression on CuPy blocks, on the current stream; as ``fused.evaluate``."""
     blocks = _arrays(blocks)
     calls = _calls(expression, _key(blocks), cupy.cuda.runtime.getDevice())
-    if calls is None:
-        return tuple(map(cupy.asarray, evaluate_nodes(expression, blocks, cupy)))
     return _evaluated(expression, calls, [blocks])[0]
 
 
@@ -88,9 +86,6 @@ def evaluate_all_cuda(
     found: dict[int, tuple[Array, ...]] = {}
     for key, places in kinds.items():
         calls = _calls(expression, key, cupy.cuda.runtime.getDevice())
-        if calls is None:
-            found |= {at: evaluate_cuda(expression, given[at]) for at in places}
-            continue
         for first in range(0, len(places), calls.most):
             some = places[first : first + calls.most]
             results = _evaluated(expression, calls, [given[at] for at in some])
@@ -136,8 +131,8 @@ def _aligned(block: Array) -> Array:
 
 
 @lru_cache(maxsize=MOST_PLANS)
-def _calls(expression: Expression, key: Key, device: int) -> Calls | None:
-    """Return what is called, or None if an array is empty; compile what is new."""
+def _calls(expression: Expression, key: Key, device: int) -> Calls:
+    """Return what is called; compile what is new."""
     del device  # kernels belong to one
     copied = set()
     described = []
@@ -151,8 +146,6 @@ def _calls(expression: Expression, key: Key, device: int) -> Calls | None:
             steps = tuple(stride // size for stride in strides)
         described.append(Described(dtype, shape, steps, aligned))
     plan = planned(expression, described)
-    if plan is None:
-        return None
     return Calls(
         tuple((at, node.at) for at, node in enumerate(expression.nodes) if isinstance(node, Input)),
         frozenset(copied),
@@ -191,10 +184,13 @@ def _launch(call: Call, all_values: Sequence[Values], stream: int) -> None:
 
 def _by_module(expression: Expression, step: ByModule, values: Values) -> Array:
     """Evaluate a node by CuPy's own function, as a contiguous array of NumPy's dtype."""
-    node = expression.nodes[step.node]
+    node, (dtype, shape, *_) = expression.nodes[step.node], step.array
+    if 0 in shape:
+        return cupy.empty(shape, dtype)
     arguments = [_argument(expression, at, values) for at in node.arguments]
-    found = node_value(node, arguments, cupy)
-    return cupy.ascontiguousarray(found, step.array.dtype).reshape(step.array.shape)
+    if isinstance(node, Apply) and node.function == "where":
+        arguments[0] = cupy.asarray(arguments[0])  # it takes no number
+    return cupy.ascontiguousarray(node_value(node, arguments, cupy), dtype).reshape(shape)
 
 
 def _argument(expression: Expression, at: int, values: Values) -> Any:

@@ -1,4 +1,4 @@
-"""Expressions node by node, with an array module's own functions: NumPy's or CuPy's."""
+"""Nodes of expressions with an array module's own functions: NumPy's or CuPy's."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input,
 Array = Any
 
 
-def evaluate_nodes(
-    expression: Expression, blocks: Sequence[Array], module: Any = np
-) -> tuple[Array, ...]:
-    """Evaluate an expression node by node; values are freed after their last use."""
+def evaluate_nodes(expression: Expression, blocks: Sequence[Array]) -> tuple[Array, ...]:
+    """Evaluate an expression node by node with NumPy; values are freed after their last use."""
     values: list[Any] = []
     for node, released in zip(expression.nodes, expression.released, strict=True):
         if type(node) is Apply and not node.options:  # nearly all nodes: without detours
-            value = getattr(module, node.function)(*[values[of] for of in node.arguments])
+            value = getattr(np, node.function)(*[values[of] for of in node.arguments])
         elif type(node) is Input:
             value = blocks[node.at]
         elif type(node) is Constant:
             value = node.value
         else:
-            value = node_value(node, [values[of] for of in node.arguments], module)
+            value = node_value(node, [values[of] for of in node.arguments])
         values.append(value)
         for of in released:
             values[of] = None

@@ -38,16 +38,25 @@ class Plan(NamedTuple):
     found: tuple[Typed, ...]
 
 
-def planned(expression: Expression, blocks: Sequence[Array]) -> Plan | None:
-    """Return the plan for blocks, or None if some array is empty.
+def planned(expression: Expression, blocks: Sequence[Array]) -> Plan:
+    """Return the plan for blocks; no kernel is for an expression of which some array is empty.
 
     Raises what NumPy raises for these dtypes and shapes.
     """
     dtypes, shapes = [block.dtype for block in blocks], [block.shape for block in blocks]
     found = typed(expression, dtypes, shapes)
-    if any(0 in found[at].shape for at in expression.cone(*expression.results)):
-        return None
-    return _Planner(expression, blocks, found).plan()
+    nodes, results = expression.nodes, expression.results
+    cone = list(expression.cone(*results))
+    if not any(0 in found[at].shape for at in cone):
+        return _Planner(expression, blocks, found).plan()
+    called = [at for at in cone if at in results or not isinstance(nodes[at], Constant)]
+    steps = [_called(at, found[at]) for at in called if not isinstance(nodes[at], Input)]
+    return Plan(tuple(steps), tuple(found))
+
+
+def _called(at: int, found: Typed) -> ByModule:
+    strides = [prod(found.shape[axis + 1 :]) for axis in range(len(found.shape))]
+    return ByModule(at, Array(found.dtype, found.shape, tuple(strides), aligned=1))
 
 
 class _Planner:
@@ -150,7 +159,7 @@ class _Planner:
                 for (when, *_), several in self.reductions.items()
                 if when == time
             ]
-            calls = [self._called(at) for at in self.by_module.get(time, ())]
+            calls = [_called(at, self.found[at]) for at in self.by_module.get(time, ())]
             for launch in made:
                 for output in launch.outputs:
                     if output.node in self.stored:
@@ -158,8 +167,3 @@ class _Planner:
             self.arrays |= {call.node: call.array for call in calls}
             steps += [*made, *calls]
         return steps
-
-    def _called(self, at: int) -> ByModule:
-        dtype, shape = self.found[at].dtype, self.found[at].shape
-        strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        return ByModule(at, Array(dtype, shape, tuple(strides), aligned=1))
