@@ -12,13 +12,14 @@ import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.arguments import expected
+from dask_dgpu.batches.blocks import Chunks, array_of, regions
 from dask_dgpu.batches.notation import Lengths, Notation
 from dask_dgpu.batches.operands import Operand, Template
 from dask_dgpu.batches.operations import Operation
 from dask_dgpu.batches.pieces import pieces
 from dask_dgpu.batches.plan import Part
 from dask_dgpu.batches.rules import Arguments, Shape
-from dask_dgpu.batches.sites import Chunks, Site, array_of, regions
+from dask_dgpu.batches.sites import Site
 
 COPIES = 2
 """Parts of an operand, and of the result, on a device: one of them is being transferred.

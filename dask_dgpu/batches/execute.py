@@ -18,7 +18,7 @@ from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.progress import Batches
 from dask_dgpu.batches.shared import Shared
 from dask_dgpu.batches.sink import Sink
-from dask_dgpu.batches.sites import LostError
+from dask_dgpu.batches.windows.client import LostError
 
 
 def execute(call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool) -> None:
@@ -29,7 +29,7 @@ def execute(call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool)
     """
     if prod(call.shape) == 0:
         return
-    sink = Sink(call.notation, call.shape, call.dtype, out)
+    sink = Sink(call.notation, call.shape, call.dtype, out, call.site.copying)
     work = _Work(call, sink, shared, progress)
     try:
         if work.is_done(plan.batches, call.notation.tiles(plan.lengths), plan.lengths):

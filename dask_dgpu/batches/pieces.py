@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, isqrt, prod
 
+from dask_dgpu.batches.blocks import Chunks
 from dask_dgpu.batches.notation import Notation
 from dask_dgpu.batches.operations import Operation
 from dask_dgpu.batches.rules import Shape
-from dask_dgpu.batches.sites import Chunks, Site
+from dask_dgpu.batches.sites import Site
 from graph_opt.model.layout import even_spans
 
 PIECE = 4 << 20

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import Executor
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from dask_dgpu.batches.blocks import Region
+from dask_dgpu.batches.copying import copy
 from dask_dgpu.batches.notation import Notation, Span, Tile
 from dask_dgpu.batches.rules import Shape
-from dask_dgpu.batches.sites import Region
 from graph_opt.model.layout import is_inexact
 
 Blocks = Iterable[tuple[Region, Any]]
@@ -21,13 +23,24 @@ ROWS = 1 << 16
 
 
 class Sink:
-    """Writes the result of a call, each part once all of its batches are there."""
+    """Writes the result of a call, each part once all of its batches are there.
 
-    def __init__(self, notation: Notation, shape: Shape, dtype: np.dtype[Any], out: Any) -> None:
+    Threads of ``copying`` share the copies of large blocks.
+    """
+
+    def __init__(
+        self,
+        notation: Notation,
+        shape: Shape,
+        dtype: np.dtype[Any],
+        out: Any,
+        copying: Executor | None = None,
+    ) -> None:
         self.notation = notation
         self.shape = shape
         self.dtype = dtype
         self.out = out
+        self._copying = copying
         self.written: set[Spans] = set()
         self.is_writing = False
         self._sum: Sum | None = None
@@ -69,9 +82,16 @@ class Sink:
                 slice(lo + part.start, lo + part.stop)
                 for (lo, _), part in zip(spans, region, strict=True)
             )
-            self.out[place] = block
+            self._copy(place, block)
         self.written.add(spans)
         self.is_writing = False
+
+    def _copy(self, place: Region, block: Any) -> None:
+        arrays = all(isinstance(each, np.ndarray) and each.ndim for each in (self.out, block))
+        if self._copying is not None and arrays and self.out.dtype == block.dtype:
+            copy(self._copying, self.out[place], block)
+        else:
+            self.out[place] = block
 
 
 class Sum:

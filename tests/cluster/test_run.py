@@ -10,7 +10,7 @@ import pytest
 from distributed import Client
 
 import dask_dgpu as dgpu
-from dask_dgpu.batches.sites import Cluster
+from dask_dgpu.batches.cluster import Cluster
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import eventually
 from tests.support.reference.conv2d import conv2d_reference

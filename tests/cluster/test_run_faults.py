@@ -12,8 +12,8 @@ import pytest
 from distributed import Client
 
 import dask_dgpu as dgpu
+from dask_dgpu.batches.cluster import Cluster
 from dask_dgpu.batches.execute import _Work
-from dask_dgpu.batches.sites import Cluster
 from dask_dgpu.environment.facts import gather
 from dask_dgpu.environment.settings import read
 from dask_dgpu.planner.optimizer import GraphOptimizer

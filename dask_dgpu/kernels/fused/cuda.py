@@ -190,7 +190,7 @@ def _by_module(expression: Expression, step: ByModule, values: Values) -> Array:
     arguments = [_argument(expression, at, values) for at in node.arguments]
     if isinstance(node, Apply) and node.function == "where":
         arguments[0] = cupy.asarray(arguments[0])  # it takes no number
-    return cupy.ascontiguousarray(node_value(node, arguments, cupy), dtype).reshape(shape)
+    return cupy.asarray(node_value(node, arguments, cupy), dtype, order="C").reshape(shape)
 
 
 def _argument(expression: Expression, at: int, values: Values) -> Any:

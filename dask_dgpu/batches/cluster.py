@@ -1,0 +1,191 @@
+"""Batches on the workers of a client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import numpy as np
+from dask.array.core import Array
+
+from dask_dgpu.batches.blocks import Chunks, Region, array_of, on_host, regions
+from dask_dgpu.batches.copying import THREADS
+from dask_dgpu.batches.windows.client import LEAST, LostError, Windows
+from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.planner.present import present_on
+from graph_opt.model.layout import dealt
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+@dataclass
+class Cluster:
+    """The workers of a client: operands are sent in even shares.
+
+    Large blocks to and from workers of this host go through windows, and are on GPUs if gangs are.
+    """
+
+    client: Client
+    optimizer: GraphOptimizer
+    is_enabled: bool
+    in_process: bool = False
+    threads: int = 1
+    _started: dict[str, Array] = field(default_factory=dict, repr=False)
+    _used: set[str] = field(default_factory=set, repr=False)
+    copying: Executor = field(
+        default_factory=lambda: ThreadPoolExecutor(THREADS, "dgpu-copy"), repr=False
+    )
+    _windows: Windows = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        device = self.optimizer.facts.device if self.is_enabled else "cpu"
+        self._windows = Windows(self.client, device, self.copying)
+
+    @property
+    def ranks(self) -> int:
+        """The workers."""
+        return max(1, self.optimizer.facts.workers)
+
+    @property
+    def room(self) -> float:
+        """Bytes of the worker with the least, without other results."""
+        present = present_on(self.optimizer.facts.scheduler, self.client)
+        room = self.optimizer.room((), present)
+        return float("inf") if room is None else room
+
+    def load(self, part: Any, chunks: Chunks) -> Array:
+        """Send the blocks of a part; workers get even shares, in order."""
+        if isinstance(part, Array):
+            return part.rechunk(chunks)
+        name = f"operand-{uuid4().hex}"
+        addresses = sorted(self._addresses())
+        self._used |= set(addresses)
+        places = list(regions(chunks))
+        shares: dict[str, dict[Any, Any]] = defaultdict(dict)
+        for (index, region), owner in zip(places, dealt(len(places), len(addresses)), strict=True):
+            shares[addresses[owner]][(name, *index)] = part[region]
+        with self._no_loss():
+            sent = self.client.sync(self._send_all, shares)
+        return array_of(sent, chunks, part.dtype, name)
+
+    async def _send_all(self, shares: Mapping[str, Mapping[Any, Any]]) -> dict[Any, Any]:
+        """Send blocks to all workers at once; return their futures by index."""
+        sent = await asyncio.gather(*(self._send(*share) for share in shares.items()))
+        return {key[1:]: future for each in sent for key, future in each.items()}
+
+    async def _send(self, address: str, blocks: Mapping[Any, Any]) -> dict[Any, Any]:
+        client: Any = self.client
+        if max(map(_window_bytes, blocks.values())) >= LEAST:
+            nbytes = await self._windows.send(address, blocks)
+            if nbytes is not None:
+                return await self._declared(address, nbytes)
+        sent: dict[Any, Any] = await client._scatter(blocks, workers=[address], hash=False)
+        return sent
+
+    async def _declared(self, address: str, nbytes: dict[Any, int]) -> dict[Any, Any]:
+        """Tell the scheduler which blocks a worker has; return their futures."""
+        from distributed import Future
+
+        client: Any = self.client
+        who_has = {key: [address] for key in nbytes}
+        await client.scheduler.update_data(who_has=who_has, nbytes=nbytes, client=client.id)
+        futures: dict[Any, Any] = {key: Future(key, client) for key in nbytes}
+        for key in nbytes:
+            client.futures[key].finish(type=np.ndarray)
+        return futures
+
+    def start(self, result: Array) -> Array:
+        """Begin to compute on the workers."""
+        started: Array = self.client.persist(result)
+        self._started[started.name] = started
+        return started
+
+    def blocks(self, handle: Array) -> Iterator[tuple[Region, Any]]:
+        """Yield blocks in the order in which they are ready."""
+        from distributed import as_completed
+
+        graph = dict(handle.dask)
+        places = {(handle.name, *index): region for index, region in regions(handle.chunks)}
+        futures = [graph[key] for key in places]
+        largest = prod(max(sizes, default=0) for sizes in handle.chunks) * handle.dtype.itemsize
+        near = largest >= LEAST and not handle.dtype.hasobject
+        with self._no_loss():
+            for batch in as_completed(futures, with_results=not near).batches():
+                if near:
+                    batch = self.client.sync(self._receive_all, batch)
+                for future, block in batch:
+                    if isinstance(block, BaseException):  # of futures that somebody cancelled
+                        raise block
+                    yield places[future.key], on_host(block)
+        self._started.pop(handle.name, None)
+
+    async def _receive_all(self, futures: Sequence[Any]) -> list[tuple[Any, Any]]:
+        """Return blocks with their futures, from all workers at once."""
+        client: Any = self.client
+        done = [future.key for future in futures if future.status == "finished"]
+        holders = await client.scheduler.who_has(keys=done) if done else {}
+
+        async def receive(future: Any) -> Any:
+            addresses = holders.get(future.key)
+            block = await self._windows.receive(addresses[0], future.key) if addresses else None
+            return await future._result() if block is None else block
+
+        return list(zip(futures, await asyncio.gather(*map(receive, futures)), strict=True))
+
+    def wait(self, handle: Array) -> None:
+        """Wait for the blocks on the workers."""
+        from distributed import futures_of, wait
+
+        with self._no_loss():
+            for future in wait(futures_of(handle)).done:
+                if future.status == "error":
+                    future.result()
+        self._started.pop(handle.name, None)
+
+    def cancel(self, handle: Array) -> None:
+        """Give up an array unless all of it has been fetched."""
+        if self._started.pop(handle.name, None) is not None:
+            self.client.cancel(handle)
+
+    def store(self, result: Array, out: Any) -> None:
+        """Compute on the workers, and write blocks in the order in which they are ready."""
+        for region, block in self.blocks(self.start(result)):
+            out[region] = block
+
+    def _addresses(self) -> set[str]:
+        # not client.scheduler_info: another thread's call for fewer workers changes its result
+        scheduler: Any = self.client.scheduler
+        return set(self.client.sync(scheduler.identity, n_workers=-1)["workers"])
+
+    @contextmanager
+    def _no_loss(self) -> Iterator[None]:
+        """Replace errors that follow from the loss of a worker, once for each."""
+        try:
+            yield
+        except Exception as error:
+            lost = self._used - self._addresses()
+            self._used -= lost
+            if not lost:
+                raise
+            names = ", ".join(sorted(lost))
+            raise LostError(f"lost {names} while batches were computed") from error
+
+    def close(self) -> None:
+        """Cancel what has not been fetched."""
+        for started in list(self._started.values()):
+            self.cancel(started)
+        self.client.sync(self._windows.close)
+        self.copying.shutdown()
+
+
+def _window_bytes(block: Any) -> int:
+    """Return the bytes of a block that may go through a window; of others 0."""
+    return 0 if block.dtype.hasobject else int(block.nbytes)

@@ -1,0 +1,75 @@
+"""Copies of large arrays by several threads, and memory that is used again.
+
+One thread reaches a part of the memory's bandwidth, and the first touch of new pages takes longer
+than a copy.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, wait
+from itertools import pairwise
+from math import prod
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from dask.system import CPU_COUNT
+
+THREADS = min(8, CPU_COUNT)
+LEAST = 1 << 20
+"""Bytes of the smallest copy that is shared by threads."""
+
+
+def copies(executor: Executor, target: Any, source: Any) -> list[Future[None]]:
+    """Begin to copy an array to one of the same shape."""
+    return [executor.submit(np.copyto, *pair) for pair in _parts(target, source)]
+
+
+def copy(executor: Executor, target: Any, source: Any) -> None:
+    """Copy an array to one of the same shape."""
+    for done in wait(copies(executor, target, source)).done:
+        done.result()
+
+
+def _parts(target: Any, source: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield equal parts of both arrays, along their longest axis."""
+    if source.nbytes < LEAST:
+        yield target, source
+        return
+    axis = int(np.argmax(source.shape))
+    size = source.shape[axis]
+    for lo, hi in pairwise(sorted({size * at // THREADS for at in range(THREADS + 1)})):
+        part = (*[slice(None)] * axis, slice(lo, hi))
+        yield target[part], source[part]
+
+
+class Staging:
+    """Host memory for arrays on their way; that of arrays which have died is used again."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, Any] = {}  # changed by single calls: finalizers run at any time
+        self._lock = Lock()
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return an array of any content."""
+        nbytes = prod(shape) * dtype.itemsize
+        if not nbytes:
+            return np.empty(shape, dtype)
+        with self._lock:
+            large = [memory for memory in list(self._free.values()) if memory.nbytes >= nbytes]
+            memory = min(large, key=lambda each: each.nbytes, default=None)
+            if memory is None:
+                memory = np.empty(nbytes, np.uint8)
+            self._free.pop(id(memory), None)
+        used = _Used(memory)
+        weakref.finalize(used, self._free.setdefault, id(memory), memory).atexit = False
+        return np.asarray(used)[:nbytes].view(dtype).reshape(shape)
+
+
+class _Used:
+    """The base of an array and of all its views: it dies with the last of them."""
+
+    def __init__(self, memory: Any) -> None:
+        self.__array_interface__ = memory.__array_interface__

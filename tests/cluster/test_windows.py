@@ -1,0 +1,151 @@
+"""Blocks of ``dgpu.run`` through memory that the client shares with workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+import dask_dgpu as dgpu
+from dask_dgpu.batches import cluster as module
+from dask_dgpu.batches.windows import client as windows
+from dask_dgpu.batches.windows.worker import EXTENSION
+from tests.cluster.conftest import SETTINGS
+from tests.cluster.observe import eventually, send_signal, settled
+
+pytestmark = pytest.mark.cluster
+
+RNG = np.random.default_rng(5)
+X = RNG.random((203, 97))
+Z = (RNG.random((64, 53)) + 1j * RNG.random((64, 53))).astype("complex64")
+SLOT = 1 << 12
+
+
+@pytest.fixture(autouse=True)
+def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All blocks go through windows, in several pieces."""
+    monkeypatch.setattr(module, "LEAST", 1)
+    monkeypatch.setattr(windows, "SLOT_BYTES", {"cpu": SLOT, "cuda": SLOT})
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The functions that are called on workers for pieces."""
+    found: list[str] = []
+    call = windows.Windows._call
+
+    async def noted(self: Any, way: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+        found.append(function.__name__)
+        return await call(self, way, function, *arguments)
+
+    monkeypatch.setattr(windows.Windows, "_call", noted)
+    return found
+
+
+def held(client: Client) -> int:
+    """Return how many windows and blocks workers hold, and this process."""
+    here = [os.readlink(f"/proc/self/fd/{each}") for each in _files()]
+
+    def mapped(dask_worker: Any) -> int:
+        extension = dask_worker.extensions.get(EXTENSION)
+        return 0 if extension is None else len(extension.mapped)
+
+    return sum(client.run(mapped).values()) + sum("dask-dgpu" in each for each in here)
+
+
+def _files() -> list[str]:
+    folder = "/proc/self/fd"
+    return [each for each in os.listdir(folder) if os.path.islink(f"{folder}/{each}")]
+
+
+@pytest.mark.parametrize("limit", [None, pytest.param("250 kiB", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("op", "arrays", "wanted"),
+    [
+        ("matmul", (X, X.T), X @ X.T),
+        ("matmul", (np.asfortranarray(X), X.T.astype(">f8")), X @ X.T),
+        ("exp", (X[::2, ::3],), np.exp(X[::2, ::3])),
+        ("fft2", (Z,), np.fft.fft2(Z)),
+        ("sum", (X,), X.sum()),
+        ("exp", (X[:0],), np.exp(X[:0])),
+    ],
+    ids=["product", "orders", "strided", "complex", "one number", "empty"],
+)
+def test_results(client: Client, op: str, arrays: Any, wanted: Any, limit: str | None) -> None:
+    options = {} if limit is None else {"memory_limit": limit, "memory_safety_margin": 0}
+    with dgpu.enable(client, **SETTINGS, **options):
+        found = dgpu.run(op, *arrays)
+    assert (found.dtype, np.shape(found)) == (
+        np.asarray(wanted).dtype.newbyteorder("="),
+        wanted.shape,
+    )
+    eps = np.finfo(found.dtype).eps * np.abs(wanted).max(initial=0)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=16 * eps)
+    assert held(client) == 0
+
+
+def test_pieces_and_devices(client: Client, calls: list[str], device: str) -> None:
+    """Each block takes a message a slot; on GPUs gangs get blocks of the device."""
+    with dgpu.enable(client, **SETTINGS):
+        dgpu.run("matmul", X, X.T)
+    sent = 2 * X.nbytes
+    assert calls.count("taken") >= sent / SLOT
+    assert calls.count("taken") <= sent / SLOT + 2 * 16 * len(client.scheduler_info()["workers"])
+    assert calls.count("given") >= 203 * 203 * 8 / SLOT
+
+
+def test_other_hosts_get_blocks_by_dask(
+    client: Client, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nowhere(*_: Any, **__: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(windows, "opened", nowhere)
+    with dgpu.enable(client, **SETTINGS):
+        np.testing.assert_allclose(dgpu.run("matmul", X, X.T), X @ X.T, rtol=1e-12)
+    assert calls == []
+    assert held(client) == 0
+
+
+def test_without_windows(client: Client, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with dgpu.enable(client, **SETTINGS):
+        np.testing.assert_allclose(dgpu.run("matmul", X, X.T), X @ X.T, rtol=1e-12)
+    assert calls == []
+
+
+def test_an_error_leaves_nothing(client: Client) -> None:
+    def refused(block: Any) -> Any:
+        raise ValueError("no such block")
+
+    def all_refused(x: Any) -> Any:
+        return x.map_blocks(refused, meta=x._meta)
+
+    with dgpu.enable(client, **SETTINGS), pytest.raises(ValueError, match="no such block"):
+        dgpu.run(all_refused, X)
+    eventually(lambda: held(client) == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", ["taken", "kept", "given"])
+def test_a_worker_is_lost(
+    client: Client, cluster: Any, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, killed = windows.Windows._call, []
+
+    async def killing(self: Any, way: Any, called: Callable[..., Any], *arguments: Any) -> Any:
+        if called.__name__ == function and not killed:
+            killed.append(way.address)
+            client.loop.run_in_executor(None, send_signal, client, way.address)
+        return await call(self, way, called, *arguments)
+
+    monkeypatch.setattr(windows.Windows, "_call", killing)
+    with dgpu.enable(client, **SETTINGS | {"on_error": "fallback"}):
+        np.testing.assert_allclose(dgpu.run("matmul", X, X.T), X @ X.T, rtol=1e-12)
+    assert killed
+    eventually(lambda: settled(cluster), 60)
+    eventually(lambda: held(client) == 0)
