@@ -1,16 +1,18 @@
 """``dgpu.run`` on one GPU: host arrays through a worker, beside what PCIe and the GPU allow.
 
 Products and transforms are larger than a limit of the GPU's memory, so they go in batches. Pinned
-copies in both directions and a product of arrays on the GPU are measured in the same run; the
-shares are of the time that they alone would take. ``--quick`` has small sizes, and without CuPy
-the same code runs on a worker with NumPy, beside copies in memory.
+copies in both directions, copies on the host and a product of arrays on the GPU are measured in the
+same run; the shares are of the time that they alone would take. ``--quick`` has small sizes. Without
+CuPy the same code runs on a worker with NumPy, beside copies in memory.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -23,6 +25,7 @@ from harness import Report, options
 from rate_harness import RATES
 
 import dask_dgpu as dgpu
+from dask_dgpu.batches.copying import THREADS, copy
 
 OUT = Path(__file__).parent / "results" / "batches-gpu.jsonl"
 
@@ -80,6 +83,14 @@ def pinned_rates(nbytes: int, repetitions: int) -> tuple[float, float]:
     return forth, back
 
 
+def host_rate(nbytes: int, repetitions: int) -> float:
+    """Return bytes per second of copies in this process by as many threads as ``dgpu.run`` has."""
+    source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+    with ThreadPoolExecutor(THREADS) as executor:
+        work = partial(copy, executor, target, source)
+        return nbytes / median(_timed(work, lambda: None, repetitions))
+
+
 def torch_seconds(n: int, repetitions: int) -> list[float]:
     """Return the seconds of a product of pinned host matrices by torch, copies included."""
     import torch
@@ -126,6 +137,7 @@ class Bench:
     sizes: Sizes
     to_device: float
     from_device: float
+    on_host: float
     rate: float
 
     def call(
@@ -165,8 +177,12 @@ class Bench:
             )
 
     def copies(self, to_device: int, from_device: int) -> float:
-        """Return the least seconds for copies, which may go in both directions at a time."""
-        return max(to_device / self.to_device, from_device / self.from_device)
+        """Return the least seconds for copies, which may go in both directions at a time.
+
+        The arrays are not pinned, so each byte is also copied on the host.
+        """
+        host = (to_device + from_device) / self.on_host
+        return max(to_device / self.to_device, from_device / self.from_device, host)
 
     def product(self) -> None:
         """Multiply matrices that do not fit, beside the GPU's own rate."""
@@ -212,8 +228,10 @@ def main() -> None:
         libraries = RATES[given.device].values()
         rate = max(_on_worker(client, each, sizes.rate, "float32") for each in libraries)
         report.add("pinned copies", to_device=forth / 1e9, from_device=back / 1e9)
+        on_host = host_rate(sizes.copy, sizes.repetitions)
+        report.add("copies on the host", rate=on_host / 1e9)
         report.add("product on the GPU", n=sizes.rate, dtype="float32", tflops=rate / 1e12)
-        bench = Bench(client, report, sizes, forth, back, rate)
+        bench = Bench(client, report, sizes, forth, back, on_host, rate)
         for figure in (bench.product, bench.transform, bench.sum, bench.beside_torch):
             figure()
     report.print()

@@ -22,13 +22,16 @@ def array_of(
     chunks: Chunks,
     dtype: np.dtype[Any],
     name: str | None = None,
+    module: Any = np,
 ) -> Array:
-    """Return a Dask array of blocks by index, without copies, under a name or a new one."""
+    """Return a Dask array of blocks by index, without copies, under a name or a new one.
+
+    ``module`` is NumPy or CuPy, whichever the blocks are of.
+    """
     name = f"operand-{uuid4().hex}" if name is None else name
     tasks: dict[Any, Any] = {(name, *index): block for index, block in blocks.items()}
-    return Array(
-        HighLevelGraph.from_collections(name, tasks, dependencies=()), name, chunks, dtype=dtype
-    )
+    graph = HighLevelGraph.from_collections(name, tasks, dependencies=())
+    return Array(graph, name, chunks, meta=module.empty((0,) * len(chunks), dtype))
 
 
 def regions(chunks: Chunks) -> Iterator[tuple[tuple[int, ...], Region]]:

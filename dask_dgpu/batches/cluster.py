@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -17,7 +17,7 @@ from dask.array.core import Array
 
 from dask_dgpu.batches.blocks import Chunks, Region, array_of, on_host, regions
 from dask_dgpu.batches.copying import THREADS
-from dask_dgpu.batches.windows.client import LEAST, LostError, Windows
+from dask_dgpu.batches.windows.client import LEAST, LostError, Windows, together
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.present import present_on
 from graph_opt.model.layout import dealt
@@ -44,6 +44,7 @@ class Cluster:
         default_factory=lambda: ThreadPoolExecutor(THREADS, "dgpu-copy"), repr=False
     )
     _windows: Windows = field(init=False, repr=False)
+    _decided: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         device = self.optimizer.facts.device if self.is_enabled else "cpu"
@@ -61,10 +62,26 @@ class Cluster:
         room = self.optimizer.room((), present)
         return float("inf") if room is None else room
 
-    def load(self, part: Any, chunks: Chunks) -> Array:
+    def _module(self, nbytes: int) -> Any:
+        """Return CuPy if blocks can arrive on GPUs and this process can describe them, else NumPy.
+
+        Workers are about to get so many bytes.
+        """
+        if self._decided is None:
+            self._decided = np
+            if self._windows.on_gpu and find_spec("cupy") is not None:
+                import cupy
+
+                addresses = self._addresses()
+                near = self.client.sync(self._windows.reach, addresses, nbytes // len(addresses))
+                self._decided = cupy if near and cupy.cuda.is_available() else np
+        return self._decided
+
+    def load(self, part: Any, chunks: Chunks, *, on_devices: bool = True) -> Array:
         """Send the blocks of a part; workers get even shares, in order."""
+        module = self._module(part.nbytes) if on_devices else np
         if isinstance(part, Array):
-            return part.rechunk(chunks)
+            return (part if module is np else part.to_backend("cupy")).rechunk(chunks)
         name = f"operand-{uuid4().hex}"
         addresses = sorted(self._addresses())
         self._used |= set(addresses)
@@ -73,24 +90,28 @@ class Cluster:
         for (index, region), owner in zip(places, dealt(len(places), len(addresses)), strict=True):
             shares[addresses[owner]][(name, *index)] = part[region]
         with self._no_loss():
-            sent = self.client.sync(self._send_all, shares)
-        return array_of(sent, chunks, part.dtype, name)
+            sent = self.client.sync(self._send_all, shares, module)
+        return array_of(sent, chunks, part.dtype, name, module)
 
-    async def _send_all(self, shares: Mapping[str, Mapping[Any, Any]]) -> dict[Any, Any]:
+    async def _send_all(
+        self, shares: Mapping[str, Mapping[Any, Any]], module: Any
+    ) -> dict[Any, Any]:
         """Send blocks to all workers at once; return their futures by index."""
-        sent = await asyncio.gather(*(self._send(*share) for share in shares.items()))
+        sent = await together(self._send(*share, module) for share in shares.items())
         return {key[1:]: future for each in sent for key, future in each.items()}
 
-    async def _send(self, address: str, blocks: Mapping[Any, Any]) -> dict[Any, Any]:
+    async def _send(self, address: str, blocks: Mapping[Any, Any], module: Any) -> dict[Any, Any]:
         client: Any = self.client
-        if max(map(_window_bytes, blocks.values())) >= LEAST:
-            nbytes = await self._windows.send(address, blocks)
+        if module is not np or max(map(_window_bytes, blocks.values())) >= LEAST:
+            nbytes = await self._windows.send(address, blocks, on_gpu=module is not np)
             if nbytes is not None:
-                return await self._declared(address, nbytes)
+                return await self._declared(address, nbytes, module.ndarray)
+            if module is not np:  # a new worker, on another host
+                raise LostError(f"lost a worker while batches were computed: {address} is new")
         sent: dict[Any, Any] = await client._scatter(blocks, workers=[address], hash=False)
         return sent
 
-    async def _declared(self, address: str, nbytes: dict[Any, int]) -> dict[Any, Any]:
+    async def _declared(self, address: str, nbytes: dict[Any, int], of: type) -> dict[Any, Any]:
         """Tell the scheduler which blocks a worker has; return their futures."""
         from distributed import Future
 
@@ -99,7 +120,7 @@ class Cluster:
         await client.scheduler.update_data(who_has=who_has, nbytes=nbytes, client=client.id)
         futures: dict[Any, Any] = {key: Future(key, client) for key in nbytes}
         for key in nbytes:
-            client.futures[key].finish(type=np.ndarray)
+            client.futures[key].finish(type=of)
         return futures
 
     def start(self, result: Array) -> Array:
@@ -120,25 +141,28 @@ class Cluster:
         with self._no_loss():
             for batch in as_completed(futures, with_results=not near).batches():
                 if near:
-                    batch = self.client.sync(self._receive_all, batch)
+                    batch = self.client.sync(self._receive_all, batch, largest)
                 for future, block in batch:
                     if isinstance(block, BaseException):  # of futures that somebody cancelled
                         raise block
                     yield places[future.key], on_host(block)
         self._started.pop(handle.name, None)
 
-    async def _receive_all(self, futures: Sequence[Any]) -> list[tuple[Any, Any]]:
-        """Return blocks with their futures, from all workers at once."""
+    async def _receive_all(self, futures: Sequence[Any], nbytes: int) -> list[tuple[Any, Any]]:
+        """Return blocks of at most so many bytes with their futures, from all workers at once."""
         client: Any = self.client
         done = [future.key for future in futures if future.status == "finished"]
         holders = await client.scheduler.who_has(keys=done) if done else {}
 
         async def receive(future: Any) -> Any:
             addresses = holders.get(future.key)
-            block = await self._windows.receive(addresses[0], future.key) if addresses else None
-            return await future._result() if block is None else block
+            if addresses:
+                block = await self._windows.receive(addresses[0], future.key, nbytes)
+                if block is not None:
+                    return block
+            return await future._result()
 
-        return list(zip(futures, await asyncio.gather(*map(receive, futures)), strict=True))
+        return list(zip(futures, await together(map(receive, futures)), strict=True))
 
     def wait(self, handle: Array) -> None:
         """Wait for the blocks on the workers."""

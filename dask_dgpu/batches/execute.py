@@ -109,9 +109,11 @@ class _Work:
                     started.append(self._start(tile, arrays, total, following))
                     total = started[-1].handle if started[-1].adds else None
                     arrays, ahead = [], None
-                    self._write(started, bar, but=1)
+                    if len(started) > 1:
+                        self._end(started[0])
                     if following is not None and loader.keeps(following):
                         ahead = loading.submit(loader.load, following)
+                    self._write(started, bar, but=1)
                 self._write(started, bar)
             except BaseException:
                 for batch in started:
@@ -128,6 +130,11 @@ class _Work:
         summed = call.notation.summed
         adds = call.adds_on_devices and following is not None and summed(tile) == summed(following)
         return _Batch(tile, [*arrays, total], call.site.start(result), adds)
+
+    def _end(self, batch: _Batch) -> None:
+        """Wait for a batch, and free what it has read."""
+        self.call.site.wait(batch.handle)
+        batch.read.clear()
 
     def _write(self, started: deque[_Batch], bar: Batches, but: int = 0) -> None:
         """Write the results of batches, but for the last ones."""

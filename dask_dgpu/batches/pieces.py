@@ -50,11 +50,11 @@ def _counts(
         return _mesh(notation, site.ranks)
     axes, shape = max(zip(notation.inputs, shapes, strict=True), key=lambda each: prod(each[1]))
     parts = min(MOST_PIECES, ceil(prod(shape) * itemsize / PIECE))
-    wanted = site.ranks if site.ranks > 1 else parts
+    wanted = parts if site.in_process else site.ranks
     found = {label: sizes[label] for label in axes if label is not None}
     enough = {label: size for label, size in found.items() if size >= wanted}
     apart = {label: size for label, size in enough.items() if label not in notation.halos}
-    choice = apart or (enough if site.ranks > 1 else found)
+    choice = apart or (found if site.in_process else enough)
     return {max(choice, key=lambda label: choice[label]): wanted} if choice else {}
 
 

@@ -49,8 +49,11 @@ class Site(Protocol):
     def room(self) -> float:
         """Bytes of a device for blocks."""
 
-    def load(self, part: Any, chunks: Chunks) -> Array:
-        """Send a part of an operand to the devices; return it as a Dask array."""
+    def load(self, part: Any, chunks: Chunks, *, on_devices: bool = True) -> Array:
+        """Send a part of an operand to the devices; return it as a Dask array.
+
+        Unless ``on_devices``, blocks are NumPy's, for functions that know no other.
+        """
 
     def start(self, result: Array) -> Any:
         """Begin to compute an array; return a handle."""
@@ -119,7 +122,7 @@ class Here:
         room = replace(self.optimizer, facts=facts).room((), present_on(None))
         return float("inf") if room is None else room
 
-    def load(self, part: Any, chunks: Chunks) -> Array:
+    def load(self, part: Any, chunks: Chunks, *, on_devices: bool = True) -> Array:
         """Return a view."""
         if isinstance(part, Array):
             return part.rechunk(chunks)

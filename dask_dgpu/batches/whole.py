@@ -125,4 +125,5 @@ def _in_blocks(operand: Operand, site: Site, nbytes: float) -> Array:
     chunks = normalize_chunks("auto", shape, limit=limit, dtype=dtype)
     if site.in_process:
         return operand.lazy(chunks)
-    return site.load(operand.read([(0, size) for size in shape]), chunks)
+    part = operand.read([(0, size) for size in shape])
+    return site.load(part, chunks, on_devices=False)

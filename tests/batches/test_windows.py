@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
-from dask_dgpu.batches.windows import worker
-from dask_dgpu.batches.windows.place import Place, Window, as_piece, pieces
-from dask_dgpu.batches.windows.worker import Mapped, Windows, opened
+from dask_dgpu.batches.windows import ring, worker
+from dask_dgpu.batches.windows.ring import Place, StoppedError, Window, as_piece, opened, pieces
+from dask_dgpu.batches.windows.worker import Kind, Mapped, Windows
 
 SLOT = 64
 
@@ -32,41 +36,80 @@ def test_pieces_are_all_bytes_in_order(
     x = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
     x = x.T if transposed else x
     found = b""
-    for start, piece in pieces(x, most):
-        assert start == len(found)
+    for index in pieces(x.shape, x.itemsize, most):
+        piece = x[index]
+        assert isinstance(piece, np.ndarray)
         assert piece.nbytes <= max(most, x.itemsize)
-        assert piece.base is not None or piece is x
+        assert np.shares_memory(piece, x) or not piece.size
         found += piece.tobytes()
     assert found == x.tobytes()
 
 
-def test_both_ends_see_the_same_memory() -> None:
-    window, x = Window(SLOT), np.arange(8.0)
+@pytest.fixture
+def window() -> Iterator[Window]:
+    window = Window(SLOT)
+    yield window
+    window.close()
+
+
+def never() -> bool:
+    return False
+
+
+@given(array_shapes(max_dims=3, max_side=20), st.sampled_from(["u1", "f8", "c16"]), st.booleans())
+def test_blocks_go_both_ways(shape: tuple[int, ...], dtype: str, transposed: bool) -> None:
+    x = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    x = x.T if transposed else x
+    window, kind = Window(SLOT), Kind(x.shape, x.dtype)
     mapped = Mapped(window.place, on_gpu=False)
-    np.copyto(as_piece(window.slots[1], x), x)
-    block = mapped.begin("key", (2, 8), np.dtype(float))
-    mapped.take(block, 64, 1, 64)
-    np.testing.assert_array_equal(block[1], x)
-    mapped.give(block, 64, 0, 64)
-    np.testing.assert_array_equal(as_piece(window.slots[0], x), x)
+    with ThreadPoolExecutor(1) as executor:
+        arriving = executor.submit(mapped.take, kind, False)
+        for index in kind.pieces(window.ring):
+            part = x[index]
+            window.ring.fill(lambda slot, of=part: np.copyto(as_piece(slot, of), of), never)
+        block = arriving.result()
+        np.testing.assert_array_equal(block, x)
+        window.ring.restart()
+        giving, back = executor.submit(mapped.give, block.T), np.empty_like(x.T, order="C")
+        for index in Kind(back.shape, back.dtype).pieces(window.ring):
+            part = back[index]
+            window.ring.empty(lambda slot, to=part: np.copyto(to, as_piece(slot, to)), never)
+        giving.result()
+        np.testing.assert_array_equal(back, x.T)
     mapped.close()
     window.close()
 
 
-def test_nothing_else_is_opened(tmp_path: Any) -> None:
-    window = Window(SLOT)
+def test_neither_end_waits_for_one_that_has_stopped(
+    window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapped, kind = Mapped(window.place, on_gpu=False), Kind((100,), np.dtype(float))
+    with ThreadPoolExecutor(1) as executor:
+        arriving = executor.submit(mapped.take, kind, False)
+        window.ring.stop()
+        with pytest.raises(StoppedError, match="has stopped"):
+            arriving.result(5)
+        window.ring.restart()
+        giving = executor.submit(mapped.give, np.zeros(100))  # more than the slots hold
+        mapped.over.set()
+        with pytest.raises(StoppedError, match="has stopped"):
+            giving.result(5)
+        monkeypatch.setattr(ring, "PATIENCE", 0.1)
+        with pytest.raises(StoppedError, match="has stopped"):
+            window.ring.fill(lambda slot: None, never)
+
+
+def test_nothing_else_is_opened(tmp_path: Path, window: Window) -> None:
     with pytest.raises(OSError, match="of another process"):
-        Mapped(replace(window.place, token=bytes(16)), on_gpu=False)
+        opened(replace(window.place, token=bytes(16)))
     secret = tmp_path / "secret"
     secret.write_bytes(bytes(1000))
     file = os.open(secret, os.O_RDWR)
-    place = Place(f"/proc/{os.getpid()}/fd/{file}", bytes(16), SLOT)
     with pytest.raises(OSError, match="expected a window"):
-        Mapped(place, on_gpu=False)
+        opened(Place(f"/proc/{os.getpid()}/fd/{file}", bytes(16), SLOT))
     os.close(file)
-    window.close()
     with pytest.raises(OSError, match="No such file"):
-        Mapped(window.place, on_gpu=False)
+        opened(replace(window.place, path="/proc/1234567890/fd/3"))
 
 
 def test_no_window_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,27 +133,43 @@ class Worker:
         self.extensions: dict[str, Any] = {}
 
 
-def test_a_worker_lets_go_of_a_window_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_lets_go_of_a_window_that_nobody_uses(
+    window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker, "IDLE", 0.2)
-    window, at = Window(SLOT), Worker()
+    at: Any = Worker()
 
     async def used() -> None:
-        assert await opened(window.place, False, dask_worker=at)  # type: ignore[arg-type]
+        assert await worker.opened(window.place, False, dask_worker=at)
         windows: Windows = at.extensions[worker.EXTENSION]
+        mapped = windows.mapped[window.place]
+        await windows.use(window.place, lambda mapped: time.sleep(0.5))
         for _ in range(5):
             await asyncio.sleep(0.1)
-            assert windows.use(window.place).slots
-        mapped = windows.use(window.place)
-        mapped.begin("key", (3,), np.dtype(float))
+            assert not await windows.use(window.place, lambda mapped: mapped.over.is_set())
         while windows.mapped:
             await asyncio.sleep(0.05)
-        assert not mapped.slots
-        assert not mapped.arriving
+        assert mapped.over.is_set()
 
     asyncio.run(used())
-    window.close()
+
+
+def test_a_window_is_closed_once_nothing_goes_through_it(window: Window) -> None:
+    at: Any = Worker()
+
+    async def closed() -> None:
+        await worker.opened(window.place, False, dask_worker=at)
+        kinds = [("key", Kind((3,), np.dtype(float)))]
+        taking = asyncio.ensure_future(worker.taken(window.place, kinds, False, dask_worker=at))
+        await asyncio.sleep(0.1)
+        await worker.closed(window.place, dask_worker=at)
+        with pytest.raises(StoppedError):
+            await taking
+        await worker.closed(window.place, dask_worker=at)
+
+    asyncio.run(closed())
 
 
 def test_a_window_of_another_host_is_not_opened() -> None:
-    place = Place("/proc/1234567890/fd/3", bytes(16), SLOT)
-    assert not asyncio.run(opened(place, False, dask_worker=Worker()))  # type: ignore[arg-type]
+    place, at = Place("/proc/1234567890/fd/3", bytes(16), SLOT), Worker()
+    assert not asyncio.run(worker.opened(place, False, dask_worker=at))  # type: ignore[arg-type]

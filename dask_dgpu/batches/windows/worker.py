@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
+from collections.abc import Sequence
 from functools import partial
-from mmap import mmap
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Event
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dask_dgpu.batches.windows.place import HEADER, NAME, SLOTS, Place
+from dask_dgpu.batches.windows import ring
+from dask_dgpu.batches.windows.ring import Place, Ring, as_piece, pieces
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -25,8 +25,19 @@ Array = Any
 Key = Any
 
 
+class Kind(NamedTuple):
+    """A block that goes through a window."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def pieces(self, ring: Ring) -> list[ring.Piece]:
+        """Return the indices of its parts that fit into slots."""
+        return list(pieces(self.shape, self.dtype.itemsize, ring.slots.shape[1]))
+
+
 class Mapped:
-    """A window in the memory of this process, and blocks that arrive through it.
+    """A window in the memory of this process.
 
     Raises
     ------
@@ -35,71 +46,72 @@ class Mapped:
     """
 
     def __init__(self, place: Place, *, on_gpu: bool) -> None:
-        if not os.readlink(place.path).startswith(f"/memfd:{NAME}"):
-            raise OSError(f"expected a window, got {place.path}")
-        file = os.open(place.path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            memory = mmap(file, HEADER + SLOTS * place.slot_bytes)
-        finally:
-            os.close(file)
-        if memory[: len(place.token)] != place.token:
-            raise OSError(f"expected the window of another process, got {place.path}")
-        self.slots = place.slots(memory)
-        self.arriving: dict[Key, Array] = {}
-        self.on_gpu = on_gpu
+        self.ring = ring.opened(place)
+        self.pinned = 0
+        self.users = 0
         self.last_use = 0.0
+        self.over = Event()
         if on_gpu:
             from cupy.cuda import Stream, runtime
 
-            runtime.hostRegister(self.slots[0].ctypes.data, SLOTS * place.slot_bytes, 0)
+            slots = self.ring.slots
+            runtime.hostRegister(slots.ctypes.data, slots.nbytes, 0)
+            self.pinned = slots.ctypes.data
             self.stream = Stream(non_blocking=True)
 
-    def begin(self, key: Key, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return the block of a key, which is allocated at its first piece."""
-        if key not in self.arriving:
-            if self.on_gpu:
-                import cupy
+    def take(self, kind: Kind, on_gpu: bool) -> Array:
+        """Return a block that the client sends."""
+        if on_gpu:
+            import cupy
 
-                with self.stream:
-                    self.arriving[key] = cupy.empty(shape, dtype)
-            else:
-                self.arriving[key] = np.empty(shape, dtype)
-        return self.arriving[key]
+            with self.stream:
+                block = cupy.empty(kind.shape, kind.dtype)
+        else:
+            block = np.empty(kind.shape, kind.dtype)
+        for index in kind.pieces(self.ring):
+            self.ring.empty(partial(self._put, block[index]), self.over.is_set)
+        return block
 
-    def take(self, block: Array, start: int, slot: int, nbytes: int) -> None:
-        """Copy a piece into a block."""
-        source = self.slots[slot][:nbytes]
-        if not self.on_gpu:
-            block.reshape(-1).view(np.uint8)[start : start + nbytes] = source
-            return
-        from cupy.cuda import runtime
+    def give(self, block: Array) -> None:
+        """Send a block, after what CuPy's current stream does with it."""
+        for index in Kind(block.shape, block.dtype).pieces(self.ring):
+            self.ring.fill(partial(_get, block[index]), self.over.is_set)
 
-        to, stream = block.data.ptr + start, self.stream
-        runtime.memcpyAsync(to, source.ctypes.data, nbytes, runtime.memcpyHostToDevice, stream.ptr)
-        stream.synchronize()
+    def _put(self, part: Array, slot: Array) -> None:
+        source = as_piece(slot, part)
+        if isinstance(part, np.ndarray):
+            part[...] = source
+        elif part.nbytes:
+            from cupy.cuda import runtime
 
-    def give(self, block: Array, start: int, slot: int, nbytes: int) -> None:
-        """Copy a piece of a block to a slot, after what CuPy's current stream does with it."""
-        target = self.slots[slot][:nbytes]
-        if isinstance(block, np.ndarray):
-            target[:] = block.reshape(-1).view(np.uint8)[start : start + nbytes]
-            return
-        from cupy.cuda import get_current_stream, runtime
-
-        stream, source = get_current_stream(), block.data.ptr + start
-        runtime.memcpyAsync(
-            target.ctypes.data, source, nbytes, runtime.memcpyDeviceToHost, stream.ptr
-        )
-        stream.synchronize()
+            way = runtime.memcpyHostToDevice
+            to, stream = part.data.ptr, self.stream
+            runtime.memcpyAsync(to, source.ctypes.data, part.nbytes, way, stream.ptr)
+            stream.synchronize()
 
     def close(self) -> None:
-        """Unpin the window and let go of it, and of blocks that are not complete."""
-        if self.on_gpu and self.slots:
+        """Unpin the window and let go of it."""
+        self.over.set()
+        if self.pinned:
             from cupy.cuda import runtime
 
             self.stream.synchronize()
-            runtime.hostUnregister(self.slots[0].ctypes.data)
-        self.slots, self.arriving = [], {}
+            runtime.hostUnregister(self.pinned)
+            self.pinned = 0
+
+
+def _get(part: Array, slot: Array) -> None:
+    target = as_piece(slot, part)
+    if isinstance(part, np.ndarray):
+        target[...] = part
+    elif part.nbytes:
+        import cupy
+        from cupy.cuda import get_current_stream, runtime
+
+        stream, part = get_current_stream(), cupy.ascontiguousarray(part)
+        way = runtime.memcpyDeviceToHost
+        runtime.memcpyAsync(target.ctypes.data, part.data.ptr, part.nbytes, way, stream.ptr)
+        stream.synchronize()
 
 
 class Windows:
@@ -110,38 +122,43 @@ class Windows:
 
     def open(self, place: Place, *, on_gpu: bool) -> None:
         """Map a window."""
-        self.mapped[place] = Mapped(place, on_gpu=on_gpu)
-        self._used(place)
+        mapped = self.mapped[place] = Mapped(place, on_gpu=on_gpu)
+        mapped.last_use = asyncio.get_running_loop().time()
+        self._look(place)
 
-    def use(self, place: Place) -> Mapped:
-        """Return a window that is open."""
-        self._used(place)
-        return self.mapped[place]
+    async def use(self, place: Place, function: Any, *arguments: Any) -> Any:
+        """Call a function of a window in a thread."""
+        mapped, loop = self.mapped[place], asyncio.get_running_loop()
+        mapped.users += 1
+        try:
+            return await loop.run_in_executor(None, partial(function, mapped, *arguments))
+        finally:
+            mapped.users -= 1
+            mapped.last_use = loop.time()
+            if mapped.over.is_set():
+                mapped.close()
 
     def let_go(self, place: Place) -> None:
-        """Let go of a window, if it is open."""
+        """Let go of a window, if it is open, once nothing goes through it."""
         mapped = self.mapped.pop(place, None)
         if mapped is not None:
-            mapped.close()
+            mapped.over.set()
+            if not mapped.users:
+                mapped.close()
 
     def close(self) -> None:
         """Let go of all windows; Dask calls this when the worker closes."""
         for place in list(self.mapped):
             self.let_go(place)
 
-    def _used(self, place: Place) -> None:
-        loop, mapped = asyncio.get_running_loop(), self.mapped[place]
-        if not mapped.last_use:
-            loop.call_later(IDLE, self._close_idle, place)
-        mapped.last_use = loop.time()
-
-    def _close_idle(self, place: Place) -> None:
+    def _look(self, place: Place) -> None:
+        """Let go of a window after some time without use."""
         if (mapped := self.mapped.get(place)) is None:
             return
         loop = asyncio.get_running_loop()
-        rest = mapped.last_use + IDLE - loop.time()
+        rest = IDLE if mapped.users else mapped.last_use + IDLE - loop.time()
         if rest > 0:
-            loop.call_later(rest, self._close_idle, place)
+            loop.call_later(rest, self._look, place)
         else:
             self.let_go(place)
 
@@ -153,8 +170,6 @@ def _windows(worker: Worker) -> Windows:
 
 async def opened(place: Place, on_gpu: bool, *, dask_worker: Worker) -> bool:
     """Map a window; return whether it is on this host."""
-    if not Path(place.path).is_symlink():
-        return False
     try:
         _windows(dask_worker).open(place, on_gpu=on_gpu)
     except OSError:
@@ -168,42 +183,25 @@ async def closed(place: Place, *, dask_worker: Worker) -> None:
 
 
 async def taken(
-    place: Place,
-    slot: int,
-    nbytes: int,
-    key: Key,
-    kind: tuple[tuple[int, ...], np.dtype[Any]],
-    start: int,
-    *,
-    dask_worker: Worker,
-) -> None:
-    """Copy a piece of a block from a slot."""
-    mapped = _windows(dask_worker).use(place)
-    await _in_thread(mapped.take, mapped.begin(key, *kind), start, slot, nbytes)
+    place: Place, blocks: Sequence[tuple[Key, Kind]], on_gpu: bool, *, dask_worker: Worker
+) -> dict[Key, int]:
+    """Make blocks that the client sends data of the worker; return their bytes."""
 
+    def take(mapped: Mapped) -> dict[Key, Array]:
+        return {key: mapped.take(kind, on_gpu) for key, kind in blocks}
 
-async def kept(place: Place, *, dask_worker: Worker) -> dict[Key, int]:
-    """Make the blocks that have arrived data of the worker; return their bytes."""
-    mapped = _windows(dask_worker).use(place)
-    blocks, mapped.arriving = mapped.arriving, {}
-    nbytes: dict[Key, int] = dask_worker.update_data(blocks)["nbytes"]
+    arrived = await _windows(dask_worker).use(place, take)
+    nbytes: dict[Key, int] = dask_worker.update_data(arrived)["nbytes"]
     return nbytes
 
 
-async def kind(key: Key, *, dask_worker: Worker) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-    """Return shape and dtype of a block; None if it is no array in C order or not here."""
+async def kind_of(key: Key, *, dask_worker: Worker) -> Kind | None:
+    """Return what a block is; None if it is no array, or not here."""
     block: Any = dask_worker.data.get(key)
     is_array = isinstance(block, np.ndarray) or hasattr(block, "__cuda_array_interface__")
-    return (block.shape, block.dtype) if is_array and block.flags.c_contiguous else None
+    return Kind(block.shape, block.dtype) if is_array and not block.dtype.hasobject else None
 
 
-async def given(
-    place: Place, slot: int, nbytes: int, key: Key, start: int, *, dask_worker: Worker
-) -> None:
-    """Copy a piece of a block to a slot."""
-    mapped = _windows(dask_worker).use(place)
-    await _in_thread(mapped.give, dask_worker.data[key], start, slot, nbytes)
-
-
-async def _in_thread(function: Any, *arguments: Any) -> None:
-    await asyncio.get_running_loop().run_in_executor(None, partial(function, *arguments))
+async def given(place: Place, key: Key, *, dask_worker: Worker) -> None:
+    """Send a block to the client."""
+    await _windows(dask_worker).use(place, Mapped.give, dask_worker.data[key])

@@ -1,0 +1,158 @@
+"""Windows as the client makes them, and the ring of slots through which pieces of blocks go."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from mmap import PAGESIZE, mmap
+from typing import Any
+
+import numpy as np
+
+NAME = "dask-dgpu"
+SLOTS = 4
+HEADER = PAGESIZE
+"""Bytes before the slots: a token, and the counts."""
+COUNTS = 64
+"""Where the counts begin."""
+
+NAP = 5e-5
+"""Seconds between looks at the counts."""
+PATIENCE = 60.0
+"""Seconds after which a process gives up the other, which may be dead."""
+
+Piece = tuple[Any, ...]
+"""The index of a part of an array."""
+
+
+class StoppedError(OSError):
+    """The other process has given up, or is gone."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process finds a window."""
+
+    path: str
+    token: bytes
+    slot_bytes: int
+
+
+class Ring:
+    """Slots that one process fills and another empties, in turn.
+
+    Parameters
+    ----------
+    memory : mmap
+        The window.
+    slot_bytes : int
+        Of a slot.
+    """
+
+    def __init__(self, memory: mmap, slot_bytes: int) -> None:
+        self._counts = np.frombuffer(memory, np.uint64, 3, COUNTS)  # filled, emptied, stopped
+        slots = np.frombuffer(memory, np.uint8, SLOTS * slot_bytes, HEADER)
+        self.slots = slots.reshape(SLOTS, slot_bytes)
+
+    def restart(self) -> None:
+        """Forget what was sent; both processes must be done with it."""
+        self._counts[:] = 0
+
+    def stop(self) -> None:
+        """Let the other process give up."""
+        self._counts[2] = 1
+
+    def fill(self, work: Callable[[Any], None], is_over: Callable[[], bool]) -> None:
+        """Call ``work`` with the next slot once it is empty."""
+        self._wait(lambda: self._counts[0] - self._counts[1] < SLOTS, is_over)
+        work(self.slots[int(self._counts[0]) % SLOTS])
+        self._counts[0] += 1
+
+    def empty(self, work: Callable[[Any], None], is_over: Callable[[], bool]) -> None:
+        """Call ``work`` with the next slot once it is full."""
+        self._wait(lambda: self._counts[0] > self._counts[1], is_over)
+        work(self.slots[int(self._counts[1]) % SLOTS])
+        self._counts[1] += 1
+
+    def _wait(self, is_ready: Callable[[], Any], is_over: Callable[[], bool]) -> None:
+        late = time.monotonic() + PATIENCE
+        while not is_ready():
+            if self._counts[2] or is_over() or time.monotonic() > late:
+                raise StoppedError("the other end of a window has stopped")
+            time.sleep(NAP)
+
+
+class Window:
+    """A window of this process.
+
+    Raises
+    ------
+    OSError
+        If the system has none.
+    """
+
+    def __init__(self, slot_bytes: int) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise OSError("expected memfd_create, which only Linux has")
+        self._file = os.memfd_create(NAME)
+        try:
+            os.posix_fallocate(self._file, 0, HEADER + SLOTS * slot_bytes)
+            memory = mmap(self._file, HEADER + SLOTS * slot_bytes)
+        except OSError:
+            os.close(self._file)
+            raise
+        token = os.urandom(16)
+        memory[: len(token)] = token
+        self.place = Place(f"/proc/{os.getpid()}/fd/{self._file}", token, slot_bytes)
+        self.ring = Ring(memory, slot_bytes)
+
+    def close(self) -> None:
+        """Free the memory once no process maps it."""
+        os.close(self._file)
+
+
+def opened(place: Place) -> Ring:
+    """Map the window of another process, or of this one.
+
+    Raises
+    ------
+    OSError
+        If there is no such window, for example because its process is on another host.
+    """
+    if not os.readlink(place.path).startswith(f"/memfd:{NAME}"):
+        raise OSError(f"expected a window, got {place.path}")
+    file = os.open(place.path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        memory = mmap(file, HEADER + SLOTS * place.slot_bytes)
+    finally:
+        os.close(file)
+    if memory[: len(place.token)] != place.token:
+        raise OSError(f"expected the window of another process, got {place.path}")
+    return Ring(memory, place.slot_bytes)
+
+
+def pieces(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[Piece]:
+    """Yield the indices of parts of an array of at most some bytes, in C order.
+
+    A single element is never cut.
+    """
+    row = itemsize
+    for size in shape[1:]:
+        row *= size
+    if not shape or shape[0] * row <= most:
+        yield (...,)
+    elif row <= most or len(shape) == 1:
+        rows = max(1, most // row)
+        for lo in range(0, shape[0], rows):
+            yield slice(lo, lo + rows), ...
+    else:
+        for at in range(shape[0]):
+            for index in pieces(shape[1:], itemsize, most):
+                yield at, *index
+
+
+def as_piece(slot: Any, like: Any) -> Any:
+    """Return the first bytes of a slot as an array like another."""
+    return slot[: like.nbytes].view(like.dtype).reshape(like.shape)
