@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(100)]
 
 RNG = np.random.default_rng(1)
 A, B = RNG.random((97, 211)), RNG.random((211, 53))
+PATIENT = SETTINGS | {"gang_timeout": "30s"}
+"""A first stencil imports much: 8 s on one busy core."""
 COMMS = {"gloo": "GlooComm", "ucx": "UcxComm", "dask": "StreamComm"}
 
 
@@ -30,7 +32,7 @@ def client(
     folder = tmp_path_factory.mktemp("hosts")
     with (
         six_workers(network, folder, UCX_TLS="tcp,self") as cluster,
-        cluster.enabled(comm=request.param, **SETTINGS) as client,
+        cluster.enabled(comm=request.param, **PATIENT) as client,
     ):
         yield client
         assert transports(client) == {COMMS[request.param]}
