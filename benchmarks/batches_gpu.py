@@ -2,8 +2,8 @@
 
 Products and transforms are larger than a limit of the GPU's memory, so they go in batches. Pinned
 copies in both directions, copies on the host and a product of arrays on the GPU are measured in the
-same run; the shares are of the time that they alone would take. ``--quick`` has small sizes. Without
-CuPy the same code runs on a worker with NumPy, beside copies in memory.
+same run; the shares are of the time that they alone would take. ``--quick`` has small sizes, and
+without CuPy the same code runs on a worker with NumPy, beside copies in memory.
 """
 
 from __future__ import annotations

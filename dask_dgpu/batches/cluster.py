@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import prod
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -23,7 +24,7 @@ from dask_dgpu.planner.present import present_on
 from graph_opt.model.layout import dealt
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, Scheduler
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Cluster:
     )
     _windows: Windows = field(init=False, repr=False)
     _decided: Any = field(default=None, init=False, repr=False)
+    _deciding: Lock = field(default_factory=Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
         device = self.optimizer.facts.device if self.is_enabled else "cpu"
@@ -67,15 +69,19 @@ class Cluster:
 
         Workers are about to get so many bytes.
         """
-        if self._decided is None:
-            self._decided = np
-            if self._windows.on_gpu and find_spec("cupy") is not None:
-                import cupy
+        with self._deciding:
+            if self._decided is None:
+                self._decided = self._decide(nbytes)
+            return self._decided
 
-                addresses = self._addresses()
-                near = self.client.sync(self._windows.reach, addresses, nbytes // len(addresses))
-                self._decided = cupy if near and cupy.cuda.is_available() else np
-        return self._decided
+    def _decide(self, nbytes: int) -> Any:
+        if not self._windows.on_gpu or find_spec("cupy") is None:
+            return np
+        import cupy
+
+        addresses = self._addresses()
+        near = self.client.sync(self._windows.reach, addresses, nbytes // len(addresses))
+        return cupy if near and cupy.cuda.is_available() else np
 
     def load(self, part: Any, chunks: Chunks, *, on_devices: bool = True) -> Array:
         """Send the blocks of a part; workers get even shares, in order."""
@@ -116,9 +122,9 @@ class Cluster:
         from distributed import Future
 
         client: Any = self.client
-        who_has = {key: [address] for key in nbytes}
-        await client.scheduler.update_data(who_has=who_has, nbytes=nbytes, client=client.id)
         futures: dict[Any, Any] = {key: Future(key, client) for key in nbytes}
+        if not await client._run_on_scheduler(_declare, address, nbytes, client.id):
+            raise LostError(f"lost {address} while batches were computed")
         for key in nbytes:
             client.futures[key].finish(type=of)
         return futures
@@ -208,6 +214,17 @@ class Cluster:
             self.cancel(started)
         self.client.sync(self._windows.close)
         self.copying.shutdown()
+
+
+def _declare(
+    address: str, nbytes: dict[Any, int], client: str, *, dask_scheduler: Scheduler
+) -> bool:
+    """Let the scheduler know of blocks on a worker, unless it is lost."""
+    if address not in dask_scheduler.workers:
+        return False  # of these blocks keys would stay for ever
+    who_has = {key: [address] for key in nbytes}
+    dask_scheduler.update_data(who_has=who_has, nbytes=nbytes, client=client)
+    return True
 
 
 def _window_bytes(block: Any) -> int:

@@ -49,7 +49,7 @@ def client(cluster: Any) -> Iterator[Client]:
 @contextmanager
 def greedy(client: Client) -> Iterator[None]:
     """Another process with all memory of the worker's GPU but for a little."""
-    (device,) = client.run(os.environ.__getitem__, "CUDA_VISIBLE_DEVICES").values()
+    (device,) = client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]).values()
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": device.split(",")[0]}
     command = [sys.executable, "-c", GREEDY]
     pipe = subprocess.PIPE

@@ -12,6 +12,7 @@ import pytest
 from distributed import Client
 
 import dask_dgpu as dgpu
+from dask_dgpu.batches import cluster as cluster_module
 from dask_dgpu.batches.cluster import Cluster
 from dask_dgpu.batches.execute import _Work
 from dask_dgpu.environment.facts import gather
@@ -149,6 +150,11 @@ def test_a_batch_that_runs_out_of_memory(client: Client) -> None:
 
 
 class TestLosses(Losses):
+    @pytest.fixture(autouse=True)
+    def through_windows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Blocks go as large ones do."""
+        monkeypatch.setattr(cluster_module, "LEAST", 1)
+
     @pytest.mark.slow
     @pytest.mark.timeout(240)
     @pytest.mark.parametrize("batch", [0, 3])

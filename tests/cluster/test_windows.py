@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from typing import Any
@@ -55,6 +56,7 @@ def held(client: Client) -> int:
         extension = dask_worker.extensions.get(EXTENSION)
         return 0 if extension is None else len(extension.mapped)
 
+    gc.collect()  # frames of caught errors
     return sum(client.run(mapped).values()) + sum(map(_is_window, os.listdir(FILES)))
 
 

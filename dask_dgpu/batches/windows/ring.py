@@ -64,6 +64,10 @@ class Ring:
         """Let the other process give up."""
         self._counts[2] = 1
 
+    def close(self) -> None:
+        """Let go of the memory, also if frames of an error keep this object."""
+        self._counts, self.slots = self._counts.copy(), self.slots[:, :0].copy()
+
     def fill(self, work: Callable[[Any], None], is_over: Callable[[], bool]) -> None:
         """Call ``work`` with the next slot once it is empty."""
         self._wait(lambda: self._counts[0] - self._counts[1] < SLOTS, is_over)
@@ -110,6 +114,7 @@ class Window:
 
     def close(self) -> None:
         """Free the memory once no process maps it."""
+        self.ring.close()
         os.close(self._file)
 
 

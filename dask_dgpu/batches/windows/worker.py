@@ -64,8 +64,9 @@ class Mapped:
         if on_gpu:
             import cupy
 
-            with self.stream:
-                block = cupy.empty(kind.shape, kind.dtype)
+            # not on a stream that ends with the window: blocks may outlive it
+            block = cupy.empty(kind.shape, kind.dtype)
+            self.stream.wait_event(cupy.cuda.get_current_stream().record())
         else:
             block = np.empty(kind.shape, kind.dtype)
         for index in kind.pieces(self.ring):
