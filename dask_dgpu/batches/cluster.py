@@ -112,8 +112,9 @@ class Cluster:
             nbytes = await self._windows.send(address, blocks, on_gpu=module is not np)
             if nbytes is not None:
                 return await self._declared(address, nbytes, module.ndarray)
-            if module is not np:  # a new worker, on another host
-                raise LostError(f"lost a worker while batches were computed: {address} is new")
+            if module is not np:
+                self._decided = None  # the next batches get blocks by Dask
+                raise LostError(f"{address}, a new worker, is not on the host of this client")
         sent: dict[Any, Any] = await client._scatter(blocks, workers=[address], hash=False)
         return sent
 
@@ -212,7 +213,8 @@ class Cluster:
         """Cancel what has not been fetched."""
         for started in list(self._started.values()):
             self.cancel(started)
-        self.client.sync(self._windows.close)
+        if self._windows.are_used:
+            self.client.sync(self._windows.close)
         self.copying.shutdown()
 
 

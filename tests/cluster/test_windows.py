@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -121,6 +122,31 @@ def test_a_failure_here_ends_the_call_there(
     monkeypatch.undo()
     with dgpu.enable(client, **SETTINGS):
         np.testing.assert_allclose(dgpu.run("matmul", X, X.T), X @ X.T, rtol=1e-12)
+
+
+def test_a_transfer_that_fails_does_not_fail_the_next(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second call waits for the same window while the first fails."""
+    put, failed = windows.Windows._put, []
+
+    def failing(self: Any, part: Any, slot: Any) -> None:
+        if not failed:
+            failed.append(part)
+            time.sleep(0.5)
+            raise RuntimeError("no such part")
+        put(self, part, slot)
+
+    monkeypatch.setattr(windows.Windows, "_put", failing)
+    with dgpu.enable(client, **SETTINGS):
+        found = dict(dgpu.run_many("matmul", [(X, X.T), (X.T, X)], as_completed=True))
+    results = [each for each in found.values() if not isinstance(each, RuntimeError)]
+    assert len(found) == 2
+    assert len(results) == 1
+    wanted = X @ X.T if results[0].shape == (203, 203) else X.T @ X
+    np.testing.assert_allclose(results[0], wanted, rtol=1e-12)
+    found.clear()  # frames of the error hold a slot
+    eventually(lambda: held(client) == 0)
 
 
 def test_other_hosts_get_blocks_by_dask(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +29,9 @@ LEAST_SLOT = 1 << 20
 SHARE = 32
 """Slots that the first block or blocks to go through a window fill."""
 
+MOST_PUMPS = 64
+"""Transfers at a time; the worker of one that waits for a thread gives up after a minute."""
+
 WATCH = 1.0
 """Seconds between looks whether the worker of an open call is still there."""
 
@@ -37,7 +40,7 @@ PATIENCE = 10.0
 
 Key = Any
 T = TypeVar("T")
-Work = Callable[[Callable[[], bool]], None]
+Work = Callable[[Ring, Callable[[], bool]], None]
 
 
 async def together(works: Iterable[Awaitable[T]]) -> list[T]:
@@ -75,50 +78,55 @@ class Windows:
         self._ways: dict[tuple[str, str], _Way | None] = {}
         self._opening = asyncio.Lock()
         self._copying = copying
+        self._pumps = ThreadPoolExecutor(MOST_PUMPS, "dgpu-window")
         self._staging = Staging()
+
+    @property
+    def are_used(self) -> bool:
+        """Whether there is anything to close."""
+        return bool(self._ways)
 
     async def reach(self, addresses: Iterable[str], nbytes: int) -> bool:
         """Return whether all workers are on this host; each is about to get so many bytes."""
-        return None not in await together(self._way(each, "to", nbytes) for each in addresses)
+        return None not in await together(self._way((each, "to"), nbytes) for each in addresses)
 
     async def send(
         self, address: str, blocks: Mapping[Key, Any], *, on_gpu: bool = False
     ) -> dict[Key, int] | None:
         """Copy blocks to a worker; return their bytes, or None if it is on another host."""
-        way = await self._way(address, "to", sum(block.nbytes for block in blocks.values()))
-        if way is None:
-            return None
+        size = sum(block.nbytes for block in blocks.values())
         kinds = [(key, Kind(block.shape, block.dtype)) for key, block in blocks.items()]
-        fill = partial(self._fill, way.window.ring, blocks.values())
-        nbytes: dict[Key, int] = await self._both(way, fill, taken, kinds, on_gpu)
-        return nbytes
+        fill = partial(self._fill, blocks.values())
+        sent: dict[Key, int] | None
+        sent = await self._both((address, "to"), size, fill, taken, kinds, on_gpu)
+        return sent
 
     async def receive(self, address: str, key: Key, nbytes: int) -> Any:
         """Return a block of a worker, of about so many bytes; None if Dask must fetch it."""
-        way = await self._way(address, "from", nbytes)
-        found = None if way is None else await self._run(address, kind_of, key)
-        if way is None or found is None:
+        if await self._way((address, "from"), nbytes) is None:
             return None
-        block = self._staging.array(*found)
-        empty = partial(self._empty, way.window.ring, found, block)
-        await self._both(way, empty, given, key)
+        kind = await self._run(address, kind_of, key)
+        if kind is None:
+            return None
+        block = self._staging.array(*kind)
+        await self._both((address, "from"), nbytes, partial(self._empty, kind, block), given, key)
         return block
 
     async def close(self) -> None:
         """Let go of all windows, also on the workers that are still there."""
         ways, self._ways = [way for way in self._ways.values() if way is not None], {}
-        if ways:
+        with suppress(OSError):  # the scheduler may be lost
             there = await self._addresses()
             calls = (self._call(way, closed) for way in ways if way.address in there)
             await asyncio.gather(*calls, return_exceptions=True)
         for way in ways:
             way.window.close()
+        self._pumps.shutdown()
 
-    async def _way(self, address: str, direction: str, nbytes: int) -> _Way | None:
+    async def _way(self, key: tuple[str, str], nbytes: int) -> _Way | None:
         async with self._opening:
-            key = address, direction
             if key not in self._ways:
-                self._ways[key] = await self._opened(address, nbytes)
+                self._ways[key] = await self._opened(key[0], nbytes)
             return self._ways[key]
 
     async def _opened(self, address: str, nbytes: int) -> _Way | None:
@@ -133,43 +141,61 @@ class Windows:
         return None
 
     async def _both(
-        self, way: _Way, work: Work, function: Callable[..., Any], *arguments: Any
+        self,
+        key: tuple[str, str],
+        nbytes: int,
+        work: Work,
+        function: Callable[..., Any],
+        *arguments: Any,
     ) -> Any:
         """Call a function on a worker, and do this end's work in a thread.
 
-        After an error the window is not used again: the worker may still be at it.
+        Return its result, or None if the worker is on another host. After an error the window is
+        not used again: the worker may still be at it.
         """
-        async with way.lock:
-            ring, over = way.window.ring, Event()
-            ring.restart()
-            call = asyncio.ensure_future(self._call(way, function, *arguments))
-            here = asyncio.ensure_future(asyncio.to_thread(work, over.is_set))
-            try:
-                await asyncio.wait({call, here}, return_when=asyncio.FIRST_EXCEPTION)
-            finally:
-                if not (call.done() and here.done()):
-                    ring.stop()
-                    over.set()
-                found = await asyncio.gather(call, here, return_exceptions=True)
-                errors = [each for each in found if isinstance(each, BaseException)]
-                if errors:
-                    await self._drop(way)
-            for error in sorted(errors, key=lambda each: isinstance(each, StoppedError)):
-                raise error
-            return found[0]
+        while (way := await self._way(key, nbytes)) is not None:
+            async with way.lock:
+                if self._ways.get(key) is not way:
+                    continue  # another transfer has failed
+                try:
+                    return await self._moved(way, work, function, *arguments)
+                except BaseException:
+                    await self._drop(key, way)
+                    raise
+        return None
 
-    async def _drop(self, way: _Way) -> None:
-        self._ways = {key: each for key, each in self._ways.items() if each is not way}
+    async def _moved(
+        self, way: _Way, work: Work, function: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        ring, over = way.window.ring, Event()
+        ring.restart()
+        call = asyncio.ensure_future(self._call(way, function, *arguments))
+        loop = asyncio.get_running_loop()
+        here = loop.run_in_executor(self._pumps, work, ring, over.is_set)
+        try:
+            await asyncio.wait({call, here}, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            if not (call.done() and here.done()):
+                ring.stop()
+                over.set()
+            found = await asyncio.gather(call, here, return_exceptions=True)
+        errors = [each for each in found if isinstance(each, BaseException)]
+        for error in sorted(errors, key=lambda each: isinstance(each, StoppedError)):
+            raise error
+        return found[0]
+
+    async def _drop(self, key: tuple[str, str], way: _Way) -> None:
+        self._ways.pop(key, None)
         with suppress(OSError, DgpuError):
             await self._call(way, closed)
         way.window.close()
 
-    def _fill(self, ring: Ring, blocks: Iterable[Any], is_over: Callable[[], bool]) -> None:
+    def _fill(self, blocks: Iterable[Any], ring: Ring, is_over: Callable[[], bool]) -> None:
         for block in blocks:
             for index in Kind(block.shape, block.dtype).pieces(ring):
                 ring.fill(partial(self._put, block[index]), is_over)
 
-    def _empty(self, ring: Ring, kind: Kind, block: Any, is_over: Callable[[], bool]) -> None:
+    def _empty(self, kind: Kind, block: Any, ring: Ring, is_over: Callable[[], bool]) -> None:
         for index in kind.pieces(ring):
             ring.empty(partial(self._get, block[index]), is_over)
 
