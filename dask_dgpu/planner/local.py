@@ -41,6 +41,12 @@ class Verdicts:
         if not fits:
             self.too_large.add(name)
 
+    def add(self, others: Verdicts) -> None:
+        """Add all of others."""
+        self.refused.update(others.refused)
+        self.left.update(others.left)
+        self.too_large.update(others.too_large)
+
 
 def may_meet(arrays: ArrayGraph, facts: ClusterFacts) -> bool:
     """Whether blocks of a graph may have to meet.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -202,7 +202,7 @@ class GraphOptimizer:
         present: Present,
         verdicts: Verdicts,
     ) -> Iterator[Gang]:
-        """Yield the gang of a region, or of parts of it that fit, or of its pieces alone.
+        """Yield the gang of a region, or those of parts that fit, or of its pieces that save more.
 
         Add the reasons against others to ``verdicts``. A region without pieces is left to Dask if
         its blocks lie right and are not joined: tasks do it better.
@@ -224,12 +224,13 @@ class GraphOptimizer:
         elif len(region.members) == 1:
             verdicts.refuse(region.members[0].output.name, reason, fits=gang.fits)
         else:
-            smaller: Iterable[Region] = region.split()
-            if gang.fits:
-                smaller = (alone(layers[piece.output.name]) for piece in region.pieces)
-            for part in smaller:
-                if part.pieces:
-                    yield from self._gangs(part, arrays, layers, present, verdicts)
+            apart = (alone(layers[piece.output.name]) for piece in region.pieces)
+            parts = apart if gang.fits else (part for part in region.split() if part.pieces)
+            own = Verdicts()
+            split = [g for part in parts for g in self._gangs(part, arrays, layers, present, own)]
+            if not gang.beats(split):
+                verdicts.add(own)
+            yield from [gang] if gang.beats(split) else split
 
     def _objection(self, region: Region, arrays: ArrayGraph, places: Places) -> str | None:
         """Return why a region without collectives is not even planned, if there is a reason."""

@@ -38,6 +38,15 @@ class Gang:
         """Whether the devices have the memory."""
         return self.room is None or self.prediction.peak_bytes <= self.room
 
+    @property
+    def gain(self) -> float:
+        """Seconds that it is predicted to save."""
+        return self.prediction.dask_seconds - self.prediction.seconds
+
+    def beats(self, others: Sequence[Gang]) -> bool:
+        """Whether it fits and saves at least as much as some gangs, if there are any."""
+        return bool(others) and self.fits and self.gain >= sum(each.gain for each in others)
+
     def refusal(self, when: str) -> str | None:
         """Return the reason against it, if there is one: its memory or, by ``when``, its cost."""
         found = self.prediction
