@@ -80,7 +80,8 @@ class Cluster:
         import cupy
 
         addresses = self._addresses()
-        near = self.client.sync(self._windows.reach, addresses, nbytes // len(addresses))
+        share = nbytes // max(1, len(addresses))
+        near = self.client.sync(self._windows.reach, addresses, share)
         return cupy if near and cupy.cuda.is_available() else np
 
     def load(self, part: Any, chunks: Chunks, *, on_devices: bool = True) -> Array:
@@ -179,6 +180,9 @@ class Cluster:
             for future in wait(futures_of(handle)).done:
                 if future.status == "error":
                     future.result()
+
+    def release(self, handle: Array) -> None:
+        """Let go of an array that the next one reads."""
         self._started.pop(handle.name, None)
 
     def cancel(self, handle: Array) -> None:

@@ -62,7 +62,10 @@ class Site(Protocol):
         """Yield the blocks of an array as host arrays, with their places; raise its error."""
 
     def wait(self, handle: Any) -> None:
-        """Wait for an array that stays on the devices; raise its error."""
+        """Wait for an array; raise its error."""
+
+    def release(self, handle: Any) -> None:
+        """Let go of an array that nobody fetches; the next one may read it."""
 
     def cancel(self, handle: Any) -> None:
         """Give up an array."""
@@ -143,6 +146,9 @@ class Here:
     def wait(self, handle: Future[Array]) -> None:
         """Wait for the array."""
         handle.result()
+
+    def release(self, handle: Future[Array]) -> None:
+        """Nothing holds it."""
 
     def cancel(self, handle: Future[Array]) -> None:
         """Give up an array unless it is being computed."""

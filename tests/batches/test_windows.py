@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -133,23 +132,29 @@ class Worker:
         self.extensions: dict[str, Any] = {}
 
 
-def test_a_worker_lets_go_of_a_window_that_nobody_uses(
+def test_a_worker_lets_go_of_a_window_that_its_client_no_longer_has(
     window: Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "IDLE", 0.2)
+    """Not of one that is not used for some time, while a batch is computed."""
+    monkeypatch.setattr(worker, "LOOK", 0.1)
     at: Any = Worker()
 
     async def used() -> None:
-        assert await worker.opened(window.place, False, dask_worker=at)
+        gone = Window(SLOT)
+        for each in (window, gone):
+            assert await worker.opened(each.place, False, dask_worker=at)
         windows: Windows = at.extensions[worker.EXTENSION]
-        mapped = windows.mapped[window.place]
-        await windows.use(window.place, lambda mapped: time.sleep(0.5))
-        for _ in range(5):
-            await asyncio.sleep(0.1)
-            assert not await windows.use(window.place, lambda mapped: mapped.over.is_set())
-        while windows.mapped:
+        await asyncio.sleep(0.5)
+        assert list(windows.mapped) == [window.place, gone.place]
+        mapped = windows.mapped[gone.place]
+        gone.close()
+        while gone.place in windows.mapped:
             await asyncio.sleep(0.05)
         assert mapped.over.is_set()
+        assert list(windows.mapped) == [window.place]
+        windows.close()
+        with pytest.raises(StoppedError, match="has let go"):
+            await windows.use(window.place, lambda mapped: None)
 
     asyncio.run(used())
 

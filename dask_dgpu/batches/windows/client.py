@@ -180,8 +180,11 @@ class Windows:
                 over.set()
             found = await asyncio.gather(call, here, return_exceptions=True)
         errors = [each for each in found if isinstance(each, BaseException)]
-        for error in sorted(errors, key=lambda each: isinstance(each, StoppedError)):
-            raise error
+        for error in errors:
+            if not isinstance(error, StoppedError):
+                raise error
+        if errors:
+            raise LostError(f"a transfer of blocks with {way.address} has stopped") from errors[0]
         return found[0]
 
     async def _drop(self, key: tuple[str, str], way: _Way) -> None:

@@ -39,6 +39,14 @@ class Place:
     token: bytes
     slot_bytes: int
 
+    def file(self) -> tuple[int, int] | None:
+        """Return what identifies the file that is there now; None if there is none."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
 
 class Ring:
     """Slots that one process fills and another empties, in turn.
@@ -118,8 +126,8 @@ class Window:
         os.close(self._file)
 
 
-def opened(place: Place) -> Ring:
-    """Map the window of another process, or of this one.
+def opened(place: Place) -> tuple[Ring, tuple[int, int] | None]:
+    """Map the window of another process, or of this one; also return its file.
 
     Raises
     ------
@@ -135,7 +143,7 @@ def opened(place: Place) -> Ring:
         os.close(file)
     if memory[: len(place.token)] != place.token:
         raise OSError(f"expected the window of another process, got {place.path}")
-    return Ring(memory, place.slot_bytes)
+    return Ring(memory, place.slot_bytes), place.file()
 
 
 def pieces(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[Piece]:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dask_dgpu.batches.windows import ring
-from dask_dgpu.batches.windows.ring import Place, Ring, as_piece, pieces
+from dask_dgpu.batches.windows.ring import Place, Ring, StoppedError, as_piece, pieces
 
 if TYPE_CHECKING:
     from distributed import Worker
 
-IDLE = 60.0
-"""Seconds after which a worker lets go of a window that nobody uses: its client may be dead."""
+LOOK = 60.0
+"""Seconds between looks whether the client still has a window: it may be dead."""
 
 EXTENSION = "dgpu-windows"
 
@@ -46,10 +46,9 @@ class Mapped:
     """
 
     def __init__(self, place: Place, *, on_gpu: bool) -> None:
-        self.ring = ring.opened(place)
+        self.ring, self.file = ring.opened(place)
         self.pinned = 0
         self.users = 0
-        self.last_use = 0.0
         self.over = Event()
         if on_gpu:
             from cupy.cuda import Stream, runtime
@@ -123,19 +122,19 @@ class Windows:
 
     def open(self, place: Place, *, on_gpu: bool) -> None:
         """Map a window."""
-        mapped = self.mapped[place] = Mapped(place, on_gpu=on_gpu)
-        mapped.last_use = asyncio.get_running_loop().time()
-        self._look(place)
+        self.mapped[place] = Mapped(place, on_gpu=on_gpu)
+        asyncio.get_running_loop().call_later(LOOK, self._look, place)
 
     async def use(self, place: Place, function: Any, *arguments: Any) -> Any:
         """Call a function of a window in a thread."""
-        mapped, loop = self.mapped[place], asyncio.get_running_loop()
+        mapped, loop = self.mapped.get(place), asyncio.get_running_loop()
+        if mapped is None:  # the worker has started again
+            raise StoppedError("a worker has let go of a window")
         mapped.users += 1
         try:
             return await loop.run_in_executor(None, partial(function, mapped, *arguments))
         finally:
             mapped.users -= 1
-            mapped.last_use = loop.time()
             if mapped.over.is_set():
                 mapped.close()
 
@@ -153,13 +152,11 @@ class Windows:
             self.let_go(place)
 
     def _look(self, place: Place) -> None:
-        """Let go of a window after some time without use."""
+        """Let go of a window that its client no longer has."""
         if (mapped := self.mapped.get(place)) is None:
             return
-        loop = asyncio.get_running_loop()
-        rest = IDLE if mapped.users else mapped.last_use + IDLE - loop.time()
-        if rest > 0:
-            loop.call_later(rest, self._look, place)
+        if place.file() == mapped.file:
+            asyncio.get_running_loop().call_later(LOOK, self._look, place)
         else:
             self.let_go(place)
 
