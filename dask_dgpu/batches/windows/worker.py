@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,10 +54,10 @@ class Mapped:
         if on_gpu:
             from cupy.cuda import Stream, runtime
 
-            slots = self.ring.slots
-            runtime.hostRegister(slots.ctypes.data, slots.nbytes, 0)
-            self.pinned = slots.ctypes.data
-            self.stream = Stream(non_blocking=True)
+            slots, self.stream = self.ring.slots, Stream(non_blocking=True)
+            with suppress(runtime.CUDARuntimeError):  # copies are only slower
+                runtime.hostRegister(slots.ctypes.data, slots.nbytes, 0)
+                self.pinned = slots.ctypes.data
 
     def take(self, kind: Kind, on_gpu: bool) -> Array:
         """Return a block that the client sends."""
@@ -95,7 +96,6 @@ class Mapped:
         if self.pinned:
             from cupy.cuda import runtime
 
-            self.stream.synchronize()
             runtime.hostUnregister(self.pinned)
             self.pinned = 0
 
