@@ -196,9 +196,8 @@ class Cluster:
             out[region] = block
 
     def _addresses(self) -> set[str]:
-        # not client.scheduler_info: another thread's call for fewer workers changes its result
-        scheduler: Any = self.client.scheduler
-        return set(self.client.sync(scheduler.identity, n_workers=-1)["workers"])
+        found: set[str] = self.client.sync(self._windows.addresses)
+        return found
 
     @contextmanager
     def _no_loss(self) -> Iterator[None]:
@@ -219,6 +218,7 @@ class Cluster:
             self.cancel(started)
         if self._windows.are_used:
             self.client.sync(self._windows.close)
+        self._windows.pumps.shutdown()
         self.copying.shutdown()
 
 

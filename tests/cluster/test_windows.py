@@ -149,6 +149,24 @@ def test_a_transfer_that_fails_does_not_fail_the_next(
     eventually(lambda: held(client) == 0)
 
 
+def test_a_window_that_a_worker_does_not_open_is_closed(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, failed = windows.Windows._run, []
+
+    async def failing(self: Any, address: str, function: Callable[..., Any], *given: Any) -> Any:
+        if function.__name__ == "opened" and not failed:
+            failed.append(address)
+            raise windows.LostError("no such worker")
+        return await run(self, address, function, *given)
+
+    monkeypatch.setattr(windows.Windows, "_run", failing)
+    with dgpu.enable(client, **SETTINGS):
+        np.testing.assert_allclose(dgpu.run("matmul", X, X.T), X @ X.T, rtol=1e-12)
+    assert failed
+    assert held(client) == 0
+
+
 def test_other_hosts_get_blocks_by_dask(
     client: Client, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

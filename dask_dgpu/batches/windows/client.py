@@ -78,7 +78,7 @@ class Windows:
         self._ways: dict[tuple[str, str], _Way | None] = {}
         self._opening = asyncio.Lock()
         self._copying = copying
-        self._pumps = ThreadPoolExecutor(MOST_PUMPS, "dgpu-window")
+        self.pumps = ThreadPoolExecutor(MOST_PUMPS, "dgpu-window")
         self._staging = Staging()
 
     @property
@@ -116,12 +116,11 @@ class Windows:
         """Let go of all windows, also on the workers that are still there."""
         ways, self._ways = [way for way in self._ways.values() if way is not None], {}
         with suppress(OSError):  # the scheduler may be lost
-            there = await self._addresses()
+            there = await self.addresses()
             calls = (self._call(way, closed) for way in ways if way.address in there)
             await asyncio.gather(*calls, return_exceptions=True)
         for way in ways:
             way.window.close()
-        self._pumps.shutdown()
 
     async def _way(self, key: tuple[str, str], nbytes: int) -> _Way | None:
         async with self._opening:
@@ -135,10 +134,14 @@ class Windows:
             window = Window(min(self.most, max(LEAST_SLOT, wanted)))
         except OSError:
             return None
-        if await self._run(address, opened, window.place, self.on_gpu):
-            return _Way(address, window)
-        window.close()
-        return None
+        way = None
+        try:
+            if await self._run(address, opened, window.place, self.on_gpu):
+                way = _Way(address, window)
+        finally:
+            if way is None:
+                window.close()
+        return way
 
     async def _both(
         self,
@@ -171,7 +174,7 @@ class Windows:
         ring.restart()
         call = asyncio.ensure_future(self._call(way, function, *arguments))
         loop = asyncio.get_running_loop()
-        here = loop.run_in_executor(self._pumps, work, ring, over.is_set)
+        here = loop.run_in_executor(self.pumps, work, ring, over.is_set)
         try:
             await asyncio.wait({call, here}, return_when=asyncio.FIRST_EXCEPTION)
         finally:
@@ -227,7 +230,7 @@ class Windows:
         call = asyncio.ensure_future(rpc.run(function=dumps(function), args=dumps(arguments)))
         try:
             while not (await asyncio.wait({call}, timeout=WATCH))[0]:
-                if address not in await self._addresses():  # Dask tries to connect for 30 s
+                if address not in await self.addresses():  # Dask tries to connect for 30 s
                     call.cancel()
                     raise CommClosedError(address)
             answer = call.result()
@@ -244,9 +247,11 @@ class Windows:
         loop = asyncio.get_running_loop()
         late = loop.time() + PATIENCE
         while loop.time() < late:
-            if address not in await self._addresses():
+            if address not in await self.addresses():
                 return
             await asyncio.sleep(0.1)
 
-    async def _addresses(self) -> set[str]:
+    async def addresses(self) -> set[str]:
+        """Return the workers that the scheduler knows."""
+        # not client.scheduler_info: another thread's call for fewer workers changes its result
         return set((await self.client.scheduler.identity(n_workers=-1))["workers"])

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import prod
 from mmap import PAGESIZE, mmap
 from typing import Any
 
@@ -151,9 +152,7 @@ def pieces(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[Piece]:
 
     A single element is never cut.
     """
-    row = itemsize
-    for size in shape[1:]:
-        row *= size
+    row = itemsize * prod(shape[1:])
     if not shape or shape[0] * row <= most:
         yield (...,)
     elif row <= most or len(shape) == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Event
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dask_dgpu.batches.windows import ring
-from dask_dgpu.batches.windows.ring import Place, Ring, StoppedError, as_piece, pieces
+from dask_dgpu.batches.windows.ring import Piece, Place, Ring, StoppedError, as_piece, pieces
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -32,9 +32,9 @@ class Kind(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    def pieces(self, ring: Ring) -> list[ring.Piece]:
-        """Return the indices of its parts that fit into slots."""
-        return list(pieces(self.shape, self.dtype.itemsize, ring.slots.shape[1]))
+    def pieces(self, through: Ring) -> Iterator[Piece]:
+        """Yield the indices of its parts that fit into slots."""
+        return pieces(self.shape, self.dtype.itemsize, through.slots.shape[1])
 
 
 class Mapped:
