@@ -126,7 +126,7 @@ class Cluster:
         client: Any = self.client
         futures: dict[Any, Any] = {key: Future(key, client) for key in nbytes}
         if not await client._run_on_scheduler(_declare, address, nbytes, client.id):
-            raise LostError(f"lost {address} while batches were computed")
+            raise LostError.of(address)
         for key in nbytes:
             client.futures[key].finish(type=of)
         return futures
@@ -209,8 +209,7 @@ class Cluster:
             self._used -= lost
             if not lost:
                 raise
-            names = ", ".join(sorted(lost))
-            raise LostError(f"lost {names} while batches were computed") from error
+            raise LostError.of(*lost) from error
 
     def close(self) -> None:
         """Cancel what has not been fetched."""

@@ -55,6 +55,11 @@ async def together(works: Iterable[Awaitable[T]]) -> list[T]:
 class LostError(DgpuError):
     """A worker that held blocks of a batch was lost."""
 
+    @classmethod
+    def of(cls, *workers: str) -> LostError:
+        """Return the error for these workers."""
+        return cls(f"lost {', '.join(sorted(workers))} while batches were computed")
+
 
 @dataclass
 class _Way:
@@ -236,7 +241,7 @@ class Windows:
             answer = call.result()
         except OSError as error:
             await self._noticed(address)
-            raise LostError(f"lost {address} while batches were computed") from error
+            raise LostError.of(address) from error
         if answer["status"] == "error":
             failure: Any = clean_exception(**answer)[1]
             raise failure

@@ -86,9 +86,7 @@ class Mapped:
             from cupy.cuda import runtime
 
             way = runtime.memcpyHostToDevice
-            to, stream = part.data.ptr, self.stream
-            runtime.memcpyAsync(to, source.ctypes.data, part.nbytes, way, stream.ptr)
-            stream.synchronize()
+            _copy(part.data.ptr, source.ctypes.data, part.nbytes, way, self.stream)
 
     def close(self) -> None:
         """Unpin the window and let go of it."""
@@ -108,10 +106,16 @@ def _get(part: Array, slot: Array) -> None:
         import cupy
         from cupy.cuda import get_current_stream, runtime
 
-        stream, part = get_current_stream(), cupy.ascontiguousarray(part)
-        way = runtime.memcpyDeviceToHost
-        runtime.memcpyAsync(target.ctypes.data, part.data.ptr, part.nbytes, way, stream.ptr)
-        stream.synchronize()
+        part, way = cupy.ascontiguousarray(part), runtime.memcpyDeviceToHost
+        _copy(target.ctypes.data, part.data.ptr, part.nbytes, way, get_current_stream())
+
+
+def _copy(target: int, source: int, nbytes: int, way: int, stream: Any) -> None:
+    """Copy memory on a stream, and wait for it."""
+    from cupy.cuda import runtime
+
+    runtime.memcpyAsync(target, source, nbytes, way, stream.ptr)
+    stream.synchronize()
 
 
 class Windows:
