@@ -11,8 +11,10 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
+from dask.array import core
 from dask.array.core import Array
 from dask.array.optimization import optimize
+from dask.highlevelgraph import HighLevelGraph
 from dask.utils import typename
 
 from dask_dgpu.array import fft
@@ -20,7 +22,7 @@ from dask_dgpu.array.einsum.patched import pairwise
 from dask_dgpu.array.fft.call import DASK_FFT, DASKS_OWN
 from dask_dgpu.array.reductions.call import Method, is_number, reduced
 from dask_dgpu.kernels.sums.partial import Kind
-from graph_opt.dask_graph.members import remembering
+from dask_dgpu.session import remembered
 from graph_opt.model.layout import BFLOAT16, CONTAINERS
 
 Function = Callable[..., Any]
@@ -29,7 +31,10 @@ REDUCTIONS = import_module("dask.array.reductions")
 """Methods of arrays look up their functions here."""
 
 METAS = import_module("dask.array.utils")
-"""Dask infers the dtype of each new array here."""
+"""Dask infers the meta of each new array here."""
+
+REDUCING = import_module("dask.array._reductions_generic")
+TOKENS = import_module("dask.tokenize")
 
 CONTRACTIONS = ("tensordot-", "chunk_einsum-")
 """Prefixes of partial products. Their sum belongs to a contraction, found by a rule."""
@@ -45,7 +50,7 @@ def patches(sum_method: Method) -> list[tuple[Any, str, Function]]:
     table: list[tuple[Any, str, Function]] = [
         (Array, "to_delayed", _without_gangs(Array.to_delayed)),
         (da, "einsum", pairwise(da.einsum)),
-        (METAS, "has_keyword", remembering(METAS.has_keyword)),
+        *_remembering(),
         *((DASK_FFT, name, getattr(fft, name)) for name in DASKS_OWN),
     ]
     if sum_method != "dask":
@@ -54,6 +59,21 @@ def patches(sum_method: Method) -> list[tuple[Any, str, Function]]:
         for owner in (da, REDUCTIONS):
             table += [(owner, "sum", sums), (owner, "mean", means)]
     return table
+
+
+def _remembering() -> list[tuple[Any, str, Function]]:
+    """Return the patches by which Dask asks known functions once."""
+    of_metas, of_empty = remembered.remembering_metas, remembered.remembering_empty
+    table = [
+        *((owner, "compute_meta", of_metas) for owner in (METAS, core, REDUCING)),
+        *((owner, "meta_from_array", of_empty) for owner in (METAS, core)),
+        (METAS, "has_keyword", remembered.remembering_keywords),
+        (core, "apply_infer_dtype", remembered.remembering_dtypes),
+        (REDUCING, "getargspec", remembered.remembering),
+        (TOKENS, "_normalize_pickle", remembered.remembering),
+        (HighLevelGraph, "__init__", remembered.joining_layers),
+    ]
+    return [(owner, name, wrap(getattr(owner, name))) for owner, name, wrap in table]
 
 
 def install(sum_method: Method) -> None:

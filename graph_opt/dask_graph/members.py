@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from functools import cache, lru_cache, partial, wraps
-from types import BuiltinFunctionType, FunctionType
+from collections.abc import Collection, Iterator
 from typing import Any
 
-import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
@@ -56,9 +53,6 @@ CREATORS = (unwrapped(_broadcast_trick_inner), _apply_random, _apply_random_func
 
 CREATING_MODULES = ("numpy", "cupy", "dask.array.chunk")
 """Modules of other such functions: ``arange``, ``linspace``, ``eye``."""
-
-MOST_SIGNATURES = 1024
-"""Number of functions whose signatures are remembered."""
 
 BLOCK_FACTS = ("ArrayBlockIdDep", "ArrayValuesDep", "ArrayChunkShapeDep")
 """What a blockwise layer may read besides arrays."""
@@ -266,24 +260,3 @@ def _functions(task: Any) -> Iterator[Any]:
 def _is_known(function: Any) -> bool:
     module = str(getattr(unwrapped(function), "__module__", None))
     return module.partition(".")[0] in PACKAGES
-
-
-@cache
-def remembering(has_keyword: Callable[[Any, str], bool]) -> Callable[[Any, str], bool]:
-    """Wrap Dask's ``has_keyword`` so that it reads the signature of a function once.
-
-    Dask asks it for each new array: a quarter of the time that building a graph takes. Functions
-    that are created anew each time are not remembered, nor what they hold.
-    """
-    known = lru_cache(MOST_SIGNATURES)(has_keyword)
-
-    @wraps(has_keyword)
-    def ask(function: Any, keyword: str) -> bool:
-        bare = function
-        while type(bare) is partial and not bare.args:
-            bare = bare.func
-        plain = isinstance(bare, FunctionType) and "<" not in bare.__qualname__
-        lasts = plain or isinstance(bare, np.ufunc | BuiltinFunctionType)
-        return known(bare, keyword) if lasts else has_keyword(function, keyword)
-
-    return ask

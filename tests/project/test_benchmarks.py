@@ -556,6 +556,13 @@ def test_structures_writes_every_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_building_writes_every_program_that_dask_can_build(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "building.py", "--quick")
+    assert len(lines) == 32
+    assert all(line["least"] > 0 < line["plain"] for line in lines)
+
+
+@pytest.mark.slow
 def test_steps_writes_every_kind(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "steps.py", "--quick", "--profile")
     assert len(lines) == 8

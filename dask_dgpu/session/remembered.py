@@ -1,0 +1,220 @@
+"""What Dask finds out for each new array, remembered for functions that answer the same again.
+
+To build an array Dask calls its function with empty blocks, for a meta, and with blocks of one
+element, for a dtype. It reads the signature of the function, and pickles it for a token. These
+took two fifths of the time in which a loop of small operations was built::
+
+    x + y   ->   add, float32 of one axis, float32 of one axis   ->   an empty block of float32
+
+Functions of users are called as ever, since they may do more than return a block. So is what
+holds blocks of other types than NumPy's and CuPy's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable
+from functools import cache, lru_cache, partial, wraps
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import numpy as np
+from dask.array.core import Array
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+
+from graph_opt.model.layout import CONTAINERS
+
+Function = Callable[..., Any]
+
+MOST = 4096
+"""Number of functions, and of answers of each kind, that are remembered."""
+
+PACKAGES = ("numpy", "cupy", "dask", "dask_dgpu", "operator", "_operator", "builtins")
+"""Packages of functions that do nothing but return a block."""
+
+VALUES = {bool, int, float, complex, str, bytes, type(None)}
+"""Types of arguments that are compared by their values, besides NumPy's own."""
+
+LASTING = {BuiltinFunctionType, np.ufunc, type(np.sum)}
+"""Types of functions that are not created anew each time."""
+
+
+class _Answers:
+    """Answers to questions about functions, and what they are called with."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Any] = {}
+
+    def __call__(self, question: tuple[Any, ...], answer: Function) -> Any:
+        """Return the answer to a question, the same one again if all its parts are known."""
+        try:
+            key = _key(question)
+            found = self._known.get(key, self)
+        except (_UnknownError, TypeError):  # or an argument cannot be hashed
+            return answer()
+        if found is self:
+            found = answer()
+            if len(self._known) >= MOST:
+                self._known.clear()
+            self._known[key] = found
+        return found
+
+
+@cache
+def remembering_metas(compute_meta: Function) -> Function:
+    """Wrap Dask's ``compute_meta`` so that it calls a known function once for each kind of blocks.
+
+    The kind of a block is its type, dtype and number of axes.
+    """
+
+    @wraps(compute_meta)
+    def compute(function: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+        return known(
+            (function, dtype, args, kwargs), lambda: compute_meta(function, dtype, *args, **kwargs)
+        )
+
+    known = _Answers()
+    return compute
+
+
+@cache
+def remembering_dtypes(apply_infer_dtype: Function) -> Function:
+    """Wrap Dask's ``apply_infer_dtype`` in the same way; errors are not remembered."""
+
+    @wraps(apply_infer_dtype)
+    def infer(function: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
+        return known(
+            (function, tuple(args), kwargs, rest, more),
+            lambda: apply_infer_dtype(function, args, kwargs, *rest, **more),
+        )
+
+    known = _Answers()
+    return infer
+
+
+@cache
+def remembering_empty(meta_from_array: Function) -> Function:
+    """Wrap Dask's ``meta_from_array`` so that it returns an array that is a meta already.
+
+    Dask slices it and would get its like.
+    """
+
+    @wraps(meta_from_array)
+    def empty(x: Any, ndim: int | None = None, dtype: Any = None) -> Any:
+        kind = type(x)
+        is_meta = _is_block(kind.__module__, kind.__qualname__) and x.shape and not any(x.shape)
+        if is_meta and ndim in (None, x.ndim) and dtype in (None, x.dtype):
+            return x
+        return meta_from_array(x, ndim, dtype)
+
+    return empty
+
+
+@cache
+def remembering_keywords(has_keyword: Function) -> Function:
+    """Wrap Dask's ``has_keyword`` so that it reads the signature of a function once.
+
+    Functions that are created anew each time are not remembered, nor what they hold.
+    """
+    known = lru_cache(MOST)(has_keyword)
+
+    @wraps(has_keyword)
+    def ask(function: Any, keyword: str) -> Any:
+        bare = function
+        while type(bare) is partial and not bare.args:
+            bare = bare.func
+        return known(bare, keyword) if _lasts(bare) else has_keyword(function, keyword)
+
+    return ask
+
+
+@cache
+def remembering(function_of: Function) -> Function:
+    """Wrap a function of Dask of one argument so that it answers once for functions that last."""
+    known = lru_cache(MOST)(function_of)
+
+    @wraps(function_of)
+    def ask(argument: Any) -> Any:
+        return known(argument) if _is_known(argument) else function_of(argument)
+
+    return ask
+
+
+@cache
+def joining_layers(original: Function) -> Function:
+    """Return ``HighLevelGraph.__init__`` that asks each class of layers once whether it is one.
+
+    Dask asks each layer, in each of the graphs of a growing loop.
+    """
+
+    @wraps(original)
+    def join(
+        self: HighLevelGraph, layers: Any, dependencies: Any, key_dependencies: Any = None
+    ) -> None:
+        bare = {kind for kind in set(map(type, layers.values())) if not _is_layer(kind)}
+        original(self, {}, dependencies, key_dependencies)
+        self.layers = dict(layers)
+        if bare:
+            made = {k: MaterializedLayer(v) for k, v in layers.items() if type(v) in bare}
+            self.layers |= made
+
+    return join
+
+
+class _UnknownError(Exception):
+    """The answer may not be the same again."""
+
+
+def _key(value: Any) -> Hashable:
+    """Return what is the same for all values that a known function answers alike."""
+    kind = type(value)
+    if kind is Array:
+        return _block(value._meta)
+    if kind is tuple:
+        return tuple([_key(each) for each in value])
+    if kind in VALUES or _is_known(value):
+        return kind, value
+    if kind is partial:
+        return kind, _key(value.func), _key(value.args), _key(value.keywords)
+    if kind is dict:
+        return tuple([(name, _key(each)) for name, each in value.items()])
+    if isinstance(value, np.dtype | np.generic | type):
+        return kind, value
+    return _block(value)
+
+
+def _block(block: Any) -> Hashable:
+    """Return the kind of a block."""
+    kind = type(block)
+    if not _is_block(kind.__module__, kind.__qualname__) or block.dtype.metadata is not None:
+        raise _UnknownError
+    return kind, block.dtype, block.ndim
+
+
+@cache
+def _is_block(module: str, name: str) -> bool:
+    return f"{module}.{name}" in CONTAINERS
+
+
+@cache
+def _is_layer(kind: Any) -> bool:
+    return issubclass(kind, Layer)
+
+
+def _lasts(function: Any) -> bool:
+    """Whether a function is not created anew each time."""
+    kind = type(function)
+    return kind in LASTING or (kind is FunctionType and "<" not in function.__qualname__)
+
+
+def _is_known(function: Any) -> bool:
+    """Whether a function is one of the modules of known packages."""
+    return _lasts(function) and _is_of_module(function)
+
+
+@lru_cache(MOST)
+def _is_of_module(function: Any) -> bool:
+    module = getattr(function, "__module__", None) or "numpy"  # of a ufunc
+    name = getattr(function, "__qualname__", None) or function.__name__
+    found = getattr(sys.modules.get(module), name, None)
+    return module.partition(".")[0] in PACKAGES and found is function
