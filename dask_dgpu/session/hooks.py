@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from typing import Any
 
 import dask
 import dask.array as da
 import numpy as np
-from dask.array import core
 from dask.array.core import Array
 from dask.array.optimization import optimize
 from dask.highlevelgraph import HighLevelGraph
@@ -30,11 +29,18 @@ Function = Callable[..., Any]
 REDUCTIONS = import_module("dask.array.reductions")
 """Methods of arrays look up their functions here."""
 
-METAS = import_module("dask.array.utils")
-"""Dask infers the meta of each new array here."""
-
-REDUCING = import_module("dask.array._reductions_generic")
-TOKENS = import_module("dask.tokenize")
+REMEMBERED = (
+    ("dask.array.utils", "compute_meta", remembered.remembering_metas),
+    ("dask.array.core", "compute_meta", remembered.remembering_metas),
+    ("dask.array._reductions_generic", "compute_meta", remembered.remembering_metas),
+    ("dask.array.utils", "meta_from_array", remembered.remembering_empty),
+    ("dask.array.core", "meta_from_array", remembered.remembering_empty),
+    ("dask.array.utils", "has_keyword", remembered.remembering_keywords),
+    ("dask.array.core", "apply_infer_dtype", remembered.remembering_dtypes),
+    ("dask.array._reductions_generic", "getargspec", remembered.remembering),
+    ("dask.tokenize", "_normalize_pickle", remembered.remembering),
+)
+"""Functions that Dask calls for each new array, in the modules that look them up, and wrappers."""
 
 CONTRACTIONS = ("tensordot-", "chunk_einsum-")
 """Prefixes of partial products. Their sum belongs to a contraction, found by a rule."""
@@ -61,19 +67,13 @@ def patches(sum_method: Method) -> list[tuple[Any, str, Function]]:
     return table
 
 
-def _remembering() -> list[tuple[Any, str, Function]]:
-    """Return the patches by which Dask asks known functions once."""
-    of_metas, of_empty = remembered.remembering_metas, remembered.remembering_empty
-    table = [
-        *((owner, "compute_meta", of_metas) for owner in (METAS, core, REDUCING)),
-        *((owner, "meta_from_array", of_empty) for owner in (METAS, core)),
-        (METAS, "has_keyword", remembered.remembering_keywords),
-        (core, "apply_infer_dtype", remembered.remembering_dtypes),
-        (REDUCING, "getargspec", remembered.remembering),
-        (TOKENS, "_normalize_pickle", remembered.remembering),
-        (HighLevelGraph, "__init__", remembered.joining_layers),
-    ]
-    return [(owner, name, wrap(getattr(owner, name))) for owner, name, wrap in table]
+def _remembering() -> Iterator[tuple[Any, str, Function]]:
+    """Yield the patches by which Dask asks known functions once, where this Dask has the names."""
+    for module, name, wrap in REMEMBERED:
+        with suppress(ImportError, AttributeError):
+            owner = import_module(module)
+            yield owner, name, wrap(getattr(owner, name))
+    yield HighLevelGraph, "__init__", remembered.joining_layers(HighLevelGraph.__init__)
 
 
 def install(sum_method: Method) -> None:

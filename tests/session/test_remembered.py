@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.session import remembered
+from dask_dgpu.session import hooks, remembered
 
 METAS = import_module("dask.array.utils")
 TOKENS = import_module("dask.tokenize")
@@ -268,3 +268,12 @@ def test_disabling_restores_the_originals() -> None:
             pairs = zip(owners, originals, strict=True)
             assert all(getattr(owner, name) is not own for (owner, name), own in pairs)
         assert [getattr(owner, name) for owner, name in owners] == originals
+
+
+def test_what_dask_has_renamed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(TOKENS, "_normalize_pickle")
+    monkeypatch.setattr(hooks, "REMEMBERED", (("no.such", "name", None), *hooks.REMEMBERED))
+    compute_meta = METAS.compute_meta
+    with dgpu.enable():
+        assert METAS.compute_meta is not compute_meta
+    assert METAS.compute_meta is compute_meta
