@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from inspect import Parameter
 from typing import Any, Literal, cast
@@ -50,16 +51,18 @@ class Settings:
     memory_cap: int | None
 
 
-def defaults() -> dict[str, Any]:
+@cache
+def defaults() -> Mapping[str, Any]:
     """Return the defaults from ``dgpu.yaml``."""
     text = files("dask_dgpu").joinpath("dgpu.yaml").read_text()
-    return cast(dict[str, Any], yaml.safe_load(text))
+    return cast(Mapping[str, Any], yaml.safe_load(text))
 
 
-def schema() -> dict[str, Any]:
+@cache
+def schema() -> Mapping[str, Any]:
     """Return the JSON schema of the settings."""
     text = files("dask_dgpu").joinpath("dgpu-schema.yaml").read_text()
-    return cast(dict[str, Any], yaml.safe_load(text))
+    return cast(Mapping[str, Any], yaml.safe_load(text))
 
 
 def read(overrides: Mapping[str, Any] | None = None) -> Settings:
