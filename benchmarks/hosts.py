@@ -23,7 +23,7 @@ from dask_dgpu.algorithms.pencil_fft.rank import RankedPencil
 from dask_dgpu.algorithms.redistribute.plan import traffic as move_traffic
 from dask_dgpu.algorithms.stencil.plan import StencilTask, even_tiles
 from dask_dgpu.algorithms.summa.plan import SummaPlan
-from dask_dgpu.algorithms.summa.traffic import by_level, pieces_of
+from dask_dgpu.algorithms.summa.traffic import by_level
 from dask_dgpu.kernels.stencil import Taps
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.operation import Request
@@ -95,8 +95,7 @@ def product(n: int) -> Case:
 
     def traffic(part: Any) -> Any:
         plan: SummaPlan = part.plan
-        find = pieces_of(plan)
-        return sum(by_level(plan, step, find)[0] for step in range(plan.steps))
+        return by_level(plan)[0]
 
     return Case(f"product of {n} x {n} float64", "matmul", request, traffic)
 

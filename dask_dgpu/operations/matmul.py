@@ -15,7 +15,7 @@ from dask_dgpu.algorithms.summa.operand import Block, Operand
 from dask_dgpu.algorithms.summa.options import DEFAULTS, Options
 from dask_dgpu.algorithms.summa.plan import SummaPlan
 from dask_dgpu.algorithms.summa.rank import summa_rank
-from dask_dgpu.algorithms.summa.traffic import pieces_of, summed, traffic, workspace
+from dask_dgpu.algorithms.summa.traffic import received, summed, workspace
 from dask_dgpu.algorithms.summa.wire import (
     ENCODED,
     Encoding,
@@ -126,17 +126,16 @@ def _run(
 
 
 def _cost(part: PartProduct, machine: Machine) -> Cost:
-    plan, find = part.plan, pieces_of(part.plan)
-    steps = [traffic(plan, step, find)[1] for step in range(plan.steps)]
-    received = np.sum(steps, axis=0)
-    busiest = int(received.max())
+    plan, steps = part.plan, received(part.plan)
+    total = steps.sum(axis=0)
+    busiest = int(total.max())
     machine = transfers_of(plan, machine, busiest)
     strategy, wanted = _strategy(plan), part.options.strategy
     if wanted != "auto":
         strategy = f"strategy {wanted!r}, {strategy}"
     return Cost(
         seconds=cost(plan, machine, busiest, int(steps[0].max())),
-        moved_bytes=int((received + summed(plan)).max()),
+        moved_bytes=int((total + summed(plan)).max()),
         peak_bytes=_peak(plan),
         text=f"{strategy}, mesh {plan.mesh}, {counted(plan.steps, 'panel')}{_in_place(plan)}"
         f"{_precision(plan)}{_zeros(part)}",

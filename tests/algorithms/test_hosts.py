@@ -26,7 +26,7 @@ from dask_dgpu.algorithms.summa.operand import Operand
 from dask_dgpu.algorithms.summa.plan import SummaPlan
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.algorithms.summa.schedule import schedule
-from dask_dgpu.algorithms.summa.traffic import by_level, pieces_of
+from dask_dgpu.algorithms.summa.traffic import by_level
 from dask_dgpu.comm.two_level import two_level
 from dask_dgpu.kernels.device.host import HostDevice
 from graph_opt.model.cost import HOST, Machine
@@ -131,9 +131,7 @@ def test_products_send_each_host_what_it_lacks_once(hosts: tuple[int, ...]) -> N
         plan = plan_summa(a, b, "int64", size, on(hosts), strategy="summa")
     wire = multiplied(plan, hosts)
     least = least_bytes(plan)
-    find = pieces_of(plan)
-    planned = sum(by_level(plan, step, find)[0] for step in range(plan.steps))
-    crossing = between_hosts(planned, hosts).sum(axis=0)
+    crossing = between_hosts(by_level(plan)[0], hosts).sum(axis=0)
     for host, got in enumerate(np.bincount(host_by_rank(hosts), crossing)):
         assert entering(wire, hosts)[host] == got == least[host]
     exact, _ = link_bytes(plan, [*map(owned_of(plan), (0, 1))])

@@ -120,7 +120,8 @@ def _schedule(plan: SummaPlan, rank: int) -> list[Step]:
     for at in range(plan.steps):
         step = Step(plan.panel(rank, at), plan.size)
         for operand, part, layer, ranks in plan.sharing:
-            owner = find(operand, part, layer, plan.panel_number(ranks[0], at))[1]
+            found = find(operand, part, layer)
+            owner = found.owner[found.panel == plan.panel_number(ranks[0], at)]
             step.moves |= not plan.hosts and bool(np.any(owner != ranks[0]))
             if rank not in ranks and not np.any(owner == rank):
                 continue

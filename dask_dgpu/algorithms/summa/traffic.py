@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,9 +13,17 @@ from dask_dgpu.algorithms.summa.operand import Floats, Ints, aligned
 from dask_dgpu.algorithms.summa.plan import SummaPlan
 from graph_opt.model.layout import Cuts
 
-Find = Callable[[int, int, int, int], "Found"]
-Found = tuple[Ints, Ints, Ints]
-"""The place (block row plus column), the owner, and the bytes in messages of each piece."""
+
+class Found(NamedTuple):
+    """The place (block row plus column), panel, owner, and bytes in messages of each piece."""
+
+    place: Ints
+    panel: Ints
+    owner: Ints
+    nbytes: Ints
+
+
+Find = Callable[[int, int, int], Found]
 
 
 class Needs:
@@ -46,23 +56,22 @@ class Needs:
 
 def workspace(plan: SummaPlan) -> int:
     """Return the most bytes of a rank beyond its share of A, B and C."""
-    find = pieces_of(plan)
-    steps = [
-        [counts.sum(axis=axis) for counts in by_level(plan, step, find) for axis in (1, 0)]
-        for step in range(plan.steps)
-    ]
+    steps = by_step(plan).reshape(plan.steps, -1, plan.size)
     panels = min(2, plan.steps) * plan.panel_bytes(plan.steps)
-    messages = int(np.max(steps, axis=0).sum(axis=0).max())
+    messages = int(steps.max(axis=0).sum(axis=0).max())
     return messages + panels + max(plan.reduction_bytes, plan.copied_bytes)
 
 
-def traffic(plan: SummaPlan, step: int, find: Find | None = None) -> Ints:
-    """Return the bytes that each rank sends, and those that each receives, in a step.
+def traffic(plan: SummaPlan, step: int) -> Ints:
+    """Return the bytes that each rank sends, and those that each receives, in a step."""
+    found: Ints = by_step(plan)[step].sum(axis=0)
+    return found
 
-    ``find`` is :func:`pieces_of`, for several steps of a plan.
-    """
-    counts = np.sum(by_level(plan, step, find or pieces_of(plan)), axis=0)
-    return np.stack([counts.sum(axis=1), counts.sum(axis=0)])
+
+def received(plan: SummaPlan) -> Ints:
+    """Return the bytes that each rank receives in each step, ``[step, rank]``."""
+    found: Ints = by_step(plan)[:, :, 1].sum(axis=1)
+    return found
 
 
 def summed(plan: SummaPlan) -> Ints:
@@ -73,67 +82,93 @@ def summed(plan: SummaPlan) -> Ints:
     return received
 
 
-def by_level(plan: SummaPlan, step: int, find: Find) -> list[Ints]:
-    """Return the bytes that each rank sends to each in a step: ``[sender, receiver]``.
+def by_step(plan: SummaPlan) -> Ints:
+    """Return the bytes that each rank sends and receives, ``[step, level, way, rank]``.
 
-    On several hosts, what ranks of a host pass on is a second table.
+    On several hosts, what ranks of a host pass on is a second level.
     """
+    shape = plan.steps, 2 if plan.hosts else 1, 2, plan.size
     if not plan.places:
-        return [np.zeros((plan.size, plan.size), np.int64)]
-    groups = plan.sharing
-    pieces = [
-        find(operand, part, layer, plan.panel_number(ranks[0], step))
-        for operand, part, layer, ranks in groups
-    ]
-    place, owner, nbytes = map(np.concatenate, zip(*pieces, strict=True))
+        return np.zeros(shape, np.int64)
+    found = _moves(plan)
+    at = [((found.step * shape[1] + found.level) * 2 + way) * plan.size for way in (0, 1)]
+    ranks = np.concatenate([at[0] + found.source, at[1] + found.target])
+    nbytes = np.concatenate([found.nbytes, found.nbytes])
+    return np.bincount(ranks, nbytes, prod(shape)).reshape(shape).astype(np.int64)
+
+
+def by_level(plan: SummaPlan) -> Ints:
+    """Return the bytes that each rank sends to each in all steps, ``[level, sender, receiver]``."""
+    shape = 2 if plan.hosts else 1, plan.size, plan.size
+    found = _moves(plan)
+    pair = (found.level * plan.size + found.source) * plan.size + found.target
+    return np.bincount(pair, found.nbytes, prod(shape)).reshape(shape).astype(np.int64)
+
+
+class _Moves(NamedTuple):
+    """Bytes that one rank sends to another in a step, of each piece."""
+
+    step: Ints
+    level: Ints
+    source: Ints
+    target: Ints
+    nbytes: Ints
+
+
+def _moves(plan: SummaPlan) -> _Moves:
+    """Return what all ranks send to each other."""
+    groups, find = plan.sharing, pieces_of(plan)
+    pieces = [find(operand, part, layer) for operand, part, layer, _ in groups]
+    place, panel, owner, nbytes = map(np.concatenate, zip(*pieces, strict=True))
+    group = np.repeat(np.arange(len(groups)), [len(each.place) for each in pieces])
+    # panels wrap around
+    first = np.array([plan.panel_number(ranks[0], 0) for *_, ranks in groups])
+    step = (panel - first[group]) % plan.steps
     counts = np.array([len(ranks) for *_, ranks in groups])
     members = np.zeros((len(groups), counts.max()), np.int64)
     for row, (*_, ranks) in zip(members, groups, strict=True):
         row[: len(ranks)] = ranks
-    group = np.repeat(np.arange(len(groups)), [len(each[0]) for each in pieces])
     sender, far = owner, np.zeros(len(owner), bool)
     if plan.hosts:
         far = plan.host_of[owner] != plan.host_of[members[group, 0]]
         sender = np.where(far, members[group, place % counts[group]], owner)
-    tables = np.zeros((2, plan.size, plan.size))
-    ways = [(0, far, owner, sender)]
-    for at in range(members.shape[1]):
-        there, receiver = at < counts[group], members[group, at]
-        ways += [(0, there & ~far, owner, receiver), (1, there & far, sender, receiver)]
-    for level, some, source, target in ways:
-        pair = source[some] * plan.size + target[some]
-        tables[level] += np.bincount(pair, nbytes[some], plan.size**2).reshape(tables[level].shape)
-    tables[:, np.arange(plan.size), np.arange(plan.size)] = 0
-    return list(tables.astype(np.int64)[: 2 if plan.hosts else 1])
+    ways = [
+        (far, far & False, owner, sender),
+        *((at < counts[group], far, sender, each[group]) for at, each in enumerate(members.T)),
+    ]
+    found = []
+    for there, passed, source, target in ways:
+        some = np.flatnonzero(there & (source != target))
+        found.append((step[some], passed[some], source[some], target[some], nbytes[some]))
+    return _Moves(*map(np.concatenate, zip(*found, strict=True)))
 
 
 def pieces_of(plan: SummaPlan) -> Find:
-    """Return what finds the pieces of a part of the mesh, in a layer, in a panel of it."""
-    panels = [plan.panels(layer) for layer in range(plan.mesh[2])]
+    """Return what finds the pieces of a part of the mesh in a layer."""
+    edges = [[np.array(cuts) for cuts in matrix.cuts] for matrix in plan.operands]
 
     @cache
-    def find(operand: int, part: int, layer: int, panel: int) -> Found:
+    def find(operand: int, part: int, layer: int) -> Found:
         matrix, (lo, hi) = plan.operands[operand], plan.spans[operand][part]
-        cuts = matrix.cuts[operand]
-        spans = (cuts[lo], cuts[hi]), panels[layer][panel]
+        along, across = edges[operand][operand], edges[operand][1 - operand]
+        mine, _, lengths = _cut(along, np.array([along[lo], along[hi]]))
+        panels = plan.panels(layer)
+        inner, panel, widths = _cut(across, np.array([panels[0][0], *(hi for _, hi in panels)]))
+        rows, heights, columns, wide = mine[:, None], lengths[:, None], inner, widths
         if operand == 1:
-            spans = spans[::-1]
-        (rows, heights), (columns, widths) = (
-            _overlapping(edges, *span) for edges, span in zip(arrays[operand], spans, strict=True)
-        )
-        nbytes = aligned(matrix.piece_bytes(heights[:, None], widths[None, :]))
-        place = rows[:, None] + columns[None, :]
-        return place.ravel(), matrix.ranks[rows][:, columns].ravel(), nbytes.ravel()
+            rows, heights, columns, wide = inner[:, None], widths[:, None], mine, lengths
+        nbytes = aligned(matrix.piece_bytes(heights, wide))
+        numbers = np.broadcast_to(panel if operand == 0 else panel[:, None], nbytes.shape)
+        found = rows + columns, numbers, matrix.ranks[rows, columns], nbytes
+        return Found(*(each.ravel() for each in found))
 
-    arrays = [[np.array(cuts) for cuts in matrix.cuts] for matrix in plan.operands]
     return find
 
 
-def _overlapping(cuts: Ints, start: int, stop: int) -> tuple[Ints, Ints]:
-    """Return the chunks that overlap a span, and their common lengths; as :func:`overlaps`."""
-    first = int(cuts.searchsorted(start, "right")) - 1
-    last = int(cuts.searchsorted(stop, "left"))
-    edges = cuts[max(0, first) : last + 1].clip(start, stop)
-    lengths = edges[1:] - edges[:-1]
-    full = lengths > 0
-    return np.flatnonzero(full) + max(0, first), lengths[full]
+def _cut(cuts: Ints, spans: Ints) -> tuple[Ints, Ints, Ints]:
+    """Cut consecutive spans by chunks; return the chunk, the span and the length of each part."""
+    inside = cuts[(cuts > spans[0]) & (cuts < spans[-1])]
+    edges = np.unique(np.concatenate([spans, inside]))
+    starts = edges[:-1]
+    chunk, span = (each.searchsorted(starts, "right") - 1 for each in (cuts, spans))
+    return chunk, span, np.diff(edges)
