@@ -35,6 +35,9 @@ PACKAGES = ("numpy", "cupy", "dask", "dask_dgpu", "operator", "_operator", "buil
 VALUES = {bool, int, float, complex, str, bytes, type(None)}
 """Types of arguments that are compared by their values, besides NumPy's own."""
 
+FLOATS = (float, complex, np.inexact)
+"""Types of numbers whose values do not count for ufuncs and operators (NEP 50)."""
+
 LASTING = {BuiltinFunctionType, np.ufunc, type(np.sum)}
 """Types of functions that are not created anew each time."""
 
@@ -45,10 +48,14 @@ class _Answers:
     def __init__(self) -> None:
         self._known: dict[Hashable, Any] = {}
 
-    def __call__(self, question: tuple[Any, ...], answer: Function) -> Any:
-        """Return the answer to a question, the same one again if all its parts are known."""
+    def __call__(self, question: tuple[Any, ...], called: Any, answer: Function) -> Any:
+        """Return the answer to a question, the same one again if all its parts are known.
+
+        It is about a function that is ``called`` with arguments.
+        """
+        is_operator = type(called) is np.ufunc or getattr(called, "__module__", "") == "_operator"
         try:
-            key = _key(question)
+            key = _key(question, is_operator)
             found = self._known.get(key, self)
         except (_UnknownError, TypeError):  # or an argument cannot be hashed
             return answer()
@@ -70,7 +77,9 @@ def remembering_metas(compute_meta: Function) -> Function:
     @wraps(compute_meta)
     def compute(function: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
         return known(
-            (function, dtype, args, kwargs), lambda: compute_meta(function, dtype, *args, **kwargs)
+            (function, dtype, args, kwargs),
+            kwargs.get("enforce_dtype_function", function),
+            lambda: compute_meta(function, dtype, *args, **kwargs),
         )
 
     known = _Answers()
@@ -85,6 +94,7 @@ def remembering_dtypes(apply_infer_dtype: Function) -> Function:
     def infer(function: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
         return known(
             (function, tuple(args), kwargs, rest, more),
+            function,
             lambda: apply_infer_dtype(function, args, kwargs, *rest, **more),
         )
 
@@ -165,19 +175,21 @@ class _UnknownError(Exception):
     """The answer may not be the same again."""
 
 
-def _key(value: Any) -> Hashable:
+def _key(value: Any, of_operator: bool) -> Hashable:
     """Return what is the same for all values that a known function answers alike."""
     kind = type(value)
     if kind is Array:
         return _block(value._meta)
     if kind is tuple:
-        return tuple([_key(each) for each in value])
+        return tuple([_key(each, of_operator) for each in value])
+    if of_operator and isinstance(value, FLOATS):
+        return (kind,)
     if kind in VALUES or _is_known(value):
         return kind, value
     if kind is partial:
-        return kind, _key(value.func), _key(value.args), _key(value.keywords)
+        return kind, *(_key(each, False) for each in (value.func, value.args, value.keywords))
     if kind is dict:
-        return tuple([(name, _key(each)) for name, each in value.items()])
+        return tuple([(name, _key(each, of_operator)) for name, each in value.items()])
     if isinstance(value, np.dtype | np.generic | type):
         return kind, value
     return _block(value)

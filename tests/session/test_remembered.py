@@ -177,12 +177,31 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     counting = Counting(METAS.compute_meta)
     compute = remembered.remembering_metas(counting)
     for number in range(100):
-        compute(operator.mul, None, x, float(number))
+        compute(operator.mul, None, x, number)
     assert counting.calls == 100
-    compute(operator.mul, None, x, 99.0)
+    compute(operator.mul, None, x, 99)
     assert counting.calls == 100
-    compute(operator.mul, None, x, 1.0)
+    compute(operator.mul, None, x, 1)
     assert counting.calls == 101  # forgotten
+
+
+@pytest.mark.parametrize("kind", [float, complex, np.float32, np.float64, np.complex64])
+def test_the_values_of_floats_do_not_count_for_operators(kind: Any) -> None:
+    counting, inferring = Counting(METAS.compute_meta), Counting(core.apply_infer_dtype)
+    compute = remembered.remembering_metas(counting)
+    infer = remembered.remembering_dtypes(inferring)
+    enforced = {"enforce_dtype": x.dtype, "enforce_dtype_function": operator.mul}
+    for number in (0.1, -3e300, np.nan, np.inf):
+        with np.errstate(over="ignore"):
+            value = kind(number)
+        expected = np.result_type(x.dtype, value)
+        assert compute(operator.mul, None, x, value).dtype == expected
+        assert infer(np.multiply, [np.zeros(1, "f4"), value], {}, "elemwise") == expected
+        compute(core._enforce_dtype, x.dtype, x, value, **enforced)
+    assert (counting.calls, inferring.calls) == (2, 1)
+    compute(chunk.sum, None, x, 0.5)
+    compute(chunk.sum, None, x, 0.25)
+    assert counting.calls == 4
 
 
 def test_functions_of_users_are_called_as_often_as_by_dask() -> None:
