@@ -76,10 +76,10 @@ def received(plan: SummaPlan) -> Ints:
 
 def summed(plan: SummaPlan) -> Ints:
     """Return the bytes that each rank receives of other layers' partial sums, after all steps."""
-    received = np.zeros(plan.size, np.int64)
+    total = np.zeros(plan.size, np.int64)
     for rank, (r, c, d) in plan.positions.items():
-        received[rank] = (plan.mesh[2] - 1) * plan.kept[r, c][d]
-    return received
+        total[rank] = (plan.mesh[2] - 1) * plan.kept[r, c][d]
+    return total
 
 
 def by_step(plan: SummaPlan) -> Ints:
@@ -88,8 +88,6 @@ def by_step(plan: SummaPlan) -> Ints:
     On several hosts, what ranks of a host pass on is a second level.
     """
     shape = plan.steps, 2 if plan.hosts else 1, 2, plan.size
-    if not plan.places:
-        return np.zeros(shape, np.int64)
     found = _moves(plan)
     at = [((found.step * shape[1] + found.level) * 2 + way) * plan.size for way in (0, 1)]
     ranks = np.concatenate([at[0] + found.source, at[1] + found.target])
@@ -117,6 +115,8 @@ class _Moves(NamedTuple):
 
 def _moves(plan: SummaPlan) -> _Moves:
     """Return what all ranks send to each other."""
+    if not plan.places:
+        return _Moves(*np.zeros((5, 0), np.int64))
     groups, find = plan.sharing, pieces_of(plan)
     pieces = [find(operand, part, layer) for operand, part, layer, _ in groups]
     place, panel, owner, nbytes = map(np.concatenate, zip(*pieces, strict=True))
