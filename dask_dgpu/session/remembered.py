@@ -21,16 +21,15 @@ from typing import Any
 import numpy as np
 from dask.array.core import Array
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+from dask.utils import typename
 
+from graph_opt.dask_graph.members import is_known
 from graph_opt.model.layout import CONTAINERS
 
 Function = Callable[..., Any]
 
 MOST = 4096
 """Number of functions, and of answers of each kind, that are remembered."""
-
-PACKAGES = ("numpy", "cupy", "dask", "dask_dgpu", "operator", "_operator", "builtins")
-"""Packages of functions that do nothing but return a block."""
 
 VALUES = {bool, int, float, complex, str, bytes, type(None)}
 """Types of arguments that are compared by their values, besides NumPy's own."""
@@ -111,8 +110,7 @@ def remembering_empty(meta_from_array: Function) -> Function:
 
     @wraps(meta_from_array)
     def empty(x: Any, ndim: int | None = None, dtype: Any = None) -> Any:
-        kind = type(x)
-        is_meta = _is_block(kind.__module__, kind.__qualname__) and x.shape and not any(x.shape)
+        is_meta = _is_block(x) and x.shape and not any(x.shape)
         if is_meta and ndim in (None, x.ndim) and dtype in (None, x.dtype):
             return x
         return meta_from_array(x, ndim, dtype)
@@ -197,15 +195,13 @@ def _key(value: Any, of_operator: bool) -> Hashable:
 
 def _block(block: Any) -> Hashable:
     """Return the kind of a block."""
-    kind = type(block)
-    if not _is_block(kind.__module__, kind.__qualname__) or block.dtype.metadata is not None:
+    if not _is_block(block) or block.dtype.metadata is not None:
         raise _UnknownError
-    return kind, block.dtype, block.ndim
+    return type(block), block.dtype, block.ndim
 
 
-@cache
-def _is_block(module: str, name: str) -> bool:
-    return f"{module}.{name}" in CONTAINERS
+def _is_block(value: Any) -> bool:
+    return typename(type(value)) in CONTAINERS
 
 
 @cache
@@ -226,7 +222,7 @@ def _is_known(function: Any) -> bool:
 
 @lru_cache(MOST)
 def _is_of_module(function: Any) -> bool:
-    module = getattr(function, "__module__", None) or "numpy"  # of a ufunc
-    name = getattr(function, "__qualname__", None) or function.__name__
-    found = getattr(sys.modules.get(module), name, None)
-    return module.partition(".")[0] in PACKAGES and found is function
+    if not is_known(function):
+        return False
+    name = getattr(function, "__qualname__", None) or function.__name__  # of a ufunc
+    return getattr(sys.modules.get(function.__module__), name, None) is function

@@ -220,7 +220,7 @@ def calls_others(layer: Layer) -> bool:
 
     They may be slow, or return something else at each call.
     """
-    return not all(map(_is_known, _called(layer)))
+    return not all(map(is_known, _called(layer)))
 
 
 def _calls_only(packages: Collection[str], graph: ArrayGraph, name: str) -> bool:
@@ -257,6 +257,7 @@ def _functions(task: Any) -> Iterator[Any]:
         yield task
 
 
-def _is_known(function: Any) -> bool:
+def is_known(function: Any) -> bool:
+    """Whether a function is of a package whose functions do nothing but return a block."""
     module = str(getattr(unwrapped(function), "__module__", None))
     return module.partition(".")[0] in PACKAGES

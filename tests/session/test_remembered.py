@@ -215,7 +215,7 @@ def test_functions_of_users_are_called_as_often_as_by_dask() -> None:
     plain, calls = calls.copy(), []
     with dgpu.enable():
         da.map_blocks(own, x)
-    assert calls == plain
+    assert calls == plain != []
 
 
 def test_functions_of_users_are_not_kept() -> None:
