@@ -12,7 +12,7 @@ import numpy as np
 from dask_dgpu.algorithms.contract.plan import OwnerPlan, cost, plan_owners
 from dask_dgpu.algorithms.contract.rank import contract_rank
 from dask_dgpu.algorithms.contract.stack import Stack
-from dask_dgpu.algorithms.summa.traffic import received, workspace
+from dask_dgpu.algorithms.summa.traffic import traffic, workspace
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.matmul import MATMUL, PartProduct
@@ -56,7 +56,7 @@ class TurnPlan(Bare):
         """The bytes that each rank receives for each part, (ranks, parts)."""
         columns = []
         for part, length in zip(self.parts, self.lengths, strict=True):
-            columns.append(length * received(part.plan).sum(axis=0))
+            columns.append(length * traffic(part.plan)[:, 1].sum(axis=0))
         return np.stack(columns, axis=1)
 
     @property

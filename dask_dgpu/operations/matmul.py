@@ -15,7 +15,7 @@ from dask_dgpu.algorithms.summa.operand import Block, Operand
 from dask_dgpu.algorithms.summa.options import DEFAULTS, Options
 from dask_dgpu.algorithms.summa.plan import SummaPlan
 from dask_dgpu.algorithms.summa.rank import summa_rank
-from dask_dgpu.algorithms.summa.traffic import received, summed, workspace
+from dask_dgpu.algorithms.summa.traffic import by_step, summed, workspace
 from dask_dgpu.algorithms.summa.wire import (
     ENCODED,
     Encoding,
@@ -126,17 +126,18 @@ def _run(
 
 
 def _cost(part: PartProduct, machine: Machine) -> Cost:
-    plan, steps = part.plan, received(part.plan)
-    total = steps.sum(axis=0)
-    busiest = int(total.max())
+    plan, sent = part.plan, by_step(part.plan)
+    steps = sent.sum(axis=1)[:, 1]
+    received = steps.sum(axis=0)
+    busiest = int(received.max())
     machine = transfers_of(plan, machine, busiest)
     strategy, wanted = _strategy(plan), part.options.strategy
     if wanted != "auto":
         strategy = f"strategy {wanted!r}, {strategy}"
     return Cost(
         seconds=cost(plan, machine, busiest, int(steps[0].max())),
-        moved_bytes=int((total + summed(plan)).max()),
-        peak_bytes=_peak(plan),
+        moved_bytes=int((received + summed(plan)).max()),
+        peak_bytes=_peak(plan, sent),
         text=f"{strategy}, mesh {plan.mesh}, {counted(plan.steps, 'panel')}{_in_place(plan)}"
         f"{_precision(plan)}{_zeros(part)}",
         details=(
@@ -211,12 +212,12 @@ def _strategy(plan: SummaPlan) -> str:
     return f"{name}, one-sided" if plan.one_sided and plan.size > 1 else name
 
 
-def _peak(plan: SummaPlan) -> int:
+def _peak(plan: SummaPlan, sent: Any) -> int:
     shares = plan.a.shares(plan.size) + plan.b.shares(plan.size)
     for (i, j), rank in plan.owners().items():
         height = plan.a.rows[i + 1] - plan.a.rows[i]
         shares[rank] += height * (plan.b.columns[j + 1] - plan.b.columns[j]) * plan.itemsize
-    return int(shares.max()) + workspace(plan)
+    return int(shares.max()) + workspace(plan, sent)
 
 
 MATMUL = Operation(

@@ -266,9 +266,7 @@ def check_traffic(plan: SummaPlan, rank: int, ledger: Ledger) -> None:
         received = sum(Needs(plan).received(plan, step)[rank] for step in range(plan.steps))
     else:
         wanted = Counter({"all_to_all": moving + layers})
-        sent, received = (
-            sum(traffic(plan, step)[way][rank] for step in range(plan.steps)) for way in (0, 1)
-        )
+        sent, received = (sum(step[way][rank] for step in traffic(plan)) for way in (0, 1))
     assert ledger.calls == +wanted
     if layers and rank in plan.positions:
         (r0, r1), (c0, c1) = plan.rectangle(rank)
@@ -385,7 +383,7 @@ def test_covariance_of_tall_operands_stays_in_place(size: int) -> None:
     b = Operand((cuts_of(rows), cuts_of((16, 16))), tuple(np.repeat(owners, 2).tolist()), "float64")
     plan = plan_summa(a, b, "float64", size, HOST)
     assert plan.mesh == (1, 1, size)
-    assert not any(sum(traffic(plan, step)[0]) for step in range(plan.steps))
+    assert not any(sum(step[0]) for step in traffic(plan))
 
 
 @st.composite
@@ -454,7 +452,7 @@ def test_skinny_products_copy_no_block(
     check(replace(case, plan=plan))
     panels = 2 * sum(plan.panel_extents) * plan.deepest
     assert panels <= (0 if all(in_place) else 2 * 16 * 3)
-    moved = sum(sum(traffic(plan, step)[1]) for step in range(plan.steps))
+    moved = sum(sum(step[1]) for step in traffic(plan))
     assert moved <= (0 if all(in_place) else 3 * (16 * 3 + 2) * 8)
 
 
@@ -514,7 +512,7 @@ def test_what_is_needed_first() -> None:
     ring = problem((64, 64, 64), 4, mesh=(4, 1, 1), steps=4).plan
     assert Needs(ring).received(ring, 0) == [0] * 4
     for step in range(ring.steps):  # pieces of these sizes need no padding
-        assert Needs(ring).received(ring, step) == traffic(ring, step)[1].tolist()
+        assert Needs(ring).received(ring, step) == traffic(ring)[step][1].tolist()
     flat = problem((64, 64, 64), 4, mesh=(2, 2, 1), steps=2).plan
     assert min(Needs(flat).received(flat, 0)) > 0
 

@@ -98,7 +98,7 @@ def test_bytes_at_80_percent_zeros(mesh: Any, dtype: str, most: float) -> None:
         values[...] = np.where(rng.random(values.shape) < 0.2, values, 0)
     ledgers, dense, sent = same_bits(case, Sparse(0.5))
     layers = sum(each.bytes_sent for each in dense) - sum(
-        int(traffic(coded(case, EXACT).plan, step)[0].sum()) for step in range(case.plan.steps)
+        int(step[0].sum()) for step in traffic(coded(case, EXACT).plan)
     )  # partial sums travel as they are
     moved = sum(each.bytes_sent for each in ledgers) - layers
     assert 0 < moved < most * sent.exact_bytes
@@ -114,7 +114,7 @@ def test_the_upper_bound_is_the_dense_product() -> None:
     case = problem((60, 64, 52), 4, mesh=(2, 2, 1), steps=2)
     plans = [coded(case, each).plan for each in (EXACT, Sparse())]
     for step in range(2):
-        dense, bound = (traffic(plan, step) for plan in plans)
+        dense, bound = (traffic(plan)[step] for plan in plans)
         np.testing.assert_array_equal(dense, bound)
     ledgers, dense_, sent = same_bits(case, Sparse())  # without zeros: all travels, and the table
     table = 8 * sum(map(len, _pieces(case)))

@@ -54,23 +54,20 @@ class Needs:
         return received
 
 
-def workspace(plan: SummaPlan) -> int:
-    """Return the most bytes of a rank beyond its share of A, B and C."""
-    steps = by_step(plan).reshape(plan.steps, -1, plan.size)
+def workspace(plan: SummaPlan, sent: Ints | None = None) -> int:
+    """Return the most bytes of a rank beyond its share of A, B and C.
+
+    ``sent`` is :func:`by_step`, if it is known.
+    """
+    steps = (by_step(plan) if sent is None else sent).reshape(plan.steps, -1, plan.size)
     panels = min(2, plan.steps) * plan.panel_bytes(plan.steps)
     messages = int(steps.max(axis=0).sum(axis=0).max())
     return messages + panels + max(plan.reduction_bytes, plan.copied_bytes)
 
 
-def traffic(plan: SummaPlan, step: int) -> Ints:
-    """Return the bytes that each rank sends, and those that each receives, in a step."""
-    found: Ints = by_step(plan)[step].sum(axis=0)
-    return found
-
-
-def received(plan: SummaPlan) -> Ints:
-    """Return the bytes that each rank receives in each step, ``[step, rank]``."""
-    found: Ints = by_step(plan)[:, :, 1].sum(axis=1)
+def traffic(plan: SummaPlan) -> Ints:
+    """Return the bytes that each rank sends and receives in each step, ``[step, way, rank]``."""
+    found: Ints = by_step(plan).sum(axis=1)
     return found
 
 
