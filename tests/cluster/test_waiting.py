@@ -132,28 +132,32 @@ def test_a_waiting_gang_is_cancelled(client, x, m):
     np.testing.assert_allclose(host((x @ m).compute()), A @ M, rtol=1e-12)
 
 
-def test_a_stage_task_that_begins_and_ends_in_one_event_leaves_no_block(client, x, m):
+@pytest.mark.parametrize("fetched", [False, True], ids=["here", "fetched"])
+def test_a_stage_task_that_begins_and_ends_in_one_event_leaves_no_block(client, x, m, fetched):
+    gate = f"gate-{fetched}"
+
     def first_is_held_back(block: Any, block_info: Any) -> Any:
         if block_info[0]["chunk-location"] != (0, 0):
             return block
         secede()  # the worker computes its other blocks meanwhile
-        return held_back(block, "gate")
+        return held_back(block, gate)
 
     y = x.map_blocks(first_is_held_back, meta=x._meta).persist(optimize_graph=False)
     z = (y @ m).persist()
     eventually(lambda: client.run_on_scheduler(waiting)[1] == 1)
-    eventually(lambda: client.run_on_scheduler(_begin_and_end_stage_task))
-    Event("gate").set()
+    eventually(lambda: client.run_on_scheduler(_begin_and_end_stage_task, fetched=fetched))
+    Event(gate).set()
     wait(z)
     eventually(lambda: left_over(client) == 0)
     del z, y
     nothing_left(client, x, m)
 
 
-async def _begin_and_end_stage_task(dask_scheduler: Any) -> bool:
+async def _begin_and_end_stage_task(dask_scheduler: Any, fetched: bool) -> bool:
     """Begin one whose blocks are computed; release it before its worker knows of it.
 
-    Return whether there was one.
+    It runs on a worker without its block if that shall be ``fetched``. Return whether there was
+    such a task.
     """
     (run,) = dask_scheduler.plugins[PLUGIN].runs.values()
     stages = dask_scheduler.tasks[run.key].dependencies
@@ -161,6 +165,10 @@ async def _begin_and_end_stage_task(dask_scheduler: Any) -> bool:
     stage = next(ready, None)
     if stage is None:
         return False
+    (block,) = dask_scheduler.tasks[stage].dependencies
+    owners = {ws.address for ws in block.who_has}
+    others = {address for address in dask_scheduler.workers if address not in owners}
+    dask_scheduler.set_restrictions({stage: others if fetched else owners})
     began: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
     ended: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
     dask_scheduler._transitions({stage: "waiting"}, *began, "begin")

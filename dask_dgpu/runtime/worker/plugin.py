@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 Array = Any
 Key = Any
 
+ENDED = ("memory", "error", "released", "forgotten")  # such tasks stage no block
+
 CLOSING_SECONDS = 2.0
 """Seconds for which a closing worker waits for threads that may be within C++."""
 
@@ -115,8 +117,7 @@ class GangWorkerPlugin(WorkerPlugin):
     def stage(self, key: Key, block: Array) -> tuple[Key, str]:
         """Keep a block for the gang; return its key and this worker's address."""
         self.staged[key] = block
-        if key in self.unwanted:  # dropped in this very moment
-            self.unwanted.discard(key)
+        if key in self.unwanted:
             self.staged.pop(key, None)
         return key, self.worker.address
 
@@ -135,6 +136,11 @@ class GangWorkerPlugin(WorkerPlugin):
             return self.results[handle.key, handle.run_id][block]
         except KeyError:
             return sync(self.worker.loop, fetch, self.worker, handle, block, out)
+
+    def transition(self, key: Key, start: str, finish: str, **kwargs: Any) -> None:
+        """Remember unwanted blocks no longer than their tasks."""
+        if finish in ENDED:
+            self.unwanted.discard(key)
 
     # messages from the scheduler, on the event loop: the handlers must never raise or block
 
@@ -174,10 +180,9 @@ class GangWorkerPlugin(WorkerPlugin):
     def _drop(self, keys: list[Key]) -> None:
         for key in keys:
             task = self.worker.state.tasks.get(key)
-            if task is not None and task.state in ("executing", "cancelled"):
+            if task is not None and task.state not in ENDED:
                 self.unwanted.add(key)
-            if self.staged.pop(key, None) is not None:
-                self.unwanted.discard(key)
+            self.staged.pop(key, None)
 
     def _warm_up(self, **fields: Any) -> None:
         self.queue.put(partial(self._join_early, **fields))
@@ -199,8 +204,8 @@ class GangWorkerPlugin(WorkerPlugin):
 
     def _take(self, key: Key, run_id: int, block: Key) -> dict[str, Any]:
         blocks = self.results.get((key, run_id), {})
-        block = tuple(block)
-        return {"block": to_serialize(blocks[block])} if block in blocks else {}
+        found = blocks.get(tuple(block))
+        return {} if found is None else {"block": to_serialize(found)}
 
     async def _examine(self) -> str:
         return await in_background(self.member.examine)
