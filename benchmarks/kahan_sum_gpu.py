@@ -15,7 +15,7 @@ from harness import PLAIN, finished
 
 import dask_dgpu as dgpu
 
-COLUMNS = 16
+COLUMNS, WIDTH = 16, 512
 KERNELS = ("torch", "dask", "compensated", "reproducible")
 WAYS: dict[str, Callable[[da.Array, Any], da.Array]] = {
     "dask": lambda x, axis: da.sum(x, axis),
@@ -59,20 +59,25 @@ class KahanSumBench(GpuBench):
     """The figures of sums; see :class:`GpuBench`."""
 
     def run(self) -> None:
-        """Take all figures, of one axis and of the first of two."""
+        """Take all figures, of one axis and of either of two, and those of doubles' blocks."""
         self.no_op()
-        values, ranks = self.given.values, len(self.workers())
-        for shape, axis in (((ranks * values,), None), ((ranks * values // COLUMNS, COLUMNS), 0)):
+        values = len(self.workers()) * self.given.values
+        shapes = ((values,), None), ((values // COLUMNS, COLUMNS), 0), ((values // WIDTH, WIDTH), 1)
+        for shape, axis in shapes:
             facts = {"shape": list(shape), "axis": axis, "dtype": "float32"}
             with self.report.guard("sums", **facts):
                 self.where_blocks_are(self.numbers(shape), axis, facts)
                 self.end_to_end(shape, axis, facts)
+            shape = (shape[0] // 2, *shape[1:])
+            facts = {"shape": list(shape), "axis": axis, "dtype": "float64"}
+            with self.report.guard("sums", **facts):
+                self.where_blocks_are(self.numbers(shape, "float64"), axis, facts)
 
-    def numbers(self, shape: tuple[int, ...]) -> da.Array:
+    def numbers(self, shape: tuple[int, ...], dtype: str = "float32") -> da.Array:
         """Return random numbers, two blocks a worker, that no task has seen yet."""
         chunks = (-(-shape[0] // (2 * len(self.workers()))), *shape[1:])
         rng = da.random.default_rng(time.time_ns() % 2**31)
-        return finished(rng.random(shape, chunks=chunks, dtype="float32").persist())
+        return finished(rng.random(shape, chunks=chunks, dtype=dtype).persist())
 
     def where_blocks_are(self, x: da.Array, axis: Any, facts: dict[str, Any]) -> None:
         """Sum blocks on their workers, all at once; the slowest counts, beside torch's."""
@@ -119,7 +124,9 @@ class KahanSumBench(GpuBench):
 def main() -> None:
     """Run all and print a table."""
     parser = options(__doc__)
-    parser.add_argument("--values", type=int, default=1 << 31, help="float32 numbers of a GPU")
+    parser.add_argument(
+        "--values", type=int, default=1 << 31, help="float32 numbers of a GPU; half as many doubles"
+    )
     run(KahanSumBench, "kahan_sum", parser.parse_args())
 
 

@@ -72,6 +72,23 @@ def test_new_data_and_results_that_stay(client: Client, device: str, in_memory: 
     nothing_left(client)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_wide_compensated_sums(client: Client, device: str, in_memory: Any, dtype: str) -> None:
+    """The host waits for none of them, so they are recorded as other steps are."""
+    client.run(lambda dask_worker: dask_worker.plugins[PLUGIN].member.release())
+    rng = np.random.default_rng(5)
+    for _ in range(4):
+        a = rng.random((8, 70_000)).astype(dtype)
+        x, wanted = in_memory(a, (2, 70_000)), a.astype(float)
+        for _ in range(STEPS):
+            x = x / dgpu.sum(x, 0)
+            wanted = wanted / wanted.sum(0)
+        x = x.persist()
+        wait(x)
+        np.testing.assert_allclose(host(x.compute()), wanted, rtol=20 * np.finfo(dtype).eps)
+    assert all(recordings(client)) == (device == "cuda")
+
+
 @pytest.mark.slow
 def test_a_profiler_sees_all_steps(client: Client, in_memory: Any) -> None:
     check(in_memory, range(3))

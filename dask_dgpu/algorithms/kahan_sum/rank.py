@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -104,25 +104,43 @@ def _exchanged(
         elif comm.rank in ranks:
             sends[owner].append(index)
     dtype = "float64" if plan.task.method == "compensated" else "int64"
-    device.synchronize()
+    _settle(plan, device)
     with device.transferring():
-        messages = {
-            owner: device.to_device(np.concatenate([_packed(mine[at], window) for at in some]))
-            for owner, some in sends.items()
-        }
-        buffers = {
-            rank: device.empty(sum(plan.words(index, window[1]) for index in some), dtype)
-            for rank, some in receives.items()
-        }
+        messages, buffers = (
+            {
+                rank: device.empty(sum(plan.words(index, window[1]) for index in some), dtype)
+                for rank, some in by_rank.items()
+            }
+            for by_rank in (sends, receives)
+        )
+        for owner, message in messages.items():
+            for index, words in _parts(plan, message, sends[owner], window):
+                _pack(plan, device, words, mine[index], window)
         comm.exchange(list(messages.items()), list(buffers.items())).wait()
-    device.synchronize()
-    for rank, rest in buffers.items():
-        for index in receives[rank]:
-            count = plan.words(index, window[1])
-            words, rest = rest[:count], rest[count:]
+    _settle(plan, device)
+    for rank, buffer in buffers.items():
+        for index, words in _parts(plan, buffer, receives[rank], window):
             # an owner adds to its own blocks
             found[rank, index] = _unpacked(plan, index, words, window, mine[index])
     return found
+
+
+def _settle(plan: SumPlan, device: Device) -> None:
+    """Let each lane see the other's work; the host reads exact sums itself."""
+    if plan.task.method == "compensated":
+        device.join()
+    else:
+        device.synchronize()
+
+
+def _parts(
+    plan: SumPlan, message: Array, indices: Sequence[Index], window: Window
+) -> Iterator[tuple[Index, Array]]:
+    """Yield the words of a message for each block of the result."""
+    for index in indices:
+        count = plan.words(index, window[1])
+        yield index, message[:count]
+        message = message[count:]
 
 
 def _window(plan: SumPlan, comm: Comm, device: Device, mine: Mapping[Index, Partial]) -> Window:
@@ -141,22 +159,23 @@ def _window(plan: SumPlan, comm: Comm, device: Device, mine: Mapping[Index, Part
     return (-low, high + low + carry) if high > -low else (0, 0)
 
 
-def _packed(partial: Partial, window: Window) -> Array:
-    """Return partial sums as one flat array."""
+def _pack(plan: SumPlan, device: Device, words: Array, partial: Partial, window: Window) -> None:
+    """Write partial sums to a part of a message."""
     sums = partial.sums
     if isinstance(sums, Pair):
-        return np.concatenate([array.reshape(-1) for array in sums.arrays()])
+        for part, array in zip(words.reshape(plan.doubles, -1), sums.arrays(), strict=True):
+            part[...] = array.reshape(-1)
+        return
     low, count = window
-    return np.concatenate([sums.window(low, low + count), sums.special[None]]).reshape(-1)
+    limbs = np.concatenate([sums.window(low, low + count), sums.special[None]])
+    words[...] = device.to_device(limbs.reshape(-1))
 
 
 def _unpacked(plan: SumPlan, index: Index, words: Array, window: Window, like: Partial) -> Partial:
-    """Return partial sums of another rank, in the same memory as those of this rank."""
+    """Return partial sums of another rank, on the device or, if exact, on the host."""
     shape = plan.shape(index)
     if isinstance(like.sums, Pair):
-        pair = Pair.of(words.reshape(plan.doubles, *shape))
-        on_host = isinstance(like.sums.sums, np.ndarray)
-        return replace(like, sums=pair.on_host() if on_host else pair)
+        return replace(like, sums=Pair.of(words.reshape(plan.doubles, *shape)))
     words = words if isinstance(words, np.ndarray) else words.get()
     limbs = words.reshape(window[1] + 1, *shape)
     return replace(like, sums=Binned(window[0], limbs[:-1], limbs[-1].astype(np.uint8)))

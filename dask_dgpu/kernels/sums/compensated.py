@@ -5,8 +5,9 @@ accumulates the errors (Kahan and Babuska; Neumaier; Ogita, Rump and Oishi, "Acc
 dot product", SIAM J. Sci. Comput. 26, 2005). Single and half precision are summed in double,
 which is as good with less work, unless the result is a double.
 
-A partial sum of doubles may overflow although the sum does not. Such sums are computed again
-in units of ``2**64``, separately: small numbers would lose digits there.
+A partial sum of doubles may overflow although the sum does not. Such numbers are summed apart, in
+units of ``2**64``: small numbers would lose digits there. A CPU does so for sums that overflow, a
+GPU for all numbers of at least ``2**900``, so that the host need not look at any sum.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Pair:
 
     def on_host(self) -> Pair:
         """Return the pair in NumPy memory."""
-        if isinstance(self.sums, np.ndarray | np.generic):
+        if _is_on_host(self.sums):
             return self
         return self.each(lambda array: array.get())
 
@@ -69,6 +70,10 @@ class Pair:
 
     def value(self, dtype: str = "float64") -> Array:
         """Return the sums, rounded to double and then to a dtype."""
+        if not _is_on_host(self.sums):
+            from dask_dgpu.kernels.sums.compensated_cuda import value_cuda
+
+            return narrowed(value_cuda(self), dtype)
         finite = np.isfinite(self.sums)
         own = np.where(finite, self.sums + np.where(finite, self.compensations, 0.0), self.sums)
         if self.large is not None:
@@ -88,8 +93,8 @@ def block_sum(block: Array, axes: Sequence[int], result: str = "float32") -> Pai
     part of complex numbers; they stay on the device of the block, with ``large`` for doubles.
 
     The order of the additions depends on shape and strides alone. As in a plain sum, infinities
-    of one sign propagate, and both signs give NaN. If a partial sum of doubles overflows, the
-    block is read twice.
+    of one sign propagate, and both signs give NaN. If a partial sum of doubles overflows on a CPU,
+    the block is read twice.
     """
     block = as_real(block)
     if block.size == 0:
@@ -99,11 +104,17 @@ def block_sum(block: Array, axes: Sequence[int], result: str = "float32") -> Pai
     if block.dtype == np.float64:
         return _sum_of_doubles(block, axes)
     dtypes = ("float64",) if result == "float64" else ("float32", "float64")
-    return in_parts(block, axes, dtypes, _sum_of, merged)
+    return replace(in_parts(block, axes, dtypes, _sum_of, merged), large=None)
+
+
+def _is_on_host(array: Array) -> bool:
+    return isinstance(array, np.ndarray | np.generic)
 
 
 def _sum_of_doubles(block: Array, axes: Sequence[int]) -> Pair:
     pair = _sum_of(block, axes)
+    if pair.large is not None:
+        return pair
     over = _overflown(pair)
     zeros = np.zeros_like(pair.sums)
     pair = replace(pair, large=Pair(zeros, zeros))
@@ -160,6 +171,10 @@ def merged(pairs: Sequence[Pair]) -> Pair:
 def _added(left: Pair, right: Pair | None = None) -> Pair:
     if right is None:
         return left
+    if not _is_on_host(left.sums):
+        from dask_dgpu.kernels.sums.compensated_cuda import added_cuda
+
+        return added_cuda(left, right)
     a, b = left.sums, right.sums
     with np.errstate(invalid="ignore", over="ignore"):
         total = a + b
@@ -170,7 +185,7 @@ def _added(left: Pair, right: Pair | None = None) -> Pair:
         return pair
     large, over = _added(left.large, right.large), _overflown(pair)
     pair = replace(pair, large=large)
-    if isinstance(over, np.ndarray | np.generic) and not over.any():  # do not wait for a GPU
+    if not over.any():
         return pair
     larger = merged([large, _in_large(left), _in_large(right)])
     zeros = np.zeros_like(pair.sums)

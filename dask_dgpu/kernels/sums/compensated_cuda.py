@@ -2,25 +2,39 @@
 
 Each thread has accumulators and several concurrent reads. Threads that share a sum add their
 accumulators by a tree in a fixed order; the second launch does the same for thread blocks.
+
+The host waits for nothing. Doubles whose sum could overflow are set apart as they are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import cupy
 import numpy as np
 
-from dask_dgpu.kernels.sums.compensated import Pair
-from dask_dgpu.kernels.sums.cuda import INDEXING, READING, THREADS, columns_of, grid_of, kernels
+from dask_dgpu.kernels.sums.compensated import LARGE, Pair
+from dask_dgpu.kernels.sums.cuda import (
+    INDEXING,
+    READING,
+    THREADS,
+    WARP,
+    columns_of,
+    grid_of,
+    kernels,
+)
 
 Array = Any
 
-WARP = 32
 FEW_SUMS = 512  # up to this number of sums, a thread block folds each; above it, a warp
 
 SOURCE = r"""
+#define TOO_LARGE 8.452712498170644e+270  // 2**900: no sum of smaller numbers overflows
+#define UNIT 5.421010862427522e-20        // 2**-64
+constexpr bool DOUBLES = sizeof(Value) == 8;
+
 struct Pair {
     double sum, lost;
 };
@@ -43,8 +57,25 @@ __device__ __forceinline__ void merge(Pair& into, const Pair& other) {
     into.lost = __dadd_rn(into.lost, other.lost);
 }
 
+// Moves doubles that are too large, infinite, or NaN to a sum of their own, in units of 2**64.
+__device__ __forceinline__ bool too_large(Value value) {
+    return DOUBLES && !(fabs(widened(value)) < TOO_LARGE);
+}
+__device__ __forceinline__ void set_apart(Pair& large, Value& value) {
+    if (!too_large(value)) return;
+    add(large, widened(value) * UNIT);
+    value = 0;
+}
+
+// Writes one of ``count`` sums; its arrays are the two of a pair, and two of large numbers.
+__device__ __forceinline__ void write(double* found, Long count, Long which, int pair,
+                                      const Pair& value) {
+    found[2 * pair * count + which] = value.sum;
+    found[(2 * pair + 1) * count + which] = value.lost;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
-sum_grid(const Value* values, double* sums, double* lost, LAYOUT) {
+sum_grid(const Value* values, double* found, LAYOUT) {
     const Layout at = LAYOUT_OF;
     __shared__ Pair shared[THREADS];
     const int thread = threadIdx.x;
@@ -52,7 +83,7 @@ sum_grid(const Value* values, double* sums, double* lost, LAYOUT) {
     const int row = at.near ? thread / at.across : thread % at.down;
     const Long sum = (Long) blockIdx.x * at.across + column;
     const bool works = column < at.across && row < at.down && sum < at.kept;
-    Pair mine = {0.0, 0.0};
+    Pair mine = {0.0, 0.0}, large = {0.0, 0.0};
     if (works) {
         // Stretches of about as many batches as there are stretches: what the sums of losses
         // lose themselves grows with their length only.
@@ -68,6 +99,13 @@ sum_grid(const Value* values, double* sums, double* lost, LAYOUT) {
             for (int k = 0; k < 8; ++k)
                 read[k] = values[offset_of(next + k * step, at.summed_inner,
                                            at.summed_outer_stride, at.summed_inner_stride)];
+            bool any = false;
+            #pragma unroll
+            for (int k = 0; k < 8; ++k) any |= too_large(read[k]);
+            if (any) {
+                #pragma unroll
+                for (int k = 0; k < 8; ++k) set_apart(large, read[k]);
+            }
             #pragma unroll
             for (int k = 0; k < 8; ++k) take(stretch, read[k]);
             if (++batches == longest) {
@@ -76,60 +114,78 @@ sum_grid(const Value* values, double* sums, double* lost, LAYOUT) {
                 batches = 0;
             }
         }
-        for (; next < at.summed; next += step)
-            take(stretch, values[offset_of(next, at.summed_inner, at.summed_outer_stride,
-                                        at.summed_inner_stride)]);
+        for (; next < at.summed; next += step) {
+            Value value = values[offset_of(next, at.summed_inner, at.summed_outer_stride,
+                                           at.summed_inner_stride)];
+            set_apart(large, value);
+            take(stretch, value);
+        }
         merge(mine, stretch);
     }
-    shared[thread] = mine;
-    __syncthreads();
     const int stride = at.near ? at.across : 1;  // threads from one row to the next
-    for (int rows = at.down; rows > 1; rows = (rows + 1) / 2) {
-        const int half = (rows + 1) / 2;
-        if (works && row + half < rows) {
-            mine = shared[thread];
-            merge(mine, shared[thread + half * stride]);
-            shared[thread] = mine;
-        }
+    const Long count = (Long) at.segments * at.kept, which = (Long) blockIdx.y * at.kept + sum;
+    for (int pair = 0; pair < (DOUBLES ? 2 : 1); ++pair) {
+        if (pair) mine = large;
+        shared[thread] = mine;
         __syncthreads();
-    }
-    if (works && row == 0) {
-        sums[(Long) blockIdx.y * at.kept + sum] = shared[thread].sum;
-        lost[(Long) blockIdx.y * at.kept + sum] = shared[thread].lost;
+        for (int rows = at.down; rows > 1; rows = (rows + 1) / 2) {
+            const int half = (rows + 1) / 2;
+            if (works && row + half < rows) {
+                mine = shared[thread];
+                merge(mine, shared[thread + half * stride]);
+                shared[thread] = mine;
+            }
+            __syncthreads();
+        }
+        if (works && row == 0) write(found, count, which, pair, shared[thread]);
+        __syncthreads();
     }
 }
 
 struct Accumulators {
     Pair each[LANES] = {};
-    __device__ __forceinline__ void take(const Vector (&read)[SEVERAL]) {
+    Pair* large = nullptr;  // of this thread, in shared memory
+    __device__ __forceinline__ void take(Vector (&read)[SEVERAL]) {
+        bool any = false;
+        EACH_NUMBER(k, j) any |= too_large(read[k].lane[j]);
+        if (any) EACH_NUMBER(k, j) set_apart(large[j], read[k].lane[j]);
         EACH_NUMBER(k, j) ::take(each[j], read[k].lane[j]);
     }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
-sum_columns(const Value* values, double* sums, double* lost, Long length, int columns) {
-    __shared__ Pair shared[ENTRIES];
+sum_columns(const Value* values, double* found, Long length, int columns) {
+    __shared__ Pair shared[ENTRIES], large[DOUBLES ? ENTRIES : 1];
     const int thread = threadIdx.x;
     Accumulators mine;
+    if (DOUBLES) {
+        mine.large = large + LANES * thread;
+        #pragma unroll
+        for (int j = 0; j < LANES; ++j) mine.large[j].sum = mine.large[j].lost = 0.0;
+    }
     read_all(values, length, mine);
     #pragma unroll
     for (int j = 0; j < LANES; ++j) shared[LANES * thread + j] = mine.each[j];
     __syncthreads();
     add_rows(columns, [&](int into, int other) { merge(shared[into], shared[other]); });
+    if (DOUBLES) add_rows(columns, [&](int into, int other) { merge(large[into], large[other]); });
     if (thread < columns) {
         const Long column = ((Long) blockIdx.x * ENTRIES + thread) % columns;
-        sums[(Long) blockIdx.x * columns + column] = shared[thread].sum;
-        lost[(Long) blockIdx.x * columns + column] = shared[thread].lost;
+        const Long count = (Long) gridDim.x * columns, which = (Long) blockIdx.x * columns + column;
+        write(found, count, which, 0, shared[thread]);
+        if (DOUBLES) write(found, count, which, 1, large[thread]);
     }
 }
 
-// (segments, kept) pairs to one of each; some threads a sum, in a fixed order
+// (segments, kept) pairs to one of each; some threads a sum, in a fixed order; a row of thread
+// blocks for each of the pairs of a sum
 extern "C" __global__ void __launch_bounds__(THREADS)
-fold(const double* sums, const double* lost, double* sum, double* rest, Long kept, int segments,
-     int threads) {
+fold(const double* found, double* folded, Long kept, int segments, int threads) {
     __shared__ Pair shared[THREADS];
     const Long which = ((Long) blockIdx.x * THREADS + threadIdx.x) / threads;
-    const int lane = threadIdx.x % threads;
+    const int lane = threadIdx.x % threads, pair = blockIdx.y;
+    const double* sums = found + 2 * pair * segments * kept;
+    const double* lost = sums + segments * kept;
     Pair mine = {0.0, 0.0};
     if (which < kept)
         for (int segment = lane; segment < segments; segment += threads) {
@@ -142,38 +198,90 @@ fold(const double* sums, const double* lost, double* sum, double* rest, Long kep
         if (lane < half) merge(shared[threadIdx.x], shared[threadIdx.x + half]);
         __syncthreads();
     }
-    if (lane == 0 && which < kept) {
-        sum[which] = shared[threadIdx.x].sum;
-        rest[which] = shared[threadIdx.x].lost;
-    }
+    if (lane == 0 && which < kept) write(folded, kept, which, pair, shared[threadIdx.x]);
 }
 """
 
 KERNEL = kernels(INDEXING + READING + SOURCE)
 
+PAIR = "float64 sum, float64 lost"
+LARGE_PAIR = "float64 large, float64 rest"
+
+ADD = cupy.ElementwiseKernel(
+    f"{PAIR}, float64 other, float64 other_lost",
+    "float64 total, float64 total_lost",
+    """
+    total = __dadd_rn(sum, other);
+    const double part = __dadd_rn(total, -sum);
+    const double error = __dadd_rn(__dadd_rn(sum, -__dadd_rn(total, -part)),
+                                   __dadd_rn(other, -part));
+    total_lost = __dadd_rn(__dadd_rn(lost, other_lost), error);
+    """,
+    "dgpu_add_pairs",
+)
+
+VALUE = cupy.ElementwiseKernel(
+    PAIR, "float64 value", "value = isfinite(sum) ? __dadd_rn(sum, lost) : sum;", "dgpu_value"
+)
+
+LARGE_VALUE = cupy.ElementwiseKernel(
+    f"{PAIR}, {LARGE_PAIR}",
+    "float64 value",
+    f"""
+    if (__dadd_rn(large, rest) == 0.0) {{
+        value = __dadd_rn(sum, lost);
+    }} else {{
+        const double scaled = sum / {LARGE}, total = __dadd_rn(scaled, large);
+        const double part = __dadd_rn(total, -scaled);
+        const double error = __dadd_rn(__dadd_rn(scaled, -__dadd_rn(total, -part)),
+                                       __dadd_rn(large, -part));
+        const double both = __dadd_rn(__dadd_rn(lost / {LARGE}, rest), error);
+        value = {LARGE} * (isfinite(total) ? __dadd_rn(total, both) : total);
+    }}
+    """,
+    "dgpu_large_value",
+)
+
 
 def block_sum_cuda(block: Array, axes: Sequence[int]) -> Pair:
-    """Sum a block of float32 or float64 with non-negative strides, on its device."""
+    """Sum a block of float32 or float64 with non-negative strides, on its device.
+
+    The pairs of doubles have a large part.
+    """
     dtype, columns = block.dtype.name, columns_of(block, axes)
+    arrays = 4 if dtype == "float64" else 2
     if columns is not None:
-        form, found = columns.form, cupy.empty((2, columns.blocks, columns.columns))
+        form, found = columns.form, cupy.empty((arrays, columns.blocks, columns.columns))
         sizes = np.int64(columns.length), np.int32(columns.columns)
-        KERNEL("sum_columns", dtype)((columns.blocks,), (THREADS,), (block, *found, *sizes))
+        KERNEL("sum_columns", dtype)((columns.blocks,), (THREADS,), (block, found, *sizes))
     else:
         block, grid = grid_of(block, axes)
-        form, found = grid.form, cupy.empty((2, grid.segments, grid.sums))
+        form, found = grid.form, cupy.empty((arrays, grid.segments, grid.sums))
         shape = (-(-grid.sums // grid.across), grid.segments)
-        KERNEL("sum_grid", dtype)(shape, (THREADS,), (block, *found, *grid.arguments))
+        KERNEL("sum_grid", dtype)(shape, (THREADS,), (block, found, *grid.arguments))
     if found.shape[1] > 1:
         found = _folded(found, KERNEL("fold", dtype))
-    return Pair(*found.reshape(2, -1)).each(form.restored)
+    return Pair.of(found.reshape(arrays, -1)).each(form.restored)
 
 
 def _folded(several: Array, fold: Any) -> Array:
-    """Add pairs, (2, segments, sums), along the segments."""
-    _, segments, sums = several.shape
-    found = cupy.empty((2, sums))
+    """Add pairs, (arrays, segments, sums), along the segments."""
+    arrays, segments, sums = several.shape
+    found = cupy.empty((arrays, sums))
     threads = THREADS if sums <= FEW_SUMS else WARP
-    arguments = (*several, *found, np.int64(sums), np.int32(segments), np.int32(threads))
-    fold((-(-threads * sums // THREADS),), (THREADS,), arguments)
+    arguments = (several, found, np.int64(sums), np.int32(segments), np.int32(threads))
+    fold((-(-threads * sums // THREADS), arrays // 2), (THREADS,), arguments)
     return found
+
+
+def added_cuda(left: Pair, right: Pair) -> Pair:
+    """Add pairs of one shape, and their large parts."""
+    pair = Pair(*ADD(left.sums, left.compensations, right.sums, right.compensations))
+    if left.large is None or right.large is None:
+        return pair
+    return replace(pair, large=added_cuda(left.large, right.large))
+
+
+def value_cuda(pair: Pair) -> Array:
+    """Return sums, rounded to double."""
+    return (VALUE if pair.large is None else LARGE_VALUE)(*pair.arrays())

@@ -27,6 +27,8 @@ from graph_opt.model.layout import BFLOAT16, dtype_named
 Array = Any
 
 THREADS = 256  # of a thread block
+WARP = 32
+EACH = 8  # numbers that a thread adds at a time
 ROWS = 16  # minimum number of elements of an accumulator, if there are as many
 
 GRID_BLOCKS = 2048  # thread blocks that keep a device busy to the end
@@ -162,7 +164,7 @@ def grid_of(x: Array, axes: Sequence[int]) -> tuple[Array, Grid]:
         across = min(sums, THREADS if length < ROWS else 32 if sums > THREADS else sums)
         down = THREADS // across
     else:
-        down = min(THREADS, 1 << max(0, length - 1).bit_length())
+        down = max(min(WARP, _power(length)), min(THREADS, _power(-(-length // EACH))))
         across = THREADS // down
     wanted = -(-GRID_BLOCKS // -(-sums // across))
     segments = max(1, min(wanted, length // (down * ROWS), 65535))
@@ -173,6 +175,11 @@ def grid_of(x: Array, axes: Sequence[int]) -> tuple[Array, Grid]:
     narrow = (across, down, int(near), segments)
     arguments = (*map(np.int64, wide), *map(np.int32, narrow))
     return x, Grid(form, sums, length, across, segments, arguments)
+
+
+def _power(number: int) -> int:
+    """Return the next power of two."""
+    return 1 << max(0, number - 1).bit_length()
 
 
 READING = r"""

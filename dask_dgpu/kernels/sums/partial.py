@@ -22,7 +22,7 @@ Exact = Literal["compensated", "reproducible"]
 Kind = Literal["sum", "mean"]
 
 FEW_BYTES = 1 << 16
-"""Sums up to this size are added on the host: on a GPU launches would take longer."""
+"""Sums up to this size travel between tasks, and are added, on the host."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,16 @@ def partial_sum(block: Array, axes: tuple[int, ...], method: Exact, result: str)
     else:
         sums = binned.block_sum(block, axes)
     sums = sums.reshaped(tuple(shape))
-    if isinstance(sums, Pair) and sums.sums.nbytes <= FEW_BYTES:
-        sums = sums.on_host()
     count, kind = prod(block.shape[k] for k in axes), type(block)
     return Partial(sums, count, f"{kind.__module__}.{kind.__name__}", parts)
+
+
+def settled(partial: Partial) -> Partial:
+    """Return partial sums for another task, which may be elsewhere: small ones in host memory."""
+    sums = partial.sums
+    if isinstance(sums, Pair) and sums.sums.nbytes <= FEW_BYTES:
+        return replace(partial, sums=sums.on_host())
+    return partial
 
 
 def added(partials: Sequence[Partial]) -> Partial:
@@ -101,7 +107,7 @@ def finished(
             values = whole.sums.value(real)
         if whole.parts == 2:
             values = np.ascontiguousarray(values).view(np.dtype(f"c{2 * values.itemsize}"))[..., 0]
-        values = values.astype(dtype)
+        values = values.astype(dtype, copy=False)
     if not keepdims:
         values = values.squeeze(axis=axes)
     if whole.container.startswith("cupy"):

@@ -12,6 +12,7 @@ import pytest
 import dask_dgpu as dgpu
 from dask_dgpu.kernels.sums import binned, compensated
 from dask_dgpu.kernels.sums.conversion import narrowed, widened
+from dask_dgpu.kernels.sums.partial import Kind, added, finished, partial_sum
 from tests.support.exact import FAMILIES, exact, family, to_nearest, within_bound
 
 pytestmark = pytest.mark.gpu
@@ -125,6 +126,62 @@ def test_what_is_not_finite(values: list[float], wanted: float, dtype: str, n: i
     block = cupy.asarray(np.concatenate([ones, values, ones]).astype(dtype))
     np.testing.assert_equal(float(compensated.block_sum(block, (0,)).value()), wanted)
     np.testing.assert_equal(float(binned.block_sum(block, (0,)).value()), wanted)
+
+
+@pytest.mark.parametrize("shape", [(90_001,), (30_000, 3), (70, 400), (400, 70)], ids=str)
+@pytest.mark.parametrize("more", [0, 1, 2**25])
+def test_doubles_that_could_overflow_are_summed_apart(shape: tuple[int, ...], more: int) -> None:
+    """Small numbers beside them keep their digits, wherever they are."""
+    import cupy
+
+    huge, rng = 2.0**1000, np.random.default_rng(len(shape))
+    x = rng.random(shape)
+    places = np.argsort(rng.random(shape), axis=0)
+    x[places < 20], x[(places >= 20) & (places < 40)] = huge, -huge
+    x[places == 40] = more * huge  # beyond the largest double if there are as many
+    large = np.where(abs(x) >= huge, x / huge, 0).sum(0)
+    small = np.where(abs(x) >= huge, 0, x).sum(0)
+    wanted = np.where(large == 0, small, large * huge)
+    pair = compensated.block_sum(cupy.asarray(x), (0,))
+    np.testing.assert_allclose(cupy.asnumpy(pair.value()), wanted, rtol=1e-13)
+    np.testing.assert_array_equal(pair.large.sums.get() * 2.0**64, large * huge)
+    parts = [compensated.block_sum(cupy.asarray(part), (0,)) for part in np.array_split(x, 5)]
+    np.testing.assert_allclose(cupy.asnumpy(compensated.merged(parts).value()), wanted, rtol=1e-13)
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex128", "int32"])
+@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)], ids=str)
+def test_the_host_waits_for_no_compensated_sum(
+    axes: tuple[int, ...], dtype: str, kind: Kind
+) -> None:
+    """So a GPU can record its launches, and repeat them for other numbers."""
+    import cupy
+
+    rng = np.random.default_rng(7)
+    blocks = [cupy.empty((300, 70), dtype) for _ in range(3)]
+    result = dtype if np.dtype(dtype).kind in "fc" else "float64"
+
+    def work() -> Any:
+        partials = [partial_sum(block, axes, "compensated", result) for block in blocks]
+        return finished(added(partials), kind, result, axes, False)
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        work()  # compiles, and allocates
+        stream.begin_capture()
+        found = work()
+        graph = stream.end_capture()
+        for factor in (1, 50):
+            data = [(rng.random((300, 70)) * factor).astype(dtype) for _ in blocks]
+            for block, own in zip(blocks, data, strict=True):
+                block.set(own)
+            graph.launch()
+            wide = np.concatenate(data, axis=-1).astype(complex)
+            wanted = sum(own.astype(complex).sum(axes) for own in data)
+            wanted = wanted / (wide.size / np.size(wanted)) if kind == "mean" else wanted
+            eps = 1e-3 if dtype == "float16" else 1e-6
+            np.testing.assert_allclose(found.get().astype(complex), wanted, rtol=eps)
 
 
 @pytest.mark.parametrize("method", ["compensated", "reproducible"])
