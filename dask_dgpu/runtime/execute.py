@@ -21,11 +21,13 @@ from dask_dgpu.runtime.names import OWN, Names
 from dask_dgpu.runtime.observer import IGNORE, Observer, Span
 from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.plans import Plans
-from dask_dgpu.runtime.prepared import Declared, Functions, Making, Operating, Step, prepared
+from dask_dgpu.runtime.prepared import prepared
 from dask_dgpu.runtime.program import Key, Program
 from dask_dgpu.runtime.repeat import repeat
 from dask_dgpu.runtime.ship import Shipping, ship
 from dask_dgpu.runtime.spare import Spare, is_alone
+from dask_dgpu.runtime.steps import Declared, Functions, Making, Operating, Step
+from dask_dgpu.runtime.tracks import Tracks
 from graph_opt.model.layout import CUPY, NUMPY, Index, label
 
 Array = Any
@@ -48,6 +50,7 @@ def execute(
 
     Work runs on the compute lane unless a step says otherwise. Both lanes wait for each other after
     each step, so a step may read blocks of either lane, and either lane may reuse freed memory.
+    Independent steps may be on different :mod:`tracks <dask_dgpu.runtime.tracks>` of a device.
     """
     return Rank(program, fixed, comm, device, values, observer, names).run()
 
@@ -77,6 +80,8 @@ class Rank:
         self.values = {fixed.numbers[name]: values.pop(name) for name in list(values)}
         self.facts = self._facts()
         self.on_cuda = device.kind == "cuda"
+        overlaps = device.overlaps and comm.size > 1 and not observer.profiled
+        self.tracks = Tracks(device, self.todo.places if overlaps else {})
         self.recorded: list[Recorded] = []
         self.most_kept = program.limits.kept_recordings
 
@@ -96,6 +101,7 @@ class Rank:
                     spans.append(self.take(step))
                     if clock is not None:
                         clock.tick()
+            self.tracks.meet()
             self._copy_recorded()
             device.synchronize()
             self.comm.check()
@@ -112,7 +118,11 @@ class Rank:
     def take(self, step: Step) -> Span:
         """Take one step, and free what ends with it."""
         name = label(self.names(step.output))
-        with self.observer.step(name, step.action) as span, self.device.named(name):
+        with (
+            self.observer.step(name, step.action) as span,
+            self.device.named(name),
+            self.tracks.step(step, self.values),
+        ):
             if step.moves is not None:
                 self._bring(step.moves)
             if isinstance(step.work, Functions):
@@ -122,7 +132,7 @@ class Rank:
             span.nbytes = sum([getattr(block, "nbytes", 0) for block in made.values()])
             if self.timed is not None:
                 self.timed.note(span)
-        self.values[step.number] = made
+            self.values[step.number] = made
         for number in step.ending:
             del self.values[number]
             self.facts.pop(number, None)
@@ -201,6 +211,8 @@ class Rank:
             declared = shown, read.value.dtype, read.shapes[index], container
             replaced.append((index, self.device.to_device(conforming(block, *declared))))
         if replaced:
+            if read.value.container != NUMPY:  # it was not expected
+                self.tracks.leave(self.values)
             originals = dict(blocks)
             blocks.update(replaced)
             self.device.join()  # before they are freed

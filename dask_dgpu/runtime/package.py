@@ -24,8 +24,9 @@ from typing import Any
 from dask_dgpu.runtime.calls import Chain
 from dask_dgpu.runtime.fused import Fused
 from dask_dgpu.runtime.plans import Plans, received
-from dask_dgpu.runtime.prepared import Functions, prepared
+from dask_dgpu.runtime.prepared import prepared
 from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.steps import Functions
 from graph_opt.dask_graph.renaming import TOKEN, numbered, pickled, restored
 
 logger = logging.getLogger(__name__)

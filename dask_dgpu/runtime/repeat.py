@@ -18,6 +18,7 @@ from dask_dgpu.operations.value import Blocks, container_of
 from dask_dgpu.runtime.observer import IGNORE, Span
 from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.prepared import Stretch
+from dask_dgpu.runtime.tracks import Tracks
 from graph_opt.model.layout import CUPY, NUMPY, label
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ def repeat(rank: Rank, stretch: Stretch) -> bool:
         return False
     if isinstance(rank.given_comm, RecordableComm):
         rank.given_comm.hold(recorded)
+    rank.tracks.meet()
     made = _launch(rank, stretch, recorded, arrays)
+    rank.tracks.meet()  # before what ends is freed
     rank.values |= {number: dict(blocks) for number, blocks in made.items()}
     rank.recorded.append(recorded)
     for number in stretch.ends:
@@ -84,6 +87,7 @@ def _record(
     recording = copy(rank)
     recording.device, recording.observer, recording.facts = device, IGNORE, {}
     recording.comm = recording.timed = TimedComm(rank.given_comm)  # counts bytes
+    recording.tracks = Tracks(device, {})
     recording.values = {number: {} for number in stretch.reads}
     for (number, index), array in zip(places, arrays, strict=True):
         recording.values[number][index] = array

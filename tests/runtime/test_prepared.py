@@ -19,8 +19,9 @@ from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.runtime.blockworks import Blockworks
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.plans import Plans, plans
-from dask_dgpu.runtime.prepared import Functions, Operating, prepared
+from dask_dgpu.runtime.prepared import prepared
 from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.steps import Functions, Operating
 from graph_opt.dask_graph.emit import is_gang
 from graph_opt.model.layout import dealt
 

@@ -32,12 +32,14 @@ class Device(Protocol):
 
     A function that can compute several blocks at once gets up to ``batch``. Functions may overwrite
     a block after its last use if the device ``overwrites``: not if lanes run behind the host.
-    ``sequences`` are recorded launches, ``None`` on a device that records none.
+    ``sequences`` are recorded launches, ``None`` on a device that records none. If it ``overlaps``,
+    work on one track does not wait for work on others.
     """
 
     kind: str
     batch: int
     overwrites: bool
+    overlaps: bool
     sequences: Sequences | None
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
@@ -80,11 +82,23 @@ class Device(Protocol):
     def transferring(self) -> AbstractContextManager[Any]:
         """Run the work inside on the transfer lane."""
 
+    def track(self, number: int) -> AbstractContextManager[Any]:
+        """Work inside on the two lanes of another track, which do not wait for those of others.
+
+        Outside of any track this is number 0. On a host there is one.
+        """
+
+    def mark_track(self) -> Mark:
+        """Join the lanes; mark the end of the work of both so far."""
+
+    def await_marks(self, marks: Iterable[Mark]) -> None:
+        """Let both lanes wait for marks; the host does not wait."""
+
     def named(self, name: str) -> AbstractContextManager[Any]:
         """Name the work inside in a profiler of the device."""
 
     def begin(self) -> None:
-        """Let both lanes wait for all other work on the device so far.
+        """Let all lanes wait for all other work on the device so far.
 
         That work computed the blocks of the program.
         """
@@ -105,7 +119,7 @@ class Device(Protocol):
         """Return a block of a Dask task, in the same memory, for work on the lanes.
 
         A block is an array or contains arrays. After its last view is gone, its memory is
-        kept until both lanes have finished their work so far: the owner may give it to work
+        kept until all lanes have finished their work so far: the owner may give it to work
         that does not wait for the lanes. The host does not wait.
         """
 
@@ -117,7 +131,7 @@ class Device(Protocol):
         """
 
     def synchronize(self) -> None:
-        """Let the host wait for both lanes."""
+        """Let the host wait for all lanes."""
 
     def recover(self) -> None:
         """Prepare the device for the next program after a failure.

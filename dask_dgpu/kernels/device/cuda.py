@@ -1,15 +1,16 @@
-"""A CUDA device: CuPy arrays on two kept streams, and guarded memory."""
+"""A CUDA device: CuPy arrays on kept streams, two a track, and guarded memory."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import cupy
 
+from dask_dgpu.kernels.device.clocks import LaneClock, Watch
 from dask_dgpu.kernels.device.guards import bare, each_array, guarded
 from dask_dgpu.kernels.device.replay import Replay
 from dask_dgpu.kernels.device.sequences import Sequences, Work
@@ -22,51 +23,31 @@ MOST_CONSTANTS = 64
 """Most cached constants."""
 
 
-@dataclass(frozen=True)
-class Watch:
-    """The waits of the ``compute`` lane, and a stream for an ``observer`` of transfers.
+@dataclass
+class Track:
+    """Two streams, and whether there was work on that for transfers since the lanes joined."""
 
-    Each wait has an event before it and one after it.
-    """
-
-    compute: Any
-    observer: Any
-    waits: list[tuple[Any, Any]]
-
-
-class LaneClock:
-    """Reads the time on a lane without a wait of the host; its first tick is now."""
-
-    def __init__(self, lane: Any) -> None:
-        self._lane = lane
-        self._ticks = [lane.record()]
-
-    def tick(self) -> None:
-        """Mark the end of the lane's work so far."""
-        self._ticks.append(self._lane.record())
-
-    def seconds_ago(self) -> list[float]:
-        """Return the age of each tick, oldest first; the lane has just passed the last one."""
-        last = self._ticks[-1]
-        return [cupy.cuda.get_elapsed_time(each, last) / 1e3 for each in self._ticks]
+    compute: Any = field(default_factory=lambda: cupy.cuda.Stream(non_blocking=True))
+    transfer: Any = field(default_factory=lambda: _urgent_stream())
+    moved: bool = True
 
 
 class CudaDevice:
-    """The current CUDA device of this process, with one stream for each lane.
+    """The current CUDA device of this process, with one stream for each lane of each track.
 
     Arrays come from CuPy's current allocator, which dask-cuda sets to RMM's pool if there is one.
     """
 
     kind, batch, overwrites = "cuda", 64, False  # equal blocks share launches
+    overlaps = True
 
     def __init__(self) -> None:
         self.index = cupy.cuda.runtime.getDevice()
-        self._compute = cupy.cuda.Stream(non_blocking=True)
-        self._transfer = _urgent_stream()
+        self._tracks = [Track()]
+        self._current = self._tracks[0]
         self._constants: dict[Hashable, Array] = {}
         self._borrowed: deque[tuple[list[Any], Any]] = deque()
         self._watch: Watch | None = None
-        self._moved = True  # whether there was work on the transfer lane since the last join
         # a wait for a mark is not affected by its next record
         self._joint = cupy.cuda.Event(disable_timing=True)
         self._foreign = cupy.cuda.Event(disable_timing=True)
@@ -119,8 +100,8 @@ class CudaDevice:
     def join(self) -> None:
         self._joint.record(self._compute)
         self._transfer.wait_event(self._joint)
-        if self._moved:
-            self._moved = False
+        if self._current.moved:
+            self._current.moved = False
             self._joint.record(self._transfer)
             with self._compute:
                 self.after(self._joint)
@@ -137,8 +118,40 @@ class CudaDevice:
         return self._compute
 
     def transferring(self) -> AbstractContextManager[Any]:
-        self._moved = True
+        self._current.moved = True
         return self._transfer
+
+    @contextmanager
+    def track(self, number: int) -> Iterator[None]:
+        while len(self._tracks) <= number:
+            self._tracks.append(Track())
+        before, self._current = self._current, self._tracks[number]
+        try:
+            yield
+        finally:
+            self._current = before
+
+    def mark_track(self) -> Any:
+        self.join()
+        return self._compute.record(cupy.cuda.Event(disable_timing=True))
+
+    def await_marks(self, marks: Iterable[Any]) -> None:
+        for mark in marks:
+            self._compute.wait_event(mark)
+            self._transfer.wait_event(mark)
+
+    @property
+    def _compute(self) -> Any:
+        return self._current.compute
+
+    @property
+    def _transfer(self) -> Any:
+        return self._current.transfer
+
+    @property
+    def _lanes(self) -> list[Any]:
+        """All streams."""
+        return [lane for each in self._tracks for lane in (each.compute, each.transfer)]
 
     def named(self, name: str) -> AbstractContextManager[Any]:
         from cupyx.profiler import time_range
@@ -148,8 +161,8 @@ class CudaDevice:
     def begin(self) -> None:
         # Dask's tasks use the legacy stream, which does not wait for ours, nor ours for it
         made = _legacy_mark()
-        self._compute.wait_event(made)
-        self._transfer.wait_event(made)
+        for lane in self._lanes:
+            lane.wait_event(made)
 
     def mark(self) -> Any:
         event = cupy.cuda.Event(disable_timing=True)
@@ -183,19 +196,19 @@ class CudaDevice:
         return each_array(block, _handed_over)
 
     def synchronize(self) -> None:
-        self._transfer.synchronize()
-        self._compute.synchronize()
+        for lane in reversed(self._lanes):
+            lane.synchronize()
         self._free_borrowed()
 
     def _keep_borrowed(self, memory: Any) -> None:
-        """Keep borrowed memory until both lanes have finished their work so far."""
-        lanes = self._compute, self._transfer
+        """Keep borrowed memory until all lanes have finished their work so far."""
+        lanes = self._lanes
         if not all(lane.done for lane in lanes):
             marks = [lane.record(cupy.cuda.Event(disable_timing=True)) for lane in lanes]
             self._borrowed.append((marks, memory))
 
     def _free_borrowed(self) -> None:
-        """Free borrowed memory that both lanes have finished with."""
+        """Free borrowed memory that all lanes have finished with."""
         with suppress(IndexError):  # the queue is empty
             while True:
                 marks, memory = first = self._borrowed.popleft()
