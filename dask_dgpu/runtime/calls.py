@@ -87,6 +87,14 @@ def last_function(call: Function) -> Function:
             return call
 
 
+def of_one_block(call: Function) -> tuple[Function, Mapping[str, Any]] | None:
+    """Return the function that a call calls with its only block, and its options."""
+    if isinstance(call, _Bound):
+        alone = len(call.arguments) == len(call.blocks) == 1 and not (call.values or call.named)
+        return (call.function, call.options or {}) if alone else None
+    return None if isinstance(call, Chain | _Ordered) else (call, {})
+
+
 def arguments_of(call: Function, blocks: Sequence[Array]) -> Sequence[Any]:
     """Return what the function within a call is called with."""
     return call.given(blocks) if isinstance(call, _Ordered | _Bound) else blocks

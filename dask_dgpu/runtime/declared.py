@@ -1,18 +1,23 @@
-"""Blocks whose dtype and shape are known before they are computed: they travel without a header.
+"""Blocks that are known before they are computed: they travel without a header.
 
-Dask's layers may pass anything between tasks: the chunk function of a mean makes a dictionary. So
-only results of collectives and of these functions count as arrays.
+Dask's layers may pass anything between tasks. So only results of collectives and of these functions
+count as arrays. The parts of means, variances and compensated sums consist of known arrays.
 """
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dask_dgpu.errors import UndeclaredTypeError
+from dask_dgpu.kernels.sums.compensated import Pair
+from dask_dgpu.kernels.sums.partial import Partial
 from dask_dgpu.operations.value import Value
-from dask_dgpu.runtime.calls import last_function
+from dask_dgpu.runtime.calls import last_function, of_one_block
 from dask_dgpu.runtime.fused import Fused
 from dask_dgpu.runtime.partials import mean_agg, moment_agg
 from graph_opt.dask_graph.elementwise import OPERATORS
@@ -25,10 +30,12 @@ from graph_opt.dask_graph.internals import (
     arg_agg,
     getitem,
 )
-from graph_opt.dask_graph.parse import DTYPES, unwrapped
-from graph_opt.dask_graph.reductions import AGGREGATES, SUMS
+from graph_opt.dask_graph.nodes import Operand
+from graph_opt.dask_graph.parse import DTYPES, function_name, unwrapped
+from graph_opt.dask_graph.reductions import AGGREGATES, SUMS, Chunked, bound, read_chunk
 from graph_opt.model.blockwork import OPAQUE
-from graph_opt.model.layout import NUMPY, Index
+from graph_opt.model.layout import NUMPY, Index, dtype_named
+from graph_opt.pieces.sum import MODULE
 
 FUNCTIONS = frozenset(
     (
@@ -42,6 +49,9 @@ FUNCTIONS = frozenset(
 
 
 NUMBERS = DTYPES - {OPAQUE}
+
+ALIGNED = 16
+"""Bytes to which arrays in a message are aligned."""
 
 
 class Form(NamedTuple):
@@ -64,6 +74,104 @@ def form_of(name: str, value: Value, index: Index) -> Form | None:
     return Form(name, value.dtype, shape, value.container)
 
 
+class Parts(NamedTuple):
+    """The part of a reduction of one block: arrays with their keys, dtypes and shapes.
+
+    It is a dictionary of these, or the partial sums of a compensated sum if it is ``summed``.
+    """
+
+    name: str
+    arrays: tuple[tuple[str, str, tuple[int, ...]], ...]
+    container: str
+    summed: bool = False
+
+    def taken(self, block: Any) -> Mapping[str, Any]:
+        """Return the arrays of a block, or raise."""
+        keys, found = [key for key, _, _ in self.arrays], block
+        if self.summed and isinstance(block, Partial) and isinstance(block.sums, Pair):
+            arrays = *block.sums.arrays(), block.count
+            found = dict(zip(keys, arrays, strict=True)) if len(keys) == len(arrays) else None
+        if type(found) is not dict or [*found] != keys:
+            kind = type(block).__name__
+            raise UndeclaredTypeError(f"expected a block of {self.name} with {keys}, got a {kind}")
+        return found
+
+    def made(self, arrays: Mapping[str, Any]) -> Any:
+        """Return the block of these arrays."""
+        if not self.summed:
+            return arrays
+        *sums, count = arrays.values()
+        return Partial(Pair.of(sums), count, self.container, 1)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of a message with all arrays."""
+        return sum(map(_padded, self.arrays))
+
+    def views(self, message: Any) -> dict[str, Any]:
+        """Return the arrays in the memory of a message, by their keys."""
+        found, start = {}, 0
+        for key, dtype, shape in self.arrays:
+            nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+            found[key] = message[start : start + nbytes].view(dtype).reshape(shape)
+            start += _padded((key, dtype, shape))
+        return found
+
+
+def _padded(array: tuple[str, str, tuple[int, ...]]) -> int:
+    """Return the bytes of an array in a message, where the next one is aligned."""
+    _, dtype, shape = array
+    return -(-math.prod(shape) * np.dtype(dtype).itemsize // ALIGNED) * ALIGNED
+
+
+def parts_of(
+    name: str, value: Value, index: Index, function: Any, sources: Sequence[Value]
+) -> Parts | None:
+    """Return what a block function returns, ``None`` if it is no known part of a reduction.
+
+    It has the layout of Dask's chunk functions, and of :class:`dask_dgpu.runtime.fused.Fused`,
+    which stands for them. The function is called with blocks of ``sources``.
+    """
+    options = _summed(function)
+    shape, container = value.block_shape(index), value.container
+    if options is not None:
+        large = ("large", "rest") if options["result"] == "float64" else ()
+        sums = [(key, "float64", shape) for key in ("sums", "compensations", *large)]
+        return Parts(name, (*sums, ("count", "int64", ())), container, summed=True)
+    chunked = _chunked(function, sources)
+    if chunked is None or chunked.dtype is None:
+        return None
+    number, total = ("n", "int64", shape), ("total", chunked.dtype, shape)
+    match chunked.function:
+        case "mean" | "nanmean":
+            return Parts(name, (("n", chunked.dtype, shape), total), container)
+        case "var" | "nanvar" | "moment":
+            moments = "M", chunked.dtype, (*shape, chunked.order - 1)
+            return Parts(name, (total, number, moments), container)
+    return None
+
+
+def _summed(function: Any) -> Mapping[str, Any] | None:
+    """Return the options of a compensated sum of real numbers, ``None`` for other functions."""
+    last, _, options = bound(last_function(function))
+    compensated = options.get("method") == "compensated"
+    if not compensated or function_name(last) != f"{MODULE}.sum_block":
+        return None
+    return options if dtype_named(options["result"]).kind != "c" else None
+
+
+def _chunked(function: Any, sources: Sequence[Value]) -> Chunked | None:
+    last = unwrapped(last_function(function))
+    if isinstance(last, Fused):
+        found: Chunked | None = last.fusion.chunked
+        return found
+    call = of_one_block(function)
+    if call is None or len(sources) != 1:
+        return None
+    (source,) = sources
+    return read_chunk(*call, Operand(0, source.dtype, len(source.cuts)))
+
+
 def returns_array(function: Any) -> bool:
     """Whether a block function is known to return an array, not parts of a reduction."""
     function = unwrapped(last_function(function))
@@ -72,6 +180,8 @@ def returns_array(function: Any) -> bool:
     if isinstance(function, Fused):
         chunked = function.fusion.chunked
         return chunked is None or chunked.function in SUMS.values()
+    if function_name(function) == f"{MODULE}.finish":
+        return True
     try:
         return isinstance(function, np.ufunc) or function in FUNCTIONS
     except TypeError:  # it has no hash

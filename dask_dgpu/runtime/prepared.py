@@ -16,7 +16,7 @@ from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.value import Collective, Local, Shipment
 from dask_dgpu.runtime.blockworks import Call, Key
 from dask_dgpu.runtime.calls import overwritten, together
-from dask_dgpu.runtime.declared import Form, form_of, returns_array
+from dask_dgpu.runtime.declared import Form, Parts, form_of, parts_of, returns_array
 from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.ship import Shipping
@@ -155,10 +155,10 @@ class _Preparing:
             together([call.function for call in calls.values()]),
         )
 
-    def _forms(self, shipments: Sequence[Shipment]) -> dict[Block, Form]:
+    def _forms(self, shipments: Sequence[Shipment]) -> dict[Block, Form | Parts]:
         """Return what shipped blocks are, of those that are known to be as declared."""
         program = self.plans.program
-        found: dict[Block, Form] = {}
+        found: dict[Block, Form | Parts] = {}
         for number in {each.value for each in shipments}:
             name = program.names[number]
             blocks = [each.index for each in shipments if each.value == number]
@@ -166,6 +166,12 @@ class _Preparing:
                 continue
             if name in self.plans.makings:
                 calls = program.blockworks.calls(name, blocks)
+                for index in blocks:
+                    function, reads = calls[index]
+                    sources = [self.values[key[0]] for key in reads]
+                    parts = parts_of(label(name), self.values[name], index, function, sources)
+                    if parts is not None:
+                        found[number, index] = parts
                 blocks = [index for index in blocks if returns_array(calls[index].function)]
             forms = {index: form_of(label(name), self.values[name], index) for index in blocks}
             found |= {(number, index): form for index, form in forms.items() if form is not None}

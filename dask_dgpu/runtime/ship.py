@@ -1,9 +1,10 @@
 """Transfers of whole blocks of any kind: arrays, or intermediate values of reductions.
 
 An array whose dtype and shape both ranks know travels as it is, from device to device, and the host
-waits for nothing. The receiver of any other block does not know its size, so this has a header of
-fixed size: the sizes of its large arrays, and the pickled block without these. They follow, from
-device to device. Only what has too long a header is pickled as a whole, and follows as one array::
+waits for nothing. So do known parts of reductions, as one message of arrays. The receiver of any
+other block does not know its size, so this has a header of fixed size: the sizes of its large
+arrays, and the pickled block without these. They follow, from device to device. Only what has too
+long a header is pickled as a whole, and follows as one array::
 
     bytes   4        4      8 each
           | arrays | text | sizes of arrays | text |       a block without text follows pickled
@@ -25,7 +26,7 @@ from dask_dgpu.comm.common import contiguous
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.value import Blocks, Shipment, conforming, container_of
-from dask_dgpu.runtime.declared import Form
+from dask_dgpu.runtime.declared import Form, Parts
 from dask_dgpu.runtime.placement import Block
 from graph_opt.model.layout import CUPY, NUMPY
 
@@ -57,14 +58,14 @@ class Shipping:
 
     out: tuple[Shipment, ...]
     expected: tuple[Shipment, ...]
-    known: Mapping[Block, Form] = field(default_factory=dict)
+    known: Mapping[Block, Form | Parts] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls,
         shipments: Sequence[Shipment],
         rank: int,
-        known: Callable[[Sequence[Shipment]], Mapping[Block, Form]] = lambda _: {},
+        known: Callable[[Sequence[Shipment]], Mapping[Block, Form | Parts]] = lambda _: {},
     ) -> Shipping | None:
         """Return a rank's part of shipments, ``None`` if it has none.
 
@@ -122,28 +123,46 @@ def ship(
 def _ship_arrays(
     shipping: Shipping, comm: Comm, device: Device, values: Mapping[int, Blocks]
 ) -> dict[Block, Any]:
-    """Send and receive declared arrays."""
+    """Send and receive declared arrays, and parts of reductions."""
     known, receives = shipping.known, []
     found: dict[Block, Any] = {}
     out = [((each.value, each.index), each.target) for each in shipping.out]
     with device.computing():
         arrays = {
-            (number, index): contiguous(conforming(values[number][index], *known[number, index]))
+            (number, index): _message(values[number][index], known[number, index], device)
             for number, index in dict.fromkeys(place for place, _ in out)
         }
     sends = [(target, arrays[place]) for place, target in out]
     device.join()  # the other lane sees them
     with device.transferring():
         for each in shipping.expected:
-            place = each.value, each.index
-            found[place] = device.empty(known[place].shape, known[place].dtype)
-            receives.append((each.source, found[place]))
+            place, form = (each.value, each.index), known[each.value, each.index]
+            if isinstance(form, Parts):
+                message = device.empty(form.nbytes, "uint8")
+                found[place] = form.made(form.views(message))
+            else:
+                found[place] = message = device.empty(form.shape, form.dtype)
+            receives.append((each.source, message))
         comm.exchange(
             [(rank, array) for rank, array in sends if array.size],
             [(rank, array) for rank, array in receives if array.size],
         ).wait()
     device.join()  # before the sent arrays are freed
     return found
+
+
+def _message(block: Any, form: Form | Parts, device: Device) -> Array:
+    """Return a declared block as one array; raise if it is not as declared."""
+    if isinstance(form, Form):
+        return contiguous(conforming(block, *form))
+    message = device.empty(form.nbytes, "uint8")
+    found, views = form.taken(block), form.views(message)
+    for key, dtype, shape in form.arrays:
+        array = found[key]
+        if shape:
+            array = conforming(array, form.name, dtype, shape, form.container)
+        views[key][...] = array
+    return message
 
 
 def _ship_any(

@@ -23,7 +23,7 @@ from dask_dgpu.runtime.prepared import prepared
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.steps import Functions, Operating
 from graph_opt.dask_graph.emit import is_gang
-from graph_opt.model.layout import dealt
+from graph_opt.model.layout import NUMPY, dealt
 
 A = np.random.default_rng(37).random((13, 13))
 
@@ -112,3 +112,58 @@ def test_each_rank_has_its_own_blocks() -> None:
                 assert set(owned) == existing
     results = [result for each in ranks for result in each.results]
     assert {(name, *index) for name, (_, index), _ in results} == {*fixed.placed()}
+
+
+REDUCED: dict[str, Any] = {
+    "mean": lambda xp, x: x - xp.mean(x, axis=0),
+    "mean of all": lambda xp, x: x / xp.mean(x),
+    "deviation": lambda xp, x: x / xp.std(x, axis=1, ddof=1)[:, None],
+    "float32": lambda xp, x: x / xp.var(x.astype("float32"), axis=0, dtype="float32"),
+    "without NaN": lambda xp, x: x - xp.nanmean(xp.where(x > 0.9, np.nan, x), axis=0),
+    "deviation without NaN": lambda xp, x: x - xp.nanstd(xp.where(x > 0.9, np.nan, x)),
+    "integers": lambda xp, x: x + xp.mean((x * 9).astype("int32"), axis=1, keepdims=True),
+    "minimum": lambda xp, x: x - xp.min(x, axis=0),
+    "compensated": lambda xp, x: x / dgpu.sum(x, 0) + dgpu.mean(x * x),
+    "compensated, single": lambda xp, x: x.astype("float32") - dgpu.mean(x.astype("float32"), 1),
+    "compensated in double": lambda xp, x: x / dgpu.sum(x.astype("float32"), 0, dtype="float64"),
+    "compensated integers": lambda xp, x: x + dgpu.mean((x * 9).astype("int32"), keepdims=True),
+}
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_parts_of_reductions_have_no_header(name: str) -> None:
+    """So the host waits for no step, and a GPU can record all of them."""
+    build = REDUCED[name]
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        x = da.from_array(A, chunks=4)
+        program, staged = program_of(build(da, build(da, x)))
+    owners = {
+        name: dealt(len(given), 3) for (name, _), given in zip(program.inputs, staged, strict=True)
+    }
+    fixed = plans(program, owners, 3)
+    steps = [step for rank in range(3) for step in prepared(fixed, rank).steps]
+    shipping = [
+        step.work.shipping
+        for step in steps
+        if isinstance(step.work, Functions) and step.work.shipping is not None
+    ]
+    assert shipping
+    assert all(step.is_recordable(NUMPY) for step in steps)
+    blocks = run(fixed, owners, staged, 3)
+    whole = da.from_array(A, chunks=A.shape)
+    wanted = build(da, build(da, whole)).compute(scheduler="sync")
+    rows = [np.concatenate([blocks[k] for k in sorted(blocks) if k[1] == at], 1) for at in range(4)]
+    np.testing.assert_allclose(np.concatenate(rows), wanted, rtol=1e-6)
+
+
+def test_other_parts_have_headers() -> None:
+    """Complex moments and compensated sums, exact sums, and places of extremes."""
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        x = da.from_array(A, chunks=4)
+        exact = dgpu.sum(x, method="reproducible")
+        for z in (x / (x * 1j).std(), x / dgpu.sum(x * 1j), x + exact, x + x.argmax(0)):
+            program, staged = program_of(z)
+            pairs = zip(program.inputs, staged, strict=True)
+            owners = {name: dealt(len(given), 3) for (name, _), given in pairs}
+            steps = prepared(plans(program, owners, 3), 0).steps
+            assert not all(step.is_recordable(NUMPY) for step in steps)

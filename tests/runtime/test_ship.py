@@ -13,8 +13,10 @@ import dask_dgpu as dgpu
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.errors import UndeclaredShapeError, UndeclaredTypeError
 from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.sums.compensated import Pair
+from dask_dgpu.kernels.sums.partial import Partial
 from dask_dgpu.operations.value import Local, Shipment
-from dask_dgpu.runtime.declared import Form, returns_array
+from dask_dgpu.runtime.declared import Form, Parts, returns_array
 from dask_dgpu.runtime.ship import HEADER, Shipping, ship
 from graph_opt.model.layout import NUMPY
 from tests.support.recording import RecordingComm
@@ -63,6 +65,76 @@ ARRAYS = [
     np.empty((0, 3), complex),
     np.float64(2.5) * np.ones((1, 1)),
 ]
+
+
+PARTS = Parts(
+    "x", (("total", "float32", (1, 3)), ("n", "int64", (1, 3)), ("M", "float64", (1, 3, 1))), NUMPY
+)
+PAIR = (("sums", "float64", (5, 1)), ("compensations", "float64", (5, 1)), ("count", "int64", ()))
+SUMMED = Parts("x", PAIR, NUMPY, summed=True)
+
+
+def part_of(seed: int) -> dict[str, Any]:
+    """Return the part of a variance."""
+    rng = np.random.default_rng(seed)
+    arrays = ((key, rng.random(shape) * 100, dtype) for key, dtype, shape in PARTS.arrays)
+    return {key: array.astype(dtype) for key, array, dtype in arrays}
+
+
+def test_parts_of_reductions_arrive_as_one_message() -> None:
+    """Each array is aligned, whatever lies before it."""
+    sums = Partial(Pair(np.arange(5.0)[:, None], np.full((5, 1), 1e-17)), 7, NUMPY, 1)
+    given = {(0, (0,)): part_of(1), (0, (1,)): part_of(2), (1, (0,)): sums}
+    known = {(0, (0,)): PARTS, (0, (1,)): PARTS, (1, (0,)): SUMMED}
+    shipments = [Shipment(*place, 0, 1) for place in given]
+
+    def rank(comm: Any) -> Any:
+        mine: dict[int, dict[Any, Any]] = {0: {}, 1: {}}
+        for (value, index), block in given.items() if comm.rank == 0 else ():
+            mine[value][index] = block
+        shipping = Shipping.of(shipments, comm.rank, lambda _: known)
+        recorded = RecordingComm(comm)
+        return ship(shipping, recorded, HostDevice(), mine), recorded.ledger
+
+    (_, ledger), (found, _) = run_local(2, rank)
+    assert ledger.calls["exchange"] == 1
+    assert ledger.messages_sent == {1: 3}
+    assert ledger.bytes_sent == 2 * PARTS.nbytes + SUMMED.nbytes == 2 * (16 + 32 + 32) + 2 * 48 + 16
+    for place in ((0, (0,)), (0, (1,))):
+        assert [*found[place]] == ["total", "n", "M"]
+        for key, array in found[place].items():
+            np.testing.assert_array_equal(array, given[place][key])
+            assert array.dtype == given[place][key].dtype
+            assert array.flags.aligned
+    partial = found[1, (0,)]
+    np.testing.assert_array_equal(partial.sums.sums, sums.sums.sums)
+    np.testing.assert_array_equal(partial.sums.compensations, sums.sums.compensations)
+    assert (partial.count, partial.container, partial.parts) == (7, NUMPY, 1)
+
+
+@pytest.mark.parametrize(
+    ("block", "form", "error"),
+    [
+        (np.ones((1, 3)), PARTS, UndeclaredTypeError),
+        ({"total": np.ones((1, 3), "f4"), "n": np.ones((1, 3), int)}, PARTS, UndeclaredTypeError),
+        (part_of(1) | {"M": np.ones((1, 3, 2))}, PARTS, UndeclaredShapeError),
+        (part_of(1) | {"n": np.ones((1, 3))}, PARTS, UndeclaredTypeError),
+        (part_of(1) | {"total": np.ma.ones((1, 3))}, PARTS, UndeclaredTypeError),
+        (part_of(1), SUMMED, UndeclaredTypeError),
+        (
+            Partial(Pair(*np.ones((2, 5, 1)), Pair(*np.ones((2, 5, 1)))), 1, NUMPY, 1),
+            SUMMED,
+            UndeclaredTypeError,
+        ),
+        (Partial(Pair(*np.ones((2, 5, 1))), 1, NUMPY, 1), PARTS, UndeclaredTypeError),
+    ],
+)
+def test_other_parts_than_declared_are_refused(
+    block: Any, form: Parts, error: type[Exception]
+) -> None:
+    shipping = Shipping.of([Shipment(0, (), 0, 1)], 0, lambda _: {(0, ()): form})
+    with pytest.raises(error):
+        run_local(1, lambda comm: ship(shipping, comm, HostDevice(), {0: {(): block}}))
 
 
 @pytest.mark.parametrize("value", ARRAYS, ids=lambda value: f"{value.dtype} {value.shape}")

@@ -89,7 +89,7 @@ class SumPlan:
     @property
     def doubles(self) -> int:
         """Doubles of a compensated sum: a pair, and a second one if the first may overflow."""
-        return 4 if real_of(dtype_named(self.dtype)) == np.float64 else 2
+        return 4 if real_of(dtype_named(self.result_dtype)) == np.float64 else 2
 
     def shape(self, index: Index) -> tuple[int, ...]:
         """Return the shape of the partial sums for a block of the result."""

@@ -27,15 +27,7 @@ from dask_dgpu.arguments import (
     suggestion,
 )
 from dask_dgpu.kernels.sums.conversion import narrowed
-from dask_dgpu.kernels.sums.partial import (
-    Exact,
-    Kind,
-    Partial,
-    added,
-    finished,
-    partial_sum,
-    settled,
-)
+from dask_dgpu.kernels.sums.partial import Exact, Kind, Partial, added, finished, partial_sum
 from graph_opt.dask_graph.parse import CARRIED
 from graph_opt.model.layout import dtype_named, is_bfloat16, is_inexact
 
@@ -107,7 +99,7 @@ def sum_block(
     computing_meta: bool = False,
 ) -> Any:
     """Sum a block for a result of dtype ``result``; the chunk function of a Dask reduction."""
-    return block if computing_meta else settled(partial_sum(block, axis, method, result))
+    return block if computing_meta else partial_sum(block, axis, method, result)
 
 
 def add_partials(

@@ -90,7 +90,8 @@ def block_sum(block: Array, axes: Sequence[int], result: str = "float32") -> Pai
     The block has any real or complex dtype and any strides, and is not copied; integers are summed
     as float64. ``result`` is the real dtype of the result; for float64 all blocks are summed like
     doubles. The sums have the shape of the other axes, and a last axis for the real and imaginary
-    part of complex numbers; they stay on the device of the block, with ``large`` for doubles.
+    part of complex numbers; they stay on the device of the block, with ``large`` for doubles, also
+    for results that are doubles.
 
     The order of the additions depends on shape and strides alone. As in a plain sum, infinities
     of one sign propagate, and both signs give NaN. If a partial sum of doubles overflows on a CPU,
@@ -100,11 +101,16 @@ def block_sum(block: Array, axes: Sequence[int], result: str = "float32") -> Pai
     if block.size == 0:
         # not zeros_like: CuPy replaces the shape () by that of the block
         zeros = np.zeros([n for k, n in enumerate(block.shape) if k not in axes], like=block)
-        return Pair(zeros, zeros, Pair(zeros, zeros) if block.dtype == np.float64 else None)
+        doubles = block.dtype == np.float64 or result == "float64"
+        return Pair(zeros, zeros, Pair(zeros, zeros) if doubles else None)
     if block.dtype == np.float64:
         return _sum_of_doubles(block, axes)
     dtypes = ("float64",) if result == "float64" else ("float32", "float64")
-    return replace(in_parts(block, axes, dtypes, _sum_of, merged), large=None)
+    pair = replace(in_parts(block, axes, dtypes, _sum_of, merged), large=None)
+    if result != "float64":
+        return pair
+    zeros = np.zeros_like(pair.sums)
+    return replace(pair, large=Pair(zeros, zeros))
 
 
 def _is_on_host(array: Array) -> bool:

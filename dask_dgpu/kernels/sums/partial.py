@@ -21,20 +21,18 @@ Array = Any
 Exact = Literal["compensated", "reproducible"]
 Kind = Literal["sum", "mean"]
 
-FEW_BYTES = 1 << 16
-"""Sums up to this size travel between tasks, and are added, on the host."""
-
 
 @dataclass(frozen=True)
 class Partial(ArrayContainer):
     """The sums of a part of an array, with summed axes of length one.
 
-    ``count`` is the number of elements in each sum, ``container`` the type of the blocks. There are
-    two ``parts`` for complex numbers, in a last axis of the sums.
+    ``count`` is the number of elements in each sum, if need be as an array without axes, and
+    ``container`` the type of the blocks. There are two ``parts`` for complex numbers, in a last
+    axis of the sums.
     """
 
     sums: Pair | Binned
-    count: int
+    count: Any
     container: str
     parts: int
 
@@ -77,14 +75,6 @@ def partial_sum(block: Array, axes: tuple[int, ...], method: Exact, result: str)
     sums = sums.reshaped(tuple(shape))
     count, kind = prod(block.shape[k] for k in axes), type(block)
     return Partial(sums, count, f"{kind.__module__}.{kind.__name__}", parts)
-
-
-def settled(partial: Partial) -> Partial:
-    """Return partial sums for another task, which may be elsewhere: small ones in host memory."""
-    sums = partial.sums
-    if isinstance(sums, Pair) and sums.sums.nbytes <= FEW_BYTES:
-        return replace(partial, sums=sums.on_host())
-    return partial
 
 
 def added(partials: Sequence[Partial]) -> Partial:
