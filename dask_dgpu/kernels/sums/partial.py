@@ -96,7 +96,7 @@ def finished(
         else:
             values = whole.sums.value(real)
         if whole.parts == 2:
-            values = np.ascontiguousarray(values).view(np.dtype(f"c{2 * values.itemsize}"))[..., 0]
+            values = values.copy("C").view(np.dtype(f"c{2 * values.itemsize}"))[..., 0]
         values = values.astype(dtype, copy=False)
     if not keepdims:
         values = values.squeeze(axis=axes)
