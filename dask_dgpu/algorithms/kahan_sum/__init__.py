@@ -15,9 +15,9 @@ the order of its blocks. It sends those for the blocks of another rank as one me
 adds the partial sums by a tree in the order of ranks, and rounds. On several hosts with slower
 links between them, one rank of each host adds the partial sums of its host first.
 
-A message has two doubles for a compensated sum, or four for sums of doubles, which may
-overflow. An exact sum is integers, so its bits depend neither on the ranks nor on the layout.
-Its message has the limbs that any rank uses; one small all-reduce finds them.
+A message has two doubles for a compensated sum, or four if the result is a double, since sums of
+doubles may overflow. An exact sum is integers, so its bits depend neither on the ranks nor on the
+layout. Its message has the limbs that any rank uses; one small all-reduce finds them.
 
 References
 ----------

@@ -58,12 +58,6 @@ class Pair:
         """Apply a function to each array."""
         return Pair.of(list(map(function, self.arrays())))
 
-    def on_host(self) -> Pair:
-        """Return the pair in NumPy memory."""
-        if _is_on_host(self.sums):
-            return self
-        return self.each(lambda array: array.get())
-
     def reshaped(self, shape: tuple[int, ...]) -> Pair:
         """Return the same sums in another shape."""
         return self.each(lambda array: array.reshape(shape))
