@@ -13,6 +13,8 @@ Array = Any
 UNIT = 1074
 """Sums are counted in ``2**-1074``, the smallest double."""
 
+DIGITS, HALF = 53, 26
+
 FORMATS = {
     "bfloat16": (8, -133, 128),
     "float16": (11, -24, 16),
@@ -44,8 +46,21 @@ def units(value: Any) -> int:
 
 
 def exact(values: Array) -> int:
-    """Return the sum of finite real numbers, exactly."""
-    return sum(map(units, np.asarray(values, np.float64).ravel().tolist()))
+    """Return the sum of finite real numbers, exactly: first of integers for each exponent."""
+    fractions, exponents = np.frexp(np.asarray(values, np.float64).ravel())
+    if not fractions.size:
+        return 0
+    order = np.argsort(exponents, kind="stable")
+    integers, exponents = np.ldexp(fractions, DIGITS).astype(np.int64)[order], exponents[order]
+    starts = np.flatnonzero(np.diff(exponents, prepend=exponents[0] - 1))
+    # halves, so that 64 bits are enough for 2**36 numbers
+    high, low = (
+        np.add.reduceat(half, starts).tolist()
+        for half in (integers >> HALF, integers & ((1 << HALF) - 1))
+    )
+    shifts = (exponents[starts] + UNIT).tolist()
+    sums = zip(high, low, shifts, strict=True)
+    return sum(((h << HALF) + part) << shift for h, part, shift in sums) >> DIGITS
 
 
 def to_nearest(sum_: int, dtype: str) -> Any:
