@@ -91,7 +91,7 @@ class Parts(NamedTuple):
         if self.summed and isinstance(block, Partial) and isinstance(block.sums, Pair):
             arrays = *block.sums.arrays(), block.count
             found = dict(zip(keys, arrays, strict=True)) if len(keys) == len(arrays) else None
-        if type(found) is not dict or [*found] != keys:
+        if type(found) is not dict or found.keys() != {*keys}:
             kind = type(block).__name__
             raise UndeclaredTypeError(f"expected a block of {self.name} with {keys}, got a {kind}")
         return found
