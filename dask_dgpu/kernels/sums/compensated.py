@@ -100,9 +100,14 @@ def block_sum(block: Array, axes: Sequence[int], result: str = "float32") -> Pai
     if block.dtype == np.float64:
         return _sum_of_doubles(block, axes)
     dtypes = ("float64",) if result == "float64" else ("float32", "float64")
-    pair = replace(in_parts(block, axes, dtypes, _sum_of, merged), large=None)
+    pair = in_parts(block, axes, dtypes, _sum_of, merged)
     if result != "float64":
-        return pair
+        return replace(pair, large=None)  # a GPU's, of integers: none of them is large
+    return pair if pair.large is not None else _with_large(pair)
+
+
+def _with_large(pair: Pair) -> Pair:
+    """Return a pair with a large part that is zero."""
     zeros = np.zeros_like(pair.sums)
     return replace(pair, large=Pair(zeros, zeros))
 
@@ -115,13 +120,17 @@ def _sum_of_doubles(block: Array, axes: Sequence[int]) -> Pair:
     pair = _sum_of(block, axes)
     if pair.large is not None:
         return pair
-    over = _overflown(pair)
-    zeros = np.zeros_like(pair.sums)
-    pair = replace(pair, large=Pair(zeros, zeros))
+    over, pair = _overflown(pair), _with_large(pair)
     if not over.any():
         return pair
     large = merged([_sum_of(part / LARGE, axes) for part in parts_of(block, axes)])
-    return _either(over, Pair(zeros, zeros, large), pair)
+    return _either(over, _only(large), pair)
+
+
+def _only(large: Pair) -> Pair:
+    """Return a pair of which all is large."""
+    zeros = np.zeros_like(large.sums)
+    return Pair(zeros, zeros, large)
 
 
 def _overflown(pair: Pair) -> Array:
@@ -188,5 +197,4 @@ def _added(left: Pair, right: Pair | None = None) -> Pair:
     if not over.any():
         return pair
     larger = merged([large, _in_large(left), _in_large(right)])
-    zeros = np.zeros_like(pair.sums)
-    return _either(over, Pair(zeros, zeros, larger), pair)
+    return _either(over, _only(larger), pair)

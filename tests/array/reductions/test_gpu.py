@@ -125,6 +125,7 @@ def test_what_is_not_finite(values: list[float], wanted: float, dtype: str, n: i
     ones = np.arange(2 * n) % 2 * 2 - 1.0
     block = cupy.asarray(np.concatenate([ones, values, ones]).astype(dtype))
     np.testing.assert_equal(float(compensated.block_sum(block, (0,)).value()), wanted)
+    np.testing.assert_equal(float(compensated.block_sum(block, (0,), "float64").value()), wanted)
     np.testing.assert_equal(float(binned.block_sum(block, (0,)).value()), wanted)
 
 

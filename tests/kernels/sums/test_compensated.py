@@ -137,6 +137,36 @@ def test_what_is_not_finite(values: list[float], wanted: float, dtype: str, n: i
     np.testing.assert_equal(merged.value(), wanted)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int32"])
+@pytest.mark.parametrize("result", ["float32", "float64"])
+@pytest.mark.parametrize("parts", [False, True])
+def test_what_a_gpu_sets_apart_is_kept(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, result: str, parts: bool
+) -> None:
+    """Its kernel for doubles, to which other numbers are widened, has infinities only there."""
+    own = compensated._sum_of
+
+    def set_apart(block: Array, axes: Any) -> Pair:
+        if block.dtype != np.float64:
+            return own(block, axes)
+        is_large = ~(abs(block) < 2.0**900)
+        large = own(np.where(is_large, block, 0) / compensated.LARGE, axes)
+        return Pair(*own(np.where(is_large, 0, block), axes).arrays(), large)
+
+    monkeypatch.setattr(compensated, "_sum_of", set_apart)
+    if parts:
+        monkeypatch.setattr("dask_dgpu.kernels.sums.conversion.PART", 3)
+    numbers = np.array([1, 2, 3, 4, 5, 6, 7, 8]).astype(dtype)
+    pair = compensated.block_sum(numbers, (0,), result)
+    assert pair.value() == 36
+    assert (pair.large is None) == (result == "float32")
+    for value in () if dtype == "int32" else (np.inf, -np.inf, np.nan):
+        numbers[4] = value
+        np.testing.assert_equal(
+            float(compensated.block_sum(numbers, (0,), result).value()), float(value)
+        )
+
+
 def test_overflow_on_the_way() -> None:
     huge = np.finfo("float32").max
     block = np.array([huge, huge, -huge, -huge, 1], "float32")
