@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dask_dgpu.comm.common import contiguous
 from dask_dgpu.errors import UndeclaredTypeError
+from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.partial import Partial
-from dask_dgpu.operations.value import Value
+from dask_dgpu.operations.value import Value, conforming
 from dask_dgpu.runtime.calls import last_function, of_one_block
 from dask_dgpu.runtime.fused import Fused
 from dask_dgpu.runtime.partials import mean_agg, moment_agg
@@ -62,6 +64,15 @@ class Form(NamedTuple):
     shape: tuple[int, ...]
     container: str
 
+    def packed(self, block: Any, device: Device) -> Any:
+        """Return a block as one array; raise if it is not as declared."""
+        return contiguous(conforming(block, *self))
+
+    def awaited(self, device: Device) -> tuple[Any, Any]:
+        """Return a block that has still to be received, and the array to receive."""
+        block = device.empty(self.shape, self.dtype)
+        return block, block
+
 
 def form_of(name: str, value: Value, index: Index) -> Form | None:
     """Return what a block is, ``None`` if the declaration does not say.
@@ -85,7 +96,32 @@ class Parts(NamedTuple):
     container: str
     summed: bool = False
 
-    def taken(self, block: Any) -> Mapping[str, Any]:
+    def packed(self, block: Any, device: Device) -> Any:
+        """Return a block as one array of bytes; raise if it is not as declared."""
+        message = device.empty(self.nbytes, "uint8")
+        found, views = self._taken(block), self._views(message)
+        for key, dtype, shape in self.arrays:
+            array = found[key]
+            if shape:
+                array = conforming(array, self.name, dtype, shape, self.container)
+            views[key][...] = array
+        return message
+
+    def awaited(self, device: Device) -> tuple[Any, Any]:
+        """Return a block that has still to be received, and the bytes to receive."""
+        message = device.empty(self.nbytes, "uint8")
+        arrays = self._views(message)
+        if not self.summed:
+            return arrays, message
+        *sums, count = arrays.values()
+        return Partial(Pair.of(sums), count, self.container, 1), message
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of a message with all arrays."""
+        return sum(map(_padded, self.arrays))
+
+    def _taken(self, block: Any) -> Mapping[str, Any]:
         """Return the arrays of a block, or raise."""
         keys, found = [key for key, _, _ in self.arrays], block
         if self.summed and isinstance(block, Partial) and isinstance(block.sums, Pair):
@@ -96,19 +132,7 @@ class Parts(NamedTuple):
             raise UndeclaredTypeError(f"expected a block of {self.name} with {keys}, got a {kind}")
         return found
 
-    def made(self, arrays: Mapping[str, Any]) -> Any:
-        """Return the block of these arrays."""
-        if not self.summed:
-            return arrays
-        *sums, count = arrays.values()
-        return Partial(Pair.of(sums), count, self.container, 1)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of a message with all arrays."""
-        return sum(map(_padded, self.arrays))
-
-    def views(self, message: Any) -> dict[str, Any]:
+    def _views(self, message: Any) -> dict[str, Any]:
         """Return the arrays in the memory of a message, by their keys."""
         found, start = {}, 0
         for key, dtype, shape in self.arrays:

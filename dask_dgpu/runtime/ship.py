@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dask_dgpu.comm.common import contiguous
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.value import Blocks, Shipment, conforming, container_of
+from dask_dgpu.operations.value import Blocks, Shipment, container_of
 from dask_dgpu.runtime.declared import Form, Parts
 from dask_dgpu.runtime.placement import Block
 from graph_opt.model.layout import CUPY, NUMPY
@@ -129,19 +128,15 @@ def _ship_arrays(
     out = [((each.value, each.index), each.target) for each in shipping.out]
     with device.computing():
         arrays = {
-            (number, index): _message(values[number][index], known[number, index], device)
+            (number, index): known[number, index].packed(values[number][index], device)
             for number, index in dict.fromkeys(place for place, _ in out)
         }
     sends = [(target, arrays[place]) for place, target in out]
     device.join()  # the other lane sees them
     with device.transferring():
         for each in shipping.expected:
-            place, form = (each.value, each.index), known[each.value, each.index]
-            if isinstance(form, Parts):
-                message = device.empty(form.nbytes, "uint8")
-                found[place] = form.made(form.views(message))
-            else:
-                found[place] = message = device.empty(form.shape, form.dtype)
+            place = each.value, each.index
+            found[place], message = known[place].awaited(device)
             receives.append((each.source, message))
         comm.exchange(
             [(rank, array) for rank, array in sends if array.size],
@@ -149,20 +144,6 @@ def _ship_arrays(
         ).wait()
     device.join()  # before the sent arrays are freed
     return found
-
-
-def _message(block: Any, form: Form | Parts, device: Device) -> Array:
-    """Return a declared block as one array; raise if it is not as declared."""
-    if isinstance(form, Form):
-        return contiguous(conforming(block, *form))
-    message = device.empty(form.nbytes, "uint8")
-    found, views = form.taken(block), form.views(message)
-    for key, dtype, shape in form.arrays:
-        array = found[key]
-        if shape:
-            array = conforming(array, form.name, dtype, shape, form.container)
-        views[key][...] = array
-    return message
 
 
 def _ship_any(
