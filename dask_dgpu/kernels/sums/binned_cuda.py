@@ -34,7 +34,6 @@ SOURCE = r"""
 constexpr int DIGITS = 42;      // of a part: a thread block adds up to 2**20 parts in 64 bits
 constexpr int COUNT_BITS = 11;  // digits of a double beyond those of a part
 constexpr int ROUND = 4;        // levels are multiples, so that threads usually share them
-#define TOO_LARGE 8.452712498170644e+270  // 2**900: such numbers go to the limbs one by one
 constexpr int LOWEST_TOP = sizeof(Value) == 4 ? -120 : -960;  // the lowest first level
 
 // Whether all numbers are zero, or of a size of which the first level holds all digits.

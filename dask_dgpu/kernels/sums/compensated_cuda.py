@@ -30,9 +30,19 @@ Array = Any
 
 FEW_SUMS = 512  # up to this number of sums, a thread block folds each; above it, a warp
 
-SOURCE = r"""
-#define TOO_LARGE 8.452712498170644e+270  // 2**900: no sum of smaller numbers overflows
-#define UNIT 5.421010862427522e-20        // 2**-64
+
+def two_sum(a: str, b: str) -> str:
+    """Return C of the ``total`` of two doubles, and its rounding ``error``."""
+    return f"""
+    const double total = __dadd_rn({a}, {b}), part = __dadd_rn(total, -{a});
+    const double error = __dadd_rn(__dadd_rn({a}, -__dadd_rn(total, -part)),
+                                   __dadd_rn({b}, -part));
+    """
+
+
+SOURCE = (
+    r"""
+#define UNIT 5.421010862427522e-20  // 2**-64
 constexpr bool DOUBLES = sizeof(Value) == 8;
 
 struct Pair {
@@ -40,10 +50,9 @@ struct Pair {
 };
 
 __device__ __forceinline__ void add(Pair& into, double value) {
-    const double total = __dadd_rn(into.sum, value);
-    const double part = __dadd_rn(total, -into.sum);
-    const double error = __dadd_rn(__dadd_rn(into.sum, -__dadd_rn(total, -part)),
-                                   __dadd_rn(value, -part));
+"""
+    + two_sum("into.sum", "value")
+    + r"""
     into.lost = __dadd_rn(into.lost, error);
     into.sum = total;
 }
@@ -201,6 +210,7 @@ fold(const double* found, double* folded, Long kept, int segments, int threads) 
     if (lane == 0 && which < kept) write(folded, kept, which, pair, shared[threadIdx.x]);
 }
 """
+)
 
 KERNEL = kernels(INDEXING + READING + SOURCE)
 
@@ -209,14 +219,9 @@ LARGE_PAIR = "float64 large, float64 rest"
 
 ADD = cupy.ElementwiseKernel(
     f"{PAIR}, float64 other, float64 other_lost",
-    "float64 total, float64 total_lost",
-    """
-    total = __dadd_rn(sum, other);
-    const double part = __dadd_rn(total, -sum);
-    const double error = __dadd_rn(__dadd_rn(sum, -__dadd_rn(total, -part)),
-                                   __dadd_rn(other, -part));
-    total_lost = __dadd_rn(__dadd_rn(lost, other_lost), error);
-    """,
+    "float64 both, float64 both_lost",
+    two_sum("sum", "other")
+    + "both = total; both_lost = __dadd_rn(__dadd_rn(lost, other_lost), error);",
     "dgpu_add_pairs",
 )
 
@@ -231,10 +236,8 @@ LARGE_VALUE = cupy.ElementwiseKernel(
     if (__dadd_rn(large, rest) == 0.0) {{
         value = __dadd_rn(sum, lost);
     }} else {{
-        const double scaled = sum / {LARGE}, total = __dadd_rn(scaled, large);
-        const double part = __dadd_rn(total, -scaled);
-        const double error = __dadd_rn(__dadd_rn(scaled, -__dadd_rn(total, -part)),
-                                       __dadd_rn(large, -part));
+        const double scaled = sum / {LARGE};
+        {two_sum("scaled", "large")}
         const double both = __dadd_rn(__dadd_rn(lost / {LARGE}, rest), error);
         value = {LARGE} * (isfinite(total) ? __dadd_rn(total, both) : total);
     }}

@@ -103,6 +103,7 @@ TYPES = {
 COMMON = rf"""
 typedef long long Long;
 constexpr int THREADS = {THREADS};
+#define TOO_LARGE 8.452712498170644e+270  // 2**900: larger numbers are not added to others
 
 __device__ __forceinline__ double widened(double value) {{ return value; }}
 __device__ __forceinline__ double widened(float value) {{
