@@ -43,6 +43,14 @@ def program_of(z: da.Array) -> tuple[Program, list[list[Any]]]:
     return program, [list(get_sync(tasks, [ref.key for ref in each.args])) for each in lists]
 
 
+def planned(z: da.Array, size: int) -> tuple[Plans, dict[str, tuple[int, ...]], list[list[Any]]]:
+    """Return the plans of an array, with the owners of its inputs' blocks, and these blocks."""
+    program, staged = program_of(z)
+    pairs = zip(program.inputs, staged, strict=True)
+    owners = {name: dealt(len(given), size) for (name, _), given in pairs}
+    return plans(program, owners, size), owners, staged
+
+
 def run(fixed: Plans, owners: Any, staged: list[list[Any]], size: int) -> dict[Any, Any]:
     """Run a program; return all blocks of its results."""
 
@@ -73,12 +81,7 @@ def test_functions_are_looked_up_once(
 
     monkeypatch.setattr(Blockworks, "calls", counted)
     with dgpu.enable(local_ranks=size, when="always", on_error="raise"):
-        program, staged = program_of(loop(da.from_array(A, chunks=chunk), 3))
-    owners = {
-        name: dealt(len(given), size)
-        for (name, _), given in zip(program.inputs, staged, strict=True)
-    }
-    fixed = plans(program, owners, size)
+        fixed, owners, staged = planned(loop(da.from_array(A, chunks=chunk), 3), size)
     expected = loop(da.from_array(A, chunks=chunk), 3).compute(scheduler="sync")
     numbers = []
     for _ in range(3):
@@ -94,11 +97,10 @@ def test_functions_are_looked_up_once(
 
 def test_each_rank_has_its_own_blocks() -> None:
     with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
-        program, staged = program_of(loop(da.from_array(A, chunks=5), 1))
-    fixed = plans(program, {program.inputs[0][0]: dealt(len(staged[0]), 3)}, 3)
+        fixed, _, _ = planned(loop(da.from_array(A, chunks=5), 1), 3)
     ranks = [prepared(fixed, rank) for rank in range(3)]
     assert [prepared(fixed, rank) for rank in range(3)] == ranks
-    for at, step in enumerate(program.steps):
+    for at, step in enumerate(fixed.program.steps):
         works = [each.steps[at].work for each in ranks]
         if isinstance(works[0], Functions):
             made = [making.place for work in works for making in work.makings]
@@ -136,11 +138,7 @@ def test_parts_of_reductions_have_no_header(name: str) -> None:
     build = REDUCED[name]
     with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
         x = da.from_array(A, chunks=4)
-        program, staged = program_of(build(da, build(da, x)))
-    owners = {
-        name: dealt(len(given), 3) for (name, _), given in zip(program.inputs, staged, strict=True)
-    }
-    fixed = plans(program, owners, 3)
+        fixed, owners, staged = planned(build(da, build(da, x)), 3)
     steps = [step for rank in range(3) for step in prepared(fixed, rank).steps]
     shipping = [
         step.work.shipping
@@ -162,8 +160,6 @@ def test_other_parts_have_headers() -> None:
         x = da.from_array(A, chunks=4)
         exact = dgpu.sum(x, method="reproducible")
         for z in (x / (x * 1j).std(), x / dgpu.sum(x * 1j), x + exact, x + x.argmax(0)):
-            program, staged = program_of(z)
-            pairs = zip(program.inputs, staged, strict=True)
-            owners = {name: dealt(len(given), 3) for (name, _), given in pairs}
-            steps = prepared(plans(program, owners, 3), 0).steps
+            fixed, _, _ = planned(z, 3)
+            steps = prepared(fixed, 0).steps
             assert not all(step.is_recordable(NUMPY) for step in steps)

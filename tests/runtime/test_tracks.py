@@ -12,11 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.prepared import prepared
 from dask_dgpu.runtime.tracks import TRACKS, Tracks, places_of
-from graph_opt.model.layout import dealt
-from tests.runtime.test_prepared import program_of
+from tests.runtime.test_prepared import planned
 from tests.support.profiles import examples
 
 Clock = list[int]
@@ -119,13 +117,6 @@ def test_order_of_any_program(program: tuple[int, list[Made]], data: st.DataObje
             assert device.clocks[0] == device.clocks[1] or at >= leaving
 
 
-def steps_of(z: da.Array, size: int) -> Any:
-    program, staged = program_of(z)
-    shares = zip(program.inputs, staged, strict=True)
-    owners = {name: dealt(len(given), size) for (name, _), given in shares}
-    return prepared(plans(program, owners, size), 0)
-
-
 A = np.random.default_rng(2).random((16, 16))
 
 
@@ -143,5 +134,6 @@ A = np.random.default_rng(2).random((16, 16))
 def test_only_independent_transfers_are_on_two_tracks(build: Any, tracks: int) -> None:
     x, y = (da.from_array(each, chunks=(4, 16)) for each in (A, A + 1))
     with dgpu.enable(local_ranks=2, when="always", on_error="raise"):
-        places = steps_of(build(x, y), 2).places
+        fixed, _, _ = planned(build(x, y), 2)
+    places = prepared(fixed, 0).places
     assert len({place.track for place in places.values()}) == tracks
