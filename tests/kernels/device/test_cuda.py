@@ -27,10 +27,11 @@ def test_a_device_works_on_after_it_has_released_memory() -> None:
     device = CudaDevice()
     device.constant(np.array(3.0))
     array = device.zeros(N, "float64")
+    nbytes = array.nbytes
     del array
     device.release()
     assert not device._constants
-    assert cupy.get_default_memory_pool().free_bytes() == 0
+    assert cupy.get_default_memory_pool().free_bytes() < nbytes  # other tests may have cut blocks
     with device.computing():
         array = device.zeros(N, "float64") + device.constant(np.array(3.0))
     device.synchronize()
