@@ -7,6 +7,7 @@ and data. Reading it as bytes takes about a tenth of optimizing it.
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Collection, Iterable, MutableMapping
 from dataclasses import fields
 from functools import partial
@@ -19,7 +20,8 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask_dgpu.planner.present import Present
 from dask_dgpu.planner.stages import Places
 from dask_dgpu.runtime.program import Program
-from graph_opt.dask_graph.renaming import Canonical, IncomparableError, opened, pickled
+from graph_opt.dask_graph.emit import is_gang
+from graph_opt.dask_graph.renaming import TOKEN, Canonical, IncomparableError, opened, pickled
 
 if TYPE_CHECKING:
     from dask_dgpu.planner.optimizer import GraphOptimizer
@@ -28,7 +30,8 @@ logger = logging.getLogger(__name__)
 
 Key = Any
 Kept = MutableMapping[Any, bytes]
-"""Optimized graphs, pickled with numbered tokens; empty if one cannot be kept."""
+"""Optimized graphs, pickled with numbered tokens, and what new ones stand for; empty if one cannot
+be kept."""
 
 
 def optimized(
@@ -48,7 +51,8 @@ def optimized(
         else:
             kept[key] = data = _optimized(optimizer, form, present)
         if data:
-            return opened(form.restored(data), graph.layers, form.arrays)
+            text, stand_for = pickle.loads(data)
+            return opened(form.restored(text, stand_for), graph.layers, form.arrays)
     except IncomparableError as reason:
         logger.debug("a graph is optimized without looking for its structure: %s", reason)
     except Exception:  # the graph itself says what is wrong, with its own names
@@ -96,7 +100,13 @@ def _optimized(optimizer: GraphOptimizer, form: Canonical, present: Present) -> 
     found = optimizer.optimize(numbered, keys, Present(others, places))
     if isinstance(found, HighLevelGraph):
         return b""
-    return pickled(found, numbered.layers, _whole, refer=form.refer)
+    text = pickled(found, numbered.layers, _whole, refer=form.refer)
+    gangs = [(key[0], task.args[0].names) for key, task in found.items() if is_gang(key)]
+    return pickle.dumps((text, {_tokens(gang)[0]: _tokens(*arrays) for gang, arrays in gangs}))
+
+
+def _tokens(*names: str) -> list[bytes]:
+    return TOKEN.findall(" ".join(names).encode())
 
 
 def _whole(obj: Any) -> Any:

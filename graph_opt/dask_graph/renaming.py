@@ -8,7 +8,8 @@
 
 Dask ends the names of arrays with a token, which differs for the same code on other data. The
 optimizer works on a graph with numbered tokens, so that its result holds for every graph with the
-same structure. Tokens that it creates become functions of themselves and of all real tokens.
+same structure. Tokens that it creates become functions of themselves and of the real tokens of what
+they stand for: a gang has the same name in every graph with its arrays.
 
 Numbers that layers pass to the functions of their blocks, such as step sizes, are tokens too
 (:mod:`graph_opt.model.parameter`). NumPy arrays have numbers and stay where they are: the restored
@@ -39,6 +40,9 @@ Key = Any
 Array = Any
 Reference = tuple[Any, ...]
 """The number of an array, then what of it counts."""
+
+Created = Mapping[bytes, Sequence[bytes]]
+"""The tokens that new tokens stand for."""
 
 TOKEN = re.compile(rb"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
 
@@ -100,9 +104,15 @@ class Canonical:
         number = self._numbers.get(id(array))
         return None if number is None else (number,)
 
-    def restored(self, data: bytes) -> bytes:
-        """Return pickled data about this graph with real tokens instead of numbered ones."""
-        return TOKEN.sub(self._restored, data)
+    def restored(self, data: bytes, stand_for: Created | None = None) -> bytes:
+        """Return pickled data about this graph with real tokens instead of numbered ones.
+
+        New tokens ``stand_for`` others, by default for all of the graph.
+        """
+        for token, numbered in (stand_for or {}).items():
+            own = [self._restored_token(each) for each in numbered]
+            self._real[token] = _derived(token, b"".join(own))
+        return TOKEN.sub(lambda match: self._restored_token(match[0]), data)
 
     def key(self, key: Key) -> Key:
         """Return the real key of a key with a numbered token."""
@@ -110,11 +120,9 @@ class Canonical:
         real = self.restored(name.encode()).decode() if isinstance(name, str) else name
         return (real, *index) if isinstance(key, tuple) else real
 
-    def _restored(self, match: re.Match[bytes]) -> bytes:
-        token = match[0]
+    def _restored_token(self, token: bytes) -> bytes:
         if token not in self._real:
-            new = blake2b(token + self._all, digest_size=16)
-            self._real[token] = new.hexdigest().encode()
+            self._real[token] = _derived(token, self._all)
         return self._real[token]
 
     @cached_property
@@ -128,6 +136,11 @@ class Canonical:
     @cached_property
     def _numbers(self) -> dict[int, int]:
         return {id(array): at for at, array in enumerate(self.arrays)}
+
+
+def _derived(token: bytes, real: bytes) -> bytes:
+    """Return the real form of a new token that stands for these ones."""
+    return blake2b(token + real, digest_size=16).hexdigest().encode()
 
 
 class _Arrays:

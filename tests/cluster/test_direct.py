@@ -38,6 +38,7 @@ def x(in_memory: Callable[..., da.Array]) -> da.Array:
 )
 def test_no_task_runs(client, x, tasks_run, make, expected):
     make(x).compute()  # the first run may have to connect
+    eventually(lambda: kept(client) == x.npartitions)  # else its blocks are found
     before, runs = tasks_run(), launched_runs(client)
     z = make(x).persist()
     wait(z)

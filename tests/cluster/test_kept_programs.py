@@ -94,6 +94,23 @@ def test_what_workers_have_is_not_sent_again(client, cluster, in_memory):
     client.run(watch_no_more)
 
 
+def test_an_array_that_is_computed_again_has_the_same_tasks(client, in_memory, caplog):
+    """Dask keeps the tasks of a result for a moment, and warns if the next ones differ."""
+    values = data(1)
+    x = in_memory(values, CHUNK)
+    client.run(watch_launches)
+    for _ in range(5):
+        wait((x @ x).persist())
+        np.testing.assert_allclose(host((x @ x).compute()), values @ values, rtol=1e-12)
+    z = (x @ x).persist()
+    wait(z)
+    before = counted(client)["launches"]
+    np.testing.assert_allclose(host((x @ x).compute()), values @ values, rtol=1e-12)
+    assert counted(client)["launches"] == before  # its blocks are in memory
+    client.run(watch_no_more)
+    assert "different `run_spec`" not in caplog.text
+
+
 @pytest.mark.slow
 def test_a_new_number_in_each_step_is_a_known_program(client, in_memory):
     """Gradient descent, whose step size each step computes anew."""

@@ -11,7 +11,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.core import flatten
-from dask.highlevelgraph import HighLevelGraph
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +20,7 @@ from dask_dgpu.planner import structures
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.present import NOTHING, Present
 from graph_opt.dask_graph.emit import is_gang
+from graph_opt.dask_graph.internals import List, Task, TaskRef
 from tests.graph_opt.dask_graph.test_renaming import PROGRAMS, held
 from tests.support.profiles import examples
 
@@ -188,6 +189,22 @@ def test_names_are_those_of_the_graph_and_no_two_alike():
         assert sum(map(is_gang, tasks)) == 1
     assert not first.keys() & second.keys()
     assert kept.optimized(arrays[0]).keys() == first.keys()  # a second persist finds the results
+
+
+def test_a_gang_has_the_same_name_whatever_reads_its_arrays():
+    """The last layer of ``compute`` has another name each time."""
+    kept, x = Kept(), held(A, 4)
+    z = x @ x
+    found = []
+    for digit in "ab":
+        last = f"finalize-{digit * 32}"
+        task = Task(last, list, List(*map(TaskRef, flatten(z.__dask_keys__()))))
+        layers = {**z.dask.layers, last: MaterializedLayer({last: task})}
+        graph = HighLevelGraph(layers, {**z.dask.dependencies, last: {z.name}})
+        tasks = structures.optimized(optimizer(), graph, {last}, NOTHING, kept.graphs)
+        found.append(set(filter(is_gang, tasks)))
+    assert len(kept.graphs) == len(found[0]) == 1
+    assert found[0] == found[1] == set(filter(is_gang, kept.optimized(z)))
 
 
 def test_programs_have_the_names_of_their_arrays():

@@ -139,13 +139,20 @@ def test_restored_graph_is_the_original(names, seed):
     np.testing.assert_array_equal(np.array(got[0]), np.array(dask.get(graph, keys)[0]))
 
 
-def test_new_tokens_depend_on_all_names():
-    new = pickle.dumps("dgpu-gang-" + "9" * 32)
-    first, second = form(X + 1), form(held(np.ones((7, 5))) + 1)
-    assert first.pickled == second.pickled
-    names = [pickle.loads(each.restored(new)) for each in (first, second, first)]
+def test_new_tokens_depend_on_all_names_or_on_those_that_they_stand_for():
+    gang, numbers = b"9" * 32, [b"%032x" % at for at in range(2)]
+    new = pickle.dumps("dgpu-gang-" + gang.decode())
+    x = held(np.ones((7, 5)))
+    forms = form(X + 1), form(x + 1), form(X + 1)
+    assert len({each.pickled for each in forms}) == 1
+    names = [pickle.loads(each.restored(new)) for each in forms]
     assert names[0] == names[2] != names[1]
-    assert TOKEN.search(names[0].encode())[0] not in (*first.tokens, b"9" * 32)
+    assert TOKEN.search(names[0].encode())[0] not in (*forms[0].tokens, gang)
+    (shared,) = set(form(x + 1).tokens) & set(form(x + 2).tokens)
+    for number in numbers:
+        names = [pickle.loads(form(x + at).restored(new, {gang: [number]})) for at in (1, 2)]
+        is_shared = form(x + 1).tokens[int(number, 16)] == shared
+        assert (names[0] == names[1]) == is_shared
 
 
 def test_known_layers_are_not_copied():
