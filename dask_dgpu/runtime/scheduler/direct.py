@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
-from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.scheduler.blocks import Runs, place_of
-from dask_dgpu.runtime.scheduler.messages import RUNS, send
+from dask_dgpu.runtime.scheduler.messages import no_time, send
 from graph_opt.dask_graph.emit import is_gang
 from graph_opt.dask_graph.internals import List, Task, TaskRef
 
@@ -216,11 +215,8 @@ class _Change:
 
     def finish(self, key: Key, stored: Stored) -> None:
         """Move a task from processing to memory."""
-        now = time()  # Dask's dashboard expects times; those of the steps are shown separately
-        times = [{"action": "transfer", "start": now, "stop": now}]
-        facts = {"startstops": times, "thread": RUNS, **stored._asdict()}
         found, to_clients, to_workers = self.scheduler._transition(
-            key, "memory", self.stimulus_id, **facts
+            key, "memory", self.stimulus_id, **no_time(), **stored._asdict()
         )
         self.recommendations.pop(key, None)
         self.recommendations |= found

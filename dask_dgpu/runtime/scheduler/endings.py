@@ -16,7 +16,7 @@ from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.failure import RankError, pickled
 from dask_dgpu.runtime.observer import Span
 from dask_dgpu.runtime.program import Program
-from dask_dgpu.runtime.scheduler.messages import announce, send
+from dask_dgpu.runtime.scheduler.messages import announce, no_time, send
 from dask_dgpu.runtime.scheduler.recorder import recorders
 from graph_opt.dask_graph.internals import Task
 from graph_opt.dask_graph.plain import Plain
@@ -146,6 +146,7 @@ class Endings:
             cause=run.key,
             exception=pickled(error),
             exception_text=repr(error),
+            **no_time(),
         )
         self.scheduler.transitions(recommendations, stimulus_id=stimulus_id)
 

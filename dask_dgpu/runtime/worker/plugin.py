@@ -18,7 +18,7 @@ from distributed.utils import sync
 
 from dask_dgpu.algorithms.probe import PARTS, Figures
 from dask_dgpu.errors import CommAbortedError, CommError
-from dask_dgpu.runtime.background import ended, guard_current_frames, in_background
+from dask_dgpu.runtime.background import ended, guard_current_frames, in_background, stack_of
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.failure import IN_PROGRAM, failure_of
 from dask_dgpu.runtime.program import Program
@@ -53,8 +53,8 @@ class GangWorkerPlugin(WorkerPlugin):
     """Runs this worker's part of every gang.
 
     ``stage`` tasks deliver blocks, and ``out`` tasks return them. The scheduler launches programs
-    over the workers' streams, in the same order on all. One thread runs them in that order, so that
-    two gangs cannot wait for each other.
+    over the workers' streams, in the same order on all. One thread runs them in that order, so no
+    two gangs wait for each other.
     """
 
     name = PLUGIN
@@ -168,6 +168,8 @@ class GangWorkerPlugin(WorkerPlugin):
             job.give_up()
             if job.phase == "queued":  # else the device may be reading them
                 job.blocks.clear()
+            else:
+                logger.info("gang %s: %s; this rank is at\n%s", key, reason, stack_of(self.thread))
         self.results.pop((key, run_id), None)
         if (key, run_id) in self.stored:
             withdraw(self.worker, self.stored.pop((key, run_id)), f"dgpu-void-{run_id}")
@@ -203,8 +205,7 @@ class GangWorkerPlugin(WorkerPlugin):
         }
 
     def _take(self, key: Key, run_id: int, block: Key) -> dict[str, Any]:
-        blocks = self.results.get((key, run_id), {})
-        found = blocks.get(tuple(block))
+        found = self.results.get((key, run_id), {}).get(tuple(block))
         return {} if found is None else {"block": to_serialize(found)}
 
     async def _examine(self) -> str:
