@@ -12,6 +12,13 @@ STEP = 2
 MOST_CUT = 3
 """Most labels to choose lengths for at a time."""
 
+LEAST_TRAFFIC = 512 << 20
+"""Bytes of a batch of a call that would fit: their transfer takes longer than a batch costs."""
+MOST_OVERLAPPED = 8
+"""Most batches of a call that would fit."""
+READ_AGAIN = 1.02
+"""Most bytes transferred for these batches, over those for one."""
+
 Measure = Callable[[Lengths], float]
 
 
@@ -41,6 +48,23 @@ def choose(notation: Notation, memory: Measure, cost: Measure, room: float) -> L
         free.remove(largest)
         if memory(lengths) <= room:
             return lengths
+
+
+def overlapping(notation: Notation, memory: Measure, traffic: Measure, room: float) -> Lengths:
+    """Return the lengths for a call that fits, so that large transfers hide behind the work.
+
+    The first label of the result is cut whose parts read nearly nothing twice. ``traffic`` returns
+    bytes.
+    """
+    whole = dict(notation.sizes)
+    nbytes = traffic(whole)
+    count = min(MOST_OVERLAPPED, int(nbytes // LEAST_TRAFFIC))
+    for label in notation.labels if count > 1 else ():
+        lengths = whole | {label: -(-whole[label] // count)}
+        several = label in notation.output and notation.batches(lengths) > 1
+        if several and traffic(lengths) <= READ_AGAIN * nbytes and memory(lengths) <= room:
+            return lengths
+    return whole
 
 
 def _fitting(

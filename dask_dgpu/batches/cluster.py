@@ -53,6 +53,11 @@ class Cluster:
         self._windows = Windows(self.client, device, self.copying)
 
     @property
+    def overlaps(self) -> bool:
+        """Whether blocks arrive on GPUs."""
+        return self._windows.on_gpu
+
+    @property
     def ranks(self) -> int:
         """The workers."""
         return max(1, self.optimizer.facts.workers)

@@ -180,14 +180,16 @@ class _Loader:
         return all(self.last[at][0] == places[at] for at in self.stay)
 
     def load(self, tile: Tile) -> list[Any]:
-        """Return the operands of a batch as Dask arrays."""
-        found = []
-        for at, place in enumerate(self._places(tile)):
-            if self.last.get(at, (None,))[0] != place:
+        """Return the operands of a batch as Dask arrays.
+
+        Those that stay are loaded first: they are larger, and windows are made for the first.
+        """
+        places = self._places(tile)
+        for at in sorted(range(len(places)), key=lambda at: at not in self.stay):
+            if self.last.get(at, (None,))[0] != places[at]:
                 self.last.pop(at, None)
-                self.last[at] = place, self._load(at, place)
-            found.append(self.last[at][1])
-        return found
+                self.last[at] = places[at], self._load(at, places[at])
+        return [self.last[at][1] for at in range(len(places))]
 
     def _places(self, tile: Tile) -> list[Any]:
         """Return identity, spans and chunks of each operand."""

@@ -11,7 +11,7 @@ from dask.core import flatten
 from dask.utils import format_bytes
 
 from dask_dgpu.batches.call import Call
-from dask_dgpu.batches.choose import choose
+from dask_dgpu.batches.choose import choose, overlapping
 from dask_dgpu.batches.notation import Lengths
 from dask_dgpu.batches.passes import temporary_bytes
 from dask_dgpu.batches.plan import Plan
@@ -66,6 +66,8 @@ def plan_call(call: Call, room: float) -> Plan:
     lengths = choose(call.notation, call.peak, seconds, room)
     if lengths is None:
         return _plan(call, call.smallest, room, feasible=False)
+    if call.site.overlaps and call.notation.batches(lengths) == 1:
+        lengths = overlapping(call.notation, call.peak, call.traffic, room)
     return _plan(call, lengths, room, feasible=True)
 
 

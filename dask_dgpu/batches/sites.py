@@ -34,6 +34,10 @@ class Site(Protocol):
     is_enabled: bool
 
     @property
+    def overlaps(self) -> bool:
+        """Whether several batches take less time than one, because devices have engines to copy."""
+
+    @property
     def copying(self) -> Executor | None:
         """Threads for copies of large blocks."""
 
@@ -110,6 +114,8 @@ class Here:
 
     optimizer: GraphOptimizer
     is_enabled: bool
+    overlaps = False
+
     in_process: bool = True
     ranks: int = 1
     threads: int = CPU_COUNT
