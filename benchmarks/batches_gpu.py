@@ -2,8 +2,9 @@
 
 Products and transforms are larger than a limit of the GPU's memory, so they go in batches. Pinned
 copies in both directions, copies on the host and a product of arrays on the GPU are measured in the
-same run; the shares are of the time that they alone would take. ``--quick`` has small sizes, and
-without CuPy the same code runs on a worker with NumPy, beside copies in memory.
+same run; the shares are of the time that they alone would take. ``--workers`` more than one takes
+one larger product, within all of the memory. ``--quick`` has small sizes, and without CuPy the same
+code runs on workers with NumPy, beside copies in memory.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ class Sizes:
 
     Parameters
     ----------
-    product, transform, beside : int
-        Sides of the matrices of the product, the transform, and the product beside torch.
+    product, transform, beside, several : int
+        Sides of the matrices of the product, the transform, the product beside torch, and that of
+        several workers.
     values : int
         Numbers of the sum.
     limit : int
@@ -51,6 +53,7 @@ class Sizes:
     product: int
     transform: int
     beside: int
+    several: int
     values: int
     limit: int
     rate: int
@@ -58,8 +61,8 @@ class Sizes:
     repetitions: int
 
 
-FULL = Sizes(65536, 65536, 16384, 16 << 30, 8 << 30, 16384, 1 << 30, 5)
-QUICK = Sizes(384, 256, 128, 1 << 20, 1 << 19, 128, 1 << 20, 1)
+FULL = Sizes(65536, 65536, 16384, 131072, 16 << 30, 8 << 30, 16384, 1 << 30, 5)
+QUICK = Sizes(384, 256, 128, 256, 1 << 20, 1 << 19, 128, 1 << 20, 1)
 
 
 def pinned_rates(nbytes: int, repetitions: int) -> tuple[float, float]:
@@ -121,20 +124,22 @@ def _timed(
 def numbers(shape: tuple[int, ...], seed: int) -> Any:
     """Return random float32 numbers: some rows, repeated, because 64 GiB would take a minute."""
     x = np.empty(shape, "float32")
-    rows = -(-shape[0] // 16)
+    rows = -(-shape[0] // 64)
     x[:rows] = np.random.default_rng(seed).random((rows, *shape[1:]), "float32")
-    for lo in range(rows, shape[0], rows):
-        x[lo : lo + rows] = x[: min(rows, shape[0] - lo)]
+    with ThreadPoolExecutor(THREADS) as executor:
+        for lo in range(rows, shape[0], rows):
+            copy(executor, x[lo : lo + rows], x[: min(rows, shape[0] - lo)])
     return x
 
 
 @dataclass(frozen=True)
 class Bench:
-    """One worker, what it can do, and the figures taken on it."""
+    """Workers, what one of them can do, and the figures taken on them."""
 
     client: Client
     report: Report
     sizes: Sizes
+    workers: int
     to_device: float
     from_device: float
     on_host: float
@@ -149,8 +154,12 @@ class Bench:
         limit: int | None = None,
         repetitions: int = 1,
         **options: Any,
-    ) -> None:
-        """Time a call; ``share`` is the ``least`` seconds that the limits allow over its own."""
+    ) -> Any:
+        """Time a call, and return its result.
+
+        ``share`` is the ``least`` seconds that the limits allow over its own.
+        """
+        found = None
         settings = {} if limit is None else {"memory_limit": limit, "memory_safety_margin": 0}
         with (
             self.report.guard(what),
@@ -160,13 +169,14 @@ class Bench:
             seconds = []
             for _ in range(repetitions):
                 start = time.perf_counter()
-                dgpu.run(op, *arrays, progress=False, **options)
+                found = dgpu.run(op, *arrays, progress=False, **options)
                 seconds.append(time.perf_counter() - start)
             self.report.add(
                 what,
                 seconds,
                 dtype=str(arrays[0].dtype),
                 shape=list(arrays[0].shape),
+                workers=self.workers,
                 limit_bytes=limit,
                 batches=plan.batches,
                 passes=plan.passes,
@@ -175,6 +185,7 @@ class Bench:
                 least_s=least,
                 share=least / median(seconds),
             )
+        return found
 
     def copies(self, to_device: int, from_device: int) -> float:
         """Return the least seconds for copies, which may go in both directions at a time.
@@ -182,14 +193,26 @@ class Bench:
         The arrays are not pinned, so each byte is also copied on the host.
         """
         host = (to_device + from_device) / self.on_host
-        return max(to_device / self.to_device, from_device / self.from_device, host)
+        forth, back = (self.workers * rate for rate in (self.to_device, self.from_device))
+        return max(to_device / forth, from_device / back, host)
 
     def product(self) -> None:
         """Multiply matrices that do not fit, beside the GPU's own rate."""
-        n = self.sizes.product
+        self._product(self.sizes.product, self.sizes.limit)
+
+    def product_of_several(self) -> None:
+        """Multiply matrices within the memory of all workers, beside their rate."""
+        with dgpu.enable(self.client):
+            dgpu.warmup(self.client)  # they connect
+        self._product(self.sizes.several, None)
+
+    def _product(self, n: int, limit: int | None) -> None:
         x, y = (numbers((n, n), seed) for seed in range(2))
-        least = max(2 * n**3 / self.rate, self.copies(2 * x.nbytes, x.nbytes))
-        self.call("product", least, "matmul", x, y, limit=self.sizes.limit)
+        work = 2 * n**3 / (self.workers * self.rate)
+        least = max(work, self.copies(2 * x.nbytes, x.nbytes))
+        found = self.call("product", least, "matmul", x, y, limit=limit)
+        for i, j in np.random.default_rng(2).integers(n, size=(8, 2)):
+            np.testing.assert_allclose(found[i, j], x[i] @ y[:, j].copy(), rtol=1e-4)
 
     def transform(self) -> None:
         """Transform a matrix that does not fit: each pass moves all of it both ways."""
@@ -219,27 +242,30 @@ def main() -> None:
     parser = options(__doc__, OUT)
     parser.add_argument("--rmm-pool", default="12GB", help="what the GPU's pool begins with")
     parser.add_argument("--protocol", choices=("tcp", "ucx"), default="tcp", help="on GPUs")
+    parser.add_argument("--workers", type=int, default=1, help="GPUs")
     given = parser.parse_args()
     sizes = QUICK if given.quick else FULL
     given.device = "cpu" if find_spec("cupy") is None else "cuda"
     report = Report(given.out, 1)
-    with cluster_of(given, 1) as client:
-        forth, back = _on_worker(client, pinned_rates, sizes.copy, sizes.repetitions)
+    with cluster_of(given, given.workers) as client:
+        forth, back = _on_workers(client, pinned_rates, sizes.copy, sizes.repetitions)
         libraries = RATES[given.device].values()
-        rate = max(_on_worker(client, each, sizes.rate, "float32") for each in libraries)
+        rate = max(_on_workers(client, each, sizes.rate, "float32")[0] for each in libraries)
         report.add("pinned copies", to_device=forth / 1e9, from_device=back / 1e9)
         on_host = host_rate(sizes.copy, sizes.repetitions)
         report.add("copies on the host", rate=on_host / 1e9)
         report.add("product on the GPU", n=sizes.rate, dtype="float32", tflops=rate / 1e12)
-        bench = Bench(client, report, sizes, forth, back, on_host, rate)
-        for figure in (bench.product, bench.transform, bench.sum, bench.beside_torch):
+        bench = Bench(client, report, sizes, given.workers, forth, back, on_host, rate)
+        one = (bench.product, bench.transform, bench.sum, bench.beside_torch)
+        for figure in one if given.workers == 1 else (bench.product_of_several,):
             figure()
     report.print()
 
 
-def _on_worker(client: Client, function: Callable[..., Any], *arguments: Any) -> Any:
-    (found,) = client.run(function, *arguments).values()
-    return found
+def _on_workers(client: Client, function: Callable[..., Any], *arguments: Any) -> list[float]:
+    """Call a function of rates on all workers at once; return the mean of each rate."""
+    found = client.run(function, *arguments).values()
+    return [float(rate) for rate in np.atleast_2d([np.atleast_1d(each) for each in found]).mean(0)]
 
 
 if __name__ == "__main__":

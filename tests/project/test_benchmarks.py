@@ -645,3 +645,6 @@ def test_batches_gpu_writes_every_figure(tmp_path: Path) -> None:
     product, transform, *_ = lines[len(limits) :]
     assert product["batches"] > 1
     assert transform["passes"] == 2
+    several = lines_of(tmp_path / "several.jsonl", "batches_gpu.py", "--quick", "--workers", "2")
+    assert [line["what"] for line in several] == [*limits, "product"]
+    assert several[-1]["workers"] == 2
