@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise, product
 from typing import Any
 from uuid import uuid4
@@ -15,6 +15,8 @@ from graph_opt.model.layout import cuts_of
 
 Chunks = tuple[tuple[int, ...], ...]
 Region = tuple[slice, ...]
+Room = Callable[[Region], Any]
+"""Returns the host memory for a block."""
 
 
 def array_of(

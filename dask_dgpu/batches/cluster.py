@@ -16,7 +16,7 @@ from uuid import uuid4
 import numpy as np
 from dask.array.core import Array
 
-from dask_dgpu.batches.blocks import Chunks, Region, array_of, on_host, regions
+from dask_dgpu.batches.blocks import Chunks, Region, Room, array_of, on_host, regions
 from dask_dgpu.batches.copying import THREADS
 from dask_dgpu.batches.windows.client import LEAST, LostError, Windows, together
 from dask_dgpu.planner.optimizer import GraphOptimizer
@@ -142,8 +142,11 @@ class Cluster:
         self._started[started.name] = started
         return started
 
-    def blocks(self, handle: Array) -> Iterator[tuple[Region, Any]]:
-        """Yield blocks in the order in which they are ready."""
+    def blocks(self, handle: Array, room: Room | None = None) -> Iterator[tuple[Region, Any]]:
+        """Yield blocks in the order in which they are ready.
+
+        Those that come through windows are written to their ``room``, if there is one.
+        """
         from distributed import as_completed
 
         graph = dict(handle.dask)
@@ -153,15 +156,21 @@ class Cluster:
         near = largest >= LEAST and not handle.dtype.hasobject
         with self._no_loss():
             for batch in as_completed(futures, with_results=not near).batches():
+                rooms: dict[Any, Any] = {}
                 if near:
-                    batch = self.client.sync(self._receive_all, batch, largest)
+                    if room is not None:
+                        rooms = {each.key: room(places[each.key]) for each in batch}
+                    batch = self.client.sync(self._receive_all, batch, largest, rooms)
                 for future, block in batch:
                     if isinstance(block, BaseException):  # of futures that somebody cancelled
                         raise block
-                    yield places[future.key], on_host(block)
+                    there = block is not None and block is rooms.get(future.key)
+                    yield places[future.key], None if there else on_host(block)
         self._started.pop(handle.name, None)
 
-    async def _receive_all(self, futures: Sequence[Any], nbytes: int) -> list[tuple[Any, Any]]:
+    async def _receive_all(
+        self, futures: Sequence[Any], nbytes: int, rooms: Mapping[Any, Any]
+    ) -> list[tuple[Any, Any]]:
         """Return blocks of at most so many bytes with their futures, from all workers at once."""
         client: Any = self.client
         done = [future.key for future in futures if future.status == "finished"]
@@ -170,7 +179,8 @@ class Cluster:
         async def receive(future: Any) -> Any:
             addresses = holders.get(future.key)
             if addresses:
-                block = await self._windows.receive(addresses[0], future.key, nbytes)
+                room = rooms.get(future.key)
+                block = await self._windows.receive(addresses[0], future.key, nbytes, room)
                 if block is not None:
                     return block
             return await future._result()

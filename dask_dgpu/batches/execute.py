@@ -21,15 +21,18 @@ from dask_dgpu.batches.sink import Sink
 from dask_dgpu.batches.windows.client import LostError
 
 
-def execute(call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool) -> None:
+def execute(
+    call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool, new: bool = False
+) -> None:
     """Compute a call and write its result; a batch that fails writes nothing.
 
     After a ``MemoryError`` or the loss of a worker the parts that are not written are computed in
-    smaller batches, once. The error of a batch gets a note that says how many parts were written.
+    smaller batches, once. The error of a batch gets a note that says how many parts were written. A
+    ``new`` array for the result is nobody else's, nor an operand.
     """
     if prod(call.shape) == 0:
         return
-    sink = Sink(call.notation, call.shape, call.dtype, out, call.site.copying)
+    sink = Sink(call.notation, call.shape, call.dtype, out, call.site.copying, new=new)
     work = _Work(call, sink, shared, progress)
     try:
         if work.is_done(plan.batches, call.notation.tiles(plan.lengths), plan.lengths):
@@ -152,7 +155,7 @@ class _Work:
             return
         if call.adds_on_devices:  # to the results of all batches of this part
             tile = call.notation.summed(tile)
-        self.sink.add(tile, list(site.blocks(batch.handle)))
+        self.sink.add(tile, list(site.blocks(batch.handle, self.sink.room(tile))))
 
 
 def _result(call: Call, arrays: Sequence[Any], tile: Tile) -> Any:

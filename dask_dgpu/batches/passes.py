@@ -104,19 +104,31 @@ def temporary_bytes(calls: Sequence[Call]) -> int:
 
 
 def execute_passes(
-    calls: Sequence[Call], plan: Plan, out: Any, shared: Shared, *, progress: bool
+    calls: Sequence[Call],
+    plan: Plan,
+    out: Any,
+    shared: Shared,
+    *,
+    progress: bool,
+    new: bool = False,
 ) -> None:
     """Compute calls that follow each other; write the result of the last one to ``out``.
 
     The others write to ``out`` too if it is a NumPy array of their shape and dtype, or else over
-    the result before them if it is temporary, or to a new temporary array.
+    the result before them if it is temporary, or to a new temporary array. A ``new`` array ``out``
+    is nobody else's, nor an operand.
     """
     source: Any = None
     for at, (call, each) in enumerate(zip(calls, plan.pass_plans or (plan,), strict=True), 1):
         target = out if at == len(calls) else _target(call, out, source)
         try:
             execute(
-                call.reading(source) if at > 1 else call, each, target, shared, progress=progress
+                call.reading(source) if at > 1 else call,
+                each,
+                target,
+                shared,
+                progress=progress,
+                new=target is not source and (new or target is not out),
             )
         except Exception as error:
             if len(calls) > 1:

@@ -202,7 +202,7 @@ def compute(
     if not found.feasible:
         raise DgpuError(f"{found.title} does not fit: {found.advice}")
     result = _target(out, call.shape, call.dtype, template)
-    execute_passes(calls, found, result, shared, progress=progress)
+    execute_passes(calls, found, result, shared, progress=progress, new=out is None)
     return _given_back(result, out)
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.batches.blocks import Region
+from dask_dgpu.batches.blocks import Region, Room
 from dask_dgpu.batches.copying import copy
 from dask_dgpu.batches.notation import Notation, Span, Tile
 from dask_dgpu.batches.rules import Shape
 from graph_opt.model.layout import is_inexact
 
 Blocks = Iterable[tuple[Region, Any]]
+"""Places and blocks; a block is None if it is already in its place."""
 Spans = tuple[Span, ...]
 
 ROWS = 1 << 16
@@ -25,7 +26,8 @@ ROWS = 1 << 16
 class Sink:
     """Writes the result of a call, each part once all of its batches are there.
 
-    Threads of ``copying`` share the copies of large blocks.
+    Threads of ``copying`` share the copies of large blocks. Nothing but this call reads or keeps an
+    ``out`` that is ``new``, so parts of it may be written that are not complete.
     """
 
     def __init__(
@@ -35,23 +37,32 @@ class Sink:
         dtype: np.dtype[Any],
         out: Any,
         copying: Executor | None = None,
+        *,
+        new: bool = False,
     ) -> None:
         self.notation = notation
         self.shape = shape
         self.dtype = dtype
         self.out = out
         self._copying = copying
+        self._new = new and isinstance(out, np.ndarray)
         self.written: set[Spans] = set()
         self.is_writing = False
         self._sum: Sum | None = None
         self._spans: Spans = ()
         self._elements = prod(notation.sizes[label] for label in notation.contracted)
 
+    def room(self, tile: Tile) -> Room | None:
+        """Return the memory for each block of a batch, if it may be written at once."""
+        if not (self._new and self._is_whole(tile)):
+            return None
+        spans = self.notation.write_spans(self.shape, tile)
+        return lambda region: self.out[_place(spans, region)]
+
     def add(self, tile: Tile, blocks: Blocks) -> None:
         """Take the result of a batch."""
         spans = self.notation.write_spans(self.shape, tile)
-        contracted = self.notation.contracted
-        if all(tile[label] == (0, self.notation.sizes[label]) for label in contracted):
+        if self._is_whole(tile):
             self._write(spans, blocks)
             return
         if self._sum is None or spans != self._spans:
@@ -59,7 +70,8 @@ class Sink:
             self._spans = spans
             shape = tuple(hi - lo for lo, hi in spans)
             self._sum = Sum(shape, self.dtype, self.notation.combine)
-        counted = prod(tile[label][1] - tile[label][0] for label in contracted)
+        lengths = (tile[label][1] - tile[label][0] for label in self.notation.contracted)
+        counted = prod(lengths)
         weight = counted / max(1, self._elements)
         for region, block in blocks:
             self._sum.add(region, block, weight)
@@ -75,14 +87,16 @@ class Sink:
         """Forget the sum that is open."""
         self._sum = None
 
+    def _is_whole(self, tile: Tile) -> bool:
+        """Whether a batch has all terms of its sums."""
+        sizes = self.notation.sizes
+        return all(tile[label] == (0, sizes[label]) for label in self.notation.contracted)
+
     def _write(self, spans: Spans, blocks: Blocks) -> None:
         self.is_writing = True
         for region, block in blocks:
-            place = tuple(
-                slice(lo + part.start, lo + part.stop)
-                for (lo, _), part in zip(spans, region, strict=True)
-            )
-            self._copy(place, block)
+            if block is not None:
+                self._copy(_place(spans, region), block)
         self.written.add(spans)
         self.is_writing = False
 
@@ -92,6 +106,13 @@ class Sink:
             copy(self._copying, self.out[place], block)
         else:
             self.out[place] = block
+
+
+def _place(spans: Spans, region: Region) -> Region:
+    """Return where a block of a part of the result is in all of it."""
+    return tuple(
+        slice(lo + part.start, lo + part.stop) for (lo, _), part in zip(spans, region, strict=True)
+    )
 
 
 class Sum:

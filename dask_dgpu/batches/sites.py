@@ -15,7 +15,7 @@ from dask.array.core import Array
 from dask.system import CPU_COUNT
 
 from dask_dgpu.arguments import check_client
-from dask_dgpu.batches.blocks import Chunks, Region, array_of, on_host, regions
+from dask_dgpu.batches.blocks import Chunks, Region, Room, array_of, on_host, regions
 from dask_dgpu.batches.cluster import Cluster
 from dask_dgpu.environment.facts import ALONE, current_client, gather
 from dask_dgpu.environment.settings import read
@@ -62,8 +62,11 @@ class Site(Protocol):
     def start(self, result: Array) -> Any:
         """Begin to compute an array; return a handle."""
 
-    def blocks(self, handle: Any) -> Iterator[tuple[Region, Any]]:
-        """Yield the blocks of an array as host arrays, with their places; raise its error."""
+    def blocks(self, handle: Any, room: Room | None = None) -> Iterator[tuple[Region, Any]]:
+        """Yield the blocks of an array as host arrays, with their places; raise its error.
+
+        Blocks may be written to their ``room`` in host memory. Then ``None`` is yielded.
+        """
 
     def wait(self, handle: Any) -> None:
         """Wait for an array; raise its error."""
@@ -142,7 +145,9 @@ class Here:
         """Begin to compute in a thread."""
         return self._computing.submit(result.persist, scheduler="threads")
 
-    def blocks(self, handle: Future[Array]) -> Iterator[tuple[Region, Any]]:
+    def blocks(
+        self, handle: Future[Array], room: Room | None = None
+    ) -> Iterator[tuple[Region, Any]]:
         """Wait for the array, and yield its blocks."""
         found = handle.result()
         graph = dict(found.dask)

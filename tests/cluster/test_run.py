@@ -62,9 +62,9 @@ def test_parts_of_a_contraction_are_added_on_the_workers(
     fetched: list[Any] = []
     fetch = Cluster.blocks
 
-    def fetching(self: Cluster, handle: Any) -> Any:
+    def fetching(self: Cluster, handle: Any, *room: Any) -> Any:
         fetched.append(handle.shape)
-        return fetch(self, handle)
+        return fetch(self, handle, *room)
 
     monkeypatch.setattr(Cluster, "blocks", fetching)
     with dgpu.enable(client, **SETTINGS, memory_limit="300 kiB", memory_safety_margin=0):

@@ -104,6 +104,27 @@ def test_a_call_for_all_blocks_of_an_operand_on_a_worker(
     assert calls.count("given") == workers
 
 
+@pytest.mark.parametrize("limit", [None, pytest.param("250 kiB", marks=pytest.mark.slow)])
+def test_blocks_are_received_in_a_new_result_and_not_in_a_users(
+    client: Client, limit: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged: list[tuple[int, ...]] = []
+    array = windows.Staging.array
+
+    def noted(self: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        staged.append(shape)
+        return array(self, shape, dtype)
+
+    monkeypatch.setattr(windows.Staging, "array", noted)
+    out = np.empty((203, 203))
+    with dgpu.enable(client, **SETTINGS, memory_limit=limit, memory_safety_margin=0):
+        np.testing.assert_allclose(dgpu.run("matmul", X, X.T), X @ X.T, rtol=1e-12)
+        assert staged == []
+        dgpu.run("matmul", X, X.T, out=out)
+        assert sum(rows * columns for rows, columns in staged) == out.size
+    np.testing.assert_allclose(out, X @ X.T, rtol=1e-12)
+
+
 def test_a_failure_here_ends_the_call_there(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

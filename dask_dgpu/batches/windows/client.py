@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 LEAST = 1 << 20
 """Bytes from which a block goes through a window: for fewer, Dask's own transfer is as fast."""
 
-MOST_SLOT = {"cpu": 4 << 20, "cuda": 64 << 20}
+MOST_SLOT = {"cpu": 4 << 20, "cuda": 32 << 20}
 """Bytes of the largest slots: pinning takes 0.3 s a GiB, and they count in a worker's memory."""
 LEAST_SLOT = 1 << 20
-SHARE = 32
+SHARE = 64
 """Slots that the first block or blocks to go through a window fill."""
 
 MOST_PUMPS = 64
@@ -106,14 +106,18 @@ class Windows:
         sent = await self._both((address, "to"), size, fill, taken, kinds, on_gpu)
         return sent
 
-    async def receive(self, address: str, key: Key, nbytes: int) -> Any:
-        """Return a block of a worker, of about so many bytes; None if Dask must fetch it."""
+    async def receive(self, address: str, key: Key, nbytes: int, room: Any = None) -> Any:
+        """Return a block of a worker, of about so many bytes; None if Dask must fetch it.
+
+        It is written to ``room``, an array of its shape and dtype, if there is one.
+        """
         if await self._way((address, "from"), nbytes) is None:
             return None
         kind = await self._run(address, kind_of, key)
         if kind is None:
             return None
-        block = self._staging.array(*kind)
+        fits = room is not None and (room.shape, room.dtype) == kind
+        block = room if fits else self._staging.array(*kind)
         await self._both((address, "from"), nbytes, partial(self._empty, kind, block), given, key)
         return block
 
