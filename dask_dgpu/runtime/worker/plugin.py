@@ -280,8 +280,7 @@ class GangWorkerPlugin(WorkerPlugin):
 
     def _finish(self, job: Job, blocks: dict[Key, Array]) -> None:
         """Store results, and report the end; on the event loop, as all that may give up a run."""
-        name = (job.key, job.run_id)
-        if self.jobs.pop(name, None) is None:  # given up
+        if self.jobs.pop(name := (job.key, job.run_id), None) is None:  # given up
             return
         self.results[name] = blocks
         results: dict[Key, Any] = {out: blocks[block] for block, out in job.outs}
