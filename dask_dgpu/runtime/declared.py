@@ -16,6 +16,7 @@ import numpy as np
 from dask_dgpu.comm.common import contiguous
 from dask_dgpu.errors import UndeclaredTypeError
 from dask_dgpu.kernels.device import Device
+from dask_dgpu.kernels.fused.typed import typed
 from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.partial import Partial
 from dask_dgpu.operations.value import Value, conforming
@@ -30,11 +31,19 @@ from graph_opt.dask_graph.internals import (
     _cumsum_merge,
     _enforce_dtype,
     arg_agg,
+    arg_chunk,
     getitem,
 )
 from graph_opt.dask_graph.nodes import Operand
 from graph_opt.dask_graph.parse import DTYPES, function_name, unwrapped
-from graph_opt.dask_graph.reductions import AGGREGATES, SUMS, Chunked, bound, read_chunk
+from graph_opt.dask_graph.reductions import (
+    AGGREGATES,
+    EXTREMES,
+    SUMS,
+    Chunked,
+    bound,
+    read_chunk,
+)
 from graph_opt.model.blockwork import OPAQUE
 from graph_opt.model.layout import NUMPY, Index, dtype_named
 from graph_opt.pieces.sum import MODULE
@@ -142,6 +151,36 @@ class Parts(NamedTuple):
         return found
 
 
+class Fields(NamedTuple):
+    """The part of a reduction of one block of NumPy: an array with fields, with their dtypes."""
+
+    name: str
+    fields: tuple[tuple[str, str], ...]
+    shape: tuple[int, ...]
+    container: str = NUMPY
+
+    def packed(self, block: Any, device: Device) -> Any:
+        """Return a block as bytes; raise if it is not as declared."""
+        if type(block) is not np.ndarray or block.dtype != self.dtype or block.shape != self.shape:
+            kind = getattr(block, "dtype", type(block).__name__)
+            wanted = f"expected a block of {self.name} with {self.dtype} of {self.shape}"
+            raise UndeclaredTypeError(f"{wanted}, got {kind} of {np.shape(block)}")
+        return contiguous(block).reshape(-1).view(np.uint8)
+
+    def awaited(self, device: Device) -> tuple[Any, Any]:
+        """Return a block that has still to be received, and the bytes to receive."""
+        block = np.empty(self.shape, self.dtype)
+        return block, block.reshape(-1).view(np.uint8)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of an element."""
+        return np.dtype(list(self.fields))
+
+
+Known = Form | Parts | Fields
+
+
 def _padded(array: tuple[str, str, tuple[int, ...]]) -> int:
     """Return the bytes of an array in a message, where the next one is aligned."""
     _, dtype, shape = array
@@ -150,7 +189,7 @@ def _padded(array: tuple[str, str, tuple[int, ...]]) -> int:
 
 def parts_of(
     name: str, value: Value, index: Index, function: Any, sources: Sequence[Value]
-) -> Parts | None:
+) -> Parts | Fields | None:
     """Return what a block function returns, ``None`` if it is no known part of a reduction.
 
     It has the layout of Dask's chunk functions, and of :class:`dask_dgpu.runtime.fused.Fused`,
@@ -162,6 +201,12 @@ def parts_of(
         large = ("large", "rest") if options["result"] == "float64" else ()
         sums = [(key, "float64", shape) for key in ("sums", "compensations", *large)]
         return Parts(name, (*sums, ("count", "int64", ())), container, summed=True)
+    values = _values_searched(function, sources)
+    if values is not None:
+        fields = ("vals", values), ("arg", "int64")
+        if container == NUMPY:
+            return Fields(name, fields, shape)
+        return Parts(name, tuple((*field, shape) for field in fields), container)
     chunked = _chunked(function, sources)
     if chunked is None or chunked.dtype is None:
         return None
@@ -182,6 +227,26 @@ def _summed(function: Any) -> Mapping[str, Any] | None:
     if not compensated or function_name(last) != f"{MODULE}.sum_block":
         return None
     return options if dtype_named(options["result"]).kind != "c" else None
+
+
+def _values_searched(function: Any, sources: Sequence[Value]) -> str | None:
+    """Return the dtype of the values of which a function finds the place of the least or greatest.
+
+    ``None`` for other functions, and if it is not known.
+    """
+    last = unwrapped(last_function(function))
+    if isinstance(last, Fused):
+        fusion = last.fusion
+        if fusion.chunked is None or fusion.chunked.function not in EXTREMES or fusion.cut:
+            return None
+        shapes = [(1,) * len(source.cuts) for source in sources]
+        dtypes = [dtype_named(each) for each in fusion.dtypes]
+        dtype = typed(fusion.expression, dtypes, shapes)[fusion.expression.results[0]].dtype.name
+    elif len(sources) == 1 and bound(last)[0] is arg_chunk:
+        dtype = sources[0].dtype
+    else:
+        return None
+    return dtype if dtype in NUMBERS else None
 
 
 def _chunked(function: Any, sources: Sequence[Value]) -> Chunked | None:

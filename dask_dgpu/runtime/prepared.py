@@ -16,7 +16,7 @@ from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.value import Collective, Local, Shipment
 from dask_dgpu.runtime.blockworks import Call, Key
 from dask_dgpu.runtime.calls import overwritten, together
-from dask_dgpu.runtime.declared import Form, Parts, form_of, parts_of, returns_array
+from dask_dgpu.runtime.declared import Known, form_of, parts_of, returns_array
 from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.ship import Shipping
@@ -155,10 +155,10 @@ class _Preparing:
             together([call.function for call in calls.values()]),
         )
 
-    def _forms(self, shipments: Sequence[Shipment]) -> dict[Block, Form | Parts]:
+    def _forms(self, shipments: Sequence[Shipment]) -> dict[Block, Known]:
         """Return what shipped blocks are, of those that are known to be as declared."""
         program = self.plans.program
-        found: dict[Block, Form | Parts] = {}
+        found: dict[Block, Known] = {}
         for number in {each.value for each in shipments}:
             name = program.names[number]
             blocks = [each.index for each in shipments if each.value == number]

@@ -25,7 +25,7 @@ import numpy as np
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.value import Blocks, Shipment, container_of
-from dask_dgpu.runtime.declared import Form, Parts
+from dask_dgpu.runtime.declared import Known
 from dask_dgpu.runtime.placement import Block
 from graph_opt.model.layout import CUPY, NUMPY
 
@@ -57,14 +57,14 @@ class Shipping:
 
     out: tuple[Shipment, ...]
     expected: tuple[Shipment, ...]
-    known: Mapping[Block, Form | Parts] = field(default_factory=dict)
+    known: Mapping[Block, Known] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls,
         shipments: Sequence[Shipment],
         rank: int,
-        known: Callable[[Sequence[Shipment]], Mapping[Block, Form | Parts]] = lambda _: {},
+        known: Callable[[Sequence[Shipment]], Mapping[Block, Known]] = lambda _: {},
     ) -> Shipping | None:
         """Return a rank's part of shipments, ``None`` if it has none.
 

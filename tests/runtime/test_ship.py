@@ -16,7 +16,7 @@ from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.partial import Partial
 from dask_dgpu.operations.value import Local, Shipment
-from dask_dgpu.runtime.declared import Form, Parts, returns_array
+from dask_dgpu.runtime.declared import Fields, Form, Parts, returns_array
 from dask_dgpu.runtime.ship import HEADER, Shipping, ship
 from graph_opt.model.layout import NUMPY
 from tests.support.recording import RecordingComm
@@ -72,6 +72,7 @@ PARTS = Parts(
 )
 PAIR = (("sums", "float64", (5, 1)), ("compensations", "float64", (5, 1)), ("count", "int64", ()))
 SUMMED = Parts("x", PAIR, NUMPY, summed=True)
+FIELDS = Fields("x", (("vals", "float32"), ("arg", "int64")), (2, 1, 3))
 
 
 def part_of(seed: int) -> dict[str, Any]:
@@ -112,9 +113,29 @@ def test_parts_of_reductions_arrive_as_one_message() -> None:
     assert (partial.count, partial.container, partial.parts) == (7, NUMPY, 1)
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_values_with_their_places_arrive_as_one_message(order: Any) -> None:
+    block = np.zeros((2, 1, 3), FIELDS.dtype, order)
+    block["vals"], block["arg"] = np.arange(6).reshape(2, 1, 3) / 3, 7
+
+    def rank(comm: Any) -> Any:
+        shipping = Shipping.of([Shipment(0, (), 0, 1)], comm.rank, lambda _: {(0, ()): FIELDS})
+        recorded = RecordingComm(comm)
+        mine = {0: {(): block} if comm.rank == 0 else {}}
+        return ship(shipping, recorded, HostDevice(), mine), recorded.ledger.bytes_sent
+
+    (_, sent), (found, _) = run_local(2, rank)
+    assert sent == 6 * 12
+    np.testing.assert_array_equal(found[0, ()], block)
+
+
 @pytest.mark.parametrize(
     ("block", "form", "error"),
     [
+        (np.zeros((2, 1, 3), "float32"), FIELDS, UndeclaredTypeError),
+        (np.zeros((2, 3), FIELDS.dtype), FIELDS, UndeclaredTypeError),
+        (np.ma.zeros((2, 1, 3), FIELDS.dtype), FIELDS, UndeclaredTypeError),
+        ({"vals": np.zeros((2, 1, 3), "f4"), "arg": 1}, FIELDS, UndeclaredTypeError),
         (np.ones((1, 3)), PARTS, UndeclaredTypeError),
         ({"total": np.ones((1, 3), "f4"), "n": np.ones((1, 3), int)}, PARTS, UndeclaredTypeError),
         (part_of(1) | {"M": np.ones((1, 3, 2))}, PARTS, UndeclaredShapeError),
@@ -130,7 +151,7 @@ def test_parts_of_reductions_arrive_as_one_message() -> None:
     ],
 )
 def test_other_parts_than_declared_are_refused(
-    block: Any, form: Parts, error: type[Exception]
+    block: Any, form: Parts | Fields, error: type[Exception]
 ) -> None:
     shipping = Shipping.of([Shipment(0, (), 0, 1)], 0, lambda _: {(0, ()): form})
     with pytest.raises(error):
