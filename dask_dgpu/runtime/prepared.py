@@ -16,7 +16,8 @@ from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.value import Collective, Local, Shipment
 from dask_dgpu.runtime.blockworks import Call, Key
 from dask_dgpu.runtime.calls import overwritten, together
-from dask_dgpu.runtime.declared import Known, form_of, parts_of, returns_array
+from dask_dgpu.runtime.declared import combined, combines, form_of, parts_of, returns_array
+from dask_dgpu.runtime.forms import Fields, Known, Parts
 from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.ship import Shipping
@@ -167,15 +168,26 @@ class _Preparing:
             if name in self.plans.makings:
                 calls = program.blockworks.calls(name, blocks)
                 for index in blocks:
-                    function, reads = calls[index]
-                    sources = [self.values[key[0]] for key in reads]
-                    parts = parts_of(label(name), self.values[name], index, function, sources)
-                    if parts is not None:
-                        found[number, index] = parts
+                    part = self._part(name, index, calls[index])
+                    if part is not None:
+                        found[number, index] = part
                 blocks = [index for index in blocks if returns_array(calls[index].function)]
             forms = {index: form_of(label(name), self.values[name], index) for index in blocks}
             found |= {(number, index): form for index, form in forms.items() if form is not None}
         return found
+
+    def _part(self, name: str, index: Index, call: Call) -> Parts | Fields | None:
+        """Return which part of a reduction a call returns, if it is known."""
+        function, reads = call
+        sources = [self.values[key[0]] for key in reads]
+        found = parts_of(label(name), self.values[name], index, function, sources)
+        first, *place = reads[0] if reads else (None,)
+        if found is not None or first not in self.plans.makings or not combines(function):
+            return found
+        source = tuple(place)
+        (below,) = self.plans.program.blockworks.calls(first, [source]).values()
+        part = self._part(first, source, below)
+        return None if part is None else combined(part, label(name), self.values[name], index)
 
     def _making(self, index: Index, call: Call, ending: Collection[Key]) -> Making:
         reads = tuple((self.plans.numbers[key[0]], key[1:]) for key in call.reads)

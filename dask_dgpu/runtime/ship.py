@@ -25,7 +25,7 @@ import numpy as np
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.value import Blocks, Shipment, container_of
-from dask_dgpu.runtime.declared import Known
+from dask_dgpu.runtime.forms import Known
 from dask_dgpu.runtime.placement import Block
 from graph_opt.model.layout import CUPY, NUMPY
 

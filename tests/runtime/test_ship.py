@@ -16,7 +16,8 @@ from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.partial import Partial
 from dask_dgpu.operations.value import Local, Shipment
-from dask_dgpu.runtime.declared import Fields, Form, Parts, returns_array
+from dask_dgpu.runtime.declared import returns_array
+from dask_dgpu.runtime.forms import Fields, Form, Parts
 from dask_dgpu.runtime.ship import HEADER, Shipping, ship
 from graph_opt.model.layout import NUMPY
 from tests.support.recording import RecordingComm
