@@ -148,8 +148,9 @@ def _values_searched(function: Any, sources: Sequence[Value]) -> str | None:
         fusion = last.fusion
         if fusion.chunked is None or fusion.chunked.function not in EXTREMES or fusion.cut:
             return None
-        shapes = [(1,) * len(source.cuts) for source in sources]
         dtypes = [dtype_named(each) for each in fusion.dtypes]
+        # dtypes do not depend on shapes, and sources may be in another order than inputs
+        shapes = [(1,) * max(len(source.cuts) for source in sources)] * len(dtypes)
         dtype = typed(fusion.expression, dtypes, shapes)[fusion.expression.results[0]].dtype.name
     elif len(sources) == 1 and bound(last)[0] is arg_chunk:
         dtype = sources[0].dtype

@@ -128,6 +128,7 @@ REDUCED: dict[str, Any] = {
     "place": lambda xp, x: x - xp.argmax(x, axis=0) / 9,
     "place in all": lambda xp, x: x + xp.argmin(x) / 999,
     "place in an expression": lambda xp, x: x + xp.argmin(xp.abs(x - 0.5), axis=1)[:, None],
+    "place in a broadcast": lambda xp, x: x + xp.argmax(abs(xp.mean(x, 0) - x), axis=0) / 9,
     "place without NaN": lambda xp, x: x - xp.nanargmax(xp.where(x > 0.9, np.nan, x), axis=0),
     "place of an integer": lambda xp, x: x + xp.argmax((x * 9).astype("int16"), axis=1)[None],
     "place of a boolean": lambda xp, x: x + xp.argmax(x > 0.3, axis=1)[None],
