@@ -265,7 +265,7 @@ def main() -> None:
 def _on_workers(client: Client, function: Callable[..., Any], *arguments: Any) -> list[float]:
     """Call a function of rates on all workers at once; return the mean of each rate."""
     found = client.run(function, *arguments).values()
-    return [float(rate) for rate in np.atleast_2d([np.atleast_1d(each) for each in found]).mean(0)]
+    return [float(rate) for rate in np.mean([np.atleast_1d(each) for each in found], axis=0)]
 
 
 if __name__ == "__main__":

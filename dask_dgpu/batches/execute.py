@@ -21,9 +21,7 @@ from dask_dgpu.batches.sink import Sink
 from dask_dgpu.batches.windows.client import LostError
 
 
-def execute(
-    call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool, new: bool = False
-) -> None:
+def execute(call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool, new: bool) -> None:
     """Compute a call and write its result; a batch that fails writes nothing.
 
     After a ``MemoryError`` or the loss of a worker the parts that are not written are computed in

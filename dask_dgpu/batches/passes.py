@@ -110,7 +110,7 @@ def execute_passes(
     shared: Shared,
     *,
     progress: bool,
-    new: bool = False,
+    new: bool,
 ) -> None:
     """Compute calls that follow each other; write the result of the last one to ``out``.
 

@@ -36,9 +36,9 @@ class Sink:
         shape: Shape,
         dtype: np.dtype[Any],
         out: Any,
-        copying: Executor | None = None,
+        copying: Executor | None,
         *,
-        new: bool = False,
+        new: bool,
     ) -> None:
         self.notation = notation
         self.shape = shape
@@ -70,8 +70,8 @@ class Sink:
             self._spans = spans
             shape = tuple(hi - lo for lo, hi in spans)
             self._sum = Sum(shape, self.dtype, self.notation.combine)
-        lengths = (tile[label][1] - tile[label][0] for label in self.notation.contracted)
-        counted = prod(lengths)
+        terms = (tile[label] for label in self.notation.contracted)
+        counted = prod(hi - lo for lo, hi in terms)
         weight = counted / max(1, self._elements)
         for region, block in blocks:
             self._sum.add(region, block, weight)

@@ -35,14 +35,7 @@ from graph_opt.dask_graph.internals import (
 )
 from graph_opt.dask_graph.nodes import Operand
 from graph_opt.dask_graph.parse import DTYPES, function_name, unwrapped
-from graph_opt.dask_graph.reductions import (
-    AGGREGATES,
-    EXTREMES,
-    SUMS,
-    Chunked,
-    bound,
-    read_chunk,
-)
+from graph_opt.dask_graph.reductions import AGGREGATES, EXTREMES, SUMS, Chunked, bound, read_chunk
 from graph_opt.model.blockwork import OPAQUE
 from graph_opt.model.layout import NUMPY, Index, dtype_named
 from graph_opt.pieces.sum import MODULE
@@ -133,9 +126,8 @@ def combined(part: Parts | Fields, name: str, value: Value, index: Index) -> Par
     shape = value.block_shape(index)
     if isinstance(part, Fields):
         return part._replace(name=name, shape=shape)
-    return part._replace(
-        name=name, arrays=tuple((key, dtype, shape) for key, dtype, _ in part.arrays)
-    )
+    arrays = tuple((key, dtype, shape) for key, dtype, _ in part.arrays)
+    return part._replace(name=name, arrays=arrays)
 
 
 def _values_searched(function: Any, sources: Sequence[Value]) -> str | None:
@@ -152,7 +144,7 @@ def _values_searched(function: Any, sources: Sequence[Value]) -> str | None:
         # dtypes do not depend on shapes, and sources may be in another order than inputs
         shapes = [(1,) * max(len(source.cuts) for source in sources)] * len(dtypes)
         dtype = typed(fusion.expression, dtypes, shapes)[fusion.expression.results[0]].dtype.name
-    elif len(sources) == 1 and bound(last)[0] is arg_chunk:
+    elif len(sources) == 1 and last is arg_chunk:
         dtype = sources[0].dtype
     else:
         return None
