@@ -57,7 +57,7 @@ class Sink:
         if not (self._new and self._is_whole(tile)):
             return None
         spans = self.notation.write_spans(self.shape, tile)
-        return lambda region: self.out[_place(spans, region)]
+        return lambda region: self.out[(*_place(spans, region), ...)]  # a view, also without axes
 
     def add(self, tile: Tile, blocks: Blocks) -> None:
         """Take the result of a batch."""
