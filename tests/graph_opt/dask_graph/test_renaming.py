@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -186,3 +187,9 @@ def test_large_graphs_are_not_read(monkeypatch):
     monkeypatch.setattr(renaming, "MOST_TASKS", 3)
     with pytest.raises(IncomparableError, match="small graph"):
         form(X + 1)
+
+
+@given(text=st.lists(st.sampled_from([b"0", b"a", b"g", b"-", b"f" * 31, b"0" * 32])).map(b"".join))
+def test_a_token_is_a_run_of_32_digits(text: bytes) -> None:
+    runs = re.findall(rb"[0-9a-f]+", text)
+    assert TOKEN.findall(text) == [run for run in runs if len(run) == 32]
