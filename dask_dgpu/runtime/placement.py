@@ -2,7 +2,8 @@
 
 - A collective determines the ranks of its result.
 - A block of one of Dask's block functions is computed on the rank with most of its inputs; the
-  rest travels there.
+  rest travels there. Of equals it is the rank of an input at the same place, so ``x + x.T`` lies
+  where ``x`` does.
 - A block without inputs, or with small ones, has no rank until another block reads it. Then all
   reading ranks compute it: a mask is computed next to the transform that it multiplies, and wave
   numbers are computed everywhere instead of sent.
@@ -129,7 +130,10 @@ class Placement:
         """Return the rank that computes a block, ``None`` if its readers do."""
         needs, nbytes = made.needs[index], made.value.nbytes(index)
         self._settle(made.inputs, sources, needs)
-        held, common = _held(sources, needs)
+        same = [
+            (at, index) for at, each in enumerate(sources) if each.value.cuts == made.value.cuts
+        ]
+        held, common = _held(sources, sorted(needs, key=lambda need: need not in same))
         likely = held or _likely(sources, needs)
         best = max(likely, key=likely.__getitem__, default=None)  # the first of equals
         if best is not None and likely[best] < LITTLE * nbytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -34,11 +35,13 @@ def program_of(array: da.Array, ranks: int) -> Program:
         return replace(program, machine=replace(program.machine, latency=1e-9, bandwidth=1e6))
 
 
-def powers(steps: int) -> tuple[da.Array, list[np.ndarray[Any, Any]]]:
-    """Return repeated products of one matrix with a vector, and both."""
+def powers(
+    steps: int, matrix_of: Callable[[da.Array], da.Array] = lambda x: x
+) -> tuple[da.Array, list[np.ndarray[Any, Any]]]:
+    """Return repeated products of a matrix, made of another, with a vector; and these two."""
     rng = np.random.default_rng(0)
     a, v = rng.random((N, N)) / N, rng.random((N, 1))
-    result, matrix = da.from_array(v, (CHUNK, 1)), da.from_array(a, CHUNK)
+    result, matrix = da.from_array(v, (CHUNK, 1)), matrix_of(da.from_array(a, CHUNK))
     for _ in range(steps):
         result = matrix @ result
     return result, [a, v]
@@ -72,6 +75,14 @@ def run(
     return made, sum(sent)
 
 
+def check(made: dict[Any, Any], program: Program, expected: np.ndarray[Any, Any]) -> None:
+    """Compare the blocks of the last step."""
+    result = program.steps[-1].result
+    for index in result.indices():
+        found = made[program.steps[-1].output, *index]
+        np.testing.assert_allclose(found, expected[slices(result.cuts, index)], rtol=1e-12)
+
+
 def slices(cuts: tuple[Cuts, ...], index: Index) -> tuple[slice, ...]:
     return tuple(slice(each[at], each[at + 1]) for each, at in zip(cuts, index, strict=True))
 
@@ -93,11 +104,7 @@ def test_the_result_is_right_wherever_blocks_lie(ranks: int, seed: int, steps: i
     owners = scattered(program, ranks, seed)
     fixed = plans(program, owners, ranks)
     made, _ = run(program, [a, v], fixed, owners, ranks)
-    expected = np.linalg.matrix_power(a, steps) @ v
-    result = program.steps[-1].result
-    for index in result.indices():
-        found = made[program.steps[-1].output, *index]
-        np.testing.assert_allclose(found, expected[slices(result.cuts, index)], rtol=1e-12)
+    check(made, program, np.linalg.matrix_power(a, steps) @ v)
 
 
 def test_a_matrix_of_a_loop_moves_once() -> None:
@@ -117,6 +124,23 @@ def test_a_matrix_of_a_loop_moves_once() -> None:
     headers = 1024 * misplaced
     assert sent <= misplaced * BLOCK_BYTES + headers + 2 * vectors
     assert misplaced * BLOCK_BYTES < sent
+
+
+@pytest.mark.parametrize("first", ["as it is", "transposed"])
+def test_a_symmetric_matrix_lies_where_its_products_read_it(first: str) -> None:
+    def symmetric(x: da.Array) -> da.Array:
+        return x + x.T if first == "as it is" else x.T + x
+
+    ranks, (array, (a, v)) = 4, powers(STEPS, symmetric)
+    program = program_of(array, ranks)
+    owners = {name: dealt(len(value.indices()), ranks) for name, value in program.inputs}
+    fixed = plans(program, owners, ranks)
+    products = [step for step in program.steps if step.output in fixed.collectives]
+    assert len(products) == STEPS
+    for product in products:
+        assert fixed.values[product.inputs[0]].layout.owners == dealt(16, ranks)
+    made, _ = run(program, [a, v], fixed, owners, ranks)
+    check(made, program, np.linalg.matrix_power(a + a.T, STEPS) @ v)
 
 
 @pytest.mark.parametrize("why", ["in order", "one step", "no room"])

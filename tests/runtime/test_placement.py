@@ -61,6 +61,16 @@ def test_of_two_blocks_in_two_places_the_second_travels() -> None:
     )
 
 
+def test_of_equals_the_block_at_the_same_place_stays() -> None:
+    placement = placed((0, 0, 1, 1))
+    make(placement, "y", GRID, {(i, j): sorted({("x", (i, j)), ("x", (j, i))}) for i, j in BLOCKS})
+    assert placement.placed("y").layout.owners == (0, 0, 1, 1)
+    assert placement.making("y").shipments == (
+        Shipment("x", (1, 0), 1, 0),
+        Shipment("x", (0, 1), 0, 1),
+    )
+
+
 def test_what_is_made_of_nothing_is_made_where_it_is_read() -> None:
     placement = placed((2, 1, 0, 2))
     make(placement, "k", GRID, {index: [] for index in BLOCKS})
