@@ -7,7 +7,7 @@ than a copy.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, wait
 from itertools import pairwise
 from math import prod
@@ -31,6 +31,45 @@ def copy(executor: Executor, target: Any, source: Any) -> None:
     """Copy an array to one of the same shape."""
     for done in wait(copies(executor, target, source)).done:
         done.result()
+
+
+def shared(
+    executor: Executor,
+    works: Iterable[Callable[[], None]],
+    helpers: int,
+    stop: Callable[[], None],
+) -> None:
+    """Do works, begun in their order, in this thread and in free ones of an executor.
+
+    No work may need that a later one has begun: there may be no free thread. After an error
+    ``stop`` is called, so that works which wait can end, and no other begins. The first error is
+    raised once all have ended.
+    """
+    left, lock = iter(works), Lock()
+    errors: list[BaseException] = []
+
+    def begun() -> Callable[[], None] | None:
+        with lock:
+            return None if errors else next(left, None)
+
+    def go() -> None:
+        try:
+            while (work := begun()) is not None:
+                work()
+        except BaseException as error:
+            errors.append(error)
+            stop()
+
+    others = [executor.submit(go) for _ in range(helpers)]
+    go()
+    wait(each for each in others if not each.cancel())
+    if errors:
+        first = errors[0]
+        errors.clear()
+        try:
+            raise first
+        finally:
+            del first  # its frames hold arrays
 
 
 def _parts(target: Any, source: Any) -> Iterator[tuple[Any, Any]]:

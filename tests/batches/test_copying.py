@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from threading import Event
 
 import numpy as np
 import pytest
 
-from dask_dgpu.batches.copying import LEAST, THREADS, Staging, copies, copy
+from dask_dgpu.batches.copying import LEAST, THREADS, Staging, copies, copy, shared
 
 
 @pytest.fixture
@@ -29,6 +31,39 @@ def test_copies(executor: Executor, shape: tuple[int, ...]) -> None:
 def test_an_error_of_a_thread_is_raised(executor: Executor) -> None:
     with pytest.raises(TypeError, match="Cannot cast"):
         copy(executor, np.zeros(3, int), np.zeros(3))
+
+
+@pytest.mark.parametrize("helpers", [0, 1, 5])
+def test_works_are_shared(executor: Executor, helpers: int) -> None:
+    done: list[int] = []
+    shared(executor, (partial(done.append, at) for at in range(100)), helpers, pytest.fail)
+    assert sorted(done) == list(range(100))
+    assert helpers or done == sorted(done)
+
+
+def test_works_need_no_free_thread(executor: Executor) -> None:
+    held, done = Event(), []
+    for _ in range(2):
+        executor.submit(held.wait)
+    shared(executor, (partial(done.append, at) for at in range(10)), 3, pytest.fail)
+    held.set()
+    assert done == list(range(10))
+
+
+def test_an_error_stops_works_that_wait(executor: Executor) -> None:
+    stopped, begun = Event(), []
+
+    def wait() -> None:
+        begun.append(0)
+        assert stopped.wait(10)
+        raise OSError("stopped")
+
+    def fail() -> None:
+        raise RuntimeError("no such part")
+
+    with pytest.raises(RuntimeError, match="no such part"):
+        shared(executor, iter([wait, fail, *[wait] * 10]), 1, stopped.set)
+    assert begun == [0]
 
 
 def test_memory_is_used_again_once_all_views_are_gone() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
+from dask_dgpu.batches.copying import shared
 from dask_dgpu.batches.windows import ring, worker
-from dask_dgpu.batches.windows.ring import Place, StoppedError, Window, as_piece, opened, pieces
+from dask_dgpu.batches.windows.ring import (
+    SLOTS,
+    Place,
+    StoppedError,
+    Window,
+    as_piece,
+    opened,
+    pieces,
+)
 from dask_dgpu.batches.windows.worker import Kind, Mapped, Windows
+from tests.support.profiles import examples
 
 SLOT = 64
 
@@ -62,20 +75,56 @@ def test_blocks_go_both_ways(shape: tuple[int, ...], dtype: str, transposed: boo
     window, kind = Window(SLOT), Kind(x.shape, x.dtype)
     mapped = Mapped(window.place, on_gpu=False)
     with ThreadPoolExecutor(1) as executor:
-        arriving = executor.submit(mapped.take, kind, False)
-        for index in kind.pieces(window.ring):
+        arriving = executor.submit(mapped.take, kind, False, count())
+        for at, index in enumerate(kind.pieces(window.ring)):
             part = x[index]
-            window.ring.fill(lambda slot, of=part: np.copyto(as_piece(slot, of), of), never)
+            window.ring.fill(at, lambda slot, of=part: np.copyto(as_piece(slot, of), of), never)
         block = arriving.result()
         np.testing.assert_array_equal(block, x)
         window.ring.restart()
         giving, back = executor.submit(mapped.give, block.T), np.empty_like(x.T, order="C")
-        for index in Kind(back.shape, back.dtype).pieces(window.ring):
+        for at, index in enumerate(Kind(back.shape, back.dtype).pieces(window.ring)):
             part = back[index]
-            window.ring.empty(lambda slot, to=part: np.copyto(to, as_piece(slot, to)), never)
+            window.ring.empty(at, lambda slot, to=part: np.copyto(to, as_piece(slot, to)), never)
         giving.result()
         np.testing.assert_array_equal(back, x.T)
     mapped.close()
+    window.close()
+
+
+@given(st.integers(0, SLOTS + 1), st.integers(0, SLOTS + 1), st.data())
+@examples(25)
+def test_threads_of_both_ends_share_pieces(
+    filling: int, emptying: int, data: st.DataObject
+) -> None:
+    """A slow thread may have a piece while others go on to the next one of its slot."""
+    times = st.lists(st.sampled_from([0, 0, 0.002]), min_size=2, max_size=2)
+    naps = data.draw(st.lists(times, max_size=4 * SLOTS))
+    numbers, window = range(len(naps)), Window(SLOT)
+    found: dict[int, int] = {}
+
+    def fill(number: int) -> None:
+        def work(slot: Any) -> None:
+            time.sleep(naps[number][0])
+            slot[0] = number
+
+        window.ring.fill(number, work, never)
+
+    def empty(number: int) -> None:
+        def work(slot: Any) -> None:
+            time.sleep(naps[number][1])
+            found[number] = int(slot[0])
+
+        window.ring.empty(number, work, never)
+
+    with ThreadPoolExecutor(2) as ends, ThreadPoolExecutor(filling + emptying + 1) as helpers:
+        going = [
+            ends.submit(shared, helpers, map(partial, repeat(end), numbers), most, window.ring.stop)
+            for end, most in ((fill, filling), (empty, emptying))
+        ]
+        for each in going:
+            each.result()
+    assert found == {number: number for number in numbers}
     window.close()
 
 
@@ -84,7 +133,7 @@ def test_neither_end_waits_for_one_that_has_stopped(
 ) -> None:
     mapped, kind = Mapped(window.place, on_gpu=False), Kind((100,), np.dtype(float))
     with ThreadPoolExecutor(1) as executor:
-        arriving = executor.submit(mapped.take, kind, False)
+        arriving = executor.submit(mapped.take, kind, False, count())
         window.ring.stop()
         with pytest.raises(StoppedError, match="has stopped"):
             arriving.result(5)
@@ -95,7 +144,7 @@ def test_neither_end_waits_for_one_that_has_stopped(
             giving.result(5)
         monkeypatch.setattr(ring, "PATIENCE", 0.1)
         with pytest.raises(StoppedError, match="has stopped"):
-            window.ring.fill(lambda slot: None, never)
+            window.ring.fill(0, lambda slot: None, never)
 
 
 def test_nothing_else_is_opened(tmp_path: Path, window: Window) -> None:

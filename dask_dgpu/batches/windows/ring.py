@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 NAME = "dask-dgpu"
-SLOTS = 4
+SLOTS = 8
 HEADER = PAGESIZE
-"""Bytes before the slots: a token, and the counts."""
-COUNTS = 64
-"""Where the counts begin."""
+"""Bytes before the slots: a token, the states of slots, and whether a process has stopped."""
+LINE = 8
+"""States are so many numbers apart: in cache lines of their own."""
 
-NAP = 5e-5
-"""Seconds between looks at the counts."""
+NAP = 5e-5, 4e-4
+"""Seconds between looks at the state of a slot, at first and at most: each needs the GIL."""
 PATIENCE = 60.0
 """Seconds after which a process gives up the other, which may be dead."""
 
@@ -50,7 +50,11 @@ class Place:
 
 
 class Ring:
-    """Slots that one process fills and another empties, in turn.
+    """Slots that one process fills and another empties, in turn; either may use several threads.
+
+    Pieces have numbers from 0 on. A slot has a state: twice the number of pieces that have gone
+    through it, and one more while it is full. So a thread knows that a slot is ready for its piece,
+    and not for one before or after ([1]_).
 
     Parameters
     ----------
@@ -58,43 +62,52 @@ class Ring:
         The window.
     slot_bytes : int
         Of a slot.
+
+    References
+    ----------
+    .. [1] D. Vyukov, "Bounded MPMC queue", 1024cores.
     """
 
     def __init__(self, memory: mmap, slot_bytes: int) -> None:
-        self._counts = np.frombuffer(memory, np.uint64, 3, COUNTS)  # filled, emptied, stopped
+        numbers = np.frombuffer(memory, np.uint64, LINE * (SLOTS + 1), HEADER // 2)[::LINE]
+        self._states, self._stopped = numbers[:SLOTS], numbers[SLOTS:]
         slots = np.frombuffer(memory, np.uint8, SLOTS * slot_bytes, HEADER)
         self.slots = slots.reshape(SLOTS, slot_bytes)
 
     def restart(self) -> None:
         """Forget what was sent; both processes must be done with it."""
-        self._counts[:] = 0
+        self._states[:] = self._stopped[:] = 0
 
     def stop(self) -> None:
-        """Let the other process give up."""
-        self._counts[2] = 1
+        """Let the other process give up, and all threads of this one."""
+        self._stopped[:] = 1
 
     def close(self) -> None:
         """Let go of the memory, also if frames of an error keep this object."""
-        self._counts, self.slots = self._counts.copy(), self.slots[:, :0].copy()
+        self._states, self._stopped = self._states.copy(), self._stopped.copy()
+        self.slots = self.slots[:, :0].copy()
 
-    def fill(self, work: Callable[[Any], None], is_over: Callable[[], bool]) -> None:
-        """Call ``work`` with the next slot once it is empty."""
-        self._wait(lambda: self._counts[0] - self._counts[1] < SLOTS, is_over)
-        work(self.slots[int(self._counts[0]) % SLOTS])
-        self._counts[0] += 1
+    def fill(self, number: int, work: Callable[[Any], None], is_over: Callable[[], bool]) -> None:
+        """Call ``work`` with the slot of a piece once it is empty."""
+        self._pass(number, 0, work, is_over)
 
-    def empty(self, work: Callable[[Any], None], is_over: Callable[[], bool]) -> None:
-        """Call ``work`` with the next slot once it is full."""
-        self._wait(lambda: self._counts[0] > self._counts[1], is_over)
-        work(self.slots[int(self._counts[1]) % SLOTS])
-        self._counts[1] += 1
+    def empty(self, number: int, work: Callable[[Any], None], is_over: Callable[[], bool]) -> None:
+        """Call ``work`` with the slot of a piece once it is full."""
+        self._pass(number, 1, work, is_over)
 
-    def _wait(self, is_ready: Callable[[], Any], is_over: Callable[[], bool]) -> None:
-        late = time.monotonic() + PATIENCE
-        while not is_ready():
-            if self._counts[2] or is_over() or time.monotonic() > late:
+    def _pass(
+        self, number: int, full: int, work: Callable[[Any], None], is_over: Callable[[], bool]
+    ) -> None:
+        turn, slot = divmod(number, SLOTS)
+        ready, late = 2 * turn + full, time.monotonic() + PATIENCE
+        nap, longest = NAP
+        while self._states[slot] != ready:
+            if self._stopped[0] or is_over() or time.monotonic() > late:
                 raise StoppedError("the other end of a window has stopped")
-            time.sleep(NAP)
+            time.sleep(nap)
+            nap = min(2 * nap, longest)
+        work(self.slots[slot])
+        self._states[slot] = ready + 1
 
 
 class Window:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,8 +60,8 @@ class Mapped:
                 runtime.hostRegister(slots.ctypes.data, slots.nbytes, 0)
                 self.pinned = slots.ctypes.data
 
-    def take(self, kind: Kind, on_gpu: bool) -> Array:
-        """Return a block that the client sends."""
+    def take(self, kind: Kind, on_gpu: bool, numbers: Iterator[int]) -> Array:
+        """Return a block that the client sends, in pieces of the next numbers."""
         if on_gpu:
             import cupy
 
@@ -70,13 +71,13 @@ class Mapped:
         else:
             block = np.empty(kind.shape, kind.dtype)
         for index in kind.pieces(self.ring):
-            self.ring.empty(partial(self._put, block[index]), self.over.is_set)
+            self.ring.empty(next(numbers), partial(self._put, block[index]), self.over.is_set)
         return block
 
     def give(self, block: Array) -> None:
         """Send a block, after what CuPy's current stream does with it."""
-        for index in Kind(block.shape, block.dtype).pieces(self.ring):
-            self.ring.fill(partial(_get, block[index]), self.over.is_set)
+        for number, index in enumerate(Kind(block.shape, block.dtype).pieces(self.ring)):
+            self.ring.fill(number, partial(_get, block[index]), self.over.is_set)
 
     def _put(self, part: Array, slot: Array) -> None:
         source = as_piece(slot, part)
@@ -190,7 +191,8 @@ async def taken(
     """Make blocks that the client sends data of the worker; return their bytes."""
 
     def take(mapped: Mapped) -> dict[Key, Array]:
-        return {key: mapped.take(kind, on_gpu) for key, kind in blocks}
+        numbers = count()
+        return {key: mapped.take(kind, on_gpu, numbers) for key, kind in blocks}
 
     arrived = await _windows(dask_worker).use(place, take)
     nbytes: dict[Key, int] = dask_worker.update_data(arrived)["nbytes"]
