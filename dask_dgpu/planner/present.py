@@ -24,6 +24,9 @@ Key = Any
 Figures = tuple[tuple[str, float], ...]
 
 
+LEAST_OTHERS = 1
+"""Bytes of other results that count if there are none, since the first one would change plans."""
+
 OFFLOADED = "Dask-Offload"
 """How the names of the threads begin in which a scheduler reads graphs."""
 
@@ -105,7 +108,7 @@ def _figures(kind: str, dask_scheduler: Scheduler) -> Figures:
 
 
 def _other_results(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
-    """Return the bytes on the worker with the most, without spilled ones.
+    """Return the bytes on the worker with the most, without spilled ones; at least one.
 
     This runs outside of the event loop's thread, so it copies containers before iterating.
     """
@@ -117,10 +120,10 @@ def _other_results(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
                 counted[ws.address] += max(0, ts.nbytes)
     return max(
         (
-            max(0, ws.memory.managed - counted[ws.address])
+            max(LEAST_OTHERS, ws.memory.managed - counted[ws.address])
             for ws in list(dask_scheduler.workers.values())
         ),
-        default=0,
+        default=LEAST_OTHERS,
     )
 
 
