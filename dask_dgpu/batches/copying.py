@@ -33,7 +33,7 @@ def copy(executor: Executor, target: Any, source: Any) -> None:
         done.result()
 
 
-def shared(
+def in_threads(
     executor: Executor,
     works: Iterable[Callable[[], None]],
     helpers: int,

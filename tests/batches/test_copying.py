@@ -10,7 +10,7 @@ from threading import Event
 import numpy as np
 import pytest
 
-from dask_dgpu.batches.copying import LEAST, THREADS, Staging, copies, copy, shared
+from dask_dgpu.batches.copying import LEAST, THREADS, Staging, copies, copy, in_threads
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_an_error_of_a_thread_is_raised(executor: Executor) -> None:
 @pytest.mark.parametrize("helpers", [0, 1, 5])
 def test_works_are_shared(executor: Executor, helpers: int) -> None:
     done: list[int] = []
-    shared(executor, (partial(done.append, at) for at in range(100)), helpers, pytest.fail)
+    in_threads(executor, (partial(done.append, at) for at in range(100)), helpers, pytest.fail)
     assert sorted(done) == list(range(100))
     assert helpers or done == sorted(done)
 
@@ -45,7 +45,7 @@ def test_works_need_no_free_thread(executor: Executor) -> None:
     held, done = Event(), []
     for _ in range(2):
         executor.submit(held.wait)
-    shared(executor, (partial(done.append, at) for at in range(10)), 3, pytest.fail)
+    in_threads(executor, (partial(done.append, at) for at in range(10)), 3, pytest.fail)
     held.set()
     assert done == list(range(10))
 
@@ -62,7 +62,7 @@ def test_an_error_stops_works_that_wait(executor: Executor) -> None:
         raise RuntimeError("no such part")
 
     with pytest.raises(RuntimeError, match="no such part"):
-        shared(executor, iter([wait, fail, *[wait] * 10]), 1, stopped.set)
+        in_threads(executor, iter([wait, fail, *[wait] * 10]), 1, stopped.set)
     assert begun == [0]
 
 

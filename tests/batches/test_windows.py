@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import count, repeat
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
-from dask_dgpu.batches.copying import shared
+from dask_dgpu.batches.copying import in_threads
 from dask_dgpu.batches.windows import ring, worker
 from dask_dgpu.batches.windows.ring import (
     SLOTS,
@@ -101,6 +101,7 @@ def test_threads_of_both_ends_share_pieces(
     times = st.lists(st.sampled_from([0, 0, 0.002]), min_size=2, max_size=2)
     naps = data.draw(st.lists(times, max_size=4 * SLOTS))
     numbers, window = range(len(naps)), Window(SLOT)
+    stop = window.ring.stop
     found: dict[int, int] = {}
 
     def fill(number: int) -> None:
@@ -119,7 +120,7 @@ def test_threads_of_both_ends_share_pieces(
 
     with ThreadPoolExecutor(2) as ends, ThreadPoolExecutor(filling + emptying + 1) as helpers:
         going = [
-            ends.submit(shared, helpers, map(partial, repeat(end), numbers), most, window.ring.stop)
+            ends.submit(in_threads, helpers, [partial(end, at) for at in numbers], most, stop)
             for end, most in ((fill, filling), (empty, emptying))
         ]
         for each in going:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from dask_dgpu.batches.copying import THREADS, Staging, shared
+from dask_dgpu.batches.copying import THREADS, Staging, in_threads
 from dask_dgpu.batches.windows.ring import Ring, StoppedError, Window, as_piece
 from dask_dgpu.batches.windows.worker import Kind, closed, given, kind_of, opened, taken
 from dask_dgpu.errors import DgpuError
@@ -107,7 +107,7 @@ class Windows:
         """Copy blocks to a worker; return their bytes, or None if it is on another host."""
         size = sum(block.nbytes for block in blocks.values())
         kinds = [(key, Kind(block.shape, block.dtype)) for key, block in blocks.items()]
-        fill = partial(self._fill, blocks.values())
+        fill = partial(self._move, Ring.fill, self._put, blocks.values())
         sent: dict[Key, int] | None
         sent = await self._both((address, "to"), size, fill, taken, kinds, on_gpu)
         return sent
@@ -124,7 +124,8 @@ class Windows:
             return None
         fits = room is not None and (room.shape, room.dtype) == kind
         block = room if fits else self._staging.array(*kind)
-        await self._both((address, "from"), nbytes, partial(self._empty, kind, block), given, key)
+        empty = partial(self._move, Ring.empty, self._get, [block])
+        await self._both((address, "from"), nbytes, empty, given, key)
         return block
 
     async def close(self) -> None:
@@ -211,21 +212,22 @@ class Windows:
             await self._call(way, closed)
         way.window.close()
 
-    def _fill(self, blocks: Iterable[Any], ring: Ring, is_over: Callable[[], bool]) -> None:
+    def _move(
+        self,
+        turn: Callable[..., None],
+        work: Callable[[Any, Any], None],
+        blocks: Iterable[Any],
+        ring: Ring,
+        is_over: Callable[[], bool],
+    ) -> None:
+        """Call ``work`` with each piece of blocks and its slot, once it is the slot's ``turn``."""
         kinds = ((block, Kind(block.shape, block.dtype)) for block in blocks)
         parts = (block[index] for block, kind in kinds for index in kind.pieces(ring))
         works = (
-            partial(ring.fill, number, partial(self._put, part), is_over)
+            partial(turn, ring, number, partial(work, part), is_over)
             for number, part in enumerate(parts)
         )
-        shared(self._copying, works, HELPERS, ring.stop)
-
-    def _empty(self, kind: Kind, block: Any, ring: Ring, is_over: Callable[[], bool]) -> None:
-        works = (
-            partial(ring.empty, number, partial(self._get, block[index]), is_over)
-            for number, index in enumerate(kind.pieces(ring))
-        )
-        shared(self._copying, works, HELPERS, ring.stop)
+        in_threads(self._copying, works, HELPERS, ring.stop)
 
     def _put(self, part: Any, slot: Any) -> None:
         np.copyto(as_piece(slot, part), part)
