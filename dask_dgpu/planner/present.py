@@ -118,13 +118,8 @@ def _other_results(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
         if ts is not None:
             for ws in list(ts.who_has or ()):
                 counted[ws.address] += max(0, ts.nbytes)
-    return max(
-        (
-            max(LEAST_OTHERS, ws.memory.managed - counted[ws.address])
-            for ws in list(dask_scheduler.workers.values())
-        ),
-        default=LEAST_OTHERS,
-    )
+    workers = list(dask_scheduler.workers.values())
+    return max([LEAST_OTHERS, *(ws.memory.managed - counted[ws.address] for ws in workers)])
 
 
 def _places(keys: Collection[Key], dask_scheduler: Scheduler) -> dict[Key, int]:

@@ -101,9 +101,10 @@ class Placement:
         ranks: dict[Index, Ranks] = dict.fromkeys(needs, ())
         made = _Made(value, ranks, len(self._made), inputs, needs, once, joins)
         self._made[number] = made
+        alike = [at for at, each in enumerate(sources) if each.value.cuts == value.cuts]
         demands: dict[Block, set[int]] = {}
         for index, blocks in needs.items():
-            rank = self._choose(made, index, sources)
+            rank = self._choose(made, index, sources, alike)
             if rank is None:
                 continue
             made.ranks[index] = (rank,)
@@ -126,13 +127,16 @@ class Placement:
         made = self._made[number]
         return Making(made.ranks, tuple(made.shipments))
 
-    def _choose(self, made: _Made, index: Index, sources: Sequence[_Made]) -> int | None:
-        """Return the rank that computes a block, ``None`` if its readers do."""
+    def _choose(
+        self, made: _Made, index: Index, sources: Sequence[_Made], alike: Sequence[int]
+    ) -> int | None:
+        """Return the rank that computes a block, ``None`` if its readers do.
+
+        Sources that are ``alike`` have the blocks of the value.
+        """
         needs, nbytes = made.needs[index], made.value.nbytes(index)
         self._settle(made.inputs, sources, needs)
-        same = [
-            (at, index) for at, each in enumerate(sources) if each.value.cuts == made.value.cuts
-        ]
+        same = [(at, index) for at in alike]
         held, common = _held(sources, sorted(needs, key=lambda need: need not in same))
         likely = held or _likely(sources, needs)
         best = max(likely, key=likely.__getitem__, default=None)  # the first of equals
