@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tracemalloc
 import weakref
 from collections.abc import Callable
 from importlib import import_module
@@ -30,6 +29,7 @@ from dask_dgpu.kernels.device.host import HostDevice
 from graph_opt.model.cost import CUDA, HOST
 from graph_opt.model.layout import Layout, cuts_of, dealt
 from tests.algorithms.test_pencil_fft import Chunks, blocks, even, problems, reference
+from tests.support.memory import assert_peak
 from tests.support.profiles import examples
 from tests.support.recording import Ledger, RecordingComm
 from tests.support.reference.pencil_fft import pencil_fft_reference
@@ -162,14 +162,8 @@ def test_memory_is_bounded(
     array = random(shape, "complex128")
     share = array.nbytes // size
     assert peak(ranked) <= 3 * share + 64 * MIB
-    tracemalloc.start()
-    try:
-        run(ranked, array)
-        _, most = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
     # all ranks are here; the input, made before, is not counted
-    assert most <= size * (peak(ranked) - share) + MIB
+    assert_peak(lambda: run(ranked, array), size * (peak(ranked) - share) + MIB)
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
@@ -231,14 +225,9 @@ def test_thick_slices_are_transformed_before_they_are_packed(
     assert not move.transformed
     assert move.rounds > 2
     array = random(shape, plan.dtype)
-    tracemalloc.start()
-    try:
-        parts, ledgers = run(ranked, array)
-        _, most = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
     # all ranks are here; the input, made before, is not counted
-    assert most <= size * peak(ranked) - (0 if spent else array.nbytes) + MIB
+    most = size * peak(ranked) - (0 if spent else array.nbytes) + MIB
+    parts, ledgers = assert_peak(lambda: run(ranked, array), most)
     result = whole(parts, ranked.output, plan.output_dtype)
     np.testing.assert_allclose(result, reference(array, transforms), rtol=1e-11, atol=1e-9)
     sent = [sum(row) - row[rank] for rank, row in enumerate(traffic(move))]

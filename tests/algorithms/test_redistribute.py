@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import sys
 import threading
-import tracemalloc
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -30,6 +29,7 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
 from graph_opt.model.cost import HOST, Machine
 from graph_opt.model.layout import Index, Layout, dealt
+from tests.support.memory import assert_peak
 from tests.support.profiles import examples
 from tests.support.recording import Ledger, RecordingComm
 from tests.support.reference.redistribute import redistribute_reference
@@ -403,14 +403,8 @@ def test_peak_of_memory(parts: tuple[tuple[int, int], tuple[int, int]], limit: i
     before, after = (grid(shape, count, size) for count in parts)
     case = problem(before, after, size, limit=limit)
     case.plan.moves.cells.corners(case.plan.moves.cell)  # the plan itself is another matter
-    tracemalloc.start()
-    try:
-        case.run()
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
     small = 1_500_000  # schedules, messages' descriptors, threads
-    assert peak <= case.whole.nbytes + size * workspace(case.plan) + small
+    assert_peak(case.run, case.whole.nbytes + size * workspace(case.plan) + small)
     assert workspace(case.plan) <= limit
 
 
@@ -419,14 +413,8 @@ def test_units_made_by_read_are_freed_in_time() -> None:
     shape = (1024, 1024)
     source, target = grid(shape, (1, 1), 1), grid(shape, (2, 1), 1)
     case = problem(source, target, 1, limit=1 << 19, transformed=True)
-    tracemalloc.start()
-    try:
-        case.run(read=True)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    assert_peak(lambda: case.run(read=True), case.whole.nbytes + (1 << 19) + 600_000)
     assert case.plan.rounds >= 32
-    assert peak <= case.whole.nbytes + (1 << 19) + 600_000
 
 
 def test_the_next_round_is_packed_while_one_travels() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -25,6 +24,7 @@ from dask_dgpu.kernels.device.host import HostDevice
 from graph_opt.model.cost import HOST, Machine
 from graph_opt.model.layout import block_spans, cuts_of
 from tests.support.calls import calls_of
+from tests.support.memory import assert_peak
 from tests.support.profiles import examples
 from tests.support.recording import Ledger, RecordingComm
 from tests.support.reference.summa import summa_reference
@@ -563,15 +563,9 @@ def test_peak_of_memory(
     """All ranks together take no more than C and what their plan grants them."""
     case = problem(shape, size, dtype, parts=parts)
     plan = case.plan
-    tracemalloc.start()
-    try:
-        case.run()
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
     itemsize = np.dtype(dtype).itemsize
     small = 200_000  # schedules, messages' descriptors, threads
-    assert peak <= shape[0] * shape[2] * itemsize + size * plan.workspace_limit + small
+    assert_peak(case.run, shape[0] * shape[2] * itemsize + size * plan.workspace_limit + small)
 
 
 def test_progress_is_reported_and_may_give_up() -> None:

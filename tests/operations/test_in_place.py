@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from math import prod
 from typing import Any
 
@@ -19,6 +18,7 @@ from dask_dgpu.operations.value import Placed, Value
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of
 from graph_opt.model.subscripts import Subscripts
+from tests.support.memory import traced
 
 Chunks = tuple[int, ...]
 SIDE, HALF = (192, 192), (96, 96, 96, 96)
@@ -58,12 +58,7 @@ def allocated(operation: Operation, given: Request) -> tuple[dict[Any, Any], int
         return made[0] if isinstance(made, tuple) else made
 
     run_local(given.size, rank_program)  # imports, and workspaces of BLAS
-    tracemalloc.start()
-    try:
-        ranks = run_local(given.size, rank_program)
-        most = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    ranks, most = traced(lambda: run_local(given.size, rank_program))
     return {index: block for made in ranks for index, block in made.items()}, most
 
 

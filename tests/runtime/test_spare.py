@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import tracemalloc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from dask_dgpu.runtime.spare import Spare, is_alone
 from graph_opt.dask_graph.internals import List, Task, TaskRef
 from graph_opt.model.expression import Apply, Expression, Input, Reduce, View
 from tests.kernels.fused.drawing import Drawn, drawn
+from tests.support.memory import traced
 from tests.support.profiles import examples
 
 SYNC = {"scheduler": "synchronous"}
@@ -68,12 +68,7 @@ def test_no_memory_is_allocated_for_a_result_over_a_block(order: Any) -> None:
     x = np.asarray(random(SIDE, SIDE), order=order)
     expected = np.tanh(x * x)
     evaluate(TANH, [x])
-    tracemalloc.start()
-    try:
-        (found,) = evaluate(TANH, [x], [0])
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    (found,), peak = traced(lambda: evaluate(TANH, [x], [0]))
     assert found is x
     assert peak < x.nbytes
     np.testing.assert_array_equal(found, expected)

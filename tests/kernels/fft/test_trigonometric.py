@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from dask_dgpu.algorithms.pencil_fft import TRIGONOMETRIC, Transform
 from dask_dgpu.kernels import fft
 from dask_dgpu.kernels.fft import trigonometric
 from dask_dgpu.kernels.fft.trigonometric import Recipe, transform
+from tests.support.memory import assert_peak
 from tests.support.profiles import examples
 
 DTYPES = ["bool", "int16", "float16", "float32", "float64", "complex64", "complex128"]
@@ -76,13 +76,7 @@ def test_parts_of_a_line_know_their_places(kind: str) -> None:
 def test_workspace_is_bounded(kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trigonometric, "WORKSPACE", MIB)
     a = np.ones((256, 64, 256), dtype)
-    tracemalloc.start()
-    try:
-        transform(a, kind, 64, 1, "backward", dtype, scipy.fft)
-        _, most = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert most <= a.nbytes + 4 * MIB
+    assert_peak(lambda: transform(a, kind, 64, 1, "backward", dtype, scipy.fft), a.nbytes + 4 * MIB)
 
 
 @pytest.mark.parametrize("kind", TRIGONOMETRIC)

@@ -1,0 +1,34 @@
+"""Peaks of memory, as ``tracemalloc`` counts them in this process."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+ATTEMPTS = 3
+
+
+def traced(call: Callable[[], T]) -> tuple[T, int]:
+    """Return the result of a call, and the peak in bytes of what the process allocated in it."""
+    tracemalloc.start()
+    try:
+        return call(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def assert_peak(call: Callable[[], T], most: float) -> T:
+    """Return the result of a call that allocates at most this many bytes.
+
+    Threads that other tests left also allocate, so a call that took more runs again.
+    """
+    peaks = []
+    for _ in range(ATTEMPTS):
+        result, peak = traced(call)
+        if peak <= most:
+            return result
+        peaks.append(peak)
+    raise AssertionError(f"expected at most {most:,.0f} bytes, got {peaks}")
