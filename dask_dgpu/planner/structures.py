@@ -21,7 +21,8 @@ from dask_dgpu.planner.present import Present
 from dask_dgpu.planner.stages import Places
 from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.emit import is_gang
-from graph_opt.dask_graph.renaming import TOKEN, Canonical, IncomparableError, opened, pickled
+from graph_opt.dask_graph.pickling import IncomparableError, opened, pickled
+from graph_opt.dask_graph.renaming import TOKEN, Canonical
 
 if TYPE_CHECKING:
     from dask_dgpu.planner.optimizer import GraphOptimizer

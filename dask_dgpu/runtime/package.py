@@ -27,7 +27,8 @@ from dask_dgpu.runtime.plans import Plans, received
 from dask_dgpu.runtime.prepared import prepared
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.steps import Functions
-from graph_opt.dask_graph.renaming import TOKEN, numbered, pickled, restored
+from graph_opt.dask_graph.pickling import pickled
+from graph_opt.dask_graph.renaming import TOKEN, numbered, restored
 
 logger = logging.getLogger(__name__)
 

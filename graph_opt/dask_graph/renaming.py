@@ -18,29 +18,20 @@ graph has the arrays of the present one. The values of blocks do not count.
 
 from __future__ import annotations
 
-import io
-import pickle
 import re
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
-import cloudpickle
-import numpy as np
-from dask.blockwise import Blockwise
-from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from graph_opt.dask_graph.internals import DataNode, Task
-from graph_opt.model.parameter import as_parameter, varies
+from graph_opt.dask_graph.internals import DataNode
+from graph_opt.dask_graph.pickling import Arrays, IncomparableError, Reference, opened, pickled
 
 Key = Any
 Array = Any
-Reference = tuple[Any, ...]
-"""The number of an array, then what of it counts."""
-
 Created = Mapping[bytes, Sequence[bytes]]
 """The tokens that new tokens stand for."""
 
@@ -51,16 +42,8 @@ search skips other bytes, which is most of its time."""
 MOST_TASKS = 20_000
 """Graphs with more tasks in their layers are not compared: reading them takes too long."""
 
-MOST_BYTES = 1 << 16
-"""Graphs with more bytes of arrays, besides blocks, are not compared: they hold data."""
-
-
 MOST_TEXT = 1 << 24
-"""The same for a graph with more bytes of anything."""
-
-
-class IncomparableError(Exception):
-    """A graph holds what has no comparable bytes, or too much."""
+"""Graphs with more bytes of anything are not compared either."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +69,7 @@ class Canonical:
             raise IncomparableError("expected a small graph")
         numbers = {name: at for at, name in enumerate(graph.layers)}
         needed = [sorted(map(numbers.__getitem__, graph.dependencies[name])) for name in numbers]
-        arrays = _Arrays(_blocks(graph))
+        arrays = Arrays(_blocks(graph))
         whole = list(graph.layers.items()), needed, _ordered(keys, numbers)
         text = pickled(whole, refer=arrays.refer)
         if len(text) > MOST_TEXT:
@@ -145,29 +128,6 @@ def _derived(token: bytes, real: bytes) -> bytes:
     return blake2b(token + real, digest_size=16).hexdigest().encode()
 
 
-class _Arrays:
-    """The arrays that are ``found`` in a graph. The values of its ``blocks`` do not count."""
-
-    def __init__(self, blocks: Iterable[Array]) -> None:
-        self.found: list[Array] = []
-        self._blocks = set(map(id, blocks))
-        self._numbers: dict[int, int] = {}
-        self._left = MOST_BYTES
-
-    def refer(self, array: Array) -> Reference | None:
-        """Return the reference to an array: number, dtype, shape, and a hash unless a block."""
-        number = self._numbers.setdefault(id(array), len(self.found))
-        digest = b""
-        if number == len(self.found):
-            self.found.append(array)
-        if id(array) not in self._blocks:
-            self._left -= array.nbytes
-            if self._left < 0:
-                raise IncomparableError("expected a graph without data")
-            digest = blake2b(array.tobytes(), digest_size=16).digest()
-        return number, repr(array.dtype), array.shape, digest
-
-
 def _blocks(graph: HighLevelGraph) -> Iterable[Array]:
     """Yield the blocks that a graph has in place of tasks."""
     for layer in graph.layers.values():
@@ -188,75 +148,6 @@ def restored(text: bytes, tokens: Sequence[bytes]) -> bytes:
     return TOKEN.sub(lambda match: tokens[int(match[0], 16)], text)
 
 
-def pickled(
-    value: Any,
-    known: Mapping[str, Layer] | None = None,
-    *own: Any,
-    refer: Callable[[Array], Reference | None] | None = None,
-) -> bytes:
-    """Pickle a graph, or a part of it, so that equal graphs have equal bytes.
-
-    Layers that are ``known`` are pickled as their names. ``own`` are further reductions, functions
-    that return what ``__reduce__`` returns, or ``NotImplemented``. Of arrays for which ``refer``
-    returns a reference, this is pickled.
-    """
-    file = io.BytesIO()
-    _Pickler(file, known or {}, own, refer).dump(value)
-    return file.getvalue()
-
-
-def opened(data: bytes, known: Mapping[str, Layer], arrays: Sequence[Array] = ()) -> Any:
-    """Return what :func:`pickled` has pickled, with these ``known`` layers and ``arrays``."""
-    return _Unpickler(data, known, arrays).load()
-
-
-class _Pickler(cloudpickle.CloudPickler):
-    def __init__(
-        self,
-        file: io.BytesIO,
-        known: Mapping[str, Layer],
-        own: tuple[Callable[[Any], Any], ...],
-        refer: Callable[[Array], Reference | None] | None,
-    ) -> None:
-        super().__init__(file, protocol=5)
-        self._names = {id(layer): name for name, layer in known.items()}
-        self._own = own
-        self._refer = refer
-        self._left = MOST_BYTES
-
-    def persistent_id(self, obj: Any) -> str | Reference | None:
-        if type(obj) is np.ndarray and self._refer is not None and not obj.dtype.hasobject:
-            return self._refer(obj)
-        return self._names.get(id(obj)) if self._names else None
-
-    def reducer_override(self, obj: Any) -> Any:
-        for reduce in self._own:
-            if (found := reduce(obj)) is not NotImplemented:
-                return found
-        if isinstance(obj, Task):
-            given = obj.key, obj.func, obj.args, obj.kwargs, obj.data_producer
-            return _task, (type(obj), *given)
-        if isinstance(obj, Layer) and type(obj).__reduce__ is object.__reduce__:
-            return _layer, (type(obj), _state(obj))
-        if isinstance(obj, np.ndarray) or hasattr(obj, "__cuda_array_interface__"):
-            self._left -= obj.nbytes
-            if self._left < 0:
-                raise IncomparableError("expected a graph without data")
-        if isinstance(obj, type) and not _is_importable(obj):
-            raise IncomparableError(f"expected a class that can be imported, got {obj!r}")
-        return super().reducer_override(obj)
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, known: Mapping[str, Layer], arrays: Sequence[Array]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._known = known
-        self._arrays = arrays
-
-    def persistent_load(self, pid: Any) -> Layer | Array:
-        return self._known[pid] if isinstance(pid, str) else self._arrays[pid[0]]
-
-
 def _ordered(keys: Iterable[Key], numbers: Mapping[str, int]) -> list[Key]:
     """Return keys in the order of their layers: Dask has them in a set."""
 
@@ -267,38 +158,3 @@ def _ordered(keys: Iterable[Key], numbers: Mapping[str, int]) -> list[Key]:
         return numbers[name], tuple(index)
 
     return sorted(keys, key=place)
-
-
-def _is_importable(obj: type) -> bool:
-    if obj.__module__ == "builtins":
-        return True
-    found: Any = sys.modules.get(obj.__module__)
-    for name in obj.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is obj and obj.__module__ != "__main__"
-
-
-def _task(cls: type[Task], key: Key, func: Any, args: Any, kwargs: Any, producer: bool) -> Task:
-    task: Task = object.__new__(cls)
-    Task.__init__(task, key, func, *args, _data_producer=producer, **kwargs)
-    return task
-
-
-def _state(layer: Layer) -> dict[str, Any]:
-    """Return a layer's attributes, without those that depend on who has looked at it.
-
-    Numbers among the operands become parameters.
-    """
-    state = {name: value for name, value in vars(layer).items() if name != "_cached_dict"}
-    if type(layer) is Blockwise and any(index is None and varies(x) for x, index in layer.indices):
-        state["indices"] = tuple(
-            (as_parameter(x) if index is None and varies(x) else x, index)
-            for x, index in layer.indices
-        )
-    return state | {"_cached_keys": None} if "_cached_keys" in state else state
-
-
-def _layer(cls: type[Layer], state: dict[str, Any]) -> Layer:
-    layer = cls.__new__(cls)
-    vars(layer).update(state)
-    return layer

@@ -13,7 +13,7 @@ from dask.core import flatten
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graph_opt.dask_graph.renaming import opened, pickled
+from graph_opt.dask_graph.pickling import opened, pickled
 from graph_opt.model.parameter import TYPES, Parameter, as_parameter, number, varies
 from tests.graph_opt.dask_graph.test_renaming import form, held
 

@@ -16,9 +16,10 @@ from dask.highlevelgraph import MaterializedLayer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graph_opt.dask_graph import renaming
+from graph_opt.dask_graph import pickling, renaming
 from graph_opt.dask_graph.internals import Alias, TaskRef
-from graph_opt.dask_graph.renaming import TOKEN, Canonical, IncomparableError, opened, pickled
+from graph_opt.dask_graph.pickling import IncomparableError, opened, pickled
+from graph_opt.dask_graph.renaming import TOKEN, Canonical
 
 RNG = np.random.default_rng(11)
 
@@ -176,7 +177,7 @@ def test_what_cannot_be_compared():
     with pytest.raises(IncomparableError, match="class that can be imported"):
         form(X.map_blocks(lambda b, c: b, Local, dtype=float))
     with pytest.raises(IncomparableError, match="without data"):
-        form(X.map_blocks(np.add, np.ones((renaming.MOST_BYTES // 40 + 1, 5)), dtype=float))
+        form(X.map_blocks(np.add, np.ones((pickling.MOST_BYTES // 40 + 1, 5)), dtype=float))
     with pytest.raises(IncomparableError, match="few bytes"):
         form(X.map_blocks(lambda b, c: b, "x" * renaming.MOST_TEXT, dtype=float))
     with pytest.raises(IncomparableError, match="key of a layer"):

@@ -1,0 +1,193 @@
+"""Graphs as bytes: equal graphs have equal bytes.
+
+Of layers that are known and of arrays only references are pickled, so that these stay where they
+are.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import Layer
+
+from graph_opt.dask_graph.internals import Alias, Task, TaskRef
+from graph_opt.model.parameter import as_parameter, varies
+
+Key = Any
+Array = Any
+Reference = tuple[Any, ...]
+"""The number of an array, then what of it counts."""
+
+MOST_BYTES = 1 << 16
+"""Graphs with more bytes of arrays, besides blocks, are not compared: they hold data."""
+
+
+class IncomparableError(Exception):
+    """A graph holds what has no comparable bytes, or too much."""
+
+
+class Arrays:
+    """The arrays that are ``found`` in a graph. The values of its ``blocks`` do not count."""
+
+    def __init__(self, blocks: Iterable[Array]) -> None:
+        self.found: list[Array] = []
+        self._blocks = set(map(id, blocks))
+        self._numbers: dict[int, int] = {}
+        self._left = MOST_BYTES
+
+    def refer(self, array: Array) -> Reference | None:
+        """Return the reference to an array: number, dtype, shape, and a hash unless a block."""
+        number = self._numbers.setdefault(id(array), len(self.found))
+        digest = b""
+        if number == len(self.found):
+            self.found.append(array)
+        if id(array) not in self._blocks:
+            self._left -= array.nbytes
+            if self._left < 0:
+                raise IncomparableError("expected a graph without data")
+            digest = blake2b(array.tobytes(), digest_size=16).digest()
+        return number, repr(array.dtype), array.shape, digest
+
+
+def pickled(
+    value: Any,
+    known: Mapping[str, Layer] | None = None,
+    *own: Any,
+    refer: Callable[[Array], Reference | None] | None = None,
+) -> bytes:
+    """Pickle a graph, or a part of it, so that equal graphs have equal bytes.
+
+    Layers that are ``known`` are pickled as their names. ``own`` are further reductions, functions
+    that return what ``__reduce__`` returns, or ``NotImplemented``. Of arrays for which ``refer``
+    returns a reference, this is pickled.
+    """
+    file = io.BytesIO()
+    _Pickler(file, known or {}, own, refer).dump(value)
+    return file.getvalue()
+
+
+def opened(data: bytes, known: Mapping[str, Layer], arrays: Sequence[Array] = ()) -> Any:
+    """Return what :func:`pickled` has pickled, with these ``known`` layers and ``arrays``."""
+    return _Unpickler(data, known, arrays).load()
+
+
+class _Pickler(cloudpickle.CloudPickler):
+    def __init__(
+        self,
+        file: io.BytesIO,
+        known: Mapping[str, Layer],
+        own: tuple[Callable[[Any], Any], ...],
+        refer: Callable[[Array], Reference | None] | None,
+    ) -> None:
+        super().__init__(file, protocol=5)
+        self._names = {id(layer): name for name, layer in known.items()}
+        self._own = own
+        self._refer = refer
+        self._left = MOST_BYTES
+
+    def reducer_override(self, obj: Any) -> Any:
+        for reduce in self._own:
+            if (found := reduce(obj)) is not NotImplemented:
+                return found
+        if type(obj) in _REDUCED:  # most objects of a large graph
+            return _REDUCED[type(obj)](obj)
+        reference = self._reference(obj)
+        if reference is not None:
+            return _kept, (reference,)
+        if isinstance(obj, Task):
+            return _reduced_task(obj)
+        if isinstance(obj, Layer) and type(obj).__reduce__ is object.__reduce__:
+            return _layer, (type(obj), _state(obj))
+        if isinstance(obj, np.ndarray) or hasattr(obj, "__cuda_array_interface__"):
+            self._left -= obj.nbytes
+            if self._left < 0:
+                raise IncomparableError("expected a graph without data")
+        if isinstance(obj, type) and not _is_importable(obj):
+            raise IncomparableError(f"expected a class that can be imported, got {obj!r}")
+        return super().reducer_override(obj)
+
+    def _reference(self, obj: Any) -> str | Reference | None:
+        """Return the reference to an object that stays where it is."""
+        if type(obj) is np.ndarray and self._refer is not None and not obj.dtype.hasobject:
+            return self._refer(obj)
+        return self._names.get(id(obj))
+
+
+def _kept(reference: str | Reference) -> Layer | Array:
+    """Stand for the method of :class:`_Unpickler`.
+
+    A persistent ID would do too, but pickle asks for that of every string and number.
+    """
+    raise pickle.UnpicklingError(f"expected opened() to look up {reference!r}")
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, known: Mapping[str, Layer], arrays: Sequence[Array]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._known = known
+        self._arrays = arrays
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (_kept.__module__, _kept.__qualname__):
+            return self._look_up
+        return super().find_class(module, name)
+
+    def _look_up(self, reference: str | Reference) -> Layer | Array:
+        return self._known[reference] if isinstance(reference, str) else self._arrays[reference[0]]
+
+
+def _is_importable(obj: type) -> bool:
+    if obj.__module__ == "builtins":
+        return True
+    found: Any = sys.modules.get(obj.__module__)
+    for name in obj.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is obj and obj.__module__ != "__main__"
+
+
+def _reduced_task(task: Task) -> tuple[Any, ...]:
+    given = task.key, task.func, task.args, task.kwargs, task.data_producer
+    return _task, (type(task), *given)
+
+
+_REDUCED: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    Alias: lambda alias: (Alias, (alias.key, alias.target)),
+    Task: _reduced_task,
+    TaskRef: lambda ref: (TaskRef, (ref.key,)),
+    slice: lambda index: (slice, (index.start, index.stop, index.step)),
+}
+"""What ``__reduce__`` returns, by type."""
+
+
+def _task(cls: type[Task], key: Key, func: Any, args: Any, kwargs: Any, producer: bool) -> Task:
+    task: Task = object.__new__(cls)
+    Task.__init__(task, key, func, *args, _data_producer=producer, **kwargs)
+    return task
+
+
+def _state(layer: Layer) -> dict[str, Any]:
+    """Return a layer's attributes, without those that depend on who has looked at it.
+
+    Numbers among the operands become parameters.
+    """
+    state = {name: value for name, value in vars(layer).items() if name != "_cached_dict"}
+    if type(layer) is Blockwise and any(index is None and varies(x) for x, index in layer.indices):
+        state["indices"] = tuple(
+            (as_parameter(x) if index is None and varies(x) else x, index)
+            for x, index in layer.indices
+        )
+    return state | {"_cached_keys": None} if "_cached_keys" in state else state
+
+
+def _layer(cls: type[Layer], state: dict[str, Any]) -> Layer:
+    layer = cls.__new__(cls)
+    vars(layer).update(state)
+    return layer
