@@ -10,6 +10,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -39,7 +40,7 @@ class Arrays:
 
     def __init__(self, blocks: Iterable[Array]) -> None:
         self.found: list[Array] = []
-        self._blocks = set(map(id, blocks))
+        self._given = blocks
         self._numbers: dict[int, int] = {}
         self._left = MOST_BYTES
 
@@ -55,6 +56,11 @@ class Arrays:
                 raise IncomparableError("expected a graph without data")
             digest = blake2b(array.tobytes(), digest_size=16).digest()
         return number, repr(array.dtype), array.shape, digest
+
+    @cached_property
+    def _blocks(self) -> set[int]:
+        """Ids of the blocks; most graphs have no arrays, and then nobody looks for them."""
+        return set(map(id, self._given))
 
 
 def pickled(
