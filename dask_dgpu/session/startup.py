@@ -6,7 +6,7 @@ import ast
 import logging
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from inspect import Parameter, signature
@@ -20,6 +20,7 @@ from dask_dgpu.arguments import check_choice, expected, integer, suggestion
 from dask_dgpu.environment.gpus import GpuMemory, pool_bytes, read_memory, visible_gpus
 from dask_dgpu.environment.settings import SHORT, keywords, read
 from dask_dgpu.errors import DgpuError
+from dask_dgpu.session.collector import collect_less_often
 from dask_dgpu.session.enable import disable, enable
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ def start(
     Returns
     -------
     distributed.Client
-        Closing it closes the cluster and disables dask_dgpu.
+        Closing it closes the cluster and disables dask_dgpu. Until then Python's garbage
+        collector has three times its thresholds, as ``dask scheduler`` sets them.
 
     Raises
     ------
@@ -128,7 +130,8 @@ def start(
         try:
             require_workers(client, cluster.plan, gpus, errors)
             enable(client, device="cuda" if gpus else "cpu", **settings)
-            client.undo = partial(_undo_start, dask.config.get(BACKEND, None) if gpus else None)
+            backend = dask.config.get(BACKEND, None) if gpus else None
+            client.undo = partial(_undo_start, backend, collect_less_often())
         except BaseException:
             client.close()
             raise
@@ -145,8 +148,9 @@ _signature = signature(start).replace(
 start.__signature__ = _signature  # type: ignore[attr-defined]
 
 
-def _undo_start(backend_before: str | None) -> None:
+def _undo_start(backend_before: str | None, restore_collector: Callable[[], None]) -> None:
     disable()
+    restore_collector()
     if backend_before is not None:
         dask.config.set({BACKEND: backend_before})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from distributed import Client, LocalCluster
 
 import dask_dgpu as dgpu
 from dask_dgpu.comm import bootstrap
+from dask_dgpu.session.collector import LEAST
 
 
 @pytest.fixture(autouse=True)
@@ -69,9 +71,12 @@ def test_a_slow_end_is_no_error(
 
 def test_an_early_end_is_one_too() -> None:
     """What was enabled since is left alone by a second end."""
+    thresholds = gc.get_threshold()
     client = dgpu.start(1, device="cpu", processes=False)
+    assert gc.get_threshold() == LEAST
     client.shutdown()
     assert dask.config.get("array_optimize", None) is None
+    assert gc.get_threshold() == thresholds
     with dgpu.enable() as enabled:
         client.close()
         assert dask.config.get("array_optimize") == enabled.optimizer
