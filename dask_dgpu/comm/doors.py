@@ -23,8 +23,8 @@ _DESCRIPTORS = Path("/proc/self/fd")
 _SO_ATTACH_FILTER = 26
 # one instruction of the kernel's packet filter: accept 0 bytes of the packet
 _DROP = struct.pack("HBBI", 6, 0, 0, 0)
-# one library at a time, so that new sockets are its own
-_opening = threading.Lock()
+opening = threading.Lock()
+"""One listening socket or library at a time, so that new sockets are the library's own."""
 
 
 class Door:
@@ -44,7 +44,7 @@ class Door:
 
 def opened(create: Callable[[], T]) -> tuple[T, Door]:
     """Call a function that opens listening sockets; return its result and the door to them."""
-    with _opening:
+    with opening:
         before = _listening()
         for listener in before.values():
             listener.close()

@@ -76,8 +76,10 @@ class PointToPointComm(ABC):
     def broadcast(self, buffer: Buffer, root: int) -> Work:
         check_peers([root], self.size)
         ranks = [(root + step) % self.size for step in range(self.size)]
-        steps = self._broadcast(flat(buffer), ranks, self._next_tag())
-        return self._start("broadcast", steps)
+        one_round = buffer.nbytes <= _ONE_ROUND
+        broadcast = self._send_to_all if one_round else self._broadcast
+        steps = broadcast(flat(buffer), ranks, self._next_tag())
+        return self._start("broadcast", steps, self.size * buffer.nbytes if one_round else None)
 
     def all_gather(self, out: Buffer, part: Buffer) -> Work:
         check_gather(out, part, self.size)
@@ -179,6 +181,13 @@ class PointToPointComm(ABC):
             if mine + bit < size:
                 children.append((ranks[mine + bit], buffer))
         yield from self._post(children, [], tag)
+
+    def _send_to_all(self, buffer: Buffer, ranks: Sequence[int], tag: int) -> Steps:
+        """Do the same in one round, from the first rank to each other one."""
+        root, *others = ranks
+        if root == self.rank:
+            return self._post([(peer, buffer) for peer in others], [], tag)
+        return self._post([], [(root, buffer)], tag)
 
     def _reduce_piece(
         self, mine: Buffer, parts: Sequence[Buffer], op: Reduction, tag: int

@@ -1,0 +1,209 @@
+"""The connection of two ranks for short messages."""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TypeVar
+
+from dask_dgpu.comm.protocol import Buffer
+from dask_dgpu.errors import CommError
+
+T = TypeVar("T")
+
+_HEADER = struct.Struct("<II")  # tag, bytes of data
+_READ = 1 << 17
+
+
+class Sent:
+    """A message that the kernel has, or gets from a thread."""
+
+    def wait(self, seconds: float | None) -> None:
+        """Return at once."""
+
+
+class Receive:
+    """A posted receive, ``done`` once the buffer has its message."""
+
+    def __init__(self, link: Link, into: Buffer, what: str) -> None:
+        self.done = False
+        self._link = link
+        self._into = memoryview(into)
+        self._what = what
+
+    def fill(self, data: bytes) -> None:
+        """Copy a message to the buffer."""
+        self._into[:] = data
+        self.done = True
+
+    def wait(self, seconds: float | None) -> None:
+        """Return once it is done; raise :class:`~dask_dgpu.errors.CommError` if it fails."""
+        if not self.done:
+            self._link.wait(self, seconds, self._what)
+
+
+class Link:
+    """The connection with one peer, over a socket that it owns.
+
+    The n-th message of a tag is for the n-th receive of that tag.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        with suppress(OSError):  # a pair of sockets within a host has no such delay
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connected
+        self._lost = False
+        self._sending = threading.Lock()
+        self._unsent: deque[bytes] = deque()
+        self._changed = threading.Condition()
+        self._reading = False
+        self._readable = _poll(connected, select.POLLIN)
+        self._incomplete = b""
+        self._posted: dict[int, deque[Receive]] = {}
+        self._early: dict[int, deque[bytes]] = {}
+
+    # sending
+
+    def send(self, tag: int, data: Buffer, what: str) -> Sent:
+        """Send a message; a thread sends what the kernel does not take at once."""
+        message = _HEADER.pack(tag, data.nbytes) + memoryview(data)
+        with self._sending:
+            if self._lost:
+                raise CommError(f"{what} failed: the peer is lost")
+            rest = message if self._unsent else message[self._write(message) :]
+            if rest:
+                self._unsent.append(rest)
+                if len(self._unsent) == 1:
+                    threading.Thread(target=self._send_rest, name="short", daemon=True).start()
+        return Sent()
+
+    def _write(self, message: bytes) -> int:
+        """Return how many bytes the kernel has taken; all of them if the peer is lost."""
+        try:
+            return self._socket.send(message)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self.lose()
+            return len(message)
+
+    def _send_rest(self) -> None:
+        writable = _poll(self._socket, select.POLLOUT)
+        while True:
+            writable.poll()
+            with self._sending:
+                message = self._unsent[0]
+                self._unsent[0] = message[self._write(message) :]
+                if not self._unsent[0]:
+                    self._unsent.popleft()
+                if not self._unsent or self._lost:
+                    self._unsent.clear()
+                    return
+
+    # receiving
+
+    def receive(self, tag: int, into: Buffer, what: str) -> Receive:
+        """Post a receive of a message with as many bytes as ``into``."""
+        receive = Receive(self, into, what)
+        with self._changed:
+            if tag in self._early:
+                receive.fill(_taken(self._early, tag))
+            else:
+                self._posted.setdefault(tag, deque()).append(receive)
+        return receive
+
+    def wait(self, receive: Receive, seconds: float | None, what: str) -> None:
+        """Read until a receive is done, or until another thread has read its message."""
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        while self._begins_to_read(receive, deadline, what):
+            data = b""
+            try:
+                data = self._read(deadline)
+            finally:
+                with self._changed:
+                    self._reading = False
+                    self._changed.notify_all()
+                    self._deliver(data)
+
+    def _begins_to_read(self, receive: Receive, deadline: float, what: str) -> bool:
+        """Wait while another thread reads; return ``False`` once the receive is done."""
+        with self._changed:
+            while not receive.done:
+                if self._lost:
+                    raise CommError(f"{what} failed: the peer is lost")
+                if time.monotonic() >= deadline:
+                    raise CommError(f"{what} did not finish within the time limit")
+                if not self._reading:
+                    self._reading = True
+                    return True
+                self._changed.wait(_left(deadline))
+        return False
+
+    def _read(self, deadline: float) -> bytes:
+        left = _left(deadline)
+        if not self._readable.poll(None if left is None else math.ceil(1000 * left)):
+            return b""
+        data = b""
+        with suppress(OSError):
+            data = self._socket.recv(_READ)
+        if not data:
+            self.lose()
+        return data
+
+    def _deliver(self, data: bytes) -> None:
+        """Give each complete message to its receive, or keep it for a later one."""
+        received = self._incomplete + data
+        at = 0
+        while len(received) - at >= _HEADER.size:
+            tag, nbytes = _HEADER.unpack_from(received, at)
+            start, end = at + _HEADER.size, at + _HEADER.size + nbytes
+            if end > len(received):
+                break
+            if tag in self._posted:
+                _taken(self._posted, tag).fill(received[start:end])
+            else:
+                self._early.setdefault(tag, deque()).append(received[start:end])
+            at = end
+        self._incomplete = received[at:]
+
+    # the end
+
+    def lose(self) -> None:
+        """Make all waits raise, from any thread; does not block."""
+        with self._changed:
+            self._lost = True
+            self._changed.notify_all()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket once no thread uses it."""
+        self.lose()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._reading)
+        with self._sending:
+            self._socket.close()
+
+
+def _poll(of: socket.socket, event: int) -> select.poll:
+    poll = select.poll()
+    poll.register(of, event)
+    return poll
+
+
+def _left(deadline: float) -> float | None:
+    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+
+
+def _taken(queues: dict[int, deque[T]], tag: int) -> T:
+    first = queues[tag].popleft()
+    if not queues[tag]:
+        del queues[tag]
+    return first

@@ -1,0 +1,162 @@
+"""Links: every message reaches its receive, whatever is posted first and whoever reads."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dask_dgpu.comm.short.link import Link, Receive
+from dask_dgpu.errors import CommError
+from tests.support.profiles import examples
+
+Ends = tuple[Link, Link]
+
+
+def pair() -> Ends:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    return Link(one), Link(other)
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ends = pair()
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def message(number: int, nbytes: int = 8) -> np.ndarray:
+    return np.full(nbytes, number % 251, np.uint8)
+
+
+def post(link: Link, tag: int, nbytes: int = 8) -> tuple[Receive, np.ndarray]:
+    into = np.zeros(nbytes, np.uint8)
+    return link.receive(tag, into, "receive"), into
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_messages_are_matched_by_tag_and_order(ends: Ends, early: bool) -> None:
+    here, there = ends
+    tags = [3, 5, 3, 4]
+    if early:
+        for number, tag in enumerate(tags):
+            there.send(tag, message(number), "send")
+        last, into = post(here, 6)
+        there.send(6, message(9), "send")
+        last.wait(5)  # all others have arrived by now
+        assert (into == 9).all()
+    posted = [post(here, tag) for tag in (5, 3, 4, 3)]
+    assert all(receive.done is early for receive, _ in posted)
+    if not early:
+        for number, tag in enumerate(tags):
+            there.send(tag, message(number), "send")
+    for receive, _ in posted:
+        receive.wait(5)
+    assert [into[0] for _, into in posted] == [1, 0, 3, 2]
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([1, 9, 4000, 70_000])), max_size=30)
+)
+@examples(25)
+def test_any_sequence_of_messages(sizes: list[tuple[int, int]]) -> None:
+    here, there = pair()
+    try:
+        posted = [post(here, tag, nbytes) for tag, nbytes in sizes[::2]]
+        by_tag: dict[int, list[int]] = {}
+        for at, (tag, _) in enumerate(sizes):
+            by_tag.setdefault(tag, []).append(at)
+        # receives of a tag take its messages in order, so those have their sizes
+        order = sorted(range(0, len(sizes), 2), key=lambda at: (sizes[at][0], at))
+        sent = {at: message(at, sizes[at][1]) for at in order}
+        for at in range(0, len(sizes), 2):
+            there.send(sizes[at][0], sent[at], "send")
+        for receive, _ in reversed(posted):
+            receive.wait(5)
+        for at, (_, into) in zip(range(0, len(sizes), 2), posted, strict=True):
+            np.testing.assert_array_equal(into, sent[at])
+    finally:
+        here.close()
+        there.close()
+
+
+def test_more_than_the_kernel_takes_does_not_block_the_sender(ends: Ends) -> None:
+    here, there = ends
+    count, nbytes = 400, 60_000
+    for number in range(count):
+        there.send(1, message(number, nbytes), "send")
+    for number in range(count):
+        receive, into = post(here, 1, nbytes)
+        receive.wait(10)
+        assert (into == number % 251).all()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_one_thread_reads_for_others(ends: Ends, order: int) -> None:
+    here, there = ends
+    tags = range(6)
+    posted = [post(here, tag) for tag in tags]
+    with ThreadPoolExecutor(len(tags)) as pool:
+        waiting = [pool.submit(receive.wait, 10) for receive, _ in posted]
+        time.sleep(0.05)
+        for tag in tags[::order]:
+            there.send(tag, message(tag), "send")
+            waiting[tag].result(5)  # although others still wait
+    assert [into[0] for _, into in posted] == list(tags)
+
+
+def test_a_late_message(ends: Ends) -> None:
+    receive, into = post(ends[0], 1)
+    began = time.monotonic()
+    with pytest.raises(CommError, match="receive did not finish within the time limit"):
+        receive.wait(0.1)
+    assert 0.1 <= time.monotonic() - began < 5
+    ends[1].send(1, message(7), "send")
+    receive.wait(5)
+    assert into[0] == 7
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_losing_a_link_ends_all_waits(ends: Ends, who: int) -> None:
+    posted = [post(ends[0], tag)[0] for tag in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(receive.wait, None) for receive in posted]
+        time.sleep(0.05)
+        ends[who].lose()
+        for each in waiting:
+            with pytest.raises(CommError, match="receive failed: the peer is lost"):
+                each.result(5)
+    with pytest.raises(CommError, match="receive failed: the peer is lost"):
+        post(ends[0], 9)[0].wait(None)
+    with pytest.raises(CommError, match="send failed: the peer is lost"):
+        ends[0].send(1, message(1), "send")
+
+
+def test_closing_ends_a_thread_that_still_sends(ends: Ends) -> None:
+    for _ in range(200):
+        ends[0].send(1, message(1, 60_000), "send")
+    assert any(thread.name == "short" for thread in threading.enumerate())
+    ends[0].close()
+    deadline = time.monotonic() + 5
+    while any(thread.name == "short" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_message_of_another_size_is_an_error(ends: Ends) -> None:
+    receive, _ = post(ends[0], 1, 8)
+    ends[1].send(1, message(1, 5), "send")
+    with pytest.raises(ValueError, match="different structures"):
+        receive.wait(5)
+    again, into = post(ends[0], 2, 8)
+    del again, into  # the link can still be closed
