@@ -184,10 +184,12 @@ class Link:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket once no thread uses it."""
+        """Close the socket once no thread uses it, and let go of all buffers."""
         self.lose()
         with self._changed:
             self._changed.wait_for(lambda: not self._reading)
+            self._posted.clear()
+            self._early.clear()
         with self._sending:
             self._socket.close()
 
