@@ -164,13 +164,13 @@ def _reduced_task(task: Task) -> tuple[Any, ...]:
     return _task, (type(task), *given)
 
 
-_REDUCED: dict[type, Callable[[Any], tuple[Any, ...]]] = {
-    Alias: lambda alias: (Alias, (alias.key, alias.target)),
+_REDUCED: dict[type, Callable[[Any], Any]] = {
+    Alias: Alias.__reduce__,
     Task: _reduced_task,
-    TaskRef: lambda ref: (TaskRef, (ref.key,)),
-    slice: lambda index: (slice, (index.start, index.stop, index.step)),
+    TaskRef: TaskRef.__reduce__,
+    slice: slice.__reduce__,
 }
-"""What ``__reduce__`` returns, by type."""
+"""The reductions of the most frequent types."""
 
 
 def _task(cls: type[Task], key: Key, func: Any, args: Any, kwargs: Any, producer: bool) -> Task:
