@@ -11,13 +11,18 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
 
 from dask_dgpu.comm.protocol import Buffer, Counts, Messages, Reduction
 from dask_dgpu.errors import CommAbortedError, CommError
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 _UFUNCS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
@@ -85,6 +90,17 @@ class Lifetime:
                 return
             self.check()
         raise CommError(f"{phase} did not finish within its time limit")
+
+
+def take_first(waiting: dict[K, deque[V]], key: K) -> V | None:
+    """Remove and return the first entry of a key, ``None`` without one."""
+    entries = waiting.get(key)
+    if not entries:
+        return None
+    first = entries.popleft()
+    if not entries:
+        del waiting[key]
+    return first
 
 
 def flat(buffer: Buffer) -> Buffer:

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dask_dgpu.comm.common import Lifetime, pieces
+from dask_dgpu.comm.common import Lifetime, pieces, take_first
 from dask_dgpu.comm.point_to_point import PointToPointComm, Verb
 from dask_dgpu.comm.protocol import Buffer
 from dask_dgpu.comm.steps import Message
@@ -141,13 +141,13 @@ class StreamComm(PointToPointComm):
                 self._ready[place] += 1
                 self._send(place)
             elif kind == Kind.DONE:
-                message = _first(self._sent, place)
+                message = take_first(self._sent, place)
                 if message is not None:
                     message.end()
             else:
                 if sum(map(len, frames)) > _AT_ONCE:
                     self._streams.send(peer, Kind.DONE, tag, None)
-                message = _first(self._expected, place)
+                message = take_first(self._expected, place)
                 if message is None:
                     self._arrived[place].append(frames)
                 else:
@@ -184,7 +184,7 @@ class StreamComm(PointToPointComm):
         message = StreamMessage(what, data if verb == "recv" else None)
         with self._lock:
             self._lifetime.check()
-            arrived = _first(self._arrived, place) if verb == "recv" else None
+            arrived = take_first(self._arrived, place) if verb == "recv" else None
             if arrived is not None:
                 message.end(arrived)
             elif peer in self._lost:
@@ -245,14 +245,3 @@ def join(
         comm.abort("it did not connect")
         raise
     return comm
-
-
-def _first(waiting: dict[Place, deque[Any]], place: Place) -> Any:
-    """Remove and return the first entry of a place, ``None`` without one."""
-    entries = waiting.get(place)
-    if not entries:
-        return None
-    first = entries.popleft()
-    if not entries:
-        del waiting[place]
-    return first

@@ -10,12 +10,10 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TypeVar
 
+from dask_dgpu.comm.common import take_first
 from dask_dgpu.comm.protocol import Buffer
 from dask_dgpu.errors import CommError
-
-T = TypeVar("T")
 
 _HEADER = struct.Struct("<II")  # tag, bytes of data
 _READ = 1 << 17
@@ -56,8 +54,7 @@ class Link:
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
-        with suppress(OSError):  # a pair of sockets within a host has no such delay
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connected
         self._lost = False
         self._sending = threading.Lock()
@@ -113,10 +110,11 @@ class Link:
         """Post a receive of a message with as many bytes as ``into``."""
         receive = Receive(self, into, what)
         with self._changed:
-            if tag in self._early:
-                receive.fill(_taken(self._early, tag))
-            else:
+            data = take_first(self._early, tag)
+            if data is None:
                 self._posted.setdefault(tag, deque()).append(receive)
+            else:
+                receive.fill(data)
         return receive
 
     def wait(self, receive: Receive, seconds: float | None, what: str) -> None:
@@ -166,10 +164,11 @@ class Link:
             start, end = at + _HEADER.size, at + _HEADER.size + nbytes
             if end > len(received):
                 break
-            if tag in self._posted:
-                _taken(self._posted, tag).fill(received[start:end])
-            else:
+            receive = take_first(self._posted, tag)
+            if receive is None:
                 self._early.setdefault(tag, deque()).append(received[start:end])
+            else:
+                receive.fill(received[start:end])
             at = end
         self._incomplete = received[at:]
 
@@ -202,10 +201,3 @@ def _poll(of: socket.socket, event: int) -> select.poll:
 
 def _left(deadline: float) -> float | None:
     return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
-
-
-def _taken(queues: dict[int, deque[T]], tag: int) -> T:
-    first = queues[tag].popleft()
-    if not queues[tag]:
-        del queues[tag]
-    return first
