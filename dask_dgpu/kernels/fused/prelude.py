@@ -160,10 +160,19 @@ template <class T> T np_negative(T x) {
     else if constexpr (Is<T>::real) return -x;
     else return np_subtract((T) 0, x);
 }
+// ptxas takes `abs` of the least integer for positive, so the compiler must not see that it is one.
+template <class T> T np_absolute_integer(T x) {
+    if constexpr ((T) -1 > 0) return x;
+    T sign = x < 0 ? -1 : 0;
+    if constexpr (sizeof(T) == 8) asm("" : "+l"(sign));
+    else if constexpr (sizeof(T) == 4) asm("" : "+r"(sign));
+    else if constexpr (sizeof(T) == 2) asm("" : "+h"(sign));
+    return np_subtract<T>(x ^ sign, sign);
+}
 template <class T> typename Part<T>::type np_absolute(T x) {
     if constexpr (Is<T>::complex) return hypot(x.re, x.im);
     else if constexpr (Is<T>::real) return fabs(x);
-    else return x < 0 ? np_negative(x) : x;
+    else return np_absolute_integer(x);
 }
 inline bool np_absolute(bool x) { return x; }
 template <class T> T np_conjugate(T x) {

@@ -210,6 +210,15 @@ def test_comparisons_with_any_integer(value: int) -> None:
     check(traced(lambda xp, x: (x > value, xp.equal(x, value)), 1), x)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint32", "uint64"])
+def test_the_least_integer_has_no_absolute_value(dtype: str) -> None:
+    """ptxas takes ``abs`` for positive; NumPy's result is negative, also where it is used."""
+    limits = np.iinfo(dtype)
+    x = np.array([limits.min, limits.min + 1, 0, 1, limits.max], dtype)
+    found = traced(lambda xp, x: (abs(x), xp.less(abs(x), 0), abs(x) * 0.5, xp.exp(abs(x))), 1)
+    check(found, x)
+
+
 def test_integers_of_both_signs() -> None:
     x, y = np.array([0, 5, 2**63 + 1], "uint64"), np.array([-1, 5, 2**62], "int64")
     check(traced(lambda xp, x, y: (xp.less(x, y), xp.equal(x, y), xp.greater(y, x)), 2), x, y)
