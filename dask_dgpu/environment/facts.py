@@ -117,13 +117,24 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
             "client.wait_for_workers(1) waits longer"
         ) from error
     probes: dict[str, WorkerFacts | None] = client.run(_probe, settings.device == "cuda")
+    facts = _gather(client, settings, probes)
     return replace(
-        _gather(client, settings, probes),
+        facts,
+        device_memory=facts.device_memory and rounded(facts.device_memory),
         scheduler=client.scheduler_info(n_workers=0)["id"],
         protocol=_protocol(probes),
         hardware=_together(client.run(hardware)),
         hosts=worker_hosts(probes),
     )
+
+
+def rounded(memory: int) -> int:
+    """Round bytes down to one of few values: to seven significant bits.
+
+    The memory of idle workers changes a little from one ``enable`` to the next. Plans depend on it,
+    so without rounding no structure would be known any more.
+    """
+    return memory >> (bits := max(0, memory.bit_length() - 7)) << bits
 
 
 def _check_here(settings: Settings) -> None:

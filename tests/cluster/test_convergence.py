@@ -16,7 +16,7 @@ import pytest
 from distributed import Client, wait
 
 from tests.cluster.observe import PLUGIN, nothing_left
-from tests.cluster.test_kept_programs import counted, watch_launches, watch_no_more
+from tests.cluster.test_kept_programs import counted, structures, watch_launches, watch_no_more
 from tests.support.benchmarks import benchmark
 
 rounds = benchmark("rounds")
@@ -59,10 +59,6 @@ def by_compute(a: da.Array, b: da.Array) -> Iterator[Arrays]:
         x, r = dask.persist(x + step * p, r - step * s)
         before = square
         yield x, p
-
-
-def structures(dask_scheduler: Any) -> int:
-    return len(dask_scheduler.plugins[PLUGIN].optimized)
 
 
 def received(dask_worker: Any) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import randrange
 from typing import Any
 
 import dask
@@ -12,6 +13,7 @@ import pytest
 from distributed import Client, wait
 
 import dask_dgpu as dgpu
+from dask_dgpu.environment import facts
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.losses import Losses
 from tests.cluster.observe import PLUGIN, eventually, host, nothing_left, running, send_signal
@@ -72,6 +74,11 @@ def kept(dask_worker: Any) -> int:
     return len(dask_worker.plugins[PLUGIN].programs)
 
 
+def structures(dask_scheduler: Any) -> int:
+    """Number of structures that the scheduler keeps."""
+    return len(dask_scheduler.plugins[PLUGIN].optimized)
+
+
 def check(in_memory: Callable[..., da.Array], seeds: Any) -> None:
     """Compute the program of new data, with each seed."""
     for seed in seeds:
@@ -94,6 +101,19 @@ def test_what_workers_have_is_not_sent_again(client, cluster, in_memory):
     client.run(watch_no_more)
 
 
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
+def test_structures_stay_known_when_free_memory_changes_a_little(client, in_memory, monkeypatch):
+    """Each ``enable`` reads the memory of the workers anew."""
+    counts, some = [], randrange(64, 127)
+    for seed, change in enumerate((0, 0, 7 << 20, -3000)):
+        free = (some << 26) + (1 << 25) + change
+        monkeypatch.setattr(facts, "memory_for_blocks", lambda free=free: free)
+        with dgpu.enable(client, **SETTINGS):
+            check(in_memory, [seed])
+        counts.append(client.run_on_scheduler(structures))
+    assert counts[1] == counts[-1]
+
+
 def test_an_array_that_is_computed_again_has_the_same_tasks(client, in_memory, caplog):
     """Dask keeps the tasks of a result for a moment, and warns if the next ones differ."""
     values = data(1)
@@ -114,10 +134,6 @@ def test_an_array_that_is_computed_again_has_the_same_tasks(client, in_memory, c
 @pytest.mark.slow
 def test_a_new_number_in_each_step_is_a_known_program(client, in_memory):
     """Gradient descent, whose step size each step computes anew."""
-
-    def structures(dask_scheduler: Any) -> int:
-        return len(dask_scheduler.plugins[PLUGIN].optimized)
-
     a, values = data(1), data(2)
     x, w = in_memory(a, CHUNK), in_memory(values, CHUNK)
     counts = []

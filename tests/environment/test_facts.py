@@ -5,6 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dask_dgpu.environment import facts, settings
 from dask_dgpu.environment.transports import installed_transports
@@ -135,6 +137,15 @@ def test_no_worker_comes() -> None:
 
 def test_packages_of_this_process() -> None:
     assert installed_transports() >= {"dask", "gloo", "ucx"}
+
+
+@given(st.integers(0, 2**50), st.integers(0, 2**50))
+def test_memory_is_rounded_to_few_values(one: int, other: int) -> None:
+    small, large = sorted([one, other])
+    assert facts.rounded(small) <= facts.rounded(large) <= large
+    assert 64 * (large - facts.rounded(large)) <= large
+    assert facts.rounded(facts.rounded(large)) == facts.rounded(large)
+    assert f"{facts.rounded(large):b}".rstrip("0")[7:] == ""
 
 
 @pytest.mark.parametrize(
