@@ -56,6 +56,8 @@ class ClusterFacts:
 
     def __post_init__(self) -> None:
         machine = machine_of(self.device, self.protocol, self.one_sided)
+        if not self.workers:  # threads wait for no scheduler
+            machine = replace(machine, round_trip_seconds=0.0)
         machine = calibrated(machine, dict(self.figures))
         object.__setattr__(self, "machine", replace(machine, hosts=self.hosts))
 

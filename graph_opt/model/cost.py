@@ -161,7 +161,7 @@ HOST_FIGURES = ("host_bandwidth", "host_latency")
 HOST = Machine(
     flops=2.8e10,
     bandwidth=5e8,
-    latency=1e-2,
+    latency=1e-3,
     memory_bandwidth=4e9,
     ramp=16,
     dask_bandwidth=1e8,
@@ -230,11 +230,10 @@ def gang_seconds(
     """Return the cost of a gang besides the work of its steps.
 
     Those are its ``tasks``, the host's work for each step, and on a cluster two round trips. A gang
-    that starts ``at_once``, on blocks in memory, needs one, and its tasks do not run.
+    that starts ``at_once``, on blocks in memory, needs none, and its tasks do not run.
     """
     if at_once:
-        tasks_seconds = tasks * machine.task_seconds * UNRUN
-        return tasks_seconds + steps * machine.step_seconds + machine.round_trip_seconds
+        return tasks * machine.task_seconds * UNRUN + steps * machine.step_seconds
     seconds = tasks * machine.task_seconds + steps * machine.step_seconds
     return seconds + (2 * machine.round_trip_seconds if cluster else 0.0)
 
@@ -260,7 +259,8 @@ def dask_product_seconds(
 
     ``blocks`` are the numbers of blocks along the same axes. There are a product task and an
     addition task for each triple of blocks. Workers keep one operand and fetch the blocks of the
-    other, whichever are fewer bytes. Partial products are written, sent and added.
+    other, whichever are fewer bytes. Partial products are written, sent and added, a round trip
+    later if there are several for a block.
     """
     m, k, n = shape
     rows, inner, columns = blocks
@@ -275,6 +275,7 @@ def dask_product_seconds(
         + 2 * m * k * n / (machine.product_rate(block, dtype) * ranks)
         + moved / (machine.dask_rate * ranks)
         + 2 * partials * itemsize / (machine.memory_bandwidth * ranks)
+        + (machine.round_trip_seconds if inner > 1 else 0.0)
     )
 
 

@@ -171,12 +171,14 @@ class ContractPiece(matmul.ProductPiece):
         m, k, n = map(self._product, groups)
         rows, inner, columns = (math.prod(grid[letter] for letter in group) for group in groups)
         tasks = 2 * math.prod(grid[letter] for letter in set(letters) - {REPEATED})
-        free = replace(machine, task_seconds=0.0)
+        free = replace(machine, task_seconds=0.0, round_trip_seconds=0.0)
         if self.loops:
             free = replace(free, flops=machine.flops / LOOP_SLOWDOWN, products=())
         blocks = rows, inner, columns
         one = dask_product_seconds((m, k, n), blocks, self.output.dtype, ranks, free)
-        return tasks, self._product(parts.batch) * one + tasks * machine.task_seconds
+        products = self._product(parts.batch) * one
+        waits = machine.round_trip_seconds if inner > 1 else 0.0
+        return tasks, products + tasks * machine.task_seconds + waits
 
 
 def match(graph: ArrayGraph, name: str) -> ContractPiece | Declined | None:

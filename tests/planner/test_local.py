@@ -183,7 +183,7 @@ def test_what_users_ask_of_tasks_stays_with_dask() -> None:
 
 
 def test_small_work_is_left_to_dask() -> None:
-    x = lazy(A).persist(scheduler="sync")
+    x = lazy(A[:5, :8]).persist(scheduler="sync")  # two blocks
     assert planned(x + x.sum()) == ()
     assert planned(x + x.sum(), when="always") != ()
     assert planned(x + x.sum(), when="always", regions=False) == ()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +44,14 @@ def test_plain_dask_pays_for_its_tasks(ranks: int) -> None:
     assert many > few
 
 
+@pytest.mark.parametrize(("inner", "waits"), [(1, 0), (3, 1)])
+def test_plain_dask_adds_partial_products_a_round_trip_later(inner: int, waits: int) -> None:
+    slow = replace(HOST, round_trip_seconds=1.0)
+    facts = (64, 64, 64), (2, inner, 2), "float64", 4
+    late = dask_product_seconds(*facts, slow) - dask_product_seconds(*facts, HOST)
+    assert late == pytest.approx(waits * (1.0 - HOST.round_trip_seconds))
+
+
 def test_one_rank_moves_only_partial_sums() -> None:
     no_links = Machine(flops=1e9, bandwidth=1e-3, latency=0.0, memory_bandwidth=1e9)
     nothing_to_add = dask_product_seconds((0, 8, 0), (1, 1, 1), "float64", 1, no_links)
@@ -75,8 +85,8 @@ def test_a_gang_costs_tasks_steps_and_two_round_trips() -> None:
     assert gang_seconds(machine, 3, 2, cluster=False) == 23
 
 
-def test_a_gang_on_blocks_in_memory_costs_one_round_trip() -> None:
+def test_a_gang_on_blocks_in_memory_waits_for_no_task() -> None:
     machine = calibrated(
         HOST, {"task_seconds": 10.0, "step_seconds": 10.0, "round_trip_seconds": 100.0}
     )
-    assert gang_seconds(machine, 10, 2, at_once=True) == 100 * UNRUN + 120
+    assert gang_seconds(machine, 10, 2, at_once=True) == 100 * UNRUN + 20
