@@ -176,9 +176,8 @@ class ContractPiece(matmul.ProductPiece):
             free = replace(free, flops=machine.flops / LOOP_SLOWDOWN, products=())
         blocks = rows, inner, columns
         one = dask_product_seconds((m, k, n), blocks, self.output.dtype, ranks, free)
-        products = self._product(parts.batch) * one
-        waits = machine.round_trip_seconds if inner > 1 else 0.0
-        return tasks, products + tasks * machine.task_seconds + waits
+        seconds = self._product(parts.batch) * one + tasks * machine.task_seconds
+        return tasks, seconds + (machine.round_trip_seconds if inner > 1 else 0.0)
 
 
 def match(graph: ArrayGraph, name: str) -> ContractPiece | Declined | None:

@@ -126,6 +126,8 @@ def test_the_cost_of_dask_counts_a_product_and_a_sum_for_each_pair_of_blocks() -
     assert tasks == 2 * 4 * 2 * 2 * 3
     assert seconds > tasks * HOST.task_seconds
     assert replace(piece, loops=True).dask_cost(4, HOST)[1] > seconds
+    slow = replace(HOST, round_trip_seconds=HOST.round_trip_seconds + 1.0)
+    assert piece.dask_cost(4, slow)[1] == pytest.approx(seconds + 1.0)  # once, not for each batch
     (matrices,) = contractions(da.einsum("ab,bc->ac", A, B))
     assert matrices.dask_cost(4, HOST)[0] == 2 * prod((3, 3, 3))
 
