@@ -205,4 +205,5 @@ def test_owners_share_the_work_and_the_plan_knows_its_cost() -> None:
     assert received(plan) == [3 * 16 * 1000] * 4
     assert peak(plan) == 4 * 10 * 4000 + 2 * 16 * 4000 + 3 * 16 * 1000
     alone = planned(source, Summing((0,), False, "compensated", "sum"), "float32", 4)
-    assert cost(alone, HOST) == pytest.approx(1.6e5 / 4e9 + 4.8e4 / 5e8 + 1e-2)
+    work = 1.6e5 / HOST.memory_bandwidth + 4.8e4 / HOST.bandwidth
+    assert cost(alone, HOST) == pytest.approx(work + HOST.latency)
