@@ -37,8 +37,8 @@ class ClusterFacts:
     """The workers of a cluster, or this process without a cluster.
 
     ``device_memory`` are bytes for blocks on the worker with the least: of its device, without the
-    memory of other processes; on CPUs of its memory limit, without the memory of its process. A
-    gang cannot spill to disk. ``None`` means no limit.
+    memory of other processes; on CPUs of its memory limit, without the memory of its process. They
+    are rounded down. A gang cannot spill to disk. ``None`` means no limit.
     """
 
     workers: int  # 0 without a cluster
@@ -136,7 +136,8 @@ def rounded(memory: int) -> int:
     The memory of idle workers changes a little from one ``enable`` to the next. Plans depend on it,
     so without rounding no structure would be known any more.
     """
-    return memory >> (bits := max(0, memory.bit_length() - 7)) << bits
+    bits = max(0, memory.bit_length() - 7)
+    return memory >> bits << bits
 
 
 def _check_here(settings: Settings) -> None:
