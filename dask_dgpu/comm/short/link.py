@@ -27,23 +27,29 @@ class Sent:
 
 
 class Receive:
-    """A posted receive, ``done`` once the buffer has its message."""
+    """A posted receive, ``done`` once its message has arrived."""
 
     def __init__(self, link: Link, into: Buffer, what: str) -> None:
         self.done = False
         self._link = link
         self._into = memoryview(into)
         self._what = what
+        self._fault = ""
 
     def fill(self, data: bytes) -> None:
-        """Copy a message to the buffer."""
-        self._into[:] = data
+        """Copy a message to the buffer; any thread may call this, so ``wait`` raises."""
+        if len(data) == self._into.nbytes:
+            self._into[:] = data
+        else:
+            self._fault = f"expected {self._into.nbytes} bytes, got {len(data)}"
         self.done = True
 
     def wait(self, seconds: float | None) -> None:
         """Return once it is done; raise :class:`~dask_dgpu.errors.CommError` if it fails."""
         if not self.done:
             self._link.wait(self, seconds, self._what)
+        if self._fault:
+            raise CommError(f"{self._what} failed: {self._fault}")
 
 
 class Link:

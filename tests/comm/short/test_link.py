@@ -147,8 +147,16 @@ def test_closing_ends_a_thread_that_still_sends(ends: Ends) -> None:
         time.sleep(0.01)
 
 
-def test_a_message_of_another_size_is_an_error(ends: Ends) -> None:
-    receive, _ = post(ends[0], 1, 8)
-    ends[1].send(1, message(1, 5), "send")
-    with pytest.raises(ValueError, match="different structures"):
+@pytest.mark.parametrize("early", [False, True])
+def test_a_message_of_another_size_is_an_error_of_its_receive(ends: Ends, early: bool) -> None:
+    """Also if the wait for another message reads it."""
+    here, there = ends
+    posted = [] if early else [post(here, 1, 8)]
+    there.send(1, message(1, 5), "send")
+    there.send(2, message(2), "send")
+    other, into = post(here, 2)
+    other.wait(5)
+    assert (into == 2).all()
+    receive, _ = posted[0] if posted else post(here, 1, 8)
+    with pytest.raises(CommError, match="receive failed: expected 8 bytes, got 5"):
         receive.wait(5)
