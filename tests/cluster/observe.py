@@ -40,6 +40,16 @@ def reports(client: Client) -> dict[str, Any]:
     return client.run(report)
 
 
+def structures(client: Client) -> int:
+    """Number of structures that the scheduler keeps."""
+
+    def count(dask_scheduler: Any) -> int:
+        return len(dask_scheduler.plugins[PLUGIN].optimized)
+
+    found: int = client.run_on_scheduler(count)
+    return found
+
+
 def left_over(client: Client) -> int:
     """Number of blocks and jobs that workers keep for gangs; -1 if one does not answer.
 

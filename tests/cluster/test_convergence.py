@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from distributed import Client, wait
 
-from tests.cluster.observe import PLUGIN, nothing_left
-from tests.cluster.test_kept_programs import counted, structures, watch_launches, watch_no_more
+from tests.cluster.observe import PLUGIN, nothing_left, structures
+from tests.cluster.test_kept_programs import counted, watch_launches, watch_no_more
 from tests.support.benchmarks import benchmark
 
 rounds = benchmark("rounds")
@@ -84,7 +84,7 @@ def test_each_iteration_is_the_program_of_the_one_before(
     found = []
     for x, p in islice(solve(a, b), ITERATIONS):
         wait([x, p])
-        found.append((client.run_on_scheduler(structures), client.run(received)))
+        found.append((structures(client), client.run(received)))
     np.testing.assert_allclose(x.compute(), np.linalg.solve(matrix, right), rtol=1e-9)
     assert len(found) > 5
     optimized, programs = zip(*found[first:], strict=True)

@@ -16,7 +16,15 @@ import dask_dgpu as dgpu
 from dask_dgpu.environment import facts
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.losses import Losses
-from tests.cluster.observe import PLUGIN, eventually, host, nothing_left, running, send_signal
+from tests.cluster.observe import (
+    PLUGIN,
+    eventually,
+    host,
+    nothing_left,
+    running,
+    send_signal,
+    structures,
+)
 from tests.cluster.test_safety import slow_blocks
 
 pytestmark = pytest.mark.cluster
@@ -74,11 +82,6 @@ def kept(dask_worker: Any) -> int:
     return len(dask_worker.plugins[PLUGIN].programs)
 
 
-def structures(dask_scheduler: Any) -> int:
-    """Number of structures that the scheduler keeps."""
-    return len(dask_scheduler.plugins[PLUGIN].optimized)
-
-
 def check(in_memory: Callable[..., da.Array], seeds: Any) -> None:
     """Compute the program of new data, with each seed."""
     for seed in seeds:
@@ -110,7 +113,7 @@ def test_structures_stay_known_when_free_memory_changes_a_little(client, in_memo
         monkeypatch.setattr(facts, "memory_for_blocks", lambda free=free: free)
         with dgpu.enable(client, **SETTINGS):
             check(in_memory, [seed])
-        counts.append(client.run_on_scheduler(structures))
+        counts.append(structures(client))
     assert counts[1] == counts[-1]
 
 
@@ -144,7 +147,7 @@ def test_a_new_number_in_each_step_is_a_known_program(client, in_memory):
         values = values - step * (a.T @ (a @ values))
         if at == 1:  # the blocks lie as gangs leave them
             client.run(watch_launches)
-        counts.append(client.run_on_scheduler(structures))
+        counts.append(structures(client))
     np.testing.assert_allclose(host(w.compute()), values, rtol=1e-10)
     assert counted(client) == {"launches": {18}, "programs": {0}, "asked": {0}}
     assert counts[1] == counts[-1]

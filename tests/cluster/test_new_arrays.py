@@ -14,7 +14,7 @@ from distributed import Client, Event, wait
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS, start_cluster
-from tests.cluster.observe import PLUGIN, eventually, held_back, host, send_signal
+from tests.cluster.observe import eventually, held_back, host, send_signal, structures
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_stealing")]
 
@@ -32,13 +32,6 @@ def even(client: Client, blocks: int) -> dict[str, int]:
     """Return equal shares of blocks for all workers."""
     workers = client.scheduler_info(n_workers=-1)["workers"]
     return dict.fromkeys(workers, blocks // len(workers))
-
-
-def structures(client: Client) -> int:
-    """Number of structures that the scheduler keeps."""
-    return client.run_on_scheduler(
-        lambda dask_scheduler: len(dask_scheduler.plugins[PLUGIN].optimized)
-    )
 
 
 def test_equal_chunks_have_equal_workers(client):
