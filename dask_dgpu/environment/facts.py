@@ -130,14 +130,14 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
     )
 
 
-def rounded(memory: int) -> int:
-    """Round bytes down to one of few values: to seven significant bits.
+def rounded(memory: int, bits: int = 7) -> int:
+    """Round bytes down to one of few values: to so many significant bits.
 
     The memory of idle workers changes a little from one ``enable`` to the next. Plans depend on it,
     so without rounding no structure would be known any more.
     """
-    bits = max(0, memory.bit_length() - 7)
-    return memory >> bits << bits
+    rest = max(0, memory.bit_length() - bits)
+    return memory >> rest << rest
 
 
 def _check_here(settings: Settings) -> None:

@@ -83,7 +83,7 @@ def plain_graph(
                 Stage(name, culled.reads[name], made, work, aliases=aliases), arrays
             )
     found = _seconds(stages, arrays, set(wanted), workers, facts, places)
-    ends = 2 * facts.machine.round_trip_seconds if facts.workers else 0.0  # submit and report
+    ends = 2 * facts.machine.round_trip_seconds  # submit and report
     return found._replace(seconds=found.seconds + ends)
 
 
@@ -205,6 +205,5 @@ def _seconds(
             cost = LayerCost(heads, work + heads * machine.task_seconds, int(moved))
         layers[stage.name] = layers.get(stage.name, LayerCost(0, 0.0, 0)).plus(cost)
     seconds = sum(cost.seconds for cost in layers.values())
-    if facts.workers:
-        seconds += max(levels.values(), default=0) * machine.round_trip_seconds
+    seconds += max(levels.values(), default=0) * machine.round_trip_seconds
     return Plain(sum(cost.tasks for cost in layers.values()), seconds, layers)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dask_dgpu.environment.facts import ClusterFacts
+from dask_dgpu.environment.facts import ClusterFacts, rounded
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.value import Collective, Local, Value, most_received
@@ -91,8 +91,8 @@ def predict(
             each[step.output] = work + shares.shipping(step, machine)
     names = [step.output for step in program.steps]
     seconds = sum(each.values())
-    kind = {"cluster": facts.workers > 0, "at_once": begins_at_once(region, places)}
-    seconds += gang_seconds(machine, region.tasks, len(each), **kind)
+    at_once = begins_at_once(region, places)
+    seconds += gang_seconds(machine, region.tasks, len(each), at_once=at_once)
     plain = plain_region(region, arrays, max(ranks, facts.cores), facts, places)
     peak = shares.peak({name: cost.peak_bytes for name, cost in costs.items()})
     return Prediction(
@@ -106,7 +106,7 @@ def predict(
         seconds=seconds,
         dask_seconds=plain.seconds,
         steps=tuple((label(name), each[name] + machine.step_seconds) for name in names),
-        at_once=kind["at_once"],
+        at_once=at_once,
     )
 
 
@@ -118,7 +118,7 @@ def limits_of(facts: ClusterFacts, settings: Settings) -> Limits:
     limits, most = settings.limits, usable(facts, settings)
     if most is None:
         return limits
-    power = 1 << max(0, int(RECORDED_FRACTION * most).bit_length() - 1)
+    power = rounded(max(1, int(RECORDED_FRACTION * most)), bits=1)
     return replace(limits, kept_recordings=min(limits.kept_recordings, power))
 
 

@@ -56,7 +56,7 @@ class Machine:
     - ``products``: rates of products by dtype; those of other dtypes follow from ``flops``.
     - ``task_seconds``: cost of a Dask task in the scheduler, with its share of the messages.
     - ``round_trip_seconds``: from the end of a task to the start of its dependent on another
-      worker.
+      worker; 0 without a cluster.
     - ``step_seconds``: cost of a program's step on the host: plan, launch and report it.
     - ``transform_share``: fraction of ``flops`` that a Fourier transform reaches: memory limits
       it.
@@ -224,18 +224,16 @@ def calibrated(machine: Machine, figures: Mapping[str, float]) -> Machine:
     return replace(machine, **values, measured=tuple(sorted(values)))
 
 
-def gang_seconds(
-    machine: Machine, tasks: int, steps: int, *, cluster: bool = True, at_once: bool = False
-) -> float:
+def gang_seconds(machine: Machine, tasks: int, steps: int, *, at_once: bool = False) -> float:
     """Return the cost of a gang besides the work of its steps.
 
-    Those are its ``tasks``, the host's work for each step, and on a cluster two round trips. A gang
-    that starts ``at_once``, on blocks in memory, needs none, and its tasks do not run.
+    Those are its ``tasks``, the host's work for each step, and two round trips. A gang that starts
+    ``at_once``, on blocks in memory, needs none, and its tasks do not run.
     """
     if at_once:
         return tasks * machine.task_seconds * UNRUN + steps * machine.step_seconds
     seconds = tasks * machine.task_seconds + steps * machine.step_seconds
-    return seconds + (2 * machine.round_trip_seconds if cluster else 0.0)
+    return seconds + 2 * machine.round_trip_seconds
 
 
 def pipelined(compute: float, transfer: float, first: float, steps: int) -> float:
@@ -254,29 +252,32 @@ def dask_product_seconds(
     dtype: str,
     ranks: int,
     machine: Machine,
+    *,
+    batch: int = 1,
+    tasks: int | None = None,
 ) -> float:
-    """Predict plain Dask's time for a product of ``shape`` ``(m, k, n)``.
+    """Predict plain Dask's time for a ``batch`` of products of ``shape`` ``(m, k, n)``.
 
-    ``blocks`` are the numbers of blocks along the same axes. There are a product task and an
-    addition task for each triple of blocks. Workers keep one operand and fetch the blocks of the
-    other, whichever are fewer bytes. Partial products are written, sent and added, a round trip
+    ``blocks`` are the numbers of blocks along the same axes. By default there are a product task
+    and an addition task for each triple of blocks. Workers keep one operand and fetch the blocks of
+    the other, whichever are fewer bytes. Partial products are written, sent and added, a round trip
     later if there are several for a block.
     """
     m, k, n = shape
     rows, inner, columns = blocks
     itemsize = dtype_named(dtype).itemsize
     block = m // max(1, rows), k // max(1, inner), n // max(1, columns)
-    tasks = rows * inner * columns
+    tasks = 2 * rows * inner * columns if tasks is None else tasks
     copies = min(m * k * (min(columns, ranks) - 1), k * n * (min(rows, ranks) - 1))
     partials = m * n * inner
     moved = (copies + partials * (ranks - 1) / ranks) * itemsize
-    return (
-        2 * tasks * machine.task_seconds
-        + 2 * m * k * n / (machine.product_rate(block, dtype) * ranks)
+    one = (
+        2 * m * k * n / (machine.product_rate(block, dtype) * ranks)
         + moved / (machine.dask_rate * ranks)
         + 2 * partials * itemsize / (machine.memory_bandwidth * ranks)
-        + (machine.round_trip_seconds if inner > 1 else 0.0)
     )
+    waits = machine.round_trip_seconds if inner > 1 else 0.0
+    return tasks * machine.task_seconds + batch * one + waits
 
 
 def dask_rechunk_seconds(

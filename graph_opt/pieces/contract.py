@@ -171,13 +171,11 @@ class ContractPiece(matmul.ProductPiece):
         m, k, n = map(self._product, groups)
         rows, inner, columns = (math.prod(grid[letter] for letter in group) for group in groups)
         tasks = 2 * math.prod(grid[letter] for letter in set(letters) - {REPEATED})
-        free = replace(machine, task_seconds=0.0, round_trip_seconds=0.0)
         if self.loops:
-            free = replace(free, flops=machine.flops / LOOP_SLOWDOWN, products=())
-        blocks = rows, inner, columns
-        one = dask_product_seconds((m, k, n), blocks, self.output.dtype, ranks, free)
-        seconds = self._product(parts.batch) * one + tasks * machine.task_seconds
-        return tasks, seconds + (machine.round_trip_seconds if inner > 1 else 0.0)
+            machine = replace(machine, flops=machine.flops / LOOP_SLOWDOWN, products=())
+        terms = (m, k, n), (rows, inner, columns), self.output.dtype, ranks, machine
+        batch = self._product(parts.batch)
+        return tasks, dask_product_seconds(*terms, batch=batch, tasks=tasks)
 
 
 def match(graph: ArrayGraph, name: str) -> ContractPiece | Declined | None:

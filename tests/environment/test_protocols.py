@@ -126,3 +126,4 @@ def test_protocol_of_a_cluster(workers: list[str], protocol: str, rate: float) -
 
 def test_without_a_cluster_nothing_is_sent() -> None:
     assert ALONE.machine.dask_bandwidth == HOST.memory_bandwidth
+    assert ALONE.machine.round_trip_seconds == 0
