@@ -50,6 +50,15 @@ def structures(client: Client) -> int:
     return found
 
 
+def forget_structures(client: Client) -> None:
+    """Let the scheduler optimize each graph anew, as if the cluster were new."""
+
+    def forget(dask_scheduler: Any) -> None:
+        dask_scheduler.plugins[PLUGIN].optimized.clear()
+
+    client.run_on_scheduler(forget)
+
+
 def left_over(client: Client) -> int:
     """Number of blocks and jobs that workers keep for gangs; -1 if one does not answer.
 

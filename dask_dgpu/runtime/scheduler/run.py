@@ -19,6 +19,7 @@ from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.scheduler.blocks import worker_with
 from dask_dgpu.runtime.scheduler.members import by_host, member_hosts
 from graph_opt.dask_graph.plain import Plain
+from graph_opt.model.layout import dealt
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -75,6 +76,15 @@ class Run:
     def ranks(self) -> dict[str, int]:
         """The rank of each member."""
         return {member: rank for rank, member in enumerate(self.members)}
+
+    @cached_property
+    def likely(self) -> dict[Key, str]:
+        """The likely worker of each block of the result: plans deal blocks out if nothing moves."""
+        return {
+            (name, *index): self.members[rank]
+            for name, blocks in self.program.outputs
+            for index, rank in zip(blocks, dealt(len(blocks), len(self.members)), strict=True)
+        }
 
     def rank(self, worker: str) -> int | None:
         """Return the rank of a worker, if it is a member."""
