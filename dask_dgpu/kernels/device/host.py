@@ -128,8 +128,7 @@ class HostDevice:
 
     def release(self) -> None:
         self._kept.clear()
-        if platform.libc_ver()[0] == "glibc":
-            ctypes.CDLL(None).malloc_trim(0)  # freed memory that glibc caches
+        return_memory()
 
     def to_device(self, block: Array) -> Array:
         return np.asarray(block)
@@ -149,7 +148,17 @@ def keep_small_memory() -> bool:
     Return whether anything changed: only under glibc, with a lower threshold in the environment.
     """
     threshold = os.environ.get("MALLOC_TRIM_THRESHOLD_", "")
-    if platform.libc_ver()[0] != "glibc" or not threshold.isdigit() or int(threshold) >= KEPT_BYTES:
+    if not _is_glibc() or not threshold.isdigit() or int(threshold) >= KEPT_BYTES:
         return False
     set_option = ctypes.CDLL(None).mallopt
     return bool(set_option(MMAP_THRESHOLD, FROM_HEAP) and set_option(TRIM_THRESHOLD, KEPT_BYTES))
+
+
+def return_memory() -> None:
+    """Have glibc return freed memory that it caches to the system."""
+    if _is_glibc():
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _is_glibc() -> bool:
+    return platform.libc_ver()[0] == "glibc"

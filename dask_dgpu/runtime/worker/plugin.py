@@ -29,7 +29,7 @@ from dask_dgpu.runtime.worker.host import own_host
 from dask_dgpu.runtime.worker.job import Job, reported
 from dask_dgpu.runtime.worker.links import Links
 from dask_dgpu.runtime.worker.member import Member
-from dask_dgpu.runtime.worker.pressure import Pressure
+from dask_dgpu.runtime.worker.pressure import watch_memory
 from dask_dgpu.runtime.worker.programs import Programs
 from dask_dgpu.runtime.worker.quiet import ignore_measurements
 from dask_dgpu.runtime.worker.store import resident, store, withdraw
@@ -102,7 +102,7 @@ class GangWorkerPlugin(WorkerPlugin):
         )
         self.thread = threading.Thread(target=self._run_jobs, name="dask-dgpu", daemon=True)
         self.thread.start()
-        Pressure(worker, self._relieve).watch()
+        watch_memory(worker, self._relieve)
 
     async def teardown(self, worker: Worker) -> None:
         """Give up all jobs, and wait a moment for the threads to end."""

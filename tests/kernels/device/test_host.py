@@ -55,3 +55,35 @@ def test_transforms_reuse_memory_under_a_nanny() -> None:
 def test_leaves_other_environments_alone(threshold: str | None) -> None:
     _, changed, _ = measured(threshold)
     assert not changed
+
+
+RETURNED = """
+import numpy as np
+from pathlib import Path
+from dask_dgpu.kernels.device.host import return_memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) >> 8
+
+first = resident()
+kept = [np.ones(1 << 20) for _ in range(64)]
+top = np.ones(1000)
+del kept
+before = resident()
+return_memory()
+print(first, before, resident())
+"""
+
+
+@pytest.mark.slow
+@glibc
+def test_freed_memory_is_returned() -> None:
+    """In MiB; 64 blocks of 8 from a heap that keeps all."""
+    kept = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
+    kept["MALLOC_MMAP_THRESHOLD_"] = str(1 << 34)
+    command = [sys.executable, "-c", RETURNED]
+    environment = os.environ | kept
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    first, before, after = map(int, done.stdout.split())
+    assert before > first + 500
+    assert after < first + 16

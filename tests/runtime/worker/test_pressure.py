@@ -9,7 +9,13 @@ import pytest
 
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.runtime.worker import pressure
-from dask_dgpu.runtime.worker.pressure import REST_SECONDS, Pressure
+from dask_dgpu.runtime.worker.pressure import (
+    IDLE_SECONDS,
+    REST_SECONDS,
+    Idle,
+    Pressure,
+    watch_memory,
+)
 
 
 def worker(limit: int | None, spill: float | bool, pause: float | bool) -> Any:
@@ -17,6 +23,7 @@ def worker(limit: int | None, spill: float | bool, pause: float | bool) -> Any:
         memory_limit=limit,
         memory_spill_fraction=spill,
         memory_pause_fraction=pause,
+        memory_target_fraction=0.6,
         memory_monitor_interval=0.1,
     )
     found = SimpleNamespace(memory_manager=manager, periodic_callbacks={}, nbytes=0)
@@ -51,10 +58,46 @@ def test_memory_is_released_once_in_a_while(monkeypatch):
     assert released == [1.0, 1 + REST_SECONDS]
 
 
-def test_nothing_is_watched_without_a_limit():
-    free = worker(None, 0.7, 0.8)
-    Pressure(free, lambda: None).watch()
-    assert not free.periodic_callbacks
+@pytest.mark.parametrize(
+    ("target", "expected"), [(0.6, [800, 750, 650, 701]), (False, [800, 750, 701])]
+)
+def test_freed_memory_is_returned_while_dask_spills(monkeypatch, target, expected):
+    returned: list[int] = []
+    busy = worker(1000, 0.7, 0.8)
+    busy.memory_manager.memory_target_fraction = target
+    monkeypatch.setattr(pressure, "return_memory", lambda: returned.append(busy.nbytes))
+    watched = Pressure(busy, lambda: None)
+    for busy.nbytes in (650, 800, 750, 650, 600, 650, 701, 100):
+        watched.check()
+    assert returned == expected
+
+
+def test_an_idle_process_returns_freed_memory_once(monkeypatch):
+    used, returned = [0.0], []
+    monkeypatch.setattr(pressure, "process_time", lambda: used[0])
+    monkeypatch.setattr(pressure, "return_memory", lambda: returned.append(used[0]))
+    idle = Idle()
+    for seconds in (IDLE_SECONDS, 0.1, 0.1, 0.1, IDLE_SECONDS, 0.0):
+        used[0] += seconds
+        idle.check()
+    assert returned == pytest.approx([IDLE_SECONDS + 0.1, 2 * IDLE_SECONDS + 0.3])
+
+
+@pytest.mark.parametrize(("limit", "watched"), [(1000, {"idle", "pressure"}), (None, {"idle"})])
+def test_pressure_is_watched_with_a_limit(monkeypatch, limit, watched):
+    monkeypatch.setattr(pressure, "PeriodicCallback", Callback)
+    of = worker(limit, 0.7, 0.8)
+    watch_memory(of, lambda: None)
+    assert set(of.periodic_callbacks) == {f"dgpu-{name}" for name in watched}
+    assert all(each.started for each in of.periodic_callbacks.values())
+
+
+class Callback:
+    def __init__(self, function: Any, milliseconds: float) -> None:
+        self.started = False
+
+    def start(self) -> None:
+        self.started = True
 
 
 def test_a_device_frees_its_workspaces():
