@@ -32,6 +32,7 @@ from worker_harness import (
 )
 
 import dask_dgpu as dgpu
+from dask_dgpu.session.keeping import KeepingNanny
 
 RESULTS = Path(__file__).parent / "results"
 ROUND_TRIPS = 20
@@ -277,6 +278,8 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 def cluster_of(given: argparse.Namespace, workers: int | None = None) -> Iterator[Client]:
     """Start the cluster that the options ask for; by default four workers, or one per GPU.
 
+    Workers keep freed memory as those of ``dgpu.start`` do.
+
     Yields
     ------
     Client
@@ -285,7 +288,10 @@ def cluster_of(given: argparse.Namespace, workers: int | None = None) -> Iterato
     if given.device == "cpu":
         with (
             LocalCluster(
-                n_workers=workers or 4, threads_per_worker=1, dashboard_address=":0"
+                n_workers=workers or 4,
+                threads_per_worker=1,
+                dashboard_address=":0",
+                worker_class=KeepingNanny,
             ) as cluster,
             Client(cluster) as client,
         ):

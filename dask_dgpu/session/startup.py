@@ -70,10 +70,10 @@ def start(
         Settings, as in :func:`enable`.
     **cluster_kwargs
         Passed on to the cluster, also ``memory_limit``, which is that of a worker's process.
-        Without GPUs workers have one thread unless ``threads_per_worker`` is given here.
-        With GPUs CuPy uses an RMM pool. Its initial size is half of the free memory of the
-        fullest GPU, unless an ``rmm_*`` argument is given. With pools, workers of one host
-        read each other's blocks.
+        Without GPUs workers have one thread unless ``threads_per_worker`` is given here, and
+        keep an eighth of ``memory_limit`` for new arrays unless ``worker_class`` is given.
+        With GPUs CuPy uses an RMM pool, at first of half the free memory of the fullest GPU,
+        unless an ``rmm_*`` argument is given. Workers of one host read blocks in pools directly.
 
     Returns
     -------
@@ -97,6 +97,7 @@ def start(
     from distributed import Nanny, Worker
 
     from dask_dgpu.session.client import OwningClient
+    from dask_dgpu.session.keeping import KeepingNanny
 
     check_choice("device", device, ("auto", "cpu", "cuda"))
     if n_workers is not None:
@@ -121,9 +122,10 @@ def start(
     else:
         from distributed import LocalCluster as ClusterType
 
-        usual = {"threads_per_worker": 1, "dashboard_address": ":0"}
-        cluster_kwargs = usual | cluster_kwargs
+        cluster_kwargs = {"threads_per_worker": 1, "dashboard_address": ":0"} | cluster_kwargs
     check_options(cluster_kwargs, ClusterType, Nanny, Worker)
+    if not gpus and cluster_kwargs.get("processes", True):
+        cluster_kwargs.setdefault("worker_class", KeepingNanny)
     with explained(gpus) as errors:
         cluster = ClusterType(n_workers=n_workers, **cluster_kwargs)
         client = OwningClient(cluster)
