@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable
@@ -33,6 +34,7 @@ def entered(function: Callable[[], Any]) -> set[str]:
         if event == "call" and frame.f_code.co_filename.startswith(PACKAGES):
             found.add(frame.f_code.co_filename.removeprefix(f"{ROOT}/"))
 
+    gc.collect()  # finalizers of what earlier tests left are no part of it
     before = sys.getprofile()
     threading.setprofile(hook)
     sys.setprofile(hook)
