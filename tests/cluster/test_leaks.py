@@ -59,13 +59,14 @@ def smooth(block: Any) -> Any:
 def sizes_of_process() -> dict[str, int]:
     """Runs on the event loop of a worker or the scheduler."""
     import asyncio
-    import ctypes
     import gc
 
     import psutil
 
+    from dask_dgpu.kernels.device.host import return_memory
+
     gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return_memory()
     process = psutil.Process()
     return {
         "memory": process.memory_info().rss,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import platform
 from collections import Counter
 from typing import Any
 
@@ -14,6 +12,7 @@ import psutil
 import pytest
 
 import dask_dgpu as dgpu
+from dask_dgpu.kernels.device.host import return_memory
 
 WARM_UP, ROUNDS = 100, 500
 FEW = 100
@@ -27,8 +26,7 @@ MOST_GROWTH = 4 << 20
 def sizes() -> tuple[Counter[Any], dict[str, int]]:
     """Return the number of objects by type, and the sizes of this process."""
     gc.collect()
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)
+    return_memory()
     process = psutil.Process()
     objects = Counter(type(each) for each in gc.get_objects())
     return objects, {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +14,9 @@ from distributed import Client, LocalCluster, Nanny, wait
 
 import dask_dgpu as dgpu
 from dask_dgpu.session.keeping import FRACTION, THRESHOLD, KeepingNanny, variables
+from tests.support.memory import glibc
 
 pytestmark = pytest.mark.cluster
-glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
 
 LIMIT = 2 * 10**9
 N = 1_000_000

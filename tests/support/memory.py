@@ -1,14 +1,19 @@
-"""Peaks of memory, as ``tracemalloc`` counts them in this process."""
+"""Peaks of memory, as ``tracemalloc`` counts them in this process, and a mark for one allocator."""
 
 from __future__ import annotations
 
+import platform
 import tracemalloc
 from collections.abc import Callable
 from typing import TypeVar
 
+import pytest
+
 T = TypeVar("T")
 
 ATTEMPTS = 3
+
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
 
 
 def traced(call: Callable[[], T]) -> tuple[T, int]:

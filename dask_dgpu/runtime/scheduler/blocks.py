@@ -106,8 +106,8 @@ def place_of(block: TaskState, runs: Runs) -> str | None:
     run = runs.get(gangs[0].key)
     if run is None or run.holder is None or run.outcome.done():
         return None
-    index = block_of(block)
-    return run.worker_of(index) if run.placed else run.likely[index]
+    computed = block_of(block)
+    return run.worker_of(computed) if run.placed else run.likely[computed]
 
 
 def free_stuck(scheduler: Scheduler, runs: Runs) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
 import sys
 
 import pytest
+
+from tests.support.memory import glibc
 
 FAULTS = """
 import resource, sys
@@ -26,8 +27,6 @@ changed = keep_small_memory()
 faults()
 print(before, changed, faults())
 """
-
-glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
 
 
 def measured(threshold: str | None) -> tuple[int, bool, int]:
@@ -58,12 +57,11 @@ def test_leaves_other_environments_alone(threshold: str | None) -> None:
 
 
 RETURNED = """
-import numpy as np
-from pathlib import Path
+import numpy as np, psutil
 from dask_dgpu.kernels.device.host import return_memory
 
 def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) >> 8
+    return psutil.Process().memory_info().rss >> 20
 
 first = resident()
 kept = [np.ones(1 << 20) for _ in range(64)]
