@@ -21,7 +21,8 @@ from dask_dgpu.array.einsum.patched import pairwise
 from dask_dgpu.array.fft.call import DASK_FFT, DASKS_OWN
 from dask_dgpu.array.reductions.call import Method, is_number, reduced
 from dask_dgpu.kernels.sums.partial import Kind
-from dask_dgpu.session import remembered
+from dask_dgpu.session.building import remembered
+from dask_dgpu.session.building.replayed import noting, replaying
 from graph_opt.model.layout import BFLOAT16, CONTAINERS
 
 Function = Callable[..., Any]
@@ -39,8 +40,24 @@ REMEMBERED = (
     ("dask.array.core", "apply_infer_dtype", remembered.remembering_dtypes),
     ("dask.array._reductions_generic", "getargspec", remembered.remembering),
     ("dask.tokenize", "_normalize_pickle", remembered.remembering),
+    ("dask.tokenize", "_tokenize", noting),
 )
 """Functions that Dask calls for each new array, in the modules that look them up, and wrappers."""
+
+REPLAYED = (
+    ("dask.array.core", "elemwise"),
+    ("dask.array.ufunc", "elemwise"),
+    ("dask.array.routines", "elemwise"),
+    ("dask.array.reductions", "reduction"),
+    ("dask.array.routines", "reduction"),
+    ("dask.array.routines", "matmul"),
+    ("dask.array.routines", "tensordot"),
+    ("dask.array.routines", "transpose"),
+    ("dask.array", "matmul"),
+    ("dask.array", "tensordot"),
+    ("dask.array", "transpose"),
+)
+"""Functions of which a call with other arrays adds the same layers, where Dask looks them up."""
 
 CONTRACTIONS = ("tensordot-", "chunk_einsum-")
 """Prefixes of partial products. Their sum belongs to a contraction, found by a rule."""
@@ -73,6 +90,11 @@ def _remembering() -> Iterator[tuple[Any, str, Function]]:
         with suppress(ImportError, AttributeError):
             owner = import_module(module)
             yield owner, name, wrap(getattr(owner, name))
+    for module, name in REPLAYED:
+        with suppress(ImportError, AttributeError):
+            owner = import_module(module)
+            yield owner, name, replaying(getattr(owner, name))
+    yield Array, "__getitem__", replaying(Array.__getitem__)
     yield HighLevelGraph, "__init__", remembered.joining_layers(HighLevelGraph.__init__)
 
 

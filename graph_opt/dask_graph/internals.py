@@ -30,6 +30,7 @@ NAMES = {
     "dask.blockwise": "BlockwiseDep BlockwiseDepDict blockwise_token optimize_blockwise",
     "dask.layers": "ArrayOverlapLayer",
     "dask.local": "get_sync",
+    "dask.tokenize": "_normalize_seq_func",
     "dask.utils": "apply methodcaller",
     "tlz": "curry",  # of cytoolz if that is installed, as in Dask
     "tlz.functoolz": "Compose",

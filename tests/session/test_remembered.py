@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.session import hooks, remembered
+from dask_dgpu.session import hooks
+from dask_dgpu.session.building import remembered
 
 METAS = import_module("dask.array.utils")
 TOKENS = import_module("dask.tokenize")

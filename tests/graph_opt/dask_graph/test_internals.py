@@ -38,6 +38,7 @@ PUBLIC = {
     "dask.array.optimization",
     "dask.array.optimization.optimize",
     "dask.array.overlap.overlap",
+    "dask.base.get_annotations",
     "dask.base.is_dask_collection",
     "dask.base.normalize_token",
     "dask.base.persist",

@@ -5,40 +5,32 @@ element, for a dtype. It reads the signature of the function, and pickles it for
 took two fifths of the time in which a loop of small operations was built::
 
     x + y   ->   add, float32 of one axis, float32 of one axis   ->   an empty block of float32
-
-Functions of users are called as ever, since they may do more than return a block. So is what
-holds blocks of other types than NumPy's and CuPy's.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import cache, lru_cache, partial, wraps
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
 from dask.array.core import Array
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
-from dask.utils import typename
 
-from graph_opt.dask_graph.members import is_known
-from graph_opt.model.layout import CONTAINERS
-
-Function = Callable[..., Any]
-
-MOST = 4096
-"""Number of functions, and of answers of each kind, that are remembered."""
-
-VALUES = {bool, int, float, complex, str, bytes, type(None)}
-"""Types of arguments that are compared by their values, besides NumPy's own."""
+from dask_dgpu.session.building.known import (
+    MOST,
+    VALUES,
+    Function,
+    UnknownError,
+    is_block,
+    is_known_function,
+    is_lasting,
+    is_operator,
+    kind_of,
+)
 
 FLOATS = (float, complex, np.inexact)
 """Types of numbers whose values do not count for ufuncs and operators (NEP 50)."""
-
-LASTING = {BuiltinFunctionType, np.ufunc, type(np.sum)}
-"""Types of functions that are not created anew each time."""
 
 
 class _Answers:
@@ -52,11 +44,10 @@ class _Answers:
 
         It is about a function that is ``called`` with arguments.
         """
-        is_operator = type(called) is np.ufunc or getattr(called, "__module__", "") == "_operator"
         try:
-            key = _key(question, is_operator)
+            key = _key(question, is_operator(called))
             found = self._known.get(key, self)
-        except (_UnknownError, TypeError):  # or an argument cannot be hashed
+        except (UnknownError, TypeError):  # or an argument cannot be hashed
             return answer()
         if found is self:
             found = answer()
@@ -110,7 +101,7 @@ def remembering_empty(meta_from_array: Function) -> Function:
 
     @wraps(meta_from_array)
     def empty(x: Any, ndim: int | None = None, dtype: Any = None) -> Any:
-        is_meta = _is_block(x) and x.shape and not any(x.shape)
+        is_meta = is_block(x) and x.shape and not any(x.shape)
         if is_meta and ndim in (None, x.ndim) and dtype in (None, x.dtype):
             return x
         return meta_from_array(x, ndim, dtype)
@@ -131,7 +122,7 @@ def remembering_keywords(has_keyword: Function) -> Function:
         bare = function
         while type(bare) is partial and not bare.args:
             bare = bare.func
-        return known(bare, keyword) if _lasts(bare) else has_keyword(function, keyword)
+        return known(bare, keyword) if is_lasting(bare) else has_keyword(function, keyword)
 
     return ask
 
@@ -143,7 +134,7 @@ def remembering(function_of: Function) -> Function:
 
     @wraps(function_of)
     def ask(argument: Any) -> Any:
-        return known(argument) if _is_known(argument) else function_of(argument)
+        return known(argument) if is_known_function(argument) else function_of(argument)
 
     return ask
 
@@ -169,20 +160,16 @@ def joining_layers(original: Function) -> Function:
     return join
 
 
-class _UnknownError(Exception):
-    """The answer may not be the same again."""
-
-
 def _key(value: Any, of_operator: bool) -> Hashable:
     """Return what is the same for all values that a known function answers alike."""
     kind = type(value)
     if kind is Array:
-        return _block(value._meta)
+        return kind_of(value._meta)
     if kind is tuple:
         return tuple([_key(each, of_operator) for each in value])
     if of_operator and isinstance(value, FLOATS):
         return (kind,)
-    if kind in VALUES or _is_known(value):
+    if kind in VALUES or is_known_function(value):
         return kind, value
     if kind is partial:
         return kind, *(_key(each, False) for each in (value.func, value.args, value.keywords))
@@ -190,39 +177,9 @@ def _key(value: Any, of_operator: bool) -> Hashable:
         return tuple([(name, _key(each, of_operator)) for name, each in value.items()])
     if isinstance(value, np.dtype | np.generic | type):
         return kind, value
-    return _block(value)
-
-
-def _block(block: Any) -> Hashable:
-    """Return the kind of a block."""
-    if not _is_block(block) or block.dtype.metadata is not None:
-        raise _UnknownError
-    return type(block), block.dtype, block.ndim
-
-
-def _is_block(value: Any) -> bool:
-    return typename(type(value)) in CONTAINERS
+    return kind_of(value)
 
 
 @cache
 def _is_layer(kind: Any) -> bool:
     return issubclass(kind, Layer)
-
-
-def _lasts(function: Any) -> bool:
-    """Whether a function is not created anew each time."""
-    kind = type(function)
-    return kind in LASTING or (kind is FunctionType and "<" not in function.__qualname__)
-
-
-def _is_known(function: Any) -> bool:
-    """Whether a function is one of the modules of known packages."""
-    return _lasts(function) and _is_of_module(function)
-
-
-@lru_cache(MOST)
-def _is_of_module(function: Any) -> bool:
-    if not is_known(function):
-        return False
-    name = getattr(function, "__qualname__", None) or function.__name__  # of a ufunc
-    return getattr(sys.modules.get(function.__module__), name, None) is function
