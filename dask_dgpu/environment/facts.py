@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.environment.gpus import count_gpus
@@ -19,14 +19,19 @@ from dask_dgpu.environment.hosts import worker_hosts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.environment.transports import check_transport_here, choose_transport
 from dask_dgpu.errors import DgpuError
+from dask_dgpu.runtime.tasks import PLUGIN
 from graph_opt.model.cost import Machine, calibrated, machine_of
 from graph_opt.model.hosts import Hosts
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
+    from distributed.scheduler import Scheduler
 
 PATIENCE = 30
 """Seconds to wait for the first worker; without one, nothing is known of the cluster."""
+
+STEADY = 1 / 16
+"""Fraction of the memory that may change unnoticed, well within ``dgpu.memory.safety-margin``."""
 
 RUNTIME_BYTES = 180 * 2**20
 """Memory for torch and kernels in the process of a rank on CPUs."""
@@ -120,21 +125,44 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
         ) from error
     probes: dict[str, WorkerFacts | None] = client.run(_probe, settings.device == "cuda")
     facts = _gather(client, settings, probes)
+    memory = facts.device_memory and rounded(facts.device_memory)
+    scheduler, memory = client.run_on_scheduler(_as_before, memory)
     return replace(
         facts,
-        device_memory=facts.device_memory and rounded(facts.device_memory),
-        scheduler=client.scheduler_info(n_workers=0)["id"],
+        device_memory=memory,
+        scheduler=scheduler,
         protocol=_protocol(probes),
         hardware=_together(client.run(hardware)),
         hosts=worker_hosts(probes),
     )
 
 
+def _as_before(memory: int | None, dask_scheduler: Scheduler) -> tuple[str, int | None]:
+    """Return the scheduler's id, and the memory of its workers as the last ``enable`` found it.
+
+    Memory that has changed by more than a few percent is returned as it is.
+    """
+    plugin: Any = dask_scheduler.plugins.get(PLUGIN)
+    if plugin is not None:
+        plugin.memory = memory = steady(plugin.memory, memory)
+    return dask_scheduler.id, memory
+
+
+def steady(before: int | None, now: int | None) -> int | None:
+    """Return the bytes of before if those of now are about as many.
+
+    The memory of idle workers changes a little from one ``enable`` to the next. Plans depend on it,
+    so otherwise structures would be known no more.
+    """
+    if before is None or now is None:
+        return now
+    return before if abs(now - before) <= STEADY * before else now
+
+
 def rounded(memory: int, bits: int = 7) -> int:
     """Round bytes down to one of few values: to so many significant bits.
 
-    The memory of idle workers changes a little from one ``enable`` to the next. Plans depend on it,
-    so without rounding no structure would be known any more.
+    So other clusters of the same workers have the same plans.
     """
     rest = max(0, memory.bit_length() - bits)
     return memory >> rest << rest

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dask_dgpu.environment import facts, settings
 from dask_dgpu.environment.transports import installed_transports
 from dask_dgpu.errors import DgpuError
+from dask_dgpu.runtime.tasks import PLUGIN
 
 DASK = {"dask"}
 GLOO, NCCL, UCX = DASK | {"gloo"}, DASK | {"gloo", "nccl"}, DASK | {"gloo", "ucx"}
@@ -24,6 +25,7 @@ class Workers:
     def __init__(self, transports: list[set[str]], gpu: bool, protocol: str = "tcp") -> None:
         self.transports = transports
         self.protocol = protocol
+        self.plugin: Any = None  # of the scheduler
         self.gpu = facts.WorkerFacts(memory=2**30, host="here", pooled=True) if gpu else None
 
     def wait_for_workers(self, n_workers: int, timeout: float) -> None:
@@ -31,12 +33,17 @@ class Workers:
             raise TimeoutError
 
     def run(self, function: Any, *args: Any) -> dict[str, Any]:
-        answers = {installed_transports: self.transports, facts.memory_for_blocks: [None, 2**30]}
+        answers: dict[Any, Any] = {
+            installed_transports: self.transports,
+            facts.memory_for_blocks: [None, 2**30],
+        }
         found = answers.get(function, [self.gpu] * 2)
         return dict(zip((f"{self.protocol}://a", f"{self.protocol}://b"), found, strict=True))
 
-    def scheduler_info(self, n_workers: int) -> dict[str, Any]:
-        return {"id": "Scheduler-1", "workers": {}}
+    def run_on_scheduler(self, function: Any, *args: Any) -> Any:
+        plugins = {} if self.plugin is None else {PLUGIN: self.plugin}
+        scheduler = SimpleNamespace(id="Scheduler-1", plugins=plugins)
+        return function(*args, dask_scheduler=scheduler)
 
 
 def gathered(
@@ -146,6 +153,35 @@ def test_memory_is_rounded_to_few_values(one: int, other: int) -> None:
     assert 64 * (large - facts.rounded(large)) <= large
     assert facts.rounded(facts.rounded(large)) == facts.rounded(large)
     assert f"{facts.rounded(large):b}".rstrip("0")[7:] == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted", "after"),
+    [
+        (None, 2**30, 2**30),
+        (2**30 + 2**25, 2**30 + 2**25, 2**30 + 2**25),  # as before
+        (2**30 - 2**25, 2**30 - 2**25, 2**30 - 2**25),
+        (2**30 + 2**27, 2**30, 2**30),
+        (2**30 - 2**27, 2**30, 2**30),
+        (0, 2**30, 2**30),
+    ],
+)
+def test_memory_is_that_of_the_last_enable_if_it_has_hardly_changed(
+    before: int | None, wanted: int, after: int
+) -> None:
+    workers: Any = Workers([ALL, ALL], False)
+    workers.plugin = SimpleNamespace(memory=before)
+    assert facts.gather(workers, settings.read({})).device_memory == wanted
+    assert workers.plugin.memory == after
+
+
+@given(st.one_of(st.none(), st.integers(0, 2**50)), st.one_of(st.none(), st.integers(0, 2**50)))
+def test_steady_memory_is_within_a_sixteenth(before: int | None, now: int | None) -> None:
+    found = facts.steady(before, now)
+    assert (found is None) == (now is None)
+    if found is not None and now is not None:
+        assert found in (before, now)
+        assert 15 * abs(found - now) <= now
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import dask.array as da
@@ -104,8 +105,8 @@ class Cluster:
             self.workers, {"dask", "gloo"} if function is installed_transports else None
         )
 
-    def scheduler_info(self, n_workers: int) -> dict[str, Any]:
-        return {"id": "Scheduler-1", "workers": {}}
+    def run_on_scheduler(self, function: Any, *args: Any) -> Any:
+        return function(*args, dask_scheduler=SimpleNamespace(id="Scheduler-1", plugins={}))
 
 
 @pytest.mark.parametrize(
