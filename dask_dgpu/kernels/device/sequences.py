@@ -23,7 +23,7 @@ Array = Any
 Work = Callable[[Any, list[Array]], Any]
 """Issues launches on a device that records them, for some arrays; returns what they compute."""
 
-COPIED = 0.25
+COPIED = 0.5
 """Fraction of the memory for copies of arrays, wherever these are; larger ones may stay there."""
 
 MOST_ATTEMPTS = 4
