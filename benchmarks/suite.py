@@ -240,7 +240,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--rmm-pool", default="40GB", help="what a GPU's pool begins with")
     parser.add_argument(
         "--alone", nargs="*", choices=("numpy", "cupy", "jax"), metavar="WAY",
-        help="without Dask: numpy, cupy, jax, or none; default: those installed for the device",
+        help="ways without Dask, none without a name; default: those installed for the device",
     )  # fmt: skip
     parser.add_argument("--table", type=Path, help="where the table of the docs is written")
     parser.add_argument("--out", type=Path, help="where JSON lines are appended")
