@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 import dask_dgpu as dgpu
 from dask_dgpu.session.building import replayed
 from dask_dgpu.session.building.replayed import replaying
+from dask_dgpu.session.building.template import LAYER_BYTES
 from graph_opt.dask_graph.internals import GraphNode, TaskRef
 from graph_opt.dask_graph.renaming import Canonical
 
@@ -229,7 +230,7 @@ def test_names_of_users() -> None:
 
 
 def test_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replayed, "MOST_TEMPLATES", 8)
+    monkeypatch.setattr(replayed, "MOST_BYTES", 8 * LAYER_BYTES)
     counting = Counting(core.elemwise)
     elemwise = replaying(counting)
     with dgpu.enable():
@@ -239,6 +240,23 @@ def test_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert counting.calls == 100
         elemwise(operator.mul, x, 1)
     assert counting.calls == 101  # forgotten
+
+
+def test_large_templates_count_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replayed, "MOST_BYTES", 100_000)
+    indexed = replaying(counting := Counting(Array.__getitem__))
+    small, large = da.zeros((8, 8), chunks=4), da.zeros((10, 10), chunks=1)
+    with dgpu.enable():
+        for _ in range(2):
+            indexed(small, slice(1, None))
+        assert counting.calls == 1
+        for _ in range(2):
+            indexed(large, slice(1, None))  # 90 tasks
+        assert counting.calls == 2
+        indexed(small, slice(1, None))
+        indexed(large, slice(2, None))
+        indexed(small, slice(1, None))
+    assert counting.calls == 4
 
 
 def test_templates_keep_no_graphs() -> None:

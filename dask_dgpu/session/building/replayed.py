@@ -34,6 +34,7 @@ from dask_dgpu.session.building.known import (
     kind_of,
 )
 from dask_dgpu.session.building.template import (
+    LAYER_BYTES,
     Template,
     is_of_known_shape,
     is_token_name,
@@ -44,8 +45,8 @@ from graph_opt.dask_graph.internals import _normalize_seq_func
 MARKS = [float(f"1.{i}0915965594177219e-7") for i in range(1, 5)]
 """Numbers of recorded calls, found in texts without doubt."""
 
-MOST_TEMPLATES = 1024
-"""Number of templates of a function that are kept."""
+MOST_BYTES = 1 << 25
+"""Memory for the templates of a function, about."""
 
 _texts: ContextVar[dict[str, str] | None] = ContextVar("dask_dgpu_texts", default=None)
 
@@ -76,25 +77,41 @@ def _text(args: Any, kwargs: Any) -> str:
 @cache
 def replaying(function: Function) -> Function:
     """Wrap a function of Dask that returns an array, so that Dask builds one call of a kind."""
-    known: dict[Hashable, Template | None] = {}
+    known = _Templates()
 
     @wraps(function)
     def build(*args: Any, **kwargs: Any) -> Any:
         try:
             call = _Call(args, kwargs)
-            found = known.get(call.key)
-            is_new = found is None and call.key not in known
+            found = known.templates.get(call.key)
+            is_new = found is None and call.key not in known.templates
         except (UnknownError, TypeError):  # or an argument cannot be hashed
             return function(*args, **kwargs)
         if is_new and all(is_token_name(array.name) for array in call.arrays):
-            if len(known) >= MOST_TEMPLATES:
-                known.clear()
-            found = known[call.key] = _recorded(function, call, kwargs)
+            found = _recorded(function, call, kwargs)
+            known.add(call.key, found)
         if found is None:
             return function(*args, **kwargs)
         return found.filled(call.arrays, call.numbers)
 
     return build
+
+
+class _Templates:
+    """The templates of a function, None for kinds of calls that have none."""
+
+    def __init__(self) -> None:
+        self.templates: dict[Hashable, Template | None] = {}
+        self._nbytes = 0
+
+    def add(self, key: Hashable, template: Template | None) -> None:
+        """Keep a template, and forget all others if they take too much memory."""
+        nbytes = LAYER_BYTES if template is None else template.nbytes
+        if self._nbytes + nbytes > MOST_BYTES:
+            self.templates.clear()
+            self._nbytes = 0
+        self.templates[key] = template
+        self._nbytes += nbytes
 
 
 def _recorded(function: Function, call: _Call, kwargs: Any) -> Template | None:

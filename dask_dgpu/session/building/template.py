@@ -20,7 +20,7 @@ from hashlib import md5
 from typing import Any
 
 from dask.array.core import Array
-from dask.highlevelgraph import HighLevelGraph, Layer
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dask_dgpu.session.building.layers import (
     bare_layer,
@@ -32,6 +32,9 @@ from dask_dgpu.session.building.layers import (
 
 CACHED = ("shape", "numblocks", "ndim", "npartitions")
 """Properties of an array that Dask computes once, and that depend on its chunks alone."""
+
+LAYER_BYTES, TASK_BYTES = 8000, 800
+"""Memory that a layer of a template takes, and a task in it, about."""
 
 NAME = re.compile(r"[\w-]*-[0-9a-f]{32}$")
 """A name that ends in a token."""
@@ -142,6 +145,12 @@ class Template:
         graph = HighLevelGraph({}, dependencies)
         graph.layers = layers
         return self._array(graph, names[self.name])
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory it takes."""
+        mappings = [x.mapping for x in self.layers.values() if isinstance(x, MaterializedLayer)]
+        return LAYER_BYTES * len(self.layers) + TASK_BYTES * sum(map(len, mappings))
 
     def _array(self, graph: HighLevelGraph, name: str) -> Array:
         found: Array = object.__new__(Array)
