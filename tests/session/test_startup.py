@@ -202,7 +202,9 @@ def test_start_where_no_memory_is_left() -> None:
     process.start()
     try:
         assert held.wait(60)
-        with pytest.raises(DgpuError, match=r"on each GPU, but GPU \d+ has .* free"):
+        with pytest.raises(
+            DgpuError, match=rf"on each GPU, but GPU {visible_gpus()[0]} has .* free"
+        ):
             dgpu.start(n_workers=2)
     finally:
         done.set()
@@ -211,11 +213,12 @@ def test_start_where_no_memory_is_left() -> None:
 
 @pytest.mark.multigpu
 def test_start_names_the_worker_whose_pool_is_too_large() -> None:
-    total = read_memory(visible_gpus())[0].total
-    with pytest.raises(DgpuError, match=r"(on GPU \d+|on the GPUs could not start).*free"):
+    first = read_memory(visible_gpus())[0]
+    message = rf"(on GPU {first.name}|on the GPUs could not start).*free"
+    with pytest.raises(DgpuError, match=message):
         dgpu.start(
             n_workers=1,
-            rmm_pool_size=2 * total,
+            rmm_pool_size=2 * first.total,
             rmm_allocator_external_lib_list="cupy",
             dashboard_address=":0",
         )
