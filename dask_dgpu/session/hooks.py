@@ -14,7 +14,6 @@ import numpy as np
 from dask.array.core import Array
 from dask.array.optimization import optimize
 from dask.highlevelgraph import HighLevelGraph
-from dask.utils import typename
 
 from dask_dgpu.array import fft
 from dask_dgpu.array.einsum.patched import pairwise
@@ -22,15 +21,16 @@ from dask_dgpu.array.fft.call import DASK_FFT, DASKS_OWN
 from dask_dgpu.array.reductions.call import Method, is_number, reduced
 from dask_dgpu.kernels.sums.partial import Kind
 from dask_dgpu.session.building import remembered
+from dask_dgpu.session.building.known import is_block
 from dask_dgpu.session.building.replayed import noting, replaying
-from graph_opt.model.layout import BFLOAT16, CONTAINERS
+from graph_opt.model.layout import BFLOAT16
 
 Function = Callable[..., Any]
 
 REDUCTIONS = import_module("dask.array.reductions")
 """Methods of arrays look up their functions here."""
 
-REMEMBERED = (
+BUILDING = (
     ("dask.array.utils", "compute_meta", remembered.remembering_metas),
     ("dask.array.core", "compute_meta", remembered.remembering_metas),
     ("dask.array._reductions_generic", "compute_meta", remembered.remembering_metas),
@@ -41,23 +41,19 @@ REMEMBERED = (
     ("dask.array._reductions_generic", "getargspec", remembered.remembering),
     ("dask.tokenize", "_normalize_pickle", remembered.remembering),
     ("dask.tokenize", "_tokenize", noting),
+    ("dask.array.core", "elemwise", replaying),
+    ("dask.array.ufunc", "elemwise", replaying),
+    ("dask.array.routines", "elemwise", replaying),
+    ("dask.array.reductions", "reduction", replaying),
+    ("dask.array.routines", "reduction", replaying),
+    ("dask.array.routines", "matmul", replaying),
+    ("dask.array.routines", "tensordot", replaying),
+    ("dask.array.routines", "transpose", replaying),
+    ("dask.array", "matmul", replaying),
+    ("dask.array", "tensordot", replaying),
+    ("dask.array", "transpose", replaying),
 )
 """Functions that Dask calls for each new array, in the modules that look them up, and wrappers."""
-
-REPLAYED = (
-    ("dask.array.core", "elemwise"),
-    ("dask.array.ufunc", "elemwise"),
-    ("dask.array.routines", "elemwise"),
-    ("dask.array.reductions", "reduction"),
-    ("dask.array.routines", "reduction"),
-    ("dask.array.routines", "matmul"),
-    ("dask.array.routines", "tensordot"),
-    ("dask.array.routines", "transpose"),
-    ("dask.array", "matmul"),
-    ("dask.array", "tensordot"),
-    ("dask.array", "transpose"),
-)
-"""Functions of which a call with other arrays adds the same layers, where Dask looks them up."""
 
 CONTRACTIONS = ("tensordot-", "chunk_einsum-")
 """Prefixes of partial products. Their sum belongs to a contraction, found by a rule."""
@@ -73,7 +69,7 @@ def patches(sum_method: Method) -> list[tuple[Any, str, Function]]:
     table: list[tuple[Any, str, Function]] = [
         (Array, "to_delayed", _without_gangs(Array.to_delayed)),
         (da, "einsum", pairwise(da.einsum)),
-        *_remembering(),
+        *_building(),
         *((DASK_FFT, name, getattr(fft, name)) for name in DASKS_OWN),
     ]
     if sum_method != "dask":
@@ -84,16 +80,12 @@ def patches(sum_method: Method) -> list[tuple[Any, str, Function]]:
     return table
 
 
-def _remembering() -> Iterator[tuple[Any, str, Function]]:
-    """Yield the patches by which Dask asks known functions once, where this Dask has the names."""
-    for module, name, wrap in REMEMBERED:
+def _building() -> Iterator[tuple[Any, str, Function]]:
+    """Yield the patches by which graphs are built faster, where this Dask has the names."""
+    for module, name, wrap in BUILDING:
         with suppress(ImportError, AttributeError):
             owner = import_module(module)
             yield owner, name, wrap(getattr(owner, name))
-    for module, name in REPLAYED:
-        with suppress(ImportError, AttributeError):
-            owner = import_module(module)
-            yield owner, name, replaying(getattr(owner, name))
     yield Array, "__getitem__", replaying(Array.__getitem__)
     yield HighLevelGraph, "__init__", remembered.joining_layers(HighLevelGraph.__init__)
 
@@ -155,7 +147,7 @@ def _summing(kind: Kind, original: Function, method: Method) -> Function:
 def _is_summable(a: Any, dtype: Any) -> bool:
     chunked = isinstance(a, Array)
     return (
-        typename(type(a._meta if chunked else a)) in CONTAINERS
+        is_block(a._meta if chunked else a)
         and is_number(a.dtype)
         and (dtype is None or dtype == BFLOAT16 or is_number(np.dtype(dtype)))
         and not (chunked and a.name.startswith(CONTRACTIONS))

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import dask_dgpu as dgpu
 from dask_dgpu.session import hooks
 from dask_dgpu.session.building import remembered
+from tests.support.calls import Counting
 
 METAS = import_module("dask.array.utils")
 TOKENS = import_module("dask.tokenize")
@@ -114,19 +115,6 @@ def test_a_signature_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(3):
             METAS.has_keyword(keyword_only, "never asked before")
     assert asked == [keyword_only]
-
-
-class Counting:
-    """One of Dask's functions, which counts its calls."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.calls = 0
-        functools.update_wrapper(self, function)
-        self._function = function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.calls += 1
-        return self._function(*args, **kwargs)
 
 
 x = da.zeros((4, 4), chunks=2, dtype="f4")
@@ -292,7 +280,7 @@ def test_disabling_restores_the_originals() -> None:
 
 def test_what_dask_has_renamed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(TOKENS, "_normalize_pickle")
-    monkeypatch.setattr(hooks, "REMEMBERED", (("no.such", "name", None), *hooks.REMEMBERED))
+    monkeypatch.setattr(hooks, "BUILDING", (("no.such", "name", None), *hooks.BUILDING))
     compute_meta = METAS.compute_meta
     with dgpu.enable():
         assert METAS.compute_meta is not compute_meta

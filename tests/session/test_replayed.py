@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import operator
 import pickle
@@ -32,6 +31,7 @@ from dask_dgpu.session.building.replayed import replaying
 from dask_dgpu.session.building.template import LAYER_BYTES
 from graph_opt.dask_graph.internals import GraphNode, TaskRef
 from graph_opt.dask_graph.renaming import Canonical
+from tests.support.calls import Counting
 
 Build = Callable[..., Any]
 
@@ -132,19 +132,6 @@ def test_templates_fill_in_what_dask_builds(name: str, dtype: str, scalars: list
         with dgpu.enable():
             found = [built(program, dtype, s, seed) for seed, s in enumerate(scalars)]
     assert found == expected
-
-
-class Counting:
-    """A function of Dask that counts its calls."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.calls = 0
-        self.function = function
-        functools.update_wrapper(self, function)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.calls += 1
-        return self.function(*args, **kwargs)
 
 
 x, y = inputs("f4", 0)
