@@ -22,9 +22,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("tree_seed", seeds, ids="seed={}".format)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def fuzz_client() -> Iterator[Client]:
-    """A small cluster, which no test breaks; nothing uses it by default."""
+    """A small cluster, which no test breaks; nothing uses it by default.
+
+    While it lives, workers of this process fork: it must not outlive these tests.
+    """
     with (
         start_cluster("cpu", N_WORKERS) as cluster,
         Client(cluster, set_as_default=False) as client,
