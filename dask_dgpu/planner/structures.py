@@ -19,10 +19,10 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_dgpu.planner.present import Present
 from dask_dgpu.planner.stages import Places
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.program import Form, Program
 from graph_opt.dask_graph.emit import is_gang
 from graph_opt.dask_graph.pickling import IncomparableError, opened, pickled
-from graph_opt.dask_graph.renaming import TOKEN, Canonical
+from graph_opt.dask_graph.renaming import TOKEN, Canonical, numbered
 
 if TYPE_CHECKING:
     from dask_dgpu.planner.optimizer import GraphOptimizer
@@ -97,11 +97,11 @@ def _optimized(optimizer: GraphOptimizer, form: Canonical, present: Present) -> 
         real = {form.key(key): key for key in keys}
         return {real[key]: place for key, place in present.places(list(real)).items()}
 
-    numbered, keys = form.open()
-    found = optimizer.optimize(numbered, keys, Present(others, places))
+    graph, wanted = form.open()
+    found = optimizer.optimize(graph, wanted, Present(others, places))
     if isinstance(found, HighLevelGraph):
         return b""
-    text = pickled(found, numbered.layers, _whole, refer=form.refer)
+    text = pickled(found, graph.layers, _whole, refer=form.refer)
     gangs = [(key[0], task.args[0].names) for key, task in found.items() if is_gang(key)]
     return pickle.dumps((text, {_tokens(gang)[0]: _tokens(*arrays) for gang, arrays in gangs}))
 
@@ -114,4 +114,10 @@ def _whole(obj: Any) -> Any:
     """Pickle programs with Dask's own tasks for the fallback; messages omit these."""
     if not isinstance(obj, Program):
         return NotImplemented
-    return partial(Program, **{each.name: getattr(obj, each.name) for each in fields(obj)}), ()
+    state = {each.name: getattr(obj, each.name) for each in fields(obj)}
+    return partial(Program, **state | {"form": _form(obj)}), ()
+
+
+def _form(program: Program) -> Form:
+    text, tokens = numbered(program.payload)
+    return Form(blake2b(text).digest(), tuple(token.decode() for token in tokens))

@@ -6,9 +6,10 @@ ranks are known at launch; then :mod:`dask_dgpu.runtime.plans` plans it.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.operations.value import Collective, Local, Need, Value
@@ -40,6 +41,13 @@ class Limits:
     ports: tuple[int, int] | None = None
 
 
+class Form(NamedTuple):
+    """What identifies a program but for the tokens in its names and numbers, and these tokens."""
+
+    digest: bytes
+    tokens: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Program:
     """Steps, in order, on named values.
@@ -47,7 +55,8 @@ class Program:
     ``titles`` are the layers whose names messages show. ``outputs`` are the results, and the
     wanted blocks of each. ``local_ranks`` is the number of ranks without Dask workers, ``room`` the
     usable bytes of a rank's device. ``blockworks`` has the block functions of :class:`Local`
-    steps. ``plain`` are Dask's own tasks for the fallback; they are not pickled.
+    steps. ``plain`` are Dask's own tasks for the fallback; they are not pickled. A program that was
+    optimized as a known structure has a ``form``.
     """
 
     titles: tuple[str, ...]
@@ -61,9 +70,15 @@ class Program:
     room: float | None = None
     blockworks: Blockworks = field(default_factory=Blockworks)
     plain: Plain | None = field(default=None, compare=False, repr=False)
+    form: Form | None = field(default=None, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"plain": None}
+
+    @property
+    def payload(self) -> bytes:
+        """The program as ranks get it; free memory varies, and is the plans' matter."""
+        return pickle.dumps(replace(self, room=None, form=None))
 
     def on_hosts(self, hosts: Hosts) -> Program:
         """Return the program for ranks on these hosts; on one host it is this one."""

@@ -12,11 +12,12 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from distributed.utils import log_errors
+from zict import LRU
 
 from dask_dgpu.errors import GangError
-from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.scheduler.blocks import Staging, outs_of, restrict
 from dask_dgpu.runtime.scheduler.direct import hold, let_go, release, stop_waiting
+from dask_dgpu.runtime.scheduler.planned import KEPT_PROGRAMS, Planned
 from dask_dgpu.runtime.scheduler.recorder import recorders
 from dask_dgpu.runtime.scheduler.sent import Sent
 from dask_dgpu.runtime.scheduler.waiting import Waiting
@@ -51,6 +52,7 @@ class Launches:
         self.staging = Staging(scheduler)
         self.sent = Sent(scheduler, runs)
         self.waiting = Waiting()
+        self.planned: LRU[Any, Planned] = LRU(KEPT_PROGRAMS, {})
 
     def begin(self, run: Run) -> None:
         """Choose the members of a new run, and launch it in the background."""
@@ -129,7 +131,7 @@ class Launches:
     async def _launch(self, run: Run) -> None:
         try:
             try:
-                await in_background(run.plan)
+                await run.plan(self.planned)
                 program = run.program
                 if run.outcome.done():
                     return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,10 @@ import cloudpickle
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.package import Package
-from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.scheduler.blocks import worker_with
 from dask_dgpu.runtime.scheduler.members import by_host, member_hosts
+from dask_dgpu.runtime.scheduler.planned import Planned
 from graph_opt.dask_graph.plain import Plain
 from graph_opt.model.layout import dealt
 
@@ -129,15 +129,21 @@ class Run:
         """Return the keys of all input blocks, as in ``staged``."""
         return [key for tokens in self.staged for key, _ in tokens]
 
-    def plan(self) -> None:
-        """Plan the program and pickle the plans, and the program; may take seconds."""
-        program = self.program.on_hosts(member_hosts(self.members))
-        found = plans(program, self.owners, len(self.members))
-        self.placed = found.placed()
-        self.collectives = found.collectives
-        bare = replace(program, room=None)  # free memory varies, and is the plans' matter
-        self.package, tokens = Package.of(pickle.dumps(bare), found.fixed.payload)
-        self.tokens = b"".join(tokens)
+    async def plan(self, kept: MutableMapping[Any, Planned]) -> None:
+        """Plan the program, in the background unless an equal one was planned for these places."""
+        form, hosts, size = self.program.form, member_hosts(self.members), len(self.members)
+        self.tokens = b"" if form is None else "".join(form.tokens).encode()
+        key = form and (form.digest, self.program.room, hosts, size, *self.owners.values())
+        planned = None if form is None else kept.get(key)
+        if planned is None:
+            work = partial(Planned.of, self.program, hosts, self.owners, size)
+            made, tokens = await in_background(work)
+            if form is not None and tokens == self.tokens:
+                kept[key] = made
+            planned, self.tokens = made, tokens
+        self.placed = planned.placed(self.program)
+        self.collectives = planned.plans(self.program)
+        self.package = planned.package
 
     @cached_property
     def owners(self) -> dict[str, tuple[int, ...]]:
