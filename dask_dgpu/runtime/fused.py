@@ -149,10 +149,14 @@ def _apart(result: Array, blocks: Sequence[Any]) -> Array:
 
 
 def _suit(blocks: Sequence[Any], dtypes: Sequence[np.dtype[Any]]) -> bool:
-    """Whether a kernel can read all blocks: arrays of NumPy, some scalars, or arrays of CuPy."""
+    """Whether a kernel can read all blocks: arrays of NumPy, some scalars, or arrays of CuPy.
+
+    Without axes NumPy computes with scalars, of which some powers differ from those of arrays.
+    """
     kinds = {type(block) for block in blocks}
     if np.ndarray in kinds:
         known = len(kinds) == 1 or all(k is np.ndarray or issubclass(k, np.generic) for k in kinds)
+        known = known and any(block.ndim for block in blocks)
     else:
         cupy = sys.modules.get("cupy")
         known = cupy is not None and kinds == {cupy.ndarray}

@@ -364,6 +364,16 @@ def grown(draw: Callable[..., Any], values: list[tuple[Any, Any]]) -> tuple[Any,
     return values[-1]
 
 
+@pytest.mark.parametrize("value", [-0.0, -np.inf])
+def test_powers_without_axes_are_those_of_scalars(value: float) -> None:
+    """``np.float64(-np.inf) ** 0.5`` is infinity, that of an array NaN."""
+    known = np.array(value)
+    lazy = da.from_array(known)
+    expected, lazy = (-(-known)) ** 0.5, (-(-lazy)) ** 0.5
+    with dgpu.enable(on_error="raise"):
+        check_alike(lazy.compute(**SYNC), expected)
+
+
 @examples(100)
 @given(data=st.data(), ranks=st.sampled_from([0, 3]))
 def test_random_expressions_have_the_bits_of_numpy(data: st.DataObject, ranks: int) -> None:
