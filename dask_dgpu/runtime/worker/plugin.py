@@ -7,7 +7,6 @@ import pickle
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -288,7 +287,7 @@ class GangWorkerPlugin(WorkerPlugin):
             results[job.key] = Handle(*name)
         stored = store(self.worker, results)
         self.stored[name] = [key for key, _ in stored]
-        spans = [astuple(span) for span in reported(job.spans)]
+        spans = [span.values() for span in reported(job.spans)]
         facts = {"spans": spans, "details": job.details, "stored": stored}
         self._send("dgpu-finished", key=job.key, run_id=job.run_id, **facts)
 
