@@ -10,6 +10,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import cloudpickle
 import dask
 import dask.array as da
 import numpy as np
@@ -262,6 +263,21 @@ def test_graphs_have_layers_only() -> None:
     assert ours.dependencies is needs
     assert (ours.key_dependencies, plain.key_dependencies) == ({"a": set()}, {})
     assert ours.to_dict() == plain.to_dict()
+
+
+@pytest.mark.parametrize("make", [da.ones_like, da.zeros_like, da.empty_like])
+def test_functions_behind_a_curry_are_pickled_once(
+    make: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask has a curry under the name of this function, so it pickles the function by value."""
+    x = da.from_array(np.arange(6.0), chunks=3)
+    expected = make(x).name
+    with dgpu.enable():
+        assert make(x).name == expected
+        counting = Counting(cloudpickle.dumps)
+        monkeypatch.setattr(cloudpickle, "dumps", counting)
+        assert make(x).name == expected
+    assert counting.calls == 0
 
 
 def test_disabling_restores_the_originals() -> None:
