@@ -91,7 +91,7 @@ class GraphOptimizer:
             if here is None or kwargs or not is_offloaded():
                 return optimizer.optimize(graph, keys, present, **kwargs)
             here.new_arrays.expect(wanted)
-            return optimized(optimizer, graph, wanted, present, here.optimized)
+            return optimized(optimizer, graph, wanted, present, here.structures)
         except Exception as error:
             if self.settings.on_error == "raise":
                 raise

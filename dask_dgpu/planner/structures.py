@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Collection, Iterable, MutableMapping
+from collections.abc import Collection, Iterable
 from dataclasses import fields
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import dask
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dask_dgpu.planner.present import Present
 from dask_dgpu.planner.stages import Places
 from dask_dgpu.runtime.program import Form, Program
+from dask_dgpu.runtime.scheduler.structures import Structures
 from graph_opt.dask_graph.emit import is_gang
 from graph_opt.dask_graph.pickling import IncomparableError, opened, pickled
-from graph_opt.dask_graph.renaming import TOKEN, Canonical, numbered
+from graph_opt.dask_graph.plain import Plain
+from graph_opt.dask_graph.renaming import Canonical, numbered, parted
+from graph_opt.dask_graph.sent import Layers, SentGraph
 
 if TYPE_CHECKING:
     from dask_dgpu.planner.optimizer import GraphOptimizer
@@ -30,9 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Key = Any
-Kept = MutableMapping[Any, bytes]
-"""Optimized graphs, pickled with numbered tokens, and what new ones stand for; empty if one cannot
-be kept."""
+GRAPH = "graph"
+"""The name of the present graph in a kept one."""
 
 
 def optimized(
@@ -40,20 +42,24 @@ def optimized(
     graph: HighLevelGraph,
     keys: Collection[Key],
     present: Present,
-    kept: Kept,
+    known: Structures,
 ) -> Any:
     """Return an optimized graph, from a kept one with the same structure if there is one."""
     try:
-        form = Canonical.of(graph, keys)
-        key = _structure(optimizer, graph, form, present)
-        data = kept.get(key)
+        form = graph.form if isinstance(graph, SentGraph) else Canonical.of(graph, keys)
+        digest = blake2b(form.pickled).digest()
+        if digest not in known.sources:
+            known.sources[digest] = pickle.dumps(_sources(form.open()[0]))
+        sources = pickle.loads(form.restored(known.sources[digest]))
+        key = (digest, *_circumstances(optimizer, sources, present))
+        data = known.graphs.get(key)
         if data is not None:
             logger.info("graph of %s keys: as one of the same structure before", len(keys))
         else:
-            kept[key] = data = _optimized(optimizer, form, present)
+            known.graphs[key] = data = _optimized(optimizer, form, present)
         if data:
             text, stand_for = pickle.loads(data)
-            return opened(form.restored(text, stand_for), graph.layers, form.arrays)
+            return opened(form.restored(text, stand_for), {GRAPH: graph}, form.arrays)
     except IncomparableError as reason:
         logger.debug("a graph is optimized without looking for its structure: %s", reason)
     except Exception:  # the graph itself says what is wrong, with its own names
@@ -61,20 +67,23 @@ def optimized(
     return optimizer.optimize(graph, list(keys), present)
 
 
-def _structure(
-    optimizer: GraphOptimizer, graph: HighLevelGraph, form: Canonical, present: Present
-) -> tuple[Any, ...]:
-    """Return all that the optimized graph depends on, besides names."""
-    sources = [
+def _sources(graph: HighLevelGraph) -> list[Key]:
+    """Return the keys of layers that depend on none: their blocks may be in memory."""
+    return [
         key
         for name, layer in graph.layers.items()
         if isinstance(layer, MaterializedLayer) and not graph.dependencies[name]
         for key in layer
     ]
+
+
+def _circumstances(
+    optimizer: GraphOptimizer, sources: Collection[Key], present: Present
+) -> tuple[Any, ...]:
+    """Return all that the optimized graph depends on, besides the graph."""
     places = present.places(sources)
     return (
         optimizer,
-        blake2b(form.pickled).digest(),
         _alike(places.get(key) for key in sources),
         optimizer.room(sources, present),
         str(dask.config.get("optimization", {})),
@@ -101,13 +110,14 @@ def _optimized(optimizer: GraphOptimizer, form: Canonical, present: Present) -> 
     found = optimizer.optimize(graph, wanted, Present(others, places))
     if isinstance(found, HighLevelGraph):
         return b""
-    text = pickled(found, graph.layers, _whole, refer=form.refer)
+    own = partial(_reduced_plain, graph)
+    text = pickled(found, {GRAPH: graph}, _whole, own, refer=form.refer)
     gangs = [(key[0], task.args[0].names) for key, task in found.items() if is_gang(key)]
     return pickle.dumps((text, {_tokens(gang)[0]: _tokens(*arrays) for gang, arrays in gangs}))
 
 
 def _tokens(*names: str) -> list[bytes]:
-    return TOKEN.findall(" ".join(names).encode())
+    return parted(" ".join(names).encode())[1]
 
 
 def _whole(obj: Any) -> Any:
@@ -116,6 +126,25 @@ def _whole(obj: Any) -> Any:
         return NotImplemented
     state = {each.name: getattr(obj, each.name) for each in fields(obj)}
     return partial(Program, **state | {"form": _form(obj)}), ()
+
+
+def _reduced_plain(graph: HighLevelGraph, obj: Any) -> Any:
+    """Pickle Dask's own tasks as names of layers of the graph, which stay where they are."""
+    if not isinstance(obj, Plain):
+        return NotImplemented
+    names = [name for name, layer in obj.layers.items() if graph.layers.get(name) is layer]
+    others = {name: layer for name, layer in obj.layers.items() if name not in names}
+    return _plain, (graph, names, others, obj.given, obj.wanted)
+
+
+def _plain(
+    graph: HighLevelGraph,
+    names: list[str],
+    others: dict[str, Layer],
+    given: tuple[Key, ...],
+    wanted: tuple[Key, ...],
+) -> Plain:
+    return Plain(Layers(graph, names, others), given, wanted)
 
 
 def _form(program: Program) -> Form:

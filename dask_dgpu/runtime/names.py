@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from graph_opt.dask_graph.renaming import TOKEN
+from graph_opt.dask_graph.renaming import TOKEN_LENGTH
 
-TEXT = re.compile(TOKEN.pattern.decode())
+TOKEN = re.compile(rf"(?<![0-9a-f])[0-9a-f]{{{TOKEN_LENGTH}}}(?![0-9a-f])")
 """A token in a name."""
 
 DIGITS = 8
@@ -25,7 +25,7 @@ class Names:
         """Return the real name of a value."""
         if not self._real:
             return name
-        return TEXT.sub(lambda match: self._real.get(match[0], match[0]), name)
+        return TOKEN.sub(lambda match: self._real.get(match[0], match[0]), name)
 
     def note(self, note: str) -> str:
         """Return a note on an error; if it ends with the name of a task, with its real name."""

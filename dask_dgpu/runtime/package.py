@@ -28,7 +28,7 @@ from dask_dgpu.runtime.prepared import prepared
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.steps import Functions
 from graph_opt.dask_graph.pickling import pickled
-from graph_opt.dask_graph.renaming import TOKEN, numbered, restored
+from graph_opt.dask_graph.renaming import numbered, parted, restored
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def is_nameless(plans: Plans, rank: int) -> bool:
     except Exception as reason:  # of a user's class; or it holds too much to be compared
         logger.debug("a program is opened anew under other names: %s", reason)
         return False
-    return TOKEN.search(text) is None
+    return not parted(text)[1]
 
 
 def _nameless(obj: Any) -> Any:

@@ -23,6 +23,8 @@ from dask_dgpu.kernels.sums.partial import Kind
 from dask_dgpu.session.building import remembered
 from dask_dgpu.session.building.known import is_block
 from dask_dgpu.session.building.replayed import noting, replaying
+from dask_dgpu.session.sending import sending
+from graph_opt.dask_graph.internals import HLGExpr
 from graph_opt.model.layout import BFLOAT16
 
 Function = Callable[..., Any]
@@ -86,6 +88,8 @@ def _building() -> Iterator[tuple[Any, str, Function]]:
         with suppress(ImportError, AttributeError):
             owner = import_module(module)
             yield owner, name, wrap(getattr(owner, name))
+    with suppress(AttributeError):
+        yield HLGExpr, "__reduce__", sending(HLGExpr.__reduce__)
     yield Array, "__getitem__", replaying(Array.__getitem__)
     yield HighLevelGraph, "__init__", remembered.joining_layers(HighLevelGraph.__init__)
 

@@ -34,6 +34,7 @@ from graph_opt.dask_graph.internals import (
     Task,
     TaskRef,
 )
+from graph_opt.dask_graph.sent import SentGraph
 from graph_opt.model.piece import Region
 
 Key = tuple[Any, ...]
@@ -119,8 +120,10 @@ def guarded(graph: HighLevelGraph) -> HighLevelGraph:
     """Protect the gangs of a graph that was optimized before from Dask's fusion.
 
     If an array becomes part of a Delayed, Dask optimizes its graph and wraps each task in
-    another, which may be fused.
+    another, which may be fused. A sent graph is protected already.
     """
+    if isinstance(graph, SentGraph):
+        return graph
     layers = dict(graph.layers)
     for name, layer in graph.layers.items():
         if not isinstance(layer, MaterializedLayer):

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 NAMES = {
+    "dask._expr": "HLGExpr",
     "dask._task_spec": "Alias DataNode GraphNode List Task TaskRef convert_legacy_graph cull",
     "dask.array.chunk": "argmax argmin astype getitem",
     "dask.array.core": (

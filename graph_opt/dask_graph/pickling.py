@@ -1,7 +1,6 @@
 """Graphs as bytes: equal graphs have equal bytes.
 
-Of layers that are known and of arrays only references are pickled, so that these stay where they
-are.
+Of known objects and of arrays only references are pickled, so that these stay where they are.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 from dask.blockwise import Blockwise
-from dask.highlevelgraph import Layer
+from dask.highlevelgraph import Layer, MaterializedLayer
 
 from graph_opt.dask_graph.internals import Alias, Task, TaskRef
 from graph_opt.model.parameter import as_parameter, varies
@@ -65,13 +64,13 @@ class Arrays:
 
 def pickled(
     value: Any,
-    known: Mapping[str, Layer] | None = None,
+    known: Mapping[str, Any] | None = None,
     *own: Any,
     refer: Callable[[Array], Reference | None] | None = None,
 ) -> bytes:
     """Pickle a graph, or a part of it, so that equal graphs have equal bytes.
 
-    Layers that are ``known`` are pickled as their names. ``own`` are further reductions, functions
+    Objects that are ``known`` are pickled as their names. ``own`` are further reductions, functions
     that return what ``__reduce__`` returns, or ``NotImplemented``. Of arrays for which ``refer``
     returns a reference, this is pickled.
     """
@@ -80,8 +79,8 @@ def pickled(
     return file.getvalue()
 
 
-def opened(data: bytes, known: Mapping[str, Layer], arrays: Sequence[Array] = ()) -> Any:
-    """Return what :func:`pickled` has pickled, with these ``known`` layers and ``arrays``."""
+def opened(data: bytes, known: Mapping[str, Any], arrays: Sequence[Array] = ()) -> Any:
+    """Return what :func:`pickled` has pickled, with these ``known`` objects and ``arrays``."""
     return _Unpickler(data, known, arrays).load()
 
 
@@ -89,12 +88,12 @@ class _Pickler(cloudpickle.CloudPickler):
     def __init__(
         self,
         file: io.BytesIO,
-        known: Mapping[str, Layer],
+        known: Mapping[str, Any],
         own: tuple[Callable[[Any], Any], ...],
         refer: Callable[[Array], Reference | None] | None,
     ) -> None:
         super().__init__(file, protocol=5)
-        self._names = {id(layer): name for name, layer in known.items()}
+        self._names = {id(each): name for name, each in known.items()}
         self._own = own
         self._refer = refer
         self._left = MOST_BYTES
@@ -103,15 +102,16 @@ class _Pickler(cloudpickle.CloudPickler):
         for reduce in self._own:
             if (found := reduce(obj)) is not NotImplemented:
                 return found
-        if type(obj) in _REDUCED:  # most objects of a large graph
-            return _REDUCED[type(obj)](obj)
+        frequent = _REDUCED.get(type(obj))
+        if frequent is not None and id(obj) not in self._names:
+            return frequent(obj)
         reference = self._reference(obj)
         if reference is not None:
             return _kept, (reference,)
         if isinstance(obj, Task):
             return _reduced_task(obj)
         if isinstance(obj, Layer) and type(obj).__reduce__ is object.__reduce__:
-            return _layer, (type(obj), _state(obj))
+            return _reduced_layer(obj)
         if isinstance(obj, np.ndarray) or hasattr(obj, "__cuda_array_interface__"):
             self._left -= obj.nbytes
             if self._left < 0:
@@ -127,7 +127,7 @@ class _Pickler(cloudpickle.CloudPickler):
         return self._names.get(id(obj))
 
 
-def _kept(reference: str | Reference) -> Layer | Array:
+def _kept(reference: str | Reference) -> Any:
     """Stand for the method of :class:`_Unpickler`.
 
     A persistent ID would do too, but pickle asks for that of every string and number.
@@ -136,7 +136,7 @@ def _kept(reference: str | Reference) -> Layer | Array:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, known: Mapping[str, Layer], arrays: Sequence[Array]) -> None:
+    def __init__(self, data: bytes, known: Mapping[str, Any], arrays: Sequence[Array]) -> None:
         super().__init__(io.BytesIO(data))
         self._known = known
         self._arrays = arrays
@@ -146,7 +146,7 @@ class _Unpickler(pickle.Unpickler):
             return self._look_up
         return super().find_class(module, name)
 
-    def _look_up(self, reference: str | Reference) -> Layer | Array:
+    def _look_up(self, reference: str | Reference) -> Any:
         return self._known[reference] if isinstance(reference, str) else self._arrays[reference[0]]
 
 
@@ -164,8 +164,14 @@ def _reduced_task(task: Task) -> tuple[Any, ...]:
     return _task, (type(task), *given)
 
 
+def _reduced_layer(layer: Layer) -> tuple[Any, ...]:
+    return _layer, (type(layer), _state(layer))
+
+
 _REDUCED: dict[type, Callable[[Any], Any]] = {
     Alias: Alias.__reduce__,
+    Blockwise: _reduced_layer,
+    MaterializedLayer: _reduced_layer,
     Task: _reduced_task,
     TaskRef: TaskRef.__reduce__,
     slice: slice.__reduce__,

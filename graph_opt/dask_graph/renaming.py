@@ -18,13 +18,13 @@ graph has the arrays of the present one. The values of blocks do not count.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from graph_opt.dask_graph.internals import DataNode
@@ -35,9 +35,10 @@ Array = Any
 Created = Mapping[bytes, Sequence[bytes]]
 """The tokens that new tokens stand for."""
 
-TOKEN = re.compile(rb"[0-9a-f](?<![0-9a-f]{2})[0-9a-f]{31}(?![0-9a-f])")
-"""32 hexadecimal digits and no more. It begins with a digit, not with the look behind that, so the
-search skips other bytes, which is most of its time."""
+TOKEN_LENGTH = 32
+"""A token has so many hexadecimal digits, and no further one beside it."""
+
+_IS_DIGIT = bytes(byte in b"0123456789abcdef" for byte in range(256))
 
 MOST_TASKS = 20_000
 """Graphs with more tasks in their layers are not compared: reading them takes too long."""
@@ -79,7 +80,14 @@ class Canonical:
 
     def open(self) -> tuple[HighLevelGraph, list[Key]]:
         """Return the graph with numbered tokens, and its requested keys."""
-        layers, needed, keys = opened(self.pickled, {}, self.arrays)
+        return self._opened(self.pickled)
+
+    def graph(self) -> HighLevelGraph:
+        """Return the graph with real tokens."""
+        return self._opened(restored(self.pickled, self.tokens))[0]
+
+    def _opened(self, text: bytes) -> tuple[HighLevelGraph, list[Key]]:
+        layers, needed, keys = opened(text, {}, self.arrays)
         names = [name for name, _ in layers]
         read = ({names[at] for at in numbers} for numbers in needed)
         return HighLevelGraph(dict(layers), dict(zip(names, read, strict=True))), keys
@@ -97,7 +105,8 @@ class Canonical:
         for token, numbered in (stand_for or {}).items():
             own = [self._restored_token(each) for each in numbered]
             self._real[token] = _derived(token, b"".join(own))
-        return TOKEN.sub(lambda match: self._restored_token(match[0]), data)
+        pieces, numbered = parted(data)
+        return _joined(pieces, map(self._restored_token, numbered))
 
     def key(self, key: Key) -> Key:
         """Return the real key of a key with a numbered token."""
@@ -138,14 +147,43 @@ def _blocks(graph: HighLevelGraph) -> Iterable[Array]:
 
 def numbered(text: bytes) -> tuple[bytes, list[bytes]]:
     """Return pickled data with a number in place of each token, and the tokens in order."""
-    found: dict[bytes, bytes] = {}
-    text = TOKEN.sub(lambda match: found.setdefault(match[0], b"%032x" % len(found)), text)
-    return text, list(found)
+    pieces, tokens = parted(text)
+    numbers = {token: b"%032x" % at for at, token in enumerate(dict.fromkeys(tokens))}
+    return _joined(pieces, map(numbers.__getitem__, tokens)), list(numbers)
 
 
 def restored(text: bytes, tokens: Sequence[bytes]) -> bytes:
     """Return data that :func:`numbered` has returned, with these tokens."""
-    return TOKEN.sub(lambda match: tokens[int(match[0], 16)], text)
+    pieces, numbers = parted(text)
+    return _joined(pieces, (tokens[int(number, 16)] for number in numbers))
+
+
+def parted(text: bytes) -> tuple[list[bytes], list[bytes]]:
+    """Return the text around all tokens, and the tokens.
+
+    A regular expression takes eight times as long to find them.
+    """
+    is_digit = np.frombuffer(b"\0" + text.translate(_IS_DIGIT) + b"\0", np.int8)
+    edges = np.flatnonzero(is_digit[1:] != is_digit[:-1])
+    starts, ends = edges[::2], edges[1::2]
+    pieces, tokens, end = [], [], 0
+    for start in starts[ends - starts == TOKEN_LENGTH].tolist():
+        pieces.append(text[end:start])
+        end = start + TOKEN_LENGTH
+        tokens.append(text[start:end])
+    return [*pieces, text[end:]], tokens
+
+
+def _joined(pieces: list[bytes], tokens: Iterable[bytes]) -> bytes:
+    """Return the text of which these are parts."""
+    text = [b""] * (2 * len(pieces) - 1)
+    text[::2], text[1::2] = pieces, tokens
+    return b"".join(text)
+
+
+def split(tokens: bytes) -> list[bytes]:
+    """Return joined tokens one by one."""
+    return [tokens[at : at + TOKEN_LENGTH] for at in range(0, len(tokens), TOKEN_LENGTH)]
 
 
 def _ordered(keys: Iterable[Key], numbers: Mapping[str, int]) -> list[Key]:

@@ -119,7 +119,7 @@ def structures(dask_scheduler: Any) -> dict[str, int]:
     """What is kept for graphs of known structures."""
     plugin = dask_scheduler.plugins[PLUGIN]
     return {
-        "optimized": len(plugin.optimized),
+        "optimized": len(plugin.structures.graphs),
         "sent": sum(map(len, plugin.launches.sent._known.values())),
         "records": len(plugin.records._records),
         "placed": len(plugin.new_arrays._placed),

@@ -369,7 +369,7 @@ def test_powers_without_axes_are_those_of_scalars(value: float) -> None:
     """``np.float64(-np.inf) ** 0.5`` is infinity, that of an array NaN."""
     known = np.array(value)
     lazy = da.from_array(known)
-    expected, lazy = (-(-known)) ** 0.5, (-(-lazy)) ** 0.5
+    expected, lazy = np.floor(known) ** 0.5, np.floor(lazy) ** 0.5
     with dgpu.enable(on_error="raise"):
         check_alike(lazy.compute(**SYNC), expected)
 

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
-from zict import LRU
 
 from dask_dgpu.runtime.background import guard_current_frames, in_background
 from dask_dgpu.runtime.observer import Span
@@ -38,6 +37,7 @@ from dask_dgpu.runtime.scheduler.new_arrays import NewArrays
 from dask_dgpu.runtime.scheduler.rates import Rates, Terms
 from dask_dgpu.runtime.scheduler.records import Records
 from dask_dgpu.runtime.scheduler.run import Run
+from dask_dgpu.runtime.scheduler.structures import Structures
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
 from graph_opt.dask_graph.emit import is_gang, is_stage
@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 Key = Any
 
 CHECKS_MS = 1000.0
-
-KEPT_BYTES = 64 * 2**20
-"""Bytes of optimized graphs that are kept for others with the same structure."""
 
 
 class GangSchedulerPlugin(SchedulerPlugin):
@@ -77,7 +74,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.run_ids = count()
         self.rates = Rates(scheduler, self.epochs)
         self.new_arrays = NewArrays(scheduler)
-        self.optimized: LRU[Any, bytes] = LRU(KEPT_BYTES, {}, weight=lambda _, graph: len(graph))
+        self.structures = Structures()
         scheduler.handlers.update(
             {"dgpu_gang": self.gang, "dgpu_where": self.where, "dgpu_warm_up": self.warm_up}
         )
@@ -164,12 +161,12 @@ class GangSchedulerPlugin(SchedulerPlugin):
         """Note that a rank is done, and the results in its memory; the last one ends the run."""
         run = self._current(key, run_id)
         if run is not None:
-            self.records.add(run, worker, [Span(*span) for span in spans], details)
             run.stored |= {out: Stored(worker, *facts) for out, facts in stored}
             run.awaited.discard(worker)
             if not run.awaited:
                 run.finish()
                 hand_over(self.scheduler, run)
+            self.records.add(run, worker, [Span(*span) for span in spans], details)
 
     def failed(self, key: Key, run_id: int, lost: bool, error: bytes, worker: str) -> None:
         """Give up a run after an error of a rank, unless a lost worker explains it."""

@@ -10,9 +10,8 @@ from dask_dgpu.runtime.names import Names
 from dask_dgpu.runtime.package import Package, is_nameless
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.worker.job import GaveUpError, Job
+from graph_opt.dask_graph.renaming import split
 from graph_opt.model.parameter import MARK
-
-TOKEN_LENGTH = 32
 
 
 @dataclass
@@ -94,8 +93,3 @@ class Programs:
 def _numbers(tokens: Sequence[bytes]) -> list[tuple[int, bytes]]:
     """Return the tokens of numbers, and which ones they are."""
     return [(at, each) for at, each in enumerate(tokens) if each.startswith(MARK.encode())]
-
-
-def split(tokens: bytes) -> list[bytes]:
-    """Return joined tokens one by one."""
-    return [tokens[at : at + TOKEN_LENGTH] for at in range(0, len(tokens), TOKEN_LENGTH)]

@@ -1,0 +1,106 @@
+"""Graphs that clients send: opened on the scheduler only if they are new."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, wait
+
+import dask_dgpu as dgpu
+from graph_opt.dask_graph.renaming import Canonical
+from graph_opt.dask_graph.sent import SentGraph
+from tests.cluster.conftest import SETTINGS
+from tests.cluster.observe import host
+from tests.support.calls import Counting
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_stealing")]
+
+RNG = np.random.default_rng(53)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
+    """Count the graphs whose layers are created; the scheduler is in this process."""
+    counting = Counting(Canonical._opened)
+
+    def count(self: Canonical, text: bytes) -> Any:
+        return counting(self, text)
+
+    monkeypatch.setattr(Canonical, "_opened", count)
+    return counting
+
+
+def loop(x: da.Array, b: da.Array) -> tuple[da.Array, da.Array]:
+    """Three steps of conjugate gradients, with long numbers."""
+    z, r = b * 0.123456789, b
+    for _ in range(3):
+        q = x @ r
+        step = (r * r).sum() / (r * q).sum()
+        z, r = z + step * r, r - step * q
+    return z, (r * r).sum()
+
+
+def test_a_known_graph_is_not_opened(client, on_device, opened):
+    counts = []
+    for _ in range(4):
+        a = RNG.random((24, 24)) + 24 * np.eye(24)
+        values = a @ a.T, RNG.random(24)
+        arrays = [on_device(each, 8).persist() for each in values]
+        wait(arrays)
+        before = opened.calls
+        found = dask.compute(*loop(*arrays))
+        counts.append(opened.calls - before)
+        expected = loop(*values)
+        np.testing.assert_allclose(host(found[0]), expected[0])
+    assert counts[0] > 0
+    assert counts[1:] == [0, 0, 0]
+
+
+def test_several_threads_send_the_same_graph(client, on_device):
+    x = on_device(RNG.random((24, 24)), 8).persist()
+    expected = host((x @ x).sum(axis=0).compute())
+
+    def compute(at: int) -> Any:
+        return client.compute((x @ x).sum(axis=0) * (at + 0.123456789)).result()
+
+    with ThreadPoolExecutor(4) as threads:
+        for at, found in enumerate(threads.map(compute, range(12))):
+            np.testing.assert_allclose(host(found), expected * (at + 0.123456789))
+
+
+def test_a_known_graph_whose_blocks_differ_is_left_to_dask(client, on_device, opened):
+    """Dask's own tasks are looked up in the sent graph, which is opened for them."""
+    with dgpu.enable(client, **{**SETTINGS, "on_error": "fallback"}):
+        for values in RNG.random((2, 9, 9)):
+            x = on_device(values, 4)
+            z = x.map_blocks(lambda block: block[::2]) @ x  # Dask declares all rows
+            with pytest.warns(UserWarning, match="left a gang to Dask"):
+                got = host(z.compute())
+            rows = np.concatenate([values[:4:2], values[4:8:2], values[8:]])
+            np.testing.assert_allclose(got, rows @ values)
+
+
+def test_a_scheduler_without_the_plugin_opens_a_sent_graph(client):
+    x = da.from_array(RNG.random((8, 8)), chunks=4)
+    expected = np.asarray((x * 0.123456789).compute())
+    options = {"n_workers": 1, "processes": False, "dashboard_address": ":0"}
+    with LocalCluster(**options) as other, Client(other, set_as_default=False) as bare:
+        np.testing.assert_array_equal(bare.compute(x * 0.123456789).result(), expected)
+        with pytest.raises(dgpu.errors.DgpuError, match="client of this cluster"):
+            bare.compute(x @ x).result()
+
+
+def test_tasks_that_read_a_sent_graph_get_its_futures(client, on_device):
+    x = on_device(RNG.random(16), 4).persist()
+    form = Canonical.of((x + 1).__dask_graph__(), [])
+    graph = pickle.loads(pickle.dumps(SentGraph(form)))
+    assert {future.key for future in graph.layers[x.name].mapping.values()} == {
+        (x.name, at) for at in range(4)
+    }
