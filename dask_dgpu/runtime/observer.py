@@ -32,6 +32,11 @@ class Span:
     exposed: float | None = None
     sent_bytes: int = 0
 
+    @property
+    def seconds(self) -> float:
+        """How long the step took."""
+        return self.stop - self.start
+
     def values(self) -> tuple[Any, ...]:
         """Return all fields in order, in a thirtieth of the time of ``astuple``."""
         return tuple(vars(self).values())
@@ -58,7 +63,7 @@ class Step:
     def of(cls, span: Span) -> Step:
         """Return the step of one rank."""
         facts = span.nbytes, span.hidden, span.exposed
-        return cls(span.name, span.stop - span.start, *facts, sent_bytes=span.sent_bytes)
+        return cls(span.name, span.seconds, *facts, sent_bytes=span.sent_bytes)
 
     def joined(self, other: Step) -> Step:
         """Return the same step of several ranks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -29,24 +29,47 @@ KEPT_RUNS = 64
 
 @dataclass
 class _Record:
+    """A run: of each step the span of the slowest rank, and the bytes of all."""
+
     run_id: int
     wanted: Wanted
     titles: tuple[str, ...]
     made: tuple[Local | Collective, ...]
     ranks: int = 0
-    steps: list[Step] = field(default_factory=list)
+    slowest: list[Span] = field(default_factory=list)
+    nbytes: list[int] = field(default_factory=list)
+    sent_bytes: list[int] = field(default_factory=list)
     details: dict[str, bytes] = field(default_factory=dict)
 
     def add(self, spans: Sequence[Span]) -> None:
+        """Add a rank; this delays the answer to the client."""
         self.ranks += 1
-        mine = list(map(Step.of, spans))
-        both = zip(self.steps, mine, strict=True)
-        self.steps = [a.joined(b) for a, b in both] if self.steps else mine
+        if self.ranks == 1:
+            self.slowest = list(spans)
+            self.nbytes = [span.nbytes for span in spans]
+            self.sent_bytes = [span.sent_bytes for span in spans]
+            return
+        both = zip(self.slowest, spans, strict=True)
+        self.slowest = [a if a.seconds >= b.seconds else b for a, b in both]
+        self.nbytes = [a + b.nbytes for a, b in zip(self.nbytes, spans, strict=True)]
+        self.sent_bytes = [a + b.sent_bytes for a, b in zip(self.sent_bytes, spans, strict=True)]
 
     def result(self) -> tuple[Step, ...]:
         """Return the steps with what their operations returned."""
         details = {label(output): detail for output, detail in self.details.items()}
-        return tuple(replace(step, detail=details.get(step.name)) for step in self.steps)
+        rows = zip(self.slowest, self.nbytes, self.sent_bytes, strict=True)
+        return tuple(
+            Step(
+                span.name,
+                span.seconds,
+                nbytes,
+                span.hidden,
+                span.exposed,
+                details.get(span.name),
+                sent_bytes,
+            )
+            for span, nbytes, sent_bytes in rows
+        )
 
 
 class Records:
@@ -81,9 +104,9 @@ class Records:
                 "gang": run.key[0],
                 "run_id": run.run_id,
                 "ranks": record.ranks,
-                "steps": len(record.steps),
-                "seconds": sum(step.seconds for step in record.steps),
-                "nbytes": sum(step.nbytes for step in record.steps),
+                "steps": len(record.slowest),
+                "seconds": sum(span.seconds for span in record.slowest),
+                "nbytes": sum(record.nbytes),
             }
             self.scheduler.log_event(RUNS, event)
 
