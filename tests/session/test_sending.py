@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dask.base import collections_to_expr
 from dask.delayed import delayed
-from distributed.protocol import deserialize, serialize, to_serialize
+from distributed.protocol.serialize import deserialize, serialize, to_serialize
 
 import dask_dgpu as dgpu
 from dask_dgpu.planner.optimizer import GraphOptimizer
