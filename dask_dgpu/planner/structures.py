@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Key = Any
+
 GRAPH = "graph"
 """The name of the present graph in a kept one."""
 

@@ -83,13 +83,12 @@ def patches(sum_method: Method) -> list[tuple[Any, str, Function]]:
 
 
 def _building() -> Iterator[tuple[Any, str, Function]]:
-    """Yield the patches by which graphs are built faster, where this Dask has the names."""
+    """Yield the patches by which graphs are built and sent faster, if this Dask has the names."""
     for module, name, wrap in BUILDING:
         with suppress(ImportError, AttributeError):
             owner = import_module(module)
             yield owner, name, wrap(getattr(owner, name))
-    with suppress(AttributeError):
-        yield HLGExpr, "__reduce__", sending(HLGExpr.__reduce__)
+    yield HLGExpr, "__reduce__", sending(HLGExpr.__reduce__)
     yield Array, "__getitem__", replaying(Array.__getitem__)
     yield HighLevelGraph, "__init__", remembered.joining_layers(HighLevelGraph.__init__)
 
