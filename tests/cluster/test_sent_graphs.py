@@ -87,12 +87,13 @@ def test_a_known_graph_whose_blocks_differ_is_left_to_dask(client, on_device, op
             np.testing.assert_allclose(got, rows @ values)
 
 
-def test_a_scheduler_without_the_plugin_opens_a_sent_graph(client):
-    x = da.from_array(RNG.random((8, 8)), chunks=4)
-    expected = np.asarray((x * 0.123456789).compute())
+def test_a_scheduler_without_the_plugin_opens_a_sent_graph(client, on_device):
+    x = on_device(RNG.random((8, 8)), 4)
+    expected = host((x * 0.123456789).compute())
     options = {"n_workers": 1, "processes": False, "dashboard_address": ":0"}
     with LocalCluster(**options) as other, Client(other, set_as_default=False) as bare:
-        np.testing.assert_array_equal(bare.compute(x * 0.123456789).result(), expected)
+        found = bare.compute(x * 0.123456789).result()
+        np.testing.assert_array_equal(host(found), expected)
         with pytest.raises(dgpu.errors.DgpuError, match="client of this cluster"):
             bare.compute(x @ x).result()
 
