@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -107,10 +107,10 @@ def test_blocks_are_lost_that_moved_to_no_member(client, cluster, on_device, mon
     wait(x)
     planned, plan = [], Run.plan
 
-    def slowly(run: Run) -> None:
+    async def slowly(run: Run, kept: Any) -> None:
         planned.append(run)
-        time.sleep(2)
-        plan(run)
+        await asyncio.sleep(2)
+        await plan(run, kept)
 
     monkeypatch.setattr(Run, "plan", slowly)
     with paused(client, last):  # so it is no member

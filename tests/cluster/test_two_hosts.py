@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -30,8 +31,8 @@ def test_products_transforms_and_sums_on_two_hosts(monkeypatch: pytest.MonkeyPat
     hosts: list[tuple[int, ...]] = []
     plan = Run.plan
 
-    def noting(run: Run) -> None:  # the scheduler is in this process
-        plan(run)
+    async def noting(run: Run, kept: Any) -> None:  # the scheduler is in this process
+        await plan(run, kept)
         plans = run.collectives.values()
         hosts.extend(each.plan.hosts for each in plans if isinstance(each, PartProduct))
 
