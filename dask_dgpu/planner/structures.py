@@ -48,16 +48,17 @@ def optimized(
     """Return an optimized graph, from a kept one with the same structure if there is one."""
     try:
         form = graph.form if isinstance(graph, SentGraph) else Canonical.of(graph, keys)
-        digest = blake2b(form.pickled).digest()
+        digest, new = blake2b(form.pickled).digest(), None
         if digest not in known.sources:
-            known.sources[digest] = pickle.dumps(_sources(form.open()[0]))
+            new = form.open()
+            known.sources[digest] = pickle.dumps(_sources(new[0]))
         sources = pickle.loads(form.restored(known.sources[digest]))
         key = (digest, *_circumstances(optimizer, sources, present))
         data = known.graphs.get(key)
         if data is not None:
             logger.info("graph of %s keys: as one of the same structure before", len(keys))
         else:
-            known.graphs[key] = data = _optimized(optimizer, form, present)
+            known.graphs[key] = data = _optimized(optimizer, form, new or form.open(), present)
         if data:
             text, stand_for = pickle.loads(data)
             return opened(form.restored(text, stand_for), {GRAPH: graph}, form.arrays)
@@ -97,8 +98,13 @@ def _alike(places: Iterable[int | None]) -> tuple[int, ...]:
     return tuple(numbers.setdefault(place, len(numbers)) for place in places)
 
 
-def _optimized(optimizer: GraphOptimizer, form: Canonical, present: Present) -> bytes:
-    """Optimize a graph with numbered tokens; return the result with them, pickled."""
+def _optimized(
+    optimizer: GraphOptimizer,
+    form: Canonical,
+    opened_form: tuple[HighLevelGraph, list[Key]],
+    present: Present,
+) -> bytes:
+    """Optimize the opened form of a graph; return the result with its tokens, pickled."""
 
     def others(keys: Collection[Key]) -> int:
         return present.others([form.key(key) for key in keys])
@@ -107,7 +113,7 @@ def _optimized(optimizer: GraphOptimizer, form: Canonical, present: Present) -> 
         real = {form.key(key): key for key in keys}
         return {real[key]: place for key, place in present.places(list(real)).items()}
 
-    graph, wanted = form.open()
+    graph, wanted = opened_form
     found = optimizer.optimize(graph, wanted, Present(others, places))
     if isinstance(found, HighLevelGraph):
         return b""

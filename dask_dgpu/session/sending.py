@@ -34,13 +34,16 @@ def sending(original: Function) -> Function:
 
     @functools.wraps(original)
     def __reduce__(self: Any) -> Any:
-        optimizer, keys = self.low_level_optimizer, self.__dask_keys__()
-        if not isinstance(optimizer, GraphOptimizer) or isinstance(self.hlg, SentGraph):
+        optimizer = self.low_level_optimizer
+        if not isinstance(optimizer, GraphOptimizer):
             return original(self)
+        keys, graph = self.__dask_keys__(), vars(self).get(SENT)
         try:
-            graph = vars(self).get(SENT)  # Dask pickles functions of a notebook twice
-            if graph is None:
-                graph = SentGraph(Canonical.of(guarded(self.hlg), {*flatten(keys)}))
+            if graph is None:  # Dask pickles functions of a notebook twice
+                whole = self.hlg  # of compute(): a copy each time
+                if isinstance(whole, SentGraph):
+                    return original(self)
+                graph = SentGraph(Canonical.of(guarded(whole), {*flatten(keys)}))
                 vars(self)[SENT] = graph
         except IncomparableError as reason:
             logger.debug("a graph is sent with all names: %s", reason)

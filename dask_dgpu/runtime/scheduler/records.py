@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -59,16 +59,8 @@ class _Record:
         details = {label(output): detail for output, detail in self.details.items()}
         rows = zip(self.slowest, self.nbytes, self.sent_bytes, strict=True)
         return tuple(
-            Step(
-                span.name,
-                span.seconds,
-                nbytes,
-                span.hidden,
-                span.exposed,
-                details.get(span.name),
-                sent_bytes,
-            )
-            for span, nbytes, sent_bytes in rows
+            replace(Step.of(span), nbytes=n, sent_bytes=sent, detail=details.get(span.name))
+            for span, n, sent in rows
         )
 
 

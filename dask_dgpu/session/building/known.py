@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from dask.utils import typename
 
-from graph_opt.dask_graph.internals import curry
 from graph_opt.dask_graph.members import is_known
+from graph_opt.dask_graph.parse import unwrapped
 from graph_opt.model.layout import CONTAINERS
 
 Function = Callable[..., Any]
@@ -68,5 +68,5 @@ def _is_of_module(function: Any) -> bool:
     if not is_known(function):
         return False
     name = getattr(function, "__qualname__", None) or function.__name__  # of a ufunc
-    found = getattr(sys.modules.get(function.__module__), name, None)
-    return (found.func if isinstance(found, curry) else found) is function
+    # Dask binds a curry to the name of one
+    return unwrapped(getattr(sys.modules.get(function.__module__), name, None)) is function
