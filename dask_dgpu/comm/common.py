@@ -31,7 +31,8 @@ class Lifetime:
     """Whether a communicator may still be used, and waiting for its transfers.
 
     The aborting thread calls ``on_abort`` once, with no lock held; it must not block. ``threads``
-    is a set for threads that end soon after the communicator.
+    is a set for threads that end soon after the communicator. If it was ``closed`` before any
+    abort, its transfers may still arrive.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Lifetime:
             weakref.WeakSet() if threads is None else threads
         )
         self.reason: str | None = None
+        self.closed = False
         self._on_abort = on_abort
         self._children: weakref.WeakSet[Lifetime] = weakref.WeakSet()
 
@@ -55,13 +57,17 @@ class Lifetime:
         if reason is not None:
             child.abort(reason)
 
-    def abort(self, reason: str) -> None:
+    def close(self) -> None:
+        """End it, unless it has ended, because nobody needs it any more."""
+        self.abort("it was closed", closed=True)
+
+    def abort(self, reason: str, *, closed: bool = False) -> None:
         """End it, children too; only the first reason is kept."""
         with self.changed:
             children = list(self._children)
             first = self.reason is None
             if first:
-                self.reason = reason
+                self.reason, self.closed = reason, closed
                 self.changed.notify_all()
         if first and self._on_abort is not None:
             self._on_abort()

@@ -120,7 +120,7 @@ class PointToPointComm(ABC):
         self._lifetime.abort(reason)
 
     def close(self) -> None:
-        self._lifetime.abort("it was closed")
+        self._lifetime.close()
 
     def _describe(self, verb: Verb, peer: int) -> str:
         action = {"send": "send to", "recv": "receive from"}[verb]

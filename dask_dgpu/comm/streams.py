@@ -10,9 +10,6 @@ So a receiver that is late never has more than small messages in memory, and a s
 free once the receiver has the data, whatever the stream's own writes mean.
 """
 
-# The protocol documents the methods.
-# ruff: noqa: D102
-
 from __future__ import annotations
 
 import threading
@@ -120,7 +117,6 @@ class StreamComm(PointToPointComm):
     def __init__(self, rank: int, size: int, limit: float | None, streams: Streams) -> None:
         super().__init__(rank, size, limit, self._end)
         self._streams = streams
-        self._closing = False
         self._lock = threading.Lock()
         self._lost: dict[int, str] = {}
         self._expected: dict[Place, deque[StreamMessage]] = defaultdict(deque)
@@ -128,10 +124,6 @@ class StreamComm(PointToPointComm):
         self._unsent: dict[Place, deque[tuple[Buffer, StreamMessage]]] = defaultdict(deque)
         self._sent: dict[Place, deque[StreamMessage]] = defaultdict(deque)
         self._ready: Counter[Place] = Counter()
-
-    def close(self) -> None:
-        self._closing = True
-        super().close()
 
     def receive(self, peer: int, kind: Kind, tag: int, frames: Sequence[Any]) -> None:
         """Take a packet of a peer, whose data is in ``frames``; never blocks."""
@@ -167,7 +159,9 @@ class StreamComm(PointToPointComm):
             # after an abort the memory of a message in transfer is the caller's again
             in_transfer = bool(self._sent)
             self._fail("the communicator has ended")
-        self._streams.close(0.0 if in_transfer else _CLOSING if self._closing else _ABORTING)
+        self._streams.close(
+            0.0 if in_transfer else _CLOSING if self._lifetime.closed else _ABORTING
+        )
 
     def _fail(self, reason: str, peer: int | None = None) -> None:
         """Fail the messages of a peer, or of all; the caller has the lock."""

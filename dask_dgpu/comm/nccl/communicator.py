@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 from weakref import WeakSet
@@ -65,6 +65,12 @@ torch_cuda: Any = torch.cuda
 
 _NEVER = timedelta(days=365)
 
+_CALL_SECONDS = 0.5
+"""Seconds for a call to return before the group is aborted.
+
+One that connects to a lost peer does not: it ends by the abort.
+"""
+
 
 class NcclComm:
     """One rank over NCCL; see :class:`~dask_dgpu.comm.protocol.Comm`.
@@ -91,7 +97,7 @@ class NcclComm:
         self.timeout = timeout
         self.limit = limit
         self._store = store
-        self._closing = False
+        self._issuing = threading.Lock()  # held by a call, and by an abort
         self._device = torch.device("cuda", device)
         self._lifetime = Lifetime(self._start_to_abort)
         self._mappings = Mappings()
@@ -123,12 +129,7 @@ class NcclComm:
         def start() -> Any:
             for source, target in own:
                 target[...] = source
-            if not others:
-                return None
-            self._group._start_coalescing()
-            for post, peer, data in others:
-                getattr(self._group, post)([self._tensor(data)], peer, 0)
-            return self._group._end_coalescing()
+            return self._posted(others) if others else None
 
         return self._start("exchange", start, (sends, recvs))
 
@@ -222,8 +223,7 @@ class NcclComm:
         self._lifetime.abort(reason)
 
     def close(self) -> None:
-        self._closing = True
-        self._lifetime.abort("it was closed")
+        self._lifetime.close()
 
     def _start_to_abort(self) -> None:
         for recording in list(self._recordings):
@@ -232,20 +232,39 @@ class NcclComm:
         threading.Thread(target=self._end, name="nccl-abort", daemon=False).start()
 
     def _end(self) -> None:
-        """Abort the group; after a close, wait for the GPU first."""
-        if self._closing:
+        """Abort the group between calls; after a close, wait for the GPU first."""
+        if self._lifetime.closed:
             self._marks.wait(self.timeout)
         for recording in list(self._recordings):
             recording.end()  # NCCL waits for the end of those that have its calls
+        returned = self._issuing.acquire(timeout=_CALL_SECONDS)
         self._group.abort()
+        if returned:
+            self._issuing.release()
         with cupy.cuda.Device(self._device.index):
             self._mappings.close()
 
     def _start(self, name: str, start: Callable[[], Any], kept: Any) -> NcclWork:
-        self._lifetime.check()
-        with self._calling_torch(name), self._marks.calling(name):
+        with self._issuing, self._calling_torch(name), self._marks.calling(name):
+            self._lifetime.check()
             work = start()
         return NcclWork(self, name, work, kept)
+
+    def _posted(self, messages: Sequence[tuple[str, int, Buffer]]) -> Any:
+        """Post messages as one group of NCCL's, and end it even if one cannot be posted.
+
+        A group belongs to the thread. Left open, it would hold back what the thread calls on later
+        communicators.
+        """
+        self._group._start_coalescing()
+        try:
+            for post, peer, data in messages:
+                getattr(self._group, post)([self._tensor(data)], peer, 0)
+        except BaseException:
+            with suppress(RuntimeError):  # the first error tells more
+                self._group._end_coalescing()
+            raise
+        return self._group._end_coalescing()
 
     def _order(self, work: Any, name: str) -> None:
         """Let the caller's stream wait for ``work``, and the watcher for the stream."""

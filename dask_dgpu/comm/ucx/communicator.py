@@ -35,15 +35,9 @@ class UcxComm(PointToPointComm):
     def __init__(self, channel: UcxChannel, size: int, limit: float | None) -> None:
         super().__init__(channel.rank, size, limit, self._end_messages)
         self._channel = channel
-        self._closing = False
-
-    def close(self) -> None:
-        """Release the transport; never blocks, even if peers are lost."""
-        self._closing = True
-        super().close()
 
     def _end_messages(self) -> None:
-        if self._closing:
+        if self._lifetime.closed:
             self._channel.close()
         else:
             self._channel.fail("its communicator was aborted")
