@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import pickle
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple
 
+import cloudpickle
 import numpy as np
 
 from dask_dgpu.kernels.fused import evaluate, evaluate_all
@@ -25,6 +27,9 @@ from graph_opt.model.layout import Bare, dtype_named
 
 Array = Any
 Shape = tuple[int, ...]
+
+MOST_OPENED = 64
+"""Number of functions that a process keeps open for further tasks."""
 
 
 class _Read(NamedTuple):
@@ -52,6 +57,15 @@ class Fused(Bare):
 
     def __dask_tokenize__(self) -> Any:
         return type(self).__name__, self.fusion.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle one text, made once: Dask pickles and opens the function with each task."""
+        return _opened, (self._text,)
+
+    @cached_property
+    def _text(self) -> bytes:
+        found: bytes = cloudpickle.dumps(self.fusion)
+        return found
 
     def __call__(self, *given: Any) -> Any:
         """Return the block, or what Dask's aggregate of several blocks reads."""
@@ -112,6 +126,14 @@ class Fused(Bare):
 
 
 _NOTHING = nullcontext()
+
+
+@lru_cache(MOST_OPENED)
+def _opened(text: bytes) -> Fused:
+    """Return the function with a text: the same for all tasks of a worker."""
+    found = Fused(pickle.loads(text))
+    vars(found)["_text"] = text
+    return found
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer, MaterializedLayer
 
 from graph_opt.dask_graph.internals import Alias, Task, TaskRef
+from graph_opt.model.layout import Bare
 from graph_opt.model.parameter import as_parameter, varies
 
 Key = Any
@@ -110,6 +111,8 @@ class _Pickler(cloudpickle.CloudPickler):
             return _kept, (reference,)
         if isinstance(obj, Task):
             return _reduced_task(obj)
+        if isinstance(obj, Bare):  # even if it is one text for others: that hides arrays
+            return _bare, (type(obj), obj.__getstate__())
         if isinstance(obj, Layer) and type(obj).__reduce__ is object.__reduce__:
             return _reduced_layer(obj)
         if isinstance(obj, np.ndarray) or hasattr(obj, "__cuda_array_interface__"):
@@ -183,6 +186,12 @@ def _task(cls: type[Task], key: Key, func: Any, args: Any, kwargs: Any, producer
     task: Task = object.__new__(cls)
     Task.__init__(task, key, func, *args, _data_producer=producer, **kwargs)
     return task
+
+
+def _bare(cls: type[Bare], state: dict[str, Any]) -> Bare:
+    found = cls.__new__(cls)
+    vars(found).update(state)
+    return found
 
 
 def _state(layer: Layer) -> dict[str, Any]:
