@@ -66,10 +66,7 @@ torch_cuda: Any = torch.cuda
 _NEVER = timedelta(days=365)
 
 _CALL_SECONDS = 0.5
-"""Seconds for a call to return before the group is aborted.
-
-One that connects to a lost peer does not: it ends by the abort.
-"""
+"""Seconds for a call to return before an abort; one that connects to a lost peer ends by it."""
 
 
 class NcclComm:
@@ -238,9 +235,11 @@ class NcclComm:
         for recording in list(self._recordings):
             recording.end()  # NCCL waits for the end of those that have its calls
         returned = self._issuing.acquire(timeout=_CALL_SECONDS)
-        self._group.abort()
-        if returned:
-            self._issuing.release()
+        try:
+            self._group.abort()
+        finally:
+            if returned:
+                self._issuing.release()
         with cupy.cuda.Device(self._device.index):
             self._mappings.close()
 
@@ -253,8 +252,7 @@ class NcclComm:
     def _posted(self, messages: Sequence[tuple[str, int, Buffer]]) -> Any:
         """Post messages as one group of NCCL's, and end it even if one cannot be posted.
 
-        A group belongs to the thread. Left open, it would hold back what the thread calls on later
-        communicators.
+        A group is the thread's: left open, it would hold back calls on later communicators.
         """
         self._group._start_coalescing()
         try:
