@@ -13,6 +13,7 @@ import pytest
 
 from tests.hosts.network import impossible
 from tests.support.browser import CHROMIUM
+from tests.support.gpus import take_own
 from tests.support.profiles import register_profiles
 
 HINTS = {
@@ -45,15 +46,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rounds", type=int, default=500, help="rounds of tests/cluster/test_rounds")
     parser.addoption("--trees", type=int, default=300, help="number of random trees of tests/fuzz")
     parser.addoption("--seed", type=int, default=0, help="seed of the first random tree")
+    parser.addoption("--gpus", type=int, help="GPUs of its own for each process of pytest-xdist")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = Counter()
+    if config.getoption("gpus"):
+        take_own(config.getoption("gpus"))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Have pytest-xdist deal out whole files, and each of ``CLUSTERS`` in one process."""
+    """Have pytest-xdist deal out whole files, and each of ``CLUSTERS`` in one process.
+
+    Processes with GPUs of their own may share a folder.
+    """
+    if config.getoption("gpus"):
+        return None
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
