@@ -1,17 +1,19 @@
 """The functions of a gang's Dask tasks.
 
-In a Dask worker they call its plugin. With any other scheduler the gang's ranks are threads of one
-process, in one task.
+In a Dask worker they call its plugin. With any other scheduler, or on a cluster that dask_dgpu is
+not enabled for, the gang's ranks are threads of one process, in one task.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from dask_dgpu.comm.local import run_local
@@ -30,6 +32,8 @@ from graph_opt.model.layout import dealt
 
 if TYPE_CHECKING:
     from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
+
+logger = logging.getLogger(__name__)
 
 Array = Any
 
@@ -65,6 +69,11 @@ def gang(program: Program, *staged: list[Any]) -> Any:
     """Run a program on all ranks; return a handle for ``out``."""
     here = _worker_plugin()
     if here is None:
+        if any(map(_is_token, chain.from_iterable(staged))):
+            raise DgpuError(
+                "some workers of this cluster have no dask_dgpu plugin; "
+                "call dask_dgpu.enable(client) with the client of this cluster"
+            )
         try:
             return run_here(program, staged)
         except UndeclaredError as error:
@@ -105,13 +114,20 @@ def _worker_plugin(prefix: str | None = None) -> tuple[GangWorkerPlugin, Any] | 
     ours = (STAGE, GANG) if prefix is None else prefix
     if not isinstance(name, str) or not name.startswith(ours):
         return None
-    try:
-        return cast("GangWorkerPlugin", get_worker().plugins[PLUGIN]), key
-    except KeyError:
-        raise DgpuError(
-            "a worker runs a gang's task but has no dask_dgpu plugin; "
-            "call dask_dgpu.enable(client) with the client of this cluster"
-        ) from None
+    plugin = get_worker().plugins.get(PLUGIN)
+    if plugin is None:
+        if name.startswith(GANG):
+            logger.warning(
+                "a worker without the dask_dgpu plugin computes a gang alone; "
+                "call dask_dgpu.enable(client) with the client of this cluster"
+            )
+        return None
+    return cast("GangWorkerPlugin", plugin), key
+
+
+def _is_token(staged: Any) -> bool:
+    """Whether a block is in the memory of a worker: its key and the worker's address."""
+    return isinstance(staged, tuple) and len(staged) == 2 and isinstance(staged[1], str)
 
 
 class Naming(Observer):

@@ -87,15 +87,19 @@ def test_a_known_graph_whose_blocks_differ_is_left_to_dask(client, on_device, op
             np.testing.assert_allclose(got, rows @ values)
 
 
-def test_a_scheduler_without_the_plugin_opens_a_sent_graph(client, on_device):
-    x = on_device(RNG.random((8, 8)), 4)
+def test_a_cluster_without_the_plugin_computes_the_same(client, on_device, caplog):
+    """Its scheduler opens the sent graph, and one of its workers runs the whole gang."""
+    values = RNG.random((8, 8))
+    x = on_device(values, 4)
     expected = host((x * 0.123456789).compute())
-    options = {"n_workers": 1, "processes": False, "dashboard_address": ":0"}
+    options = {"n_workers": 2, "processes": False, "dashboard_address": ":0"}
     with LocalCluster(**options) as other, Client(other, set_as_default=False) as bare:
         found = bare.compute(x * 0.123456789).result()
         np.testing.assert_array_equal(host(found), expected)
-        with pytest.raises(dgpu.errors.DgpuError, match="client of this cluster"):
-            bare.compute(x @ x).result()
+        product = (x @ x).rechunk((8, 2)) + 1
+        assert "client of this cluster" not in caplog.text
+        np.testing.assert_allclose(host(bare.compute(product).result()), values @ values + 1)
+        assert "client of this cluster" in caplog.text
 
 
 def test_tasks_that_read_a_sent_graph_get_its_futures(client, on_device):
