@@ -59,7 +59,8 @@ def folder(tmp_path: Path) -> Path:
     (tests / "cluster").mkdir(parents=True)
     (tests / "support").mkdir()
     (tests / "hosts").mkdir()
-    copied = ("support/__init__.py", "support/browser.py", "support/profiles.py")
+    support = ("__init__.py", "browser.py", "gpus.py", "profiles.py")
+    copied = [f"support/{name}" for name in support]
     hosts = ("hosts/__init__.py", "hosts/network.py")
     for name in ("conftest.py", "__init__.py", *copied, *hosts):
         shutil.copy(ROOT / "tests" / name, tests / name)
