@@ -51,8 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = Counter()
-    if config.getoption("gpus"):
-        take_own(config.getoption("gpus"))
+    if gpus := config.getoption("gpus"):
+        take_own(gpus)
 
 
 @pytest.hookimpl(optionalhook=True)

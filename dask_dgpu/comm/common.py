@@ -24,6 +24,8 @@ from dask_dgpu.errors import CommAbortedError, CommError
 K = TypeVar("K")
 V = TypeVar("V")
 
+_CLOSED = "it was closed"
+
 _UFUNCS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
 
@@ -31,8 +33,7 @@ class Lifetime:
     """Whether a communicator may still be used, and waiting for its transfers.
 
     The aborting thread calls ``on_abort`` once, with no lock held; it must not block. ``threads``
-    is a set for threads that end soon after the communicator. If it was ``closed`` before any
-    abort, its transfers may still arrive.
+    is a set for threads that end soon after the communicator.
     """
 
     def __init__(
@@ -45,7 +46,6 @@ class Lifetime:
             weakref.WeakSet() if threads is None else threads
         )
         self.reason: str | None = None
-        self.closed = False
         self._on_abort = on_abort
         self._children: weakref.WeakSet[Lifetime] = weakref.WeakSet()
 
@@ -57,17 +57,22 @@ class Lifetime:
         if reason is not None:
             child.abort(reason)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed before any abort, so its transfers may still arrive."""
+        return self.reason is _CLOSED
+
     def close(self) -> None:
         """End it, unless it has ended, because nobody needs it any more."""
-        self.abort("it was closed", closed=True)
+        self.abort(_CLOSED)
 
-    def abort(self, reason: str, *, closed: bool = False) -> None:
+    def abort(self, reason: str) -> None:
         """End it, children too; only the first reason is kept."""
         with self.changed:
             children = list(self._children)
             first = self.reason is None
             if first:
-                self.reason, self.closed = reason, closed
+                self.reason = reason
                 self.changed.notify_all()
         if first and self._on_abort is not None:
             self._on_abort()

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -24,6 +24,7 @@ from graph_opt.model.parameter import as_parameter, varies
 
 Key = Any
 Array = Any
+T = TypeVar("T")
 Reference = tuple[Any, ...]
 """The number of an array, then what of it counts."""
 
@@ -112,7 +113,7 @@ class _Pickler(cloudpickle.CloudPickler):
         if isinstance(obj, Task):
             return _reduced_task(obj)
         if isinstance(obj, Bare):  # even if it is one text for others: that hides arrays
-            return _bare, (type(obj), obj.__getstate__())
+            return _with_state, (type(obj), obj.__getstate__())
         if isinstance(obj, Layer) and type(obj).__reduce__ is object.__reduce__:
             return _reduced_layer(obj)
         if isinstance(obj, np.ndarray) or hasattr(obj, "__cuda_array_interface__"):
@@ -168,7 +169,7 @@ def _reduced_task(task: Task) -> tuple[Any, ...]:
 
 
 def _reduced_layer(layer: Layer) -> tuple[Any, ...]:
-    return _layer, (type(layer), _state(layer))
+    return _with_state, (type(layer), _state(layer))
 
 
 _REDUCED: dict[type, Callable[[Any], Any]] = {
@@ -188,12 +189,6 @@ def _task(cls: type[Task], key: Key, func: Any, args: Any, kwargs: Any, producer
     return task
 
 
-def _bare(cls: type[Bare], state: dict[str, Any]) -> Bare:
-    found = cls.__new__(cls)
-    vars(found).update(state)
-    return found
-
-
 def _state(layer: Layer) -> dict[str, Any]:
     """Return a layer's attributes, without those that depend on who has looked at it.
 
@@ -208,7 +203,8 @@ def _state(layer: Layer) -> dict[str, Any]:
     return state | {"_cached_keys": None} if "_cached_keys" in state else state
 
 
-def _layer(cls: type[Layer], state: dict[str, Any]) -> Layer:
-    layer = cls.__new__(cls)
-    vars(layer).update(state)
-    return layer
+def _with_state(cls: type[T], state: dict[str, Any]) -> T:
+    """Return an object of a class with these attributes."""
+    found = cls.__new__(cls)
+    vars(found).update(state)
+    return found
