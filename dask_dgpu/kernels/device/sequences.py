@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 Array = Any
 Work = Callable[[Any, list[Array]], Any]
-"""Issues launches on a device that records them, for some arrays; returns what they compute."""
+"""Issues launches for some arrays on a device whose lanes are joined; returns what they compute."""
 
 COPIED = 0.5
 """Fraction of the memory for copies of arrays, wherever these are; larger ones may stay there."""
