@@ -8,17 +8,16 @@ from __future__ import annotations
 import io
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
 import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer, MaterializedLayer
 
-from graph_opt.dask_graph.internals import Alias, Task, TaskRef
+from graph_opt.dask_graph.internals import Alias, DataNode, Task, TaskRef
 from graph_opt.model.layout import Bare
 from graph_opt.model.parameter import as_parameter, varies
 
@@ -37,31 +36,35 @@ class IncomparableError(Exception):
 
 
 class Arrays:
-    """The arrays that are ``found`` in a graph. The values of its ``blocks`` do not count."""
+    """The arrays that are ``found`` in a graph."""
 
-    def __init__(self, blocks: Iterable[Array]) -> None:
+    def __init__(self) -> None:
         self.found: list[Array] = []
-        self._given = blocks
         self._numbers: dict[int, int] = {}
         self._left = MOST_BYTES
 
     def refer(self, array: Array) -> Reference | None:
-        """Return the reference to an array: number, dtype, shape, and a hash unless a block."""
+        """Return the reference to an array: its number, dtype and shape, and a hash."""
+        self._left -= array.nbytes
+        if self._left < 0:
+            raise IncomparableError("expected a graph without data")
+        return *self.refer_block(array), blake2b(array.tobytes(), digest_size=16).digest()
+
+    def refer_block(self, array: Array) -> Reference:
+        """Return the reference to an array where it is a block, whose values do not count."""
         number = self._numbers.setdefault(id(array), len(self.found))
-        digest = b""
         if number == len(self.found):
             self.found.append(array)
-        if id(array) not in self._blocks:
-            self._left -= array.nbytes
-            if self._left < 0:
-                raise IncomparableError("expected a graph without data")
-            digest = blake2b(array.tobytes(), digest_size=16).digest()
-        return number, repr(array.dtype), array.shape, digest
+        return number, repr(array.dtype), array.shape
 
-    @cached_property
-    def _blocks(self) -> set[int]:
-        """Ids of the blocks; most graphs have no arrays, and then nobody looks for them."""
-        return set(map(id, self._given))
+
+class _Block(NamedTuple):
+    """An array in the place of a task.
+
+    It is no object that pickle has seen if a function holds the array too: there its values count.
+    """
+
+    array: Array
 
 
 def pickled(
@@ -69,15 +72,16 @@ def pickled(
     known: Mapping[str, Any] | None = None,
     *own: Any,
     refer: Callable[[Array], Reference | None] | None = None,
+    refer_block: Callable[[Array], Reference] | None = None,
 ) -> bytes:
     """Pickle a graph, or a part of it, so that equal graphs have equal bytes.
 
     Objects that are ``known`` are pickled as their names. ``own`` are further reductions, functions
     that return what ``__reduce__`` returns, or ``NotImplemented``. Of arrays for which ``refer``
-    returns a reference, this is pickled.
+    returns a reference, this is pickled, and that of ``refer_block`` where they are blocks.
     """
     file = io.BytesIO()
-    _Pickler(file, known or {}, own, refer).dump(value)
+    _Pickler(file, known or {}, own, refer, refer_block).dump(value)
     return file.getvalue()
 
 
@@ -93,11 +97,13 @@ class _Pickler(cloudpickle.CloudPickler):
         known: Mapping[str, Any],
         own: tuple[Callable[[Any], Any], ...],
         refer: Callable[[Array], Reference | None] | None,
+        refer_block: Callable[[Array], Reference] | None,
     ) -> None:
         super().__init__(file, protocol=5)
         self._names = {id(each): name for name, each in known.items()}
         self._own = own
         self._refer = refer
+        self._refer_block = refer_block
         self._left = MOST_BYTES
 
     def reducer_override(self, obj: Any) -> Any:
@@ -115,7 +121,11 @@ class _Pickler(cloudpickle.CloudPickler):
         if isinstance(obj, Bare):  # even if it is one text for others: that hides arrays
             return _with_state, (type(obj), obj.__getstate__())
         if isinstance(obj, Layer) and type(obj).__reduce__ is object.__reduce__:
+            if isinstance(obj, MaterializedLayer) and self._refer_block is not None:
+                return _reduced_layer_with_blocks(obj)
             return _reduced_layer(obj)
+        if isinstance(obj, _Block) and self._refer_block is not None:
+            return _kept, (self._refer_block(obj.array),)
         if isinstance(obj, np.ndarray) or hasattr(obj, "__cuda_array_interface__"):
             self._left -= obj.nbytes
             if self._left < 0:
@@ -172,15 +182,31 @@ def _reduced_layer(layer: Layer) -> tuple[Any, ...]:
     return _with_state, (type(layer), _state(layer))
 
 
+def _reduced_layer_with_blocks(layer: MaterializedLayer) -> tuple[Any, ...]:
+    """Reduce a layer, with NumPy's arrays in place of tasks as blocks."""
+    state, tasks = _state(layer), layer.mapping
+    if not {np.ndarray, DataNode}.isdisjoint(map(type, tasks.values())):
+        state["mapping"] = {key: _as_block(task) for key, task in tasks.items()}
+    return _with_state, (type(layer), state)
+
+
 _REDUCED: dict[type, Callable[[Any], Any]] = {
     Alias: Alias.__reduce__,
     Blockwise: _reduced_layer,
-    MaterializedLayer: _reduced_layer,
     Task: _reduced_task,
     TaskRef: TaskRef.__reduce__,
     slice: slice.__reduce__,
 }
 """The reductions of the most frequent types."""
+
+
+def _as_block(task: Any) -> Any:
+    """Return what stands for an array in place of a task, other tasks as they are."""
+    value = task.value if isinstance(task, DataNode) else task
+    if type(value) is not np.ndarray or value.dtype.hasobject:
+        return task
+    block = _Block(value)
+    return DataNode(task.key, block) if isinstance(task, DataNode) else block
 
 
 def _task(cls: type[Task], key: Key, func: Any, args: Any, kwargs: Any, producer: bool) -> Task:

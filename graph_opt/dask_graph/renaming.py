@@ -13,7 +13,7 @@ they stand for: a gang has the same name in every graph with its arrays.
 
 Numbers that layers pass to the functions of their blocks, such as step sizes, are tokens too
 (:mod:`graph_opt.model.parameter`). NumPy arrays have numbers and stay where they are: the restored
-graph has the arrays of the present one. The values of blocks do not count.
+graph has the arrays of the present one. Their values do not count where they are blocks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from graph_opt.dask_graph.internals import DataNode
 from graph_opt.dask_graph.pickling import Arrays, IncomparableError, Reference, opened, pickled
 
 Key = Any
@@ -70,9 +69,9 @@ class Canonical:
             raise IncomparableError("expected a small graph")
         numbers = {name: at for at, name in enumerate(graph.layers)}
         needed = [sorted(map(numbers.__getitem__, graph.dependencies[name])) for name in numbers]
-        arrays = Arrays(_blocks(graph))
+        arrays = Arrays()
         whole = list(graph.layers.items()), needed, _ordered(keys, numbers)
-        text = pickled(whole, refer=arrays.refer)
+        text = pickled(whole, refer=arrays.refer, refer_block=arrays.refer_block)
         if len(text) > MOST_TEXT:
             raise IncomparableError("expected a graph with few bytes")
         text, tokens = numbered(text)
@@ -135,14 +134,6 @@ class Canonical:
 def _derived(token: bytes, real: bytes) -> bytes:
     """Return the real form of a new token that stands for these ones."""
     return blake2b(token + real, digest_size=16).hexdigest().encode()
-
-
-def _blocks(graph: HighLevelGraph) -> Iterable[Array]:
-    """Yield the blocks that a graph has in place of tasks."""
-    for layer in graph.layers.values():
-        if isinstance(layer, MaterializedLayer):
-            for task in layer.mapping.values():
-                yield task.value if isinstance(task, DataNode) else task
 
 
 def numbered(text: bytes) -> tuple[bytes, list[bytes]]:

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graph_opt.dask_graph import pickling, renaming
-from graph_opt.dask_graph.internals import Alias, TaskRef
+from graph_opt.dask_graph.internals import Alias, DataNode, TaskRef
 from graph_opt.dask_graph.pickling import IncomparableError, opened, pickled
 from graph_opt.dask_graph.renaming import Canonical, parted
 
@@ -107,6 +107,27 @@ def test_arrays_as_blocks_have_equal_bytes_and_stay_where_they_are():
     restored = opened(found[1].restored(pickled(graph, refer=found[1].refer)), {}, found[0].arrays)
     blocks = [block for layer in restored.layers.values() for block in layer.values()]
     assert any(block is array for block in blocks for array in found[0].arrays)
+
+
+def block_and_literal(values, how):
+    """Return an array whose blocks are an array that a function has too, and what it is."""
+    name = "blocks-" + dask.base.tokenize(values)
+    blocks = {(name, at): values for at in range(2)}
+    if how == "a node":
+        blocks = {key: DataNode(key, values) for key in blocks}
+    z = da.Array(blocks, name, ((len(values),) * 2,), dtype=float)
+    return z.map_blocks(np.multiply, values, dtype=float), np.tile(values * values, 2)
+
+
+@pytest.mark.parametrize("how", ["an array", "a node"])
+def test_arrays_that_are_blocks_and_literals_are_compared(how):
+    made = [block_and_literal(np.full(3, value), how) for value in (1.0, 2.0, 2.0)]
+    found = [form(z).pickled for z, _ in made]
+    assert found[0] != found[1]
+    assert found[1] == found[2]
+    for z, wanted in made:
+        again = form(z).graph()
+        np.testing.assert_array_equal(da.Array(again, z.name, z.chunks, float), wanted)
 
 
 def test_requested_blocks_count():
