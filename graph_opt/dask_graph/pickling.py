@@ -9,8 +9,9 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -58,13 +59,17 @@ class Arrays:
         return number, repr(array.dtype), array.shape
 
 
-class _Block(NamedTuple):
-    """An array in the place of a task.
+@dataclass(frozen=True)
+class _Block:
+    """Stands for an array in place of a task, pickled as the ``reference`` to it.
 
-    It is no object that pickle has seen if a function holds the array too: there its values count.
+    So pickle still has to see the array if a function holds it too, where its values count.
     """
 
-    array: Array
+    reference: Reference
+
+    def __reduce__(self) -> Any:
+        return _kept, (self.reference,)
 
 
 def pickled(
@@ -122,10 +127,8 @@ class _Pickler(cloudpickle.CloudPickler):
             return _with_state, (type(obj), obj.__getstate__())
         if isinstance(obj, Layer) and type(obj).__reduce__ is object.__reduce__:
             if isinstance(obj, MaterializedLayer) and self._refer_block is not None:
-                return _reduced_layer_with_blocks(obj)
+                return _reduced_layer_with_blocks(obj, self._refer_block)
             return _reduced_layer(obj)
-        if isinstance(obj, _Block) and self._refer_block is not None:
-            return _kept, (self._refer_block(obj.array),)
         if isinstance(obj, np.ndarray) or hasattr(obj, "__cuda_array_interface__"):
             self._left -= obj.nbytes
             if self._left < 0:
@@ -182,11 +185,13 @@ def _reduced_layer(layer: Layer) -> tuple[Any, ...]:
     return _with_state, (type(layer), _state(layer))
 
 
-def _reduced_layer_with_blocks(layer: MaterializedLayer) -> tuple[Any, ...]:
-    """Reduce a layer, with NumPy's arrays in place of tasks as blocks."""
+def _reduced_layer_with_blocks(
+    layer: MaterializedLayer, refer: Callable[[Array], Reference]
+) -> tuple[Any, ...]:
+    """Reduce a layer, with NumPy's arrays in place of tasks as references to blocks."""
     state, tasks = _state(layer), layer.mapping
     if not {np.ndarray, DataNode}.isdisjoint(map(type, tasks.values())):
-        state["mapping"] = {key: _as_block(task) for key, task in tasks.items()}
+        state["mapping"] = {key: _as_block(task, refer) for key, task in tasks.items()}
     return _with_state, (type(layer), state)
 
 
@@ -200,12 +205,12 @@ _REDUCED: dict[type, Callable[[Any], Any]] = {
 """The reductions of the most frequent types."""
 
 
-def _as_block(task: Any) -> Any:
+def _as_block(task: Any, refer: Callable[[Array], Reference]) -> Any:
     """Return what stands for an array in place of a task, other tasks as they are."""
     value = task.value if isinstance(task, DataNode) else task
     if type(value) is not np.ndarray or value.dtype.hasobject:
         return task
-    block = _Block(value)
+    block = _Block(refer(value))
     return DataNode(task.key, block) if isinstance(task, DataNode) else block
 
 

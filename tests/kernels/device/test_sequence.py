@@ -40,7 +40,7 @@ def both_lanes(device: Any, arrays: list[Any]) -> Any:
 def run(device: Any, x: Any, work: Any = both_lanes, limit: int = LIMIT) -> tuple[Any, bool]:
     """Return what work computes, and whether it was recorded."""
     device.begin()
-    device.join()  # as between steps: x may be computed yet on its lane
+    device.join()  # as between steps: x may still be computed on its lane
     recorded = device.sequences.find(work, [x], work, limit)
     result = work(device, [x]) if recorded is None else recorded.launch([x])
     value = result["value"].copy()
