@@ -143,6 +143,8 @@ def reduction(combine: Combine) -> Rule:
         values = call.values
         if values.get("method") == "reproducible" or prod(shape) == 0:
             return None  # other parts would give other bits
+        if combine == "mean" and np.dtype(values.get("dtype")).kind in "biu":
+            return None  # means of parts are rounded to integers
         axis = values.get("axis")
         each = range(len(shape)) if axis is None else np.atleast_1d(np.asarray(axis, int)).tolist()
         reduced = {at % len(shape) for at in each}

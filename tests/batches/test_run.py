@@ -267,6 +267,16 @@ def test_half_precision_is_added_in_single() -> None:
     np.testing.assert_allclose(found, x.astype(float) @ x.T.astype(float), rtol=2e-3)
 
 
+@pytest.mark.parametrize("limit", [None, 20_000, 2_000])
+def test_means_as_integers(limit: float | None) -> None:
+    x = RNG.integers(-1000, 3000, (7, 301))
+    with bounded(limit):
+        for op in ("mean", np.mean, da.mean):
+            assert dgpu.run(op, x, dtype="i8") == np.mean(x, dtype="i8")
+            found = dgpu.run(op, x, axis=0, dtype="i4")
+            np.testing.assert_array_equal(found, np.mean(x, axis=0, dtype="i4"), strict=True)
+
+
 @pytest.mark.parametrize(
     ("op", "shapes", "shape"),
     [
