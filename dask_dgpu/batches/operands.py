@@ -14,6 +14,7 @@ from dask.array.core import Array
 
 from dask_dgpu.arguments import check_chunk_sizes, expected
 from dask_dgpu.batches.notation import Span
+from dask_dgpu.batches.overlaps import may_overlap
 from dask_dgpu.batches.rules import Shape, Slot
 from graph_opt.model.layout import is_bfloat16
 
@@ -158,11 +159,10 @@ def check_out(out: Any, shape: Shape, dtype: np.dtype[Any], operands: Sequence[O
         raise ValueError(f"expected out of shape {shape}, got {tuple(out.shape)}")
     if not np.can_cast(dtype, out.dtype, "same_kind"):
         raise TypeError(f"expected out of a dtype that can hold {dtype}, got {out.dtype}")
-    flags = getattr(out, "flags", None)
-    if getattr(flags, "writeable", True) is False or getattr(out, "read_only", False):
+    if _is_read_only(out):
         raise ValueError("expected out to be writable, got a read-only array")
     for each in operands:
-        if _share(out, each.source):
+        if may_overlap(out, each.source):
             raise ValueError(f"expected out not to share memory with {each.name}, got an overlap")
 
 
@@ -171,12 +171,10 @@ def is_writable(out: Any) -> bool:
     return all(hasattr(out, name) for name in ("shape", "dtype", "__setitem__"))
 
 
-def _share(out: Any, source: Any) -> bool:
-    """Whether two host arrays may have elements in common."""
-    if out is source:
-        return True
-    if isinstance(out, np.ndarray) and isinstance(source, np.ndarray):
-        files = [getattr(each, "filename", None) for each in (out, source)]
-        return np.may_share_memory(out, source) or (files[0] is not None and files[0] == files[1])
-    places = [getattr(each, "store_path", None) for each in (out, source)]
-    return places[0] is not None and places[0] == places[1]
+def _is_read_only(out: Any) -> bool:
+    """Whether a NumPy array, zarr array or HDF5 dataset refuses to be written."""
+    flags, file = (getattr(out, name, None) for name in ("flags", "file"))
+    writeable = getattr(flags, "writeable", True)
+    return bool(not writeable or getattr(out, "read_only", False)) or (
+        getattr(file, "mode", None) == "r"
+    )

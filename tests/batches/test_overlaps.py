@@ -1,0 +1,134 @@
+"""An ``out`` that shares elements with an operand is refused, whatever holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import h5py
+import numpy as np
+import pytest
+import zarr
+
+import dask_dgpu as dgpu
+
+VALUES = np.random.default_rng(0).random((40, 30))
+Pair = tuple[Any, Any]
+
+
+@pytest.fixture
+def mapped(tmp_path: Path) -> np.memmap[Any, Any]:
+    array = np.memmap(tmp_path / "x", "f8", "w+", offset=4096, shape=VALUES.shape)
+    array[...] = VALUES
+    return array
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Any:
+    array = zarr.create_array(tmp_path / "x.zarr", shape=VALUES.shape, dtype="f8", chunks=(10, 30))
+    array[...] = VALUES
+    return array
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[h5py.File]:
+    with h5py.File(tmp_path / "x.h5", "w") as found:
+        found["x"], found["y"] = VALUES, VALUES
+        yield found
+
+
+def assert_refused(out: Any, operand: Any) -> None:
+    with pytest.raises(ValueError, match=r"out not to share memory with arrays\[0\]"):
+        dgpu.run("exp", operand, out=out)
+    np.testing.assert_array_equal(out[...], VALUES)
+
+
+def again(array: np.memmap[Any, Any], rows: int = 40, first: int = 0) -> np.memmap[Any, Any]:
+    """Map some rows of the same file once more."""
+    offset = array.offset + array.strides[0] * first
+    return np.memmap(array.filename, "f8", "r+", offset=offset, shape=(rows, 30))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda x: (x, again(x)),
+        lambda x: (np.asarray(x), again(x)),
+        lambda x: (x, np.asarray(again(x)[...])),
+    ],
+    ids=["maps", "view and map", "map and view"],
+)
+def test_two_maps_of_a_file(mapped: Any, of: Callable[[Any], Pair]) -> None:
+    assert_refused(*of(mapped))
+
+
+def test_dasks_copy_of_an_array_is_no_overlap(mapped: Any) -> None:
+    dgpu.run("exp", da.from_array(mapped, chunks=9), out=mapped)
+    np.testing.assert_allclose(mapped, np.exp(VALUES), rtol=1e-14)
+
+
+def test_a_link_to_the_file(mapped: Any, tmp_path: Path) -> None:
+    (tmp_path / "link").hardlink_to(mapped.filename)
+    assert_refused(mapped, np.memmap(tmp_path / "link", "f8", "r", offset=4096, shape=(40, 30)))
+
+
+def test_rows_of_a_file_that_overlap(mapped: Any) -> None:
+    with pytest.raises(ValueError, match="out not to share memory"):
+        dgpu.run("exp", again(mapped, 20), out=np.asarray(again(mapped, 20, first=19)))
+
+
+def test_other_rows_of_a_file(mapped: Any) -> None:
+    dgpu.run("exp", again(mapped, 20), out=np.asarray(again(mapped, 20, first=20)))
+    np.testing.assert_allclose(mapped[20:], np.exp(VALUES[:20]), rtol=1e-14)
+    np.testing.assert_array_equal(mapped[:20], VALUES[:20])
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda x: (x, x),
+        lambda x: (x, zarr.open_array(x.store.root)),
+        lambda x: (x, da.from_zarr(x)),
+        lambda x: (x, da.from_zarr(str(x.store.root)).rechunk(7)),
+    ],
+    ids=["itself", "opened again", "graph", "graph of its path"],
+)
+def test_an_array_of_zarr(stored: Any, of: Callable[[Any], Pair]) -> None:
+    assert_refused(*of(stored))
+
+
+def test_another_array_of_a_group(tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path / "g.zarr")
+    x, y = (group.create_array(name, shape=VALUES.shape, dtype="f8") for name in "xy")
+    x[...] = VALUES
+    dgpu.run("exp", x, out=y)
+    np.testing.assert_allclose(y[...], np.exp(VALUES), rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda file: (file["x"], file["x"]),
+        lambda file: (file["x"], h5py.File(file.filename, "r+")["x"]),
+        lambda file: (file["x"], da.from_array(file["x"], chunks=9)),
+    ],
+    ids=["handles", "opened again", "graph"],
+)
+def test_two_handles_of_a_dataset(file: h5py.File, of: Callable[[Any], Pair]) -> None:
+    assert_refused(*of(file))
+
+
+def test_another_dataset_of_a_file(file: h5py.File) -> None:
+    dgpu.run("exp", file["x"], out=file["y"])
+    np.testing.assert_allclose(file["y"][...], np.exp(VALUES), rtol=1e-14)
+
+
+def test_a_read_only_dataset_is_refused(file: h5py.File, tmp_path: Path) -> None:
+    file.close()
+    with (
+        h5py.File(tmp_path / "x.h5", "r") as read_only,
+        pytest.raises(ValueError, match="expected out to be writable, got a read-only array"),
+    ):
+        dgpu.run("exp", VALUES, out=read_only["x"])
