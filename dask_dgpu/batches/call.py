@@ -45,15 +45,10 @@ class Call:
         """Return the call, ``None`` if it cannot go in batches; raise as the operation does."""
         if operation.rule is None:
             return None
-        values = operation.bind(template)
-        chosen = values.get("strategy", "auto") != "auto"
-        parts = 2 if chosen else 1  # strategies of products need blocks to divide
-        operands = template.operands
+        values, operands = operation.bind(template), template.operands
         if operation.check is not None:
             operation.check(operands)
-        result = template.call(
-            operation.function, [_placeholder(each, each.shape, parts) for each in operands]
-        )
+        result = template.call(operation.function, [_placeholder(each) for each in operands])
         if not isinstance(result, Array):
             expected("op", "a function that returns one array", result, TypeError)
         if not all(map(isfinite, result.shape)):
@@ -92,7 +87,8 @@ class Call:
 
     def chunks(self, shapes: Sequence[Shape]) -> tuple[Chunks, ...]:
         """Return the chunks of parts of operands."""
-        return pieces(self.operation, self.notation, shapes, self.itemsize, self.site)
+        strategy = self.template.options.get("strategy", "auto")
+        return pieces(self.operation, self.notation, shapes, self.itemsize, self.site, strategy)
 
     def part_shapes(self, lengths: Lengths) -> tuple[Shape, ...]:
         """Return the largest part of each operand."""
@@ -222,13 +218,8 @@ class Call:
         return prod(lengths) * self.dtype.itemsize
 
 
-def _placeholder(operand: Operand, shape: Shape, parts: int) -> Array:
-    chunks = tuple(_halves(size) if parts > 1 else (size,) for size in shape)
-    return _without_data(operand.dtype, chunks)
-
-
-def _halves(size: int) -> tuple[int, ...]:
-    return (size // 2, size - size // 2) if size > 1 else (size,)
+def _placeholder(operand: Operand) -> Array:
+    return _without_data(operand.dtype, tuple((size,) for size in operand.shape))
 
 
 def _without_data(dtype: np.dtype[Any], chunks: Chunks) -> Array:

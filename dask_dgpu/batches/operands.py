@@ -94,14 +94,23 @@ def is_operand(value: Any) -> bool:
     return isinstance(shape, tuple) and len(shape) > 0 and hasattr(value, "dtype")
 
 
+def numbers(name: str, dtype: Any) -> np.dtype[Any]:
+    """Return the dtype of an argument; raise unless it is one of numbers or dates."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or (found.kind not in "biufcmM" and not is_bfloat16(found)):
+        raise TypeError(f"expected {name} to be of numbers, got {dtype}")
+    return found
+
+
 def operand(name: str, value: Any) -> Operand:
     """Return an array argument; raise for arrays that parts would change."""
     what = "a NumPy, zarr, HDF5 or Dask array"
     if isinstance(value, REFUSED) or hasattr(value, "__cuda_array_interface__"):
         expected(name, what, value, TypeError)
-    dtype = np.dtype(value.dtype)
-    if dtype.kind not in "biufcmM" and not is_bfloat16(dtype):
-        raise TypeError(f"expected {name} to be of numbers, got {dtype}")
+    dtype = numbers(name, value.dtype)
     if isinstance(value, Array):
         check_chunk_sizes(name, value)
         if not isinstance(value._meta, np.ndarray) or isinstance(value._meta, REFUSED):

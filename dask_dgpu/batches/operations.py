@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from dask_dgpu.array.fft.call import DASKS_OWN
 from dask_dgpu.array.functions import gelu
 from dask_dgpu.array.matmul import matmul
 from dask_dgpu.array.stencil import stencil
-from dask_dgpu.batches import rules
+from dask_dgpu.batches import functions, rules
 from dask_dgpu.batches.operands import Operand, Template
 from dask_dgpu.batches.rules import Rule
 
@@ -38,6 +38,7 @@ class Operation:
 
     ``is_product`` is whether a device computes one large block best, and ranks rectangles of the
     result. Parameters named in ``plain`` are no operands, even if they are arrays.
+    ``arrays`` is the number of leading parameters that are arrays, ``None`` if any may be.
     ``temporaries`` are arrays as large as a block that its computation needs, by default one for
     each layer of Dask's graph. Numbers in single precision may be ``doubled`` on the way. ``check``
     raises for wrong operands if Dask's message is unclear.
@@ -48,6 +49,7 @@ class Operation:
     rule: Rule | None = None
     is_product: bool = False
     plain: frozenset[str] = frozenset()
+    arrays: int | None = None
     temporaries: int | None = None
     doubled: bool = False
     check: Callable[[Sequence[Operand]], None] | None = None
@@ -55,7 +57,7 @@ class Operation:
     def bind(self, template: Template) -> dict[str, Any]:
         """Return the arguments by name, those of ufuncs by number."""
         args, options = template.args, template.options
-        if isinstance(self.function, np.ufunc):
+        if isinstance(inspect.unwrap(self.function), np.ufunc):
             return {str(at): value for at, value in enumerate(args)} | dict(options)
         try:
             bound = inspect.signature(self.function).bind(*args, **options)
@@ -63,6 +65,17 @@ class Operation:
             raise TypeError(f"expected the arguments of {self.name}: {error}") from None
         bound.apply_defaults()
         return dict(bound.arguments)
+
+    def is_array(self, args: Sequence[Any], at: int) -> bool:
+        """Whether a tuple of numbers, as a positional argument, is the shape of an array.
+
+        For functions without a rule it is unless an array is an argument too.
+        """
+        if self.rule is rules.einsum:  # sublists of axes follow their operands
+            return at > 0 if isinstance(args[0], str) else at % 2 == 0 and at + 1 < len(args)
+        if self.arrays is not None:
+            return at < self.arrays
+        return not any(hasattr(each, "shape") for each in args)
 
 
 def resolve(op: Any) -> Operation:
@@ -99,26 +112,30 @@ def _elementwise(name: str, ufunc: np.ufunc) -> Operation:
     single = ufunc.nout == 1 and ufunc.signature is None
     if name == "matmul":
         return _named()[name]
-    return Operation(name, ufunc, rules.elementwise if single else None, temporaries=1)
+    rule = rules.elementwise if single else None
+    function = functions.of_ufunc(ufunc) if single else ufunc
+    return Operation(name, function, rule, arrays=ufunc.nin, temporaries=1)
 
 
 @cache
 def _named() -> dict[str, Operation]:
-    product = partial(Operation, is_product=True, temporaries=1)
+    product = partial(Operation, is_product=True, arrays=2, temporaries=1)
+    unary = partial(Operation, arrays=1)
+    transform = partial(unary, rule=rules.transform, temporaries=3, doubled=True)
     found = [
-        product("matmul", matmul, rules.matmul, check=check_inner),
-        product("dot", da.dot, rules.dot, check=check_inner),
-        product("tensordot", da.tensordot, rules.tensordot, temporaries=3),
+        product("matmul", functions.product, rules.matmul, check=check_inner),
+        product("dot", functions.dot, rules.dot, check=check_inner),
+        product("tensordot", functions.tensordot, rules.tensordot, temporaries=3),
         product("einsum", einsum, rules.einsum, temporaries=3),
-        Operation("conv2d", conv2d, rules.conv2d),
-        Operation("stencil", stencil, rules.stencil, plain=frozenset({"kernel"}), temporaries=4),
-        Operation("gelu", gelu, rules.elementwise),
-        Operation("sum", reductions.sum, rules.reduction("add")),
-        Operation("mean", reductions.mean, rules.reduction("mean")),
-        Operation("max", reductions.max, rules.reduction("max")),
-        Operation("min", reductions.min, rules.reduction("min")),
+        Operation("conv2d", conv2d, rules.conv2d, arrays=3),
+        unary("stencil", stencil, rules.stencil, plain=frozenset({"kernel"}), temporaries=4),
+        unary("gelu", gelu, rules.elementwise),
+        unary("sum", reductions.sum, rules.reduction("add")),
+        unary("mean", reductions.mean, rules.reduction("mean")),
+        unary("max", reductions.max, rules.reduction("max")),
+        unary("min", reductions.min, rules.reduction("min")),
         *(
-            Operation(name, getattr(transforms, name), rules.transform, temporaries=3, doubled=True)
+            transform(name, getattr(transforms, name))
             for name in (*NUMPYS_TRANSFORMS, *SCIPYS_TRANSFORMS)
         ),
     ]
@@ -130,12 +147,15 @@ def _known() -> dict[Any, Operation]:
     """Return the operations by the functions of this package, Dask and NumPy."""
     named = _named()
     found: dict[Any, Operation] = {each.function: each for each in named.values()}
+    found[matmul] = named["matmul"]
     for name in ("matmul", "dot", "tensordot", "einsum"):
         found |= {getattr(np, name): named[name], getattr(da, name): named[name]}
+    for name in ("dot", "tensordot"):
+        found[getattr(da, name)] = replace(named[name], function=getattr(da, name))
     for name, function in DASKS_OWN.items():
         found |= {getattr(np.fft, name): named[name], function: named[name]}
     for name in ("sum", "mean", "max", "min"):
-        by_dask = Operation(name, getattr(da, name), named[name].rule)
+        by_dask = replace(named[name], function=getattr(da, name))
         found |= {getattr(np, name): by_dask, getattr(da, name): by_dask}
     for name, function in vars(da).items():
         ufunc = getattr(np, name, None)

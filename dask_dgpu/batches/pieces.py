@@ -19,14 +19,22 @@ MOST_PIECES = 64
 
 
 def pieces(
-    operation: Operation, notation: Notation, shapes: Sequence[Shape], itemsize: int, site: Site
+    operation: Operation,
+    notation: Notation,
+    shapes: Sequence[Shape],
+    itemsize: int,
+    site: Site,
+    strategy: str = "auto",
 ) -> tuple[Chunks, ...]:
     """Return the chunks of parts of these ``shapes``, one of each operand.
 
     Operands with a label in common have equal chunks along it. Of the others each rank of a
-    cluster gets an even share.
+    cluster gets an even share. A ``strategy`` of products has blocks to divide.
     """
-    counts = _counts(operation, notation, shapes, itemsize, site)
+    if operation.is_product:
+        counts = _mesh(notation, site.ranks, strategy)
+    else:
+        counts = _counts(notation, shapes, itemsize, site)
     found = []
     for axes, shape in zip(notation.inputs, shapes, strict=True):
         each = [counts.get(label, 1) if label is not None else 1 for label in axes]
@@ -37,7 +45,7 @@ def pieces(
 
 
 def _counts(
-    operation: Operation, notation: Notation, shapes: Sequence[Shape], itemsize: int, site: Site
+    notation: Notation, shapes: Sequence[Shape], itemsize: int, site: Site
 ) -> dict[int, int]:
     """Return the number of chunks for labels that have several."""
     sizes = {
@@ -46,8 +54,6 @@ def _counts(
         for label, size in zip(axes, shape, strict=True)
         if label is not None
     }
-    if operation.is_product:
-        return _mesh(notation, site.ranks)
     axes, shape = max(zip(notation.inputs, shapes, strict=True), key=lambda each: prod(each[1]))
     parts = min(MOST_PIECES, ceil(prod(shape) * itemsize / PIECE))
     wanted = parts if site.in_process else site.ranks
@@ -58,17 +64,23 @@ def _counts(
     return {max(choice, key=lambda label: choice[label]): wanted} if choice else {}
 
 
-def _mesh(notation: Notation, ranks: int) -> dict[int, int]:
+def _mesh(notation: Notation, ranks: int, strategy: str) -> dict[int, int]:
     """Return the chunks of a product along the last axes of its result, and along contracted ones.
 
-    All ranks are a mesh as square as possible over the blocks of the result, so it has one for
-    each, and so has the left factor.
+    All ranks are a mesh over the blocks of the result, so it has one for each, and so has the left
+    factor. Without a ``strategy`` that needs another, the mesh is as square as possible.
     """
     rows = max(parts for parts in range(1, isqrt(ranks) + 1) if ranks % parts == 0)
+    columns, several = ranks // rows, max(2, ranks)
+    along = {
+        "row": (several, 1),
+        "column": (1, several),
+        "summa": (max(2, rows), max(2, columns)),
+        "inner": (1, 1),
+    }.get(strategy, (rows, columns))
     last = [label for label in notation.output[-2:] if label is not None]
-    along = (rows, ranks // rows) if len(last) == 2 else (ranks,)
-    inner = dict.fromkeys(notation.contracted, ranks // rows)
-    return inner | dict(zip(last, along, strict=False))
+    inner = dict.fromkeys(notation.contracted, columns if strategy == "auto" else several)
+    return inner | dict(zip(last, along if len(last) == 2 else (max(along),), strict=False))
 
 
 def _even(size: int, parts: int) -> tuple[int, ...]:

@@ -11,7 +11,14 @@ import numpy as np
 
 from dask_dgpu.arguments import check_flag, expected, integer
 from dask_dgpu.batches.call import Call
-from dask_dgpu.batches.operands import Operand, Template, check_out, is_operand, operand
+from dask_dgpu.batches.operands import (
+    Operand,
+    Template,
+    check_out,
+    is_operand,
+    numbers,
+    operand,
+)
 from dask_dgpu.batches.operations import Operation, resolve
 from dask_dgpu.batches.passes import execute_passes, in_passes
 from dask_dgpu.batches.plan import Plan
@@ -95,6 +102,8 @@ def run(
     parts that are not written are computed in batches of half the planned bytes, once. Functions
     without a name in this list run as one Dask graph; then any blocks may have been written.
 
+    A ``strategy`` of ``"matmul"`` holds for batches that have something to divide.
+
     A Dask array is computed part by part. Work that parts share, such as a sum before them, is
     done again for each: persist such an array first.
 
@@ -127,7 +136,9 @@ def plan(
     op : str or callable
         As for :func:`run`. A function that is not known by name is called, to build its graph.
     *arrays : array_like, tuple of int or other arguments
-        Arrays as for :func:`run`, or their shapes.
+        Arrays as for :func:`run`, or their shapes. A tuple of numbers in another place is an
+        argument as for :func:`run`, such as axes; in a function that is not known by name it is a
+        shape, unless an array is given too.
     dtype : dtype, optional
         The dtype of arrays that are given by their shapes.
     client : distributed.Client, optional
@@ -165,10 +176,12 @@ def plan(
     (8, 2500)
     """
     operation = resolve(op)
-    kind = np.dtype(dtype)
+    kind = numbers("dtype", dtype)
+
+    shapes = {f"arrays[{at}]" for at in range(len(arrays)) if operation.is_array(arrays, at)}
 
     def make(name: str, value: Any) -> Operand | None:
-        is_shape = isinstance(value, tuple) and name.startswith("arrays")
+        is_shape = isinstance(value, tuple) and name in shapes
         if is_shape and all(isinstance(size, int | np.integer) for size in value) and value:
             shape = tuple(integer(f"each length of {name}", size, 0) for size in value)
             return operand(name, da.zeros(shape, dtype=kind))
@@ -218,7 +231,7 @@ def template_of(
         args, options, lambda name, value: None if name in plain else make(name, value)
     )
     if not template.operands:
-        expected("arrays", "at least one array", tuple(args), TypeError)
+        expected("arrays", "at least one array with axes", tuple(args), TypeError)
     return template
 
 

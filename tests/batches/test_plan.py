@@ -67,6 +67,31 @@ def test_dtype_and_options() -> None:
     assert dgpu.plan("einsum", "ij,jk->ki", (64, 3), (3, 5)).parts[-2].shape == (5, 64)
 
 
+X = np.zeros((6, 4, 5))
+ARGUMENTS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "axes of a sum": ("sum", (X, (0, 1))),
+    "axes of np.sum": (np.sum, (X, (0, 1))),
+    "lengths of a transform": ("fft2", (X, (8, 8))),
+    "axes of a function": (np.transpose, (X, (2, 0, 1))),
+    "number of axes": ("tensordot", (X, X.T, (2, 0))),
+    "pairs of axes": ("tensordot", (X, X, ((0, 2), (0, 2)))),
+    "sublists": ("einsum", (X, (0, 1, 2), X, (0, 1, 2), (1,))),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_are_those_of_run(name: str) -> None:
+    op, args = ARGUMENTS[name]
+    with bounded(1 << 20):
+        plan = dgpu.plan(op, *args)
+        shape = np.shape(dgpu.run(op, *args))
+        if not plan.whole:
+            assert plan.parts[-2].shape == shape
+        if isinstance(op, str):  # the same from shapes
+            shapes = [each.shape if isinstance(each, np.ndarray) else each for each in args]
+            assert dgpu.plan(op, *shapes).to_dict() == plan.to_dict()
+
+
 def test_what_does_not_fit() -> None:
     with bounded(1 << 20):
         plan = dgpu.plan("fft", (4, 1 << 20))

@@ -267,6 +267,45 @@ def test_half_precision_is_added_in_single() -> None:
     np.testing.assert_allclose(found, x.astype(float) @ x.T.astype(float), rtol=2e-3)
 
 
+@pytest.mark.parametrize(("ranks", "limit"), [(1, None), (3, None), (3, 4_000)])
+@pytest.mark.parametrize("strategy", ["row", "column", "summa", "inner"])
+def test_strategies_hold_where_a_batch_has_something_to_divide(
+    strategy: str, ranks: int, limit: float | None
+) -> None:
+    with dgpu.enable(local_ranks=ranks, when="always", memory_limit=limit):
+        for a, b in ((A, B), (A[:1], B), (A, VECTOR), (VECTOR, B[:, :1])):
+            close(dgpu.run("matmul", a, b, strategy=strategy), a @ b)
+
+
+@pytest.mark.parametrize("kind", ["?", "i1", "i4", "u2", "f2", "f4", "c8"])
+@pytest.mark.parametrize("limit", [None, 1_000])
+def test_dtypes_are_those_of_numpy(kind: str, limit: float | None) -> None:
+    x, y = RNG.integers(0, 3, (2, 9, 9)).astype(kind)
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (np.matmul, (x, y), {}),
+        (np.dot, (x, y), {}),
+        (np.tensordot, (x, y), {"axes": 1}),
+        (np.einsum, ("ij,jk", x, y), {}),
+        (np.sum, (x,), {"axis": 0}),
+        (np.mean, (x,), {"axis": 1}),
+        (np.add, (x, y), {}),
+        (np.multiply, (x, 100), {"dtype": "c16"}),
+    ]
+    with bounded(limit):
+        for function, args, options in calls:
+            close(dgpu.run(function, *args, **options), function(*args, **options))
+
+
+def test_ufuncs_compute_in_their_dtype() -> None:
+    x = np.arange(100, dtype="i1")
+    np.testing.assert_array_equal(dgpu.run("add", x, x, dtype="i8"), np.add(x, x, dtype="i8"))
+    chosen = x > 50
+    found = dgpu.run("exp", x, dtype="f8", where=chosen)
+    np.testing.assert_allclose(found[chosen], np.exp(x[chosen], dtype="f8"), rtol=1e-14)
+    with pytest.raises(TypeError, match="Cannot cast ufunc 'add' input 0"):
+        dgpu.run("add", x, x, dtype="?")
+
+
 @pytest.mark.parametrize("limit", [None, 20_000, 2_000])
 def test_means_as_integers(limit: float | None) -> None:
     x = RNG.integers(-1000, 3000, (7, 301))
@@ -321,7 +360,7 @@ def test_a_batch_that_fails_leaves_the_rest_of_out() -> None:
     [
         (lambda: dgpu.run("matmull", A, B), ValueError, "did you mean 'matmul'"),
         (lambda: dgpu.run(3, A), TypeError, "expected op to be the name"),
-        (lambda: dgpu.run("exp", 1.0), TypeError, "expected arrays to be at least one array"),
+        (lambda: dgpu.run("exp", 1.0), TypeError, "at least one array with axes, got"),
         (lambda: dgpu.run("exp", np.ma.ones(3)), TypeError, r"expected arrays\[0\] to be a NumPy"),
         (lambda: dgpu.run("exp", A.astype(object)), TypeError, "of numbers, got object"),
         (lambda: dgpu.run("matmul", A), TypeError, "arguments of matmul"),
@@ -334,7 +373,13 @@ def test_a_batch_that_fails_leaves_the_rest_of_out() -> None:
         (lambda: dgpu.run(lambda x: (x, x), A), TypeError, "returns one array"),
         (lambda: dgpu.run("exp", A, client=3), TypeError, "expected client to be"),
         (lambda: dgpu.run("exp", A, progress="no"), TypeError, "expected progress to be"),
+        (lambda: dgpu.run("exp", np.array(2.0)), TypeError, "at least one array with axes, got"),
+        (lambda: dgpu.run("tensordot", A, A, axes=1), ValueError, "equal lengths along the contr"),
+        (lambda: dgpu.run("tensordot", A, B, ((2,), (0,))), ValueError, r"axes=\(\(2,\), \(0,\)\)"),
+        (lambda: dgpu.run("matmul", A, B, strategy="rows"), ValueError, "unknown strategy 'rows'"),
         (lambda: dgpu.plan("exp", (3, -1)), ValueError, "at least 0"),
+        (lambda: dgpu.plan("sum", (3, 4), dtype=object), TypeError, "dtype to be of numbers, got"),
+        (lambda: dgpu.plan("sum", (3, 4), dtype="f5"), TypeError, "dtype to be of numbers, got f5"),
     ],
 )
 def test_bad_arguments(call: Callable[[], Any], error: type[Exception], message: str) -> None:

@@ -1,0 +1,62 @@
+"""Functions of Dask arrays that batches call, with the dtypes of NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.array.core import Array, elemwise
+
+from dask_dgpu.array.matmul import matmul
+
+
+def product(a: Array, b: Array, *, strategy: Any = "auto", **options: Any) -> Array:
+    """Multiply as :func:`dask_dgpu.matmul`; a batch too small for a strategy has none."""
+    rows, columns = (a.ndim > 1 and a.numblocks[0] > 1), (b.ndim > 1 and b.numblocks[1] > 1)
+    divides = {"row": rows, "column": columns, "summa": rows and columns, "inner": a.shape[-1] > 1}
+    chosen: Any = strategy if divides.get(strategy, True) else "auto"
+    return matmul(a, b, strategy=chosen, **options)
+
+
+def dot(a: Array, b: Array) -> Array:
+    """Return ``da.dot`` with the dtype of ``numpy.dot``: Dask's of small integers is int64."""
+    return da.dot(a, b).astype(np.result_type(a, b), copy=False)
+
+
+def tensordot(a: Array, b: Array, axes: Any = 2) -> Array:
+    """Return ``da.tensordot`` with the dtype of ``numpy.tensordot``; raise for wrong axes."""
+    number = isinstance(axes, int | np.integer)
+    first, second = (range(a.ndim - axes, a.ndim), range(axes)) if number else map(_list, axes)
+    try:
+        lengths = [a.shape[at] for at in first], [b.shape[at] for at in second]
+    except IndexError:
+        lengths = [-1], []
+    if lengths[0] != lengths[1]:
+        raise ValueError(
+            "expected arrays[0] and arrays[1] of equal lengths along the contracted axes, "
+            f"got shapes {a.shape} and {b.shape} with axes={axes}"
+        )
+    return da.tensordot(a, b, axes=axes).astype(np.result_type(a, b), copy=False)
+
+
+def _list(axes: Any) -> list[int]:
+    return list(np.atleast_1d(axes))
+
+
+def of_ufunc(ufunc: np.ufunc) -> Callable[..., Any]:
+    """Return a ufunc on Dask arrays that computes in its ``dtype``; Dask only casts the result."""
+
+    @wraps(ufunc)
+    def call(*args: Any, **options: Any) -> Any:
+        dtype = options.pop("dtype", None)
+        if dtype is None:
+            return ufunc(*args, **options)
+        where = {"where": options.pop("where")} if "where" in options else {}
+        compute = partial(ufunc, dtype=dtype, **options)
+        empty = [np.empty(0, each.dtype) if isinstance(each, Array) else each for each in args]
+        return elemwise(compute, *args, dtype=compute(*empty).dtype, **where)
+
+    return call
