@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.arguments import check_flag, sequence
-from dask_dgpu.batches.operands import is_operand
+from dask_dgpu.batches.operands import check_no_overlap, is_operand
 from dask_dgpu.batches.operations import Operation, resolve
 from dask_dgpu.batches.progress import Batches
 from dask_dgpu.batches.run import compute, operand_or_none, template_of
@@ -46,7 +46,8 @@ def run_many(
     as_completed : bool, optional
         Whether to return an iterator over the results in the order in which they are ready.
     out : sequence of arrays, optional
-        One array for the result of each call.
+        One array for the result of each call. They share no memory with each other, nor with any
+        operand.
     client : distributed.Client, optional
         As for :func:`run`.
     progress : bool, optional
@@ -95,6 +96,7 @@ def run_many(
     outs = [None] * len(tuples) if out is None else sequence("out", out, "a sequence of arrays")
     if len(outs) != len(tuples):
         raise ValueError(f"expected out to have one array per call, {len(tuples)}, got {len(outs)}")
+    _check_apart(tuples, options, outs)
     many = _Many(resolve(op), tuples, options, outs, bool(progress))
     if as_completed:
         return many.results(client)
@@ -104,6 +106,20 @@ def run_many(
     if failed:
         raise RunManyError(results, failed) from results[failed[0]]
     return results
+
+
+def _check_apart(
+    calls: Sequence[tuple[Any, ...]], options: dict[str, Any], outs: Sequence[Any]
+) -> None:
+    """Raise if a call may write what another one reads or writes; nobody knows which is first."""
+    written = {f"out[{at}]": each for at, each in enumerate(outs) if each is not None}
+    read = {name: each for name, each in options.items() if is_operand(each)} | {
+        f"calls[{at}][{place}]": each
+        for at, call in enumerate(calls)
+        for place, each in enumerate(call)
+        if is_operand(each)
+    }
+    check_no_overlap(written, read)
 
 
 @dataclass(frozen=True)

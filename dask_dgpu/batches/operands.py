@@ -14,7 +14,7 @@ from dask.array.core import Array
 
 from dask_dgpu.arguments import check_chunk_sizes, expected
 from dask_dgpu.batches.notation import Span
-from dask_dgpu.batches.overlaps import may_overlap
+from dask_dgpu.batches.overlaps import overlap
 from dask_dgpu.batches.rules import Shape, Slot
 from graph_opt.model.layout import is_bfloat16
 
@@ -170,9 +170,14 @@ def check_out(out: Any, shape: Shape, dtype: np.dtype[Any], operands: Sequence[O
         raise TypeError(f"expected out of a dtype that can hold {dtype}, got {out.dtype}")
     if _is_read_only(out):
         raise ValueError("expected out to be writable, got a read-only array")
-    for each in operands:
-        if may_overlap(out, each.source):
-            raise ValueError(f"expected out not to share memory with {each.name}, got an overlap")
+    check_no_overlap({"out": out}, {each.name: each.source for each in operands})
+
+
+def check_no_overlap(written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
+    """Raise if written arrays may have elements in common with others; names are of arguments."""
+    found = overlap(written, read)
+    if found is not None:
+        raise ValueError(f"expected {found[0]} not to share memory with {found[1]}, got an overlap")
 
 
 def is_writable(out: Any) -> bool:

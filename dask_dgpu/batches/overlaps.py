@@ -1,10 +1,9 @@
-"""Whether two host arrays may have elements in common."""
+"""Whether host arrays may have elements in common."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,25 +15,52 @@ from graph_opt.dask_graph.internals import DataNode
 
 
 class Extent(NamedTuple):
-    """A range of bytes of a file."""
+    """A range of bytes, or all, of a space: memory, a file or a stored array."""
 
-    path: Path
-    start: int
-    stop: int
+    space: Any
+    start: float = 0
+    stop: float = 1
 
 
-def may_overlap(out: Any, source: Any) -> bool:
-    """Return whether writing to a host array may change another one, or one that a graph reads."""
-    if isinstance(source, Array):
-        return any(may_overlap(out, each) for each in _read_by(source))
-    if isinstance(out, np.ndarray) and isinstance(source, np.ndarray):
-        return np.may_share_memory(out, source) or _same_bytes(_extent(out), _extent(source))
-    if isinstance(out, np.ndarray) or isinstance(source, np.ndarray):
-        return False
-    place = _place(out)
-    if place is not None and place == _place(source):
-        return True
-    return out is source or bool(type(out) is type(source) and (out == source) is True)
+def overlap(written: Mapping[str, Any], read: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the names of an array that is written and of another one that may share elements.
+
+    Parameters
+    ----------
+    written, read : mapping of str to array
+        Host arrays by name. Graphs of Dask arrays that are read count with all that they read.
+
+    Returns
+    -------
+    tuple of str, or None
+        The name of a written array, and of one that is read, or of another written one.
+    """
+    spaces: dict[Any, list[tuple[Extent, str, bool]]] = {}
+    for arrays, is_written in ((written, True), (read, False)):
+        for name, array in arrays.items():
+            for each in _extents(array):
+                spaces.setdefault(each.space, []).append((each, name, is_written))
+    for found in spaces.values():
+        ends: dict[bool, tuple[float, str]] = {}  # the farthest of those before
+        for extent, name, is_written in sorted(found, key=lambda each: each[0].start):
+            for other in (True, False) if is_written else (True,):
+                stop, before = ends.get(other, (extent.start, name))
+                if extent.start < min(stop, extent.stop):
+                    return (name, before) if is_written else (before, name)
+            ends[is_written] = max(ends.get(is_written, (extent.stop, name)), (extent.stop, name))
+    return None
+
+
+def _extents(array: Any) -> Iterator[Extent]:
+    """Yield where the elements of an array are."""
+    if isinstance(array, Array):
+        for each in _read_by(array):
+            yield from _extents(each)
+    elif isinstance(array, np.ndarray):
+        yield Extent("memory", *byte_bounds(array)) if array.size else Extent("memory", 0, 0)
+        yield from _in_file(array)
+    else:
+        yield Extent(_place(array) or _Same(array))
 
 
 def _read_by(array: Array) -> Iterator[Any]:
@@ -46,27 +72,22 @@ def _read_by(array: Array) -> Iterator[Any]:
                 yield found
 
 
-def _extent(array: np.ndarray[Any, Any]) -> Extent | None:
-    """Return the bytes of its file that a view of a memory map reads."""
+def _in_file(array: np.ndarray[Any, Any]) -> Iterator[Extent]:
+    """Yield the bytes of its file that a view of a memory map has."""
     base: Any = array
     mapped: np.memmap[Any, Any] | None = None
     while isinstance(base, np.ndarray):
         mapped = base if isinstance(base, np.memmap) else mapped
         base = base.base
     if mapped is None or mapped.filename is None:
-        return None
+        return
+    try:
+        file = os.stat(mapped.filename)
+    except OSError:  # it has lost its name
+        return
     begin = mapped.offset - byte_bounds(mapped)[0]
     start, stop = byte_bounds(array)
-    return Extent(Path(mapped.filename), begin + start, begin + stop)
-
-
-def _same_bytes(one: Extent | None, other: Extent | None) -> bool:
-    if one is None or other is None or max(one.start, other.start) >= min(one.stop, other.stop):
-        return False
-    try:
-        return one.path.samefile(other.path)
-    except OSError:  # the file has lost its name
-        return one.path == other.path
+    yield Extent((file.st_dev, file.st_ino), begin + start, begin + stop)
 
 
 def _place(array: Any) -> str | None:
@@ -75,3 +96,23 @@ def _place(array: Any) -> str | None:
     store = getattr(inside, "store", None)
     root = getattr(store, "root", None) or getattr(store, "path", None)
     return None if inside is None or root is None else os.path.realpath(f"{root}/{inside.path}")
+
+
+class _Same:
+    """Equal for one array, and for handles of one dataset, which have the same hash."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        try:
+            self.hash = hash(array)
+        except TypeError:
+            self.hash = id(array)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same):
+            return False
+        same_type = type(self.array) is type(other.array)
+        return self.array is other.array or (same_type and (self.array == other.array) is True)

@@ -13,6 +13,7 @@ import pytest
 import zarr
 
 import dask_dgpu as dgpu
+from dask_dgpu.batches.overlaps import overlap
 
 VALUES = np.random.default_rng(0).random((40, 30))
 Pair = tuple[Any, Any]
@@ -132,3 +133,26 @@ def test_a_read_only_dataset_is_refused(file: h5py.File, tmp_path: Path) -> None
         pytest.raises(ValueError, match="expected out to be writable, got a read-only array"),
     ):
         dgpu.run("exp", VALUES, out=read_only["x"])
+
+
+def test_calls_do_not_write_what_others_use(stored: Any) -> None:
+    x, y = VALUES.copy(), np.empty(VALUES.shape)
+    opened = zarr.open_array(stored.store.root)
+    for outs, calls, message in (
+        ([y, y], [x, x], r"out\[1\] not to share memory with out\[0\]"),
+        ([y[:30], y[29:]], [x[:30], x[:11]], r"out\[1\] not to share memory with out\[0\]"),
+        ([y, x], [x, VALUES], r"out\[1\] not to share memory with calls\[0\]\[0\]"),
+        ([y, stored], [opened, x], r"out\[1\] not to share memory with calls\[0\]\[0\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dgpu.run_many("exp", [(each,) for each in calls], out=outs)
+    dgpu.run_many("exp", [(x[:20],), (x[20:],)], out=[y[20:], y[:20]])
+    np.testing.assert_allclose(np.roll(y, 20, axis=0), np.exp(x), rtol=1e-14)
+
+
+def test_many_calls_are_compared_quickly() -> None:
+    x, outs = np.ones((2000, 3)), np.empty((2000, 3))
+    written = {f"out[{at}]": each for at, each in enumerate(outs)}
+    read = {f"calls[{at}][0]": each for at, each in enumerate(x)}
+    assert overlap(written, read) is None
+    assert overlap(written, read | {"calls[7][1]": outs[1999, 2:]}) == ("out[1999]", "calls[7][1]")
