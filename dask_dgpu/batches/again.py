@@ -47,10 +47,13 @@ def rest(
             yield from notation.tiles(smaller, tile)
 
 
-def out_of_memory(call: Call, plan: Plan, smaller: Lengths) -> DgpuError:
-    """Return the error of a call for which smaller batches are not small enough."""
-    planned, halved = (format_bytes(nbytes) for nbytes in (plan.peak_bytes, call.peak(smaller)))
+def out_of_memory(title: str, planned: int, halved: int) -> DgpuError:
+    """Return the error of a call that could not be computed with the bytes planned at first.
+
+    Nor could it with those of the second plan.
+    """
+    first, second = format_bytes(planned), format_bytes(halved)
     return DgpuError(
-        f"{plan.title} ran out of memory twice: with {planned} planned on each device, and with "
-        f"{halved}; set dgpu.memory.limit to less than {halved}"
+        f"{title} ran out of memory twice: with {first} planned on each device, and with {second}; "
+        f"set dgpu.memory.limit to less than {second}"
     )

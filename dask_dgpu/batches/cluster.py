@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,13 +18,19 @@ from dask.array.core import Array
 
 from dask_dgpu.batches.blocks import Chunks, Region, Room, array_of, on_host, regions
 from dask_dgpu.batches.copying import THREADS
+from dask_dgpu.batches.operands import Operand
+from dask_dgpu.batches.streamed import Tasks
 from dask_dgpu.batches.windows.client import LEAST, LostError, Windows, together
+from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.present import present_on
 from graph_opt.model.layout import dealt
 
 if TYPE_CHECKING:
     from distributed import Client, Scheduler
+
+AT_A_TIME = 64 << 20
+"""Bytes of an operand of any size that a worker gets at a time."""
 
 
 @dataclass
@@ -89,21 +95,53 @@ class Cluster:
         near = self.client.sync(self._windows.reach, addresses, share)
         return cupy if near and cupy.cuda.is_available() else np
 
-    def load(self, part: Any, chunks: Chunks, *, on_devices: bool = True) -> Array:
+    @property
+    def facts(self) -> ClusterFacts:
+        """The workers and their memory."""
+        return self.optimizer.facts
+
+    def load(self, part: Any, chunks: Chunks) -> Array:
         """Send the blocks of a part; workers get even shares, in order."""
-        module = self._module(part.nbytes) if on_devices else np
+        module = self._module(part.nbytes)
         if isinstance(part, Array):
             return (part if module is np else part.to_backend("cupy")).rechunk(chunks)
         name = f"operand-{uuid4().hex}"
+        places = list(regions(chunks))
+        sent = self._deal(name, places, part.__getitem__, module)
+        return array_of(sent, chunks, part.dtype, name, module)
+
+    def spread(self, operand: Operand, chunks: Chunks) -> Array:
+        """Read and send some blocks at a time, so that workers can spill them."""
+        name = f"operand-{uuid4().hex}"
+        places = list(regions(chunks))
+        sent: dict[Any, Any] = {}
+        largest = prod(max(sizes, default=0) for sizes in chunks) * operand.dtype.itemsize
+        count = self.ranks * max(1, AT_A_TIME // max(1, largest))
+
+        def read(region: Region) -> Any:
+            return operand.read([(part.start, part.stop) for part in region])
+
+        for first in range(0, len(places), count):
+            some = places[first : first + count]
+            sent |= self._deal(name, some, read, np)
+        return array_of(sent, chunks, operand.dtype, name)
+
+    def _deal(
+        self,
+        name: str,
+        places: Sequence[tuple[Any, Region]],
+        read: Callable[[Region], Any],
+        module: Any,
+    ) -> dict[Any, Any]:
+        """Send blocks in even shares, in order; return their futures by index."""
         addresses = sorted(self._addresses())
         self._used |= set(addresses)
-        places = list(regions(chunks))
         shares: dict[str, dict[Any, Any]] = defaultdict(dict)
         for (index, region), owner in zip(places, dealt(len(places), len(addresses)), strict=True):
-            shares[addresses[owner]][(name, *index)] = part[region]
+            shares[addresses[owner]][(name, *index)] = read(region)
         with self._no_loss():
-            sent = self.client.sync(self._send_all, shares, module)
-        return array_of(sent, chunks, part.dtype, name, module)
+            sent: dict[Any, Any] = self.client.sync(self._send_all, shares, module)
+        return sent
 
     async def _send_all(
         self, shares: Mapping[str, Mapping[Any, Any]], module: Any
@@ -205,7 +243,7 @@ class Cluster:
         if self._started.pop(handle.name, None) is not None:
             self.client.cancel(handle)
 
-    def store(self, result: Array, out: Any) -> None:
+    def store(self, result: Array, out: Any, tasks: Tasks) -> None:
         """Compute on the workers, and write blocks in the order in which they are ready."""
         for region, block in self.blocks(self.start(result)):
             out[region] = block

@@ -40,7 +40,8 @@ def execute(call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool,
         try:
             work.run(len(tiles), iter(tiles), smaller)
         except MemoryError as error:
-            raise out_of_memory(call, plan, smaller) from error
+            planned, peak = plan.peak_bytes, call.peak(smaller)
+            raise out_of_memory(plan.title, planned, peak) from error
     except Exception as error:
         if plan.batches > 1:
             error.add_note(

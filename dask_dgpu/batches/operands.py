@@ -36,6 +36,12 @@ class Operand:
         """Bytes of the whole array."""
         return prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def is_view(self) -> bool:
+        """Whether parts are views of an array in memory."""
+        in_memory = isinstance(self.source, np.ndarray) and not isinstance(self.source, np.memmap)
+        return in_memory and self.source.dtype == self.dtype
+
     def __str__(self) -> str:
         """Shape and dtype."""
         return f"{self.shape} {self.dtype}"
@@ -86,6 +92,18 @@ def _wrapped(lo: int, hi: int, size: int) -> Iterator[Span]:
         stop = min(size, start + hi - lo)
         yield start, stop
         lo += stop - start
+
+
+@dataclass(frozen=True)
+class Described:
+    """An array of which only shape and dtype are known, for plans."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+
+    def __getitem__(self, key: tuple[slice, ...]) -> Any:
+        lengths = (len(range(*each.indices(n))) for each, n in zip(key, self.shape, strict=True))
+        return np.zeros(tuple(lengths), self.dtype)
 
 
 def is_operand(value: Any) -> bool:

@@ -16,6 +16,8 @@ from dask_dgpu.batches.notation import Lengths
 from dask_dgpu.batches.passes import temporary_bytes
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.sites import Site
+from dask_dgpu.cost.table import at_least
+from dask_dgpu.planner.predict import usable
 from graph_opt.model.cost import pipelined
 
 BATCH_SECONDS = 5e-3
@@ -23,6 +25,8 @@ BATCH_SECONDS = 5e-3
 
 ROUND_SECONDS = 25e-3
 """The same on a cluster, with its round trips: operands out, tasks, and the result back."""
+
+SMALLEST = "its smallest batch"
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ def _plan(call: Call, lengths: Lengths, room: float, *, feasible: bool) -> Plan:
         seconds=seconds_of(
             site, predicted.seconds, host_bytes, call.between_batches(lengths), batches
         ),
-        advice="" if feasible else advice(call, call.peak(lengths), room),
+        advice="" if feasible else advice(site, SMALLEST, call.peak(lengths), room),
         lengths=lengths,
     )
 
@@ -113,20 +117,31 @@ def predict(site: Site, result: Array) -> Prediction:
     return Prediction(ours.seconds, sum(each.moved_bytes for _, each in rewriting.regions))
 
 
-def advice(call: Call, least: int, room: float) -> str:
-    """Return what to change for a call whose smallest batch needs ``least`` bytes."""
-    settings = call.site.optimizer.settings
-    changes = []
-    if settings.memory_cap is not None and least > settings.memory_cap:
-        changes.append(f"set dgpu.memory.cap to at least {format_bytes(least)}")
-    if room < least and (settings.memory_cap is None or room < settings.memory_cap):
-        needed = int(least / (1 - settings.safety_margin)) + 1
-        changes.append(f"set dgpu.memory.limit to at least {format_bytes(needed)}")
-    if not call.site.in_process:
+def advice(site: Site, what: str, least: int, room: float) -> str:
+    """Return what to change for a call of which ``what`` needs so many bytes.
+
+    Numbers are rounded up, so that they are enough, and include what others hold.
+    """
+    optimizer = site.optimizer
+    settings, cap = optimizer.settings, optimizer.settings.memory_cap
+    most = usable(site.facts, settings)
+    needed = least + (0 if most is None else max(0, int(most - room)))
+    found: list[tuple[str, str, float]] = []
+    if cap is not None and needed > cap:
+        found.append(("memory_cap", "dgpu.memory.cap", needed))
+    if most is not None and needed > most and (cap is None or most < cap):
+        limit = needed / (1 - settings.safety_margin)
+        found.append(("memory_limit", "dgpu.memory.limit", limit))
+    changes = [
+        f"call dgpu.enable with {keyword} of at least {at_least(nbytes)}"
+        if site.is_enabled
+        else f"set {name} to at least {at_least(nbytes)}"
+        for keyword, name, nbytes in found
+    ]
+    if not site.in_process:
         changes.append("use more workers")
-    used = format_bytes(int(room))
-    needs = f"its smallest batch needs {format_bytes(least)} on each device and {used} may be used"
-    return f"{needs}; {' or '.join(changes)}"
+    needs = f"{what} needs {format_bytes(least)} on each device and {format_bytes(int(room))}"
+    return f"{needs} may be used; {' or '.join(changes)}"
 
 
 def seconds_of(

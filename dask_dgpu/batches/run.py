@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import dask.array as da
 import numpy as np
 
 from dask_dgpu.arguments import check_flag, expected, integer
+from dask_dgpu.batches.again import out_of_memory
 from dask_dgpu.batches.call import Call
 from dask_dgpu.batches.operands import (
+    Described,
     Operand,
     Template,
     check_out,
@@ -26,6 +28,7 @@ from dask_dgpu.batches.planning import plan_passes
 from dask_dgpu.batches.shared import Shared
 from dask_dgpu.batches.sites import Site, opened
 from dask_dgpu.batches.whole import Whole
+from dask_dgpu.batches.windows.client import LostError
 from dask_dgpu.errors import DgpuError
 
 if TYPE_CHECKING:
@@ -100,7 +103,8 @@ def run(
     elements. The error has a note with the number of parts that were written. In passes, ``out``
     may hold results of an earlier pass too. After a ``MemoryError`` or the loss of a worker the
     parts that are not written are computed in batches of half the planned bytes, once. Functions
-    without a name in this list run as one Dask graph; then any blocks may have been written.
+    without a name in this list run as one Dask graph; then any blocks may have been written, and
+    the second time all are.
 
     A ``strategy`` of ``"matmul"`` holds for batches that have something to divide.
 
@@ -184,7 +188,7 @@ def plan(
         is_shape = isinstance(value, tuple) and name in shapes
         if is_shape and all(isinstance(size, int | np.integer) for size in value) and value:
             shape = tuple(integer(f"each length of {name}", size, 0) for size in value)
-            return operand(name, da.zeros(shape, dtype=kind))
+            return operand(name, Described(shape, kind))
         return operand_or_none(name, value)
 
     template = template_of(operation, arrays, options, make)
@@ -192,7 +196,7 @@ def plan(
         room = site.room
         call = Call.of(operation, template, site)
         if call is None:
-            return Whole.of(operation, template, site, room).plan(room)
+            return Whole.of(operation, template, site, room, send=False).plan
         return plan_passes(call.title, in_passes(call, room), room)
 
 
@@ -209,11 +213,10 @@ def compute(
     """Plan a call within ``room`` bytes of each device, and compute it."""
     call = Call.of(operation, template, site)
     if call is None:
-        return _compute_whole(Whole.of(operation, template, site, room), room, out, progress)
+        return _compute_whole(Whole.of(operation, template, site, room), out, progress)
     calls = in_passes(call, room)
     found = plan_passes(call.title, calls, room)
-    if not found.feasible:
-        raise DgpuError(f"{found.title} does not fit: {found.advice}")
+    _check_fits(found)
     result = _target(out, call.shape, call.dtype, template)
     execute_passes(calls, found, result, shared, progress=progress, new=out is None)
     return _given_back(result, out)
@@ -240,16 +243,33 @@ def operand_or_none(name: str, value: Any) -> Operand | None:
     return operand(name, value) if is_operand(value) else None
 
 
-def _compute_whole(whole: Whole, room: float, out: Any, progress: bool) -> Any:
+def _compute_whole(whole: Whole, out: Any, progress: bool) -> Any:
+    """Compute a function as one graph, a second time in smaller blocks if memory did not last."""
+    _check_fits(whole.plan)
     if not whole.is_lazy:
         values = whole.compute()
         result = _target(out, values.shape, values.dtype, whole.template)
         result[...] = values
         return _given_back(result, out)
-    found = whole.result
-    result = _target(out, found.shape, found.dtype, whole.template)
-    whole.store(result, whole.plan(room), progress=progress)
+    result = _target(out, whole.result.shape, whole.result.dtype, whole.template)
+    try:
+        whole.store(result, progress=progress)
+        return _given_back(result, out)
+    except (MemoryError, LostError):
+        pass
+    gc.collect()  # frames of the error hold blocks
+    smaller = whole.halved()
+    try:
+        smaller.store(result, progress=progress)
+    except MemoryError as error:
+        planned, halved = whole.plan.peak_bytes, smaller.plan.peak_bytes
+        raise out_of_memory(whole.plan.title, planned, halved) from error
     return _given_back(result, out)
+
+
+def _check_fits(plan: Plan) -> None:
+    if not plan.feasible:
+        raise DgpuError(f"{plan.title} does not fit: {plan.advice}")
 
 
 def _target(out: Any, shape: tuple[int, ...], dtype: Any, template: Template) -> Any:

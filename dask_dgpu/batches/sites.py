@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import dask
-import dask.array as da
 import psutil
 from dask.array.core import Array
 from dask.system import CPU_COUNT
@@ -17,7 +16,9 @@ from dask.system import CPU_COUNT
 from dask_dgpu.arguments import check_client
 from dask_dgpu.batches.blocks import Chunks, Region, Room, array_of, on_host, regions
 from dask_dgpu.batches.cluster import Cluster
-from dask_dgpu.environment.facts import ALONE, current_client, gather
+from dask_dgpu.batches.operands import Operand
+from dask_dgpu.batches.streamed import Tasks, write
+from dask_dgpu.environment.facts import ALONE, ClusterFacts, current_client, gather
 from dask_dgpu.environment.settings import read
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.present import present_on
@@ -53,10 +54,17 @@ class Site(Protocol):
     def room(self) -> float:
         """Bytes of a device for blocks."""
 
-    def load(self, part: Any, chunks: Chunks, *, on_devices: bool = True) -> Array:
-        """Send a part of an operand to the devices; return it as a Dask array.
+    @property
+    def facts(self) -> ClusterFacts:
+        """The devices and their memory."""
 
-        Unless ``on_devices``, blocks are NumPy's, for functions that know no other.
+    def load(self, part: Any, chunks: Chunks) -> Array:
+        """Send a part of an operand to the devices; return it as a Dask array."""
+
+    def spread(self, operand: Operand, chunks: Chunks) -> Array:
+        """Return an operand of any size as a Dask array of NumPy blocks.
+
+        Blocks are sent some at a time, or read when they are computed.
         """
 
     def start(self, result: Array) -> Any:
@@ -77,8 +85,11 @@ class Site(Protocol):
     def cancel(self, handle: Any) -> None:
         """Give up an array."""
 
-    def store(self, result: Array, out: Any) -> None:
-        """Compute an array and write its blocks, one by one, with ``out[region] = block``."""
+    def store(self, result: Array, out: Any, tasks: Tasks) -> None:
+        """Compute an array and write its blocks, one by one, with ``out[region] = block``.
+
+        ``tasks`` are those of the array if this process computes.
+        """
 
     def close(self) -> None:
         """Give up what has not been computed."""
@@ -128,13 +139,21 @@ class Here:
     )
 
     @property
+    def facts(self) -> ClusterFacts:
+        """The process, with the memory that is available."""
+        return replace(ALONE, device_memory=int(psutil.virtual_memory().available))
+
+    @property
     def room(self) -> float:
         """Bytes of the settings, or the memory that is available."""
-        facts = replace(ALONE, device_memory=int(psutil.virtual_memory().available))
-        room = replace(self.optimizer, facts=facts).room((), present_on(None))
+        room = replace(self.optimizer, facts=self.facts).room((), present_on(None))
         return float("inf") if room is None else room
 
-    def load(self, part: Any, chunks: Chunks, *, on_devices: bool = True) -> Array:
+    def spread(self, operand: Operand, chunks: Chunks) -> Array:
+        """Return an array whose tasks read blocks."""
+        return operand.lazy(chunks)
+
+    def load(self, part: Any, chunks: Chunks) -> Array:
         """Return a view."""
         if isinstance(part, Array):
             return part.rechunk(chunks)
@@ -165,9 +184,9 @@ class Here:
         """Give up an array unless it is being computed."""
         handle.cancel()
 
-    def store(self, result: Array, out: Any) -> None:
+    def store(self, result: Array, out: Any, tasks: Tasks) -> None:
         """Compute and write blocks in threads, one write at a time."""
-        da.store(result, out, lock=True, scheduler="threads")
+        write(tasks, result, out)
 
     def close(self) -> None:
         """Wait for the batch that is being computed."""

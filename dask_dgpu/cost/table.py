@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from math import floor, log10
+from math import ceil, floor, log10
 from typing import Any
 
+from dask.utils import format_bytes, parse_bytes
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +17,9 @@ from rich.text import Text
 
 WIDTH = 100
 """Columns of text."""
+
+ROUNDED = 1.006
+"""More than a number over the two decimals of it that Dask shows, from 0.90 on."""
 
 PREFIXES = {-9: "n", -6: "u", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}
 
@@ -87,3 +91,10 @@ def quantity(value: float, unit: str) -> str:
         return f"0 {unit}"
     power = min(max(PREFIXES), max(min(PREFIXES), 3 * floor(log10(abs(value)) / 3)))
     return f"{value / 10**power:.3g} {PREFIXES[power]}{unit}"
+
+
+def at_least(nbytes: float) -> str:
+    """Return a number of bytes that is enough as text: ``"1.01 MiB"``; Dask may round it down."""
+    needed = ceil(nbytes)
+    text = format_bytes(needed)
+    return text if parse_bytes(text) >= needed else format_bytes(ceil(ROUNDED * needed))

@@ -117,6 +117,28 @@ def test_batches_cannot_be_smaller() -> None:
         dgpu.run("matmul", Exhausted(A, 3, 0), B)
 
 
+def centred(x: Any) -> Any:
+    return x - x.mean()
+
+
+def test_a_function_goes_once_more_in_smaller_blocks() -> None:
+    with bounded(200_000):
+        x = Exhausted(A, 3, A.size // dgpu.plan(centred, A).batches)
+        close(dgpu.run(centred, x), A - A.mean())
+        x = Exhausted(A, 3, 0)
+        with pytest.raises(dgpu.errors.DgpuError, match="ran out of memory twice: with 1"):
+            dgpu.run(centred, x)
+
+
+@pytest.mark.parametrize("limit", [200_000, 20_000])
+def test_blocks_are_loaded_again_only_if_they_cannot_be_kept(limit: int) -> None:
+    x = Exhausted(np.ones((200, 10)), 1 << 60, 0)
+    with bounded(limit):
+        blocks = dgpu.plan(centred, x).batches
+        np.testing.assert_array_equal(dgpu.run(centred, x), np.zeros((200, 10)))
+    assert x.reads == (blocks if limit == 200_000 else 2 * blocks)
+
+
 def test_a_write_that_runs_out_of_memory_is_not_repeated() -> None:
     class Full(Dataset):
         def __setitem__(self, key: Any, value: Any) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -101,8 +103,52 @@ def test_what_does_not_fit() -> None:
     needed = plan.peak_bytes + 1
     with bounded(needed):
         assert dgpu.plan("fft", (4, 1 << 20)).batches == 4
-    with dgpu.enable(memory_cap="1 MiB"):
-        assert "set dgpu.memory.cap to at least" in dgpu.plan("fft", (4, 1 << 20)).advice
+
+
+def centred(x: Any) -> Any:
+    return x - x.mean()
+
+
+def limits(advice: str) -> dict[str, str]:
+    """Return the settings and numbers of an advice."""
+    pattern = r"(?:set|call dgpu.enable with) (\S+) (?:to|of) at least (\S+ \S*B)"
+    return dict(re.findall(pattern, advice))
+
+
+@pytest.mark.parametrize(
+    ("op", "margin", "room"),
+    [
+        ("fft", 0.0, 1),
+        ("fft", 0.2, 3 << 20),
+        ("sum", 0.2, 40),
+        (lambda x: centred(2 * x), 0.0, 40),
+        (lambda x: centred(2 * x), 0.2, 3 << 20),
+    ],
+)
+def test_advice_is_enough(op: Any, margin: float, room: int) -> None:
+    shape = (4, 100_003)
+    with dask.config.set({"dgpu.memory.limit": room, "dgpu.memory.safety-margin": margin}):
+        plan = dgpu.plan(op, shape)
+    assert not plan.feasible
+    (name, value), *others = limits(plan.advice).items()
+    assert (name, others) == ("dgpu.memory.limit", [])
+    with dask.config.set({name: value, "dgpu.memory.safety-margin": margin}):
+        assert dgpu.plan(op, shape).feasible
+
+
+def test_advice_after_enable_is_for_enable() -> None:
+    shape = (4, 100_003)
+    with dgpu.enable(memory_cap="8 kiB"):
+        (advised,) = limits(dgpu.plan("fft", shape).advice).items()
+    assert advised[0] == "memory_cap"
+    with dgpu.enable(memory_cap=advised[1]):
+        assert dgpu.plan("fft", shape).feasible
+    settings: dict[str, Any] = {"memory_limit": "9 kiB", "memory_cap": "8 kiB"}
+    with dgpu.enable(**settings):
+        advised_both = limits(dgpu.plan("fft", shape).advice)
+    assert advised_both.keys() == settings.keys()
+    with dgpu.enable(**advised_both):
+        assert dgpu.plan("fft", shape).feasible
 
 
 def test_enable_gives_the_limit() -> None:
@@ -133,6 +179,19 @@ def test_functions_are_planned_as_graphs() -> None:
     assert plan.whole
     assert "block by block in Dask" in str(plan)
     assert dgpu.plan(lambda x: x, da.ones((6, 4), chunks=2)).batches == 6
+
+
+def test_blocks_that_later_tasks_need_count() -> None:
+    x = np.ones((1000, 1000))
+    with bounded(20 << 20):
+        plan = dgpu.plan(lambda x: centred(2 * x), x)
+        assert plan.feasible
+        assert plan.parts[1].nbytes >= x.nbytes  # all blocks of the product wait for the mean
+    with bounded(x.nbytes):
+        plan = dgpu.plan(lambda x: centred(2 * x), x)
+        assert (plan.feasible, plan.batches, plan.seconds) == (False, 0, None)
+        with pytest.raises(dgpu.errors.DgpuError, match="Dask holds blocks that several tasks"):
+            dgpu.run(lambda x: centred(2 * x), x)
 
 
 @given(room=st.integers(3, 1_200_000))
@@ -225,6 +284,10 @@ CALLS = {
     "chain": ("gelu", [(40, 200, 300)], {}),
     "stencil": ("stencil", [(3000, 600)], {"iterations": 3}),
     "convolution": ("conv2d", [(60, 3, 64, 64), (8, 3, 3, 3)], {"padding": 1}),
+    "centred": (centred, [(1000, 2000)], {}),
+    "standardised": (lambda x: (x - x.mean(axis=0)) / x.std(axis=0), [(1000, 2000)], {}),
+    "running sum": (lambda x: x.cumsum(axis=0), [(1000, 2000)], {}),
+    "arg-maxima": (np.argmax, [(1000, 2000)], {"axis": 1}),
     "large image": ("conv2d", [(1, 3, 1009, 701), (4, 3, 5, 5)], {"padding": 2}),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -161,5 +162,53 @@ def test_a_failing_function_leaves_nothing(client: Client, earlier: set[Any]) ->
         return block
 
     with pytest.raises(OSError, match="unreadable"):
+        dgpu.run(lambda x: x.map_blocks(fail, dtype=float), A)
+    eventually(lambda: no_operands(client, earlier))
+
+
+def test_operands_of_functions_are_sent_some_blocks_at_a_time(
+    client: Client, earlier: set[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    send_all = Cluster._send_all
+
+    async def counted(self: Cluster, shares: Any, module: Any) -> Any:
+        sent.append(max(sum(each.nbytes for each in some.values()) for some in shares.values()))
+        return await send_all(self, shares, module)
+
+    monkeypatch.setattr(Cluster, "_send_all", counted)
+    monkeypatch.setattr("dask_dgpu.batches.cluster.AT_A_TIME", 100 << 10)
+    monkeypatch.setattr("dask_dgpu.batches.whole.LEAST", 10 << 10)
+    monkeypatch.setattr("dask_dgpu.batches.whole.LARGEST", 20 << 10)
+    plan = dgpu.plan(lambda x: x - x.mean(), TALL)
+    assert plan.batches >= TALL.nbytes / (20 << 10)
+    assert not sent  # a plan sends nothing
+    found = dgpu.run(lambda x: x - x.mean(), TALL)
+    np.testing.assert_allclose(found, TALL - TALL.mean(), rtol=1e-12)
+    assert len(sent) > TALL.nbytes / len(client.scheduler_info()["workers"]) / (120 << 10)
+    assert max(sent) <= 120 << 10
+    eventually(lambda: no_operands(client, earlier))
+
+
+def test_a_function_that_runs_out_of_memory(
+    client: Client, earlier: set[Any], tmp_path: Path
+) -> None:
+    """It goes once more, in smaller blocks."""
+    flag = tmp_path / "failed"
+
+    def root(block: Any) -> Any:
+        if block.size and not flag.exists():
+            flag.touch()
+            raise MemoryError
+        return np.sqrt(block)
+
+    def fail(block: Any) -> Any:
+        if block.size:
+            raise MemoryError
+        return block
+
+    found = dgpu.run(lambda x: x.map_blocks(root, dtype=float), A)
+    np.testing.assert_array_equal(found, np.sqrt(A))
+    with pytest.raises(dgpu.errors.DgpuError, match="ran out of memory twice: with"):
         dgpu.run(lambda x: x.map_blocks(fail, dtype=float), A)
     eventually(lambda: no_operands(client, earlier))
