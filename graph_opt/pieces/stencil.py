@@ -22,8 +22,8 @@ class StencilPiece(Piece):
     """Sweeps over all of the first of ``sources``, by the task ``sweeps``.
 
     The piece reads of the task: ``operation``, the largest number of ``iterations``, ``operations``
-    of a sweep per element, and ``reach``, the elements read on either side along each axis. The
-    output has the blocks of the sources.
+    of a sweep per element, ``reach``, the elements read on either side along each axis, and the
+    ``boundary`` of each axis. The output has the blocks of the sources.
     """
 
     sources: tuple[ArrayNode, ...]
@@ -62,16 +62,18 @@ class StencilPiece(Piece):
     @property
     def rounds(self) -> int:
         """The exchanges of ghost cells by plain Dask, each for one sweep or several."""
-        source, sweeps = self.sources[0], self.sweeps.iterations
+        source, task = self.sources[0], self.sweeps
+        sweeps = task.iterations
         if self.operation == "jacobi":
             return sweeps
+        axes = zip(source.chunks, task.reach, task.boundary, strict=True)
         at_once = min(
             (
                 int(GHOSTS * min(sizes)) // reach
-                for sizes, reach in zip(source.chunks, self.sweeps.reach, strict=True)
-                if reach and len(sizes) > 1
+                for sizes, reach, boundary in axes
+                if reach and (len(sizes) > 1 or boundary == "periodic")
             ),
-            default=1,
+            default=sweeps,
         )
         return -(-sweeps // max(1, at_once))
 
