@@ -143,6 +143,7 @@ class Call:
         else:
             at_a_time = min(self.site.threads, max(prod(map(len, each)) for each in chunks))
             workspace = self.temporaries * at_a_time * max(block, largest)
+            workspace += self.operation.kept * once
         if ranks > 1:
             workspace += once + nbytes  # blocks of other ranks
         found.append(Part("workspace", (), 1, workspace))

@@ -26,6 +26,7 @@ from dask_dgpu.batches.rules import Rule
 
 Function = Callable[..., Any]
 
+KERNEL = frozenset({"kernel"})
 NUMPYS_TRANSFORMS = tuple(DASKS_OWN)
 SCIPYS_TRANSFORMS = [
     f"{way}{kind}{n}" for way in ("", "i") for kind in ("dct", "dst") for n in ("", "n")
@@ -40,8 +41,9 @@ class Operation:
     result. Parameters named in ``plain`` are no operands, even if they are arrays.
     ``arrays`` is the number of leading parameters that are arrays, ``None`` if any may be.
     ``temporaries`` are arrays as large as a block that its computation needs, by default one for
-    each layer of Dask's graph. Numbers in single precision may be ``doubled`` on the way. ``check``
-    raises for wrong operands if Dask's message is unclear.
+    each layer of Dask's graph, and ``kept`` those as large as a part that its tasks leave for
+    others, such as sweeps before exchanges of ghost cells. Numbers in single precision may be
+    ``doubled`` on the way. ``check`` raises for wrong operands if Dask's message is unclear.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Operation:
     plain: frozenset[str] = frozenset()
     arrays: int | None = None
     temporaries: int | None = None
+    kept: int = 0
     doubled: bool = False
     check: Callable[[Sequence[Operand]], None] | None = None
 
@@ -128,7 +131,7 @@ def _named() -> dict[str, Operation]:
         product("tensordot", functions.tensordot, rules.tensordot, temporaries=3),
         product("einsum", einsum, rules.einsum, temporaries=3),
         Operation("conv2d", conv2d, rules.conv2d, arrays=3),
-        unary("stencil", stencil, rules.stencil, plain=frozenset({"kernel"}), temporaries=4),
+        unary("stencil", stencil, rules.stencil, plain=KERNEL, temporaries=4, kept=2),
         unary("gelu", gelu, rules.elementwise),
         unary("sum", reductions.sum, rules.reduction("add")),
         unary("mean", reductions.mean, rules.reduction("mean")),

@@ -283,6 +283,8 @@ CALLS = {
     "elementwise": ("exp", [(40, 200, 300)], {}),
     "chain": ("gelu", [(40, 200, 300)], {}),
     "stencil": ("stencil", [(3000, 600)], {"iterations": 3}),
+    "many sweeps": ("stencil", [(6000, 600)], {"iterations": 30, "boundary": "reflect"}),
+    "periodic sweeps": ("stencil", [(6000, 600)], {"iterations": 20, "boundary": "periodic"}),
     "convolution": ("conv2d", [(60, 3, 64, 64), (8, 3, 3, 3)], {"padding": 1}),
     "centred": (centred, [(1000, 2000)], {}),
     "standardised": (lambda x: (x - x.mean(axis=0)) / x.std(axis=0), [(1000, 2000)], {}),
