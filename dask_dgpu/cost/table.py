@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
+from textwrap import wrap
 from typing import Any
 
 from dask.utils import format_bytes, parse_bytes
@@ -43,9 +44,7 @@ class Rows:
     def text(self) -> str:
         """Return the table as text."""
         form: dict[str, Any] = {"padding": (0, 0, 0, 1), "pad_edge": False} if self.dense else {}
-        table = Table(
-            box=SIMPLE_HEAD, title=self.title, title_justify="left", title_style="", **form
-        )
+        table = Table(box=SIMPLE_HEAD, **form)
         for at, heading in enumerate(self.headings):
             is_text = at < self.texts
             table.add_column(
@@ -58,7 +57,8 @@ class Rows:
         console = Console(width=self.width, color_system=None, force_jupyter=False)
         with console.capture() as capture:
             console.print(table, markup=False)
-        return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
+        lines = [line.rstrip() for line in capture.get().rstrip().splitlines()]
+        return "\n".join([*wrap(self.title, self.width), *lines])
 
     def html(self) -> str:
         """Return the table as HTML."""

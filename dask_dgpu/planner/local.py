@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from dask_dgpu.environment.facts import ClusterFacts
+from dask_dgpu.planner.parts import Lack
 from dask_dgpu.planner.plain import plain_region
 from dask_dgpu.planner.predict import begins_at_once
 from dask_dgpu.planner.stages import Places
@@ -28,24 +30,31 @@ class Verdicts:
     """Why there is no gang for some layers.
 
     ``refused`` are collectives, and ``left`` layers of regions without any, with the reasons. Of
-    the former some are ``too_large`` for the devices.
+    the former some are too large for the devices, and have an entry in ``lacks``.
     """
 
     refused: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
-    too_large: set[str] = field(default_factory=set)
+    lacks: dict[str, Lack] = field(default_factory=dict)
 
-    def refuse(self, name: str, reason: str, *, fits: bool) -> None:
-        """Add a collective whose gang would fit or would not."""
+    def refuse(self, name: str, reason: str, lack: Lack | None) -> None:
+        """Add a collective, and what it lacks if it does not fit."""
         self.refused[name] = reason
-        if not fits:
-            self.too_large.add(name)
+        if lack is not None:
+            self.lacks[name] = lack
 
     def add(self, others: Verdicts) -> None:
         """Add all of others."""
         self.refused.update(others.refused)
         self.left.update(others.left)
-        self.too_large.update(others.too_large)
+        self.lacks.update(others.lacks)
+
+    def tried_in_passes(self, lacks: Iterable[Lack]) -> None:
+        """Replace what collectives lack by what their passes do if that is less."""
+        most = max(lacks, key=lambda lack: lack.peak_bytes, default=None)
+        for name, own in self.lacks.items():
+            if most is not None and most.peak_bytes < own.peak_bytes:
+                self.lacks[name], self.refused[name] = most, most.reason
 
 
 def may_meet(arrays: ArrayGraph, facts: ClusterFacts) -> bool:

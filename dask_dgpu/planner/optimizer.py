@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,9 +29,9 @@ from dask_dgpu.planner.local import (
     may_meet,
     refusal,
 )
-from dask_dgpu.planner.parts import LEAST_GAIN, Gang, alone, in_parts
+from dask_dgpu.planner.parts import LEAST_GAIN, Gang, Lack, alone, in_parts
 from dask_dgpu.planner.plain import Plain as PlainCost
-from dask_dgpu.planner.predict import blocks_of, limits_of, predict, usable
+from dask_dgpu.planner.predict import blocks_of, left_of, limits_of, predict, usable
 from dask_dgpu.planner.present import (
     NOTHING,
     Figures,
@@ -61,9 +60,6 @@ from graph_opt.pieces.matmul import ProductPiece
 
 if TYPE_CHECKING:
     from distributed import Client
-
-ROOM_STEPS = 64
-"""Free memory counts in such fractions of the limit, so equal programs have equal plans."""
 
 FUNCTIONS = TaskFunctions(tasks.stage, tasks.gang, tasks.out)
 
@@ -138,7 +134,7 @@ class GraphOptimizer:
         pieces, declined = list(matches.pieces), list(matches.declined)
         if self.settings.wire_dtype != "exact":
             pieces = [with_wire_dtype(piece, self.settings.wire_dtype) for piece in pieces]
-        verdicts = Verdicts()
+        verdicts, lacks = Verdicts(), dict[str, Lack]()
         while pieces or (self.settings.regions and may_meet(arrays, self.facts)):
             culled, local = self._culled(graph, arrays, pieces, wanted)
             layers = {
@@ -161,11 +157,14 @@ class GraphOptimizer:
                 if len(gangs) > 1:
                     plan = partial(self.planned, arrays=arrays, present=present)
                     gangs = with_joined(gangs, culled.graph, plan)
-            if verdicts.too_large and (smaller := in_passes(source, verdicts.too_large)):
+            if verdicts.lacks and (smaller := in_passes(source, verdicts.lacks)):
                 rewriting = self.rewrite(smaller, keys, present)
-                passes = verdicts.too_large | (smaller.layers.keys() - source.layers.keys())
+                passes = verdicts.lacks.keys() | (smaller.layers.keys() - source.layers.keys())
                 if any(piece.output.name in passes for piece in rewriting.pieces):
                     return rewriting
+                tried = rewriting.lacks
+                verdicts.tried_in_passes(tried[name] for name in passes & tried.keys())
+            lacks |= verdicts.lacks
             declined += [Declined(name, reason) for name, reason in refused.items()]
             kept = [p for p in pieces if p.output.name in layers.keys() - refused.keys()]
             if len(kept) == len(pieces) and not gangs:
@@ -175,11 +174,11 @@ class GraphOptimizer:
                 whole = [(part, self._with_plain(graph, part, each)) for part, each in programs]
                 put = emit(culled.graph, whole, FUNCTIONS)
                 predicted = tuple((gang.region, gang.prediction) for gang in gangs)
-                decided = matches.pieces, predicted, tuple(declined), verdicts.left
+                decided = matches.pieces, predicted, tuple(declined), verdicts.left, lacks
                 return Rewriting(put, source, arrays, *decided)
             pieces = kept  # the others change which blocks of these are needed
         graph = combine(graph, arrays, (), wanted, Fused)
-        decided = matches.pieces, (), tuple(declined), verdicts.left
+        decided = matches.pieces, (), tuple(declined), verdicts.left, lacks
         return Rewriting(graph, source, arrays, *decided)
 
     def _culled(
@@ -222,7 +221,7 @@ class GraphOptimizer:
         elif not region.pieces:
             verdicts.left.update(dict.fromkeys(region.nodes, reason))
         elif len(region.members) == 1:
-            verdicts.refuse(region.members[0].output.name, reason, fits=gang.fits)
+            verdicts.refuse(region.members[0].output.name, reason, gang.lack)
         else:
             apart = (alone(layers[piece.output.name]) for piece in region.pieces)
             parts = apart if gang.fits else (part for part in region.split() if part.pieces)
@@ -279,10 +278,7 @@ class GraphOptimizer:
     def room(self, keys: Collection[Any], present: Present) -> float | None:
         """Return the bytes of a device for a gang that reads blocks; ``None`` for no limit."""
         most = usable(self.facts, self.settings)
-        if most is None:
-            return None
-        step = max(1.0, most / ROOM_STEPS)
-        return max(0.0, most - math.ceil(present.others(keys) / step) * step)
+        return None if most is None else left_of(most, present.others(keys))
 
     def program(self, region: Region, room: float | None = None) -> Program:
         """Return the program of a region that may use ``room`` bytes of a device."""

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import prod
 
 from dask.utils import format_bytes
 
@@ -13,7 +14,7 @@ from dask_dgpu.planner.predict import Prediction
 from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.model.layout import Index
-from graph_opt.model.parts import finer, in_turn, largest, load, nbytes
+from graph_opt.model.parts import finer, in_turn, largest, load, nbytes, rows_of
 from graph_opt.model.piece import Region
 
 LEAST_GAIN = 0.85
@@ -21,17 +22,44 @@ LEAST_GAIN = 0.85
 
 
 @dataclass(frozen=True)
+class Lack:
+    """Work without a gang because it does not fit: as predicted, and the bytes that may be used.
+
+    If some ``part`` of it needs less than the whole, the prediction is that of the smallest.
+    """
+
+    prediction: Prediction
+    room: float
+    part: bool
+
+    @property
+    def peak_bytes(self) -> int:
+        """The bytes that it needs on a rank."""
+        return self.prediction.peak_bytes
+
+    @property
+    def reason(self) -> str:
+        """Why there is no gang."""
+        needs = "its smallest part needs" if self.part else "it needs"
+        there = format_bytes(int(self.room))
+        return f"{needs} {format_bytes(self.peak_bytes)} on a rank and {there} may be used"
+
+
+@dataclass(frozen=True)
 class Gang:
     """What computes a region: one gang, or one after another for its parts.
 
     ``programs`` has the region, or its parts in order, with their programs. ``room`` are the bytes
-    of a device that the gang, or the part that needs most, may use, ``None`` for no limit.
+    of a device that the gang, or the part that needs most, may use, ``None`` for no limit. If it
+    does not fit, ``least`` is the part of the smallest cut that needs most, ``None`` if the whole
+    needs less.
     """
 
     region: Region
     prediction: Prediction
     programs: tuple[tuple[Region, Program], ...]
     room: float | None
+    least: Gang | None = None
 
     @property
     def fits(self) -> bool:
@@ -43,16 +71,23 @@ class Gang:
         """Seconds that it is predicted to save."""
         return self.prediction.dask_seconds - self.prediction.seconds
 
+    @property
+    def lack(self) -> Lack | None:
+        """What it lacks if it does not fit."""
+        found = self.least or self
+        if found.room is None or self.fits:
+            return None
+        return Lack(found.prediction, found.room, found is not self)
+
     def beats(self, others: Sequence[Gang]) -> bool:
         """Whether it fits and saves at least as much as some gangs, if there are any."""
         return bool(others) and self.fits and self.gain >= sum(each.gain for each in others)
 
     def refusal(self, when: str) -> str | None:
         """Return the reason against it, if there is one: its memory or, by ``when``, its cost."""
+        if self.lack is not None:
+            return self.lack.reason
         found = self.prediction
-        if self.room is not None and not self.fits:
-            needed, there = format_bytes(found.peak_bytes), format_bytes(int(self.room))
-            return f"it needs {needed} on a rank and {there} may be used"
         ours, plain = found.seconds, found.dask_seconds
         if when == "always" or self.region.forced or ours < LEAST_GAIN * plain:
             return None
@@ -74,15 +109,27 @@ def in_parts(whole: Gang, ranks: int, planned: Callable[[Region], Gang]) -> Gang
     """
     if whole.room is None or len(whole.region.members) > 1 or not whole.region.pieces:
         return whole
+    least, skipped = whole, list[Region]()
     for parts in finer(whole.region):
         most = largest(parts)
         # this takes no plan: a rank needs at least its share of the blocks
-        if load(most) > whole.room * ranks or not planned(most).fits:
+        if load(most) > whole.room * ranks:
+            skipped = parts
             continue
-        gangs = [planned(part) for part in in_turn(parts)]
-        if all(gang.fits for gang in gangs):
-            return _together(whole, gangs, ranks)
-    return whole
+        gangs, skipped = [planned(most)], []
+        if gangs[0].fits:
+            gangs = [planned(part) for part in in_turn(parts)]
+            if all(gang.fits for gang in gangs):
+                return _together(whole, gangs, ranks)
+        least = min(least, max(gangs, key=_excess), key=_excess)
+    if skipped:
+        least = min(least, planned(max(skipped, key=load)), key=_excess)
+    return whole if least is whole else replace(whole, least=least)
+
+
+def _excess(gang: Gang) -> float:
+    """Return the bytes that a gang needs beyond those that it may use."""
+    return gang.prediction.peak_bytes - (gang.room or 0.0)
 
 
 def _together(whole: Gang, gangs: Sequence[Gang], ranks: int) -> Gang:
@@ -100,12 +147,16 @@ def _together(whole: Gang, gangs: Sequence[Gang], ranks: int) -> Gang:
     prediction = replace(
         whole.prediction,
         parts=len(gangs),
+        terms=terms,
+        shape=max((prediction.shape for prediction in each), key=prod),
+        rows=rows_of(whole.region, [gang.region for gang in gangs]),
         text=f"in {len(gangs)} parts{f', {terms} terms a block' * (terms > 1)}: {most.text}",
         details=most.details,
         tasks=sum(prediction.tasks for prediction in each) + additions,
         moved_bytes=sum(prediction.moved_bytes for prediction in each),
         peak_bytes=most.peak_bytes,
         peak=most.peak,
+        host_bytes=sum(prediction.host_bytes for prediction in each),
         seconds=sum(prediction.seconds for prediction in each) + adding,
         steps=tuple(seconds.items()),
     )

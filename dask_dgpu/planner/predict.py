@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import ceil
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,7 @@ from dask_dgpu.environment.facts import ClusterFacts, rounded
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.value import Collective, Local, Value, most_received
+from dask_dgpu.planner.host import host_bytes
 from dask_dgpu.planner.plain import block_seconds, plain_region
 from dask_dgpu.planner.stages import Places
 from dask_dgpu.runtime.placement import Making
@@ -24,10 +26,14 @@ from dask_dgpu.runtime.program import Limits, Program
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.model.cost import Machine, gang_seconds
 from graph_opt.model.layout import dealt, label
+from graph_opt.model.parts import extent, nbytes
 from graph_opt.model.piece import Region
 
 RECORDED_FRACTION = 1 / 8
 """Most of the usable memory for recordings, which plans do not count: the margin has it."""
+
+ROOM_STEPS = 64
+"""Free memory counts in such fractions of the limit, so equal programs have equal plans."""
 
 Key = Any
 Bytes = NDArray[np.int64]
@@ -39,9 +45,14 @@ class Prediction(Cost):
     """The cost of a region, or of one piece, in a gang and in plain Dask.
 
     ``tasks`` are those in the scheduler, and ``steps`` the layer of each step and its seconds.
-    ``peak`` is what makes up ``peak_bytes``: inputs, results of steps, and workspace. A gang with
-    all inputs in memory starts ``at_once``. A collective in several ``parts`` has the sums of all,
-    but the memory of the part that needs most.
+    ``peak`` is what makes up ``peak_bytes``: inputs, results of steps, and workspace. All ranks
+    together copy ``host_bytes`` to GPUs and back. ``shape`` is that of the largest result. A gang
+    with all inputs in memory starts ``at_once``.
+
+    A collective in several ``parts`` has the sums of all, but the memory of the part that needs
+    most, and the shape of the largest. Their longest along the first axis that is cut has so many
+    ``rows``; without parts these are all of the first axis. If parts are terms of sums, a block has
+    so many ``terms``.
     """
 
     peak: tuple[int, int, int]
@@ -50,7 +61,11 @@ class Prediction(Cost):
     dask_seconds: float
     steps: tuple[tuple[str, float], ...]
     at_once: bool
+    host_bytes: int
+    shape: tuple[int, ...]
+    rows: int
     parts: int = 1
+    terms: int = 1
 
 
 def usable(facts: ClusterFacts, settings: Settings) -> float | None:
@@ -59,6 +74,12 @@ def usable(facts: ClusterFacts, settings: Settings) -> float | None:
     found = None if memory is None else memory * (1 - settings.safety_margin)
     bounds = [bound for bound in (found, settings.memory_cap) if bound is not None]
     return min(bounds, default=None)
+
+
+def left_of(most: float, others: float) -> float:
+    """Return the bytes that are left of ``most`` for a gang beside other results."""
+    step = max(1.0, most / ROOM_STEPS)
+    return max(0.0, most - ceil(others / step) * step)
 
 
 def blocks_of(region: Region) -> list[Key]:
@@ -95,6 +116,7 @@ def predict(
     seconds += gang_seconds(machine, region.tasks, len(each), at_once=at_once)
     plain = plain_region(region, arrays, max(ranks, facts.cores), facts, places)
     peak = shares.peak({name: cost.peak_bytes for name, cost in costs.items()})
+    shape = _largest(region)
     return Prediction(
         text=", then ".join(dict.fromkeys(cost.text for cost in costs.values())),
         details=tuple(detail for cost in costs.values() for detail in cost.details),
@@ -107,6 +129,9 @@ def predict(
         dask_seconds=plain.seconds,
         steps=tuple((label(name), each[name] + machine.step_seconds) for name in names),
         at_once=at_once,
+        host_bytes=host_bytes(program, facts),
+        shape=shape,
+        rows=max(shape[:1], default=1),
     )
 
 
@@ -128,6 +153,12 @@ def begins_at_once(region: Region, places: Places) -> bool:
     A part of a collective that waits for another needs them.
     """
     return region.after is None and bool(places) and all(key in places for key in blocks_of(region))
+
+
+def _largest(region: Region) -> tuple[int, ...]:
+    """Return the shape of the largest result of a region, or of its wanted part."""
+    results = ((region.nodes[name], blocks) for name, blocks in region.wanted)
+    return extent(*max(results, key=lambda result: nbytes(*result)))
 
 
 def _owners(name: str, value: Value, ranks: int, places: Places) -> Sequence[int]:

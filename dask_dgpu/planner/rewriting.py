@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.kernels.scan import FUNCTIONS
+from dask_dgpu.planner.parts import Lack
 from dask_dgpu.planner.plain import Plain, plain_graph, rest_of
 from dask_dgpu.planner.predict import Prediction, blocks_of
 from dask_dgpu.planner.present import Present
@@ -36,7 +37,7 @@ class Rewriting:
 
     ``source`` is the graph that was read, ``arrays`` its layers, and ``found`` the pieces in them.
     ``declined`` are pieces, and ``left`` are further layers, with the reasons why no gang computes
-    them.
+    them. ``lacks`` has the pieces that do not fit, by name.
     """
 
     graph: HighLevelGraph
@@ -46,6 +47,7 @@ class Rewriting:
     regions: tuple[tuple[Region, Prediction], ...]
     declined: tuple[Declined, ...]
     left: Mapping[str, str]
+    lacks: Mapping[str, Lack] = field(default_factory=dict)
 
     @property
     def pieces(self) -> tuple[Piece, ...]:

@@ -146,30 +146,3 @@ def test_a_drawing_has_a_box_for_each_operation(product: Explanation, tmp_path: 
     assert 'id="clust1"' in drawing.svg
     drawing.save(tmp_path / "program.svg")
     assert (tmp_path / "program.svg").read_text() == drawing.svg
-
-
-def test_memory_of_gangs_and_what_makes_it_up() -> None:
-    x = da.ones((64, 64), chunks=16).persist(scheduler="sync")
-    with dgpu.enable(local_ranks=4, when="always", memory_limit="1 MiB", memory_safety_margin=0.25):
-        found = dgpu.explain(x @ x)
-        nothing, unfit = dgpu.explain(x + 1).memory, dgpu.explain(*products(x, 30)).memory
-    (gang,) = found.memory.gangs
-    share = 64 * 64 * 8 // 4
-    assert (gang.operations, gang.input_bytes, gang.step_bytes) == ("matmul", share, share)
-    assert gang.workspace_bytes > 0
-    assert found.memory.peak_bytes == gang.peak_bytes == found.regions[0][1].peak_bytes
-    assert gang.received_bytes == found.regions[0][1].moved_bytes
-    assert found.memory.room == 0.75 * 2**20
-    assert found.memory.feasible
-    assert "fits, 768.00 kiB may be used" in str(found.memory)
-    assert found.memory.to_dict()["gangs"][0]["peak_bytes"] == gang.peak_bytes
-    assert (nothing.gangs, nothing.peak_bytes) == ((), 0)
-    assert "no gang runs" in nothing._repr_html_()
-    assert unfit.feasible  # a gang that does not fit is split, or left to Dask
-    assert len(unfit.gangs) + len(unfit.declined) > 1
-
-
-def products(x: da.Array, count: int) -> list[da.Array]:
-    """Return products that do not fit together."""
-    wide = da.ones((64, 256), chunks=(16, 64))
-    return [x @ (wide + number) for number in range(count)]

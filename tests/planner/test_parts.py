@@ -186,7 +186,7 @@ def test_explained() -> None:
     assert operation.by == "gang"
     assert operation.why.startswith(f"{text}: ")
     assert text in str(found)
-    assert f"matmul, {text}" in str(found.memory)
+    assert f"matmul  {prediction.parts} of 77 x 49" in str(found.memory)
     assert found.memory.feasible
     assert found.memory.peak_bytes == prediction.peak_bytes <= room
     assert [gang["parts"] for gang in found.memory.to_dict()["gangs"]] == [prediction.parts]

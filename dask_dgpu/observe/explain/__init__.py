@@ -12,7 +12,9 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.arguments import check_flag, expected
 from dask_dgpu.environment.facts import current_client
+from dask_dgpu.observe.explain.advice import advised
 from dask_dgpu.observe.explain.explanation import Explanation
+from dask_dgpu.observe.explain.gangs import passes_of
 from dask_dgpu.observe.explain.operations import GANG, Finder, Operation
 from dask_dgpu.observe.explain.runs import last_runs, runs_of
 from dask_dgpu.observe.explain.table import Totals
@@ -89,6 +91,9 @@ def _explained(
     optimizer = optimizer.calibrated(client)
     try:
         rewriting = optimizer.rewrite(graph, keys, present)
+        lacks, advice = advised(
+            optimizer, rewriting.lacks, lambda other: other.rewrite(graph, keys, present).lacks
+        )
     except Exception as error:
         if optimizer.settings.on_error == "raise":
             raise
@@ -120,6 +125,9 @@ def _explained(
         Totals(ours.tasks, ours.seconds, plain.tasks, plain.seconds),
         optimizer.room(read, present),
         bool(measured),
+        lacks,
+        advice,
+        passes_of(graph, rewriting.source),
     )
 
 

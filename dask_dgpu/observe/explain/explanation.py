@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.observe.explain.drawing import Drawing
-from dask_dgpu.observe.explain.memory import GangMemory, Memory
+from dask_dgpu.observe.explain.gangs import gangs_of, left_of, named
+from dask_dgpu.observe.explain.memory import Memory
 from dask_dgpu.observe.explain.operations import Operation
 from dask_dgpu.observe.explain.runs import sent_of
 from dask_dgpu.observe.explain.table import Table, Totals
+from dask_dgpu.planner.parts import Lack
 from dask_dgpu.planner.predict import Prediction
 from graph_opt.model.cost import FIGURES
 from graph_opt.model.layout import Declined
@@ -57,6 +59,12 @@ class Explanation:
         The bytes of a rank that a gang may use, ``None`` for no limit.
     timed : bool
         Whether measured seconds were requested.
+    lacks : mapping of str to Lack
+        What operations lack that are left to Dask because they do not fit.
+    advice : str
+        What to change in that case.
+    passes : mapping of str to str
+        The layers of operations that go in passes, and these operations.
 
     Notes
     -----
@@ -77,6 +85,9 @@ class Explanation:
     totals: Totals | None = None
     room: float | None = None
     timed: bool = False
+    lacks: Mapping[str, Lack] = field(default_factory=dict)
+    advice: str = ""
+    passes: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values.
@@ -127,14 +138,20 @@ class Explanation:
 
     @property
     def memory(self) -> Memory:
-        """The memory that each gang needs on a rank, and what makes it up."""
-        gangs = []
-        for at, (_, prediction) in enumerate(self.regions):
-            counts = Counter(each.operation for each in self.operations if each.gang == at)
-            names = [f"{n} x {name}" if n > 1 else name for name, n in counts.items()]
-            gangs.append(GangMemory.of(", ".join(names), prediction))
-        declined = [f"{each.name} left to Dask: {each.reason}" for each in self.declined]
-        return Memory(tuple(gangs), self.room, tuple(declined))
+        """The memory that each gang needs on a rank, what makes it up, and what it transfers."""
+        declined = [
+            f"{named(self.operations, each.name)} is left to Dask: {each.reason}"
+            for each in self.declined
+            if each.name not in self.lacks
+        ]
+        return Memory(
+            tuple(gangs_of(self.regions, self.operations, self.passes)),
+            min((lack.room for lack in self.lacks.values()), default=self.room),
+            tuple(declined),
+            tuple(left_of(self.operations, self.lacks)),
+            self.advice,
+            self.seconds,
+        )
 
     def to_json(self) -> str:
         """Return :meth:`to_dict` as JSON.

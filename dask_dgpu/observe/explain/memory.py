@@ -8,15 +8,18 @@ from typing import Any
 
 from dask.utils import format_bytes
 
-from dask_dgpu.cost.table import Rows, Shown
+from dask_dgpu.cost.table import Rows, Shown, at_least, quantity
 from dask_dgpu.planner.predict import Prediction
 
-HEADINGS = ("gang", "inputs", "steps", "workspace", "peak", "received")
+HEADINGS = ("gang", "parts", "inputs", "steps", "workspace", "peak", "received")
+HOST = "host"
+SECONDS = "predicted"
+LEFT = "left to Dask"
 
 
 @dataclass(frozen=True)
 class GangMemory:
-    """The bytes on the rank of a gang that needs most, at its peak.
+    """The bytes on the rank of a gang that needs most, at its peak, and what the gang transfers.
 
     Parameters
     ----------
@@ -32,7 +35,19 @@ class GangMemory:
         What the busiest rank receives from others in the whole program; no memory of its own.
     parts : int
         The number of gangs, one after another, that compute parts of the result. The other bytes
-        are those of the part that needs most.
+        are those of the part that needs most; received and host bytes and seconds are sums.
+    host_bytes : int
+        What all ranks copy from the host to GPUs and back, over PCIe; 0 on CPUs.
+    shape : tuple of int
+        The shape of the largest result, or of the largest part of it.
+    rows : int
+        The longest part of the axis that is cut first; the whole first axis if there is one part.
+    terms : int
+        The number of parts whose results are added, for each block of a product.
+    pass_number, passes : int
+        An operation that goes in passes has a gang for each of them.
+    seconds : float or None
+        The predicted time, ``None`` for operations that are left to Dask.
     """
 
     operations: str
@@ -41,16 +56,45 @@ class GangMemory:
     workspace_bytes: int
     received_bytes: int
     parts: int = 1
+    host_bytes: int = 0
+    shape: tuple[int, ...] = ()
+    rows: int = 1
+    terms: int = 1
+    pass_number: int = 1
+    passes: int = 1
+    seconds: float | None = None
 
     @classmethod
-    def of(cls, operations: str, prediction: Prediction) -> GangMemory:
-        """Return the memory of a predicted gang."""
-        return cls(operations, *prediction.peak, prediction.moved_bytes, prediction.parts)
+    def of(cls, operations: str, found: Prediction, number: int = 1, passes: int = 1) -> GangMemory:
+        """Return the memory of a predicted gang, one of several passes."""
+        return cls(
+            operations,
+            *found.peak,
+            found.moved_bytes,
+            found.parts,
+            found.host_bytes,
+            found.shape,
+            found.rows,
+            found.terms,
+            number,
+            passes,
+            found.seconds,
+        )
 
     @property
     def peak_bytes(self) -> int:
         """All bytes at the peak."""
         return self.input_bytes + self.step_bytes + self.workspace_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values.
+
+        Returns
+        -------
+        dict
+            The parameters by name, and ``"peak_bytes"``.
+        """
+        return asdict(self) | {"peak_bytes": self.peak_bytes}
 
 
 @dataclass(frozen=True)
@@ -64,7 +108,14 @@ class Memory(Shown):
     room : float or None
         The bytes of a rank that a gang may use, ``None`` for no limit.
     declined : tuple of str
-        The pieces that are left to Dask, with the reasons.
+        The operations that are left to Dask for other reasons than memory, with these.
+    left : tuple of GangMemory
+        The operations that are left to Dask because they do not fit, with what their smallest part
+        needs.
+    advice : str
+        What to change if something does not fit.
+    seconds : float or None
+        The predicted time of the whole graph, with Dask's own work.
 
     Notes
     -----
@@ -75,16 +126,29 @@ class Memory(Shown):
     gangs: tuple[GangMemory, ...]
     room: float | None
     declined: tuple[str, ...] = ()
+    left: tuple[GangMemory, ...] = ()
+    advice: str = ""
+    seconds: float | None = None
 
     @property
     def peak_bytes(self) -> int:
-        """The bytes of the gang that needs most."""
-        return max((gang.peak_bytes for gang in self.gangs), default=0)
+        """The bytes of the gang that needs most, or would if there was one."""
+        return max((gang.peak_bytes for gang in (*self.gangs, *self.left)), default=0)
 
     @property
     def feasible(self) -> bool:
-        """Whether each gang fits."""
-        return self.room is None or self.peak_bytes <= self.room
+        """Whether all fits, so nothing is left to Dask for lack of memory."""
+        return not self.left and (self.room is None or self.peak_bytes <= self.room)
+
+    @property
+    def received_bytes(self) -> int:
+        """What the busiest ranks receive from others in all gangs."""
+        return sum(gang.received_bytes for gang in self.gangs)
+
+    @property
+    def host_bytes(self) -> int:
+        """What all gangs copy from the host to GPUs and back."""
+        return sum(gang.host_bytes for gang in self.gangs)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values.
@@ -92,27 +156,59 @@ class Memory(Shown):
         Returns
         -------
         dict
-            The parameters by name, with ``"gangs"`` as a list of dicts; ``"peak_bytes"`` of all
-            and of each gang, and ``"feasible"``.
+            The parameters by name, with ``"gangs"`` and ``"left"`` as lists of dicts;
+            ``"peak_bytes"`` of all and of each, ``"received_bytes"`` and ``"host_bytes"`` of all,
+            and ``"feasible"``.
         """
-        gangs = [asdict(gang) | {"peak_bytes": gang.peak_bytes} for gang in self.gangs]
         return {
-            "gangs": gangs,
+            "gangs": [gang.to_dict() for gang in self.gangs],
             "room": self.room,
             "declined": list(self.declined),
+            "left": [gang.to_dict() for gang in self.left],
+            "advice": self.advice,
+            "seconds": self.seconds,
             "peak_bytes": self.peak_bytes,
+            "received_bytes": self.received_bytes,
+            "host_bytes": self.host_bytes,
             "feasible": self.feasible,
         }
 
     def _rows(self) -> Rows:
+        copies = bool(self.host_bytes)
+        headings = (*HEADINGS, *(HOST,) * copies, SECONDS)
+        rows = [*(_row(gang, copies) for gang in self.gangs), *map(_left_row, self.left)]
+        cells = [(*row, *("",) * (len(headings) - len(row))) for row in rows]
+        title = "; ".join(filter(None, [self._outcome(), self.advice, *self.declined]))
+        return Rows(title, headings, cells, texts=2, dense=True)
+
+    def _outcome(self) -> str:
         room = "no limit" if self.room is None else f"{format_bytes(int(self.room))} may be used"
+        if self.left:
+            most = max(self.left, key=lambda gang: gang.peak_bytes)
+            needed = at_least(most.peak_bytes)
+            return f"does not fit: {most.operations} needs at least {needed} on a rank and {room}"
+        if not self.gangs:
+            return "no gang runs"
         outcome = "fits" if self.feasible else "does not fit"
-        title = f"on the rank that needs most: {outcome}, {room}" if self.gangs else "no gang runs"
-        return Rows("; ".join([title, *self.declined]), HEADINGS, list(map(_row, self.gangs)))
+        return f"on the rank that needs most: {outcome}, {room}"
 
 
-def _row(gang: GangMemory) -> Sequence[str]:
+def _row(gang: GangMemory, copies: bool) -> Sequence[str]:
+    name = gang.operations
+    if gang.passes > 1:
+        name += f", pass {gang.pass_number} of {gang.passes}"
+    parts = f"{gang.parts} of {' x '.join(map(str, gang.shape)) or '1'}"
+    if gang.terms > 1:
+        parts += f", {gang.terms} terms each"
+    moved = [gang.received_bytes, *[gang.host_bytes] * copies]
+    seconds = "" if gang.seconds is None else quantity(gang.seconds, "s")
+    return name, parts, *_peak(gang), *map(format_bytes, moved), seconds
+
+
+def _left_row(gang: GangMemory) -> Sequence[str]:
+    return gang.operations, LEFT, *_peak(gang)
+
+
+def _peak(gang: GangMemory) -> Sequence[str]:
     parts = gang.input_bytes, gang.step_bytes, gang.workspace_bytes
-    every = (*parts, gang.peak_bytes, gang.received_bytes)
-    name = gang.operations + (f", in {gang.parts} parts" if gang.parts > 1 else "")
-    return (name, *map(format_bytes, every))
+    return [format_bytes(nbytes) for nbytes in (*parts, gang.peak_bytes)]

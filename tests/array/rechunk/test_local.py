@@ -247,7 +247,7 @@ def test_memory_is_counted() -> None:
     z = x.rechunk((64, 512))
     assert reasons(optimizer(2, "cpu", when="always", memory_limit="2 MiB"), z) == []
     (reason,) = reasons(optimizer(2, "cpu", when="always", memory_limit="1 MiB"), z)
-    assert reason == "it needs 3.00 MiB on a rank and 819.20 kiB may be used"
+    assert reason == "its smallest part needs 1.38 MiB on a rank and 819.20 kiB may be used"
 
 
 def test_explain() -> None:
