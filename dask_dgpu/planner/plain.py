@@ -23,6 +23,7 @@ from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import fuse
 from graph_opt.dask_graph.parse import ArrayGraph, cull, depth_first
+from graph_opt.dask_graph.temporaries import temporaries
 from graph_opt.dask_graph.work import block_nbytes, task_seconds
 from graph_opt.model.blockwork import Blockwork
 from graph_opt.model.cost import Machine
@@ -125,6 +126,15 @@ def block_seconds(
         else:
             found[name] = task_seconds(arrays, name, given, machine)
     return found
+
+
+def block_temporaries(
+    region: Region, works: Iterable[Blockwork], arrays: ArrayGraph
+) -> dict[str, float]:
+    """Predict what functions allocate beside results in each step of a region, in blocks."""
+    given = {node.name for node, _ in region.inputs} | region.nodes.keys()
+    names = (work.output.name for work in works if not work.works)
+    return {name: temporaries(arrays, name, given) for name in names}
 
 
 def rest_of(graph: HighLevelGraph, regions: Iterable[Region]) -> HighLevelGraph:

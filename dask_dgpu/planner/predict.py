@@ -18,7 +18,7 @@ from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.value import Collective, Local, Value, most_received
 from dask_dgpu.planner.host import host_bytes
-from dask_dgpu.planner.plain import block_seconds, plain_region
+from dask_dgpu.planner.plain import block_seconds, block_temporaries, plain_region
 from dask_dgpu.planner.stages import Places
 from dask_dgpu.runtime.placement import Making
 from dask_dgpu.runtime.plans import Plans, plans
@@ -115,7 +115,8 @@ def predict(
     at_once = begins_at_once(region, places)
     seconds += gang_seconds(machine, region.tasks, len(each), at_once=at_once)
     plain = plain_region(region, arrays, max(ranks, facts.cores), facts, places)
-    peak = shares.peak({name: cost.peak_bytes for name, cost in costs.items()})
+    temporary = block_temporaries(region, region.works, arrays)
+    peak = shares.peak({name: cost.peak_bytes for name, cost in costs.items()}, temporary)
     shape = _largest(region)
     return Prediction(
         text=", then ".join(dict.fromkeys(cost.text for cost in costs.values())),
@@ -191,11 +192,14 @@ class Shares:
         self._numbered = [self.values[name] for name in program.names]
         self._shares = {name: self._share(name) for name in self.values}
 
-    def peak(self, collectives: Mapping[str, int]) -> tuple[int, int, int]:
+    def peak(
+        self, collectives: Mapping[str, int], temporaries: Mapping[str, float]
+    ) -> tuple[int, int, int]:
         """Return the most bytes on a rank, given the peak of each collective, in three parts.
 
         These are inputs, results of steps, and workspace. The peaks of collectives include the
-        inputs, the output and the workspace.
+        inputs, the output and the workspace. The workspace of other steps are their
+        ``temporaries``, in blocks: a rank computes one after another.
         """
         given = self.program.given
         kept = held = self._sum(given)
@@ -206,11 +210,20 @@ class Shares:
             if isinstance(step, Collective):
                 arrays = self._sum({*step.inputs, step.output}).max()
                 workspace = int(max(0, collectives[step.output] - arrays))
+            elif temporaries.get(step.output):
+                workspace = int(temporaries[step.output] * self._largest_block(step))
             rank = held.argmax()
             peaks.append((int(kept[rank]), int(held[rank] - kept[rank]), workspace))
             held = held - self._sum(ending)
             kept = kept - self._sum(given & {*ending})
         return max(peaks, key=sum)
+
+    def _largest_block(self, step: Local) -> int:
+        """Return the bytes of the largest block that a step reads or makes."""
+        made = max(map(step.result.nbytes, step.result.indices()), default=0)
+        values = [self.values[name] for name in step.inputs]
+        needs = {need for each in step.needs for need in each}
+        return max([made, *(values[at].nbytes(index) for at, index in needs)])
 
     def most_blocks(self, step: Local) -> int:
         """Return the number of blocks that the busiest rank computes in a step."""

@@ -72,20 +72,26 @@ def task_seconds(graph: ArrayGraph, name: str, given: Collection[str], machine: 
 
     The layer is fused of all layers of ``graph`` between the layers ``given`` and itself.
     """
-    found, waiting = {name}, [name]
-    while waiting:
-        read = graph.dependencies[waiting.pop()]
-        needed = [other for other in read if other not in given and other not in found]
-        found.update(needed)
-        waiting += needed
-    kernel = _kernel(graph, found)
+    found = layers_of(graph, name, given)
+    kernel = kernel_of(graph, found)
     works = [_work(graph, each) for each in found - kernel]
     works += [_within(graph, each, kernel) for each in kernel]
     seconds = sum(tasks * work.seconds(machine) for tasks, work in works)
     return seconds / max(1, _tasks(graph.layers[name]))
 
 
-def _kernel(graph: ArrayGraph, names: Collection[str]) -> set[str]:
+def layers_of(graph: ArrayGraph, name: str, given: Collection[str]) -> set[str]:
+    """Return the layers between the layers ``given`` and a layer, with the latter."""
+    found, waiting = {name}, [name]
+    while waiting:
+        read = graph.dependencies[waiting.pop()]
+        needed = [other for other in read if other not in given and other not in found]
+        found.update(needed)
+        waiting += needed
+    return found
+
+
+def kernel_of(graph: ArrayGraph, names: Collection[str]) -> set[str]:
     """Return those of the layers of a task that run as one kernel.
 
     A single layer has one only if it is a reduction on a GPU.
@@ -203,12 +209,12 @@ def _lengths(node: ArrayNode | None) -> list[float]:
 
 def passes_of(function: Any, options: Mapping[str, Any]) -> float:
     """Return the factor of a function on a host; an alias of a block has no function."""
-    return 0.0 if function is None else PASSES.get(_named(function, options), USUAL)
+    return 0.0 if function is None else PASSES.get(named(function, options), USUAL)
 
 
 def _gpu_passes(function: Any, options: Mapping[str, Any], ndim: int) -> float:
     """Return the factor of a function of CuPy's that reads blocks with ``ndim`` axes."""
-    name = "" if function is None else _named(function, options)
+    name = "" if function is None else named(function, options)
     if name in ARITHMETIC or name in RUNNING:
         return USUAL
     axes = options.get("axis", ())
@@ -218,13 +224,13 @@ def _gpu_passes(function: Any, options: Mapping[str, Any], ndim: int) -> float:
     return passes_of(function, options)
 
 
-def _named(function: Any, options: Mapping[str, Any]) -> str:
+def named(function: Any, options: Mapping[str, Any]) -> str:
     """Return the name of a function; that of a wrapper is its wrapped function's."""
     while isinstance(function, partial | curry):
         function = function.func
     wrapped = options.get("enforce_dtype_function")
     if wrapped is not None:
-        return _named(getattr(wrapped, "value", wrapped), {})
+        return named(getattr(wrapped, "value", wrapped), {})
     return str(getattr(function, "__name__", ""))
 
 
