@@ -124,20 +124,26 @@ def advice(site: Site, what: str, least: int, room: float) -> str:
     """
     optimizer = site.optimizer
     settings, cap = optimizer.settings, optimizer.settings.memory_cap
-    most = usable(site.facts, settings)
+    facts = site.facts
+    memory = facts.device_memory if settings.memory_limit is None else settings.memory_limit
+    most = usable(facts, settings)
     needed = least + (0 if most is None else max(0, int(most - room)))
     found: list[tuple[str, str, float]] = []
     if cap is not None and needed > cap:
         found.append(("memory_cap", "dgpu.memory.cap", needed))
-    if most is not None and needed > most and (cap is None or most < cap):
-        limit = needed / (1 - settings.safety_margin)
+    limit = needed / (1 - settings.safety_margin)
+    if memory is not None and limit > memory:
         found.append(("memory_limit", "dgpu.memory.limit", limit))
-    changes = [
-        f"call dgpu.enable with {keyword} of at least {at_least(nbytes)}"
+    given = [
+        f"{keyword} of at least {at_least(nbytes)}"
         if site.is_enabled
-        else f"set {name} to at least {at_least(nbytes)}"
+        else f"{name} to at least {at_least(nbytes)}"
         for keyword, name, nbytes in found
     ]
+    changes = []
+    if given:
+        how = "call dgpu.enable with" if site.is_enabled else "set"
+        changes.append(f"{how} {' and '.join(given)}")
     if not site.in_process:
         changes.append("use more workers")
     needs = f"{what} needs {format_bytes(least)} on each device and {format_bytes(int(room))}"

@@ -10,7 +10,6 @@ from math import ceil, floor, log10
 from textwrap import wrap
 from typing import Any
 
-from dask.utils import format_bytes, parse_bytes
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -19,10 +18,10 @@ from rich.text import Text
 WIDTH = 100
 """Columns of text."""
 
-ROUNDED = 1.006
-"""More than a number over the two decimals of it that Dask shows, from 0.90 on."""
-
 PREFIXES = {-9: "n", -6: "u", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}
+
+UNITS = {"PiB": 50, "TiB": 40, "GiB": 30, "MiB": 20, "kiB": 10}
+"""Units of bytes, and the binary logarithm of each."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,10 @@ def quantity(value: float, unit: str) -> str:
 
 
 def at_least(nbytes: float) -> str:
-    """Return a number of bytes that is enough as text: ``"1.01 MiB"``; Dask may round it down."""
+    """Return bytes as a text for a setting, rounded up: it is read as at least as many."""
     needed = ceil(nbytes)
-    text = format_bytes(needed)
-    return text if parse_bytes(text) >= needed else format_bytes(ceil(ROUNDED * needed))
+    unit = next((unit for unit in UNITS if needed >= 1 << UNITS[unit]), None)
+    if unit is None:
+        return f"{needed} B"
+    hundredths = -(-needed * 100 >> UNITS[unit])
+    return f"{hundredths // 100}.{hundredths % 100:02} {unit}"
