@@ -62,7 +62,8 @@ def run(
         The cluster; by default the current client's. Without a client, threads of this process
         compute.
     progress : bool, optional
-        Whether to draw a bar, on the standard error, if it takes over two seconds.
+        Whether to draw a bar that counts batches, on the standard error, if it takes over two
+        seconds.
     **options
         Arguments of the operation: ``axis=0``, ``stride=2``.
 
@@ -247,7 +248,7 @@ def _compute_whole(whole: Whole, out: Any, progress: bool) -> Any:
     """Compute a function as one graph, a second time in smaller blocks if memory did not last."""
     _check_fits(whole.plan)
     if not whole.is_lazy:
-        values = whole.compute()
+        values = whole.compute(progress=progress)
         result = _target(out, values.shape, values.dtype, whole.template)
         result[...] = values
         return _given_back(result, out)

@@ -154,12 +154,13 @@ class Whole:
         with Batches(self.operation.name, self._blocks, progress) as bar:
             self.site.store(self.result, _Counted(out, bar), self._kept[0])
 
-    def compute(self) -> Any:
+    def compute(self, *, progress: bool) -> Any:
         """Return a result whose shape is unknown before."""
         if not isinstance(self.result, Array):
             return np.asarray(self.result)
         scheduler = {"scheduler": "threads"} if self.site.in_process else {}
-        return self.result.compute(**scheduler)
+        with Batches(self.operation.name, 1, progress):
+            return self.result.compute(**scheduler)
 
     def halved(self) -> Whole:
         """Return the call in blocks for half of the planned bytes, if that is possible."""

@@ -1,0 +1,69 @@
+"""A bar for calls that take longer than a moment, from then on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dask_dgpu as dgpu
+from dask_dgpu.batches.operations import Operation
+from dask_dgpu.batches.rules import elementwise
+from tests.batches.test_run import bounded
+
+A = np.ones((40, 30))
+
+
+@pytest.fixture(autouse=True)
+def moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dask_dgpu.batches.progress.MOMENT", 0.1)
+
+
+@pytest.fixture
+def naps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Seconds that the batches of an operation sleep, those with a rule and others."""
+    seconds: list[float] = []
+
+    def sleep(block: Any) -> Any:
+        if block.size:
+            time.sleep(seconds.pop() if seconds else 0)
+        return block
+
+    operation = Operation("nap", lambda x: x.map_blocks(sleep, dtype=float), elementwise)
+    monkeypatch.setattr("dask_dgpu.batches.run.resolve", lambda op: operation)
+    return seconds
+
+
+def test_the_only_batch_has_a_bar(naps: list[float], capfd: Any) -> None:
+    naps.append(0.5)
+    dgpu.run("nap", A)
+    shown = capfd.readouterr().err
+    assert "nap" in shown
+    assert "/1" in shown
+
+
+def test_a_bar_before_the_first_batch_ends(naps: list[float], capfd: Any) -> None:
+    with bounded(20_000):
+        batches = dgpu.plan("nap", A).batches
+        assert batches > 2
+        naps.append(0.5)
+        dgpu.run("nap", A)
+    assert f"/{batches}" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("seconds", "options"), [(0, {}), (0.5, {"progress": False})])
+def test_no_bar(naps: list[float], seconds: float, options: Any, capfd: Any) -> None:
+    naps.append(seconds)
+    dgpu.run("nap", A, **options)
+    assert capfd.readouterr().err == ""
+
+
+def test_functions_of_unknown_shape_have_one(capfd: Any) -> None:
+    def some(x: Any) -> Any:
+        return x[x.map_blocks(lambda block: time.sleep(0.4) or block > 0, dtype=bool)]
+
+    dgpu.run(some, A)
+    assert "some" in capfd.readouterr().err
