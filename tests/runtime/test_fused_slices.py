@@ -233,7 +233,10 @@ def test_random_slices_have_the_bits_of_numpy(data: st.DataObject, ranks: int) -
         other, lazy_other = values[data.draw(st.integers(0, len(values) - 1))]
         if data.draw(st.booleans()) and known.ndim:
             index = data.draw(indices(known.shape))
-            values.append((known[index], lazy[index]))
+            sliced = lazy[index]
+            # plain Dask cannot broadcast an axis of chunks (1, 0)
+            if all(len(sizes) == 1 or sum(sizes) > 1 for sizes in sliced.chunks):
+                values.append((known[index], sliced))
             continue
         step = STEPS[data.draw(st.sampled_from(sorted(STEPS)))]
         try:
