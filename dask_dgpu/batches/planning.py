@@ -126,8 +126,9 @@ def advice(site: Site, what: str, least: int, room: float) -> str:
     settings, cap = optimizer.settings, optimizer.settings.memory_cap
     facts = site.facts
     memory = facts.device_memory if settings.memory_limit is None else settings.memory_limit
-    most = usable(facts, settings)
-    needed = least + (0 if most is None else max(0, int(most - room)))
+    most, free = usable(facts, settings), site.room
+    share = room / free if 0 < room < free else 1.0  # of one call of several at a time
+    needed = least / share + (0 if most is None else max(0.0, most - free))
     found: list[tuple[str, str, float]] = []
     if cap is not None and needed > cap:
         found.append(("memory_cap", "dgpu.memory.cap", needed))

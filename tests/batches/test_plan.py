@@ -20,7 +20,7 @@ from dask_dgpu.batches import choose as choices
 from dask_dgpu.batches.choose import choose, overlapping
 from dask_dgpu.batches.notation import Halo, Notation
 from dask_dgpu.batches.sites import Here
-from tests.batches.test_run import bounded
+from tests.batches.test_run import A, bounded
 from tests.support.memory import assert_peak
 from tests.support.profiles import examples
 
@@ -134,6 +134,16 @@ def test_advice_is_enough(op: Any, margin: float, room: int) -> None:
     assert (name, others) == ("dgpu.memory.limit", [])
     with dask.config.set({name: value, "dgpu.memory.safety-margin": margin}):
         assert dgpu.plan(op, shape).feasible
+
+
+def test_advice_is_enough_for_calls_at_a_time() -> None:
+    calls = [(A,), (2 * A,), (A,)]
+    with bounded(1000), pytest.raises(dgpu.errors.RunManyError) as caught:
+        dgpu.run_many("fft", calls, axis=0)
+    name, value = limits(str(caught.value)).popitem()
+    with dask.config.set({name: value, "dgpu.memory.safety-margin": 0}):
+        found = dgpu.run_many("fft", calls, axis=0)
+    np.testing.assert_allclose(found[1], 2 * np.fft.fft(A, axis=0), rtol=1e-12, atol=1e-12)
 
 
 def test_advice_after_enable_is_for_enable() -> None:
