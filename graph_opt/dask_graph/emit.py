@@ -28,12 +28,8 @@ from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from graph_opt.dask_graph.internals import (
-    GraphNode,
-    List,
-    Task,
-    TaskRef,
-)
+from graph_opt.dask_graph.ahead import Parts, waiting
+from graph_opt.dask_graph.internals import GraphNode, List, Task, TaskRef
 from graph_opt.dask_graph.sent import SentGraph
 from graph_opt.model.piece import Region
 
@@ -73,7 +69,7 @@ class TaskFunctions:
 class GangLayer(MaterializedLayer):
     """The ``stage`` tasks and the ``gang`` task of a region, with its program's payload.
 
-    The attribute ``gang`` is the key of the latter.
+    The attribute ``gang`` is the key of the latter, ``turn`` that of the ``turn`` task, if any.
     """
 
     def __init__(self, region: Region, functions: TaskFunctions, program: Any) -> None:
@@ -82,10 +78,11 @@ class GangLayer(MaterializedLayer):
         tasks: dict[Key, GraphNode] = {}
         staged: list[List] = []
         after: list[TaskRef] = []
+        self.turn: Key | None = None
         if region.after is not None:
-            turn, (name, index) = (f"{TURN}-{region.token}", 0), region.after[1]
-            tasks[turn] = UnfusedTask(turn, take_turn, TaskRef((name, *index)))
-            after = [TaskRef(turn)]
+            self.turn, (name, index) = (f"{TURN}-{region.token}", 0), region.after[1]
+            tasks[self.turn] = UnfusedTask(self.turn, take_turn, TaskRef((name, *index)))
+            after = [TaskRef(self.turn)]
         operands = region.operands
         for at, (node, indices) in enumerate(region.inputs):
             keys: list[Key] = [(f"{STAGE}-{at}-{region.token}", *index) for index in indices]
@@ -239,6 +236,9 @@ def finish(
     depend on different gangs, so a scheduler that knows both would report a collision.
     Requested keys, those in ``wanted``, stay.
 
+    Blocks for a part of a collective are made while the part before it is computed, not earlier
+    (:mod:`graph_opt.dask_graph.ahead`).
+
     Dask's fusion drops all annotations; the graph ``emitted`` still has them. Returns a dict, or
     a graph with layers if there are annotations.
     """
@@ -256,7 +256,12 @@ def finish(
             whole = alone and len(keys) == region.nodes[name].blocks
             if not whole and wanted.isdisjoint(keys):
                 names |= {key: (f"{name}-{region.token}", *key[1:]) for key in keys}
-    tasks = {names.get(key, key): _renamed(key, task, names) for key, task in graph.items()}
+    ahead = waiting(graph, _collectives(emitted), wanted)
+    names |= ahead.names
+    tasks = {
+        names.get(key, key): ahead.applied(key, _renamed(key, task, names))
+        for key, task in graph.items()
+    }
     annotated: dict[str, MaterializedLayer] = {}
     for gang, layer in layers.items():
         if layer.annotations:
@@ -268,6 +273,12 @@ def finish(
     annotated["rest"] = MaterializedLayer(tasks)
     every = set(annotated)
     return HighLevelGraph(annotated, {name: every - {name} for name in every})
+
+
+def _collectives(emitted: HighLevelGraph) -> Iterator[Parts]:
+    for layer in emitted.layers.values():
+        if isinstance(layer, PartsLayer):
+            yield [(part.gang, part.turn) for part in layer.parts]
 
 
 def _renamed(key: Any, task: GraphNode, names: dict[Any, Any]) -> GraphNode:
