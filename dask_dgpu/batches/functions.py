@@ -8,9 +8,10 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask.array.core import Array, elemwise
+from dask.array.core import Array
 
 from dask_dgpu.array.matmul import matmul
+from graph_opt.dask_graph.internals import elemwise
 
 
 def product(a: Array, b: Array, *, strategy: Any = "auto", **options: Any) -> Array:

@@ -12,7 +12,6 @@ from dask.array.core import Array
 from dask.core import flatten
 from dask.order import order
 from dask.threaded import get
-from dask.utils import ensure_dict
 
 from dask_dgpu.batches.blocks import regions
 from graph_opt.dask_graph.internals import GraphNode, Task, TaskRef, convert_legacy_graph
@@ -29,7 +28,7 @@ MOMENTS = 3
 def tasks_of(result: Array) -> Tasks:
     """Return the tasks of an array, optimized as Dask is configured to."""
     keys = list(flatten(result.__dask_keys__()))
-    tasks: Tasks = convert_legacy_graph(ensure_dict(result.__dask_optimize__(result.dask, keys)))
+    tasks: Tasks = convert_legacy_graph(dict(result.__dask_optimize__(result.dask, keys)))
     return tasks
 
 

@@ -57,7 +57,8 @@ class Rows:
         with console.capture() as capture:
             console.print(table, markup=False)
         lines = [line.rstrip() for line in capture.get().rstrip().splitlines()]
-        return "\n".join([*wrap(self.title, self.width), *lines])
+        title = [part for line in self.title.splitlines() for part in wrap(line, self.width)]
+        return "\n".join([*title, *lines])
 
     def html(self) -> str:
         """Return the table as HTML."""

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.operations.value import Collective, Local, Value
 from dask_dgpu.runtime.program import Program
-from graph_opt.model.layout import CUPY, NUMPY, Index
+from graph_opt.model.layout import NUMPY, Index
 
 Read = tuple[str, Iterable[Index]]
 """Some blocks of a value."""
 
 
-def host_bytes(program: Program, facts: ClusterFacts) -> int:
-    """Return the bytes of blocks that all ranks copy to GPUs and back, 0 on CPUs."""
+def host_bytes(program: Program) -> int:
+    """Return the bytes of blocks that all ranks, on GPUs, copy to them and back."""
     values = dict(program.inputs) | {step.output: step.result for step in program.steps}
-    if not _on_gpus(values, facts):
-        return 0
     return sum(
         values[name].nbytes(index) for name, blocks in _copied(program, values) for index in blocks
     )
-
-
-def _on_gpus(values: Mapping[str, Value], facts: ClusterFacts) -> bool:
-    """Whether ranks compute on GPUs; without a cluster they do if there are CuPy blocks."""
-    if facts.workers:
-        return facts.device == "cuda"
-    return any(value.container == CUPY for value in values.values())
 
 
 def _copied(program: Program, values: Mapping[str, Value]) -> Iterator[Read]:

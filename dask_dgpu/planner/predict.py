@@ -25,7 +25,7 @@ from dask_dgpu.runtime.plans import Plans, plans
 from dask_dgpu.runtime.program import Limits, Program
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.model.cost import Machine, gang_seconds
-from graph_opt.model.layout import dealt, label
+from graph_opt.model.layout import CUPY, dealt, label
 from graph_opt.model.parts import extent, nbytes
 from graph_opt.model.piece import Region
 
@@ -115,7 +115,8 @@ def predict(
     at_once = begins_at_once(region, places)
     seconds += gang_seconds(machine, region.tasks, len(each), at_once=at_once)
     plain = plain_region(region, arrays, max(ranks, facts.cores), facts, places)
-    temporary = block_temporaries(region, region.works, arrays)
+    works = (work for work in region.works if seconds_of.get(work.output.name))  # no views
+    temporary = block_temporaries(region, works, arrays)
     peak = shares.peak({name: cost.peak_bytes for name, cost in costs.items()}, temporary)
     shape = _largest(region)
     return Prediction(
@@ -130,7 +131,7 @@ def predict(
         dask_seconds=plain.seconds,
         steps=tuple((label(name), each[name] + machine.step_seconds) for name in names),
         at_once=at_once,
-        host_bytes=host_bytes(program, facts),
+        host_bytes=host_bytes(program) if _is_on_gpus(program, facts) else 0,
         shape=shape,
         rows=max(shape[:1], default=1),
     )
@@ -158,8 +159,18 @@ def begins_at_once(region: Region, places: Places) -> bool:
 
 def _largest(region: Region) -> tuple[int, ...]:
     """Return the shape of the largest result of a region, or of its wanted part."""
-    results = ((region.nodes[name], blocks) for name, blocks in region.wanted)
+    results = [(region.nodes[name], blocks) for name, blocks in region.wanted]
+    if all(len(blocks) == node.blocks for node, blocks in results):
+        return max((node for node, _ in results), key=lambda node: node.nbytes).shape
     return extent(*max(results, key=lambda result: nbytes(*result)))
+
+
+def _is_on_gpus(program: Program, facts: ClusterFacts) -> bool:
+    """Whether ranks compute on GPUs; without a cluster they do if there are CuPy blocks."""
+    if facts.workers:
+        return facts.device == "cuda"
+    values = (*(value for _, value in program.inputs), *(step.result for step in program.steps))
+    return any(value.container == CUPY for value in values)
 
 
 def _owners(name: str, value: Value, ranks: int, places: Places) -> Sequence[int]:

@@ -256,12 +256,13 @@ def finish(
             whole = alone and len(keys) == region.nodes[name].blocks
             if not whole and wanted.isdisjoint(keys):
                 names |= {key: (f"{name}-{region.token}", *key[1:]) for key in keys}
-    ahead = waiting(graph, _collectives(emitted), wanted)
-    names |= ahead.names
-    tasks = {
-        names.get(key, key): ahead.applied(key, _renamed(key, task, names))
-        for key, task in graph.items()
-    }
+    collectives = list(_collectives(emitted))
+    ahead = waiting(graph, collectives, wanted) if collectives else None
+    names |= ahead.names if ahead else {}
+    tasks = {}
+    for key, task in graph.items():
+        new = _renamed(key, task, names)
+        tasks[names.get(key, key)] = ahead.applied(key, new) if ahead else new
     annotated: dict[str, MaterializedLayer] = {}
     for gang, layer in layers.items():
         if layer.annotations:

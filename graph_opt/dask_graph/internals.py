@@ -14,8 +14,8 @@ NAMES = {
     "dask._task_spec": "Alias DataNode GraphNode List Task TaskRef convert_legacy_graph cull",
     "dask.array.chunk": "argmax argmin astype getitem",
     "dask.array.core": (
-        "_concatenate2 _enforce_dtype concatenate_shaped getter getter_inline getter_nofancy "
-        "load_store_chunk"
+        "_concatenate2 _enforce_dtype concatenate_shaped elemwise getter getter_inline "
+        "getter_nofancy load_store_chunk"
     ),
     "dask.array.einsumfuncs": "chunk_einsum",
     "dask.array.overlap": "ensure_minimum_chunksize",
