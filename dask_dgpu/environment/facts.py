@@ -220,19 +220,20 @@ def _least_memory(client: Client) -> int | None:
 
 
 def memory_for_blocks(dask_worker: Worker) -> int | None:
-    """Return the memory limit of a worker minus the memory of its process without blocks.
+    """Return the memory at which Dask pauses a worker, minus that of its process without blocks.
 
-    The result is 0 if that memory alone makes Dask pause the worker.
+    Without a threshold for pausing it is the worker's memory limit. A paused worker stages no
+    blocks, and staged ones are not spilled.
     """
     manager = dask_worker.memory_manager
-    limit = manager.memory_limit
-    if not limit:
+    if not manager.memory_limit:
         return None
+    limit = int(manager.memory_limit * (manager.memory_pause_fraction or 1))
     tasks = list(dask_worker.state.tasks.values())
     blocks = sum(ts.nbytes or 0 for ts in tasks if ts.state == "memory")
     own = max(0, dask_worker.monitor.get_process_memory() - blocks)
     own += 0 if "torch" in sys.modules else RUNTIME_BYTES
-    return limit - own if own < limit * (manager.memory_pause_fraction or 1) else 0
+    return max(0, limit - own)
 
 
 def _together(found: Mapping[str, str]) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import dask
@@ -322,3 +323,34 @@ def test_workers_with_little_memory(limit: str, room: bool) -> None:
 
 def _has_torch() -> bool:
     return "torch" in sys.modules
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alone", [False, True])
+def test_staged_blocks_pause_their_worker(client, x, alone):
+    """Others run the tasks of the worker; if there are none, the gang fails in one sentence."""
+    first, *others = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    settings = SETTINGS | {"gang_grace": "1s", "gang_timeout": "6s"}
+    wait(x)
+
+    def slowly(block: Any) -> Any:
+        time.sleep(0.3 if block.size else 0)
+        return block + 1
+
+    with dgpu.enable(client, **settings):
+        with dask.annotate(dgpu=False):  # by tasks of Dask, several on each worker
+            y = x.rechunk(CHUNK // 4).map_blocks(slowly, dtype=x.dtype)
+        future = client.compute(x @ y)
+        eventually(lambda: any(client.run(_staged, workers=[first]).values()))
+        with ExitStack() as stack:
+            for worker in (first, *others) if alone else (first,):
+                stack.enter_context(paused(client, worker))
+            if alone:
+                with pytest.raises(GangError, match="cannot begin: Dask has paused"):
+                    future.result(timeout=60)
+            else:
+                np.testing.assert_array_equal(host(future.result(timeout=60)), A @ (A + 1))
+
+
+def _staged(dask_worker: Any) -> int:
+    return len(dask_worker.plugins[PLUGIN].staged)

@@ -81,11 +81,7 @@ class Losses:
             return
         reason = f"{lost.reason} and none came back"
         error = GangError(reason, lost.rank, lost.worker, lost.phase)
-        # a waiting task needs a task to blame to become erred
-        ts.exception = cast(Serialized, pickle.dumps(error))
-        ts.exception_text = repr(error)
-        ts.exception_blame = ts
-        self.scheduler.transitions({key: "erred"}, stimulus_id=f"dgpu-in-vain-{loss}")
+        fail_waiting(self.scheduler, ts, error, f"dgpu-in-vain-{loss}")
 
 
 class Endings:
@@ -204,6 +200,14 @@ class Endings:
         logger.info("gang %s starts over: %s", key, stimulus_id)
         self.scheduler.transitions(recommendations, stimulus_id=stimulus_id)
         self.scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
+
+
+def fail_waiting(scheduler: Scheduler, ts: TaskState, error: GangError, stimulus_id: str) -> None:
+    """Let a task fail that waits for others; it needs a task to blame to become erred."""
+    ts.exception = cast(Serialized, pickle.dumps(error))
+    ts.exception_text = repr(error)
+    ts.exception_blame = ts
+    scheduler.transitions({ts.key: "erred"}, stimulus_id=stimulus_id)
 
 
 def _plain_of(task: TaskState | None) -> Plain | None:

@@ -27,13 +27,14 @@ from tornado.ioloop import PeriodicCallback
 
 from dask_dgpu.runtime.background import guard_current_frames, in_background
 from dask_dgpu.runtime.observer import Span
-from dask_dgpu.runtime.scheduler.blocks import free_stuck, restrict
+from dask_dgpu.runtime.scheduler.blocks import restrict
 from dask_dgpu.runtime.scheduler.direct import Stored, hand_over, ready
 from dask_dgpu.runtime.scheduler.endings import Endings, Losses
 from dask_dgpu.runtime.scheduler.epoch import Epochs
 from dask_dgpu.runtime.scheduler.launch import Launches
 from dask_dgpu.runtime.scheduler.messages import known_as, runs_on, send
 from dask_dgpu.runtime.scheduler.new_arrays import NewArrays
+from dask_dgpu.runtime.scheduler.paused import Paused
 from dask_dgpu.runtime.scheduler.rates import Rates, Terms
 from dask_dgpu.runtime.scheduler.records import Records
 from dask_dgpu.runtime.scheduler.run import Run
@@ -86,7 +87,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
         await scheduler.register_worker_plugin(
             None, pickle.dumps(GangWorkerPlugin(self.device)), name=PLUGIN, idempotent=True
         )
-        check = PeriodicCallback(partial(free_stuck, scheduler, self.runs), CHECKS_MS)
+        self.paused = Paused(scheduler, self.runs, self.launches.staging)
+        check = PeriodicCallback(lambda: self.paused.check(), CHECKS_MS)
         scheduler.periodic_callbacks["dgpu-free-stuck"] = check
         check.start()
 
@@ -281,6 +283,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.runs.clear()
         self.losses = Losses(scheduler)
         self.launches = self._launches()
+        self.paused = Paused(scheduler, self.runs, self.launches.staging)
         self.new_arrays = NewArrays(scheduler)
         self.endings.cancelled = ("", [])
         self.epochs.clear()
