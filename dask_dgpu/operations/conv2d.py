@@ -28,19 +28,26 @@ EVEN = 1.25
 
 
 def _plan(request: Request) -> Conv2dPlan:
-    """Take blocks as tiles if these are even, else the quickest of several tilings."""
-    wanted = set(request.result.indices())
+    """Take blocks as tiles if these are even and fit, else the quickest of several tilings."""
+    wanted, room = set(request.result.indices()), request.room
     blocks, *parts = tilings(request.result.cuts, wanted, request.size)
     plan = _tiled(request, blocks)
     shares = [plan.tiles.share(rank, 1) for rank in range(request.size)]
-    if max(shares) * request.size <= EVEN * sum(shares):
-        return plan
-    plans = [plan, *(_tiled(request, cuts) for cuts in parts)]
-    return min(plans, key=partial(cost, machine=request.machine))
+    plans = [plan]
+    if max(shares) * request.size > EVEN * sum(shares):
+        plans += [_tiled(request, cuts) for cuts in parts]
+    best = min(plans, key=partial(cost, machine=request.machine))
+    if room is None or _peak(best) <= room:
+        return best
+    plans += [_tiled(request, cuts, roomy=False) for cuts in (blocks, *parts)]
+    return min(plans, key=lambda each: (max(0.0, _peak(each) - room), cost(each, request.machine)))
 
 
-def _tiled(request: Request, cuts: tuple[Cuts, ...]) -> Conv2dPlan:
-    """Plan a convolution in tiles of these cuts, each on the rank with most of its window."""
+def _tiled(request: Request, cuts: tuple[Cuts, ...], *, roomy: bool = True) -> Conv2dPlan:
+    """Plan a convolution in tiles of these cuts, each on the rank with most of its window.
+
+    Buffers are as small as possible unless the memory is ``roomy``.
+    """
     x, weight, *bias = (given.layout for given in request.inputs)
     convolution, result = cast(Convolution, request.task), request.result
     near = (cuts[0], (0, x.shape[1]), *convolution.source_cuts(cuts, x.shape))
@@ -64,7 +71,7 @@ def _tiled(request: Request, cuts: tuple[Cuts, ...]) -> Conv2dPlan:
         target,
         result.dtype,
         request.size,
-        limit=buffer_bytes(share, share, request.machine),
+        limit=buffer_bytes(share, share if roomy else 0, request.machine),
     )
 
 
@@ -79,17 +86,21 @@ def _blocks_of(tiles: Cuts, blocks: Cuts) -> list[int]:
 
 def _cost(plan: Conv2dPlan, machine: Machine) -> Cost:
     received = traffic(plan).sum(axis=0).tolist()
-    layouts = (*(each.layout for each in plan.gathers), plan.result)
-    itemsize = plan.windows.itemsize
-    shares = (sum(each.share(rank, itemsize) for each in layouts) for rank in range(plan.size))
     strategy, tiles = _strategy(plan), sum(owner >= 0 for owner in plan.tiles.owners)
     return Cost(
         seconds=cost(plan, machine),
         moved_bytes=max(received),
-        peak_bytes=max(shares) + workspace(plan),
+        peak_bytes=_peak(plan),
         text=f"convolved {strategy} in {counted(tiles, 'tile')}",
         details=(("strategy", strategy), ("tiles", tiles), ("total_bytes", sum(received))),
     )
+
+
+def _peak(plan: Conv2dPlan) -> int:
+    layouts = (*(each.layout for each in plan.gathers), plan.result)
+    itemsize = plan.windows.itemsize
+    shares = (sum(each.share(rank, itemsize) for each in layouts) for rank in range(plan.size))
+    return max(shares) + workspace(plan)
 
 
 def _flops(plan: Conv2dPlan) -> float:

@@ -45,11 +45,18 @@ def _plan(request: Request) -> PartTransform:
     def put(layout: Layout, chunks: Chunks) -> Layout:
         return place(layout, Value(tuple(map(cuts_of, chunks)), plan.dtype), request.size)
 
-    planned = (
-        plan_on_ranks(each, layout, request.size, request.machine, put, spent=source.spent)
-        for each in _candidates(plan, layout, request.size)
-    )
-    ranked = min(planned, key=lambda ranked: cost(ranked, request.machine))
+    def planned(*, roomy: bool) -> list[RankedPencil]:
+        terms = layout, request.size, request.machine, put
+        candidates = _candidates(plan, layout, request.size)
+        return [plan_on_ranks(each, *terms, spent=source.spent, roomy=roomy) for each in candidates]
+
+    found, room = planned(roomy=True), request.room
+    ranked = min(found, key=lambda each: cost(each, request.machine))
+    if room is not None and peak(ranked) > room:
+        found += planned(roomy=False)
+        ranked = min(
+            found, key=lambda each: (max(0.0, peak(each) - room), cost(each, request.machine))
+        )
     return PartTransform(ranked, (first, begin), request.result.cuts)
 
 

@@ -8,6 +8,7 @@ from operator import attrgetter
 import numpy as np
 
 from dask_dgpu.algorithms.redistribute.plan import (
+    LEAST,
     RedistributePlan,
     buffer_bytes,
     cost,
@@ -41,12 +42,24 @@ def _plan(request: Request) -> RechunkPlan:
     (given,) = request.inputs
     source = given if request.task is None else given.transposed(request.task)
     target = place(source.layout, request.result, request.size)
-    dtype = request.result.dtype
-    share = max(target.share(rank, np.dtype(dtype).itemsize) for rank in range(request.size))
-    limit = buffer_bytes(share, share, request.machine)
-    units = units_for(request.size, request.machine)
-    plan = plan_redistribute(source.layout, target, dtype, request.size, limit=limit, units=units)
-    return RechunkPlan(in_levels(plan, request.machine), request.task)
+    dtype, size, machine = request.result.dtype, request.size, request.machine
+    share = max(target.share(rank, np.dtype(dtype).itemsize) for rank in range(size))
+
+    def planned(spare: int) -> RedistributePlan:
+        limit, units = buffer_bytes(share, spare, machine), units_for(size, machine)
+        ends = source.layout, target, dtype, size
+        return in_levels(plan_redistribute(*ends, limit=limit, units=units), machine)
+
+    plan, room = planned(share), request.room
+    if room is not None and _held(plan) + workspace(plan) > room:
+        plan = planned(max(0, int(room) - _held(plan) - LEAST))
+    return RechunkPlan(plan, request.task)
+
+
+def _held(plan: RedistributePlan) -> int:
+    """Return the most bytes of a rank in blocks of source and target."""
+    ends, itemsize = (plan.source, plan.target), plan.itemsize
+    return max(sum(each.share(rank, itemsize) for each in ends) for rank in range(plan.size))
 
 
 def _run(
@@ -64,14 +77,10 @@ def _run(
 def _cost(rechunk: RechunkPlan, machine: Machine) -> Cost:
     plan = rechunk.plan
     received = traffic(plan).sum(axis=0).tolist()
-    shares = (
-        plan.source.share(rank, plan.itemsize) + plan.target.share(rank, plan.itemsize)
-        for rank in range(plan.size)
-    )
     return Cost(
         seconds=cost(plan, machine),
         moved_bytes=max(received),
-        peak_bytes=max(shares) + workspace(plan),
+        peak_bytes=_held(plan) + workspace(plan),
         text=f"redistributed in {counted(plan.rounds, 'round')}",
         details=(("rounds", plan.rounds), ("total_bytes", sum(received))),
     )

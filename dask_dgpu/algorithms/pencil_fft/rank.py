@@ -80,11 +80,12 @@ def plan_on_ranks(
     place: Place,
     *,
     spent: bool = False,
+    roomy: bool = True,
 ) -> RankedPencil:
     """Plan every exchange of a transform; the same on every rank.
 
     ``place(layout, chunks)`` returns the layout of the array with new chunks. If the input is
-    ``spent``, ranks may free it.
+    ``spent``, ranks may free it. Buffers are as small as possible unless the memory is ``roomy``.
 
     Raises
     ------
@@ -94,8 +95,8 @@ def plan_on_ranks(
     Notes
     -----
     Unless its input is spent, a rank keeps it to the end. During the first exchange it has only the
-    target blocks in addition, so buffers may take another share of the array; later exchanges have
-    an intermediate share too.
+    target blocks in addition, so buffers may take another share of the array if it is ``roomy``;
+    later exchanges have an intermediate share too.
 
     A stage transforms slices as the exchange after it packs them. If one slice of each of two
     rounds does not fit in the buffers, for example because a block is nearly a whole share, the
@@ -115,13 +116,13 @@ def plan_on_ranks(
             ends = present, place(present, exchange.target), exchange.dtype, size
             share, spare = exchange.nbytes // size, 0
             if stage is not None:
-                spare = share if spent or not any(moves) else 0
+                spare = share if roomy and (spent or not any(moves)) else 0
                 limit = buffer_bytes(share, spare, machine, transformed=True)
                 axes = tuple(each.axis for each in stage.transforms)
                 more: dict[str, Any] = {"whole_axes": axes, "transformed": True, "units": units}
                 move = plan_redistribute(*ends, limit=limit, **more)
             if move is None or workspace(move) > LEAST + spare:
-                spare = share if spent or stage is None else 0
+                spare = share if roomy and (spent or stage is None) else 0
                 limit = buffer_bytes(share, spare, machine)
                 move = plan_redistribute(*ends, limit=limit, units=units)
             move = in_levels(move, machine)
