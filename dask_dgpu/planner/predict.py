@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from math import ceil
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dask_dgpu.environment.facts import ClusterFacts, rounded
 from dask_dgpu.environment.settings import Settings
-from dask_dgpu.operations import OPERATIONS, Cost
-from dask_dgpu.operations.value import Collective, Local, Value, most_received
+from dask_dgpu.operations import Cost
+from dask_dgpu.operations.value import Local, Value
 from dask_dgpu.planner.host import host_bytes
 from dask_dgpu.planner.plain import block_seconds, block_temporaries, plain_region
 from dask_dgpu.planner.stages import Places
-from dask_dgpu.runtime.placement import Making
-from dask_dgpu.runtime.plans import Plans, plans
+from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Limits, Program
+from dask_dgpu.runtime.shares import Shares, costs_of
 from graph_opt.dask_graph.parse import ArrayGraph
-from graph_opt.model.cost import Machine, gang_seconds
+from graph_opt.model.cost import gang_seconds
 from graph_opt.model.layout import CUPY, dealt, label
 from graph_opt.model.parts import extent, nbytes
 from graph_opt.model.piece import Region
@@ -36,8 +31,6 @@ ROOM_STEPS = 64
 """Free memory counts in such fractions of the limit, so equal programs have equal plans."""
 
 Key = Any
-Bytes = NDArray[np.int64]
-"""A number for each rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +95,8 @@ def predict(
     ranks, machine = facts.workers or program.local_ranks, facts.machine
     owners = {name: _owners(name, value, ranks, places) for name, value in program.inputs}
     fixed = plans(program, owners, ranks)
-    costs = _costs(program, fixed, facts)
-    shares = Shares(program, fixed, ranks)
+    costs = costs_of(fixed, machine)
+    shares = Shares(fixed, ranks)
     seconds_of = block_seconds(region, region.works, arrays, machine)
     each = {name: cost.seconds for name, cost in costs.items()}
     for step in program.steps:
@@ -177,95 +170,3 @@ def _owners(name: str, value: Value, ranks: int, places: Places) -> Sequence[int
     """Return the ranks of an input's blocks; even shares unless all their places are known."""
     known = [places.get((name, *index), ranks) for index in value.indices()]
     return known if max(known, default=ranks) < ranks else dealt(len(known), ranks)
-
-
-def _costs(program: Program, fixed: Plans, facts: ClusterFacts) -> dict[str, Cost]:
-    """Return the cost of each collective; all iterations of a loop share one plan."""
-    known: dict[int, Cost] = {}
-    found: dict[str, Cost] = {}
-    for step in program.steps:
-        if isinstance(step, Collective):
-            plan = fixed.collectives[step.output]
-            if id(plan) not in known:
-                known[id(plan)] = OPERATIONS[step.operation].cost(plan, facts.machine)
-            found[step.output] = known[id(plan)]
-    return found
-
-
-class Shares:
-    """The bytes of each value of a program on each of ``size`` ranks."""
-
-    def __init__(self, program: Program, fixed: Plans, size: int) -> None:
-        self.program = program
-        self.fixed = fixed
-        self.size = size
-        self.values = dict(program.inputs) | {step.output: step.result for step in program.steps}
-        self._numbered = [self.values[name] for name in program.names]
-        self._shares = {name: self._share(name) for name in self.values}
-
-    def peak(
-        self, collectives: Mapping[str, int], temporaries: Mapping[str, float]
-    ) -> tuple[int, int, int]:
-        """Return the most bytes on a rank, given the peak of each collective, in three parts.
-
-        These are inputs, results of steps, and workspace. The peaks of collectives include the
-        inputs, the output and the workspace. The workspace of other steps are their
-        ``temporaries``, in blocks: a rank computes one after another.
-        """
-        given = self.program.given
-        kept = held = self._sum(given)
-        peaks = [(int(held.max()), 0, 0)]
-        for step, ending in zip(self.program.steps, self.program.ends, strict=True):
-            held = held + self._shares[step.output]
-            workspace = 0
-            if isinstance(step, Collective):
-                arrays = self._sum({*step.inputs, step.output}).max()
-                workspace = int(max(0, collectives[step.output] - arrays))
-            elif temporaries.get(step.output):
-                workspace = int(temporaries[step.output] * self._largest_block(step))
-            rank = held.argmax()
-            peaks.append((int(kept[rank]), int(held[rank] - kept[rank]), workspace))
-            held = held - self._sum(ending)
-            kept = kept - self._sum(given & {*ending})
-        return max(peaks, key=sum)
-
-    def _largest_block(self, step: Local) -> int:
-        """Return the bytes of the largest block that a step reads or makes."""
-        made = max(map(step.result.nbytes, step.result.indices()), default=0)
-        values = [self.values[name] for name in step.inputs]
-        needs = {need for each in step.needs for need in each}
-        return max([made, *(values[at].nbytes(index) for at, index in needs)])
-
-    def most_blocks(self, step: Local) -> int:
-        """Return the number of blocks that the busiest rank computes in a step."""
-        ranks = self.fixed.makings[step.output].ranks
-        counted = Counter(rank for index in step.blocks() for rank in ranks[index])
-        return max(counted.values(), default=0)
-
-    def shipping(self, step: Local, machine: Machine) -> float:
-        """Predict the seconds in which a step receives blocks of other ranks."""
-        received = self._received([self.fixed.makings[step.output]])
-        return machine.latency + received / machine.rank_rate(self.size) if received else 0.0
-
-    def shipped(self) -> int:
-        """Return the bytes of whole blocks that the busiest rank receives."""
-        return self._received(self.fixed.makings.values())
-
-    def _received(self, makings: Iterable[Making]) -> int:
-        shipments = chain.from_iterable(making.shipments for making in makings)
-        return most_received(shipments, self._numbered, self.size)
-
-    def _share(self, name: str) -> Bytes:
-        total = [0] * self.size
-        making, value = self.fixed.makings.get(name), self.values[name]
-        if making is None:
-            for index, rank in self.fixed.values[name].owners():
-                total[rank] += value.nbytes(index)
-        else:
-            for index, ranks in making.ranks.items():
-                for rank in ranks:
-                    total[rank] += value.nbytes(index)
-        return np.array(total, np.int64)
-
-    def _sum(self, names: Iterable[str]) -> Bytes:
-        return sum((self._shares[name] for name in names), np.zeros(self.size, np.int64))
