@@ -69,6 +69,32 @@ class GangError(DgpuError):
         return f"{self.reason} ({', '.join(known)})" if known else self.reason
 
 
+class OutOfMemoryError(MemoryError, DgpuError):  # DgpuError first would not unpickle
+    """A gang ran out of memory, was planned again with less, and ran out of memory again.
+
+    Parameters
+    ----------
+    message : str
+        One sentence, with the error of a rank in the second run.
+    first_bytes, second_bytes : int
+        The bytes planned on the rank that needs most, in the first and in the second run.
+
+    Notes
+    -----
+    The parameters are attributes too. A note names the rank, its worker and its phase.
+    """
+
+    def __init__(self, message: str, first_bytes: int, second_bytes: int) -> None:
+        super().__init__(message, first_bytes, second_bytes)
+        self.message = message
+        self.first_bytes = first_bytes
+        self.second_bytes = second_bytes
+
+    def __str__(self) -> str:
+        """The message."""
+        return self.message
+
+
 class RunManyError(DgpuError):
     """Calls of :func:`dask_dgpu.run_many` failed; the others have results.
 

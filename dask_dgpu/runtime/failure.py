@@ -15,6 +15,7 @@ from distributed.core import error_message
 from distributed.exceptions import Reschedule
 
 from dask_dgpu.errors import CommError, GangError, UndeclaredError
+from dask_dgpu.runtime.again import Tried
 from dask_dgpu.runtime.program import Key
 from graph_opt.dask_graph.plain import Plain
 
@@ -27,14 +28,22 @@ class RankError(GangError):
 
     raised = b""  # the error, pickled
     undeclared = False  # whether a block differs from its declaration, which Dask allows
+    out_of_memory = False
 
 
-def failure_of(error: BaseException, rank: int, worker: str, phase: str) -> GangError:
+def failure_of(
+    error: BaseException,
+    rank: int,
+    worker: str,
+    phase: str,
+    tried: tuple[str, int, int] | None = None,
+) -> GangError:
     """Return the scheduler's form of an error; call it within the ``except`` block.
 
     The error of a step stays as it is, as in plain Dask, with a note of the place. Exceptions that
     end a worker or rerun a task in Dask would affect one rank of many, so they become the gang's
-    error, and so does a broken transfer.
+    error, and so does a broken transfer. A program that runs out of memory again, ``tried`` as in
+    :class:`Tried`, has an error of its own.
     """
     notes = getattr(error, "__notes__", [])
     reason = ", ".join([f"{type(error).__name__}: {error}", *notes])
@@ -45,9 +54,12 @@ def failure_of(error: BaseException, rank: int, worker: str, phase: str) -> Gang
         failure = GangError(reason, rank, worker, phase)
         failure.add_note("".join(traceback.format_exception(error)))  # a cause does not pickle
         return failure
+    if isinstance(error, MemoryError) and tried is not None:
+        error = Tried(*tried).error(error)
     error.add_note(f"on rank {rank} of a gang, worker {worker}, phase {phase}")
     failure = RankError(reason, rank, worker, phase)
     failure.undeclared = isinstance(error, UndeclaredError)
+    failure.out_of_memory = isinstance(error, MemoryError)
     failure.raised = cast(bytes, error_message(error)["exception"].data)  # as Dask pickles errors
     return failure
 

@@ -2,6 +2,9 @@
 
 The optimizer plans a program for evenly dealt blocks, the scheduler for the blocks where they are.
 In one process the second is a lookup if the places agree. Ranks get the scheduler's plans.
+
+A program that ran out of memory is planned again, ``tight``: collectives have narrower panels, or
+more rounds, and no inputs move ahead.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ Owners = Mapping[str, Sequence[int]]
 
 KEPT_PLANS = 32
 """Number of plans that a process keeps, with whatever ranks derive from them."""
+
+SHARE = 0.5
+"""Fraction of its planned bytes that a collective may use in a tight plan, if it can."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +78,12 @@ class Plans:
         }
 
 
-def plans(program: Program, owners: Owners, size: int) -> Plans:
+def plans(program: Program, owners: Owners, size: int, *, tight: bool = False) -> Plans:
     """Plan a program; ``owners`` are the ranks of each input's blocks, in row-major order."""
     held = tuple(tuple(owners[name]) for name, _ in program.inputs)
-    return Plans(program, _fixed(Structure.of(program), held, size))
+    structure = Structure.of(program)
+    fixed = _staying(structure, held, size, tight=True) if tight else _fixed(structure, held, size)
+    return Plans(program, fixed)
 
 
 @lru_cache(maxsize=KEPT_PLANS)
@@ -95,7 +103,7 @@ def _fixed(structure: Structure, held: Held, size: int) -> Fixed:
 
 
 @lru_cache(maxsize=KEPT_PLANS)
-def _staying(structure: Structure, held: Held, size: int) -> Fixed:
+def _staying(structure: Structure, held: Held, size: int, *, tight: bool = False) -> Fixed:
     """Plan a program whose inputs stay where they are."""
     placement = Placement(size)
     values: dict[int, Placed] = {}
@@ -115,7 +123,7 @@ def _staying(structure: Structure, held: Held, size: int) -> Fixed:
             for each, spent in zip(stage.inputs, stage.spent, strict=True)
         )
         request = Request(inputs, result, stage.task, size, structure.machine, structure.room)
-        plan = _planned(stage.operation, request)
+        plan = (_tight if tight else _planned)(stage.operation, request)
         layout = OPERATIONS[stage.operation].layout(plan)
         collectives[number] = plan
         values.update(zip(stage.inputs, inputs, strict=True))
@@ -131,3 +139,14 @@ def _staying(structure: Structure, held: Held, size: int) -> Fixed:
 def _planned(operation: str, request: Request) -> Any:
     """Return the plan of a collective; the steps of a loop share one."""
     return OPERATIONS[operation].plan(request)
+
+
+def _tight(operation: str, request: Request) -> Any:
+    """Return the plan of a collective for a fraction of the bytes that it is planned to need.
+
+    If none needs as little, it is the plan that needs least.
+    """
+    plan = _planned(operation, request)
+    needed = OPERATIONS[operation].cost(plan, request.machine).peak_bytes
+    room = SHARE * needed if request.room is None else min(request.room, SHARE * needed)
+    return _planned(operation, replace(request, room=room))

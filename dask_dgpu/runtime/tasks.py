@@ -6,6 +6,7 @@ not enabled for, the gang's ranks are threads of one process, in one task.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import warnings
@@ -22,9 +23,10 @@ from dask_dgpu.errors import DgpuError, UndeclaredError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations.value import Blocks, conforming
+from dask_dgpu.runtime.again import with_less
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.observer import Observer, Span
-from dask_dgpu.runtime.plans import Plans, plans
+from dask_dgpu.runtime.plans import Owners, Plans, plans
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.recording import Recording
 from graph_opt.dask_graph.emit import GANG, STAGE, Key
@@ -165,15 +167,37 @@ class Naming(Observer):
 
 
 def run_here(program: Program, staged: Sequence[list[Array]]) -> dict[Key, Array]:
-    """Run a program on ``program.local_ranks`` threads; return all blocks of its results."""
-    size = program.local_ranks
-    owners: dict[str, tuple[int, ...]] = {}
-    blocks: dict[str, Blocks] = {}
-    for (name, value), given in zip(program.inputs, staged, strict=True):
-        indices = value.indices()
-        blocks[name] = dict(zip(indices, given, strict=True))
-        owners[name] = dealt(len(indices), size)
-    fixed = plans(program, owners, size)
+    """Run a program on ``program.local_ranks`` threads; return all blocks of its results.
+
+    If it runs out of memory, it runs once more, planned with less.
+
+    Raises
+    ------
+    OutOfMemoryError
+        If it runs out of memory again.
+    """
+    size, inputs = program.local_ranks, program.inputs
+    owners: Owners = {name: dealt(len(value.indices()), size) for name, value in inputs}
+    with suppress(MemoryError):
+        return _run_planned(plans(program, owners, size), owners, staged, last=False)
+    gc.collect()  # frames of the error may hold arrays
+    _device(program).release()
+    fixed, tried = with_less(program, owners, size)
+    try:
+        return _run_planned(fixed, owners, staged)
+    except MemoryError as error:
+        raise tried.error(error) from None
+
+
+def _run_planned(
+    fixed: Plans, owners: Owners, staged: Sequence[list[Array]], *, last: bool = True
+) -> dict[Key, Array]:
+    """Run a planned program, for the ``last`` time or not if it runs out of memory."""
+    program, size = fixed.program, fixed.program.local_ranks
+    blocks: dict[str, Blocks] = {
+        name: dict(zip(value.indices(), given, strict=True))
+        for (name, value), given in zip(program.inputs, staged, strict=True)
+    }
     wanted = tuple(recordings)
     observers = [Naming(rank, profiled=bool(wanted)) for rank in range(size)]
 
@@ -192,7 +216,7 @@ def run_here(program: Program, staged: Sequence[list[Array]]) -> dict[Key, Array
         return execute(program, fixed, comm, _device(program), mine, observers[comm.rank])
 
     result: dict[Key, Array] = {}
-    with _recorded(wanted, program, fixed, observers):
+    with _recorded(wanted, fixed, observers, last):
         for part in run_local(size, lambda comm: contexts[comm.rank].run(rank_program, comm)):
             result.update(part)
     return result
@@ -200,12 +224,18 @@ def run_here(program: Program, staged: Sequence[list[Array]]) -> dict[Key, Array
 
 @contextmanager
 def _recorded(
-    wanted: Sequence[Recording], program: Program, fixed: Plans, ranks: Sequence[Naming]
+    wanted: Sequence[Recording], fixed: Plans, ranks: Sequence[Naming], last: bool
 ) -> Iterator[None]:
-    """Record a gang in this process, if it is ``wanted``."""
+    """Record a gang in this process, if it is ``wanted``.
+
+    One that runs out of memory, but not for the ``last`` time, is not recorded.
+    """
+    program = fixed.program
     try:
         yield
     except Exception as error:
+        if isinstance(error, MemoryError) and not last:
+            raise
         failed = next((rank for rank in ranks if rank.error is error), ranks[0])
         reason = f"{type(error).__name__}: {error}"
         for recording in wanted:

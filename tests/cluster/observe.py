@@ -88,6 +88,7 @@ def _scheduler_tables(dask_scheduler: Any) -> dict[str, int]:
         "waiting": len(waiting) + len(waiting._runs),
         "staging": len(plugin.launches.staging.workers),
         "losses": len(plugin.losses._counts) + len(plugin.losses._last),
+        "short": len(plugin.endings.short),
         "placed": len(plugin.new_arrays._placed),
         "waiters": sum(_waits_in_vain(dask_scheduler, ts) for ts in dask_scheduler.tasks.values()),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import traceback
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 from distributed import Reschedule
 
 import dask_dgpu as dgpu
-from dask_dgpu.errors import CommError, GangError
+from dask_dgpu.errors import CommError, GangError, OutOfMemoryError
 from tests.cluster.observe import eventually, left_over
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -78,7 +79,6 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "ZeroDivisionError": divides,
     "FloatingPointError": overflows,
     "LinAlgError": inverts,
-    "MemoryError": allocates,
     "StopIteration": ends_early,
     "a cause": has_a_cause,
     "OSError": raises(FileNotFoundError, 2, "no such file", "here"),
@@ -146,6 +146,27 @@ def test_as_without_a_cluster(name: str) -> None:
     check(found, error_here(FUNCTIONS[name]))
     if name != "CancelledError":
         assert any("on rank " in note for note in found.__notes__)
+
+
+def check_sentence(found: BaseException) -> None:
+    """Check the error of a program that ran twice, the second time planned with less."""
+    assert type(found) is OutOfMemoryError
+    assert isinstance(found, MemoryError)
+    own = str(error_here(allocates))
+    wanted = rf"twice: with .* planned on a rank, and with .*: {re.escape(own)}; set dgpu"
+    assert re.search(wanted, str(found))
+    assert "in allocates" in "".join(traceback.format_exception(found))
+    assert any("on rank " in note for note in found.__notes__)
+
+
+def test_memory_for_a_block(client: Any, on_device: Any) -> None:
+    check_sentence(error_of(product(allocates, on_device(A, 6))))
+    eventually(lambda: left_over(client) == 0)
+
+
+def test_memory_for_a_block_without_a_cluster() -> None:
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        check_sentence(error_of(product(allocates, da.from_array(A, chunks=6)), scheduler="sync"))
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ class Endings:
         self.scheduler = scheduler
         self.runs = runs
         self.epochs = epochs
+        self.short: set[Key] = set()  # gangs that ran out of memory, until their results are taken
         # the last event that cancelled runs, and these
         self.cancelled: tuple[str, list[Run]] = ("", [])
 
@@ -98,6 +99,8 @@ class Endings:
         self, run: Run, error: GangError, spans: Sequence[Span] = (), *, may_be_lost: bool = False
     ) -> None:
         """Give up a run; its ``gang`` task raises, or Dask computes the blocks.
+
+        A gang that runs out of memory starts over once, planned with less.
 
         If the reason may be a lost member, this waits first: ranks notice a broken connection
         before the scheduler does, and after a loss the run restarts. Profilers get the ``spans``
@@ -109,6 +112,11 @@ class Endings:
             return
         if run.outcome.done():
             return
+        if isinstance(error, RankError) and error.out_of_memory:
+            if not run.less:
+                self._start_over_with_less(run, error)
+                return
+            self.short.discard(run.key)  # if a client tries again, so does the gang
         undeclared = isinstance(error, RankError) and error.undeclared
         plain = _plain_of(self.scheduler.tasks.get(run.key)) if undeclared else None
         if plain is not None and run.holder is not None:  # it takes a gang task to run Dask's
@@ -127,6 +135,13 @@ class Endings:
             patience = ANSWER_SECONDS if run.holder is None else 0
             asyncio.get_running_loop().call_later(patience, self._insist, run, error)
         self.abandon(run, str(error))
+
+    def _start_over_with_less(self, run: Run, error: GangError) -> None:
+        """Let all members free what they keep, and Dask run the gang again, planned with less."""
+        logger.warning("gang %s is planned again with less memory: %s", run.key, error)
+        self.short.add(run.key)
+        self.start_over(run.key, f"dgpu-out-of-memory-{run.run_id}")
+        send(self.scheduler, run.members, {"op": "dgpu-relieve"})  # before the next launch
 
     def _insist(self, run: Run, error: GangError) -> None:
         """Fail the gang's task here if its worker does not."""

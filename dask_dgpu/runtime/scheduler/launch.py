@@ -131,6 +131,7 @@ class Launches:
     async def _launch(self, run: Run) -> None:
         try:
             try:
+                run.less = run.key in self.endings.short
                 await run.plan(self.planned)
                 program = run.program
                 if run.outcome.done():

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dask_dgpu.runtime.again import Tried, with_less
 from dask_dgpu.runtime.package import Package
 from dask_dgpu.runtime.plans import Owners, plans
 from dask_dgpu.runtime.program import Key, Program
@@ -20,23 +21,33 @@ class Planned:
     """A program as its members get it, for ranks that have its inputs in certain places.
 
     ``collectives`` are their plans by the numbers of their outputs; ``ranks`` has for each result
-    the rank of each of its blocks.
+    the rank of each of its blocks. A program that is ``tried`` again was planned with less memory.
     """
 
     package: Package
     collectives: Mapping[int, Any]
     ranks: tuple[tuple[int, ...], ...]
+    tried: Tried | None = None
 
     @classmethod
-    def of(cls, program: Program, hosts: Hosts, owners: Owners, size: int) -> tuple[Planned, bytes]:
-        """Plan a program; return it with the joined tokens of its names. May take seconds."""
-        found = plans(program.on_hosts(hosts), owners, size)
+    def of(
+        cls, program: Program, hosts: Hosts, owners: Owners, size: int, *, less: bool = False
+    ) -> tuple[Planned, bytes]:
+        """Plan a program, with ``less`` memory for its second run; may take seconds.
+
+        Returns it with the joined tokens of its names.
+        """
+        there, tried = program.on_hosts(hosts), None
+        if less:
+            found, tried = with_less(there, owners, size)
+        else:
+            found = plans(there, owners, size)
         package, tokens = Package.of(found.program.payload, found.fixed.payload)
         placed = found.placed()
         ranks = tuple(
             tuple(placed[name, *index] for index in blocks) for name, blocks in program.outputs
         )
-        return cls(package, found.fixed.collectives, ranks), b"".join(tokens)
+        return cls(package, found.fixed.collectives, ranks, tried), b"".join(tokens)
 
     def placed(self, program: Program) -> dict[Key, int]:
         """Return the rank of each block of the results, under the names of a program."""

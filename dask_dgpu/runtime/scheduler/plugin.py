@@ -264,6 +264,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
                 send(self.scheduler, run.members, free)
             if taken or finish == "forgotten":
                 self.losses.forget(key)
+                self.endings.short.discard(key)
 
     def valid_workers_downscaling(
         self, scheduler: Scheduler, workers: list[WorkerState]
@@ -286,6 +287,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.paused = Paused(scheduler, self.runs, self.launches.staging)
         self.new_arrays = NewArrays(scheduler)
         self.endings.cancelled = ("", [])
+        self.endings.short.clear()
         self.epochs.clear()
         self.rates.close()
 

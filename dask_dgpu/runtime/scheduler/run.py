@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from dask_dgpu.errors import GangError
+from dask_dgpu.runtime.again import Tried
 from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.package import Package
 from dask_dgpu.runtime.program import Program
@@ -38,7 +39,8 @@ class Run:
     ``staged`` has for each input its blocks in row-major order: the ``stage`` task's key and the
     block's worker. Once the run is planned, ``placed`` has the rank of each block of the result,
     ``collectives`` the plan of each collective by its output, ``package`` the program and the
-    plans as members get them, and ``tokens`` those of its names.
+    plans as members get them, and ``tokens`` those of its names. The second run of a program that
+    ran out of memory is planned with ``less``; ``tried`` has the bytes of both.
 
     A run without tasks has the keys of the blocks themselves in ``staged``, and a ``holder``: the
     member that runs the ``gang`` task as far as Dask knows. ``stored`` are the results in the
@@ -56,6 +58,8 @@ class Run:
     collectives: Mapping[str, Any] = field(default_factory=dict)
     package: Package = field(default_factory=lambda: Package(b"", b"", b""))
     tokens: bytes = b""
+    less: bool = False
+    tried: Tried | None = None
     holder: str | None = None
     stored: dict[Key, Stored] = field(default_factory=dict)
     finished: bool = False
@@ -133,10 +137,11 @@ class Run:
         """Plan the program, in the background unless an equal one was planned for these places."""
         form, hosts, size = self.program.form, member_hosts(self.members), len(self.members)
         self.tokens = b"" if form is None else "".join(form.tokens).encode()
-        key = form and (form.digest, self.program.room, hosts, size, *self.owners.values())
+        memory = self.program.room, self.less
+        key = form and (form.digest, memory, hosts, size, *self.owners.values())
         planned = None if form is None else kept.get(key)
         if planned is None:
-            work = partial(Planned.of, self.program, hosts, self.owners, size)
+            work = partial(Planned.of, self.program, hosts, self.owners, size, less=self.less)
             made, tokens = await in_background(work)
             if form is not None and tokens == self.tokens:
                 kept[key] = made
@@ -144,6 +149,8 @@ class Run:
         self.placed = planned.placed(self.program)
         self.collectives = planned.plans(self.program)
         self.package = planned.package
+        if planned.tried is not None:
+            self.tried = planned.tried._replace(name=self.program.name)
 
     @cached_property
     def owners(self) -> dict[str, tuple[int, ...]]:
@@ -177,6 +184,7 @@ class Run:
             "in_memory": self.holder is not None,
             "holds": self.holder == member,
             "profiled": profiled,
+            "tried": self.tried,
         }
 
     def package_message(self) -> dict[str, Any]:

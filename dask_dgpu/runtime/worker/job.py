@@ -41,7 +41,8 @@ class Job(Observer):
     are blocks of the result, with the keys of their ``out`` tasks. A worker that ``holds`` the
     ``gang`` task stores its result. Somebody may have the run ``profiled``. The program is that
     with the ``digest``, under names with these ``tokens``; the scheduler sends ``text`` and
-    ``plans`` if the worker may lack it, or once it has asked for them.
+    ``plans`` if the worker may lack it, or once it has asked for them. A program out of memory is
+    ``tried`` again.
     """
 
     worker: Worker
@@ -58,6 +59,7 @@ class Job(Observer):
     in_memory: bool
     holds: bool
     profiled: bool = False
+    tried: tuple[str, int, int] | None = None
     text: bytes | None = None
     plans: bytes = b""
     given_up: threading.Event = field(default_factory=threading.Event)

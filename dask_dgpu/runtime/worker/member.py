@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -81,6 +82,7 @@ class Member:
 
     def release(self) -> None:
         """Free the memory that the device keeps between programs; none may run."""
+        gc.collect()  # frames of errors may hold arrays
         if "_device" in vars(self):
             self._device.release()
 

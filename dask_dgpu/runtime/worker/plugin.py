@@ -86,6 +86,7 @@ class GangWorkerPlugin(WorkerPlugin):
                 "dgpu-give-up": self._give_up,
                 "dgpu-free": self._free,
                 "dgpu-drop": self._drop,
+                "dgpu-relieve": self._relieve,
                 "dgpu-leave": self.member.leave,
                 "dgpu-shared": self.member.receive,
                 "dgpu-warm-up": self._warm_up,
@@ -273,7 +274,7 @@ class GangWorkerPlugin(WorkerPlugin):
                 self._fail(job, error)
             self.member.device.recover()
             if isinstance(error, MemoryError):
-                self._release()
+                self._relieve()  # once the frames of the error are gone
         finally:
             job.blocks.clear()
 
@@ -292,7 +293,7 @@ class GangWorkerPlugin(WorkerPlugin):
         self._send("dgpu-finished", key=job.key, run_id=job.run_id, **facts)
 
     def _fail(self, job: Job, error: BaseException) -> None:
-        failure = failure_of(error, job.rank, self.worker.address, job.phase)
+        failure = failure_of(error, job.rank, self.worker.address, job.phase, job.tried)
         logger.info("gang %s: %s", job.key, failure)
         self._send(
             "dgpu-failed",

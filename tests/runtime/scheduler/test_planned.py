@@ -38,7 +38,9 @@ def programs(kept: Kept, z: da.Array) -> list[Program]:
     return [task.args[0] for key, task in kept.optimized(z).items() if is_gang(key)]
 
 
-def planned(program: Program, kept: dict[Any, Planned], first: int = 0) -> Run:
+def planned(
+    program: Program, kept: dict[Any, Planned], first: int = 0, *, less: bool = False
+) -> Run:
     """Return a planned run whose blocks are dealt out one by one, the first to this member."""
     members = cycle([*MEMBERS[first:], *MEMBERS[:first]])
     staged = [
@@ -47,7 +49,7 @@ def planned(program: Program, kept: dict[Any, Planned], first: int = 0) -> Run:
     ]
 
     async def plan() -> Run:
-        run = Run(("gang",), 0, program, staged, members=MEMBERS)
+        run = Run(("gang",), 0, program, staged, members=MEMBERS, less=less)
         await run.plan(kept)
         return run
 
@@ -88,6 +90,23 @@ def test_places_and_free_memory_count():
         assert len(kept) == known
     planned(replace(program, form=None), kept)
     assert len(kept) == 4
+
+
+def test_a_second_run_has_plans_of_its_own():
+    structures, kept = Kept(), dict[Any, Planned]()
+    for _ in range(2):
+        x = held(RNG.random((300, 300)), 90)
+        (program,) = programs(structures, x @ x)
+        first, second = (planned(program, kept, less=less) for less in (False, True))
+        assert len(kept) == 2
+        assert first.tried is None
+        assert second.tried is not None
+        assert second.tried.name == program.name
+        assert 0 < second.tried.second_bytes < second.tried.first_bytes
+        assert first.package.digest != second.package.digest
+        again = planned(program, kept)
+        assert again.package == first.package
+        assert again.tried is None
 
 
 def test_other_numbers_are_a_known_program():

@@ -1,0 +1,47 @@
+"""A program that ran out of memory: planned again with less, and its second error."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dask.utils import format_bytes
+
+from dask_dgpu.errors import OutOfMemoryError
+from dask_dgpu.runtime.plans import Owners, Plans, plans
+from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.shares import peak_bytes
+
+
+class Tried(NamedTuple):
+    """The name of a program, and the bytes planned on a rank in its first and second run."""
+
+    name: str
+    first_bytes: int
+    second_bytes: int
+
+    def error(self, error: MemoryError) -> OutOfMemoryError:
+        """Return the error of the second run, with notes and traceback of a rank's error."""
+        first, second = format_bytes(self.first_bytes), format_bytes(self.second_bytes)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        message = (
+            f"{self.name} ran out of memory twice: with {first} planned on a rank, and with "
+            f"{second}; {reason}; set dgpu.memory.cap to less than {second}"
+        )
+        found = OutOfMemoryError(message, self.first_bytes, self.second_bytes)
+        found.with_traceback(error.__traceback__)
+        for note in getattr(error, "__notes__", ()):
+            found.add_note(note)
+        return found
+
+
+def with_less(program: Program, owners: Owners, size: int) -> tuple[Plans, Tried]:
+    """Plan a program for its second run, in less memory if there is such a plan.
+
+    Collectives are planned one by one, each on the places that those before leave. So together they
+    may need more, and then the first plans are used again.
+    """
+    first, second = (plans(program, owners, size, tight=tight) for tight in (False, True))
+    planned, tight = (peak_bytes(each, size) for each in (first, second))
+    if tight > planned:
+        second, tight = first, planned
+    return second, Tried(program.name, planned, tight)

@@ -1,0 +1,272 @@
+"""A rank that runs out of memory amid a program: planned again with less, once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, Event, get_client, wait
+
+import dask_dgpu as dgpu
+from dask_dgpu.errors import DgpuError, OutOfMemoryError
+from dask_dgpu.kernels import gemm
+from dask_dgpu.runtime.again import Tried
+from dask_dgpu.runtime.scheduler.run import Run
+from tests.cluster.observe import PLUGIN, eventually, host, launched_runs, nothing_left
+from tests.cluster.test_safety import any_worker, restore_blocks
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+RNG = np.random.default_rng(43)
+A, B = RNG.integers(-9, 9, (307, 211)), RNG.integers(-9, 9, (211, 190))
+SENTENCE = (
+    r"matmul-\w+ ran out of memory twice: with [\d.]+ \w+ planned on a rank, and with "
+    r"([\d.]+ \w+); MemoryError: no room for a panel; set dgpu\.memory\.cap to less than \1"
+)
+
+
+def fail(flag: Path | None, times: int) -> None:
+    """Have products on this worker fail so many times, or until there is a file."""
+    left = iter(range(times))
+
+    @wraps(gemm.accumulate)
+    def accumulate(out: Any, a: Any, b: Any) -> None:
+        if next(left, None) is not None if flag is None else not flag.exists():
+            raise MemoryError("no room for a panel")
+        multiply(out, a, b)
+
+    multiply, gemm.accumulate = gemm.accumulate, accumulate
+
+
+def watch(dask_worker: Any) -> None:
+    """Note in which order a worker frees what it keeps, and joins programs."""
+    plugin = dask_worker.plugins[PLUGIN]
+    member, plugin.noted = plugin.member, []
+    release, join = member.release, member.join
+
+    def releasing() -> None:
+        assert not len(plugin.programs)
+        plugin.noted.append("release")
+        release()
+
+    def joining(**fields: Any) -> Any:
+        plugin.noted.append("join")
+        return join(**fields)
+
+    member.release, member.join = releasing, joining
+
+
+def noted(dask_worker: Any) -> list[str]:
+    return list(dask_worker.plugins[PLUGIN].noted)
+
+
+def mend(dask_worker: Any) -> None:
+    restore_blocks()
+    plugin = dask_worker.plugins[PLUGIN]
+    vars(plugin.member).pop("release", None)
+    vars(plugin.member).pop("join", None)
+    vars(plugin).pop("noted", None)
+
+
+@pytest.fixture
+def broken(client: Client) -> Iterator[Callable[..., list[str]]]:
+    """Return a function that has products fail, on one worker or all; it returns these."""
+
+    def spoil(times: int = 1, flag: Path | None = None, *, everywhere: bool = False) -> list[str]:
+        workers = sorted(client.scheduler_info()["workers"])
+        chosen = workers if everywhere else [any_worker(client)]
+        client.run(fail, flag, times, workers=chosen)
+        return chosen
+
+    yield spoil
+    client.run(mend)
+
+
+@pytest.fixture
+def tried(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[Tried | None]:
+    """Return a list that gets what each run on the scheduler was planned for."""
+    found: list[Tried | None] = []
+    plan = Run.plan
+
+    async def planning(self: Run, *args: Any) -> None:
+        await plan(self, *args)
+        found.append(self.tried)
+
+    monkeypatch.setattr(Run, "plan", planning)
+    return found
+
+
+@pytest.fixture(params=["tasks", "no tasks"])
+def operands(request: pytest.FixtureRequest, on_device: Any, in_memory: Any) -> list[da.Array]:
+    """Return two matrices, made by the graph or in memory, so that no task of the gang runs."""
+    make = on_device if request.param == "tasks" else in_memory
+    return [make(A, 60), make(B, (60, 50))]
+
+
+def check(z: da.Array, wanted: Any) -> None:
+    np.testing.assert_array_equal(host(z.compute()), wanted)
+
+
+def test_it_runs_again_with_less(
+    client: Client, operands: list[da.Array], in_memory: Any, broken: Any, tried: Any
+) -> None:
+    x, y = operands
+    other = in_memory(A, 100)
+    check(x @ y, A @ B)
+    before = launched_runs(client)
+    tried.clear()
+    client.run(watch)
+    broken()
+    check((x @ y) + 1, A @ B + 1)
+    assert launched_runs(client) == before + 2
+    first, second = tried
+    assert first is None
+    assert 0 < second.second_bytes <= second.first_bytes
+    for events in client.run(noted).values():  # all had freed what they kept
+        assert events[0] == events[-1] == "join"
+        assert events.count("join") == 2
+        assert "release" in events
+    check((x @ y) + 2, A @ B + 2)
+    assert tried[2:] == [None]  # as if nothing had happened
+    check(other, A)
+    held = [other, *(each for each in operands if each.name in names(client))]
+    nothing_left(client, *held)
+
+
+def names(client: Client) -> set[str]:
+    """Return the names of arrays whose blocks the client holds."""
+    return {key[0] for key in client.futures if isinstance(key, tuple)}
+
+
+def test_a_second_time_is_one_sentence(
+    client: Client, operands: list[da.Array], in_memory: Any, broken: Any, tried: Any
+) -> None:
+    x, y = operands
+    other = in_memory(A, 100)
+    before = launched_runs(client)
+    (worker,) = broken(times=2)
+    with pytest.raises(OutOfMemoryError) as caught:
+        (x @ y).compute()
+    error = caught.value
+    assert re.fullmatch(SENTENCE, str(error))
+    assert isinstance(error, MemoryError)
+    assert isinstance(error, DgpuError)
+    assert tried[-1][1:] == (error.first_bytes, error.second_bytes)
+    (place,) = [note for note in error.__notes__ if note.startswith("on rank ")]
+    assert worker in place
+    assert "phase program" in place
+    assert launched_runs(client) == before + 2
+    del error, caught
+    check((x @ y) + 1, A @ B + 1)
+    assert len(tried) == 3
+    check(other, A)
+    held = [other, *(each for each in operands if each.name in names(client))]
+    nothing_left(client, *held)
+
+
+def test_all_ranks_at_once_count_once(
+    client: Client,
+    operands: list[da.Array],
+    broken: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, y = operands
+    check(x @ y, A @ B)
+    before = launched_runs(client)
+    flag = tmp_path / "planned again"
+    plan = Run.plan
+
+    async def planning(self: Run, *args: Any) -> None:
+        if self.less:
+            flag.touch()
+        await plan(self, *args)
+
+    monkeypatch.setattr(Run, "plan", planning)
+    broken(flag=flag, everywhere=True)
+    check((x @ y) + 1, A @ B + 1)
+    assert launched_runs(client) == before + 2
+
+
+@pytest.mark.slow
+def test_a_retry_by_the_client_begins_anew(
+    client: Client, in_memory: Any, broken: Any, tried: Any
+) -> None:
+    x, y = in_memory(A, 60), in_memory(B, (60, 50))
+    broken(times=2)
+    future = client.compute(x @ y)
+    wait(future)
+    assert isinstance(future.exception(), OutOfMemoryError)
+    assert not client.run_on_scheduler(short)
+    # Client.retry does not know the keys within the graph
+    client.futures[future.key].retry()
+    client.sync(client.scheduler.retry, keys=[future.key], client=client.id)
+    np.testing.assert_array_equal(host(future.result(timeout=60)), A @ B)
+    assert [each is None for each in tried] == [True, False, True]
+    del future
+    nothing_left(client, x, y)
+
+
+@pytest.mark.slow
+def test_others_on_the_communicator_run_too(client: Client, in_memory: Any, broken: Any) -> None:
+    x, y = in_memory(A, 60), in_memory(B, (60, 50))
+    check(x @ y, A @ B)
+    broken()
+    found = [((x + i) @ y).persist() for i in range(4)]
+    for i, each in enumerate(found):
+        check(each, (A + i) @ B)
+    nothing_left(client, x, y, *found)
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_functions_of_users(client: Client, on_device: Any, times: int) -> None:
+    """Work between collectives fails until an event, or always."""
+    name = f"out of memory {times}"
+    Event(name, client=client).clear()
+
+    def exhausted(block: Any) -> Any:
+        event = Event(name, client=get_client())
+        if times > 1 or not event.is_set():
+            event.set()
+            raise MemoryError("my own")
+        return block
+
+    x = on_device(A, 60)
+    z = (x.T @ x).map_blocks(exhausted, dtype=x.dtype, meta=x._meta) + 1
+    before = launched_runs(client)
+    if times == 1:
+        check(z, A.T @ A + 1)
+    else:
+        with pytest.raises(OutOfMemoryError, match=r"twice: with .*; MemoryError: my own; set"):
+            z.compute()
+    assert launched_runs(client) == before + 2
+    nothing_left(client)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
+def test_profilers_see_the_last_run(
+    client: Client, in_memory: Any, broken: Any, times: int
+) -> None:
+    x, y = in_memory(A, 60), in_memory(B, (60, 50))
+    broken(times=times)
+    with dgpu.Profiler() as prof:
+        if times == 1:
+            check(x @ y, A @ B)
+        else:
+            with pytest.raises(OutOfMemoryError):
+                (x @ y).compute()
+    found = prof.to_dict()
+    assert found["gangs"] == 2 - times
+    assert len(found["errors"]) == times - 1
+    eventually(lambda: not client.run_on_scheduler(short))
+
+
+def short(dask_scheduler: Any) -> int:
+    return len(dask_scheduler.plugins[PLUGIN].endings.short)

@@ -1,0 +1,183 @@
+"""Programs that run out of memory: planned again with less, in one process, and their error."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import dask_dgpu as dgpu
+from dask_dgpu.errors import DgpuError, OutOfMemoryError
+from dask_dgpu.kernels import gemm
+from dask_dgpu.runtime import tasks
+from dask_dgpu.runtime.again import Tried, with_less
+from dask_dgpu.runtime.plans import Owners, plans
+from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.shares import costs_of, peak_bytes
+from graph_opt.model.layout import dealt
+from tests.operations.test_room import OPERATORS, RANKS, program_of, zeros
+
+MOST_ROUNDS = 200
+LAPLACE = np.array([[0.0, 1, 0], [1, -4, 1], [0, 1, 0]])
+A, B = np.random.default_rng(41).random((2, 24, 24))
+
+
+LESS: dict[str, Callable[[], da.Array]] = OPERATORS | {
+    "matmul": lambda: zeros((20000, 20000), 5000) @ zeros((20000, 20000), 5000),
+    "matmul of an outer product": lambda: zeros((30000, 100), 7500) @ zeros((100, 30000), 7500),
+    "einsum": lambda: da.einsum(
+        "abc,acd->abd",
+        zeros((6, 3000, 3000), (2, 1000, 1000)),
+        zeros((6, 3000, 2000), (2, 1000, 1000)),
+    ),
+    "stencil": lambda: dgpu.stencil(zeros((20000, 20000), 5000), LAPLACE, iterations=30),
+}
+SAME: dict[str, Callable[[], da.Array]] = {
+    "matmul in place": lambda: zeros((200000, 20), 50000).T @ zeros((200000, 20), 50000),
+    "rechunk of little": lambda: zeros((200, 200), (200, 10)).rechunk((10, 200)),
+    "overlap": lambda: zeros((2000, 2000), 500).map_overlap(abs, depth=3, boundary="none"),
+    "sum": lambda: dgpu.sum(zeros((2000, 2000), 500), axis=0, method="compensated"),
+}
+
+
+@pytest.fixture(autouse=True)
+def enabled() -> Iterator[None]:
+    with dgpu.enable(local_ranks=RANKS, when="always", on_error="raise"):
+        yield
+
+
+def places(program: Program, size: int, seed: int | None = None) -> Owners:
+    """Return even shares, or with a seed any places."""
+    counts = {name: len(value.indices()) for name, value in program.inputs}
+    if seed is None:
+        return {name: dealt(count, size) for name, count in counts.items()}
+    rng = np.random.default_rng(seed)
+    return {name: tuple(rng.integers(size, size=count).tolist()) for name, count in counts.items()}
+
+
+@pytest.mark.parametrize("name", [*LESS, *SAME])
+def test_the_second_plan_needs_less_if_it_can(name: str) -> None:
+    program = program_of((LESS | SAME)[name]())
+    owners = places(program, RANKS)
+    first = plans(program, owners, RANKS)
+    second, tried = with_less(program, owners, RANKS)
+    assert tried == (program.name, peak_bytes(first, RANKS), peak_bytes(second, RANKS))
+    assert 0 < tried.second_bytes <= tried.first_bytes
+    assert (tried.second_bytes < tried.first_bytes) == (name in LESS)
+    assert (second.fixed.payload != first.fixed.payload) == (name in LESS)
+    again = plans(program, owners, RANKS)
+    assert again.fixed is first.fixed  # later calls are planned as before
+
+
+@pytest.mark.parametrize("name", [*LESS, *SAME])
+@pytest.mark.parametrize("size", [1, 3, RANKS])
+@pytest.mark.parametrize("seed", range(3))
+def test_it_never_needs_more(name: str, size: int, seed: int) -> None:
+    program = program_of((LESS | SAME)[name]())
+    _, tried = with_less(program, places(program, size, seed), size)
+    assert tried.second_bytes <= tried.first_bytes
+
+
+@pytest.mark.parametrize("name", [*LESS, *SAME])
+@pytest.mark.parametrize("room", [0.0, 1.0, 1e9])
+def test_any_room_has_a_plan_of_few_steps(name: str, room: float) -> None:
+    program = program_of((LESS | SAME)[name]())
+    fixed = plans(replace(program, room=room), places(program, RANKS), RANKS)
+    for cost in costs_of(fixed, program.machine).values():
+        details = dict(cost.details)
+        assert max(details.get(key, 0) for key in ("steps", "rounds")) <= MOST_ROUNDS
+        assert cost.peak_bytes > 0
+
+
+def test_programs_of_several_collectives() -> None:
+    """Each collective is planned with a fraction of its own bytes, not of the largest."""
+    x, y = zeros((20000, 20000), 5000), zeros((2000, 2000), 500)
+    program = program_of((x @ x).sum(axis=0)[:2000] + y @ y)
+    owners = places(program, RANKS)
+    (second, _), first = with_less(program, owners, RANKS), plans(program, owners, RANKS)
+    peaks = [
+        [each.peak_bytes for each in costs_of(fixed, program.machine).values() if each.moved_bytes]
+        for fixed in (first, second)
+    ]
+    products = [(a, b) for a, b in zip(*peaks, strict=True) if a > 1 << 20]
+    assert len(products) == 2
+    assert max(products)[0] > 20 * min(products)[0]
+    assert all(tight < planned for planned, tight in products)
+
+
+def test_its_error_is_one_sentence_and_survives_pickling() -> None:
+    try:
+        raise MemoryError("no\n  room")
+    except MemoryError as error:
+        error.add_note("a note")
+        found = pickle.loads(pickle.dumps(Tried("matmul", 3 << 30, 1 << 30).error(error)))
+    assert str(found) == (
+        "matmul ran out of memory twice: with 3.00 GiB planned on a rank, and with 1.00 GiB; "
+        "MemoryError: no room; set dgpu.memory.cap to less than 1.00 GiB"
+    )
+    assert (found.first_bytes, found.second_bytes) == (3 << 30, 1 << 30)
+    assert isinstance(found, MemoryError)
+    assert isinstance(found, DgpuError)
+    assert found.__notes__ == ["a note"]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that lets this many runs on local ranks run out of memory."""
+    runs: list[int] = []
+    run_local = tasks.run_local
+
+    def counted(*args: Any, **more: Any) -> Any:
+        runs.append(0)
+        return run_local(*args, **more)
+
+    def fail(count: int) -> None:
+        multiply = gemm.accumulate
+
+        def accumulate(out: Any, a: Any, b: Any) -> None:
+            if len(runs) <= count:
+                raise MemoryError("no room for a panel")
+            multiply(out, a, b)
+
+        monkeypatch.setattr(tasks, "run_local", counted)
+        monkeypatch.setattr(gemm, "accumulate", accumulate)
+
+    return fail
+
+
+def product() -> da.Array:
+    return da.from_array(A, 6) @ da.from_array(B, 6) + 1
+
+
+def test_local_ranks_try_again(failing: Callable[[int], None]) -> None:
+    failing(1)
+    np.testing.assert_allclose(product().compute(scheduler="sync"), A @ B + 1)
+
+
+def test_local_ranks_try_no_more_than_twice(failing: Callable[[int], None]) -> None:
+    failing(2)
+    with pytest.raises(OutOfMemoryError, match=r"ran out of memory twice: with .* no room") as got:
+        product().compute(scheduler="sync")
+    assert 0 < got.value.second_bytes <= got.value.first_bytes
+    assert any("on rank" in note for note in got.value.__notes__)
+    np.testing.assert_allclose(product().compute(scheduler="sync"), A @ B + 1)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_profiler_of_local_ranks_sees_the_last_run(
+    failing: Callable[[int], None], count: int
+) -> None:
+    failing(count)
+    with dgpu.Profiler() as prof:
+        if count == 1:
+            product().compute(scheduler="sync")
+        else:
+            with pytest.raises(OutOfMemoryError):
+                product().compute(scheduler="sync")
+    assert prof.to_dict()["gangs"] == 2 - count
+    assert len(prof.to_dict()["errors"]) == count - 1
