@@ -15,9 +15,8 @@ from dask_dgpu.operations.value import Local, Value
 from dask_dgpu.planner.host import host_bytes
 from dask_dgpu.planner.plain import block_seconds, block_temporaries, plain_region
 from dask_dgpu.planner.stages import Places
-from dask_dgpu.runtime.plans import plans
+from dask_dgpu.runtime.plans import Shares, costs_of, plans
 from dask_dgpu.runtime.program import Limits, Program
-from dask_dgpu.runtime.shares import Shares, costs_of
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.model.cost import gang_seconds
 from graph_opt.model.layout import CUPY, dealt, label

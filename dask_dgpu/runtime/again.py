@@ -7,9 +7,8 @@ from typing import NamedTuple
 from dask.utils import format_bytes
 
 from dask_dgpu.errors import OutOfMemoryError
-from dask_dgpu.runtime.plans import Owners, Plans, plans
+from dask_dgpu.runtime.plans import Owners, Plans, peak_bytes, plans
 from dask_dgpu.runtime.program import Program
-from dask_dgpu.runtime.shares import peak_bytes
 
 
 class Tried(NamedTuple):

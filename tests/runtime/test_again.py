@@ -16,9 +16,8 @@ from dask_dgpu.errors import DgpuError, OutOfMemoryError
 from dask_dgpu.kernels import gemm
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.again import Tried, with_less
-from dask_dgpu.runtime.plans import Owners, plans
+from dask_dgpu.runtime.plans import Owners, costs_of, peak_bytes, plans
 from dask_dgpu.runtime.program import Program
-from dask_dgpu.runtime.shares import costs_of, peak_bytes
 from graph_opt.model.layout import dealt
 from tests.operations.test_room import OPERATORS, RANKS, program_of, zeros
 
