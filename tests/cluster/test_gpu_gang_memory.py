@@ -38,7 +38,7 @@ def client(cluster: Any) -> Iterator[Client]:
         yield client
 
 
-def take(dask_worker: Any, how: str) -> None:
+def take(how: str, dask_worker: Any) -> None:
     """Take the memory of a GPU but for a little, from the driver or from CuPy's pool."""
     import cupy
 
