@@ -257,7 +257,12 @@ def swept(
     sweeps: int = 1,
 ) -> Array:
     """Apply sweeps; add another array of the same chunks to the result of a single one."""
-    depth = {axis: sweeps * reach for axis, reach in enumerate(taps.radius)}
+    depth = {
+        axis: sweeps * reach if parts > 1 or each == "periodic" else 0
+        for axis, (reach, parts, each) in enumerate(
+            zip(taps.radius, x.numblocks, boundary, strict=True)
+        )
+    }
     # Dask creates other boundaries in the declared type of blocks, which may be wrong
     around = {axis: each if each == "periodic" else "none" for axis, each in enumerate(boundary)}
     blocks = overlap(x, depth, around, allow_rechunk=False)

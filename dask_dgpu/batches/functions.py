@@ -35,7 +35,9 @@ def tensordot(a: Array, b: Array, axes: Any = 2) -> Array:
         lengths = [a.shape[at] for at in first], [b.shape[at] for at in second]
     except IndexError:
         lengths = [-1], []
-    if lengths[0] != lengths[1]:
+    if lengths[0] == lengths[1]:  # Dask gets negative axes wrong
+        axes = [at % a.ndim for at in first], [at % b.ndim for at in second]
+    else:
         raise ValueError(
             "expected arrays[0] and arrays[1] of equal lengths along the contracted axes, "
             f"got shapes {a.shape} and {b.shape} with axes={axes}"

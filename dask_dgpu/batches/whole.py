@@ -214,6 +214,9 @@ class _Counted:
     bar: Batches
 
     def __setitem__(self, region: Any, block: Any) -> None:
+        declared = tuple(part.stop - part.start for part in region)
+        if np.shape(block) != declared:  # NumPy would broadcast it
+            raise ValueError(f"expected a block of shape {declared}, got {np.shape(block)}")
         self.out[region] = block
         self.bar.advance()
 

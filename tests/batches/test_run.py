@@ -71,6 +71,12 @@ SLOW: dict[str, Case] = {
         {"axes": ([0, 2], [0, 2])},
         lambda: np.tensordot(STACK, STACK, axes=([0, 2], [0, 2])),
     ),
+    "tensordot of last axes": (
+        "tensordot",
+        (STACK, B.T),
+        {"axes": ([-1], [-1])},
+        lambda: np.tensordot(STACK, B.T, axes=([-1], [-1])),
+    ),
     "tensordot by number": (np.tensordot, (A, B, 1), {}, lambda: np.tensordot(A, B, 1)),
     "einsum": ("einsum", ("bij,jk->ibk", STACK, B), {}, lambda: np.einsum("bij,jk->ibk", STACK, B)),
     "einsum of lists": ("einsum", (A, [0, 1], B, [1, 2]), {}, lambda: A @ B),
@@ -392,6 +398,14 @@ def test_a_read_only_out_is_refused() -> None:
     out.flags.writeable = False
     with pytest.raises(ValueError, match="out to be writable"):
         dgpu.run("exp", A, out=out)
+
+
+def test_blocks_of_another_shape_are_not_broadcast() -> None:
+    def added(x: Any) -> Any:
+        return x.map_blocks(lambda block: block.sum(axis=0, keepdims=True), dtype=float)
+
+    with pytest.raises(ValueError, match=r"expected a block of shape \(71, 30\), got \(1, 30\)"):
+        dgpu.run(added, A)
 
 
 def test_functions_that_compute_at_once() -> None:
