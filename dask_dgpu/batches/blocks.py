@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise, product
+from math import isfinite, prod
 from typing import Any
 from uuid import uuid4
 
@@ -41,6 +42,12 @@ def regions(chunks: Chunks) -> Iterator[tuple[tuple[int, ...], Region]]:
     spans = [[slice(*span) for span in pairwise(cuts_of(sizes))] for sizes in chunks]
     for found in product(*(list(enumerate(each)) for each in spans)):
         yield tuple(at for at, _ in found), tuple(region for _, region in found)
+
+
+def largest_nbytes(chunks: Chunks, itemsize: int) -> int:
+    """Return the bytes of the largest block, 0 if nobody knows."""
+    size = prod(max(sizes, default=0) for sizes in chunks)
+    return int(size) * itemsize if isfinite(size) else 0
 
 
 def on_host(block: Any) -> Any:

@@ -8,7 +8,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from math import prod
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -16,7 +15,15 @@ from uuid import uuid4
 import numpy as np
 from dask.array.core import Array
 
-from dask_dgpu.batches.blocks import Chunks, Region, Room, array_of, on_host, regions
+from dask_dgpu.batches.blocks import (
+    Chunks,
+    Region,
+    Room,
+    array_of,
+    largest_nbytes,
+    on_host,
+    regions,
+)
 from dask_dgpu.batches.copying import THREADS
 from dask_dgpu.batches.operands import Operand
 from dask_dgpu.batches.streamed import Tasks
@@ -115,7 +122,7 @@ class Cluster:
         name = f"operand-{uuid4().hex}"
         places = list(regions(chunks))
         sent: dict[Any, Any] = {}
-        largest = prod(max(sizes, default=0) for sizes in chunks) * operand.dtype.itemsize
+        largest = largest_nbytes(chunks, operand.dtype.itemsize)
         count = self.ranks * max(1, AT_A_TIME // max(1, largest))
 
         def read(region: Region) -> Any:
@@ -190,7 +197,7 @@ class Cluster:
         graph = dict(handle.dask)
         places = {(handle.name, *index): region for index, region in regions(handle.chunks)}
         futures = [graph[key] for key in places]
-        largest = prod(max(sizes, default=0) for sizes in handle.chunks) * handle.dtype.itemsize
+        largest = largest_nbytes(handle.chunks, handle.dtype.itemsize)
         near = largest >= LEAST and not handle.dtype.hasobject
         with self._no_loss():
             for batch in as_completed(futures, with_results=not near).batches():

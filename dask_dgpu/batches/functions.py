@@ -11,6 +11,7 @@ import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.array.matmul import matmul
+from dask_dgpu.batches.rules import contracted_axes
 from graph_opt.dask_graph.internals import elemwise
 
 
@@ -29,24 +30,19 @@ def dot(a: Array, b: Array) -> Array:
 
 def tensordot(a: Array, b: Array, axes: Any = 2) -> Array:
     """Return ``da.tensordot`` with the dtype of ``numpy.tensordot``; raise for wrong axes."""
-    number = isinstance(axes, int | np.integer)
-    first, second = (range(a.ndim - axes, a.ndim), range(axes)) if number else map(_list, axes)
+    first, second = contracted_axes(axes, a.ndim)
     try:
-        lengths = [a.shape[at] for at in first], [b.shape[at] for at in second]
+        conform = [a.shape[at] for at in first] == [b.shape[at] for at in second]
     except IndexError:
-        lengths = [-1], []
-    if lengths[0] == lengths[1]:  # Dask gets negative axes wrong
-        axes = [at % a.ndim for at in first], [at % b.ndim for at in second]
-    else:
+        conform = False
+    if not conform:
         raise ValueError(
             "expected arrays[0] and arrays[1] of equal lengths along the contracted axes, "
             f"got shapes {a.shape} and {b.shape} with axes={axes}"
         )
+    # Dask gets negative axes wrong
+    axes = [at % a.ndim for at in first], [at % b.ndim for at in second]
     return da.tensordot(a, b, axes=axes).astype(np.result_type(a, b), copy=False)
-
-
-def _list(axes: Any) -> list[int]:
-    return list(np.atleast_1d(axes))
 
 
 def of_ufunc(ufunc: np.ufunc) -> Callable[..., Any]:

@@ -90,14 +90,17 @@ def tensordot(call: Arguments) -> Notation | None:
     """The axes of ``axes`` are contracted, the others follow each other in the result."""
     if len(call.shapes) != 2:
         return None
-    left, right = call.shapes
-    axes = call.values.get("axes", 2)
+    left, right = map(len, call.shapes)
+    first, second = contracted_axes(call.values.get("axes", 2), left)
+    return _contraction(call, tuple(at % left for at in first), tuple(at % right for at in second))
+
+
+def contracted_axes(axes: Any, ndim: int) -> tuple[list[int], list[int]]:
+    """Return the axes of both operands of ``tensordot``; the first operand has ``ndim``."""
     if isinstance(axes, int | np.integer):
-        pairs = tuple(range(len(left) - int(axes), len(left))), tuple(range(int(axes)))
-    else:
-        first, second = (np.atleast_1d(np.asarray(each, int)).tolist() for each in axes)
-        pairs = tuple(at % len(left) for at in first), tuple(at % len(right) for at in second)
-    return _contraction(call, *pairs)
+        return list(range(ndim - int(axes), ndim)), list(range(int(axes)))
+    first, second = (np.atleast_1d(np.asarray(each, int)).tolist() for each in axes)
+    return first, second
 
 
 def einsum(call: Arguments) -> Notation | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from math import isfinite, prod
 from threading import Lock
 from typing import Any
 
@@ -13,7 +12,7 @@ from dask.core import flatten
 from dask.order import order
 from dask.threaded import get
 
-from dask_dgpu.batches.blocks import regions
+from dask_dgpu.batches.blocks import largest_nbytes, regions
 from graph_opt.dask_graph.internals import GraphNode, Task, TaskRef, convert_legacy_graph
 from graph_opt.dask_graph.parse import parse
 from graph_opt.model.layout import ArrayNode
@@ -110,7 +109,4 @@ def _is_partial(name: str) -> bool:
 
 def _largest(node: ArrayNode | None) -> int:
     """Return the bytes of the largest block of an array, 0 if nobody knows."""
-    if node is None:
-        return 0
-    size = prod(max(sizes, default=0) for sizes in node.chunks)
-    return int(size) * node.itemsize if isfinite(size) else 0
+    return 0 if node is None else largest_nbytes(node.chunks, node.itemsize)

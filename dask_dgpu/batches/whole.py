@@ -12,6 +12,7 @@ from dask.array.core import Array, normalize_chunks
 from dask.core import flatten
 
 from dask_dgpu.batches.again import SHARE
+from dask_dgpu.batches.blocks import largest_nbytes
 from dask_dgpu.batches.operands import Operand, Template
 from dask_dgpu.batches.operations import Operation
 from dask_dgpu.batches.plan import Part, Plan
@@ -222,9 +223,7 @@ class _Counted:
 
 
 def _block_bytes(array: Array) -> int:
-    if not array.npartitions:
-        return 0
-    return prod(max(sizes, default=0) for sizes in array.chunks) * int(array.dtype.itemsize)
+    return largest_nbytes(array.chunks, array.dtype.itemsize)
 
 
 def _floor(nbytes: int) -> float:

@@ -127,8 +127,7 @@ def _best(
         found.append(_in_turn(request, a, b, dtypes))
 
     def order(work: OwnerPlan | TurnPlan) -> tuple[float, float]:
-        over = 0.0 if room is None else max(0.0, work.peak_bytes - room)
-        return over, _seconds(work, request.machine)
+        return request.excess(work.peak_bytes), _seconds(work, request.machine)
 
     return min(found, key=order)
 

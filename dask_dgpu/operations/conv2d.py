@@ -29,7 +29,7 @@ EVEN = 1.25
 
 def _plan(request: Request) -> Conv2dPlan:
     """Take blocks as tiles if these are even and fit, else the quickest of several tilings."""
-    wanted, room = set(request.result.indices()), request.room
+    wanted = set(request.result.indices())
     blocks, *parts = tilings(request.result.cuts, wanted, request.size)
     plan = _tiled(request, blocks)
     shares = [plan.tiles.share(rank, 1) for rank in range(request.size)]
@@ -37,10 +37,10 @@ def _plan(request: Request) -> Conv2dPlan:
     if max(shares) * request.size > EVEN * sum(shares):
         plans += [_tiled(request, cuts) for cuts in parts]
     best = min(plans, key=partial(cost, machine=request.machine))
-    if room is None or _peak(best) <= room:
+    if not request.excess(_peak(best)):
         return best
     plans += [_tiled(request, cuts, roomy=False) for cuts in (blocks, *parts)]
-    return min(plans, key=lambda each: (max(0.0, _peak(each) - room), cost(each, request.machine)))
+    return min(plans, key=lambda each: (request.excess(_peak(each)), cost(each, request.machine)))
 
 
 def _tiled(request: Request, cuts: tuple[Cuts, ...], *, roomy: bool = True) -> Conv2dPlan:

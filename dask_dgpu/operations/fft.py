@@ -50,12 +50,12 @@ def _plan(request: Request) -> PartTransform:
         candidates = _candidates(plan, layout, request.size)
         return [plan_on_ranks(each, *terms, spent=source.spent, roomy=roomy) for each in candidates]
 
-    found, room = planned(roomy=True), request.room
+    found = planned(roomy=True)
     ranked = min(found, key=lambda each: cost(each, request.machine))
-    if room is not None and peak(ranked) > room:
+    if request.excess(peak(ranked)):
         found += planned(roomy=False)
         ranked = min(
-            found, key=lambda each: (max(0.0, peak(each) - room), cost(each, request.machine))
+            found, key=lambda each: (request.excess(peak(each)), cost(each, request.machine))
         )
     return PartTransform(ranked, (first, begin), request.result.cuts)
 

@@ -47,6 +47,10 @@ class Request:
     machine: Machine
     room: float | None
 
+    def excess(self, peak_bytes: float) -> float:
+        """Return the bytes of a plan beyond those that are free."""
+        return 0.0 if self.room is None else max(0.0, peak_bytes - self.room)
+
 
 def product_flops(products: float, dtype: str) -> float:
     """Return the operations on real numbers for multiplications and additions of a dtype."""

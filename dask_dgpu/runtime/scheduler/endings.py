@@ -230,9 +230,15 @@ def _plain_of(task: TaskState | None) -> Plain | None:
 
     They are unknown if the graph was optimized elsewhere, as for an array in a Delayed.
     """
-    spec = None if task is None else task.run_spec
+    program = None if task is None else program_of(task)
+    return None if program is None else program.plain
+
+
+def program_of(gang: TaskState) -> Program | None:
+    """Return the program of a ``gang`` task, which an array in a Delayed may hide."""
+    spec = gang.run_spec
     program = spec.args[0] if isinstance(spec, Task) and spec.args else None
-    return program.plain if isinstance(program, Program) else None
+    return program if isinstance(program, Program) else None
 
 
 def _in_vain(ts: TaskState) -> bool:

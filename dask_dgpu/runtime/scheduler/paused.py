@@ -16,9 +16,8 @@ from distributed.core import Status
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.scheduler.blocks import Runs, Staging, free_stuck
-from dask_dgpu.runtime.scheduler.endings import fail_waiting
+from dask_dgpu.runtime.scheduler.endings import fail_waiting, program_of
 from graph_opt.dask_graph.emit import is_gang
-from graph_opt.dask_graph.internals import Task
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
@@ -41,7 +40,7 @@ class Paused:
         now, stuck = monotonic(), dict(self._stuck())
         self._since = {gang.key: self._since.get(gang.key, now) for gang in stuck}
         for gang, worker in stuck.items():
-            program = _program_of(gang)
+            program = program_of(gang)
             if program is None:
                 continue
             waited, limits = now - self._since[gang.key], program.limits
@@ -91,9 +90,3 @@ class Paused:
         )
         error = GangError(reason, worker=worker.address, phase="stage")
         fail_waiting(self.scheduler, gang, error, f"dgpu-paused-{monotonic()}")
-
-
-def _program_of(gang: TaskState) -> Program | None:
-    spec = gang.run_spec
-    program = spec.args[0] if isinstance(spec, Task) and spec.args else None
-    return program if isinstance(program, Program) else None
