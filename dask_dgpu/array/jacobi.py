@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,8 @@ from dask_dgpu.errors import DgpuError
 from dask_dgpu.kernels.stencil import neighbours_mean
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.runtime import tasks
-from graph_opt.dask_graph.internals import GraphNode, Task
+from graph_opt.dask_graph.internals import Task
+from graph_opt.dask_graph.layers import array_of
 from graph_opt.pieces.stencil import StencilPiece
 
 if TYPE_CHECKING:
@@ -290,14 +291,13 @@ class NoGangError(DgpuError):
     """An iteration as a task of plain Dask, which has to use :func:`in_rounds` instead."""
 
 
-def expand(piece: StencilPiece) -> tuple[str, Mapping[Any, GraphNode]]:
-    """Return the name of the output, and tasks that raise :class:`NoGangError`.
+def expand(piece: StencilPiece) -> Array:
+    """Return an array whose tasks raise :class:`NoGangError`.
 
     ``jacobi`` iterates in rounds if it expects no gang, or if the gang is left to Dask later.
     """
-    name = piece.output.name
-    keys = [(name, *index) for index in piece.output.indices]
-    return name, {key: Task(key, _refuse) for key in keys}
+    keys = [(piece.output.name, *index) for index in piece.output.indices]
+    return array_of(piece.output, {key: Task(key, _refuse) for key in keys})
 
 
 def _refuse() -> Block:

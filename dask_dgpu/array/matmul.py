@@ -13,7 +13,6 @@ Examples
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import dask.array as da
@@ -32,7 +31,6 @@ from dask_dgpu.arguments import (
     real,
 )
 from dask_dgpu.array.chunks import any_chunks
-from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph
 from graph_opt.dask_graph.layers import array_of, deferred
 from graph_opt.pieces.matmul import MatmulPiece
 
@@ -189,13 +187,9 @@ def _check_strategy(left: Array, right: Array, strategy: Strategy) -> None:
             raise ValueError(f"expected at least 2 {what} for strategy {strategy!r}, got {count}")
 
 
-def _expand(piece: MatmulPiece) -> tuple[str, Mapping[Any, GraphNode]]:
-    """Return the name of the output and all its tasks, for blocks of any type."""
-    left, right = map(array_of, piece.inputs)
-    product = _plain(left, right)
-    tasks = dict(product.dask)
-    read = {(node.name, *index) for node in piece.inputs for index in node.indices}
-    return product.name, convert_legacy_graph(tasks, all_keys={*tasks, *read})
+def _expand(piece: MatmulPiece) -> Array:
+    """Return the output by plain Dask, for blocks of any type."""
+    return _plain(*map(array_of, piece.inputs))
 
 
 def _plain(left: Array, right: Array) -> Array:

@@ -17,7 +17,7 @@ True
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -38,7 +38,7 @@ from dask_dgpu.arguments import (
     unknown,
 )
 from dask_dgpu.kernels.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, Taps, padded, weighted
-from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph, ensure_minimum_chunksize
+from graph_opt.dask_graph.internals import ensure_minimum_chunksize
 from graph_opt.dask_graph.layers import Expand, Passes, array_of, deferred
 from graph_opt.model.layout import Chunks, even_spans
 from graph_opt.pieces.stencil import StencilPiece
@@ -211,22 +211,14 @@ def sweeping(
     )
 
 
-def expand(piece: StencilPiece) -> tuple[str, Mapping[Any, GraphNode]]:
-    """Return the name of the output and all its tasks, for blocks of any type."""
-    y, (source,) = _in_rounds(piece), piece.sources
-    tasks = dict(y.dask)
-    read = {(source.name, *index) for index in source.indices}
-    return y.name, convert_legacy_graph(tasks, all_keys={*tasks, *read})
-
-
 def passes(piece: StencilPiece) -> Array:
     """Return the sweeps by rounds of plain Dask, whose ghost cells a gang may exchange."""
-    y = _in_rounds(piece)
+    y = expand(piece)
     name = piece.output.name
     return map_blocks(_same, y, name=name, dtype=y.dtype, meta=y._meta)
 
 
-def _in_rounds(piece: StencilPiece) -> Array:
+def expand(piece: StencilPiece) -> Array:
     """Exchange ghost cells for several sweeps, then sweep block by block, and so on."""
     (source,), task = piece.sources, cast(StencilTask, piece.task)
     y = thick(array_of(source), task.taps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,13 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 from dask.tokenize import tokenize
 from dask.utils import typename
 
-from graph_opt.dask_graph.internals import GraphNode, cull
+from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph, cull
 from graph_opt.dask_graph.parse import ArrayGraph, Rule, unsupported
 from graph_opt.model.layout import ArrayNode, Chunks, Declined, Index
 from graph_opt.model.piece import Piece
 
 Key = Any
-Expand = Callable[[Any], tuple[str, Mapping[Key, GraphNode]]]
+Expand = Callable[[Any], Array]
 Passes = Callable[[Any], Array | None]
 
 
@@ -101,9 +102,9 @@ class DeferredLayer(_BlocksOfPiece):
     """An operation of our own: a piece, and its fallback to tasks of plain Dask.
 
     The optimizer replaces the layer by the piece. Otherwise the layer expands to tasks at first
-    use, usually in the scheduler's process. ``expand(piece)`` returns the name of an array with
-    the chunks of the output, and the tasks, the same for all types of blocks. The piece has
-    pickle support and a deterministic ``dask.tokenize`` token.
+    use, usually in the scheduler's process. ``expand(piece)`` returns an array with the chunks of
+    the output by plain Dask, the same for all types of blocks; see :func:`array_of`. The piece
+    has pickle support and a deterministic ``dask.tokenize`` token.
 
     ``passes(piece)`` returns the array of the output, of the same name, by several operations that
     need less memory, or ``None`` if there are none; see :func:`in_passes`.
@@ -145,21 +146,28 @@ class DeferredLayer(_BlocksOfPiece):
             layer._tasks = cull(self.tasks(), kept)
         return layer, {key: set(task.dependencies) for key, task in layer.items()}
 
+    @cached_property
+    def expanded(self) -> Array:
+        """The array by plain Dask, under another name than that of the output."""
+        return self.expand(self.piece)
+
     def tasks(self) -> dict[Key, GraphNode]:
         """Return the tasks, created at the first call."""
         if self._tasks is None:
-            output = self.piece.output.name
-            name, tasks = self.expand(self.piece)
+            output, array = self.piece.output.name, self.expanded
+            graph = dict(array.dask)
+            read = {(node.name, *index) for node in self.piece.inputs for index in node.indices}
             named = {}
-            for key, task in tasks.items():
-                new = (output, *key[1:]) if key[0] == name else key
+            for key, task in convert_legacy_graph(graph, all_keys={*graph, *read}).items():
+                new = (output, *key[1:]) if key[0] == array.name else key
                 # an Alias only changes its key if the mapping has it
                 named[new] = task if new == key else task.substitute({key: new}, new)
             self._tasks = named if self.wanted is None else cull(named, self.get_output_keys())
         return self._tasks
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tasks": None}
+        state = {key: value for key, value in self.__dict__.items() if key != "expanded"}
+        return {**state, "_tasks": None}
 
     def __getitem__(self, key: Key) -> GraphNode:
         return self.tasks()[key]
@@ -183,9 +191,9 @@ DEFERRED = Rule(_match, layers=(DeferredLayer,))
 """Finds operations of our own: their layer has the piece."""
 
 
-def array_of(node: ArrayNode) -> Array:
-    """Return an array with the blocks of a node and without its graph, to build tasks on it."""
-    return Array({}, node.name, node.chunks, dtype=node.dtype)
+def array_of(node: ArrayNode, tasks: Mapping[Key, GraphNode] | None = None) -> Array:
+    """Return an array with the blocks of a node, and these tasks: none to build others on it."""
+    return Array(dict(tasks or {}), node.name, node.chunks, dtype=node.dtype)
 
 
 def in_passes(graph: HighLevelGraph, names: Iterable[str]) -> HighLevelGraph | None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product as cartesian
 from math import prod
 from operator import getitem
 from typing import Any
 
 import numpy as np
+from dask.array.core import Array
 
 from dask_dgpu.kernels import conv
 from graph_opt.dask_graph.internals import GraphNode, List, Task, TaskRef
+from graph_opt.dask_graph.layers import array_of
 from graph_opt.model.layout import ArrayNode, Cuts, Index, overlaps
 from graph_opt.model.window import Convolution, Window
 from graph_opt.pieces.conv2d import Conv2dPiece
@@ -20,8 +22,8 @@ Block = Any
 Tasks = dict[Any, GraphNode]
 
 
-def expand(piece: Conv2dPiece) -> tuple[str, Mapping[Any, GraphNode]]:
-    """Return the name of the output and all its tasks.
+def expand(piece: Conv2dPiece) -> Array:
+    """Return the output by tasks of plain Dask.
 
     Parts of blocks are tasks too, so that workers send halos and no whole blocks.
     """
@@ -42,7 +44,7 @@ def expand(piece: Conv2dPiece) -> tuple[str, Mapping[Any, GraphNode]]:
             piece.convolution.padded(box[2], box[3]),
             output.dtype,
         )
-    return output.name, tasks
+    return array_of(output, tasks)
 
 
 def _under(cuts: Cuts, window: Window) -> list[tuple[int, slice]]:

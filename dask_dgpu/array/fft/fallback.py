@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from typing import Any, cast
@@ -15,7 +15,6 @@ from dask.utils import funcname
 
 from dask_dgpu.algorithms.pencil_fft import Chunks, PencilPlan, in_passes, result_dtype
 from dask_dgpu.kernels import fft as kernel
-from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph
 from graph_opt.dask_graph.layers import array_of, deferred
 from graph_opt.model.layout import ArrayNode
 from graph_opt.pieces.fft import FftPiece
@@ -57,11 +56,11 @@ def moved(x: Array, chunks: Chunks) -> Array:
     return apply(y, PencilPlan(y.chunks, y.dtype.name, (), chunks, y.dtype.name), "exchange")
 
 
-def expand(piece: FftPiece) -> tuple[str, Mapping[Any, GraphNode]]:
-    """Return the name of the output and all its tasks, for blocks of any type."""
+def expand(piece: FftPiece) -> Array:
+    """Return the output by plain Dask, for blocks of any type."""
     source = piece.source
-    y = _stages(array_of(source), cast(PencilPlan, piece.plan), np.empty((0,) * source.ndim))
-    return y.name, convert_legacy_graph(dict(y.dask))
+    plan, meta = cast(PencilPlan, piece.plan), np.empty((0,) * source.ndim)
+    return cast(Array, _stages(array_of(source), plan, meta))
 
 
 def passes(piece: FftPiece) -> Array | None:
