@@ -105,6 +105,10 @@ def _plan(call: Call, lengths: Lengths, room: float, *, feasible: bool) -> Plan:
 def predict(site: Site, result: Array) -> Prediction:
     """Predict a graph as the optimizer will run it; unknown after an error."""
     optimizer, keys = site.optimizer, list(flatten(result.__dask_keys__()))
+    if not site.is_enabled:  # Dask computes everything: nothing has to fit
+        settings = replace(optimizer.settings, memory_limit=None, memory_cap=None)
+        facts = replace(optimizer.facts, device_memory=None)
+        optimizer = replace(optimizer, settings=settings, facts=facts)
     try:
         rewriting = optimizer.rewrite(result.dask, keys)
         ours, plain = optimizer.totals(keys, rewriting)

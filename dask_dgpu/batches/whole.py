@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, isinf, prod
 from typing import Any
 
+import dask
 import numpy as np
 from dask.array.core import Array, normalize_chunks
 from dask.core import flatten
 
+from dask_dgpu.array.chunks import any_chunks
 from dask_dgpu.batches.again import SHARE
 from dask_dgpu.batches.blocks import largest_nbytes
+from dask_dgpu.batches.held import Held, held
 from dask_dgpu.batches.operands import Operand, Template
 from dask_dgpu.batches.operations import Operation
 from dask_dgpu.batches.plan import Part, Plan
 from dask_dgpu.batches.planning import Prediction, advice, predict, seconds_of
 from dask_dgpu.batches.progress import Batches
 from dask_dgpu.batches.sites import Site
-from dask_dgpu.batches.streamed import Tasks, bytes_held, read_again, sizes_of, tasks_of
+from dask_dgpu.batches.sizes import Declared
+from dask_dgpu.batches.streamed import Tasks, read_again, tasks_of
 
 LARGEST = 64 << 20
 """Most bytes of a block."""
 LEAST = 1 << 20
 """Least bytes of a block on a cluster: each costs tasks."""
-MANY = 1000
+SMALLEST = 1 << 10
+"""Least bytes of a block that Dask is asked for in this process."""
+MANY = 256
 """In this process operands have no more blocks, unless blocks of ``ENOUGH`` bytes are too large."""
 ENOUGH = 16 << 20
 HELD = 8
@@ -35,15 +43,18 @@ PER_RANK = 4
 HELD_BY_WORKER = 32
 """Blocks that fit on a worker: it computes, receives, sends and spills several at a time."""
 SMALLER = 2
-"""Ratio of the block sizes that are tried in this process, one size after another."""
+"""
+Ratio of the block sizes that are tried in this process, one size after another. With more room all
+that are tried with less can be reached, so advice is enough.
+"""
 
 
 @dataclass(frozen=True)
 class Whole:
     """A call as one graph; ``result`` is no Dask array if the function computed at once.
 
-    ``reads`` are the arrays of the graph whose tasks load blocks in this process, and ``room`` the
-    bytes of a device.
+    ``reads`` are the arrays of the graph whose tasks load blocks in this process, ``room`` the
+    bytes of a device, and ``block`` those of the blocks.
     """
 
     operation: Operation
@@ -52,6 +63,7 @@ class Whole:
     room: float
     result: Any
     reads: tuple[Array, ...]
+    block: float
 
     @classmethod
     def of(
@@ -67,13 +79,17 @@ class Whole:
 
         On a cluster operands are sent, unless the graph is only for a plan.
         """
-        held = site.threads * HELD if site.in_process else HELD_BY_WORKER
-        block = min(LARGEST, room / held)
-        found = cls._in_blocks(operation, template, site, room, block, send)
-        while site.in_process and found.could_be_smaller(block):
+        if not site.in_process:
+            block = min(LARGEST, room / HELD_BY_WORKER)
+            return cls._in_blocks(operation, template, site, room, block, send)
+        block = float(LARGEST)
+        while block > room / (site.threads * HELD):
             block /= SMALLER
-            found = cls._in_blocks(operation, template, site, room, block, send)
-        return found
+        best = found = cls._in_blocks(operation, template, site, room, block, send)
+        while not found.fits and found.could_be_smaller:
+            found = cls._in_blocks(operation, template, site, room, found.block / SMALLER, send)
+            best = min(best, found, key=lambda each: each.held.nbytes)
+        return best
 
     @classmethod
     def _in_blocks(
@@ -95,23 +111,27 @@ class Whole:
             )
             arrays.append(site.spread(each, chunks) if send else each.lazy(chunks))
             reads.append(arrays[-1])
-        result = template.call(operation.function, arrays)
+        with _in_such_blocks(site, block):
+            result = template.call(operation.function, arrays)
         if isinstance(result, tuple | list | dict | None):
             what = "a function that returns one array"
             raise TypeError(f"expected op to be {what}, got one that returns {result!r:.80}")
-        return cls(operation, template, site, room, result, tuple(reads))
+        return cls(operation, template, site, room, result, tuple(reads), block)
 
     @property
     def is_lazy(self) -> bool:
         """Whether the result is a graph of known shape."""
         return isinstance(self.result, Array) and all(map(isfinite, self.result.shape))
 
-    def could_be_smaller(self, block: float) -> bool:
-        """Whether the blocks at work do not fit, and operands have blocks that can be cut."""
-        kept, at_work = self._kept[1], self._at_work
-        nbytes = [each.nbytes for each in self._read_operands]
-        is_cut = any(block > _floor(each) for each in nbytes)
-        return self.is_lazy and is_cut and kept < SMALLER * self.room < SMALLER * (kept + at_work)
+    @property
+    def could_be_smaller(self) -> bool:
+        """Whether operands have blocks that can be cut."""
+        return any(self.block > _floor(each.nbytes) for each in self._read_operands)
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for the blocks that this process holds; other sizes are unknown."""
+        return not (self.site.in_process and self.is_lazy) or self.held.nbytes <= self.room
 
     @cached_property
     def plan(self) -> Plan:
@@ -123,29 +143,31 @@ class Whole:
         parts = [Part("operands and result", (), 1, nbytes // site.ranks)]
         if site.in_process:
             parts = [
-                Part("blocks at work", (), site.threads * HELD, self._at_work),
-                Part("blocks for later tasks", (), 1, self._kept[1]),
+                Part("blocks at work", (), site.threads, self.held.at_work),
+                Part("blocks for later tasks", (), 1, self.held.waiting),
             ]
-        predicted = predict(site, self.result) if self.is_lazy else Prediction(None, 0)
+            if self.held.graph:
+                parts.append(Part("Dask's tasks", (), 1, self.held.graph))
+        known = self.is_lazy and self.fits
+        predicted = predict(site, self.result) if known else Prediction(None, 0)
         peak = sum(part.nbytes for part in parts)
-        feasible = peak <= self.room or not (site.in_process and self.is_lazy)
         change = ""
-        if not feasible:
+        if not self.fits:
             change = advice(site, "Dask holds blocks that several tasks need: it", peak, self.room)
         elif peak > self.room:
             change = "Dask spills blocks to disk; use more workers to avoid this"
         return Plan(
             title=f"{self.operation.name} of {', '.join(map(str, operands))}",
-            feasible=feasible,
-            batches=self._blocks if feasible else 0,
+            feasible=self.fits,
+            batches=self._blocks if self.fits else 0,
             rows=max(self.result.chunks[0]) if self.is_lazy and self.result.ndim else 1,
             cuts={},
             devices=site.ranks,
             room=None if isinf(self.room) else int(self.room),
             parts=tuple(parts),
-            host_bytes=nbytes if feasible else 0,
+            host_bytes=nbytes if self.fits else 0,
             rank_bytes=predicted.moved_bytes,
-            seconds=seconds_of(site, predicted.seconds, nbytes, 0, 1) if feasible else None,
+            seconds=seconds_of(site, predicted.seconds, nbytes, 0, 1) if self.fits else None,
             advice=change,
             whole=True,
         )
@@ -153,7 +175,7 @@ class Whole:
     def store(self, out: Any, *, progress: bool) -> None:
         """Compute the graph and write its blocks."""
         with Batches(self.operation.name, self._blocks, progress) as bar:
-            self.site.store(self.result, _Counted(out, bar), self._kept[0])
+            self.site.store(self.result, _Counted(out, bar), self._tasks)
 
     def compute(self, *, progress: bool) -> Any:
         """Return a result whose shape is unknown before."""
@@ -174,33 +196,38 @@ class Whole:
         return max(1, self.result.npartitions) if self.is_lazy else 1
 
     @property
-    def _at_work(self) -> int:
-        """Bytes of the blocks that threads of this process hold."""
-        arrays = [*self.reads, *([self.result] if self.is_lazy else [])]
-        return self.site.threads * HELD * max(map(_block_bytes, arrays), default=0)
+    def _tasks(self) -> Tasks:
+        """The tasks for this process."""
+        return self._streamed[0]
+
+    @property
+    def held(self) -> Held:
+        """The bytes of blocks that threads of this process hold."""
+        return self._streamed[1]
 
     @cached_property
-    def _kept(self) -> tuple[Tasks, int]:
-        """The tasks for this process, and the bytes of blocks that wait for other tasks.
+    def _streamed(self) -> tuple[Tasks, Held]:
+        """The tasks for this process, and what its threads hold.
 
         Blocks of operands are loaded once if there is room to keep them, or else by each reader.
         """
         if not (self.site.in_process and self.is_lazy):
-            return {}, 0
-        tasks = tasks_of(self.result)
+            return {}, Held(0, 0)
+        with _in_such_blocks(self.site, self.block):  # our own operations expand to tasks
+            tasks = tasks_of(self.result)
         views = [
             array.name
             for array, each in zip(self.reads, self._read_operands, strict=True)
             if each.is_view
         ]
-        block = max(map(_block_bytes, self.reads), default=0)
-        sizes = sizes_of(self.result, views, block)
-        kept = bytes_held(tasks, sizes)
-        if kept + self._at_work <= self.room:
+        usual = max(map(_block_bytes, self.reads), default=0)
+        declared = Declared(self.result, views, usual)
+        kept = held(tasks, declared, self.site.threads)
+        if kept.nbytes <= self.room:
             return tasks, kept
         names = [array.name for array in self.reads]
         tasks = read_again(tasks, names, list(flatten(self.result.__dask_keys__())))
-        return tasks, bytes_held(tasks, sizes)
+        return tasks, held(tasks, declared, self.site.threads)
 
     @property
     def _read_operands(self) -> list[Operand]:
@@ -220,6 +247,17 @@ class _Counted:
             raise ValueError(f"expected a block of shape {declared}, got {np.shape(block)}")
         self.out[region] = block
         self.bar.advance()
+
+
+@contextmanager
+def _in_such_blocks(site: Site, block: float) -> Iterator[None]:
+    """Let functions make any number of blocks, in this process of about this size.
+
+    Dask then makes arrays between others, as when it rechunks, of such blocks too.
+    """
+    size = {"array.chunk-size": max(SMALLEST, int(block))} if site.in_process else {}
+    with any_chunks(), dask.config.set(size):
+        yield
 
 
 def _block_bytes(array: Array) -> int:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 NAMES = {
     "dask._expr": "HLGExpr",
-    "dask._task_spec": "Alias DataNode GraphNode List Task TaskRef convert_legacy_graph cull",
+    "dask._task_spec": (
+        "Alias DataNode GraphNode List Task TaskRef _execute_subgraph convert_legacy_graph cull"
+    ),
     "dask.array.chunk": "argmax argmin astype getitem",
     "dask.array.core": (
         "_concatenate2 _enforce_dtype concatenate_shaped elemwise getter getter_inline "

@@ -125,7 +125,7 @@ def test_a_function_goes_once_more_in_smaller_blocks() -> None:
     with bounded(200_000):
         x = Exhausted(A, 3, A.size // dgpu.plan(centred, A).batches)
         close(dgpu.run(centred, x), A - A.mean())
-        x = Exhausted(A, 3, 0)
+        x = Exhausted(A, 1, 0)
         with pytest.raises(dgpu.errors.DgpuError, match="ran out of memory twice: with 1"):
             dgpu.run(centred, x)
 

@@ -1,0 +1,236 @@
+"""The bytes of blocks that threads of this process hold while they compute a graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from operator import getitem
+from typing import Any
+
+import numpy as np
+from dask.core import reverse_dict
+from dask.order import order
+
+from dask_dgpu.batches.sizes import Declared, name_of
+from dask_dgpu.runtime import tasks as gangs
+from dask_dgpu.runtime.plans import peak_bytes, plans
+from dask_dgpu.runtime.program import Program
+from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode, TaskRef, _execute_subgraph
+from graph_opt.dask_graph.temporaries import BLOCKS
+from graph_opt.dask_graph.work import PASSES, named
+from graph_opt.model.layout import dealt
+
+Key = Any
+Tasks = Mapping[Key, GraphNode]
+
+BYTES_PER_TASK = 7000
+"""Bytes of Dask's objects for a task in a graph, its optimized copy, and the scheduler."""
+MOST_ORDERED = 30_000
+"""Dask's order of more tasks can take gigabytes, and is not worth a plan."""
+USUAL_GRAPH = 16 << 20
+"""Bytes of these objects that count to the process, not to the computation."""
+
+NONE = ("concatenate_shaped", "vstack", "transform", "_matmul", "dot")
+"""Functions that allocate their result only, beside ufuncs, views and those in ``BLOCKS``."""
+
+PARTS = ("topk",)
+"""Functions that return a part of a copy of what they read, which stays in memory with it."""
+
+TEMPORARIES = 2.0
+"""Blocks that a function allocates beside its result, a guess for those of users."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """The bytes of blocks for tasks that have not begun, and those of the tasks at work.
+
+    ``graph`` are those of Dask's own objects, if they are many.
+    """
+
+    waiting: int
+    at_work: int
+    graph: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """All of them."""
+        return self.waiting + self.at_work + self.graph
+
+
+def held(tasks: Tasks, declared: Declared, threads: int) -> Held:
+    """Return what threads hold if they compute tasks in Dask's order.
+
+    A block is held until the last task that reads it, or a view of it, is computed. A block that
+    no task reads is written and freed at once.
+    """
+    graph = max(0, len(tasks) * BYTES_PER_TASK - USUAL_GRAPH)
+    return replace(_Walk(declared).held(tasks, {}, threads), graph=graph)
+
+
+class _Walk:
+    """Computes graphs with the bytes of blocks in place of the blocks."""
+
+    def __init__(self, declared: Declared) -> None:
+        self.declared = declared
+        self._fused: dict[Any, int] = {}
+
+    def held(self, tasks: Tasks, given: Mapping[Key, int], threads: int) -> Held:
+        """Return the most that threads hold beside ``given`` blocks.
+
+        A task takes as long as it uses bytes.
+        """
+        own = {key for key, task in tasks.items() if _viewed(task) is None}
+        reads = {key: set(_makers(tasks, tasks[key].dependencies)) for key in own}
+        readers = Counter(each for read in reads.values() for each in read)
+        sizes, made, uses = dict(given), dict[Key, int](), dict[Key, int]()
+
+        def begin(key: Key) -> int:
+            task = tasks[key]
+            sizes[key] = self._size(key, task, sizes)
+            made[key] = self._made(key, task, sizes) if key in own else 0
+            uses[key] = made[key] + self._beside(key, task, sizes) if key in own else 0
+            return uses[key]
+
+        waiting = working = 0
+        most = Held(0, 0)
+        for begun, ended in _turns(tasks, threads, begin):
+            working += sum(uses[key] for key in begun)
+            most = max(most, Held(waiting, working), key=lambda each: each.nbytes)
+            working -= uses[ended]
+            if ended in own:
+                readers.subtract(reads[ended])
+                freed = sum(made[each] for each in reads[ended] if not readers[each])
+                waiting += (made[ended] if readers[ended] else 0) - freed
+        return most
+
+    def _made(self, key: Key, task: GraphNode, sizes: Mapping[Key, int]) -> int:
+        """Return the bytes of new memory in a block."""
+        if isinstance(task, DataNode) or name_of(_last(key, task)) in self.declared.views:
+            return 0
+        if _function(task) in PARTS:
+            return max([sizes[key], *(sizes.get(each, 0) for each in task.dependencies)])
+        return sizes[key]
+
+    def _size(self, key: Key, task: GraphNode, sizes: Mapping[Key, int]) -> int:
+        """Return the bytes of a block, also those of a view."""
+        if (program := _program(task)) is not None:
+            return sum(_result_bytes(program))
+        nbytes = self.declared.nbytes(_last(key, task))
+        if nbytes is None:
+            inputs = sum(sizes.get(each, 0) for each in task.dependencies)
+            nbytes = inputs if _viewed(task) is not None else max(self.declared.usual, inputs)
+        return nbytes
+
+    def _beside(self, key: Key, task: GraphNode, sizes: Mapping[Key, int]) -> int:
+        """Return the bytes that a task allocates beside its result."""
+        function, args = _call(task)
+        if (program := _program(task)) is not None:
+            size = program.local_ranks
+            owners = {name: dealt(len(each.indices()), size) for name, each in program.inputs}
+            return size * peak_bytes(plans(program, owners, size), size)
+        if function is not _execute_subgraph:
+            largest = max([sizes[key], *(sizes.get(each, 0) for each in task.dependencies)])
+            return int(_temporaries(task) * largest)
+        fused, _, names, *blocks = args
+        given = {name: _nbytes(each, sizes) for name, each in zip(names, blocks, strict=True)}
+        known = (*((name_of(each), self.declared.nbytes(each)) for each in fused), *given.values())
+        if known not in self._fused:
+            inner = _Walk(self.declared).held(fused, given, 1)
+            self._fused[known] = max(0, inner.nbytes - sizes[key])
+        return self._fused[known]
+
+
+def _turns(
+    tasks: Tasks, threads: int, begin: Callable[[Key], int]
+) -> Iterator[tuple[list[Key], Key]]:
+    """Yield the tasks that begin, and the one that ends first; threads take them in Dask's order.
+
+    ``begin`` returns the time that a task takes.
+    """
+    few = len(tasks) <= MOST_ORDERED
+    priority = order(dict(tasks)) if few else {key: at for at, key in enumerate(tasks)}
+    missing = {key: len(task.dependencies & tasks.keys()) for key, task in tasks.items()}
+    readers = reverse_dict({key: task.dependencies for key, task in tasks.items()})
+    ready = [(priority[key], key) for key, count in missing.items() if not count]
+    heapify(ready)
+    running: list[tuple[int, int, Key]] = []
+    now = 0
+    while ready or running:
+        begun = []
+        while ready and len(running) < threads:
+            first, key = heappop(ready)
+            heappush(running, (now + begin(key), first, key))
+            begun.append(key)
+        now, _, ended = heappop(running)
+        yield begun, ended
+        for each in readers[ended]:
+            missing[each] -= 1
+            if not missing[each]:
+                heappush(ready, (priority[each], each))
+
+
+def _nbytes(block: Any, sizes: Mapping[Key, int]) -> int:
+    """Return the bytes of the blocks that an argument of a task refers to."""
+    if isinstance(block, TaskRef):
+        return sizes.get(block.key, 0)
+    return sum(sizes.get(each, 0) for each in getattr(block, "dependencies", ()))
+
+
+def _makers(tasks: Tasks, keys: Iterable[Key]) -> Iterator[Key]:
+    """Yield the keys of those tasks that made the memory of blocks."""
+    for key in keys:
+        while key in tasks and (viewed := _viewed(tasks[key])) is not None:
+            key = viewed
+        if key in tasks:
+            yield key
+
+
+def _viewed(task: GraphNode) -> Key | None:
+    """Return the key of the block that a task returns, or slices, without a copy."""
+    if isinstance(task, Alias):
+        return task.target
+    function, args = _call(task)
+    is_slice = function is getitem and not isinstance(args[1], list | np.ndarray)
+    if (is_slice or function in (gangs.stage, gangs.out)) and isinstance(args[0], TaskRef):
+        return args[0].key
+    return None
+
+
+def _call(task: GraphNode) -> tuple[Any, tuple[Any, ...]]:
+    """Return the function of a task, and its arguments."""
+    return getattr(task, "func", None), getattr(task, "args", ())
+
+
+def _last(key: Key, task: GraphNode) -> Key:
+    """Return the key of the last of the tasks that were fused to one."""
+    function, args = _call(task)
+    return args[1] if function is _execute_subgraph else key
+
+
+def _temporaries(task: GraphNode) -> float:
+    """Return the blocks that the function of a task allocates beside its result."""
+    name = _function(task)
+    if name is None or name in NONE or PASSES.get(name) == 0.0:
+        return 0.0
+    if isinstance(getattr(np, name, None), np.ufunc):
+        return 0.0
+    return BLOCKS.get(name, TEMPORARIES)
+
+
+def _function(task: GraphNode) -> str | None:
+    """Return the name of the function of a task."""
+    function, _ = _call(task)
+    return None if function is None else named(function, getattr(task, "kwargs", {}))
+
+
+def _program(task: GraphNode) -> Program | None:
+    """Return the program of a gang."""
+    function, args = _call(task)
+    return args[0] if function is gangs.gang else None
+
+
+def _result_bytes(program: Program) -> Iterator[int]:
+    values = dict(program.inputs) | {step.output: step.result for step in program.steps}
+    return (values[name].nbytes(index) for name, each in program.outputs for index in each)
