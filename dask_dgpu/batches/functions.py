@@ -10,6 +10,7 @@ import dask.array as da
 import numpy as np
 from dask.array.core import Array
 
+from dask_dgpu.array import stencil as stencils
 from dask_dgpu.array.matmul import matmul
 from dask_dgpu.batches.rules import contracted_axes
 from graph_opt.dask_graph.internals import elemwise
@@ -43,6 +44,16 @@ def tensordot(a: Array, b: Array, axes: Any = 2) -> Array:
     # Dask gets negative axes wrong
     axes = [at % a.ndim for at in first], [at % b.ndim for at in second]
     return da.tensordot(a, b, axes=axes).astype(np.result_type(a, b), copy=False)
+
+
+def stencil(
+    x: Array, kernel: Any = stencils.LAPLACIAN_5PT, *, boundary: Any = "zero", iterations: Any = 1
+) -> Array:
+    """Sweep as :func:`dask_dgpu.stencil`; without sweeps a batch may be shorter than the reach."""
+    if iterations == 0:
+        weights = np.asarray(kernel)
+        kernel = np.full((1,) * x.ndim, weights.any(), weights.dtype)
+    return stencils.stencil(x, kernel, boundary=boundary, iterations=iterations)
 
 
 def of_ufunc(ufunc: np.ufunc) -> Callable[..., Any]:

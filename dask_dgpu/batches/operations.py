@@ -131,7 +131,7 @@ def _named() -> dict[str, Operation]:
         product("tensordot", functions.tensordot, rules.tensordot, temporaries=3),
         product("einsum", einsum, rules.einsum, temporaries=3),
         Operation("conv2d", conv2d, rules.conv2d, arrays=3),
-        unary("stencil", stencil, rules.stencil, plain=KERNEL, temporaries=4, kept=2),
+        unary("stencil", functions.stencil, rules.stencil, plain=KERNEL, temporaries=4, kept=2),
         unary("gelu", gelu, rules.elementwise),
         unary("sum", reductions.sum, rules.reduction("add")),
         unary("mean", reductions.mean, rules.reduction("mean")),
@@ -150,7 +150,7 @@ def _known() -> dict[Any, Operation]:
     """Return the operations by the functions of this package, Dask and NumPy."""
     named = _named()
     found: dict[Any, Operation] = {each.function: each for each in named.values()}
-    found[matmul] = named["matmul"]
+    found |= {matmul: named["matmul"], stencil: named["stencil"]}
     for name in ("matmul", "dot", "tensordot", "einsum"):
         found |= {getattr(np, name): named[name], getattr(da, name): named[name]}
     for name in ("dot", "tensordot"):

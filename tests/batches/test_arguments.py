@@ -1,0 +1,45 @@
+"""Unusual arguments of operations, against the operations themselves and NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import dask_dgpu as dgpu
+from tests.batches.test_run import bounded
+
+X = np.random.default_rng(5).random(98)
+MEANS = np.ones(7) / 7
+
+
+@pytest.mark.parametrize("op", ["stencil", dgpu.stencil])
+@pytest.mark.parametrize("boundary", ["zero", "periodic", "reflect"])
+@pytest.mark.parametrize("limit", [None, 200])
+def test_a_stencil_without_sweeps_copies(op: Any, boundary: str, limit: float | None) -> None:
+    options = {"boundary": boundary, "iterations": 0}
+    with bounded(limit):
+        plan = dgpu.plan(op, X, MEANS, **options)
+        found = dgpu.run(op, X, MEANS, **options)
+    assert plan.feasible
+    assert (plan.batches > 10) == (limit is not None)
+    assert plan.host_bytes == 2 * X.nbytes
+    np.testing.assert_array_equal(found, X)
+
+
+@pytest.mark.parametrize("kernel", [np.zeros(7, complex), 1j * MEANS, np.ones(7, "f4")])
+@pytest.mark.parametrize("kind", ["i4", "f2", "f4", "c8"])
+def test_a_stencil_without_sweeps_has_its_dtype(kernel: Any, kind: str) -> None:
+    x = np.arange(60).astype(kind)
+    expected = dgpu.stencil(da.from_array(x, chunks=10), kernel, iterations=0).compute()
+    with bounded(200):
+        found = dgpu.run("stencil", x, kernel, iterations=0)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_kernel_reaches_at_most_the_length_also_without_sweeps() -> None:
+    with pytest.raises(ValueError, match="reach at most 2 elements along axis 0"):
+        dgpu.run("stencil", X[:2], MEANS, iterations=0)
