@@ -17,10 +17,11 @@ from graph_opt.dask_graph.internals import elemwise
 
 
 def product(a: Array, b: Array, *, strategy: Any = "auto", **options: Any) -> Array:
-    """Multiply as :func:`dask_dgpu.matmul`; a batch too small for a strategy has none."""
+    """Multiply as :func:`dask_dgpu.matmul`; matrices too small for a strategy have none."""
+    matrices = max(a.ndim, b.ndim) <= 2
     rows, columns = (a.ndim > 1 and a.numblocks[0] > 1), (b.ndim > 1 and b.numblocks[1] > 1)
     divides = {"row": rows, "column": columns, "summa": rows and columns, "inner": a.shape[-1] > 1}
-    chosen: Any = strategy if divides.get(strategy, True) else "auto"
+    chosen: Any = "auto" if matrices and not divides.get(strategy, True) else strategy
     return matmul(a, b, strategy=chosen, **options)
 
 

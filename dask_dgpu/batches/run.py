@@ -107,7 +107,8 @@ def run(
     without a name in this list run as one Dask graph; then any blocks may have been written, and
     the second time all are.
 
-    A ``strategy`` of ``"matmul"`` holds for batches that have something to divide.
+    A ``strategy`` of ``"matmul"`` holds for batches that have something to divide. As in
+    :func:`matmul`, options need operands of one or two axes.
 
     A Dask array is computed part by part. Work that parts share, such as a sum before them, is
     done again for each: persist such an array first.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -43,3 +44,19 @@ def test_a_stencil_without_sweeps_has_its_dtype(kernel: Any, kind: str) -> None:
 def test_a_kernel_reaches_at_most_the_length_also_without_sweeps() -> None:
     with pytest.raises(ValueError, match="reach at most 2 elements along axis 0"):
         dgpu.run("stencil", X[:2], MEANS, iterations=0)
+
+
+STACKS = [((3, 4, 7), (7, 5)), ((3, 4, 7), (1, 7, 5)), ((4, 7), (3, 7, 5)), ((7,), (3, 7, 5))]
+
+
+@pytest.mark.parametrize("shapes", STACKS)
+@pytest.mark.parametrize("strategy", ["auto", "row", "column", "summa", "inner"])
+def test_strategies_of_stacks_are_those_of_matmul(shapes: Any, strategy: Any) -> None:
+    a, b = (np.random.default_rng(7).random(shape) for shape in shapes)
+    for function in (dgpu.matmul, partial(dgpu.run, "matmul"), partial(dgpu.plan, "matmul")):
+        if strategy == "auto":
+            function(a, b, strategy=strategy)
+        else:
+            with pytest.raises(ValueError, match="with 1 or 2 axes because of options, got 3"):
+                function(a, b, strategy=strategy)
+    np.testing.assert_allclose(dgpu.run("matmul", a, b, strategy="auto"), a @ b)
