@@ -58,16 +58,30 @@ def stencil(
 
 
 def of_ufunc(ufunc: np.ufunc) -> Callable[..., Any]:
-    """Return a ufunc on Dask arrays that computes in its ``dtype``; Dask only casts the result."""
+    """Return a ufunc on Dask arrays that computes in its ``dtype``, with the casts of ``casting``.
+
+    Dask only casts the result, and knows no ``casting``.
+    """
 
     @wraps(ufunc)
     def call(*args: Any, **options: Any) -> Any:
-        dtype = options.pop("dtype", None)
-        if dtype is None:
+        if options.get("dtype") is None and "casting" not in options:
+            options.pop("dtype", None)
             return ufunc(*args, **options)
+        dtype = of_nothing(ufunc, *args, **options).dtype
         where = {"where": options.pop("where")} if "where" in options else {}
-        compute = partial(ufunc, dtype=dtype, **options)
-        empty = [np.empty(0, each.dtype) if isinstance(each, Array) else each for each in args]
-        return elemwise(compute, *args, dtype=compute(*empty).dtype, **where)
+        return elemwise(partial(ufunc, **options), *args, dtype=dtype, **where)
 
     return call
+
+
+def of_nothing(ufunc: np.ufunc, *args: Any, **options: Any) -> Any:
+    """Return a ufunc of arrays of these dtypes, but without elements; raise NumPy's errors."""
+    options.pop("where", None)
+    return ufunc(*map(_empty, args), **options)
+
+
+def _empty(value: Any) -> Any:
+    """Return an array without elements for one with axes; other values stay."""
+    value = np.asarray(value) if isinstance(value, list | tuple) else value
+    return np.empty(0, value.dtype) if np.ndim(value) or isinstance(value, Array) else value

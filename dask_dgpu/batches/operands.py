@@ -183,13 +183,22 @@ class Template:
         return function(*map(filled, self.args), **options)
 
 
-def check_out(out: Any, shape: Shape, dtype: np.dtype[Any], operands: Sequence[Operand]) -> None:
-    """Raise unless a result can be written to ``out`` while operands are read."""
+def check_out(
+    out: Any,
+    shape: Shape,
+    dtype: np.dtype[Any],
+    operands: Sequence[Operand],
+    casting: Callable[[Any], Any],
+) -> None:
+    """Raise unless a result can be written to ``out`` while operands are read.
+
+    ``casting(out)`` returns which casts are allowed.
+    """
     if isinstance(out, (Array, *REFUSED)) or not is_writable(out):
         expected("out", "a writable NumPy, zarr or HDF5 array", out, TypeError)
     if tuple(out.shape) != shape:
         raise ValueError(f"expected out of shape {shape}, got {tuple(out.shape)}")
-    if not np.can_cast(dtype, out.dtype, "same_kind"):
+    if not np.can_cast(dtype, out.dtype, casting(out)):
         raise TypeError(f"expected out of a dtype that can hold {dtype}, got {out.dtype}")
     if _is_read_only(out):
         raise ValueError("expected out to be writable, got a read-only array")

@@ -57,10 +57,24 @@ class Operation:
     doubled: bool = False
     check: Callable[[Sequence[Operand]], None] | None = None
 
+    @property
+    def ufunc(self) -> np.ufunc | None:
+        """The ufunc of NumPy that it computes, ``None`` for other operations."""
+        found = inspect.unwrap(self.function)
+        return found if isinstance(found, np.ufunc) else None
+
+    def casting(self, template: Template, out: Any) -> str:
+        """Return which casts to ``out`` are allowed; raise NumPy's error for a ufunc's own."""
+        if self.ufunc is None or "casting" not in template.options:
+            return "same_kind"
+        written = partial(functions.of_nothing, self.ufunc, out=np.empty(0, out.dtype))
+        template.call(written, [np.empty(0, each.dtype) for each in template.operands])
+        return str(template.options["casting"])
+
     def bind(self, template: Template) -> dict[str, Any]:
         """Return the arguments by name, those of ufuncs by number."""
         args, options = template.args, template.options
-        if isinstance(inspect.unwrap(self.function), np.ufunc):
+        if self.ufunc is not None:
             return {str(at): value for at, value in enumerate(args)} | dict(options)
         try:
             bound = inspect.signature(self.function).bind(*args, **options)

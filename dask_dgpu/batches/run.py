@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -108,7 +109,8 @@ def run(
     the second time all are.
 
     A ``strategy`` of ``"matmul"`` holds for batches that have something to divide. As in
-    :func:`matmul`, options need operands of one or two axes.
+    :func:`matmul`, options need operands of one or two axes. A ``casting`` of a ufunc holds for
+    operands and for ``out``, as in NumPy.
 
     A Dask array is computed part by part. Work that parts share, such as a sum before them, is
     done again for each: persist such an array first.
@@ -219,7 +221,7 @@ def compute(
     calls = in_passes(call, room)
     found = plan_passes(call.title, calls, room)
     _check_fits(found)
-    result = _target(out, call.shape, call.dtype, template)
+    result = _target(out, call.shape, call.dtype, operation, template)
     execute_passes(calls, found, result, shared, progress=progress, new=out is None)
     return _given_back(result, out)
 
@@ -250,10 +252,11 @@ def _compute_whole(whole: Whole, out: Any, progress: bool) -> Any:
     _check_fits(whole.plan)
     if not whole.is_lazy:
         values = whole.compute(progress=progress)
-        result = _target(out, values.shape, values.dtype, whole.template)
+        result = _target(out, values.shape, values.dtype, whole.operation, whole.template)
         result[...] = values
         return _given_back(result, out)
-    result = _target(out, whole.result.shape, whole.result.dtype, whole.template)
+    shape, dtype = whole.result.shape, whole.result.dtype
+    result = _target(out, shape, dtype, whole.operation, whole.template)
     try:
         whole.store(result, progress=progress)
         return _given_back(result, out)
@@ -274,10 +277,13 @@ def _check_fits(plan: Plan) -> None:
         raise DgpuError(f"{plan.title} does not fit: {plan.advice}")
 
 
-def _target(out: Any, shape: tuple[int, ...], dtype: Any, template: Template) -> Any:
+def _target(
+    out: Any, shape: tuple[int, ...], dtype: Any, operation: Operation, template: Template
+) -> Any:
     if out is None:
         return np.empty(shape, dtype)
-    check_out(out, shape, np.dtype(dtype), template.operands)
+    casting = partial(operation.casting, template)
+    check_out(out, shape, np.dtype(dtype), template.operands, casting)
     return out
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -60,3 +62,51 @@ def test_strategies_of_stacks_are_those_of_matmul(shapes: Any, strategy: Any) ->
             with pytest.raises(ValueError, match="with 1 or 2 axes because of options, got 3"):
                 function(a, b, strategy=strategy)
     np.testing.assert_allclose(dgpu.run("matmul", a, b, strategy="auto"), a @ b)
+
+
+FLOATS, NUMBERS = X[:20].reshape(5, 4), np.arange(20).reshape(5, 4)
+CASTS = ["no", "equiv", "safe", "same_kind", "unsafe"]
+
+
+def same(call: Callable[..., Any], function: Any, *args: Any, **options: Any) -> None:
+    """Compare a call of a function with NumPy's: the result, or the error."""
+    try:
+        expected = function(*args, **options)
+    except Exception as error:
+        with pytest.raises(type(error), match=re.escape(str(error))):
+            call(function, *args, **options)
+        return
+    found = call(function, *args, **options)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("casting", [*CASTS, "any"])
+@pytest.mark.parametrize("dtype", [None, "f8", "f4", "i8"])
+@pytest.mark.parametrize("limit", [None, 200])
+def test_casts_of_operands_are_those_of_numpy(casting: Any, dtype: Any, limit: Any) -> None:
+    options = {"casting": casting} | ({} if dtype is None else {"dtype": dtype})
+    with bounded(limit):
+        for args in ((FLOATS, FLOATS), (FLOATS, NUMBERS), (FLOATS.astype("f4"), 2.5)):
+            same(dgpu.run, np.multiply, *args, **options)
+    with bounded(None):
+        same(dgpu.run, np.multiply, FLOATS, [1, 2, 3, 4], **options)
+
+
+@pytest.mark.parametrize("casting", CASTS)
+@pytest.mark.parametrize("dtype", [None, "f4"])
+def test_casts_to_out_are_those_of_numpy(casting: Any, dtype: Any) -> None:
+    for kind in ("f8", "f4", "i8", "c16"):
+
+        def to_out(function: Any, *args: Any, kind: str = kind, **options: Any) -> Any:
+            return function(*args, out=np.zeros((5, 4), kind), **options)
+
+        def ours(function: Any, *args: Any, **options: Any) -> Any:
+            return to_out(partial(dgpu.run, np.multiply), *args, **options)
+
+        same(ours, partial(to_out, np.multiply), FLOATS, NUMBERS, casting=casting, dtype=dtype)
+
+
+def test_a_cast_that_numpy_refuses_has_no_plan() -> None:
+    with pytest.raises(TypeError, match="Cannot cast ufunc 'add' input 1 from"):
+        dgpu.plan("add", FLOATS, NUMBERS, casting="no")
