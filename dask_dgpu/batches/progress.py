@@ -6,8 +6,9 @@ from threading import Lock, Timer
 from time import monotonic
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dask_dgpu.cost.console import unfailing_console
 
 MOMENT = 2.0
 """Seconds without a bar."""
@@ -50,7 +51,7 @@ class Batches:
                 return
             text = TextColumn("{task.description}", markup=False)
             columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            self._bars = Progress(*columns, console=Console(stderr=True))
+            self._bars = Progress(*columns, console=unfailing_console(stderr=True))
             task = self._bars.add_task(self.title, total=self.total, completed=self.done)
             self._bars.tasks[task].start_time = self._begun
             self._bars.start()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dask.utils import format_time
 
+from dask_dgpu.cost.console import unfailing_console
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.observe.bars import BLUE, html_bar
 from dask_dgpu.observe.under_way import awaited, ended, has_plugin, steps
@@ -162,7 +163,8 @@ class _Terminal:
         )
 
         text = TextColumn("{task.description}", markup=False)
-        self._bars = Progress(text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bars = Progress(*columns, console=unfailing_console())
         self._drawn: dict[int, TaskID] = {}
         self._line = ""
 

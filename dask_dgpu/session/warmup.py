@@ -14,6 +14,7 @@ from dask_dgpu.arguments import check_client, expected
 from dask_dgpu.array import fft
 from dask_dgpu.array.reductions import sum as compensated_sum
 from dask_dgpu.array.stencil import stencil
+from dask_dgpu.cost.console import unfailing_console
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.planner.optimizer import GraphOptimizer
@@ -85,7 +86,10 @@ def warmup(client: Client | None = None, *examples: Any) -> None:
         work = [("example", each) for each in examples] or list(_usual(ranks))
     text = TextColumn("warm-up  {task.description}", markup=False)
     columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns) as bars, dask.config.set(array_optimize=always):
+    with (
+        Progress(*columns, console=unfailing_console()) as bars,
+        dask.config.set(array_optimize=always),
+    ):
         bar = bars.add_task("", total=len(work))
         for name, collection in work:
             bars.update(bar, description=name)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import time
 from collections.abc import Iterator
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -67,3 +70,25 @@ def test_functions_of_unknown_shape_have_one(capfd: Any) -> None:
 
     dgpu.run(some, A)
     assert "some" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_a_bar_that_cannot_be_drawn_is_left_out(
+    naps: list[float], monkeypatch: pytest.MonkeyPatch, close: bool
+) -> None:
+    naps.append(0.5)
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream if close else None)
+    stream.close()
+    np.testing.assert_array_equal(dgpu.run("nap", A), A)
+
+
+def test_a_stream_that_closes_under_a_bar(naps: list[float], monkeypatch: Any) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    closing = Timer(0.3, stream.close)
+    closing.start()
+    naps.append(0.6)
+    np.testing.assert_array_equal(dgpu.run("nap", A), A)
+    closing.join()
+    assert stream.closed

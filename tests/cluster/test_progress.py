@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 import time
 from typing import Any
 
@@ -48,6 +50,16 @@ def test_each_gang_has_a_bar(client, on_device, capsys):
     assert re.fullmatch(rf"{count} tasks, 1 gang of 4 steps in [\d.]+ m?s", end)
     dgpu.progress(y)
     assert capsys.readouterr().out.splitlines()[1].startswith(f"{count} tasks in ")
+
+
+@pytest.mark.slow
+def test_a_closed_output_gets_no_bars(client, on_device, monkeypatch):
+    stream = io.StringIO()
+    stream.close()
+    monkeypatch.setattr(sys, "stdout", stream)
+    y = on_device(A, (6, 20)).map_blocks(slow).persist()
+    dgpu.progress(y)
+    assert all(future.done() for future in y.dask.values())
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Any
 
 import dask
@@ -33,6 +35,15 @@ def test_examples_replace_the_usual(gangs: list[str]) -> None:
     with dgpu.enable(local_ranks=3, on_error="raise"):
         dgpu.warmup(None, X @ X)
     assert [name.partition("-")[0] for name in gangs] == ["matmul"]
+
+
+def test_a_closed_output_gets_no_bar(gangs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    stream.close()
+    monkeypatch.setattr(sys, "stdout", stream)
+    with dgpu.enable(local_ranks=3, on_error="raise"):
+        dgpu.warmup(None, X @ X)
+    assert len(gangs) == 1
 
 
 def test_an_error_of_an_example_passes_through() -> None:
