@@ -16,7 +16,7 @@ from dask.core import flatten
 
 from dask_dgpu.array.chunks import any_chunks
 from dask_dgpu.batches.again import SHARE
-from dask_dgpu.batches.blocks import largest_nbytes
+from dask_dgpu.batches.blocks import Chunks, largest_nbytes
 from dask_dgpu.batches.held import Held, held
 from dask_dgpu.batches.operands import Operand, Template
 from dask_dgpu.batches.operations import Operation
@@ -106,9 +106,7 @@ class Whole:
             if isinstance(each.source, Array):
                 arrays.append(each.source)
                 continue
-            chunks = normalize_chunks(
-                "auto", each.shape, limit=_limit(each, site, block), dtype=each.dtype
-            )
+            chunks = _chunks(each, _limit(each, site, block))
             arrays.append(site.spread(each, chunks) if send else each.lazy(chunks))
             reads.append(arrays[-1])
         with _in_such_blocks(site, block):
@@ -267,6 +265,14 @@ def _block_bytes(array: Array) -> int:
 def _floor(nbytes: int) -> float:
     """Return the least bytes of a block of an operand in this process."""
     return min(nbytes / MANY, ENOUGH)
+
+
+def _chunks(operand: Operand, limit: int) -> Chunks:
+    """Return chunks of at most so many bytes; without elements Dask would divide by zero."""
+    if not operand.nbytes:
+        return tuple((size,) for size in operand.shape)
+    chunks: Chunks = normalize_chunks("auto", operand.shape, limit=limit, dtype=operand.dtype)
+    return chunks
 
 
 def _limit(operand: Operand, site: Site, nbytes: float) -> int:

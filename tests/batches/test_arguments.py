@@ -110,3 +110,47 @@ def test_casts_to_out_are_those_of_numpy(casting: Any, dtype: Any) -> None:
 def test_a_cast_that_numpy_refuses_has_no_plan() -> None:
     with pytest.raises(TypeError, match="Cannot cast ufunc 'add' input 1 from"):
         dgpu.plan("add", FLOATS, NUMBERS, casting="no")
+
+
+EMPTY = [(0,), (0, 5), (5, 0), (0, 0), (3, 0, 2)]
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "same shape": lambda x: x + 1,
+    "transposed": lambda x: x.T,
+    "reduced": lambda x: x.sum(axis=0),
+    "scalar": lambda x: x.sum(),
+    "product": lambda x: x.T @ x,
+    "unknown": lambda x: x[x > 0],
+}
+
+
+def check_without_elements(name: str, shape: tuple[int, ...]) -> None:
+    """Run and plan a function of an array without elements, with and without ``out``."""
+    if name == "product" and len(shape) == 3:
+        return
+    function, x = FUNCTIONS[name], np.zeros(shape)
+    expected = function(x)
+    assert dgpu.plan(function, shape).feasible
+    plan = dgpu.plan(function, x)
+    assert plan.feasible
+    assert plan.host_bytes == (0 if name == "unknown" else expected.nbytes)
+    out = np.ones_like(expected)
+    for found in (dgpu.run(function, x), dgpu.run(function, x, out=out), out):
+        np.testing.assert_array_equal(found, expected, strict=True)
+    (found,) = dgpu.run_many(function, [(x,)])
+    np.testing.assert_array_equal(found, expected, strict=True)
+    if name == "same shape":
+        added = dgpu.run(lambda a, b, c: a + b + c, x, np.float64(1), np.ones(shape[-1:]))
+        np.testing.assert_array_equal(added, expected + 1, strict=True)
+
+
+@pytest.mark.parametrize("shape", EMPTY)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_arrays_without_elements(name: str, shape: tuple[int, ...]) -> None:
+    check_without_elements(name, shape)
+
+
+@pytest.mark.parametrize("shape", EMPTY)
+@pytest.mark.parametrize("name", ["transposed", "unknown"])
+def test_arrays_without_elements_fit_any_memory(name: str, shape: tuple[int, ...]) -> None:
+    with bounded(100):
+        check_without_elements(name, shape)

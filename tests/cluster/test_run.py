@@ -12,6 +12,7 @@ from distributed import Client
 
 import dask_dgpu as dgpu
 from dask_dgpu.batches.cluster import Cluster
+from tests.batches.test_arguments import EMPTY, FUNCTIONS, check_without_elements
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import eventually
 from tests.support.reference.conv2d import conv2d_reference
@@ -211,4 +212,11 @@ def test_a_function_that_runs_out_of_memory(
     np.testing.assert_array_equal(found, np.sqrt(A))
     with pytest.raises(dgpu.errors.DgpuError, match="ran out of memory twice: with"):
         dgpu.run(lambda x: x.map_blocks(fail, dtype=float), A)
+    eventually(lambda: no_operands(client, earlier))
+
+
+def test_functions_of_arrays_without_elements(client: Client, earlier: set[Any]) -> None:
+    for shape in EMPTY:
+        for name in FUNCTIONS:
+            check_without_elements(name, shape)
     eventually(lambda: no_operands(client, earlier))
