@@ -70,18 +70,18 @@ class GangError(DgpuError):
 
 
 class OutOfMemoryError(MemoryError, DgpuError):  # DgpuError first would not unpickle
-    """A gang ran out of memory, was planned again with less, and ran out of memory again.
+    """A gang, or a call of ``run``, ran out of memory, and again when it was planned with less.
 
     Parameters
     ----------
     message : str
-        One sentence, with the error of a rank in the second run.
+        One sentence, for a gang with the error of a rank in the second run.
     first_bytes, second_bytes : int
         The bytes planned on the rank that needs most, in the first and in the second run.
 
     Notes
     -----
-    The parameters are attributes too. A note names the rank, its worker and its phase.
+    The parameters are attributes too. For a gang a note names the rank, its worker and its phase.
     """
 
     def __init__(self, message: str, first_bytes: int, second_bytes: int) -> None:

@@ -10,7 +10,7 @@ from dask_dgpu.batches.call import Call
 from dask_dgpu.batches.choose import choose
 from dask_dgpu.batches.notation import Lengths, Span, Tile
 from dask_dgpu.batches.plan import Plan
-from dask_dgpu.errors import DgpuError
+from dask_dgpu.errors import DgpuError, OutOfMemoryError
 
 SHARE = 0.5
 """Share of the planned bytes that the rest may use."""
@@ -47,13 +47,14 @@ def rest(
             yield from notation.tiles(smaller, tile)
 
 
-def out_of_memory(title: str, planned: int, halved: int) -> DgpuError:
+def out_of_memory(title: str, planned: int, halved: int) -> OutOfMemoryError:
     """Return the error of a call that could not be computed with the bytes planned at first.
 
     Nor could it with those of the second plan.
     """
     first, second = format_bytes(planned), format_bytes(halved)
-    return DgpuError(
+    message = (
         f"{title} ran out of memory twice: with {first} planned on each device, and with {second}; "
         f"set dgpu.memory.limit to less than {second}"
     )
+    return OutOfMemoryError(message, planned, halved)

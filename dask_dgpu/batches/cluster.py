@@ -25,6 +25,7 @@ from dask_dgpu.batches.blocks import (
     regions,
 )
 from dask_dgpu.batches.copying import THREADS
+from dask_dgpu.batches.declared import declared
 from dask_dgpu.batches.operands import Operand
 from dask_dgpu.batches.streamed import Tasks
 from dask_dgpu.batches.windows.client import LEAST, LostError, Windows, together
@@ -34,7 +35,7 @@ from dask_dgpu.planner.present import present_on
 from graph_opt.model.layout import dealt
 
 if TYPE_CHECKING:
-    from distributed import Client, Scheduler
+    from distributed import Client
 
 AT_A_TIME = 64 << 20
 """Bytes of an operand of any size that a worker gets at a time."""
@@ -162,24 +163,12 @@ class Cluster:
         if module is not np or max(map(_window_bytes, blocks.values())) >= LEAST:
             nbytes = await self._windows.send(address, blocks, on_gpu=module is not np)
             if nbytes is not None:
-                return await self._declared(address, nbytes, module.ndarray)
+                return await declared(client, address, nbytes, module.ndarray)
             if module is not np:
                 self._decided = None  # the next batches get blocks by Dask
                 raise LostError(f"{address}, a new worker, is not on the host of this client")
         sent: dict[Any, Any] = await client._scatter(blocks, workers=[address], hash=False)
         return sent
-
-    async def _declared(self, address: str, nbytes: dict[Any, int], of: type) -> dict[Any, Any]:
-        """Tell the scheduler which blocks a worker has; return their futures."""
-        from distributed import Future
-
-        client: Any = self.client
-        futures: dict[Any, Any] = {key: Future(key, client) for key in nbytes}
-        if not await client._run_on_scheduler(_declare, address, nbytes, client.id):
-            raise LostError.of(address)
-        for key in nbytes:
-            client.futures[key].finish(type=of)
-        return futures
 
     def start(self, result: Array) -> Array:
         """Begin to compute on the workers."""
@@ -250,6 +239,15 @@ class Cluster:
         if self._started.pop(handle.name, None) is not None:
             self.client.cancel(handle)
 
+    def compute(self, result: Array) -> Any:
+        """Compute on the workers, and fetch the values."""
+        future = self.client.compute(result)
+        try:
+            with self._no_loss():
+                return on_host(future.result())
+        finally:
+            future.cancel()  # an error keeps its frames, so the future and the operands too
+
     def store(self, result: Array, out: Any, tasks: Tasks) -> None:
         """Compute on the workers, and write blocks in the order in which they are ready."""
         for region, block in self.blocks(self.start(result)):
@@ -279,17 +277,6 @@ class Cluster:
             self.client.sync(self._windows.close)
         self._windows.pumps.shutdown()
         self.copying.shutdown()
-
-
-def _declare(
-    address: str, nbytes: dict[Any, int], client: str, *, dask_scheduler: Scheduler
-) -> bool:
-    """Let the scheduler know of blocks on a worker, unless it is lost."""
-    if address not in dask_scheduler.workers:
-        return False  # of these blocks keys would stay for ever
-    who_has = {key: [address] for key in nbytes}
-    dask_scheduler.update_data(who_has=who_has, nbytes=nbytes, client=client)
-    return True
 
 
 def _window_bytes(block: Any) -> int:

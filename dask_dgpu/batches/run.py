@@ -83,7 +83,8 @@ def run(
         If an argument has another type than described, or is a masked or a device array, or the
         function returns no single array.
     DgpuError
-        If not even the smallest batch fits, or memory is exhausted or workers are lost twice.
+        If not even the smallest batch fits, or memory is exhausted or workers are lost twice. For
+        memory it is an ``OutOfMemoryError``.
 
     See Also
     --------
@@ -106,7 +107,7 @@ def run(
     may hold results of an earlier pass too. After a ``MemoryError`` or the loss of a worker the
     parts that are not written are computed in batches of half the planned bytes, once. Functions
     without a name in this list run as one Dask graph; then any blocks may have been written, and
-    the second time all are.
+    the second time all are, in smaller blocks.
 
     A ``strategy`` of ``"matmul"`` holds for batches that have something to divide. As in
     :func:`matmul`, options need operands of one or two axes. A ``casting`` of a ufunc holds for
@@ -249,27 +250,31 @@ def operand_or_none(name: str, value: Any) -> Operand | None:
 
 def _compute_whole(whole: Whole, out: Any, progress: bool) -> Any:
     """Compute a function as one graph, a second time in smaller blocks if memory did not last."""
-    _check_fits(whole.plan)
-    if not whole.is_lazy:
-        values = whole.compute(progress=progress)
-        result = _target(out, values.shape, values.dtype, whole.operation, whole.template)
-        result[...] = values
-        return _given_back(result, out)
-    shape, dtype = whole.result.shape, whole.result.dtype
-    result = _target(out, shape, dtype, whole.operation, whole.template)
+    planned = whole.plan
+    _check_fits(planned)
+    target = _target_of(whole, whole.result, out) if whole.is_lazy else out
     try:
-        whole.store(result, progress=progress)
-        return _given_back(result, out)
+        return _given_back(_written(whole, target, progress), out)
     except (MemoryError, LostError):
         pass
     gc.collect()  # frames of the error hold blocks
     smaller = whole.halved()
     try:
-        smaller.store(result, progress=progress)
+        return _given_back(_written(smaller, target, progress), out)
     except MemoryError as error:
-        planned, halved = whole.plan.peak_bytes, smaller.plan.peak_bytes
-        raise out_of_memory(whole.plan.title, planned, halved) from error
-    return _given_back(result, out)
+        halved = smaller.plan.peak_bytes
+        raise out_of_memory(planned.title, planned.peak_bytes, halved) from error
+
+
+def _written(whole: Whole, target: Any, progress: bool) -> Any:
+    """Return the array with the result, ``target`` if the shape is known."""
+    if whole.is_lazy:
+        whole.store(target, progress=progress)
+        return target
+    values = whole.compute(progress=progress)
+    result = _target_of(whole, values, target)
+    result[...] = values
+    return result
 
 
 def _check_fits(plan: Plan) -> None:
@@ -285,6 +290,10 @@ def _target(
     casting = partial(operation.casting, template)
     check_out(out, shape, np.dtype(dtype), template.operands, casting)
     return out
+
+
+def _target_of(whole: Whole, result: Any, out: Any) -> Any:
+    return _target(out, result.shape, result.dtype, whole.operation, whole.template)
 
 
 def _given_back(result: Any, out: Any) -> Any:

@@ -85,6 +85,9 @@ class Site(Protocol):
     def cancel(self, handle: Any) -> None:
         """Give up an array."""
 
+    def compute(self, result: Array) -> Any:
+        """Return the values of an array of unknown shape."""
+
     def store(self, result: Array, out: Any, tasks: Tasks) -> None:
         """Compute an array and write its blocks, one by one, with ``out[region] = block``.
 
@@ -183,6 +186,10 @@ class Here:
     def cancel(self, handle: Future[Array]) -> None:
         """Give up an array unless it is being computed."""
         handle.cancel()
+
+    def compute(self, result: Array) -> Any:
+        """Compute in threads."""
+        return result.compute(scheduler="threads")
 
     def store(self, result: Array, out: Any, tasks: Tasks) -> None:
         """Compute and write blocks in threads, one write at a time."""

@@ -179,9 +179,8 @@ class Whole:
         """Return a result whose shape is unknown before."""
         if not isinstance(self.result, Array):
             return np.asarray(self.result)
-        scheduler = {"scheduler": "threads"} if self.site.in_process else {}
         with Batches(self.operation.name, 1, progress):
-            return self.result.compute(**scheduler)
+            return self.site.compute(self.result)
 
     def halved(self) -> Whole:
         """Return the call in blocks for half of the planned bytes, if that is possible."""

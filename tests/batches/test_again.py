@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
+from dask_dgpu.errors import OutOfMemoryError
 from tests.batches.test_run import A, B, Dataset, bounded, close
 
 STACK = np.random.default_rng(2).random((23, 31))
@@ -21,10 +22,12 @@ class Exhausted(Dataset):
         self.good = good
         self.most = most
         self.reads = 0
+        self.largest = 0
 
     def __getitem__(self, key: Any) -> Any:
         part = super().__getitem__(key)
         self.reads += 1
+        self.largest = max(self.largest, part.size)
         if self.reads > self.good and part.size > self.most:
             raise MemoryError(f"{part.size} elements")
         return part
@@ -128,6 +131,33 @@ def test_a_function_goes_once_more_in_smaller_blocks() -> None:
         x = Exhausted(A, 1, 0)
         with pytest.raises(dgpu.errors.DgpuError, match="ran out of memory twice: with 1"):
             dgpu.run(centred, x)
+
+
+def large(x: Any) -> Any:
+    return x[x > 0.5]
+
+
+def test_a_result_of_unknown_shape_goes_once_more_in_smaller_blocks() -> None:
+    seen, out = Exhausted(A, 0, A.size), np.empty((A > 0.5).sum())
+    with bounded(200_000):
+        dgpu.run(large, seen)
+        assert dgpu.run(large, Exhausted(A, 0, seen.largest - 1), out=out) is out
+        np.testing.assert_array_equal(np.sort(out), np.sort(large(A)))
+        with pytest.raises(OutOfMemoryError, match="ran out of memory twice: with"):
+            dgpu.run(large, Exhausted(A, 0, 0))
+
+
+def test_an_error_for_lack_of_memory_has_the_planned_bytes() -> None:
+    with bounded(200_000):
+        for op, args in ((large, ()), (centred, ()), ("matmul", (B,))):
+            x = Exhausted(A, 0, 0)
+            first = dgpu.plan(op, x, *args).peak_bytes
+            with pytest.raises(MemoryError, match="ran out of memory twice: with") as caught:
+                dgpu.run(op, x, *args)
+            assert isinstance(caught.value, OutOfMemoryError)
+            assert caught.value.first_bytes == first
+            assert 0 < caught.value.second_bytes < first
+            assert isinstance(caught.value.__cause__, MemoryError)
 
 
 @pytest.mark.parametrize("limit", [200_000, 20_000])

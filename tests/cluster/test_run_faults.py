@@ -149,6 +149,17 @@ def test_a_batch_that_runs_out_of_memory(client: Client) -> None:
     eventually(lambda: nothing_left(client, earlier))
 
 
+def exhausting(most: int) -> Callable[[Any], Any]:
+    """Return a function of unknown shape of blocks of at most so many bytes."""
+
+    def at_most(block: Any) -> Any:
+        if block.nbytes > most:
+            raise MemoryError(f"{block.nbytes} bytes")
+        return block > 0.5
+
+    return lambda x: x[x.map_blocks(at_most, dtype=bool)]
+
+
 class TestLosses(Losses):
     @pytest.fixture(autouse=True)
     def through_windows(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,4 +178,25 @@ class TestLosses(Losses):
             assert dgpu.plan(*call).batches > 4
             found = dgpu.run(*call)
         np.testing.assert_allclose(found, wanted, rtol=1e-12)
+        eventually(lambda: nothing_left(client, earlier))
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(240)
+    def test_a_killed_worker_of_an_unknown_shape(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        earlier, killed = names(client), []
+        compute = Cluster.compute
+
+        def killing(self: Cluster, result: Any) -> Any:
+            if not killed:
+                killed.append(sorted(client.scheduler_info(n_workers=-1)["workers"])[1])
+                send_signal(client, killed[0])
+            return compute(self, result)
+
+        monkeypatch.setattr(Cluster, "compute", killing)
+        with dgpu.enable(client, **SETTINGS):
+            found = dgpu.run(exhausting(A.nbytes), A)
+        np.testing.assert_array_equal(np.sort(found), np.sort(A[A > 0.5]))
+        assert killed
         eventually(lambda: nothing_left(client, earlier))
