@@ -77,7 +77,8 @@ class OutOfMemoryError(MemoryError, DgpuError):  # DgpuError first would not unp
     message : str
         One sentence, for a gang with the error of a rank in the second run.
     first_bytes, second_bytes : int
-        The bytes planned on the rank that needs most, in the first and in the second run.
+        The bytes planned on the rank that needs most, in the first and in the second run; equal if
+        a call of :func:`run` could not be planned with less.
 
     Notes
     -----

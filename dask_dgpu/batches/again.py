@@ -47,14 +47,24 @@ def rest(
             yield from notation.tiles(smaller, tile)
 
 
-def out_of_memory(title: str, planned: int, halved: int) -> OutOfMemoryError:
-    """Return the error of a call that could not be computed with the bytes planned at first.
+def out_of_memory(title: str, planned: int, again: int | None) -> OutOfMemoryError:
+    """Return the error of a call: the bytes planned on a device, and ``again`` for smaller parts.
 
-    Nor could it with those of the second plan.
+    ``again`` is ``None`` if there were no smaller parts to try.
     """
-    first, second = format_bytes(planned), format_bytes(halved)
-    message = (
-        f"{title} ran out of memory twice: with {first} planned on each device, and with {second}; "
-        f"set dgpu.memory.limit to less than {second}"
-    )
-    return OutOfMemoryError(message, planned, halved)
+    first, second = format_bytes(planned), format_bytes(again or 0)
+    if again is None:
+        message = (
+            f"{title} ran out of memory with {first} planned on each device, in its smallest blocks"
+        )
+    elif again < planned:
+        message = (
+            f"{title} ran out of memory twice: with {first} planned on each device, and with "
+            f"{second}; set dgpu.memory.limit to less than {second}"
+        )
+    else:  # operands on workers count in any blocks
+        message = (
+            f"{title} ran out of memory twice with {first} planned on each device, the second time "
+            "in smaller blocks"
+        )
+    return OutOfMemoryError(message, planned, planned if again is None else again)

@@ -255,15 +255,16 @@ def _compute_whole(whole: Whole, out: Any, progress: bool) -> Any:
     target = _target_of(whole, whole.result, out) if whole.is_lazy else out
     try:
         return _given_back(_written(whole, target, progress), out)
-    except (MemoryError, LostError):
-        pass
+    except (MemoryError, LostError) as error:
+        if isinstance(error, MemoryError) and whole.is_smallest:
+            raise out_of_memory(planned.title, planned.peak_bytes, None) from error
     gc.collect()  # frames of the error hold blocks
     smaller = whole.halved()
     try:
         return _given_back(_written(smaller, target, progress), out)
     except MemoryError as error:
-        halved = smaller.plan.peak_bytes
-        raise out_of_memory(planned.title, planned.peak_bytes, halved) from error
+        again = None if whole.is_smallest else smaller.plan.peak_bytes
+        raise out_of_memory(planned.title, planned.peak_bytes, again) from error
 
 
 def _written(whole: Whole, target: Any, progress: bool) -> Any:

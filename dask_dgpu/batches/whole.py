@@ -184,8 +184,21 @@ class Whole:
 
     def halved(self) -> Whole:
         """Return the call in blocks for half of the planned bytes, if that is possible."""
-        room = SHARE * min(self.room, self.plan.peak_bytes)
-        return Whole.of(self.operation, self.template, self.site, room)
+        return Whole.of(self.operation, self.template, self.site, self._half)
+
+    @property
+    def is_smallest(self) -> bool:
+        """Whether :meth:`halved` has no smaller blocks."""
+        least = 0 if self.site.in_process else self._half / HELD_BY_WORKER
+        return all(
+            _block_bytes(array) <= _limit(each, self.site, least)
+            for array, each in zip(self.reads, self._read_operands, strict=True)
+        )
+
+    @property
+    def _half(self) -> float:
+        """Bytes of a device for smaller blocks."""
+        return SHARE * min(self.room, self.plan.peak_bytes)
 
     @property
     def _blocks(self) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
+from dask.utils import format_bytes
 
 import dask_dgpu as dgpu
 from dask_dgpu.errors import OutOfMemoryError
@@ -158,6 +160,18 @@ def test_an_error_for_lack_of_memory_has_the_planned_bytes() -> None:
             assert caught.value.first_bytes == first
             assert 0 < caught.value.second_bytes < first
             assert isinstance(caught.value.__cause__, MemoryError)
+
+
+@pytest.mark.parametrize("function", [centred, large])
+def test_the_smallest_blocks_are_not_tried_twice(function: Any) -> None:
+    x = Exhausted(np.ones(1), 0, 0)
+    planned = dgpu.plan(function, x).peak_bytes
+    with pytest.raises(OutOfMemoryError) as caught:
+        dgpu.run(function, x)
+    (number,) = re.findall(r"[\d.]+ \w*B\b", str(caught.value))
+    assert number == format_bytes(planned)
+    assert "in its smallest blocks" in str(caught.value)
+    assert x.reads == 1
 
 
 @pytest.mark.parametrize("limit", [200_000, 20_000])

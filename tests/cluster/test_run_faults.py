@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from dask.utils import format_bytes
 from distributed import Client
 
 import dask_dgpu as dgpu
 from dask_dgpu.batches import cluster as cluster_module
 from dask_dgpu.batches.cluster import Cluster
 from dask_dgpu.batches.execute import _Work
+from dask_dgpu.batches.whole import PER_RANK
 from dask_dgpu.environment.facts import gather
 from dask_dgpu.environment.settings import read
+from dask_dgpu.errors import OutOfMemoryError
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.losses import Losses
@@ -158,6 +162,27 @@ def exhausting(most: int) -> Callable[[Any], Any]:
         return block > 0.5
 
     return lambda x: x[x.map_blocks(at_most, dtype=bool)]
+
+
+@pytest.mark.parametrize("whole", [lambda f: f, lambda f: lambda x: f(x).sum()])
+def test_small_operands_have_no_smaller_blocks(client: Client, whole: Any) -> None:
+    with dgpu.enable(client, **SETTINGS), pytest.raises(OutOfMemoryError) as caught:
+        dgpu.run(whole(exhausting(0)), A)
+    (number,) = re.findall(r"[\d.]+ \w*B\b", str(caught.value))
+    assert number == format_bytes(A.nbytes // len(client.scheduler_info(n_workers=-1)["workers"]))
+    assert "in its smallest blocks" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_large_operands_go_once_more_in_smaller_blocks(client: Client) -> None:
+    workers = len(client.scheduler_info(n_workers=-1)["workers"])
+    x = np.arange((PER_RANK * workers) << 21, dtype="u1")  # blocks of 2 MiB, and then of 1 MiB
+    with dgpu.enable(client, **SETTINGS):
+        found = dgpu.run(exhausting(1 << 20), x)
+        np.testing.assert_array_equal(found, x[x > 0])
+        with pytest.raises(OutOfMemoryError, match="the second time in smaller blocks") as caught:
+            dgpu.run(exhausting(0), x)
+    assert str(caught.value).count("iB") == 1
 
 
 class TestLosses(Losses):
