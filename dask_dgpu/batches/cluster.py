@@ -79,9 +79,13 @@ class Cluster:
     @property
     def room(self) -> float:
         """Bytes of the worker with the least, without other results."""
-        present = present_on(self.optimizer.facts.scheduler, self.client)
-        room = self.optimizer.room((), present)
+        room = self.optimizer.room(self.others)
         return float("inf") if room is None else room
+
+    @property
+    def others(self) -> int:
+        """Bytes of other results on the worker with the most."""
+        return present_on(self.optimizer.facts.scheduler, self.client).others(())
 
     def _module(self, nbytes: int) -> Any:
         """Return CuPy if blocks can arrive on GPUs and this process can describe them, else NumPy.

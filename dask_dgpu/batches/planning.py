@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isinf
+from math import ceil, isinf
 
 from dask.array.core import Array
 from dask.core import flatten
@@ -17,7 +17,7 @@ from dask_dgpu.batches.passes import temporary_bytes
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.sites import Site
 from dask_dgpu.cost.table import at_least
-from dask_dgpu.planner.predict import usable
+from dask_dgpu.planner.predict import enough
 from graph_opt.model.cost import pipelined
 
 BATCH_SECONDS = 5e-3
@@ -126,24 +126,15 @@ def advice(site: Site, what: str, least: int, room: float) -> str:
 
     Numbers are rounded up, so that they are enough, and include what others hold.
     """
-    optimizer = site.optimizer
-    settings, cap = optimizer.settings, optimizer.settings.memory_cap
-    facts = site.facts
-    memory = facts.device_memory if settings.memory_limit is None else settings.memory_limit
-    most, free = usable(facts, settings), site.room
+    free = site.room
     share = room / free if 0 < room < free else 1.0  # of one call of several at a time
-    needed = least / share + (0 if most is None else max(0.0, most - free))
-    found: list[tuple[str, str, float]] = []
-    if cap is not None and needed > cap:
-        found.append(("memory_cap", "dgpu.memory.cap", needed))
-    limit = needed / (1 - settings.safety_margin)
-    if memory is not None and limit > memory:
-        found.append(("memory_limit", "dgpu.memory.limit", limit))
+    limit, cap = enough(ceil(least / share), site.others, site.facts, site.optimizer.settings)
     given = [
-        f"{keyword} of at least {at_least(nbytes)}"
+        f"memory_{name} of at least {at_least(nbytes)}"
         if site.is_enabled
-        else f"{name} to at least {at_least(nbytes)}"
-        for keyword, name, nbytes in found
+        else f"dgpu.memory.{name} to at least {at_least(nbytes)}"
+        for name, nbytes in (("cap", cap), ("limit", limit))
+        if nbytes is not None
     ]
     changes = []
     if given:

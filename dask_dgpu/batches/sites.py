@@ -21,7 +21,6 @@ from dask_dgpu.batches.streamed import Tasks, write
 from dask_dgpu.environment.facts import ALONE, ClusterFacts, current_client, gather
 from dask_dgpu.environment.settings import read
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.present import present_on
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -53,6 +52,10 @@ class Site(Protocol):
     @property
     def room(self) -> float:
         """Bytes of a device for blocks."""
+
+    @property
+    def others(self) -> int:
+        """Bytes of a device that other results hold."""
 
     @property
     def facts(self) -> ClusterFacts:
@@ -132,6 +135,7 @@ class Here:
     optimizer: GraphOptimizer
     is_enabled: bool
     overlaps = False
+    others = 0
 
     in_process: bool = True
     ranks: int = 1
@@ -149,7 +153,7 @@ class Here:
     @property
     def room(self) -> float:
         """Bytes of the settings, or the memory that is available."""
-        room = replace(self.optimizer, facts=self.facts).room((), present_on(None))
+        room = replace(self.optimizer, facts=self.facts).room(self.others)
         return float("inf") if room is None else room
 
     def spread(self, operand: Operand, chunks: Chunks) -> Array:

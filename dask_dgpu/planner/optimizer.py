@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -255,10 +255,11 @@ class GraphOptimizer:
 
         def plan(some: Region) -> Gang:
             read = blocks_of(some)
-            program = self.program(some, self.room(read, present))
+            others = present.others(read)
+            program = self.program(some, self.room(others))
             places = present.places(read)
             prediction = predict(some, program, self.facts, arrays, places)
-            return Gang(some, prediction, ((some, program),), program.room)
+            return Gang(some, prediction, ((some, program),), program.room, others)
 
         whole, ranks = plan(region), self.facts.workers or self.settings.local_ranks
         return whole if whole.fits else in_parts(whole, ranks, plan)
@@ -275,10 +276,10 @@ class GraphOptimizer:
         """The transport of blocks between ranks."""
         return self.facts.transport if self.settings.comm == "auto" else self.settings.comm
 
-    def room(self, keys: Collection[Any], present: Present) -> float | None:
-        """Return the bytes of a device for a gang that reads blocks; ``None`` for no limit."""
+    def room(self, others: float) -> float | None:
+        """Return the bytes of a device for a gang beside other results; ``None`` for no limit."""
         most = usable(self.facts, self.settings)
-        return None if most is None else left_of(most, present.others(keys))
+        return None if most is None else left_of(most, others)
 
     def program(self, region: Region, room: float | None = None) -> Program:
         """Return the program of a region that may use ``room`` bytes of a device."""

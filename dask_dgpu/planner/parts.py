@@ -25,11 +25,13 @@ LEAST_GAIN = 0.85
 class Lack:
     """Work without a gang because it does not fit: as predicted, and the bytes that may be used.
 
+    These are beside so many bytes of ``others``, on the worker with the most.
     If some ``part`` of it needs less than the whole, the prediction is that of the smallest.
     """
 
     prediction: Prediction
     room: float
+    others: int
     part: bool
 
     @property
@@ -50,15 +52,16 @@ class Gang:
     """What computes a region: one gang, or one after another for its parts.
 
     ``programs`` has the region, or its parts in order, with their programs. ``room`` are the bytes
-    of a device that the gang, or the part that needs most, may use, ``None`` for no limit. If it
-    does not fit, ``least`` is the part of the smallest cut that needs most, ``None`` if the whole
-    needs less.
+    of a device that the gang, or the part that needs most, may use beside those of ``others``,
+    ``None`` for no limit. If it does not fit, ``least`` is the part of the smallest cut that needs
+    most, ``None`` if the whole needs less.
     """
 
     region: Region
     prediction: Prediction
     programs: tuple[tuple[Region, Program], ...]
     room: float | None
+    others: int
     least: Gang | None = None
 
     @property
@@ -77,7 +80,7 @@ class Gang:
         found = self.least or self
         if found.room is None or self.fits:
             return None
-        return Lack(found.prediction, found.room, found is not self)
+        return Lack(found.prediction, found.room, found.others, found is not self)
 
     def beats(self, others: Sequence[Gang]) -> bool:
         """Whether it fits and saves at least as much as some gangs, if there are any."""
@@ -161,7 +164,7 @@ def _together(whole: Gang, gangs: Sequence[Gang], ranks: int) -> Gang:
         steps=tuple(seconds.items()),
     )
     programs = tuple(chain.from_iterable(gang.programs for gang in gangs))
-    return Gang(whole.region, prediction, programs, fullest.room)
+    return Gang(whole.region, prediction, programs, fullest.room, fullest.others)
 
 
 def _adding(parts: Sequence[Region]) -> tuple[int, int, int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from dask_dgpu.environment.facts import ClusterFacts, rounded
 from dask_dgpu.environment.settings import Settings
@@ -28,6 +30,9 @@ RECORDED_FRACTION = 1 / 8
 
 ROOM_STEPS = 64
 """Free memory counts in such fractions of the limit, so equal programs have equal plans."""
+
+MEMORIES = range(1 << 62)
+"""Bytes that a device may have."""
 
 Key = Any
 
@@ -60,9 +65,14 @@ class Prediction(Cost):
     terms: int = 1
 
 
+def memory_of(facts: ClusterFacts, settings: Settings) -> int | None:
+    """Return the bytes of a device, ``None`` if nobody knows."""
+    return facts.device_memory if settings.memory_limit is None else settings.memory_limit
+
+
 def usable(facts: ClusterFacts, settings: Settings) -> float | None:
     """Return the bytes of a device that may be used, ``None`` for no limit."""
-    memory = facts.device_memory if settings.memory_limit is None else settings.memory_limit
+    memory = memory_of(facts, settings)
     found = None if memory is None else memory * (1 - settings.safety_margin)
     bounds = [bound for bound in (found, settings.memory_cap) if bound is not None]
     return min(bounds, default=None)
@@ -72,6 +82,29 @@ def left_of(most: float, others: float) -> float:
     """Return the bytes that are left of ``most`` for a gang beside other results."""
     step = max(1.0, most / ROOM_STEPS)
     return max(0.0, most - ceil(others / step) * step)
+
+
+class LeastMemory(NamedTuple):
+    """The least bytes of a setting under which something fits, ``None`` if it is no less now."""
+
+    limit: int | None
+    cap: int | None
+
+
+def enough(needed: float, others: float, facts: ClusterFacts, settings: Settings) -> LeastMemory:
+    """Return settings under which so many bytes are left beside other results."""
+
+    def least(share: float) -> int:
+        """Return the least bytes of which a share leaves enough: more of them leave more."""
+        leaves = partial(left_of, others=others)
+        return bisect_left(MEMORIES, True, key=lambda nbytes: leaves(nbytes * share) >= needed)
+
+    memory, cap = memory_of(facts, settings), settings.memory_cap
+    least_limit, least_cap = least(1 - settings.safety_margin), least(1.0)
+    return LeastMemory(
+        least_limit if memory is not None and memory < least_limit else None,
+        least_cap if cap is not None and cap < least_cap else None,
+    )
 
 
 def blocks_of(region: Region) -> list[Key]:

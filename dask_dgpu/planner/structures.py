@@ -87,7 +87,7 @@ def _circumstances(
     return (
         optimizer,
         _alike(places.get(key) for key in sources),
-        optimizer.room(sources, present),
+        optimizer.room(present.others(sources)),
         str(dask.config.get("optimization", {})),
     )
 

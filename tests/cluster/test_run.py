@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import re
 from pathlib import Path
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client
+from dask.utils import parse_bytes
+from distributed import Client, wait
 
 import dask_dgpu as dgpu
 from dask_dgpu.batches.cluster import Cluster
@@ -221,3 +224,20 @@ def test_functions_of_arrays_without_elements(client: Client, earlier: set[Any])
         for name in FUNCTIONS:
             check_without_elements(name, shape)
     eventually(lambda: no_operands(client, earlier))
+
+
+@pytest.mark.parametrize("setting", ["memory_limit", "memory_cap"])
+def test_advice_is_enough_beside_other_results(client: Client, setting: str) -> None:
+    """What they hold is rounded to a share of the new setting, not of the old one."""
+    shape = (4, 400_000)
+    others = da.random.random((300, 100), chunks=50).persist()
+    wait(others)
+    with dgpu.enable(client, **SETTINGS, **{setting: "3 MiB"}):
+        plan = dgpu.plan("fft", shape)
+    assert not plan.feasible
+    ((name, advised),) = re.findall(r"(\w+) of at least ([\d.]+ \w+)", plan.advice)
+    assert name == setting
+    with dgpu.enable(client, **SETTINGS, **{setting: advised}):
+        assert dgpu.plan("fft", shape).feasible
+    with dgpu.enable(client, **SETTINGS, **{setting: int(parse_bytes(advised) * 0.98)}):
+        assert not dgpu.plan("fft", shape).feasible

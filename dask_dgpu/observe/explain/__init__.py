@@ -123,7 +123,7 @@ def _explained(
         plain.seconds,
         tuple(operations),
         Totals(ours.tasks, ours.seconds, plain.tasks, plain.seconds),
-        optimizer.room(read, present),
+        optimizer.room(present.others(read)),
         bool(measured),
         lacks,
         advice,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import ceil
 
 from dask.utils import parse_bytes
 
@@ -13,7 +12,7 @@ from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.parts import Lack
-from dask_dgpu.planner.predict import ROOM_STEPS, usable
+from dask_dgpu.planner.predict import enough, usable
 
 MOST_TRIED = 8
 """Most settings to try: each lets something more fit."""
@@ -30,13 +29,15 @@ class Enough:
     cap: str | None
 
     @classmethod
-    def of(cls, nbytes: int, settings: Settings, facts: ClusterFacts) -> Enough:
-        """Return settings under which so many bytes of a rank may be used."""
-        memory = facts.device_memory if settings.memory_limit is None else settings.memory_limit
-        needed = int(nbytes / (1 - settings.safety_margin)) + 1
-        limit = at_least(needed) if memory is not None and memory < needed else None
-        small = settings.memory_cap is not None and settings.memory_cap < nbytes
-        return cls(limit, at_least(nbytes) if small else None)
+    def of(cls, lacks: Iterable[Lack], settings: Settings, facts: ClusterFacts) -> Enough:
+        """Return settings under which all that is lacking may be used."""
+        found = [enough(each.peak_bytes, each.others, facts, settings) for each in lacks]
+
+        def most(each: Iterable[int | None]) -> str | None:
+            nbytes = max((nbytes for nbytes in each if nbytes is not None), default=None)
+            return None if nbytes is None else at_least(nbytes)
+
+        return cls(*map(most, zip(*found, strict=True)))
 
     def set_in(self, optimizer: GraphOptimizer) -> GraphOptimizer:
         """Return the optimizer with these settings."""
@@ -66,8 +67,8 @@ def advised(optimizer: GraphOptimizer, lacks: Lacks, plan: Plan) -> tuple[Lacks,
         return lacks, ""
     settings, facts, tried, last = optimizer.settings, optimizer.facts, optimizer, lacks
     for _ in range(MOST_TRIED):
-        enough = Enough.of(max(_needed(tried, each) for each in last.values()), settings, facts)
-        tried = enough.set_in(optimizer)
+        changed = Enough.of(last.values(), settings, facts)
+        tried = changed.set_in(optimizer)
         last = plan(tried)
         if not last:
             break
@@ -75,7 +76,7 @@ def advised(optimizer: GraphOptimizer, lacks: Lacks, plan: Plan) -> tuple[Lacks,
             name: replace(each, prediction=last.get(name, each).prediction)
             for name, each in lacks.items()
         }
-    changes = [] if last else [enough.change(facts)]
+    changes = [] if last else [changed.change(facts)]
     changes.append("use smaller chunks")
     if facts.workers:
         changes.append("use more workers")
@@ -83,12 +84,3 @@ def advised(optimizer: GraphOptimizer, lacks: Lacks, plan: Plan) -> tuple[Lacks,
     if all(each.peak_bytes <= most for each in lacks.values()):
         changes.append("free other results")
     return lacks, " or ".join(changes)
-
-
-def _needed(optimizer: GraphOptimizer, lack: Lack) -> int:
-    """Return the bytes of which enough is left beside other results."""
-    most = usable(optimizer.facts, optimizer.settings) or 0
-    others = most - lack.room if lack.room else 2 * most  # without any room they may be more
-    if not others:
-        return lack.peak_bytes
-    return ceil((lack.peak_bytes + others) * ROOM_STEPS / (ROOM_STEPS - 1)) + 1
