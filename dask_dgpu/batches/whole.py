@@ -221,8 +221,11 @@ class Whole:
 
         Blocks of operands are loaded once if there is room to keep them, or else by each reader.
         """
-        if not (self.site.in_process and self.is_lazy):
+        if not self.site.in_process:
             return {}, Held(0, 0)
+        usual = max(map(_block_bytes, self.reads), default=0)
+        if not isinstance(self.result, Array):
+            return {}, Held(0, self.site.threads * HELD * usual)
         with _in_such_blocks(self.site, self.block):  # our own operations expand to tasks
             tasks = tasks_of(self.result)
         views = [
@@ -230,7 +233,6 @@ class Whole:
             for array, each in zip(self.reads, self._read_operands, strict=True)
             if each.is_view
         ]
-        usual = max(map(_block_bytes, self.reads), default=0)
         declared = Declared(self.result, views, usual)
         kept = held(tasks, declared, self.site.threads)
         if kept.nbytes <= self.room:
