@@ -32,8 +32,12 @@ MOST_ORDERED = 30_000
 USUAL_GRAPH = 16 << 20
 """Bytes of these objects that count to the process, not to the computation."""
 
-NONE = ("concatenate_shaped", "vstack", "transform", "_matmul", "dot")
-"""Functions that allocate their result only, beside ufuncs, views and those in ``BLOCKS``."""
+ALLOCATE: Mapping[str, float] = {
+    **BLOCKS,
+    **dict.fromkeys(("concatenate_shaped", "vstack", "transform", "_matmul", "dot"), 0.0),
+    "_block_hist": 8.0,  # arrays of indices and masks
+}
+"""Blocks that functions allocate beside their result; ufuncs and views allocate none."""
 
 PARTS = ("topk",)
 """Functions that return a part of a copy of what they read, which stays in memory with it."""
@@ -212,11 +216,10 @@ def _last(key: Key, task: GraphNode) -> Key:
 def _temporaries(task: GraphNode) -> float:
     """Return the blocks that the function of a task allocates beside its result."""
     name = _function(task)
-    if name is None or name in NONE or PASSES.get(name) == 0.0:
+    is_ufunc = name is not None and isinstance(getattr(np, name, None), np.ufunc)
+    if name is None or is_ufunc or PASSES.get(name) == 0.0:
         return 0.0
-    if isinstance(getattr(np, name, None), np.ufunc):
-        return 0.0
-    return BLOCKS.get(name, TEMPORARIES)
+    return ALLOCATE.get(name, TEMPORARIES)
 
 
 def _function(task: GraphNode) -> str | None:

@@ -12,6 +12,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask_dgpu.batches.blocks import largest_nbytes
 from graph_opt.dask_graph.layers import DeferredLayer
 from graph_opt.dask_graph.parse import parse
+from graph_opt.model.layout import ArrayNode
 
 Key = Any
 
@@ -46,7 +47,7 @@ class Declared:
         fits = len(index) == node.ndim and all(
             isinstance(at, int) and 0 <= at < n for at, n in zip(index, node.grid, strict=True)
         )
-        return prod(node.block_shape(index)) * node.itemsize if fits else self._largest[name]
+        return prod(node.block_shape(index)) * _itemsize(node) if fits else self._largest[name]
 
     def _of(self, name: str) -> int | None:
         if self._is_partial(name):
@@ -56,13 +57,21 @@ class Declared:
 
     def _largest_of(self, name: str) -> int | None:
         node = self._arrays.node(name)
-        known = node is not None and node.known
-        return largest_nbytes(node.chunks, node.itemsize) if node and known else None
+        known = node is not None and node.known and _itemsize(node)
+        return largest_nbytes(node.chunks, _itemsize(node)) if node and known else None
 
     def _is_partial(self, name: str) -> bool:
         """Whether blocks are steps of a reduction; Dask declares the chunks of what it reads."""
         readers = self._arrays.dependents.get(name, set())
         return _is_aggregate(name) or (bool(readers) and all(map(_is_aggregate, readers)))
+
+
+def _itemsize(node: ArrayNode) -> int:
+    """Return the bytes of an element, 0 for structured dtypes, which have no name."""
+    try:
+        return node.itemsize
+    except TypeError:
+        return 0
 
 
 def _expanded(graph: HighLevelGraph) -> HighLevelGraph:

@@ -44,7 +44,9 @@ FUNCTIONS: dict[str, Function] = {
     "overlap": lambda x: da.map_overlap(lambda b: b + 0, x, depth=1, boundary="reflect"),
     "variance": lambda x: x.var(axis=1),
     "argmax": lambda x: x.argmax(axis=0),
+    "histogram": lambda x: da.histogram(x, bins=10, range=(-3, 3))[0],
     "topk": lambda x: da.topk(x, 2, axis=0),
+    "argtopk": lambda x: da.argtopk(x, 2, axis=0),
 }
 
 
