@@ -36,6 +36,10 @@ SMALLEST = 1 << 10
 MANY = 256
 """In this process operands have no more blocks, unless blocks of ``ENOUGH`` bytes are too large."""
 ENOUGH = 16 << 20
+FIRST = 64
+"""The same for the first graph that is tried: the tasks of a function may grow as their square."""
+MOST_TASKS = 10_000
+"""Smaller blocks are not tried if there are more tasks."""
 HELD = 8
 """Blocks that a thread of this process may hold: operands, temporaries and result of a task."""
 PER_RANK = 4
@@ -82,8 +86,10 @@ class Whole:
         if not site.in_process:
             block = min(LARGEST, room / HELD_BY_WORKER)
             return cls._in_blocks(operation, template, site, room, block, send)
+        nbytes = (each.nbytes for each in template.operands)
+        few = max(min(each / FIRST, ENOUGH) for each in nbytes)
         block = float(LARGEST)
-        while block > room / (site.threads * HELD):
+        while block > max(few, room / (site.threads * HELD)):
             block /= SMALLER
         best = found = cls._in_blocks(operation, template, site, room, block, send)
         while not found.fits and found.could_be_smaller:
@@ -123,8 +129,9 @@ class Whole:
 
     @property
     def could_be_smaller(self) -> bool:
-        """Whether operands have blocks that can be cut."""
-        return any(self.block > _floor(each.nbytes) for each in self._read_operands)
+        """Whether operands have blocks that can be cut, and few tasks come of them."""
+        is_cut = any(self.block > _floor(each.nbytes) for each in self._read_operands)
+        return is_cut and len(self._tasks) < MOST_TASKS
 
     @property
     def fits(self) -> bool:
