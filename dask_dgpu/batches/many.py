@@ -96,7 +96,7 @@ def run_many(
     outs = [None] * len(tuples) if out is None else sequence("out", out, "a sequence of arrays")
     if len(outs) != len(tuples):
         raise ValueError(f"expected out to have one array per call, {len(tuples)}, got {len(outs)}")
-    _check_apart(tuples, options, outs)
+    _check_apart(op, tuples, options, outs)
     many = _Many(resolve(op), tuples, options, outs, bool(progress))
     if as_completed:
         return many.results(client)
@@ -109,7 +109,7 @@ def run_many(
 
 
 def _check_apart(
-    calls: Sequence[tuple[Any, ...]], options: dict[str, Any], outs: Sequence[Any]
+    op: Any, calls: Sequence[tuple[Any, ...]], options: dict[str, Any], outs: Sequence[Any]
 ) -> None:
     """Raise if a call may write what another one reads or writes; nobody knows which is first."""
     written = {f"out[{at}]": each for at, each in enumerate(outs) if each is not None}
@@ -119,7 +119,7 @@ def _check_apart(
         for place, each in enumerate(call)
         if is_operand(each)
     }
-    check_no_overlap(written, read)
+    check_no_overlap(written, read | {"op": op})
 
 
 @dataclass(frozen=True)

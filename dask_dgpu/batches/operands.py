@@ -187,10 +187,10 @@ def check_out(
     out: Any,
     shape: Shape,
     dtype: np.dtype[Any],
-    operands: Sequence[Operand],
+    read: Mapping[str, Any],
     casting: Callable[[Any], Any],
 ) -> None:
-    """Raise unless a result can be written to ``out`` while operands are read.
+    """Raise unless a result can be written to ``out`` while arrays and functions are read.
 
     ``casting(out)`` returns which casts are allowed.
     """
@@ -202,7 +202,7 @@ def check_out(
         raise TypeError(f"expected out of a dtype that can hold {dtype}, got {out.dtype}")
     if _is_read_only(out):
         raise ValueError("expected out to be writable, got a read-only array")
-    check_no_overlap({"out": out}, {each.name: each.source for each in operands})
+    check_no_overlap({"out": out}, read)
 
 
 def check_no_overlap(written: Mapping[str, Any], read: Mapping[str, Any]) -> None:

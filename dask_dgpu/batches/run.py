@@ -26,6 +26,7 @@ from dask_dgpu.batches.operations import Operation, resolve
 from dask_dgpu.batches.passes import execute_passes, in_passes
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.planning import plan_passes
+from dask_dgpu.batches.selected import selected
 from dask_dgpu.batches.shared import Shared
 from dask_dgpu.batches.sites import Site, opened
 from dask_dgpu.batches.whole import Whole
@@ -223,7 +224,8 @@ def compute(
     found = plan_passes(call.title, calls, room)
     _check_fits(found)
     result = _target(out, call.shape, call.dtype, operation, template)
-    execute_passes(calls, found, result, shared, progress=progress, new=out is None)
+    written = result if out is None else selected(operation, template, result)
+    execute_passes(calls, found, written, shared, progress=progress, new=out is None)
     return _given_back(result, out)
 
 
@@ -288,8 +290,8 @@ def _target(
 ) -> Any:
     if out is None:
         return np.empty(shape, dtype)
-    casting = partial(operation.casting, template)
-    check_out(out, shape, np.dtype(dtype), template.operands, casting)
+    read = {each.name: each.source for each in template.operands} | {"op": operation.function}
+    check_out(out, shape, np.dtype(dtype), read, partial(operation.casting, template))
     return out
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import h5py
 import numpy as np
@@ -13,6 +18,7 @@ import pytest
 import zarr
 
 import dask_dgpu as dgpu
+from dask_dgpu.batches import extents
 from dask_dgpu.batches.overlaps import overlap
 
 VALUES = np.random.default_rng(0).random((40, 30))
@@ -156,3 +162,142 @@ def test_many_calls_are_compared_quickly() -> None:
     read = {f"calls[{at}][0]": each for at, each in enumerate(x)}
     assert overlap(written, read) is None
     assert overlap(written, read | {"calls[7][1]": outs[1999, 2:]}) == ("out[1999]", "calls[7][1]")
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda x: (x, np.frombuffer(memory_of(x), "f8", 1200, 4096).reshape(40, 30)),
+        lambda x: (np.ndarray((40, 30), "f8", memory_of(x), 4096), x),
+        lambda x: (memory_of(x), memory_of(x)),
+    ],
+    ids=["buffer of another map", "array in another map", "two maps"],
+)
+def test_memory_of_a_file_without_its_name(mapped: Any, of: Callable[[Any], Pair]) -> None:
+    out, operand = (
+        each if isinstance(each, np.ndarray) else np.ndarray((40, 30), "f8", each, 4096)
+        for each in of(mapped)
+    )
+    assert_refused(out, operand)
+
+
+def memory_of(array: np.memmap[Any, Any]) -> mmap.mmap:
+    """Map the whole file once more."""
+    with Path(str(array.filename)).open("r+b") as file:
+        return mmap.mmap(file.fileno(), 0)
+
+
+def test_a_system_that_does_not_tell_maps(
+    mapped: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extents, "MAPS", tmp_path / "none")
+    assert_refused(mapped, again(mapped))
+    dgpu.run("exp", again(mapped, 20), out=np.asarray(again(mapped, 20, first=20)))
+
+
+def test_shared_memory_of_two_names() -> None:
+    memory = shared_memory.SharedMemory(create=True, size=VALUES.nbytes)
+    same = shared_memory.SharedMemory(memory.name)
+    try:
+        first, second = (np.ndarray(VALUES.shape, "f8", each.buf) for each in (memory, same))
+        first[...] = VALUES
+        assert not np.shares_memory(first, second)
+        assert_refused(first, second)
+        del first, second
+    finally:
+        same.close()
+        memory.close()
+        memory.unlink()
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda x: (x[:, :15], x[:, 15:]),
+        lambda x: (x[::2], x[1::2]),
+        lambda x: (x.view([("a", "f8"), ("b", "f8")])["a"], x.view("c16").imag),
+        lambda x: (x.view("c16").real, x.view("c16").imag),
+    ],
+    ids=["columns", "every other row", "fields", "real and imaginary parts"],
+)
+@pytest.mark.parametrize("in_file", [False, True])
+def test_apart_though_interleaved(mapped: Any, of: Callable[[Any], Pair], in_file: bool) -> None:
+    operand, out = of(mapped if in_file else VALUES.copy())
+    other, _ = of(again(mapped) if in_file else VALUES.copy())
+    expected = np.exp(operand)
+    dgpu.run("exp", other, out=out)
+    np.testing.assert_allclose(out, expected, rtol=1e-14)
+    with pytest.raises(ValueError, match="not to share memory"):
+        dgpu.run("exp", operand[:4], out=np.asarray(operand)[3:7])
+
+
+def test_arrays_that_are_hard_to_compare_are_refused() -> None:
+    memory = np.zeros(40_000)
+    strided = np.lib.stride_tricks.as_strided
+    one = strided(memory, (9, 10, 11), (8 * 331, 8 * 83, 8 * 17))
+    other = strided(memory[1:], (9, 10, 11), (8 * 330, 8 * 79, 8 * 19))
+    assert overlap({"out": one}, {"x": other}) == ("out", "x")
+
+
+def test_two_handles_in_one_mapping() -> None:
+    store: dict[str, Any] = {}
+    group = zarr.create_group(store)
+    x, y = (group.create_array(name, shape=VALUES.shape, dtype="f8") for name in "xy")
+    x[...] = VALUES
+    assert_refused(x, zarr.open_array(store, path="x"))
+    assert_refused(zarr.open_array(zarr.storage.LoggingStore(x.store), path="x"), x)
+    dgpu.run("exp", x, out=y)
+    np.testing.assert_allclose(y[...], np.exp(VALUES), rtol=1e-14)
+
+
+@pytest.mark.parametrize("other_file", [False, True])
+def test_a_virtual_dataset(file: h5py.File, tmp_path: Path, other_file: bool) -> None:
+    layout = h5py.VirtualLayout(VALUES.shape, "f8")
+    layout[:20] = h5py.VirtualSource(file["x"])[:20]
+    layout[20:] = h5py.VirtualSource(file["x"])[20:]
+    with h5py.File(tmp_path / "v.h5", "w") if other_file else nullcontext(file) as virtual:
+        shown = virtual.create_virtual_dataset("v", layout)
+        file.flush()
+        assert_refused(shown, file["x"])
+        assert_refused(file["x"], shown)
+        dgpu.run("exp", shown, out=file["y"])
+        np.testing.assert_allclose(file["y"][...], np.exp(VALUES), rtol=1e-14)
+
+
+class Table:
+    """A function with an array."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+
+    def __call__(self, block: Any) -> Any:
+        return block + self.table[0, 0]
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        lambda x, t: x.map_blocks(lambda b, table: b + table[0, 0], table=t),
+        lambda x, t: x.map_blocks(lambda b: b + t[0, 0]),
+        lambda x, t: x.map_blocks(lambda b, table=t: b + table[0, 0]),
+        lambda x, t: x.map_blocks(partial(lambda table, b: b + table[0, 0], t)),
+        lambda x, t: x.map_blocks(Table(t)),
+        lambda x, t: x.map_blocks(Table(t).__call__).rechunk(7) + 1,
+        lambda x, t: x + da.from_delayed(dask.delayed(np.copy)([t[:1]]), (1, 1, 30), "f8")[0],
+    ],
+    ids=["keyword", "closure", "default", "bound", "object", "method", "list"],
+)
+def test_arrays_that_functions_hold(graph: Callable[[Any, Any], Any]) -> None:
+    out = VALUES.copy()
+    x = graph(da.ones(VALUES.shape, chunks=(9, 30)), out)
+    with pytest.raises(ValueError, match=r"out not to share memory with arrays\[0\]"):
+        dgpu.run("exp", x, out=out)
+    dgpu.run("exp", x, out=np.empty_like(out))
+
+
+def test_arrays_that_op_holds() -> None:
+    out = VALUES.copy()
+    with pytest.raises(ValueError, match="out not to share memory with op"):
+        dgpu.run(lambda x: x + out.sum(), VALUES, out=out)
+    with pytest.raises(ValueError, match=r"out\[0\] not to share memory with op"):
+        dgpu.run_many(partial(np.add, out), [(VALUES,)], out=[out])

@@ -1,0 +1,173 @@
+"""Where the elements of host arrays are: in memory, in files, and in stores."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from dask.array.core import Array
+from numpy.lib.array_utils import byte_bounds
+
+from dask_dgpu.batches.captured import arrays_in, is_array
+
+MAPS = Path("/proc/self/maps")
+START = 1 << 32
+"""The address for byte 0 of a file: NumPy takes no array at address 0."""
+
+
+class Extent(NamedTuple):
+    """A range of bytes, or all, of a space: memory, a file or a stored array.
+
+    ``array`` has the addresses of the elements in the space, ``None`` if all bytes of the range may
+    be elements.
+    """
+
+    space: Any
+    start: float = 0
+    stop: float = 1
+    array: Any = None
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """The files that are mapped to this process's memory; see ``proc_pid_maps(5)``.
+
+    ``ranges`` are the first address, the one after the last, the file, and the byte of the file at
+    the first, in order. They are ``None`` where the system does not tell.
+    """
+
+    ranges: tuple[tuple[int, int, Any, int], ...] | None
+
+    @classmethod
+    def now(cls) -> Mapped:
+        """Read the list."""
+        try:
+            lines = MAPS.read_text().splitlines()
+        except OSError:
+            return cls(None)
+        found = []
+        for line in lines:
+            span, _, offset, device, inode = line.split(maxsplit=5)[:5]
+            if inode != "0":
+                first, last = (int(each, 16) for each in span.split("-"))
+                found.append((first, last, (device, inode), int(offset, 16)))
+        return cls(tuple(found))
+
+    def file(self, array: np.ndarray[Any, Any]) -> tuple[Any, int] | None:
+        """Return the file of an array, and what leads from addresses to bytes of the file."""
+        if self.ranges is None:
+            return _by_name(array)
+        address = byte_bounds(array)[0]
+        at = bisect_right(self.ranges, address, key=lambda each: each[0]) - 1
+        if at < 0 or address >= self.ranges[at][1]:
+            return None
+        first, _, file, offset = self.ranges[at]
+        return file, offset - first
+
+
+def extents(value: Any, mapped: Mapped) -> Iterator[Extent]:
+    """Yield where the elements of an array are, or of those that a graph or a function holds."""
+    if isinstance(value, np.ndarray):
+        yield from _in_memory(value, mapped)
+    elif isinstance(value, Array) or not is_array(value):
+        for each in arrays_in(value):
+            yield from extents(each, mapped)
+    else:
+        yield Extent(_Same(value))
+        yield from map(Extent, (*_in_zarr(value), *_in_hdf5(value)))
+
+
+def _in_memory(array: np.ndarray[Any, Any], mapped: Mapped) -> Iterator[Extent]:
+    if array.nbytes == 0:
+        return
+    start, stop = byte_bounds(array)
+    yield Extent("memory", start, stop, array)
+    found = mapped.file(array)
+    if found is not None:
+        file, shift = found
+        shift += START
+        yield Extent(file, start + shift, stop + shift, np.asarray(_Moved(array, shift)))
+
+
+class _Moved:
+    """An array at other addresses, which nobody may read: NumPy compares them."""
+
+    def __init__(self, array: np.ndarray[Any, Any], shift: int) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": array.shape,
+            "typestr": f"|V{array.itemsize}",
+            "strides": array.strides,
+            "data": (array.__array_interface__["data"][0] + shift, True),
+        }
+
+
+def _by_name(array: np.ndarray[Any, Any]) -> tuple[Any, int] | None:
+    """Return the file of a view of a memory map, and what leads from addresses to its bytes."""
+    base: Any = array
+    mapped: np.memmap[Any, Any] | None = None
+    while isinstance(base, np.ndarray):
+        mapped = base if isinstance(base, np.memmap) else mapped
+        base = base.base
+    if mapped is None or mapped.filename is None:
+        return None
+    try:
+        file = os.stat(mapped.filename)
+    except OSError:  # it has lost its name
+        return None
+    return (file.st_dev, file.st_ino), mapped.offset - byte_bounds(mapped)[0]
+
+
+def _in_zarr(array: Any) -> Iterator[Any]:
+    """Yield where a zarr array is stored: a file or, in memory, the path in a mapping."""
+    inside = getattr(array, "store_path", None)
+    if inside is None:
+        return
+    store = inside.store
+    while hasattr(store, "_store"):  # a wrapper that logs or waits
+        store = store._store
+    root = getattr(store, "root", None) or getattr(store, "path", None)
+    if root is None:
+        yield id(getattr(store, "_store_dict", store)), inside.path
+    else:
+        yield os.path.realpath(f"{root}/{inside.path}")
+
+
+def _in_hdf5(array: Any) -> Iterator[Any]:
+    """Yield the file and the name of an HDF5 dataset, and of those that a virtual one shows."""
+    file = getattr(getattr(array, "file", None), "filename", None)
+    if not isinstance(file, str | bytes) or not hasattr(array, "virtual_sources"):
+        return
+    path = os.path.realpath(os.fsdecode(file))
+    yield path, array.name
+    for source in array.virtual_sources() if array.is_virtual else ():
+        if source.file_name == ".":
+            yield from _in_hdf5(array.file[source.dset_name])
+        else:
+            other = os.path.join(os.path.dirname(path), source.file_name)
+            yield os.path.realpath(other), source.dset_name
+
+
+class _Same:
+    """Equal for one array, and for handles of one dataset, which have the same hash."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        try:
+            self.hash = hash(array)
+        except TypeError:
+            self.hash = id(array)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same):
+            return False
+        same_type = type(self.array) is type(other.array)
+        return self.array is other.array or (same_type and (self.array == other.array) is True)

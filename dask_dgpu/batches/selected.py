@@ -1,0 +1,57 @@
+"""The result of a ufunc with ``where``: other elements of ``out`` stay as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dask.array.core import Array
+
+from dask_dgpu.batches.blocks import Region
+from dask_dgpu.batches.operands import Operand, Template
+from dask_dgpu.batches.operations import Operation
+from dask_dgpu.batches.rules import Slot
+
+
+def selected(operation: Operation, template: Template, out: Any) -> Any:
+    """Return ``out``, or one that writes only the elements that a ufunc's ``where`` selects."""
+    where = template.options.get("where", True)
+    if operation.ufunc is None or where is True:
+        return out
+    return Selected(out, template.operands[where.at] if isinstance(where, Slot) else where)
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Writes parts of an array where a mask, an operand or a number, is true.
+
+    The mask is broadcast to the shape of the array.
+    """
+
+    out: Any
+    mask: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        shape: tuple[int, ...] = tuple(self.out.shape)
+        return shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the array."""
+        return np.dtype(self.out.dtype)
+
+    def __setitem__(self, region: Region, block: Any) -> None:
+        part = np.array(self.out[region])
+        np.copyto(part, block, where=self._mask(region), casting="unsafe")
+        self.out[region] = part
+
+    def _mask(self, region: Region) -> Any:
+        if not isinstance(self.mask, Operand):
+            return self.mask
+        shape = self.mask.shape
+        along = zip(region[len(region) - len(shape) :], shape, strict=True)
+        part = self.mask.read([(0, 1) if n == 1 else (at.start, at.stop) for at, n in along])
+        return part.compute() if isinstance(part, Array) else part
