@@ -201,9 +201,7 @@ def test_a_retry_by_the_client_begins_anew(
     assert isinstance(future.exception(), OutOfMemoryError)
     assert not client.run_on_scheduler(short)
     flag.touch()
-    # Client.retry does not know the keys within the graph
-    client.futures[future.key].retry()
-    client.sync(client.scheduler.retry, keys=[future.key], client=client.id)
+    client.retry([future])
     np.testing.assert_array_equal(host(future.result(timeout=60)), A @ B)
     assert [each is None for each in tried] == [True, False, True]
     del future

@@ -144,22 +144,18 @@ class Endings:
         send(self.scheduler, run.members, {"op": "dgpu-relieve"})  # before the next launch
 
     def _insist(self, run: Run, error: GangError) -> None:
-        """Fail the gang's task here if its worker does not."""
+        """Fail the gang's task here if its worker does not; Dask may have it run again."""
         ts = self.scheduler.tasks.get(run.key)
-        if self.runs.get(run.key) is not run or ts is None or ts.processing_on is None:
-            return
-        stimulus_id = f"dgpu-failed-{run.run_id}"
-        recommendations = self.scheduler.transition(
-            run.key,
-            "erred",
-            stimulus_id,
-            worker=ts.processing_on.address,
-            cause=run.key,
-            exception=pickled(error),
-            exception_text=repr(error),
-            **no_time(),
-        )
-        self.scheduler.transitions(recommendations, stimulus_id=stimulus_id)
+        if self.runs.get(run.key) is run and ts is not None and ts.processing_on is not None:
+            self.scheduler.handle_task_erred(
+                run.key,
+                f"dgpu-failed-{run.run_id}",
+                worker=ts.processing_on.address,
+                run_id=ts.run_id,
+                exception=pickled(error),
+                exception_text=repr(error),
+                **no_time(),
+            )
 
     def cancel(self, run: Run, stimulus_id: str) -> None:
         """End the run of a released task."""

@@ -17,6 +17,7 @@ from zict import LRU
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.scheduler.blocks import Staging, outs_of, restrict
 from dask_dgpu.runtime.scheduler.direct import hold, let_go, release, stop_waiting
+from dask_dgpu.runtime.scheduler.messages import send
 from dask_dgpu.runtime.scheduler.planned import KEPT_PROGRAMS, Planned
 from dask_dgpu.runtime.scheduler.recorder import recorders
 from dask_dgpu.runtime.scheduler.sent import Sent
@@ -24,7 +25,7 @@ from dask_dgpu.runtime.scheduler.waiting import Waiting
 from dask_dgpu.runtime.scheduler.watch import watch
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler
+    from distributed.scheduler import Scheduler, TaskState
 
     from dask_dgpu.runtime.scheduler.endings import Endings, Losses
     from dask_dgpu.runtime.scheduler.epoch import Epochs
@@ -88,10 +89,31 @@ class Launches:
         for run in self.waiting.arrived(key):
             asyncio.get_running_loop().call_soon(self._resume, run)
 
-    def missed(self, key: Key) -> None:
-        """Let the tasks of runs run that waited for a block: it has to be made again, or failed."""
-        for run in self.waiting.missed(key):
+    def missed(self, key: Key, stimulus_id: str) -> None:
+        """Let the tasks of runs run that waited for a block: it has to be made again, or failed.
+
+        So must the runs that wait for their results. Dask is within transitions, and may be about
+        to let the ``gang`` tasks fail. It expects that a task with failed dependencies waits: if
+        one was processed, Dask would run it again.
+        """
+        for run in self._in_vain(key):
             asyncio.get_running_loop().call_soon(self._leave_to_tasks, run)
+            self.scheduler._transition(run.key, "waiting", stimulus_id)
+
+    def _in_vain(self, key: Key) -> list[Run]:
+        """Return the runs that wait for a block, or for the results of such a run.
+
+        They wait no more.
+        """
+        found = self.waiting.missed(key)
+        for run in found:  # which grows
+            for out in self._outs(run):
+                found += self.waiting.missed(out.key)
+        return found
+
+    def _outs(self, run: Run) -> Collection[TaskState]:
+        gang = self.scheduler.tasks.get(run.key)
+        return gang.dependents if gang is not None else ()
 
     def _resume(self, waited: Run) -> None:
         """Begin a run whose blocks are all in memory by now."""
@@ -114,17 +136,38 @@ class Launches:
         self.epochs.relieve(worker)
         self.sent.remove_worker(worker)
 
-    def withdraw(self, run: Run) -> None:
-        """Let a run without tasks wait no more; its task was released."""
+    def ended(self, key: Key, finish: str, stimulus_id: str) -> None:
+        """End the run of a ``gang`` task that is released or has failed, and free its results.
+
+        A gang that fails has no past: a client may retry it.
+        """
+        run = self.runs.pop(key, None)
+        if run is not None and run.holder is not None:
+            self._withdraw(run, stimulus_id)
+        if run is not None and not run.outcome.done():
+            self.endings.cancel(run, stimulus_id)
+        elif run is not None and run.finished:
+            free = {"op": "dgpu-free", "key": key, "run_id": run.run_id}
+            send(self.scheduler, run.members, free)
+        taken = run is not None and run.finished and not run.starts_over
+        if taken or finish in ("forgotten", "erred"):
+            self.losses.forget(key)
+            self.endings.short.discard(key)
+
+    def _withdraw(self, run: Run, stimulus_id: str) -> None:
+        """Let a run without tasks wait no more."""
         self.waiting.discard(run)
-        gang = self.scheduler.tasks.get(run.key)
-        for out in gang.dependents if gang is not None else ():
-            self.missed(out.key)
+        for out in self._outs(run):
+            self.missed(out.key, stimulus_id)
         unneeded = stop_waiting(self.scheduler, run)
         asyncio.get_running_loop().call_soon(release, self.scheduler, run, unneeded)
 
     def _leave_to_tasks(self, run: Run) -> None:
-        if self.runs.get(run.key) is run and not run.outcome.done():
+        """Run the tasks of a run that waits in vain, if Dask has not done so, nor ended it."""
+        current = self.runs.get(run.key)
+        gang = self.scheduler.tasks.get(run.key)
+        released = gang is not None and gang.state == "waiting" and current is None
+        if released or (current is run and not run.outcome.done()):
             self.endings.start_over(run.key, f"dgpu-missed-{run.run_id}")
 
     @log_errors

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from collections.abc import Collection
 from functools import partial
 from itertools import count
 from math import inf
@@ -32,11 +33,12 @@ from dask_dgpu.runtime.scheduler.direct import Stored, hand_over, ready
 from dask_dgpu.runtime.scheduler.endings import Endings, Losses
 from dask_dgpu.runtime.scheduler.epoch import Epochs
 from dask_dgpu.runtime.scheduler.launch import Launches
-from dask_dgpu.runtime.scheduler.messages import known_as, runs_on, send
+from dask_dgpu.runtime.scheduler.messages import known_as, runs_on
 from dask_dgpu.runtime.scheduler.new_arrays import NewArrays
 from dask_dgpu.runtime.scheduler.paused import Paused
 from dask_dgpu.runtime.scheduler.rates import Rates, Terms
 from dask_dgpu.runtime.scheduler.records import Records
+from dask_dgpu.runtime.scheduler.retries import forgive, retry
 from dask_dgpu.runtime.scheduler.run import Run
 from dask_dgpu.runtime.scheduler.structures import Structures
 from dask_dgpu.runtime.tasks import PLUGIN
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 Key = Any
 
 CHECKS_MS = 1000.0
+
+ENDED = ("released", "forgotten", "erred")
 
 
 class GangSchedulerPlugin(SchedulerPlugin):
@@ -79,6 +83,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         scheduler.handlers.update(
             {"dgpu_gang": self.gang, "dgpu_where": self.where, "dgpu_warm_up": self.warm_up}
         )
+        scheduler.handlers["retry"] = self.retry  # instead of Dask's
         handlers = scheduler.stream_handlers
         handlers |= {"dgpu-finished": self.finished, "dgpu-failed": self.failed}
         handlers |= {"dgpu-stale": self.stale, "dgpu-broken": self.endings.broken}
@@ -148,6 +153,10 @@ class GangSchedulerPlugin(SchedulerPlugin):
             if kind is not None and kind not in self.rates.known:
                 self.rates.start(Terms(kind, device, **terms))
         return self.device
+
+    def retry(self, keys: Collection[Key], client: str | None = None) -> list[Key]:
+        """Retry failed tasks; see :func:`retry`."""
+        return retry(self.scheduler, keys, client)
 
     # reports of ranks
 
@@ -238,11 +247,13 @@ class GangSchedulerPlugin(SchedulerPlugin):
     ) -> None:
         """Follow placed, staged and awaited blocks, and end the run of a released task."""
         self.new_arrays.moved(key, finish)
+        if finish == "waiting":
+            forgive(self.scheduler.tasks[key])
         if key in self.launches.waiting:
             if finish == "memory":
                 self.launches.arrived(key)
-            elif finish in ("released", "forgotten", "erred"):
-                self.launches.missed(key)
+            elif finish in ENDED:
+                self.launches.missed(key, stimulus_id)
         if is_stage(key):
             self.launches.staging.moved(key, finish, kwargs.get("worker"))
         if not is_gang(key):
@@ -252,19 +263,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
             # the answer to an earlier call, whose blocks are freed
             loop = asyncio.get_running_loop()
             loop.call_soon(self.endings.start_over, key, f"dgpu-outdated-{stimulus_id}")
-        elif finish in ("released", "forgotten", "erred"):
-            self.runs.pop(key, None)
-            if run is not None and run.holder is not None:
-                self.launches.withdraw(run)
-            taken = run is not None and run.finished and not run.starts_over
-            if run is not None and not run.outcome.done():
-                self.endings.cancel(run, stimulus_id)
-            elif run is not None and run.finished:
-                free = {"op": "dgpu-free", "key": run.key, "run_id": run.run_id}
-                send(self.scheduler, run.members, free)
-            if taken or finish == "forgotten":
-                self.losses.forget(key)
-                self.endings.short.discard(key)
+        elif finish in ENDED:
+            self.launches.ended(key, finish, stimulus_id)
 
     def valid_workers_downscaling(
         self, scheduler: Scheduler, workers: list[WorkerState]
