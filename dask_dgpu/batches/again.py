@@ -10,10 +10,17 @@ from dask_dgpu.batches.call import Call
 from dask_dgpu.batches.choose import choose
 from dask_dgpu.batches.notation import Lengths, Span, Tile
 from dask_dgpu.batches.plan import Plan
+from dask_dgpu.batches.windows.client import LostError
 from dask_dgpu.errors import DgpuError, OutOfMemoryError
+from dask_dgpu.kernels.device.memory import lacks_memory
 
 SHARE = 0.5
 """Share of the planned bytes that the rest may use."""
+
+
+def is_worth_another_try(error: Exception) -> bool:
+    """Return whether memory or a worker did not last, so that smaller batches may do."""
+    return isinstance(error, LostError) or lacks_memory(error)
 
 
 def halved(call: Call, plan: Plan) -> Lengths:

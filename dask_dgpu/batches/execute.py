@@ -11,14 +11,14 @@ from itertools import chain, pairwise
 from math import prod
 from typing import Any
 
-from dask_dgpu.batches.again import halved, out_of_memory, rest
+from dask_dgpu.batches.again import halved, is_worth_another_try, out_of_memory, rest
 from dask_dgpu.batches.call import Call
 from dask_dgpu.batches.notation import Lengths, Tile
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.progress import Batches
 from dask_dgpu.batches.shared import Shared
 from dask_dgpu.batches.sink import Sink
-from dask_dgpu.batches.windows.client import LostError
+from dask_dgpu.kernels.device.memory import lacks_memory
 
 
 def execute(call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool, new: bool) -> None:
@@ -39,7 +39,9 @@ def execute(call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool,
         tiles = list(rest(call, plan, smaller, sink.written))
         try:
             work.run(len(tiles), iter(tiles), smaller)
-        except MemoryError as error:
+        except Exception as error:
+            if not lacks_memory(error):
+                raise
             planned, peak = plan.peak_bytes, call.peak(smaller)
             raise out_of_memory(plan.title, planned, peak) from error
     except Exception as error:
@@ -79,8 +81,9 @@ class _Work:
         """Compute batches; return whether memory and workers lasted."""
         try:
             self.run(count, tiles, lengths)
-        except (MemoryError, LostError):
-            if self.sink.is_writing:  # nobody knows what is written
+        except Exception as error:
+            # while it is written, nobody knows what is written
+            if self.sink.is_writing or not is_worth_another_try(error):
                 raise
         else:
             return True

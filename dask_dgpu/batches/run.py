@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dask_dgpu.arguments import check_flag, expected, integer
-from dask_dgpu.batches.again import out_of_memory
+from dask_dgpu.batches.again import is_worth_another_try, out_of_memory
 from dask_dgpu.batches.call import Call
 from dask_dgpu.batches.operands import (
     Described,
@@ -30,8 +30,8 @@ from dask_dgpu.batches.selected import selected
 from dask_dgpu.batches.shared import Shared
 from dask_dgpu.batches.sites import Site, opened
 from dask_dgpu.batches.whole import Whole
-from dask_dgpu.batches.windows.client import LostError
 from dask_dgpu.errors import DgpuError
+from dask_dgpu.kernels.device.memory import lacks_memory
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -257,14 +257,18 @@ def _compute_whole(whole: Whole, out: Any, progress: bool) -> Any:
     target = _target_of(whole, whole.result, out) if whole.is_lazy else out
     try:
         return _given_back(_written(whole, target, progress), out)
-    except (MemoryError, LostError) as error:
-        if isinstance(error, MemoryError) and whole.is_smallest:
+    except Exception as error:
+        if not is_worth_another_try(error):
+            raise
+        if lacks_memory(error) and whole.is_smallest:
             raise out_of_memory(planned.title, planned.peak_bytes, None) from error
     gc.collect()  # frames of the error hold blocks
     smaller = whole.halved()
     try:
         return _given_back(_written(smaller, target, progress), out)
-    except MemoryError as error:
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
         again = None if whole.is_smallest else smaller.plan.peak_bytes
         raise out_of_memory(planned.title, planned.peak_bytes, again) from error
 

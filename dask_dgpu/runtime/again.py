@@ -18,7 +18,7 @@ class Tried(NamedTuple):
     first_bytes: int
     second_bytes: int
 
-    def error(self, error: MemoryError) -> OutOfMemoryError:
+    def error(self, error: BaseException) -> OutOfMemoryError:
         """Return the error of the second run, with notes and traceback of a rank's error."""
         first, second = format_bytes(self.first_bytes), format_bytes(self.second_bytes)
         reason = " ".join(f"{type(error).__name__}: {error}".split())

@@ -15,6 +15,7 @@ from distributed.core import error_message
 from distributed.exceptions import Reschedule
 
 from dask_dgpu.errors import CommError, GangError, UndeclaredError
+from dask_dgpu.kernels.device.memory import lacks_memory
 from dask_dgpu.runtime.again import Tried
 from dask_dgpu.runtime.program import Key
 from graph_opt.dask_graph.plain import Plain
@@ -24,7 +25,7 @@ IN_PROGRAM = "program"
 
 
 class RankError(GangError):
-    """An error of a step, for processes that cannot unpickle the error itself."""
+    """An error of a step, or a lack of memory, for processes that cannot unpickle the error."""
 
     raised = b""  # the error, pickled
     undeclared = False  # whether a block differs from its declaration, which Dask allows
@@ -42,24 +43,25 @@ def failure_of(
 
     The error of a step stays as it is, as in plain Dask, with a note of the place. Exceptions that
     end a worker or rerun a task in Dask would affect one rank of many, so they become the gang's
-    error, and so does a broken transfer. A program that runs out of memory again, ``tried`` as in
-    :class:`Tried`, has an error of its own.
+    error, and so do a broken transfer and errors before the first step. A lack of memory may come
+    in any phase; if the gang has been ``tried`` as in :class:`Tried`, it has an error of its own.
     """
     notes = getattr(error, "__notes__", [])
     reason = ", ".join([f"{type(error).__name__}: {error}", *notes])
     if isinstance(error, Reschedule):
         reason = "a block function raised Reschedule, and a gang runs no block elsewhere"
+    short = lacks_memory(error)
     own = isinstance(error, CommError | Reschedule | SystemExit | KeyboardInterrupt)
-    if own or not phase.startswith(IN_PROGRAM):
+    if not short and (own or not phase.startswith(IN_PROGRAM)):
         failure = GangError(reason, rank, worker, phase)
         failure.add_note("".join(traceback.format_exception(error)))  # a cause does not pickle
         return failure
-    if isinstance(error, MemoryError) and tried is not None:
+    if short and tried is not None:
         error = Tried(*tried).error(error)
     error.add_note(f"on rank {rank} of a gang, worker {worker}, phase {phase}")
     failure = RankError(reason, rank, worker, phase)
     failure.undeclared = isinstance(error, UndeclaredError)
-    failure.out_of_memory = isinstance(error, MemoryError)
+    failure.out_of_memory = short
     failure.raised = cast(bytes, error_message(error)["exception"].data)  # as Dask pickles errors
     return failure
 

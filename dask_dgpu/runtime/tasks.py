@@ -22,6 +22,7 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.errors import DgpuError, UndeclaredError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device.memory import lacks_memory
 from dask_dgpu.operations.value import Blocks, conforming
 from dask_dgpu.runtime.again import with_less
 from dask_dgpu.runtime.execute import execute
@@ -178,15 +179,20 @@ def run_here(program: Program, staged: Sequence[list[Array]]) -> dict[Key, Array
     """
     size, inputs = program.local_ranks, program.inputs
     owners: Owners = {name: dealt(len(value.indices()), size) for name, value in inputs}
-    with suppress(MemoryError):
+    try:
         return _run_planned(plans(program, owners, size), owners, staged, last=False)
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
     gc.collect()  # frames of the error may hold arrays
     _device(program).release()
     fixed, tried = with_less(program, owners, size)
     try:
         return _run_planned(fixed, owners, staged)
-    except MemoryError as error:
-        raise tried.error(error) from None
+    except Exception as error:
+        if lacks_memory(error):
+            raise tried.error(error) from None
+        raise
 
 
 def _run_planned(
@@ -234,7 +240,7 @@ def _recorded(
     try:
         yield
     except Exception as error:
-        if isinstance(error, MemoryError) and not last:
+        if lacks_memory(error) and not last:
             raise
         failed = next((rank for rank in ranks if rank.error is error), ranks[0])
         reason = f"{type(error).__name__}: {error}"

@@ -81,12 +81,15 @@ def test_a_pass_in_place_transforms_each_line_once(good: int) -> None:
         close(dgpu.run("fft2", x), np.fft.fft2(STACK))
 
 
-def test_a_batch_that_computes_may_run_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUFFT_ALLOC_FAILED")], ids=repr)
+def test_a_batch_that_computes_may_run_out_of_memory(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     failures = iter([0, 1, 0])
 
     def exhausted(block: Any) -> Any:
         if block.size and next(failures, 0):
-            raise MemoryError
+            raise type(error)(*error.args)
         return np.sqrt(block)
 
     from dask_dgpu.batches.operations import Operation

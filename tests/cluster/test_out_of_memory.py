@@ -14,10 +14,12 @@ import pytest
 from distributed import Client, Event, get_client, wait
 
 import dask_dgpu as dgpu
+from dask_dgpu.comm import bootstrap
 from dask_dgpu.errors import DgpuError, OutOfMemoryError
 from dask_dgpu.kernels import gemm
 from dask_dgpu.runtime.again import Tried
 from dask_dgpu.runtime.scheduler.run import Run
+from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import PLUGIN, eventually, host, launched_runs, nothing_left
 from tests.cluster.test_safety import restore_blocks
 
@@ -27,7 +29,7 @@ RNG = np.random.default_rng(43)
 A, B = RNG.integers(-9, 9, (307, 211)), RNG.integers(-9, 9, (211, 190))
 SENTENCE = (
     r"matmul-\w+ ran out of memory twice: with [\d.]+ \w+ planned on a rank, and with "
-    r"([\d.]+ \w+); MemoryError: no room for a panel; set dgpu\.memory\.cap to less than \1"
+    r"([\d.]+ \w+); MemoryError: no room for [\w ]+; set dgpu\.memory\.cap to less than \1"
 )
 
 
@@ -48,6 +50,30 @@ def fail(flag: Path, everywhere: bool) -> None:
         return True
 
     multiply, gemm.accumulate = gemm.accumulate, accumulate
+
+
+def fail_to_connect(flag: Path, everywhere: bool) -> None:
+    """Have ranks on this worker that have met fail to connect, as :func:`fail` has products."""
+
+    @wraps(bootstrap._joining)
+    def failing(*args: Any) -> Callable[..., Any]:
+        join = joining(*args)
+
+        def connect(*given: Any, **more: Any) -> Any:
+            if not flag.exists() and (everywhere or is_first()):
+                raise MemoryError("no room for buffers")
+            return join(*given, **more)
+
+        return connect
+
+    def is_first() -> bool:
+        try:
+            flag.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    joining, bootstrap._joining = bootstrap._joining, failing
 
 
 def watch(dask_worker: Any) -> None:
@@ -74,6 +100,7 @@ def noted(dask_worker: Any) -> list[str]:
 
 def mend(dask_worker: Any) -> None:
     restore_blocks()
+    bootstrap._joining = getattr(bootstrap._joining, "__wrapped__", bootstrap._joining)
     plugin = dask_worker.plugins[PLUGIN]
     vars(plugin.member).pop("release", None)
     vars(plugin.member).pop("join", None)
@@ -188,6 +215,36 @@ def test_a_second_time_is_one_sentence(
     check(other, A)
     held = [other, *(each for each in operands if each.name in names(client))]
     nothing_left(client, *held)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ranks_cannot_connect(
+    client: Client, device: str, operands: list[da.Array], flag: Path, tried: Any, times: int
+) -> None:
+    x, y = operands
+    with dgpu.enable(client, comm="gloo" if device == "cpu" else "nccl", **SETTINGS):
+        check(x @ y, A @ B)  # once they have connected, ranks do so no more
+        client.run_on_scheduler(leave_all)
+        client.run(fail_to_connect, flag, everywhere=times == 2)
+        before = launched_runs(client)
+        tried.clear()
+        if times == 1:
+            check((x @ y) - 1, A @ B - 1)
+        else:
+            with pytest.raises(OutOfMemoryError) as caught:
+                ((x @ y) - 1).compute()
+            assert re.fullmatch(SENTENCE, str(caught.value))
+            assert any("phase connect" in note for note in caught.value.__notes__)
+            del caught
+            flag.touch()
+        assert launched_runs(client) == before + 2
+        assert [each is None for each in tried] == [True, False]
+        check((x @ y) + 1, A @ B + 1)
+    nothing_left(client, *[each for each in operands if each.name in names(client)])
+
+
+def leave_all(dask_scheduler: Any) -> None:
+    dask_scheduler.plugins[PLUGIN].epochs.clear()
 
 
 @pytest.mark.slow

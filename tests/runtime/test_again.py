@@ -125,8 +125,17 @@ def test_its_error_is_one_sentence_and_survives_pickling() -> None:
     assert found.__notes__ == ["a note"]
 
 
-@pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+class CUBLASError(RuntimeError):
+    """As CuPy's."""
+
+
+ERRORS = [MemoryError("no room"), CUBLASError("CUBLAS_STATUS_ALLOC_FAILED")]
+
+
+@pytest.fixture(params=ERRORS, ids=repr)
+def failing(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[int], None]:
     """Return a function that lets this many runs on local ranks run out of memory."""
     runs: list[int] = []
     run_local = tasks.run_local
@@ -140,7 +149,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
         def accumulate(out: Any, a: Any, b: Any) -> None:
             if len(runs) <= count:
-                raise MemoryError("no room for a panel")
+                raise type(request.param)(*request.param.args)
             multiply(out, a, b)
 
         monkeypatch.setattr(tasks, "run_local", counted)
@@ -160,7 +169,8 @@ def test_local_ranks_try_again(failing: Callable[[int], None]) -> None:
 
 def test_local_ranks_try_no_more_than_twice(failing: Callable[[int], None]) -> None:
     failing(2)
-    with pytest.raises(OutOfMemoryError, match=r"ran out of memory twice: with .* no room") as got:
+    twice = r"ran out of memory twice: with .*: (no room|CUBLAS_STATUS_ALLOC_FAILED); set"
+    with pytest.raises(OutOfMemoryError, match=twice) as got:
         product().compute(scheduler="sync")
     assert 0 < got.value.second_bytes <= got.value.first_bytes
     assert any("on rank" in note for note in got.value.__notes__)

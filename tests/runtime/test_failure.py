@@ -44,6 +44,20 @@ def test_stays_the_gangs(error: BaseException) -> None:
     assert (found.rank, found.worker) == WHERE
 
 
+@pytest.mark.parametrize("phase", ["connect", "program (c, 2 of 8)"])
+@pytest.mark.parametrize("transfer", [False, True])
+def test_a_lack_of_memory_counts_in_any_phase(phase: str, transfer: bool) -> None:
+    error: Exception = RuntimeError("Cuda failure 2 'out of memory'")
+    if transfer:
+        cause, error = error, CommError("exchange failed")
+        error.__cause__ = cause
+    found = failure(error, phase)
+    assert type(found) is RankError
+    assert found.out_of_memory
+    assert pickle.loads(pickle.dumps(found)).out_of_memory
+    assert f"phase {phase}" in str(found)
+
+
 def test_before_a_step_it_is_the_gangs() -> None:
     found = opened(pickle.dumps(failure(KeyError("a"), phase="connect")))
     assert type(found) is GangError

@@ -17,9 +17,10 @@ from distributed.utils import sync
 
 from dask_dgpu.algorithms.probe import PARTS, Figures
 from dask_dgpu.errors import CommAbortedError, CommError
+from dask_dgpu.kernels.device.memory import lacks_memory
 from dask_dgpu.runtime.background import ended, guard_current_frames, in_background, stack_of
 from dask_dgpu.runtime.execute import execute
-from dask_dgpu.runtime.failure import IN_PROGRAM, failure_of
+from dask_dgpu.runtime.failure import IN_PROGRAM, RankError, failure_of
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.facts import BlockFacts
@@ -52,8 +53,7 @@ class GangWorkerPlugin(WorkerPlugin):
     """Runs this worker's part of every gang.
 
     ``stage`` tasks deliver blocks, and ``out`` tasks return them. The scheduler launches programs
-    over the workers' streams, in the same order on all. One thread runs them in that order, so no
-    two gangs wait for each other.
+    in the same order on all workers. One thread runs them, so no two gangs wait for each other.
     """
 
     name = PLUGIN
@@ -273,7 +273,7 @@ class GangWorkerPlugin(WorkerPlugin):
             if not job.given_up.is_set():
                 self._fail(job, error)
             self.member.device.recover()
-            if isinstance(error, MemoryError):
+            if lacks_memory(error):
                 self._relieve()  # once the frames of the error are gone
         finally:
             job.blocks.clear()
@@ -299,6 +299,6 @@ class GangWorkerPlugin(WorkerPlugin):
             "dgpu-failed",
             key=job.key,
             run_id=job.run_id,
-            lost=isinstance(error, CommError),
+            lost=isinstance(error, CommError) and not isinstance(failure, RankError),
             error=pickle.dumps((failure, reported(job.spans))),
         )
