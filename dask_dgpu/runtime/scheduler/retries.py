@@ -30,5 +30,22 @@ def retry(scheduler: Scheduler, keys: Collection[Key], client: str | None = None
     """
     known = scheduler.clients[client].wants_what if client in scheduler.clients else set()
     failed = {ts for ts in known if ts.state == "erred"}
-    retried = set(scheduler.stimulus_retry(keys, client))
-    return [ts.key for ts in known if ts.key in retried or (ts in failed and ts.state != "erred")]
+    scheduler.stimulus_retry(_causes(scheduler, keys), client)
+    return [ts.key for ts in known if ts.key in keys or (ts in failed and ts.state != "erred")]
+
+
+def _causes(scheduler: Scheduler, keys: Collection[Key]) -> list[Key]:
+    """Return the tasks that have failed first, of those on which these tasks depend.
+
+    Dask would look for them along each path of the graph: exponentially many in a loop of gangs.
+    """
+    found = []
+    left, seen = list(keys), set(keys)
+    while left:
+        key = left.pop()
+        erred = {ts.key for ts in scheduler.tasks[key].dependencies if ts.state == "erred"}
+        if not erred:
+            found.append(key)
+        left += erred - seen
+        seen |= erred
+    return found
