@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.arguments import check_flag, sequence
+from dask_dgpu.batches.compute import compute
 from dask_dgpu.batches.operands import check_no_overlap, is_operand
 from dask_dgpu.batches.operations import Operation, resolve
 from dask_dgpu.batches.progress import Batches
-from dask_dgpu.batches.run import compute, operand_or_none, template_of
+from dask_dgpu.batches.run import operand_or_none, template_of
 from dask_dgpu.batches.shared import Shared
 from dask_dgpu.batches.sites import Site, opened
 from dask_dgpu.errors import RunManyError

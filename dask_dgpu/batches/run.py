@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dask_dgpu.arguments import check_flag, expected, integer
-from dask_dgpu.batches.again import is_worth_another_try, out_of_memory
 from dask_dgpu.batches.call import Call
+from dask_dgpu.batches.compute import compute
 from dask_dgpu.batches.operands import (
     Described,
     Operand,
     Template,
-    check_out,
     is_operand,
     numbers,
     operand,
 )
 from dask_dgpu.batches.operations import Operation, resolve
-from dask_dgpu.batches.passes import execute_passes, in_passes
+from dask_dgpu.batches.passes import in_passes
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.planning import plan_passes
-from dask_dgpu.batches.selected import selected
 from dask_dgpu.batches.shared import Shared
-from dask_dgpu.batches.sites import Site, opened
+from dask_dgpu.batches.sites import opened
 from dask_dgpu.batches.whole import Whole
-from dask_dgpu.errors import DgpuError
-from dask_dgpu.kernels.device.memory import lacks_memory
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -206,29 +200,6 @@ def plan(
         return plan_passes(call.title, in_passes(call, room), room)
 
 
-def compute(
-    operation: Operation,
-    template: Template,
-    site: Site,
-    room: float,
-    out: Any,
-    shared: Shared,
-    *,
-    progress: bool,
-) -> Any:
-    """Plan a call within ``room`` bytes of each device, and compute it."""
-    call = Call.of(operation, template, site)
-    if call is None:
-        return _compute_whole(Whole.of(operation, template, site, room), out, progress)
-    calls = in_passes(call, room)
-    found = plan_passes(call.title, calls, room)
-    _check_fits(found)
-    result = _target(out, call.shape, call.dtype, operation, template)
-    written = result if out is None else selected(operation, template, result)
-    execute_passes(calls, found, written, shared, progress=progress, new=out is None)
-    return _given_back(result, out)
-
-
 def template_of(
     operation: Operation, args: Sequence[Any], options: Mapping[str, Any], make: Any
 ) -> Template:
@@ -248,60 +219,3 @@ def template_of(
 def operand_or_none(name: str, value: Any) -> Operand | None:
     """Return an operand for an array with axes, ``None`` for other arguments."""
     return operand(name, value) if is_operand(value) else None
-
-
-def _compute_whole(whole: Whole, out: Any, progress: bool) -> Any:
-    """Compute a function as one graph, a second time in smaller blocks if memory did not last."""
-    planned = whole.plan
-    _check_fits(planned)
-    target = _target_of(whole, whole.result, out) if whole.is_lazy else out
-    try:
-        return _given_back(_written(whole, target, progress), out)
-    except Exception as error:
-        if not is_worth_another_try(error):
-            raise
-        if lacks_memory(error) and whole.is_smallest:
-            raise out_of_memory(planned.title, planned.peak_bytes, None) from error
-    gc.collect()  # frames of the error hold blocks
-    smaller = whole.halved()
-    try:
-        return _given_back(_written(smaller, target, progress), out)
-    except Exception as error:
-        if not lacks_memory(error):
-            raise
-        again = None if whole.is_smallest else smaller.plan.peak_bytes
-        raise out_of_memory(planned.title, planned.peak_bytes, again) from error
-
-
-def _written(whole: Whole, target: Any, progress: bool) -> Any:
-    """Return the array with the result, ``target`` if the shape is known."""
-    if whole.is_lazy:
-        whole.store(target, progress=progress)
-        return target
-    values = whole.compute(progress=progress)
-    result = _target_of(whole, values, target)
-    result[...] = values
-    return result
-
-
-def _check_fits(plan: Plan) -> None:
-    if not plan.feasible:
-        raise DgpuError(f"{plan.title} does not fit: {plan.advice}")
-
-
-def _target(
-    out: Any, shape: tuple[int, ...], dtype: Any, operation: Operation, template: Template
-) -> Any:
-    if out is None:
-        return np.empty(shape, dtype)
-    read = {each.name: each.source for each in template.operands} | {"op": operation.function}
-    check_out(out, shape, np.dtype(dtype), read, partial(operation.casting, template))
-    return out
-
-
-def _target_of(whole: Whole, result: Any, out: Any) -> Any:
-    return _target(out, result.shape, result.dtype, whole.operation, whole.template)
-
-
-def _given_back(result: Any, out: Any) -> Any:
-    return result[()] if out is None and not result.shape else result
