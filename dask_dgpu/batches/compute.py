@@ -72,7 +72,7 @@ def _compute_whole(whole: Whole, out: Any, progress: bool) -> Any:
 def _written(whole: Whole, target: Any, progress: bool) -> Any:
     """Return the array with the result, ``target`` if the shape is known."""
     if whole.is_lazy:
-        whole.store(target, progress=progress)
+        whole.store(selected(whole.operation, whole.template, target), progress=progress)
         return target
     values = whole.compute(progress=progress)
     result = _target_of(whole, values, target)

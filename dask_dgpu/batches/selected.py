@@ -9,7 +9,7 @@ import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.batches.blocks import Region
-from dask_dgpu.batches.operands import Operand, Template
+from dask_dgpu.batches.operands import Operand, Template, operand
 from dask_dgpu.batches.operations import Operation
 from dask_dgpu.batches.rules import Slot
 
@@ -19,18 +19,20 @@ def selected(operation: Operation, template: Template, out: Any) -> Any:
     where = template.options.get("where", True)
     if operation.ufunc is None or where is True:
         return out
-    return Selected(out, template.operands[where.at] if isinstance(where, Slot) else where)
+    if isinstance(where, Slot):
+        return Selected(out, template.operands[where.at])
+    return Selected(out, operand("where", np.asarray(where, bool)))
 
 
 @dataclass(frozen=True)
 class Selected:
-    """Writes parts of an array where a mask, an operand or a number, is true.
+    """Writes parts of an array where a mask is true.
 
     The mask is broadcast to the shape of the array.
     """
 
     out: Any
-    mask: Any
+    mask: Operand
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -49,8 +51,6 @@ class Selected:
         self.out[region] = part
 
     def _mask(self, region: Region) -> Any:
-        if not isinstance(self.mask, Operand):
-            return self.mask
         shape = self.mask.shape
         along = zip(region[len(region) - len(shape) :], shape, strict=True)
         part = self.mask.read([(0, 1) if n == 1 else (at.start, at.stop) for at, n in along])

@@ -18,6 +18,8 @@ MASKS: dict[str, Any] = {
     "mask": MASK,
     "row": MASK[:1],
     "axis less": MASK[0],
+    "list": MASK.tolist(),
+    "list of an axis": MASK[0].tolist(),
     "column": MASK[:, :1],
     "stored": zarr.array(MASK, chunks=(7, 9)),
     "graph": da.from_array(MASK, chunks=(20, 11)),
@@ -77,3 +79,12 @@ def test_selected_elements_are_right_without_out() -> None:
     with bounded(10_000):
         found = dgpu.run("add", A, A, where=MASK)
     np.testing.assert_array_equal(found[MASK], 2 * A[MASK])
+
+
+@pytest.mark.parametrize("limit", [None, 10_000])
+def test_an_operand_that_is_a_list(limit: int | None) -> None:
+    expected, out = np.full(A.shape, -7.0), np.full(A.shape, -7.0)
+    np.add(A, A[0], out=expected, where=MASK)
+    with bounded(limit):
+        dgpu.run("add", A, A[0].tolist(), out=out, where=MASK)
+    np.testing.assert_array_equal(out, expected)
