@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from types import FunctionType, MethodType
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from dask.array.core import Array
@@ -27,8 +27,8 @@ def is_array(value: Any) -> bool:
 def arrays_in(value: Any) -> Iterator[Any]:
     """Yield the arrays other than Dask's that a graph, a function or a container holds, once each.
 
-    A function holds what it closes over, its defaults, bound arguments, and the arrays among the
-    globals that it names.
+    A function holds what it closes over, its defaults, bound arguments, and the arrays and
+    functions among the globals, or the attributes of a method's object, that its code names.
     """
     seen: set[int] = set()
     stack = [(value, 0)]
@@ -60,7 +60,9 @@ def _within(value: Any) -> Iterable[Any]:
     if isinstance(value, partial):
         return (value.func, *value.args, *value.keywords.values())
     if isinstance(value, MethodType):
-        return (value.__func__, value.__self__)
+        return (value.__func__, *_named(value.__func__, getattr(value.__self__, "__dict__", {})))
+    if isinstance(value, BuiltinMethodType):
+        return (value.__self__,)
     if isinstance(value, FunctionType):
         return _in_function(value)
     return vars(value).values() if callable(value) and hasattr(value, "__dict__") else ()
@@ -74,5 +76,14 @@ def _in_function(function: FunctionType) -> Iterator[Any]:
             yield cell.cell_contents
         except ValueError:  # not yet set
             continue
-    names = function.__globals__
-    yield from (names[each] for each in function.__code__.co_names if is_array(names.get(each)))
+    for each in _named(function, function.__globals__):
+        if is_array(each) or isinstance(each, FunctionType | partial):
+            yield each
+
+
+def _named(function: Any, values: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the values whose names the code of a function has, functions within it included."""
+    codes = [function.__code__] if isinstance(function, FunctionType) else []
+    for code in codes:
+        yield from (values[name] for name in code.co_names if name in values)
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]

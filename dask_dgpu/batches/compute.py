@@ -90,7 +90,7 @@ def _target(
 ) -> Any:
     if out is None:
         return np.empty(shape, dtype)
-    read = {each.name: each.source for each in template.operands} | {"op": operation.function}
+    read = {**template.values, "op": operation.function}
     check_out(out, shape, np.dtype(dtype), read, partial(operation.casting, template))
     return out
 

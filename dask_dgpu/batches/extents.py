@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,18 +140,31 @@ def _in_zarr(array: Any) -> Iterator[Any]:
 
 
 def _in_hdf5(array: Any) -> Iterator[Any]:
-    """Yield the file and the name of an HDF5 dataset, and of those that a virtual one shows."""
+    """Yield what tells an HDF5 dataset, and those that a virtual one shows.
+
+    Its hash is one for all its names, but changes if the file is opened anew; its path does not.
+    """
     file = getattr(getattr(array, "file", None), "filename", None)
     if not isinstance(file, str | bytes) or not hasattr(array, "virtual_sources"):
         return
     path = os.path.realpath(os.fsdecode(file))
     yield path, array.name
-    for source in array.virtual_sources() if array.is_virtual else ():
+    yield "hdf5", hash(array)
+    for source in _sources(array, path) if array.is_virtual else ():
+        yield from _in_hdf5(source)
+
+
+def _sources(dataset: Any, path: str) -> Iterator[Any]:
+    """Yield the datasets that a virtual one shows, as far as they exist: HDF5 fills in others."""
+    for source in dataset.virtual_sources():
         if source.file_name == ".":
-            yield from _in_hdf5(array.file[source.dset_name])
-        else:
-            other = os.path.join(os.path.dirname(path), source.file_name)
-            yield os.path.realpath(other), source.dset_name
+            if source.dset_name in dataset.file:
+                yield dataset.file[source.dset_name]
+            continue
+        for folder in (os.path.dirname(path), os.curdir):  # HDF5 looks into both
+            other = os.path.join(folder, source.file_name)
+            with suppress(OSError, KeyError), type(dataset.file)(other, "r") as file:
+                yield file[source.dset_name]
 
 
 class _Same:

@@ -114,13 +114,12 @@ def _check_apart(
 ) -> None:
     """Raise if a call may write what another one reads or writes; nobody knows which is first."""
     written = {f"out[{at}]": each for at, each in enumerate(outs) if each is not None}
-    read = {name: each for name, each in options.items() if is_operand(each)} | {
+    read = {
         f"calls[{at}][{place}]": each
         for at, call in enumerate(calls)
         for place, each in enumerate(call)
-        if is_operand(each)
     }
-    check_no_overlap(written, read | {"op": op})
+    check_no_overlap(written, {**options, **read, "op": op})
 
 
 @dataclass(frozen=True)

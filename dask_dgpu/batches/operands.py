@@ -173,6 +173,15 @@ class Template:
         named = {name: slot(name, value) for name, value in options.items()}
         return cls(positional, named, tuple(operands))
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """All arguments by name, with the operands' arrays."""
+        named = {f"arrays[{at}]": value for at, value in enumerate(self.args)} | dict(self.options)
+        return {
+            name: self.operands[value.at].source if isinstance(value, Slot) else value
+            for name, value in named.items()
+        }
+
     def call(self, function: Callable[..., Any], arrays: Sequence[Any]) -> Any:
         """Call a function with these arrays in place of the operands."""
 

@@ -264,6 +264,37 @@ def test_a_virtual_dataset(file: h5py.File, tmp_path: Path, other_file: bool) ->
         np.testing.assert_allclose(file["y"][...], np.exp(VALUES), rtol=1e-14)
 
 
+@pytest.mark.parametrize("name", ["x", "/x", "hard", "soft"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_virtual_dataset_by_any_name(
+    file: h5py.File, tmp_path: Path, name: str, nested: bool
+) -> None:
+    file["hard"], file["soft"] = file["x"], h5py.SoftLink("/x")
+    with h5py.File(tmp_path / "v.h5", "w") as first, h5py.File(tmp_path / "w.h5", "w") as second:
+        shown = view_of(first, "x.h5", name)
+        shown = view_of(second, "v.h5", "v") if nested else shown
+        for each in (file, first):
+            each.flush()
+        assert_refused(shown, file["x"])
+        assert_refused(file["x"], shown)
+        dgpu.run("exp", shown, out=file["y"])
+        np.testing.assert_allclose(file["y"][...], np.exp(VALUES), rtol=1e-14)
+
+
+def view_of(file: h5py.File, source: str, name: str) -> Any:
+    """Create a virtual dataset that shows one of another file."""
+    layout = h5py.VirtualLayout(VALUES.shape, "f8")
+    layout[...] = h5py.VirtualSource(source, name, VALUES.shape)
+    return file.create_virtual_dataset("v", layout)
+
+
+def test_a_virtual_dataset_without_its_sources(file: h5py.File, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "v.h5", "w") as virtual:
+        shown = view_of(virtual, "none.h5", "x")
+        dgpu.run("exp", shown, out=file["y"])
+    np.testing.assert_array_equal(file["y"][...], 1)
+
+
 class Table:
     """A function with an array."""
 
@@ -301,3 +332,58 @@ def test_arrays_that_op_holds() -> None:
         dgpu.run(lambda x: x + out.sum(), VALUES, out=out)
     with pytest.raises(ValueError, match=r"out\[0\] not to share memory with op"):
         dgpu.run_many(partial(np.add, out), [(VALUES,)], out=[out])
+
+
+GLOBAL = VALUES.copy()
+
+
+def with_global(block: Any) -> Any:
+    return block + GLOBAL[0, 0]
+
+
+class Methods:
+    """Functions of an object with two arrays."""
+
+    def __init__(self, one: Any, other: Any) -> None:
+        self.one = one
+        self.other = other
+
+    def reads_one(self, x: Any) -> Any:
+        return x.map_blocks(lambda block: block + self.one[0, 0])
+
+    def reads_other(self, x: Any) -> Any:
+        return x.map_blocks(lambda block: block + self.other[0, 0])
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda x: x.map_blocks(lambda block: block + GLOBAL[0, 0]),
+        lambda x: x.map_blocks(with_global),
+        Methods(GLOBAL, VALUES).reads_one,
+    ],
+    ids=["global of an inner function", "global of a function that is named", "method"],
+)
+def test_arrays_that_code_names(op: Any) -> None:
+    with pytest.raises(ValueError, match="out not to share memory with op"):
+        dgpu.run(op, VALUES, out=GLOBAL)
+    dgpu.run(op, VALUES, out=np.empty_like(VALUES))
+
+
+def test_arrays_that_a_method_does_not_name() -> None:
+    out = np.empty_like(VALUES)
+    dgpu.run(Methods(out, VALUES).reads_other, VALUES, out=out)
+    np.testing.assert_allclose(out, VALUES + VALUES[0, 0], rtol=1e-14)
+
+
+def test_arguments_that_are_no_operands() -> None:
+    out = VALUES.copy()
+    for op, args, options in (
+        ("multiply", (out[0, 0:1].reshape(()),), {}),
+        (lambda x, tables: x + tables[0][0, 0], ([out],), {}),
+        ("stencil", (), {"kernel": out[:3, :3]}),
+    ):
+        with pytest.raises(ValueError, match=r"out not to share memory with (arrays\[1\]|kernel)"):
+            dgpu.run(op, VALUES, *args, out=out, **options)
+    with pytest.raises(ValueError, match=r"out\[0\] not to share memory with calls\[0\]\[1\]"):
+        dgpu.run_many("multiply", [(VALUES, out[0, 0:1].reshape(()))], out=[out])
