@@ -6,7 +6,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,33 +34,31 @@ class Extent(NamedTuple):
     array: Any = None
 
 
-@dataclass(frozen=True)
 class Mapped:
-    """The files that are mapped to this process's memory; see ``proc_pid_maps(5)``.
+    """The files that are mapped to this process's memory; see ``proc_pid_maps(5)``."""
 
-    ``ranges`` are the first address, the one after the last, the file, and the byte of the file at
-    the first, in order. They are ``None`` where the system does not tell.
-    """
+    @cached_property
+    def ranges(self) -> list[tuple[int, int, Any, int]] | None:
+        """Each first address, the one after the last, the file, and its byte at the first.
 
-    ranges: tuple[tuple[int, int, Any, int], ...] | None
-
-    @classmethod
-    def now(cls) -> Mapped:
-        """Read the list."""
+        They are in order, and ``None`` where the system does not tell.
+        """
         try:
             lines = MAPS.read_text().splitlines()
         except OSError:
-            return cls(None)
+            return None
         found = []
         for line in lines:
             span, _, offset, device, inode = line.split(maxsplit=5)[:5]
             if inode != "0":
                 first, last = (int(each, 16) for each in span.split("-"))
                 found.append((first, last, (device, inode), int(offset, 16)))
-        return cls(tuple(found))
+        return found
 
     def file(self, array: np.ndarray[Any, Any]) -> tuple[Any, int] | None:
         """Return the file of an array, and what leads from addresses to bytes of the file."""
+        if array.flags.owndata:
+            return None
         if self.ranges is None:
             return _by_name(array)
         address = byte_bounds(array)[0]

@@ -30,7 +30,7 @@ def overlap(written: Mapping[str, Any], read: Mapping[str, Any]) -> Found | None
         The name of a written array, and of one that is read, or of another written one.
     """
     spaces: dict[Any, list[tuple[Extent, str, bool]]] = {}
-    mapped = Mapped.now()
+    mapped = Mapped()
     for arrays, is_written in ((written, True), (read, False)):
         for name, array in arrays.items():
             for each in extents(array, mapped):
