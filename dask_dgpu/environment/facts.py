@@ -57,6 +57,7 @@ class ClusterFacts:
     hardware: str = ""  # processors or devices of the workers
     figures: tuple[tuple[str, float], ...] = ()  # measured rates, by name
     hosts: Hosts = ()  # workers on each host; empty for one host
+    threads: int = 1  # blocks that a worker on CPUs computes at a time in a gang
     machine: Machine = field(init=False)  # the rates of one rank
 
     def __post_init__(self) -> None:
@@ -126,10 +127,11 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
     probes: dict[str, WorkerFacts | None] = client.run(_probe, settings.device == "cuda")
     facts = _gather(client, settings, probes)
     memory = facts.device_memory and rounded(facts.device_memory)
-    scheduler, memory = client.run_on_scheduler(_as_before, memory)
+    scheduler, memory, threads = client.run_on_scheduler(_as_before, memory)
     return replace(
         facts,
         device_memory=memory,
+        threads=threads if facts.device == "cpu" else 1,
         scheduler=scheduler,
         protocol=_protocol(probes),
         hardware=_together(client.run(hardware)),
@@ -137,15 +139,16 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
     )
 
 
-def _as_before(memory: int | None, dask_scheduler: Scheduler) -> tuple[str, int | None]:
-    """Return the scheduler's id, and the memory of its workers as the last ``enable`` found it.
+def _as_before(memory: int | None, dask_scheduler: Scheduler) -> tuple[str, int | None, int]:
+    """Return the scheduler's id, the memory of its workers, and most threads of one.
 
-    Memory that has changed by more than a few percent is returned as it is.
+    The memory is as the last ``enable`` found it, unless it has changed by more than a few percent.
     """
     plugin: Any = dask_scheduler.plugins.get(PLUGIN)
     if plugin is not None:
         plugin.memory = memory = steady(plugin.memory, memory)
-    return dask_scheduler.id, memory
+    threads = max((worker.nthreads for worker in dask_scheduler.workers.values()), default=1)
+    return dask_scheduler.id, memory, threads
 
 
 def steady(before: int | None, now: int | None) -> int | None:

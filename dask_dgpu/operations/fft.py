@@ -10,6 +10,7 @@ import numpy as np
 from dask_dgpu.algorithms.pencil_fft import (
     PencilPlan,
     RankedPencil,
+    buffers,
     cost,
     peak,
     pencil_fft_rank,
@@ -141,4 +142,5 @@ FFT = Operation(
     run=_run,
     cost=_cost,
     flops=attrgetter("ranked.plan.flops"),
+    buffers=lambda part: buffers(part.ranked),
 )

@@ -72,6 +72,8 @@ class Operation:
     - ``finds_facts(plan)`` says whether ``run`` keeps facts about blocks; by default not.
     - ``repeats(plan)`` says whether ``run`` has the same launches for all blocks, so a GPU may
       record them; by default so. It has not if the host reads results, or waits for other ranks.
+    - ``buffers(plan)`` returns the bytes of a rank's message buffers; a host keeps small ones until
+      the program ends.
     - ``rule`` finds the operation in Dask's layers; operations with a layer of our own need none.
     """
 
@@ -83,3 +85,4 @@ class Operation:
     flops: Callable[[Plan], float] | None = None
     finds_facts: Callable[[Plan], bool] | None = None
     repeats: Callable[[Plan], bool] | None = None
+    buffers: Callable[[Plan], int] | None = None

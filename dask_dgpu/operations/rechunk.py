@@ -86,4 +86,11 @@ def _cost(rechunk: RechunkPlan, machine: Machine) -> Cost:
     )
 
 
-RECHUNK = Operation(plan=_plan, layout=attrgetter("plan.target"), run=_run, cost=_cost, rule=RULE)
+RECHUNK = Operation(
+    plan=_plan,
+    layout=attrgetter("plan.target"),
+    run=_run,
+    cost=_cost,
+    rule=RULE,
+    buffers=lambda rechunk: workspace(rechunk.plan),
+)

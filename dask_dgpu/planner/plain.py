@@ -23,7 +23,7 @@ from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.members import fuse
 from graph_opt.dask_graph.parse import ArrayGraph, cull, depth_first
-from graph_opt.dask_graph.temporaries import temporaries
+from graph_opt.dask_graph.temporaries import Beside, memory_beside
 from graph_opt.dask_graph.work import block_nbytes, task_seconds
 from graph_opt.model.blockwork import Blockwork
 from graph_opt.model.cost import Machine
@@ -128,13 +128,13 @@ def block_seconds(
     return found
 
 
-def block_temporaries(
+def block_memory(
     region: Region, works: Iterable[Blockwork], arrays: ArrayGraph
-) -> dict[str, float]:
-    """Predict what functions allocate beside results in each step of a region, in blocks."""
+) -> dict[str, Beside]:
+    """Predict what tasks need beside operands and results in each step of a region."""
     given = {node.name for node, _ in region.inputs} | region.nodes.keys()
     names = (work.output.name for work in works if not work.works)
-    return {name: temporaries(arrays, name, given) for name in names}
+    return {name: memory_beside(arrays, name, given) for name in names}
 
 
 def rest_of(graph: HighLevelGraph, regions: Iterable[Region]) -> HighLevelGraph:
@@ -161,6 +161,14 @@ def _in_levels(stage: Stage, arrays: ArrayGraph) -> list[Stage]:
         read = set(chain.from_iterable(needs.values()))
         parts.append(replace(stage, read=read, needs=needs, aliases=stage.aliases & needs.keys()))
     return parts
+
+
+def in_memory(layer: Layer | None) -> bool:
+    """Whether the first block of a layer is data, or a future: so are the others."""
+    if not isinstance(layer, MaterializedLayer):
+        return False
+    key = next(iter(layer.mapping), None)
+    return key is not None and _is_data(layer, key)
 
 
 def _is_data(layer: Layer, key: Key) -> bool:

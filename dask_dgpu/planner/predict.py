@@ -15,7 +15,7 @@ from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import Cost
 from dask_dgpu.operations.value import Local, Value
 from dask_dgpu.planner.host import host_bytes
-from dask_dgpu.planner.plain import block_seconds, block_temporaries, plain_region
+from dask_dgpu.planner.plain import block_memory, block_seconds, in_memory, plain_region
 from dask_dgpu.planner.stages import Places
 from dask_dgpu.runtime.plans import Shares, costs_of, plans
 from dask_dgpu.runtime.program import Limits, Program
@@ -141,8 +141,12 @@ def predict(
     seconds += gang_seconds(machine, region.tasks, len(each), at_once=at_once)
     plain = plain_region(region, arrays, max(ranks, facts.cores), facts, places)
     works = (work for work in region.works if seconds_of.get(work.output.name))  # no views
-    temporary = block_temporaries(region, works, arrays)
-    peak = shares.peak({name: cost.peak_bytes for name, cost in costs.items()}, temporary)
+    peak = shares.peak(
+        {name: cost.peak_bytes for name, cost in costs.items()},
+        block_memory(region, works, arrays),
+        _lasting(region, arrays),
+        facts.threads,
+    )
     shape = _largest(region)
     return Prediction(
         text=", then ".join(dict.fromkeys(cost.text for cost in costs.values())),
@@ -160,6 +164,12 @@ def predict(
         shape=shape,
         rows=max(shape[:1], default=1),
     )
+
+
+def _lasting(region: Region, arrays: ArrayGraph) -> set[str]:
+    """Return the inputs in memory, which their owner holds whatever a gang frees."""
+    names = (node.name for node, _ in region.inputs)
+    return {name for name in names if in_memory(arrays.layers.get(name))}
 
 
 def limits_of(facts: ClusterFacts, settings: Settings) -> Limits:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -21,18 +21,20 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from dask_dgpu.kernels.device.host import KEPT_BYTES
 from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.operation import Request
 from dask_dgpu.operations.value import Collective, Local, Placed, most_received
 from dask_dgpu.runtime.homes import Held, Moves, homes, is_worthwhile, moves
 from dask_dgpu.runtime.placement import Making, Placement
 from dask_dgpu.runtime.program import Key, Program, Structure
+from graph_opt.dask_graph.temporaries import Beside
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Bare, dealt
 
 Owners = Mapping[str, Sequence[int]]
 
-NO_TEMPORARIES: Mapping[str, float] = MappingProxyType({})
+NOTHING_BESIDE: Mapping[str, Beside] = MappingProxyType({})
 Bytes = NDArray[np.int64]
 """A number for each rank."""
 
@@ -195,30 +197,48 @@ class Shares:
         self._shares = {name: self._share(name) for name in self.values}
 
     def peak(
-        self, collectives: Mapping[str, int], temporaries: Mapping[str, float] = NO_TEMPORARIES
+        self,
+        collectives: Mapping[str, int],
+        beside: Mapping[str, Beside] = NOTHING_BESIDE,
+        lasting: Collection[str] = (),
+        threads: int = 1,
     ) -> tuple[int, int, int]:
         """Return the most bytes on a rank, given the peak of each collective, in three parts.
 
         These are inputs, results of steps, and workspace. The peaks of collectives include the
-        inputs, the output and the workspace. The workspace of other steps are their
-        ``temporaries``, in blocks: a rank computes one after another.
+        inputs, the output and the workspace. The workspace of other steps is what their tasks need
+        ``beside`` their blocks: a rank computes as many at a time as it has ``threads``. Hosts keep
+        small message buffers. Others hold ``lasting`` inputs, so these stay to the end.
         """
         given = self.program.given
-        kept = held = self._sum(given)
-        peaks = [(int(held.max()), 0, 0)]
+        sizes = dict(self._shares)
+        for name in beside.keys() & sizes.keys():
+            sizes[name] = (sizes[name] * beside[name].held).astype(np.int64)
+        stay = held = self._sum(given, sizes)
+        peaks, buffers = [(int(held.max()), 0, 0)], 0
         for step, ending in zip(self.program.steps, self.program.ends, strict=True):
-            held = held + self._shares[step.output]
-            workspace = 0
+            held = held + sizes[step.output]
+            workspace = buffers
             if isinstance(step, Collective):
-                arrays = self._sum({*step.inputs, step.output}).max()
-                workspace = int(max(0, collectives[step.output] - arrays))
-            elif temporaries.get(step.output):
-                workspace = int(temporaries[step.output] * self._largest_block(step))
+                arrays = self._sum({*step.inputs, step.output}, self._shares).max()
+                workspace = int(max(buffers, collectives[step.output] - arrays))
+                buffers = max(buffers, self._kept(step))
+            elif step.output in beside and beside[step.output].temporary:
+                at_once = min(threads, self.most_blocks(step))
+                temporary = beside[step.output].temporary * self._largest_block(step)
+                workspace += int(at_once * temporary)
             rank = held.argmax()
-            peaks.append((int(kept[rank]), int(held[rank] - kept[rank]), workspace))
-            held = held - self._sum(ending)
-            kept = kept - self._sum(given & {*ending})
+            peaks.append((int(stay[rank]), int(held[rank] - stay[rank]), workspace))
+            freed = {*ending} - {*lasting}
+            held = held - self._sum(freed, sizes)
+            stay = stay - self._sum(given & freed, sizes)
         return max(peaks, key=sum)
+
+    def _kept(self, step: Collective) -> int:
+        """Return the bytes of message buffers that a host keeps after a collective."""
+        kept = OPERATIONS[step.operation].buffers
+        found = 0 if kept is None else kept(self.fixed.collectives[step.output])
+        return found if found <= KEPT_BYTES else 0
 
     def _largest_block(self, step: Local) -> int:
         """Return the bytes of the largest block that a step reads or makes."""
@@ -258,5 +278,5 @@ class Shares:
                     total[rank] += value.nbytes(index)
         return np.array(total, np.int64)
 
-    def _sum(self, names: Iterable[str]) -> Bytes:
-        return sum((self._shares[name] for name in names), np.zeros(self.size, np.int64))
+    def _sum(self, names: Iterable[str], sizes: Mapping[str, Bytes]) -> Bytes:
+        return sum((sizes[name] for name in names), np.zeros(self.size, np.int64))

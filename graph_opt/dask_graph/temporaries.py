@@ -1,14 +1,27 @@
-"""The memory that functions of blocks allocate beside their results, in blocks."""
+"""The memory that the tasks of a layer need beside their operands and results, in blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from dask.blockwise import Blockwise
 
 from graph_opt.dask_graph.expressions import read_blockwise
+from graph_opt.dask_graph.internals import DataNode
 from graph_opt.dask_graph.members import tasks_of
-from graph_opt.dask_graph.parse import ArrayGraph
-from graph_opt.dask_graph.work import PASSES, array, kernel_of, layers_of, named
+from graph_opt.dask_graph.parse import DTYPES, ArrayGraph, array_operands, depth_first, once
+from graph_opt.dask_graph.transforms import beside, is_transform
+from graph_opt.dask_graph.work import (
+    PASSES,
+    array,
+    block_nbytes,
+    kernel_of,
+    layers_of,
+    lengths_of,
+    named,
+    unwrapped,
+)
 from graph_opt.model.layout import CUPY
 
 BLOCKS: Mapping[str, float] = {
@@ -20,37 +33,127 @@ BLOCKS: Mapping[str, float] = {
 """Temporaries of a function over the largest block that it reads or makes."""
 
 USUAL = 1.0
-"""The same of other functions: of NumPy's transforms and moments, and a guess for users' ones."""
+"""The same of other functions: of NumPy's moments, and a guess for users' ones."""
 
 
-def temporaries(graph: ArrayGraph, name: str, given: Collection[str]) -> float:
-    """Return the temporaries of a task of the layer ``name``, in its largest blocks.
+class Beside(NamedTuple):
+    """What a task needs beside its operands and its result.
 
-    The layer is fused of all layers of ``graph`` between the layers ``given`` and itself.
+    ``temporary`` is over the largest block that it reads or makes. ``held`` are the bytes that its
+    result keeps allocated, over those of the result: more than 1 for a view of a temporary.
+    """
+
+    temporary: float = 0.0
+    held: float = 1.0
+
+
+class Made(NamedTuple):
+    """What a function allocates: its result, and beside it. A view allocates nothing."""
+
+    nbytes: float
+    beside: float
+    is_view: bool = False
+
+
+def memory_beside(graph: ArrayGraph, name: str, given: Collection[str]) -> Beside:
+    """Return what a task of the layer ``name`` needs beside its operands and its result.
+
+    The layer is fused of all layers of ``graph`` between the layers ``given`` and itself. A task
+    frees each value after its last use.
     """
     layers = layers_of(graph, name, given)
+    read = {other for each in layers for other in graph.dependencies[each]} - layers
+    largest = _largest(graph, {name, *read})
+    if not largest:
+        return Beside()
     kernel = kernel_of(graph, layers)
-    others = [found for each in layers - kernel if (found := _function(graph, each)) is not None]
-    # results within a chain of functions are no results of the task
-    within = float(len(others) + bool(kernel) > 1)
-    return max([_of_kernel(graph, kernel), *others]) + within
+    made = {each: _function(graph, each) for each in layers - kernel}
+    tiles = _of_kernel(graph, kernel) * largest
+    for each in kernel:
+        inner = each != name and graph.dependents[each] <= kernel
+        made[each] = Made(0.0 if inner else block_nbytes(array(graph, each)), tiles)
+    most, result = _most(graph, name, made)
+    own = block_nbytes(array(graph, name))
+    held = max(1.0, result / own) if own else 1.0
+    return Beside(max(0.0, most - held * own) / largest, held)
+
+
+def _most(graph: ArrayGraph, name: str, made: Mapping[str, Made]) -> tuple[float, float]:
+    """Return the most bytes that a task allocates at a time, and those that its result keeps."""
+    inner = {each: graph.dependencies[each] & made.keys() for each in made}
+    order = depth_first(inner)
+    roots: dict[str, str] = {}
+    last = dict[str, str]()
+    for each in order:
+        source = min(inner[each], default=each) if made[each].is_view else each
+        roots[each] = roots.get(source, each)
+        last.update(dict.fromkeys([roots[each], *(roots[other] for other in inner[each])], each))
+    last.pop(roots[name])
+    live, most = 0.0, 0.0
+    for each in order:
+        live += made[each].nbytes
+        most = max(most, live + made[each].beside)
+        live -= sum(made[root].nbytes for root, reader in last.items() if reader == each)
+    return most, made[roots[name]].nbytes
 
 
 def _of_kernel(graph: ArrayGraph, kernel: Collection[str]) -> float:
     """Return the temporaries of a kernel: tiles, or on a CPU all that a reduction reads."""
     reduces = any((found := read_blockwise(graph, each)) and found.chunked for each in kernel)
-    on_gpu = any((node := array(graph, each)) and node.container == CUPY for each in kernel)
-    return float(reduces and len(kernel) > 1 and not on_gpu)
+    return float(reduces and len(kernel) > 1 and not _on_gpu(graph, kernel))
 
 
-def _function(graph: ArrayGraph, name: str) -> float | None:
-    """Return the temporaries of the function of a layer alone, ``None`` if it makes a view."""
+def _on_gpu(graph: ArrayGraph, names: Iterable[str]) -> bool:
+    return any((node := array(graph, each)) and node.container == CUPY for each in names)
+
+
+@once
+def _function(graph: ArrayGraph, name: str) -> Made:
+    """Return what the function of a layer allocates."""
     layer: Any = graph.layers[name]
     task = getattr(layer, "task", None) or next(iter(tasks_of(graph, name)), (None, None))[1]
     function = getattr(task, "func", None)
-    if function is None:
+    options = getattr(task, "kwargs", {})
+    word = named(function, options)
+    if function is None or (PASSES.get(word) == 0.0 and not _takes(word, task)):
+        return Made(0.0, 0.0, is_view=True)
+    nbytes = block_nbytes(array(graph, name))
+    copies = _of_transform(graph, name)
+    if copies is None:
+        usual = USUAL if read_blockwise(graph, name) is None and not _takes(word, task) else 0.0
+        copies = BLOCKS.get(word, usual) * _largest(graph, {name, *graph.dependencies[name]})
+    return Made(nbytes, copies)
+
+
+def _takes(word: str, task: Any) -> bool:
+    """Whether a function takes elements by arrays of indices: it returns a copy, not a view."""
+    index = task.args[1] if word == "getitem" and len(task.args) == 2 else ()
+    index = _value(index)
+    each = index if isinstance(index, tuple) else (index,)
+    return any(not isinstance(at, slice | int | None | type(...)) for at in each)
+
+
+def _of_transform(graph: ArrayGraph, name: str) -> float | None:
+    """Return what a Fourier transform of NumPy's allocates, ``None`` for other functions."""
+    layer = graph.layers[name]
+    if not isinstance(layer, Blockwise):
         return None
-    word = named(function, getattr(task, "kwargs", {}))
-    if PASSES.get(word) == 0.0:
+    function = unwrapped(getattr(layer.task, "func", None), getattr(layer.task, "kwargs", {}))
+    if not is_transform(function):
         return None
-    return BLOCKS.get(word, USUAL if read_blockwise(graph, name) is None else 0.0)
+    operands = array_operands(graph, name)
+    node = array(graph, operands[0][0]) if len(operands) == 1 else None
+    if node is None or not node.known or node.dtype not in DTYPES or node.container == CUPY:
+        return None
+    values = [_value(value) for value, index in layer.indices if index is None]
+    options = {key: _value(value) for key, value in layer.task.kwargs.items()}
+    return beside(function.__name__, values, options, lengths_of(node), node.dtype)
+
+
+def _value(argument: Any) -> Any:
+    return argument.value if isinstance(argument, DataNode) else argument
+
+
+def _largest(graph: ArrayGraph, names: Iterable[str]) -> float:
+    """Return the bytes of the largest block of some arrays, on average."""
+    return max((block_nbytes(array(graph, each)) for each in names), default=0.0)

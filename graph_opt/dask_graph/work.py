@@ -189,18 +189,18 @@ def _product(
     """Return the shape of the product of two blocks, and the number of such products."""
     lengths: dict[Any, float] = {}
     for operand, index in operands:
-        for letter, length in zip(index, _lengths(operand), strict=False):
+        for letter, length in zip(index, lengths_of(operand), strict=False):
             lengths[letter] = max(length, lengths.get(letter, 1.0))
     left, right = ({*index} for _, index in operands)
     # a letter of the result is contracted if only 1 is left of each block
-    made = zip(output, _lengths(node), strict=False)
+    made = zip(output, lengths_of(node), strict=False)
     kept = {letter for letter, length in made if length >= lengths.get(letter, 1.0)}
     groups = (left - right, (left & right) - kept, right - left, left & right & kept)
     m, k, n, times = (math.prod(lengths.get(each, 1.0) for each in group) for group in groups)
     return (round(m), round(k), round(n)), times
 
 
-def _lengths(node: ArrayNode | None) -> list[float]:
+def lengths_of(node: ArrayNode | None) -> list[float]:
     """Return the average length of blocks along each axis, nothing if unknown."""
     if node is None or not node.known:
         return []
@@ -226,12 +226,15 @@ def _gpu_passes(function: Any, options: Mapping[str, Any], ndim: int) -> float:
 
 def named(function: Any, options: Mapping[str, Any]) -> str:
     """Return the name of a function; that of a wrapper is its wrapped function's."""
+    return str(getattr(unwrapped(function, options), "__name__", ""))
+
+
+def unwrapped(function: Any, options: Mapping[str, Any]) -> Any:
+    """Return a function, or that which it wraps."""
     while isinstance(function, partial | curry):
         function = function.func
     wrapped = options.get("enforce_dtype_function")
-    if wrapped is not None:
-        return named(getattr(wrapped, "value", wrapped), {})
-    return str(getattr(function, "__name__", ""))
+    return function if wrapped is None else unwrapped(getattr(wrapped, "value", wrapped), {})
 
 
 @once

@@ -42,7 +42,8 @@ class Workers:
 
     def run_on_scheduler(self, function: Any, *args: Any) -> Any:
         plugins = {} if self.plugin is None else {PLUGIN: self.plugin}
-        scheduler = SimpleNamespace(id="Scheduler-1", plugins=plugins)
+        workers = {address: SimpleNamespace(nthreads=n) for address, n in (("a", 2), ("b", 3))}
+        scheduler = SimpleNamespace(id="Scheduler-1", plugins=plugins, workers=workers)
         return function(*args, dask_scheduler=scheduler)
 
 
@@ -77,6 +78,7 @@ def test_transport(asked: str, transports: list[set[str]], gpu: bool, wanted: st
     assert found.one_sided == (wanted == "nccl")
     assert found.device_memory == 2**30
     assert found.scheduler == "Scheduler-1"
+    assert found.threads == (1 if gpu else 3)
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,8 @@ class Cluster:
         )
 
     def run_on_scheduler(self, function: Any, *args: Any) -> Any:
-        return function(*args, dask_scheduler=SimpleNamespace(id="Scheduler-1", plugins={}))
+        scheduler = SimpleNamespace(id="Scheduler-1", plugins={}, workers={})
+        return function(*args, dask_scheduler=scheduler)
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,21 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
+from dask.core import flatten
 
 import dask_dgpu as dgpu
+from dask_dgpu.environment.facts import ClusterFacts
+from dask_dgpu.environment.settings import read
+from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.runtime import tasks
 from tests.support.memory import ATTEMPTS
 
 RANKS = 4
 SIDE = 1024
 TOLERANCE = 1.1
+MOST_UNUSED = 1.2
+"""Most of the planned bytes over those of a single rank."""
+
 SMALL = 1 << 20
 """Bytes of Python's own objects and of tiles in cache, on all ranks."""
 
@@ -43,6 +50,49 @@ OPERATIONS: dict[str, Callable[[da.Array], da.Array]] = {
     "overlap": lambda x: da.overlap.overlap(x, depth={0: 3, 1: 2}, boundary="periodic"),
     "map_overlap": lambda x: x.map_overlap(smoothed, depth=2, boundary="reflect"),
 }
+
+ROWS, COLUMNS = (SIDE // 8, SIDE), (SIDE, SIDE // 8)
+N = 3 * SIDE // 2
+
+TRANSFORMS: dict[str, Callable[[da.Array], da.Array]] = {
+    "fft": lambda x: da.fft.fft(x.rechunk(ROWS)),
+    "first axis": lambda x: da.fft.fft(x.rechunk(COLUMNS), axis=0),
+    "ifft": lambda x: da.fft.ifft(x.rechunk(ROWS)),
+    "irfft": lambda x: da.fft.irfft(x.rechunk(ROWS)),
+    "hfft": lambda x: da.fft.hfft(x.rechunk(ROWS)),
+    "short": lambda x: da.fft.fft(x.rechunk(ROWS), n=SIDE // 3),
+    "long": lambda x: da.fft.fft(x.rechunk(ROWS), n=N),
+    "long and real": lambda x: da.fft.irfft(x.rechunk(COLUMNS), axis=0, n=N),
+    "fft2": lambda x: da.fft.fft2(x.rechunk((SIDE, SIDE))),
+    "fftn": lambda x: da.fft.fftn(images(x), axes=(1, 2)),
+    "irfftn": lambda x: da.fft.irfftn(images(x), axes=(1, 2)),
+    "scaled": lambda x: x.rechunk(ROWS).map_blocks(np.fft.fft, norm="ortho", dtype=np.complex128),
+    "sum": lambda x: da.fft.fft(x.rechunk(ROWS)).sum(axis=0),
+    "real part": lambda x: da.fft.fft(x.rechunk(ROWS)).real,
+    "filter": lambda x: da.fft.ifft(da.fft.fft(x.rechunk(ROWS)) * 2).real + 1,
+    "both axes": lambda x: da.fft.fft(da.fft.fft(x.rechunk(ROWS)).rechunk(COLUMNS), axis=0),
+    "shifted": lambda x: da.fft.fftshift(da.fft.fft(x.rechunk(ROWS)), axes=1),
+    "gang": lambda x: dgpu.fft.fft(x),
+    "gang and real": lambda x: dgpu.fft.irfft(x),
+}
+"""Transforms by Dask, block by block in gangs, and by gangs, of real and complex numbers."""
+
+REAL: dict[str, Callable[[da.Array], da.Array]] = {
+    "rfft": lambda x: da.fft.rfft(x.rechunk(ROWS)),
+    "ihfft": lambda x: da.fft.ihfft(x.rechunk(ROWS)),
+    "rfft2": lambda x: da.fft.rfft2(images(x)),
+}
+CASES = [
+    *[(name, "float64") for name in {**TRANSFORMS, **REAL}],
+    *[(name, "complex128") for name in TRANSFORMS],
+    *[(name, "float32") for name in ("fft", "ifft", "irfft", "long", "sum", "rfft", "gang")],
+    *[(name, "complex64") for name in ("fft", "ifft", "irfft", "fft2", "long", "sum", "gang")],
+]
+
+
+def images(x: da.Array) -> da.Array:
+    return x.rechunk((16, SIDE)).reshape((SIDE // 16, 16, SIDE)).rechunk((4, 16, SIDE))
+
 
 LESS_ROOM = {
     "matmul": (0.6, 0.4),
@@ -73,23 +123,29 @@ def peaks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def check(make: Callable[[da.Array], da.Array], room: int | None, peaks: list[int]) -> int:
+def check(
+    make: Callable[[da.Array], da.Array],
+    room: int | None,
+    peaks: list[int],
+    ranks: int = RANKS,
+    dtype: str = "float64",
+) -> int:
     """Compute an array in gangs that need no more than planned; return the planned bytes."""
     block = SIDE // 2, SIDE // 4
     with dgpu.enable(
-        local_ranks=RANKS,
+        local_ranks=ranks,
         when="always",
         on_error="raise",
         memory_limit=room,
         memory_safety_margin=0,
     ):
-        values = np.random.default_rng(1).random((SIDE, SIDE))
+        values = np.random.default_rng(1).random((SIDE, SIDE)).astype(dtype)
         x = da.from_array(values, chunks=block).map_blocks(np.copy, dtype=values.dtype)
         z = make(x.persist(scheduler="sync"))
         predictions = [prediction for _, prediction in dgpu.explain(z).regions]
         planned = max(prediction.peak_bytes for prediction in predictions)
-        assert planned * RANKS > 4 * SMALL
-        most = TOLERANCE * planned * RANKS + SMALL
+        assert planned * ranks > 4 * SMALL
+        most = TOLERANCE * planned * ranks + SMALL
         tried = []
         for _ in range(ATTEMPTS):  # other threads may allocate too
             peaks.clear()
@@ -117,3 +173,34 @@ def test_gangs_need_no_more_than_planned(operation: str, peaks: list[int]) -> No
 def test_with_less_room(operation: str, share: float, peaks: list[int]) -> None:
     room = int(share * check(OPERATIONS[operation], None, peaks))
     assert check(OPERATIONS[operation], room, peaks) <= room
+
+
+@pytest.mark.parametrize(("operation", "dtype"), CASES)
+def test_transforms(operation: str, dtype: str, peaks: list[int]) -> None:
+    make = {**TRANSFORMS, **REAL}[operation]
+    planned = check(make, None, peaks, ranks=1, dtype=dtype)
+    assert planned <= MOST_UNUSED * max(peaks)  # ranks need not have their peaks together
+
+
+@pytest.mark.parametrize("operation", TRANSFORMS)
+def test_transforms_on_several_ranks(operation: str, peaks: list[int]) -> None:
+    check(TRANSFORMS[operation], None, peaks)
+
+
+def test_transforms_in_parts(peaks: list[int]) -> None:
+    whole = check(dgpu.fft.fft, None, peaks, dtype="complex128")
+    assert check(dgpu.fft.fft, int(0.6 * whole), peaks, dtype="complex128") <= 0.6 * whole
+    assert len(peaks) > 1
+
+
+def test_each_thread_has_temporaries() -> None:
+    x = da.ones((64, 64), chunks=(16, 16)).persist(scheduler="sync")
+    z = da.fft.fft(x.rechunk((8, 64)))
+    keys, peaks = list(flatten(z.__dask_keys__())), []
+    for threads in (1, 2, 64):
+        facts = ClusterFacts(2, "cpu", None, threads=threads)
+        optimizer = GraphOptimizer(read({"when": "always", "on_error": "raise"}), facts)
+        ((_, prediction),) = optimizer.rewrite(z.dask, keys).regions
+        peaks.append(prediction.peak_bytes)
+    copy = 8 * 64 * 16
+    assert peaks == [peaks[0], peaks[0] + copy, peaks[0] + 3 * copy]  # of four blocks on a rank

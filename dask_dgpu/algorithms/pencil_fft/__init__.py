@@ -42,6 +42,7 @@ from dask_dgpu.algorithms.pencil_fft.plan import (
 )
 from dask_dgpu.algorithms.pencil_fft.rank import (
     RankedPencil,
+    buffers,
     cost,
     peak,
     pencil_fft_rank,
@@ -59,6 +60,7 @@ __all__ = [
     "RankedPencil",
     "Stage",
     "Transform",
+    "buffers",
     "cost",
     "even_chunks",
     "in_passes",

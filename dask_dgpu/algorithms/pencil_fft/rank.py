@@ -26,6 +26,7 @@ from dask_dgpu.algorithms.redistribute.plan import cost as exchange_cost
 from dask_dgpu.algorithms.redistribute.rank import Read, redistribute_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
+from dask_dgpu.kernels.device.host import KEPT_BYTES
 from dask_dgpu.kernels.fft import transform
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Chunks, Index, Layout, cuts_of
@@ -158,8 +159,11 @@ def cost(ranked: RankedPencil, machine: Machine) -> float:
 
 
 def peak(ranked: RankedPencil) -> int:
-    """Return the most bytes on a rank: input, intermediate blocks and buffers."""
-    plan, most = ranked.plan, []
+    """Return the most bytes on a rank: input, intermediate blocks and buffers.
+
+    A host keeps small buffers: later transforms have them too.
+    """
+    plan, most, there = ranked.plan, [], 0
 
     def held(layout: Layout, dtype: str) -> Any:
         itemsize = np.dtype(dtype).itemsize
@@ -172,13 +176,20 @@ def peak(ranked: RankedPencil) -> int:
             continue
         if at and not move.transformed:  # the stage before transformed whole blocks
             whole = held(move.source, exchange.dtype)
-            most.append(kept + intermediate + whole)
+            most.append(kept + intermediate + whole + there)
             intermediate, kept = whole, 0 if ranked.spent else kept
         made = held(layout, exchange.dtype)
-        most.append(kept + intermediate + made + workspace(move))
+        used = workspace(move)
+        most.append(kept + intermediate + made + max(used, there))
+        there = max(there, used if used <= KEPT_BYTES else 0)
         intermediate, kept = made, 0 if ranked.spent else kept
-    most.append(kept + intermediate + held(ranked.output, plan.output_dtype))
+    most.append(kept + intermediate + held(ranked.output, plan.output_dtype) + there)
     return int(np.max(most))
+
+
+def buffers(ranked: RankedPencil) -> int:
+    """Return the bytes of the largest message buffers of a rank."""
+    return max((workspace(move) for move in ranked.moves if move is not None), default=0)
 
 
 def received(ranked: RankedPencil) -> list[int]:
