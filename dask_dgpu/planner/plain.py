@@ -89,11 +89,20 @@ def plain_graph(
 
 
 def plain_region(
-    region: Region, arrays: ArrayGraph, workers: int, facts: ClusterFacts, places: Places
+    region: Region,
+    arrays: ArrayGraph,
+    workers: int,
+    facts: ClusterFacts,
+    places: Places,
+    known: Mapping[str, float] = MappingProxyType({}),
 ) -> Plain:
-    """Predict plain Dask's time for a region; its inputs exist, some at known places."""
+    """Predict plain Dask's time for a region; its inputs exist, some at known places.
+
+    ``known`` are the seconds of a block of each of its steps, if they have been predicted.
+    """
     works = [step for work in region.blockworks for step in work.plain or work.steps]
-    seconds_of = block_seconds(region, works, arrays, facts.machine)
+    own = [step for work in region.blockworks for step in work.plain] if known else works
+    seconds_of = {**known, **block_seconds(region, own, arrays, facts.machine)}
     stages = []
     for member in region.members:
         if isinstance(member, Piece):

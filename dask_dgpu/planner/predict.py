@@ -139,7 +139,7 @@ def predict(
     seconds = sum(each.values())
     at_once = begins_at_once(region, places)
     seconds += gang_seconds(machine, region.tasks, len(each), at_once=at_once)
-    plain = plain_region(region, arrays, max(ranks, facts.cores), facts, places)
+    plain = plain_region(region, arrays, max(ranks, facts.cores), facts, places, seconds_of)
     works = (work for work in region.works if seconds_of.get(work.output.name))  # no views
     peak = shares.peak(
         {name: cost.peak_bytes for name, cost in costs.items()},

@@ -212,8 +212,9 @@ class Shares:
         """
         given = self.program.given
         sizes = dict(self._shares)
-        for name in beside.keys() & sizes.keys():
-            sizes[name] = (sizes[name] * beside[name].held).astype(np.int64)
+        for name, each in beside.items():
+            if each.held > 1:
+                sizes[name] = (sizes[name] * each.held).astype(np.int64)
         stay = held = self._sum(given, sizes)
         peaks, buffers = [(int(held.max()), 0, 0)], 0
         for step, ending in zip(self.program.steps, self.program.ends, strict=True):

@@ -62,11 +62,15 @@ def memory_beside(graph: ArrayGraph, name: str, given: Collection[str]) -> Besid
     frees each value after its last use.
     """
     layers = layers_of(graph, name, given)
+    kernel = kernel_of(graph, layers)
+    if kernel and kernel >= layers:
+        return Beside(_of_kernel(graph, kernel))
     read = {other for each in layers for other in graph.dependencies[each]} - layers
     largest = _largest(graph, {name, *read})
     if not largest:
         return Beside()
-    kernel = kernel_of(graph, layers)
+    if len(layers) == 1:
+        return Beside(_function(graph, name).beside / largest)
     made = {each: _function(graph, each) for each in layers - kernel}
     tiles = _of_kernel(graph, kernel) * largest
     for each in kernel:
