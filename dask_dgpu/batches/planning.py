@@ -118,7 +118,10 @@ def predict(site: Site, result: Array) -> Prediction:
         return Prediction(None, 0)
     if not site.is_enabled:
         return Prediction(plain.seconds, 0)
-    return Prediction(ours.seconds, sum(each.moved_bytes for _, each in rewriting.regions))
+    predictions = [each for _, each in rewriting.regions]
+    # blocks through windows are on GPUs when a gang starts: their copies are the batch's transfer
+    copies = sum(each.host_seconds for each in predictions) if site.overlaps else 0.0
+    return Prediction(ours.seconds - copies, sum(each.moved_bytes for each in predictions))
 
 
 def advice(site: Site, what: str, least: int, room: float) -> str:
@@ -149,7 +152,11 @@ def advice(site: Site, what: str, least: int, room: float) -> str:
 def seconds_of(
     site: Site, batch: float | None, host_bytes: int, between: int, batches: int
 ) -> float | None:
-    """Predict all batches: each is computed while the next is transferred, but for some bytes."""
+    """Predict all batches: each is computed while the next is transferred, but for some bytes.
+
+    So the longer of the two counts. If blocks go through Dask to GPUs, a batch includes its copies
+    over PCIe, which nothing hides.
+    """
     if batch is None:
         return None
     count, rate = max(1, batches), transfer_rate(site)
@@ -163,6 +170,10 @@ def batch_seconds(site: Site) -> float:
 
 
 def transfer_rate(site: Site) -> float:
-    """Return the bytes per second between host arrays and devices."""
+    """Return the bytes per second between host arrays and devices: of memory, PCIe, or Dask."""
     machine = site.optimizer.facts.machine
-    return machine.memory_bandwidth if site.in_process else machine.dask_rate
+    if site.in_process:
+        return machine.memory_bandwidth
+    if site.overlaps and machine.link_bandwidth is not None:  # blocks go through windows
+        return machine.link_bandwidth * site.ranks
+    return machine.dask_rate

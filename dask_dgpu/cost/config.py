@@ -166,6 +166,8 @@ class ClusterConfig(Shown):
         facts, machine = self.facts, self.machine
         rows = []
         further = [name for name in HOST_FIGURES if name in machine.measured]
+        if machine.link_bandwidth is not None:
+            further.append("link_bandwidth")
         for name in ("flops", *FIGURES, *further):
             unit = next((unit for end, unit in UNITS.items() if name.endswith(end)), "flop/s")
             value = machine.dask_rate if name == "dask_bandwidth" else getattr(machine, name)

@@ -72,7 +72,7 @@ class Gang:
     @property
     def gain(self) -> float:
         """Seconds that it is predicted to save."""
-        return self.prediction.dask_seconds - self.prediction.seconds
+        return self.prediction.dask_seconds - self.prediction.device_seconds
 
     @property
     def lack(self) -> Lack | None:
@@ -91,7 +91,7 @@ class Gang:
         if self.lack is not None:
             return self.lack.reason
         found = self.prediction
-        ours, plain = found.seconds, found.dask_seconds
+        ours, plain = found.device_seconds, found.dask_seconds
         if when == "always" or self.region.forced or ours < LEAST_GAIN * plain:
             return None
         if ours < plain:
@@ -160,6 +160,7 @@ def _together(whole: Gang, gangs: Sequence[Gang], ranks: int) -> Gang:
         peak_bytes=most.peak_bytes,
         peak=most.peak,
         host_bytes=sum(prediction.host_bytes for prediction in each),
+        host_seconds=sum(prediction.host_seconds for prediction in each),
         seconds=sum(prediction.seconds for prediction in each) + adding,
         steps=tuple(seconds.items()),
     )

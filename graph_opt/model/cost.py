@@ -64,6 +64,8 @@ class Machine:
     - ``host_bandwidth``: bytes per second that one host receives from others while all hosts
       exchange; ``None`` if it is not known. ``bandwidth`` is that within a host if it is.
     - ``host_latency``: seconds of the smallest collective in two levels, within hosts and between.
+    - ``link_bandwidth``: bytes per second of a copy between a host's memory and one device, over
+      PCIe; ``None`` if ranks compute on the host.
     - ``measured``: the names of the fields that were measured on this cluster; the others are
       defaults.
     """
@@ -84,12 +86,17 @@ class Machine:
     hosts: Hosts = ()
     host_bandwidth: float | None = None
     host_latency: float | None = None
+    link_bandwidth: float | None = None
     measured: tuple[str, ...] = ()
 
     @property
     def dask_rate(self) -> float:
         """Bytes per second that one worker receives if Dask transfers blocks."""
         return self.dask_bandwidth or self.bandwidth
+
+    def link_seconds(self, nbytes: float, ranks: int = 1) -> float:
+        """Return the seconds in which ranks together copy bytes to their devices or back."""
+        return 0.0 if self.link_bandwidth is None else nbytes / (self.link_bandwidth * ranks)
 
     def spread_over(self, size: int) -> bool:
         """Whether a gang of ``size`` ranks is on several hosts whose links have a known rate."""
@@ -156,6 +163,9 @@ FIGURES = (
 HOST_FIGURES = ("host_bandwidth", "host_latency")
 """The figures that are measured besides these if there are several hosts."""
 
+OTHER_FIGURES = ("window_seconds", "link_bandwidth")
+"""The figures of devices; that of links is not measured, but a configuration may have it."""
+
 # Orders of magnitude, to choose between plans: four ranks on two cores over loopback, and one
 # H200 of eight with NVLink; docs/performance.md has the measurements.
 HOST = Machine(
@@ -174,6 +184,7 @@ CUDA = Machine(
     ramp=400,
     window_seconds=2e-3,
     dask_bandwidth=5e8,
+    link_bandwidth=1e10,
 )
 
 DASK_BANDWIDTHS: Mapping[str, Mapping[str, float]] = {
@@ -215,7 +226,7 @@ def calibrated(machine: Machine, figures: Mapping[str, float]) -> Machine:
     products = {
         dtype: ProductRates(**found) for dtype, found in rates.items() if found.keys() == shapes
     }
-    known = {*FIGURES, *HOST_FIGURES, "window_seconds"}
+    known = {*FIGURES, *HOST_FIGURES, *OTHER_FIGURES}
     values: dict[str, Any] = {name: value for name, value in good.items() if name in known}
     if products:
         values["products"] = tuple(products.items())

@@ -214,10 +214,13 @@ def test_no_setting_is_advised_beyond_the_memory_of_workers(memory: int, freed: 
     assert others == ["use smaller chunks", "use more workers", *freed]
 
 
-def on_gpus(array: da.Array, *, of_cupy: str = "", workers: int = 2) -> Memory:
+def on_gpus(
+    array: da.Array, *, of_cupy: str = "", workers: int = 2, memory: int = 1 << 30, **figures: float
+) -> Memory:
     """Explain an array on GPUs; the layers whose names match are of CuPy's arrays."""
     settings = read({"when": "always", "on_error": "raise", "local_ranks": 2})
-    facts = ClusterFacts(workers, "cuda" if workers else "cpu", 1 << 30)
+    device: Any = "cuda" if workers else "cpu"
+    facts = ClusterFacts(workers, device, memory, figures=tuple(figures.items()))
     for name, layer in array.dask.layers.items():
         if of_cupy and re.search(of_cupy, name) and layer.collection_annotations:
             layer.collection_annotations["chunk_type"] = CUPY
@@ -242,6 +245,32 @@ def test_blocks_of_numpy_pass_to_gpus_and_back(
     (gang,) = found.gangs
     assert gang.host_bytes == found.host_bytes == copied
     assert bool(re.search(r"received +host +predicted", str(found))) == bool(copied)
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 50_000])  # whole, in parts
+def test_seconds_include_copies_over_pcie(memory: int) -> None:
+    x = X.persist(scheduler="sync")
+    slow, none = (on_gpus(x @ x, memory=memory, link_bandwidth=rate) for rate in (1e3, 1e30))
+    (gang,), (without,) = slow.gangs, none.gangs
+    assert (gang.parts > 1) is (memory < 1 << 30)
+    copies = gang.host_bytes / (2 * 1e3)
+    assert gang.host_bytes >= 2 * ARRAY
+    assert gang.seconds == pytest.approx(without.seconds + copies)
+    assert slow.seconds == pytest.approx(none.seconds + copies)
+
+
+def test_no_seconds_of_pcie_for_blocks_on_the_device() -> None:
+    x = X.persist(scheduler="sync")
+    slow, none = (on_gpus(x @ x, of_cupy=".", link_bandwidth=rate) for rate in (1e3, 1e30))
+    assert slow.seconds == none.seconds
+
+
+def test_copies_decide_nothing_against_plain_dask() -> None:
+    """Its functions of NumPy blocks are predicted at a GPU's rates too, without copies."""
+    z = da.ones((4096, 4096), chunks=512) @ da.ones((4096, 4096), chunks=512)
+    facts = ClusterFacts(4, "cuda", 1 << 40, figures=(("link_bandwidth", 1.0),))
+    optimizer = GraphOptimizer(read({"on_error": "raise"}), facts)
+    assert optimizer.rewrite(z.dask, list(flatten(z.__dask_keys__()))).regions
 
 
 def test_nothing_passes_to_a_gpu_in_a_process_without() -> None:
