@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import dask
@@ -17,11 +18,14 @@ from dask_dgpu.observe.explain.explanation import Explanation
 from dask_dgpu.observe.explain.gangs import passes_of
 from dask_dgpu.observe.explain.operations import GANG, Finder, Operation
 from dask_dgpu.observe.explain.runs import last_runs, runs_of
+from dask_dgpu.observe.explain.streams import stream_lacks
 from dask_dgpu.observe.explain.table import Totals
 from dask_dgpu.planner.fallbacks import arrays_of, fallbacks_of, reason_of
 from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.planner.parts import Lack
 from dask_dgpu.planner.predict import blocks_of
 from dask_dgpu.planner.present import present_on
+from dask_dgpu.planner.rewriting import Rewriting
 from graph_opt.model.piece import Region
 
 __all__ = ["Explanation", "explain"]
@@ -92,7 +96,9 @@ def _explained(
     try:
         rewriting = optimizer.rewrite(graph, keys, present)
         lacks, advice = advised(
-            optimizer, rewriting.lacks, lambda other: other.rewrite(graph, keys, present).lacks
+            optimizer,
+            _lacks(optimizer, rewriting),
+            lambda other: _lacks(other, other.rewrite(graph, keys, present)),
         )
     except Exception as error:
         if optimizer.settings.on_error == "raise":
@@ -107,7 +113,12 @@ def _explained(
     runs = last_runs(region for region, _ in rewriting.regions) if measured else ()
     ours, plain = optimizer.totals(keys, rewriting, present)
     predicted = {piece.output.name: prediction for piece, prediction in rewritten}
-    operations = Finder(rewriting, predicted, ours, runs).operations()
+    operations = [
+        replace(each, why=lacks[each.name].reason)
+        if each.name in lacks and lacks[each.name].streams
+        else each
+        for each in Finder(rewriting, predicted, ours, runs).operations()
+    ]
     if measured and not operations:
         operations = _made(names)
     read = [key for region, _ in rewriting.regions for key in blocks_of(region)]
@@ -129,6 +140,12 @@ def _explained(
         advice,
         passes_of(graph, rewriting.source),
     )
+
+
+def _lacks(optimizer: GraphOptimizer, rewriting: Rewriting) -> Mapping[str, Lack]:
+    """Return what operations lack that no gang computes: collectives, and those that stream."""
+    streams = stream_lacks(rewriting, optimizer.settings, optimizer.facts)
+    return {**streams, **rewriting.lacks}
 
 
 def _made(names: Sequence[str]) -> list[Operation]:

@@ -78,7 +78,7 @@ def advised(optimizer: GraphOptimizer, lacks: Lacks, plan: Plan) -> tuple[Lacks,
         }
     changes = [] if last else [changed.change(facts)]
     changes.append("use smaller chunks")
-    if facts.workers:
+    if facts.workers and not all(each.streams for each in lacks.values()):
         changes.append("use more workers")
     most = usable(facts, settings) or 0
     if all(each.peak_bytes <= most for each in lacks.values()):

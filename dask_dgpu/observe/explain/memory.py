@@ -110,8 +110,8 @@ class Memory(Shown):
     declined : tuple of str
         The operations that are left to Dask for other reasons than memory, with these.
     left : tuple of GangMemory
-        The operations that are left to Dask because they do not fit, with what their smallest part
-        needs.
+        The operations that Dask computes although they do not fit, with what their smallest part
+        needs, or the tasks at work of a reduction.
     advice : str
         What to change if something does not fit.
     seconds : float or None

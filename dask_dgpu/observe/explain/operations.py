@@ -146,7 +146,7 @@ class Finder:
         return {
             name: at
             for at, (region, _) in enumerate(self.rewriting.regions)
-            for name in _made(region)
+            for name in made_by(region)
         }
 
     @cached_property
@@ -258,7 +258,7 @@ class Finder:
         return NO_MEETING if all(is_map(arrays.layers[name]) for name in step.layers) else STREAM
 
 
-def _made(region: Region) -> Iterator[str]:
+def made_by(region: Region) -> Iterator[str]:
     """Yield the layers that a region computes."""
     for member in region.members:
         yield from member.layers if isinstance(member, Piece) else ()
