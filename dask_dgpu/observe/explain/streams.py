@@ -55,7 +55,7 @@ def stream_lacks(rewriting: Rewriting, settings: Settings, facts: ClusterFacts) 
         if {*step.layers} & (in_gangs | pieces) or not _is_in_room(step.node, facts):
             continue
         names = [name for name in step.layers if name in rewriting.graph.layers]
-        needs = [need for name in names for need in _needs(rewriting, name)]
+        needs = [need for name in names for need in _needs(rewriting, name, room / facts.threads)]
         most = max(needs, key=lambda need: need.nbytes, default=Need())
         reduces = any(need.joins for need in needs) or any(
             (reading := read_blockwise(arrays, name)) and reading.chunked for name in step.layers
@@ -75,17 +75,27 @@ def _is_in_room(node: ArrayNode | None, facts: ClusterFacts) -> bool:
     return node is not None and node.known and not on_host
 
 
-def _needs(rewriting: Rewriting, name: str) -> Iterator[Need]:
-    """Yield what tasks of a layer need; of equal tasks one, and nothing for unknown blocks."""
+def _needs(rewriting: Rewriting, name: str, room: float) -> Iterator[Need]:
+    """Yield what tasks of a layer need; of equal tasks one, and nothing for unknown blocks.
+
+    If whole arrays fit in the ``room`` of a task, these are all that it yields: tasks are many.
+    """
     arrays, layer = rewriting.arrays, rewriting.graph.layers[name]
     node = _known(arrays, name)
     if node is None:
         return
     if not isinstance(layer, Blockwise):
+        read = [_known(arrays, other) for other in arrays.dependencies[name]]
+        sources = [other for other in read if other is not None]
+        whole = Need(sum(other.nbytes for other in sources), node.nbytes)
+        if whole.nbytes <= room and len(sources) == len(read):
+            joins = any(other.blocks > node.blocks for other in sources)
+            yield whole._replace(joins=joins)
+            return
         for key, task in tasks_of(rewriting.graph, name):
-            read = [other[0] for other in task.dependencies if isinstance(other, tuple)]
+            names = [other[0] for other in task.dependencies if isinstance(other, tuple)]
             nbytes = sum(_nbytes(arrays, other) for other in task.dependencies)
-            yield Need(nbytes, _nbytes(arrays, key), joins=len({*read}) < len(read))
+            yield Need(nbytes, _nbytes(arrays, key), joins=len({*names}) < len(names))
         return
     nbytes, joins = 0, False
     for operand, index in layer.indices:
