@@ -22,11 +22,12 @@ from graph_opt.dask_graph.work import (
     named,
     unwrapped,
 )
-from graph_opt.model.layout import CUPY
+from graph_opt.model.layout import CUPY, real_of
 
 BLOCKS: Mapping[str, float] = {
     **dict.fromkeys(("cumsum", "cumprod", "mean_chunk", "concatenate"), 0.0),
-    "moment_chunk": 1.0,
+    # differences and their squares, in double precision
+    "moment_chunk": 2.0,
     # a copy of the boundary along each axis, and of the product with a weight
     "sweep_block": 3.0,
 }
@@ -102,9 +103,9 @@ def _most(graph: ArrayGraph, name: str, made: Mapping[str, Made]) -> tuple[float
 
 
 def _of_kernel(graph: ArrayGraph, kernel: Collection[str]) -> float:
-    """Return the temporaries of a kernel: tiles, or on a CPU all that a reduction reads."""
+    """Return the temporaries of a kernel: tiles, or on a CPU an operation and its operand."""
     reduces = any((found := read_blockwise(graph, each)) and found.chunked for each in kernel)
-    return float(reduces and len(kernel) > 1 and not _on_gpu(graph, kernel))
+    return 2.0 * (reduces and len(kernel) > 1 and not _on_gpu(graph, kernel))
 
 
 def _on_gpu(graph: ArrayGraph, names: Iterable[str]) -> bool:
@@ -126,7 +127,15 @@ def _function(graph: ArrayGraph, name: str) -> Made:
     if copies is None:
         usual = USUAL if read_blockwise(graph, name) is None and not _takes(word, task) else 0.0
         copies = BLOCKS.get(word, usual) * _largest(graph, {name, *graph.dependencies[name]})
+        if word == "moment_chunk" and not _on_gpu(graph, [name]):
+            copies *= _widening(graph, graph.dependencies[name])
     return Made(nbytes, copies)
+
+
+def _widening(graph: ArrayGraph, names: Iterable[str]) -> float:
+    """Return the bytes of double precision over those of the narrowest array."""
+    nodes = [node for each in names if (node := array(graph, each)) and node.dtype in DTYPES]
+    return max([1.0, *(8 / real_of(node.dtype).itemsize for node in nodes)])
 
 
 def _takes(word: str, task: Any) -> bool:

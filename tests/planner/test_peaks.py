@@ -73,9 +73,11 @@ TRANSFORMS: dict[str, Callable[[da.Array], da.Array]] = {
     "both axes": lambda x: da.fft.fft(da.fft.fft(x.rechunk(ROWS)).rechunk(COLUMNS), axis=0),
     "shifted": lambda x: da.fft.fftshift(da.fft.fft(x.rechunk(ROWS)), axes=1),
     "gang": lambda x: dgpu.fft.fft(x),
+    "std": lambda x: x.std(axis=0),
+    "exp and sum": lambda x: da.exp(x - 1).sum(axis=0),
     "gang and real": lambda x: dgpu.fft.irfft(x),
 }
-"""Transforms by Dask, block by block in gangs, and by gangs, of real and complex numbers."""
+"""Transforms by Dask, block by block in gangs, and by gangs; and reductions with temporaries."""
 
 REAL: dict[str, Callable[[da.Array], da.Array]] = {
     "rfft": lambda x: da.fft.rfft(x.rechunk(ROWS)),
@@ -85,7 +87,7 @@ REAL: dict[str, Callable[[da.Array], da.Array]] = {
 CASES = [
     *[(name, "float64") for name in {**TRANSFORMS, **REAL}],
     *[(name, "complex128") for name in TRANSFORMS],
-    *[(name, "float32") for name in ("fft", "ifft", "irfft", "long", "sum", "rfft", "gang")],
+    *[(name, "float32") for name in ("fft", "ifft", "irfft", "long", "sum", "rfft", "gang", "std")],
     *[(name, "complex64") for name in ("fft", "ifft", "irfft", "fft2", "long", "sum", "gang")],
 ]
 
