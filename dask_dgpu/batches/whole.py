@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, isinf, prod
 from typing import Any
 
-import dask
 import numpy as np
-from dask.array.core import Array, normalize_chunks
+from dask.array.core import Array
 from dask.core import flatten
 
-from dask_dgpu.array.chunks import any_chunks
 from dask_dgpu.batches.again import SHARE
-from dask_dgpu.batches.blocks import Chunks, largest_nbytes
+from dask_dgpu.batches.block_size import (
+    HELD,
+    HELD_BY_WORKER,
+    MOST_TASKS,
+    SMALLER,
+    block_limit,
+    can_be_cut,
+    chunks_of,
+    first_block,
+    in_such_blocks,
+)
+from dask_dgpu.batches.blocks import largest_nbytes
 from dask_dgpu.batches.held import Held, held
 from dask_dgpu.batches.operands import Operand, Template
 from dask_dgpu.batches.operations import Operation
@@ -26,31 +33,6 @@ from dask_dgpu.batches.progress import Batches
 from dask_dgpu.batches.sites import Site
 from dask_dgpu.batches.sizes import Declared
 from dask_dgpu.batches.streamed import Tasks, read_again, tasks_of
-
-LARGEST = 64 << 20
-"""Most bytes of a block."""
-LEAST = 1 << 20
-"""Least bytes of a block on a cluster: each costs tasks."""
-SMALLEST = 1 << 10
-"""Least bytes of a block that Dask is asked for in this process."""
-MANY = 256
-"""In this process operands have no more blocks, unless blocks of ``ENOUGH`` bytes are too large."""
-ENOUGH = 16 << 20
-FIRST = 64
-"""The same for the first graph that is tried: the tasks of a function may grow as their square."""
-MOST_TASKS = 10_000
-"""Smaller blocks are not tried if there are more tasks."""
-HELD = 8
-"""Blocks that a thread of this process may hold: operands, temporaries and result of a task."""
-PER_RANK = 4
-"""Blocks of an operand for each rank of a cluster."""
-HELD_BY_WORKER = 32
-"""Blocks that fit on a worker: it computes, receives, sends and spills several at a time."""
-SMALLER = 2
-"""
-Ratio of the block sizes that are tried in this process, one size after another. With more room all
-that are tried with less can be reached, so advice is enough.
-"""
 
 
 @dataclass(frozen=True)
@@ -83,14 +65,7 @@ class Whole:
 
         On a cluster operands are sent, unless the graph is only for a plan.
         """
-        if not site.in_process:
-            block = min(LARGEST, room / HELD_BY_WORKER)
-            return cls._in_blocks(operation, template, site, room, block, send)
-        nbytes = (each.nbytes for each in template.operands)
-        few = max(min(each / FIRST, ENOUGH) for each in nbytes)
-        block = float(LARGEST)
-        while block > max(few, room / (site.threads * HELD)):
-            block /= SMALLER
+        block = first_block(template.operands, site, room)
         best = found = cls._in_blocks(operation, template, site, room, block, send)
         while not found.fits and found.could_be_smaller:
             found = cls._in_blocks(operation, template, site, room, found.block / SMALLER, send)
@@ -112,10 +87,10 @@ class Whole:
             if isinstance(each.source, Array):
                 arrays.append(each.source)
                 continue
-            chunks = _chunks(each, _limit(each, site, block))
+            chunks = chunks_of(each, site, block)
             arrays.append(site.spread(each, chunks) if send else each.lazy(chunks))
             reads.append(arrays[-1])
-        with _in_such_blocks(site, block):
+        with in_such_blocks(site, block):
             result = template.call(operation.function, arrays)
         if isinstance(result, tuple | list | dict | None):
             what = "a function that returns one array"
@@ -130,8 +105,7 @@ class Whole:
     @property
     def could_be_smaller(self) -> bool:
         """Whether operands have blocks that can be cut, and few tasks come of them."""
-        is_cut = any(self.block > _floor(each.nbytes) for each in self._read_operands)
-        return is_cut and len(self._tasks) < MOST_TASKS
+        return len(self._tasks) < MOST_TASKS and can_be_cut(self._read_operands, self.block)
 
     @property
     def fits(self) -> bool:
@@ -198,7 +172,7 @@ class Whole:
         """Whether :meth:`halved` has no smaller blocks."""
         least = 0 if self.site.in_process else self._half / HELD_BY_WORKER
         return all(
-            _block_bytes(array) <= _limit(each, self.site, least)
+            _block_bytes(array) <= block_limit(each, self.site, least)
             for array, each in zip(self.reads, self._read_operands, strict=True)
         )
 
@@ -233,7 +207,7 @@ class Whole:
         usual = max(map(_block_bytes, self.reads), default=0)
         if not isinstance(self.result, Array):
             return {}, Held(0, self.site.threads * HELD * usual)
-        with _in_such_blocks(self.site, self.block):  # our own operations expand to tasks
+        with in_such_blocks(self.site, self.block):  # our own operations expand to tasks
             tasks = tasks_of(self.result)
         views = [
             array.name
@@ -268,38 +242,5 @@ class _Counted:
         self.bar.advance()
 
 
-@contextmanager
-def _in_such_blocks(site: Site, block: float) -> Iterator[None]:
-    """Let functions make any number of blocks, in this process of about this size.
-
-    Dask then makes arrays between others, as when it rechunks, of such blocks too.
-    """
-    size = {"array.chunk-size": max(SMALLEST, int(block))} if site.in_process else {}
-    with any_chunks(), dask.config.set(size):
-        yield
-
-
 def _block_bytes(array: Array) -> int:
     return largest_nbytes(array.chunks, array.dtype.itemsize)
-
-
-def _floor(nbytes: int) -> float:
-    """Return the least bytes of a block of an operand in this process."""
-    return min(nbytes / MANY, ENOUGH)
-
-
-def _chunks(operand: Operand, limit: int) -> Chunks:
-    """Return chunks of at most so many bytes; without elements Dask would divide by zero."""
-    if not operand.nbytes:
-        return tuple((size,) for size in operand.shape)
-    chunks: Chunks = normalize_chunks("auto", operand.shape, limit=limit, dtype=operand.dtype)
-    return chunks
-
-
-def _limit(operand: Operand, site: Site, nbytes: float) -> int:
-    """Return the most bytes of a block; there are some for each rank of a cluster."""
-    if site.in_process:
-        nbytes = max(nbytes, _floor(operand.nbytes))
-    else:
-        nbytes = min(max(nbytes, LEAST), operand.nbytes / (site.ranks * PER_RANK))
-    return max(operand.dtype.itemsize, int(nbytes))

@@ -64,8 +64,7 @@ class Machine:
     - ``host_bandwidth``: bytes per second that one host receives from others while all hosts
       exchange; ``None`` if it is not known. ``bandwidth`` is that within a host if it is.
     - ``host_latency``: seconds of the smallest collective in two levels, within hosts and between.
-    - ``link_bandwidth``: bytes per second of a copy between a host's memory and one device, over
-      PCIe; ``None`` if ranks compute on the host.
+    - ``link_bandwidth``: bytes per second between a host's memory and one device; ``None`` on CPUs.
     - ``measured``: the names of the fields that were measured on this cluster; the others are
       defaults.
     """
@@ -163,8 +162,7 @@ FIGURES = (
 HOST_FIGURES = ("host_bandwidth", "host_latency")
 """The figures that are measured besides these if there are several hosts."""
 
-OTHER_FIGURES = ("window_seconds", "link_bandwidth")
-"""The figures of devices; that of links is not measured, but a configuration may have it."""
+OTHER_FIGURES = ("window_seconds", "link_bandwidth")  # of devices; nothing measures links
 
 # Orders of magnitude, to choose between plans: four ranks on two cores over loopback, and one
 # H200 of eight with NVLink; docs/performance.md has the measurements.

@@ -15,9 +15,9 @@ from distributed import Client
 
 import dask_dgpu as dgpu
 from dask_dgpu.batches import cluster as cluster_module
+from dask_dgpu.batches.block_size import PER_RANK
 from dask_dgpu.batches.cluster import Cluster
 from dask_dgpu.batches.execute import _Work
-from dask_dgpu.batches.whole import PER_RANK
 from dask_dgpu.environment.facts import gather
 from dask_dgpu.environment.settings import read
 from dask_dgpu.errors import OutOfMemoryError

@@ -1,0 +1,89 @@
+"""The size of blocks for functions that run as one graph, in this process or on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import dask
+from dask.array.core import normalize_chunks
+
+from dask_dgpu.array.chunks import any_chunks
+from dask_dgpu.batches.blocks import Chunks
+from dask_dgpu.batches.operands import Operand
+from dask_dgpu.batches.sites import Site
+
+LARGEST = 64 << 20
+"""Most bytes of a block."""
+LEAST = 1 << 20
+"""Least bytes of a block on a cluster: each costs tasks."""
+SMALLEST = 1 << 10
+"""Least bytes of a block that Dask is asked for in this process."""
+MANY = 256
+"""In this process operands have no more blocks, unless blocks of ``ENOUGH`` bytes are too large."""
+ENOUGH = 16 << 20
+FIRST = 64
+"""The same for the first graph that is tried: the tasks of a function may grow as their square."""
+MOST_TASKS = 10_000
+"""Smaller blocks are not tried if there are more tasks."""
+HELD = 8
+"""Blocks that a thread of this process may hold: operands, temporaries and result of a task."""
+PER_RANK = 4
+"""Blocks of an operand for each rank of a cluster."""
+HELD_BY_WORKER = 32
+"""Blocks that fit on a worker: it computes, receives, sends and spills several at a time."""
+SMALLER = 2
+"""
+Ratio of the block sizes that are tried in this process, one size after another. With more room all
+that are tried with less can be reached, so advice is enough.
+"""
+
+
+def first_block(operands: Iterable[Operand], site: Site, room: float) -> float:
+    """Return the bytes of a block to try first, for ``room`` bytes of a device."""
+    if not site.in_process:
+        return min(LARGEST, room / HELD_BY_WORKER)
+    few = max(min(each.nbytes / FIRST, ENOUGH) for each in operands)
+    block = float(LARGEST)
+    while block > max(few, room / (site.threads * HELD)):
+        block /= SMALLER
+    return block
+
+
+def can_be_cut(operands: Iterable[Operand], block: float) -> bool:
+    """Whether operands may have smaller blocks in this process."""
+    return any(block > _floor(each.nbytes) for each in operands)
+
+
+def chunks_of(operand: Operand, site: Site, block: float) -> Chunks:
+    """Return chunks of about so many bytes; without elements Dask would divide by zero."""
+    if not operand.nbytes:
+        return tuple((size,) for size in operand.shape)
+    limit = block_limit(operand, site, block)
+    chunks: Chunks = normalize_chunks("auto", operand.shape, limit=limit, dtype=operand.dtype)
+    return chunks
+
+
+def block_limit(operand: Operand, site: Site, block: float) -> int:
+    """Return the most bytes of a block; there are some for each rank of a cluster."""
+    if site.in_process:
+        block = max(block, _floor(operand.nbytes))
+    else:
+        block = min(max(block, LEAST), operand.nbytes / (site.ranks * PER_RANK))
+    return max(operand.dtype.itemsize, int(block))
+
+
+@contextmanager
+def in_such_blocks(site: Site, block: float) -> Iterator[None]:
+    """Let functions make any number of blocks, in this process of about this size.
+
+    Dask then makes arrays between others, as when it rechunks, of such blocks too.
+    """
+    size = {"array.chunk-size": max(SMALLEST, int(block))} if site.in_process else {}
+    with any_chunks(), dask.config.set(size):
+        yield
+
+
+def _floor(nbytes: int) -> float:
+    """Return the least bytes of a block of an operand in this process."""
+    return min(nbytes / MANY, ENOUGH)
