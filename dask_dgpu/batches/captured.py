@@ -77,7 +77,7 @@ def _in_function(function: FunctionType) -> Iterator[Any]:
         except ValueError:  # not yet set
             continue
     for each in _named(function, function.__globals__):
-        if is_array(each) or isinstance(each, FunctionType | partial):
+        if is_array(each) or isinstance(each, FunctionType | partial | list | tuple | dict):
             yield each
 
 

@@ -411,3 +411,20 @@ def test_blocks_of_another_shape_are_not_broadcast() -> None:
 def test_functions_that_compute_at_once() -> None:
     close(dgpu.run(lambda x: np.linalg.norm(np.asarray(x)), A), np.linalg.norm(A))
     close(dgpu.run(lambda x: x[x > 0.5], A), A[A > 0.5])
+
+
+def test_functions_may_keep_what_they_compute() -> None:
+    kept, by_name = [], {}
+
+    def running_total(x: Any) -> Any:
+        kept.append(x.sum().persist(scheduler="threads"))
+        by_name.setdefault(x.name, x.sum().compute())
+        return x * 0 + da.stack(kept).sum() + by_name[x.name]
+
+    x, total = np.empty((30, 20)), 0.0
+    for value in range(4):  # equal addresses, other values
+        x[...] = value
+        for each in (x, np.full((30, 20), float(value))):
+            total += each.sum()
+            found = dgpu.run(running_total, each)
+            np.testing.assert_array_equal(found, np.full((30, 20), total + each.sum()))
