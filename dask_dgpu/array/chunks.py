@@ -5,8 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import dask.array as da
+from dask.array.core import Array
+
+from graph_opt.model.layout import Chunks
+
+_largest_between: ContextVar[int | None] = ContextVar("largest_between", default=None)
 
 
 @contextmanager
@@ -18,3 +24,23 @@ def any_chunks() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", da.PerformanceWarning)
         yield
+
+
+@contextmanager
+def small_steps(nbytes: int) -> Iterator[None]:
+    """Let :func:`rechunked` go by way of blocks of at most so many bytes, in this thread."""
+    token = _largest_between.set(nbytes)
+    try:
+        yield
+    finally:
+        _largest_between.reset(token)
+
+
+def rechunked(x: Array, chunks: Chunks) -> Array:
+    """Rechunk by tasks, by way of blocks no larger than the larger of both arrays.
+
+    They may be as large as Dask's ``array.chunk-size``, except within :func:`small_steps`. Dask's
+    P2P needs the client and a worker's plugin, and both are missing where a layer is expanded. It
+    does not support CuPy blocks either.
+    """
+    return x.rechunk(chunks, method="tasks", block_size_limit=_largest_between.get())

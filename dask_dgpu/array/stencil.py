@@ -37,6 +37,7 @@ from dask_dgpu.arguments import (
     per_axis,
     unknown,
 )
+from dask_dgpu.array.chunks import rechunked
 from dask_dgpu.kernels.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, Taps, padded, weighted
 from graph_opt.dask_graph.internals import ensure_minimum_chunksize
 from graph_opt.dask_graph.layers import Expand, Passes, array_of, deferred
@@ -224,7 +225,7 @@ def expand(piece: StencilPiece) -> Array:
     y = thick(array_of(source), task.taps)
     for lo, hi in even_spans(0, task.iterations, piece.rounds):
         y = swept(y, task.taps, task.boundary, sweeps=hi - lo)
-    return y.rechunk(source.chunks, method="tasks")
+    return rechunked(y, source.chunks)
 
 
 def _same(block: Any) -> Any:
@@ -237,7 +238,7 @@ def thick(x: Array, taps: Taps) -> Array:
         ensure_minimum_chunksize(max(1, reach), sizes)
         for reach, sizes in zip(taps.radius, x.chunks, strict=True)
     )
-    return x.rechunk(chunks, method="tasks")
+    return rechunked(x, chunks)
 
 
 def swept(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
-import dask
 from dask.array.core import normalize_chunks
 
-from dask_dgpu.array.chunks import any_chunks
 from dask_dgpu.batches.blocks import Chunks
 from dask_dgpu.batches.operands import Operand
 from dask_dgpu.batches.sites import Site
@@ -17,8 +14,6 @@ LARGEST = 64 << 20
 """Most bytes of a block."""
 LEAST = 1 << 20
 """Least bytes of a block on a cluster: each costs tasks."""
-SMALLEST = 1 << 10
-"""Least bytes of a block that Dask is asked for in this process."""
 MANY = 256
 """In this process operands have no more blocks, unless blocks of ``ENOUGH`` bytes are too large."""
 ENOUGH = 16 << 20
@@ -71,17 +66,6 @@ def block_limit(operand: Operand, site: Site, block: float) -> int:
     else:
         block = min(max(block, LEAST), operand.nbytes / (site.ranks * PER_RANK))
     return max(operand.dtype.itemsize, int(block))
-
-
-@contextmanager
-def in_such_blocks(site: Site, block: float) -> Iterator[None]:
-    """Let functions make any number of blocks, in this process of about this size.
-
-    Dask then makes arrays between others, as when it rechunks, of such blocks too.
-    """
-    size = {"array.chunk-size": max(SMALLEST, int(block))} if site.in_process else {}
-    with any_chunks(), dask.config.set(size):
-        yield
 
 
 def _floor(nbytes: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from types import BuiltinMethodType, CodeType, FunctionType, MethodType
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from dask.array.core import Array
@@ -21,7 +21,9 @@ DEEPEST = 8
 
 def is_array(value: Any) -> bool:
     """Whether a value is an array of some kind."""
-    return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, type)
+    if isinstance(value, type | ModuleType):
+        return False
+    return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 def arrays_in(value: Any) -> Iterator[Any]:
@@ -77,7 +79,7 @@ def _in_function(function: FunctionType) -> Iterator[Any]:
         except ValueError:  # not yet set
             continue
     for each in _named(function, function.__globals__):
-        if is_array(each) or isinstance(each, FunctionType | partial | list | tuple | dict):
+        if is_array(each) or isinstance(each, FunctionType | partial | list | tuple):
             yield each
 
 

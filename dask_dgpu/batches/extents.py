@@ -79,6 +79,8 @@ def extents(value: Any, mapped: Mapped) -> Iterator[Extent]:
     else:
         yield Extent(_Same(value))
         yield from map(Extent, (*_in_zarr(value), *_in_hdf5(value)))
+        for each in arrays_in(list(getattr(value, "__dict__", {}).values())):  # a wrapper
+            yield from extents(each, mapped)
 
 
 def _in_memory(array: np.ndarray[Any, Any], mapped: Mapped) -> Iterator[Extent]:

@@ -39,6 +39,9 @@ ALLOCATE: Mapping[str, float] = {
 }
 """Blocks that functions allocate beside their result; ufuncs and views allocate none."""
 
+WIDENING = ("moment_chunk",)
+"""Functions that compute in double precision."""
+
 PARTS = ("topk",)
 """Functions that return a part of a copy of what they read, which stays in memory with it."""
 
@@ -135,8 +138,11 @@ class _Walk:
             owners = {name: dealt(len(each.indices()), size) for name, each in program.inputs}
             return size * peak_bytes(plans(program, owners, size), size)
         if function is not _execute_subgraph:
-            largest = max([sizes[key], *(sizes.get(each, 0) for each in task.dependencies)])
-            return int(_temporaries(task) * largest)
+            inputs = [sizes.get(each, 0) for each in task.dependencies]
+            copies = _temporaries(task)
+            if _function(task) in WIDENING:
+                copies *= max(map(self.declared.widening, task.dependencies), default=1)
+            return int(copies * max(sizes[key], *inputs, 0))
         fused, _, names, *blocks = args
         given = {name: _nbytes(each, sizes) for name, each in zip(names, blocks, strict=True)}
         known = (*((name_of(each), self.declared.nbytes(each)) for each in fused), *given.values())

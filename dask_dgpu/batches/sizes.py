@@ -6,6 +6,7 @@ from collections.abc import Collection
 from math import prod
 from typing import Any
 
+import numpy as np
 from dask.array.core import Array
 from dask.highlevelgraph import HighLevelGraph
 
@@ -48,6 +49,13 @@ class Declared:
             isinstance(at, int) and 0 <= at < n for at, n in zip(index, node.grid, strict=True)
         )
         return prod(node.block_shape(index)) * _itemsize(node) if fits else self._largest[name]
+
+    def widening(self, key: Key) -> float:
+        """Return how many times larger a block is in double precision, 1 if nobody knows."""
+        node = self._arrays.node(name_of(key))
+        if node is None or not _itemsize(node):
+            return 1.0
+        return np.result_type(node.dtype, np.float64).itemsize / node.itemsize
 
     def _of(self, name: str) -> int | None:
         if self._is_partial(name):

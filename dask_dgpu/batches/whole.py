@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 from dask.array.core import Array
+from dask.base import is_dask_collection
 from dask.core import flatten
 
+from dask_dgpu.array.chunks import small_steps
 from dask_dgpu.batches.again import SHARE
 from dask_dgpu.batches.block_size import (
     HELD,
@@ -21,7 +23,6 @@ from dask_dgpu.batches.block_size import (
     can_be_cut,
     chunks_of,
     first_block,
-    in_such_blocks,
 )
 from dask_dgpu.batches.blocks import largest_nbytes
 from dask_dgpu.batches.held import Held, held
@@ -96,9 +97,9 @@ class Whole:
             chunks = chunks_of(each, site, block)
             arrays.append(site.spread(each, chunks) if send else each.lazy(chunks))
             reads.append(arrays[-1])
-        with in_such_blocks(site, block):
-            result = template.call(operation.function, arrays)
-        if isinstance(result, tuple | list | dict | None):
+        result = template.call(operation.function, arrays)
+        others = is_dask_collection(result) and not isinstance(result, Array)
+        if others or isinstance(result, tuple | list | dict | None):
             what = "a function that returns one array"
             raise TypeError(f"expected op to be {what}, got one that returns {result!r:.80}")
         return cls(operation, template, site, room, result, tuple(reads), block)
@@ -214,7 +215,7 @@ class Whole:
         usual = max(map(_block_bytes, self.reads), default=0)
         if not isinstance(self.result, Array):
             return {}, Held(0, self.site.threads * HELD * usual)
-        with in_such_blocks(self.site, self.block):  # our own operations expand to tasks
+        with small_steps(int(self.block)):  # our own operations expand to tasks
             tasks = tasks_of(self.result)
         views = [
             array.name

@@ -93,6 +93,17 @@ def test_peaks_are_at_most_the_plan(name: str, limit: int, counts: list[int]) ->
         )
 
 
+@pytest.mark.parametrize("dtype", ["u1", "f4", "c8"])
+def test_moments_in_double_precision(dtype: str, counts: list[int]) -> None:
+    x, out = X.astype(dtype), np.empty(len(X))
+    with bounded(24 << 20):
+        plan = dgpu.plan(FUNCTIONS["variance"], x)
+        assert_peak(
+            lambda: dgpu.run(FUNCTIONS["variance"], x, out=out, progress=False),
+            1.1 * plan.peak_bytes + counts[-1] * BYTES_PER_TASK + (1 << 19),
+        )
+
+
 def test_a_gang_in_this_process_counts(counts: list[int]) -> None:
     out = np.empty_like(X)
     with dgpu.enable():
@@ -109,6 +120,7 @@ def test_blocks_between_are_no_larger_than_blocks_of_operands() -> None:
         assert dgpu.plan(FUNCTIONS["transform"], X).feasible
 
 
+@pytest.mark.filterwarnings("ignore:Increasing number of chunks")
 def test_graphs_that_explode_are_refused() -> None:
     counts = []
 

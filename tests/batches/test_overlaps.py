@@ -20,6 +20,7 @@ import zarr
 import dask_dgpu as dgpu
 from dask_dgpu.batches import extents
 from dask_dgpu.batches.overlaps import overlap
+from tests.batches.test_run import Dataset
 
 VALUES = np.random.default_rng(0).random((40, 30))
 Pair = tuple[Any, Any]
@@ -49,7 +50,8 @@ def file(tmp_path: Path) -> Iterator[h5py.File]:
 def assert_refused(out: Any, operand: Any) -> None:
     with pytest.raises(ValueError, match=r"out not to share memory with arrays\[0\]"):
         dgpu.run("exp", operand, out=out)
-    np.testing.assert_array_equal(out[...], VALUES)
+    values = out.values if isinstance(out, Dataset) else out[...]
+    np.testing.assert_array_equal(values, VALUES)
 
 
 def again(array: np.memmap[Any, Any], rows: int = 40, first: int = 0) -> np.memmap[Any, Any]:
@@ -387,3 +389,9 @@ def test_arguments_that_are_no_operands() -> None:
             dgpu.run(op, VALUES, *args, out=out, **options)
     with pytest.raises(ValueError, match=r"out\[0\] not to share memory with calls\[0\]\[1\]"):
         dgpu.run_many("multiply", [(VALUES, out[0, 0:1].reshape(()))], out=[out])
+
+
+def test_an_array_within_an_operand() -> None:
+    out = VALUES.copy()
+    assert_refused(out, Dataset(out))
+    assert_refused(Dataset(out), out)

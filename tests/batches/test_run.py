@@ -428,3 +428,16 @@ def test_functions_may_keep_what_they_compute() -> None:
             total += each.sum()
             found = dgpu.run(running_total, each)
             np.testing.assert_array_equal(found, np.full((30, 20), total + each.sum()))
+
+
+def test_functions_return_arrays_of_dask() -> None:
+    for wrong in (lambda x: x.to_delayed()[0, 0], lambda x: x.to_delayed().ravel()[0].sum()):
+        with pytest.raises(TypeError, match="expected op to be a function that returns one array"):
+            dgpu.run(wrong, A)
+
+
+def test_threads_leave_the_settings() -> None:
+    before = dask.config.get("array.chunk-size")
+    with bounded(10_000_000):
+        dgpu.run_many(lambda x: x - dgpu.fft.fft2(x).real.mean(), [(A,)] * 8)
+    assert dask.config.get("array.chunk-size") == before

@@ -14,6 +14,7 @@ from dask.array.core import Array
 from dask.utils import funcname
 
 from dask_dgpu.algorithms.pencil_fft import Chunks, PencilPlan, in_passes, result_dtype
+from dask_dgpu.array.chunks import rechunked
 from dask_dgpu.kernels import fft as kernel
 from graph_opt.dask_graph.layers import array_of, deferred
 from graph_opt.model.layout import ArrayNode
@@ -102,13 +103,8 @@ def _stages(x: Any, plan: PencilPlan, meta: Any) -> Any:
 
 
 def _rechunked(x: Array, chunks: Chunks) -> Array:
-    """Drop elements beyond the new chunks, and rechunk.
-
-    By tasks: P2P needs the client and a worker's plugin, and both are missing where a layer
-    is expanded. It does not support CuPy blocks either.
-    """
-    kept = tuple(slice(0, sum(sizes)) for sizes in chunks)
-    return x[kept].rechunk(chunks, method="tasks")
+    """Drop elements beyond the new chunks, and rechunk."""
+    return rechunked(x[tuple(slice(0, sum(sizes)) for sizes in chunks)], chunks)
 
 
 def map_with_start(
