@@ -11,7 +11,7 @@ from dask.array.core import Array
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.batches.blocks import largest_nbytes
-from graph_opt.dask_graph.layers import DeferredLayer
+from graph_opt.dask_graph.layers import DeferredLayer, is_block
 from graph_opt.dask_graph.parse import parse
 from graph_opt.model.layout import ArrayNode
 
@@ -45,10 +45,9 @@ class Declared:
         node, index = self._arrays.node(name), key[1:] if isinstance(key, tuple) else ()
         if node is None or not index or self._is_partial(name) or self._largest[name] is None:
             return self._largest[name]
-        fits = len(index) == node.ndim and all(
-            isinstance(at, int) and 0 <= at < n for at, n in zip(index, node.grid, strict=True)
-        )
-        return prod(node.block_shape(index)) * _itemsize(node) if fits else self._largest[name]
+        if not is_block(node, index):
+            return self._largest[name]
+        return prod(node.block_shape(index)) * _itemsize(node)
 
     def widening(self, key: Key) -> float:
         """Return how many times larger a block is in double precision, 1 if nobody knows."""

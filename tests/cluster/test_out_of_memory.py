@@ -33,21 +33,23 @@ SENTENCE = (
 )
 
 
+def is_first(flag: Path) -> bool:
+    """Make a file; return whether nobody else has."""
+    try:
+        flag.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
 def fail(flag: Path, everywhere: bool) -> None:
     """Have products on this worker fail until there is a file, which may be made by the first."""
 
     @wraps(gemm.accumulate)
     def accumulate(out: Any, a: Any, b: Any) -> None:
-        if not flag.exists() and (everywhere or is_first()):
+        if not flag.exists() and (everywhere or is_first(flag)):
             raise MemoryError("no room for a panel")
         multiply(out, a, b)
-
-    def is_first() -> bool:
-        try:
-            flag.touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
 
     multiply, gemm.accumulate = gemm.accumulate, accumulate
 
@@ -60,18 +62,11 @@ def fail_to_connect(flag: Path, everywhere: bool) -> None:
         join = joining(*args)
 
         def connect(*given: Any, **more: Any) -> Any:
-            if not flag.exists() and (everywhere or is_first()):
+            if not flag.exists() and (everywhere or is_first(flag)):
                 raise MemoryError("no room for buffers")
             return join(*given, **more)
 
         return connect
-
-    def is_first() -> bool:
-        try:
-            flag.touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
 
     joining, bootstrap._joining = bootstrap._joining, failing
 

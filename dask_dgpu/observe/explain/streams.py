@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from dask_dgpu.planner.parts import Lack
 from dask_dgpu.planner.predict import Prediction, usable
 from dask_dgpu.planner.rewriting import Rewriting
 from graph_opt.dask_graph.expressions import read_blockwise
+from graph_opt.dask_graph.layers import is_block
 from graph_opt.dask_graph.members import tasks_of
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.work import array, named
@@ -114,14 +115,9 @@ def _nbytes(arrays: ArrayGraph, key: Any) -> int:
     """Return the bytes of a block, 0 if they are not known."""
     name, *index = key if isinstance(key, tuple) else (key,)
     node = _known(arrays, name) if name in arrays.layers else None
-    if node is None or len(index) != node.ndim or not _is_inside(index, node.grid):
+    if node is None or not is_block(node, index):
         return 0
     return prod(node.block_shape(tuple(index))) * node.itemsize
-
-
-def _is_inside(index: Iterable[Any], grid: Iterable[int]) -> bool:
-    pairs = zip(index, grid, strict=True)
-    return all(isinstance(at, int) and 0 <= at < count for at, count in pairs)
 
 
 def _is_constant(layer: Layer) -> bool:
