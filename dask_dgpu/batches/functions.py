@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, wraps
+from numbers import Number
 from typing import Any
 
 import dask.array as da
@@ -60,24 +61,38 @@ def stencil(
 def of_ufunc(ufunc: np.ufunc) -> Callable[..., Any]:
     """Return a ufunc on Dask arrays that computes in its ``dtype``, with the casts of ``casting``.
 
-    Dask only casts the result, and knows no ``casting``.
+    Dask only casts the result, and knows no ``casting``. Elements outside ``where`` mean nothing.
     """
 
     @wraps(ufunc)
     def call(*args: Any, **options: Any) -> Any:
-        if options.get("dtype") is None and "casting" not in options:
+        if options.get("dtype") is None and not {"casting", "where"} & options.keys():
             options.pop("dtype", None)
             return ufunc(*args, **options)
         dtype = of_nothing(ufunc, *args, **options).dtype
-        where = {"where": options.pop("where")} if "where" in options else {}
-        return elemwise(partial(ufunc, **options), *args, dtype=dtype, **where)
+        where = options.pop("where", True)
+        if where is True:
+            return elemwise(partial(ufunc, **options), *args, dtype=dtype)
+        return elemwise(partial(_of_selected, ufunc, **options), *args, where, dtype=dtype)
 
     return call
 
 
+def _of_selected(ufunc: np.ufunc, *blocks: Any, **options: Any) -> Any:
+    """Return a ufunc of blocks where the last, a mask, is true; other elements mean nothing.
+
+    Devices compute all elements, since CuPy's ufuncs know no ``where``.
+    """
+    *arrays, where = blocks
+    if all(isinstance(each, np.ndarray | np.generic | Number) for each in arrays):
+        return ufunc(*arrays, where=where, out=None, **options)
+    found = ufunc(*arrays, **options)
+    return np.broadcast_to(found, np.broadcast_shapes(found.shape, np.shape(where)))
+
+
 def of_nothing(ufunc: np.ufunc, *args: Any, **options: Any) -> Any:
     """Return a ufunc of arrays of these dtypes, but without elements; raise NumPy's errors."""
-    options.pop("where", None)
+    options = {"out": None} | {name: _empty(each) for name, each in options.items()}
     return ufunc(*map(_empty, args), **options)
 
 
