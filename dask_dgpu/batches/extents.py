@@ -15,6 +15,7 @@ from dask.array.core import Array
 from numpy.lib.array_utils import byte_bounds
 
 from dask_dgpu.batches.captured import arrays_in, is_array
+from dask_dgpu.batches.named import own_attributes
 
 MAPS = Path("/proc/self/maps")
 START = 1 << 32
@@ -79,7 +80,7 @@ def extents(value: Any, mapped: Mapped) -> Iterator[Extent]:
     else:
         yield Extent(_Same(value))
         yield from map(Extent, (*_in_zarr(value), *_in_hdf5(value)))
-        for each in arrays_in(list(getattr(value, "__dict__", {}).values())):  # a wrapper
+        for each in arrays_in(list(own_attributes(value).values())):  # a wrapper
             yield from extents(each, mapped)
 
 
