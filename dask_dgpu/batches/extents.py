@@ -26,23 +26,33 @@ class Extent(NamedTuple):
     """A range of bytes, or all, of a space: memory, a file or a stored array.
 
     ``array`` has the addresses of the elements in the space, ``None`` if all bytes of the range may
-    be elements.
+    be elements. ``keeps_writes`` is whether an array that is written changes nothing in the space,
+    but shows what others change: a private map of a file.
     """
 
     space: Any
     start: float = 0
     stop: float = 1
     array: Any = None
+    keeps_writes: bool = False
+
+
+class MapOfFile(NamedTuple):
+    """A file in memory, what leads from addresses to its bytes, and whether writes stay here."""
+
+    file: Any
+    shift: int
+    is_private: bool
 
 
 class Mapped:
     """The files that are mapped to this process's memory; see ``proc_pid_maps(5)``."""
 
     @cached_property
-    def ranges(self) -> list[tuple[int, int, Any, int]] | None:
-        """Each first address, the one after the last, the file, and its byte at the first.
+    def ranges(self) -> list[tuple[int, int, MapOfFile]] | None:
+        """Each first address, the one after the last, and the map of a file, in order.
 
-        They are in order, and ``None`` where the system does not tell.
+        ``None`` if the system does not tell.
         """
         try:
             lines = MAPS.read_text().splitlines()
@@ -50,14 +60,15 @@ class Mapped:
             return None
         found = []
         for line in lines:
-            span, _, offset, device, inode = line.split(maxsplit=5)[:5]
+            span, flags, offset, device, inode = line.split(maxsplit=5)[:5]
             if inode != "0":
                 first, last = (int(each, 16) for each in span.split("-"))
-                found.append((first, last, (device, inode), int(offset, 16)))
+                shift = int(offset, 16) - first
+                found.append((first, last, MapOfFile((device, inode), shift, flags[3] == "p")))
         return found
 
-    def file(self, array: np.ndarray[Any, Any]) -> tuple[Any, int] | None:
-        """Return the file of an array, and what leads from addresses to bytes of the file."""
+    def file(self, array: np.ndarray[Any, Any]) -> MapOfFile | None:
+        """Return the map of a file that an array is in, if any."""
         if array.flags.owndata:
             return None
         if self.ranges is None:
@@ -66,8 +77,7 @@ class Mapped:
         at = bisect_right(self.ranges, address, key=lambda each: each[0]) - 1
         if at < 0 or address >= self.ranges[at][1]:
             return None
-        first, _, file, offset = self.ranges[at]
-        return file, offset - first
+        return self.ranges[at][2]
 
 
 def extents(value: Any, mapped: Mapped) -> Iterator[Extent]:
@@ -91,9 +101,9 @@ def _in_memory(array: np.ndarray[Any, Any], mapped: Mapped) -> Iterator[Extent]:
     yield Extent("memory", start, stop, array)
     found = mapped.file(array)
     if found is not None:
-        file, shift = found
-        shift += START
-        yield Extent(file, start + shift, stop + shift, np.asarray(_Moved(array, shift)))
+        shift = found.shift + START
+        moved = np.asarray(_Moved(array, shift))
+        yield Extent(found.file, start + shift, stop + shift, moved, found.is_private)
 
 
 class _Moved:
@@ -109,8 +119,8 @@ class _Moved:
         }
 
 
-def _by_name(array: np.ndarray[Any, Any]) -> tuple[Any, int] | None:
-    """Return the file of a view of a memory map, and what leads from addresses to its bytes."""
+def _by_name(array: np.ndarray[Any, Any]) -> MapOfFile | None:
+    """Return the map of a file that a view of a memory map is in."""
     base: Any = array
     mapped: np.memmap[Any, Any] | None = None
     while isinstance(base, np.ndarray):
@@ -122,7 +132,8 @@ def _by_name(array: np.ndarray[Any, Any]) -> tuple[Any, int] | None:
         file = os.stat(mapped.filename)
     except OSError:  # it has lost its name
         return None
-    return (file.st_dev, file.st_ino), mapped.offset - byte_bounds(mapped)[0]
+    shift = mapped.offset - byte_bounds(mapped)[0]
+    return MapOfFile((file.st_dev, file.st_ino), shift, mapped.mode == "c")
 
 
 def _in_zarr(array: Any) -> Iterator[Any]:

@@ -34,7 +34,8 @@ def overlap(written: Mapping[str, Any], read: Mapping[str, Any]) -> Found | None
     for arrays, is_written in ((written, True), (read, False)):
         for name, array in arrays.items():
             for each in extents(array, mapped):
-                spaces.setdefault(each.space, []).append((each, name, is_written))
+                is_changed = is_written and not each.keeps_writes
+                spaces.setdefault(each.space, []).append((each, name, is_changed))
     pairs = (_overlap(found) for found in spaces.values())
     return next((pair for pair in pairs if pair is not None), None)
 

@@ -92,6 +92,45 @@ def test_other_rows_of_a_file(mapped: Any) -> None:
     np.testing.assert_array_equal(mapped[:20], VALUES[:20])
 
 
+def private(array: np.memmap[Any, Any]) -> np.memmap[Any, Any]:
+    """Map the file once more; what is written to this map stays in it."""
+    return np.memmap(array.filename, "f8", "c", offset=array.offset, shape=array.shape)
+
+
+@pytest.fixture(params=[True, False], ids=["system tells maps", "system tells none"])
+def told(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.param:
+        monkeypatch.setattr(extents, "MAPS", tmp_path / "none")
+
+
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize("of", [np.asarray, again, private], ids=["first", "again", "private"])
+def test_a_private_map_changes_no_other(mapped: Any, of: Callable[[Any], Any]) -> None:
+    out = private(mapped)
+    dgpu.run("exp", of(mapped), out=out)
+    np.testing.assert_allclose(out, np.exp(VALUES), rtol=1e-14)
+    np.testing.assert_array_equal(mapped, VALUES)
+
+
+@pytest.mark.usefixtures("told")
+def test_a_private_map_shows_what_others_write(mapped: Any) -> None:
+    shown = private(mapped)
+    assert_refused(mapped, shown)
+    shown[0, 0] = 1  # one page of it is a copy now
+    with pytest.raises(ValueError, match="out not to share memory"):
+        dgpu.run("exp", np.asarray(shown), out=mapped)
+    with pytest.raises(ValueError, match=r"out\[1\] not to share memory with out\[0\]"):
+        dgpu.run_many("exp", [(VALUES,)] * 2, out=[shown, mapped])
+
+
+@pytest.mark.usefixtures("told")
+def test_two_views_of_a_private_map(mapped: Any) -> None:
+    out = private(mapped)
+    assert_refused(out, out[:])
+    with pytest.raises(ValueError, match="out not to share memory"):
+        dgpu.run("exp", np.asarray(out[:20]), out=out[19:39])
+
+
 @pytest.mark.parametrize(
     "of",
     [
