@@ -48,6 +48,7 @@ class Call:
         values, operands = operation.bind(template), template.operands
         if operation.check is not None:
             operation.check(operands)
+        operation.check_casts(template)
         result = template.call(operation.function, [_placeholder(each) for each in operands])
         if not isinstance(result, Array):
             expected("op", "a function that returns one array", result, TypeError)

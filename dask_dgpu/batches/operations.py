@@ -65,11 +65,15 @@ class Operation:
 
     def casting(self, template: Template, out: Any) -> str:
         """Return which casts to ``out`` are allowed; raise NumPy's error for a ufunc's own."""
-        if self.ufunc is None or "casting" not in template.options:
-            return "same_kind"
-        written = partial(functions.of_nothing, self.ufunc, out=np.empty(0, out.dtype))
-        template.call(written, [np.empty(0, each.dtype) for each in template.operands])
-        return str(template.options["casting"])
+        self.check_casts(template, out=np.empty(0, out.dtype))
+        is_own = self.ufunc is not None and "casting" in template.options
+        return str(template.options["casting"]) if is_own else "same_kind"
+
+    def check_casts(self, template: Template, **out: Any) -> None:
+        """Raise NumPy's error if a ufunc's ``casting`` forbids the casts of its operands."""
+        if self.ufunc is not None and "casting" in template.options:
+            checked = partial(functions.of_nothing, self.ufunc, **out)
+            template.call(checked, [np.empty(0, each.source.dtype) for each in template.operands])
 
     def bind(self, template: Template) -> dict[str, Any]:
         """Return the arguments by name, those of ufuncs by number."""

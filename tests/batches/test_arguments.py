@@ -107,9 +107,25 @@ def test_casts_to_out_are_those_of_numpy(casting: Any, dtype: Any) -> None:
         same(ours, partial(to_out, np.multiply), FLOATS, NUMBERS, casting=casting, dtype=dtype)
 
 
+@pytest.mark.parametrize("casting", CASTS)
+@pytest.mark.parametrize("dtype", [None, "f8", "f4"])
+def test_casts_from_another_byte_order_are_those_of_numpy(casting: Any, dtype: Any) -> None:
+    options = {"casting": casting} | ({} if dtype is None else {"dtype": dtype})
+    swapped = FLOATS.astype(FLOATS.dtype.newbyteorder())
+    for args in ((swapped, FLOATS), (FLOATS, swapped), (FLOATS.astype("f4"), swapped)):
+        same(dgpu.run, np.multiply, *args, **options)
+        same(_run_lazily, np.multiply, *args, **options)
+    assert dgpu.run(np.add, swapped, FLOATS).dtype == FLOATS.dtype
+
+
+def _run_lazily(function: Any, *args: Any, **options: Any) -> Any:
+    return dgpu.run(function, *(da.from_array(each, chunks=2) for each in args), **options)
+
+
 def test_a_cast_that_numpy_refuses_has_no_plan() -> None:
-    with pytest.raises(TypeError, match="Cannot cast ufunc 'add' input 1 from"):
-        dgpu.plan("add", FLOATS, NUMBERS, casting="no")
+    for args in ((FLOATS, NUMBERS), (FLOATS, FLOATS.astype(FLOATS.dtype.newbyteorder()))):
+        with pytest.raises(TypeError, match="Cannot cast ufunc 'add' input 1 from"):
+            dgpu.plan("add", *args, casting="no")
 
 
 EMPTY = [(0,), (0, 5), (5, 0), (0, 0), (3, 0, 2)]
