@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.util import find_spec
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -82,9 +83,9 @@ class Cluster:
         room = self.optimizer.room(self.others)
         return float("inf") if room is None else room
 
-    @property
+    @cached_property
     def others(self) -> int:
-        """Bytes of other results on the worker with the most."""
+        """Bytes of other results on the worker with the most, before anything is sent."""
         return present_on(self.optimizer.facts.scheduler, self.client).others(())
 
     def _module(self, nbytes: int) -> Any:

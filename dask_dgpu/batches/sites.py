@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import dask
@@ -55,7 +56,7 @@ class Site(Protocol):
 
     @property
     def others(self) -> int:
-        """Bytes of a device that other results hold."""
+        """Bytes of a device that other results hold, without those of the calls at this site."""
 
     @property
     def facts(self) -> ClusterFacts:
@@ -145,9 +146,9 @@ class Here:
         default_factory=lambda: ThreadPoolExecutor(1, "dgpu-compute"), repr=False
     )
 
-    @property
+    @cached_property
     def facts(self) -> ClusterFacts:
-        """The process, with the memory that is available."""
+        """The process, with the memory that is available before anything is computed."""
         return replace(ALONE, device_memory=int(psutil.virtual_memory().available))
 
     @property

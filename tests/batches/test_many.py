@@ -5,11 +5,15 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import dask
 import numpy as np
+import psutil
 import pytest
 
 import dask_dgpu as dgpu
+from dask_dgpu.batches.planning import advice
 from dask_dgpu.batches.shared import Shared
+from dask_dgpu.batches.sites import opened
 from tests.batches.test_run import STACK, A, B, Dataset, bounded, close
 
 
@@ -66,6 +70,16 @@ def test_results_go_to_out() -> None:
     found = dgpu.run_many("matmul", [(A, B), (2 * A, B)], out=outs)
     assert found[1] is outs[1]
     close(outs[1], 2 * A @ B)
+
+
+def test_advice_counts_no_memory_of_calls_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = psutil.virtual_memory()._replace(available=1 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    with dask.config.set({"dgpu.memory.limit": None}), opened(None) as site:
+        room = site.room / 2
+        before = advice(site, "it", 1 << 31, room)
+        memory = memory._replace(available=1 << 20)  # the other call has the rest
+        assert advice(site, "it", 1 << 31, room) == before
 
 
 def test_no_calls() -> None:

@@ -15,6 +15,8 @@ from distributed import Client, wait
 
 import dask_dgpu as dgpu
 from dask_dgpu.batches.cluster import Cluster
+from dask_dgpu.batches.planning import advice
+from dask_dgpu.batches.sites import opened
 from tests.batches.test_arguments import EMPTY, FUNCTIONS, check_without_elements
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import eventually
@@ -250,3 +252,15 @@ def test_advice_is_enough_beside_other_results(client: Client, setting: str) -> 
         assert dgpu.plan("fft", shape).feasible
     with dgpu.enable(client, **SETTINGS, **{setting: int(parse_bytes(advised) * 0.98)}):
         assert not dgpu.plan("fft", shape).feasible
+
+
+def test_advice_counts_no_blocks_of_calls_beside(client: Client) -> None:
+    with (
+        dgpu.enable(client, **SETTINGS, memory_limit="10 MiB", memory_safety_margin=0),
+        opened(client) as site,
+    ):
+        room = site.room / 2  # of two calls at a time
+        before = advice(site, "it", 20 << 20, room)
+        sent = site.load(TALL, ((3000, 3000), (40,)))
+        assert advice(site, "it", 20 << 20, room) == before
+        del sent
