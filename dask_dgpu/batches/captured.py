@@ -18,7 +18,7 @@ from typing import Any
 from dask.array.core import Array
 from dask.blockwise import Blockwise
 
-from dask_dgpu.batches.named import Names, attributes, dict_of, method_of, named, names_in
+from dask_dgpu.batches.named import Names, attributes, dict_of, named, names_in, of_class
 from graph_opt.dask_graph.internals import Alias, DataNode, Task, TaskRef
 
 PLAIN = (Alias, TaskRef, str, bytes, int, float, complex, slice, type(None))
@@ -70,8 +70,8 @@ def _looks_like_array(value: Any) -> bool:
     """Whether a value or its class has the attributes of an array; nothing is called."""
     if isinstance(value, type | ModuleType):
         return False
-    kind = type(value)
-    return all(hasattr(kind, name) or name in dict_of(value) for name in ("shape", "dtype"))
+    both = ("shape", "dtype")
+    return all(of_class(value, name) is not None or name in dict_of(value) for name in both)
 
 
 def _within(value: Any, names: Names) -> tuple[Names, Iterable[Any]]:
@@ -128,5 +128,5 @@ def _names_of(value: Any) -> Names:
         return NONE.union(*map(_names_of, filter(callable, _parts(value))))
     if isinstance(value, MethodType):
         return _names_of(value.__func__)
-    function = value if isinstance(value, FunctionType) else method_of(value, "__call__")
+    function = value if isinstance(value, FunctionType) else of_class(value, "__call__")
     return names_in(function.__code__) if isinstance(function, FunctionType) else NONE

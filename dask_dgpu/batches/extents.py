@@ -82,16 +82,19 @@ class Mapped:
 
 def extents(value: Any, mapped: Mapped) -> Iterator[Extent]:
     """Yield where the elements of an array are, or of those that a graph or a function holds."""
-    if isinstance(value, np.ndarray):
-        yield from _in_memory(value, mapped)
-    elif isinstance(value, Array) or not is_array(value):
-        for each in arrays_in(value):
-            yield from extents(each, mapped)
-    else:
-        yield Extent(_Same(value))
-        yield from map(Extent, (*_in_zarr(value), *_in_hdf5(value)))
-        for each in arrays_in(list(own_attributes(value).values())):  # a wrapper
-            yield from extents(each, mapped)
+    found = is_array(value) and not isinstance(value, Array)
+    for each in (value,) if found else arrays_in(value):
+        yield from _of_array(each, mapped)
+
+
+def _of_array(array: Any, mapped: Mapped) -> Iterator[Extent]:
+    if isinstance(array, np.ndarray):
+        yield from _in_memory(array, mapped)
+        return
+    yield Extent(_Same(array))
+    yield from map(Extent, (*_in_zarr(array), *_in_hdf5(array)))
+    for each in arrays_in(list(own_attributes(array).values())):  # of a wrapper
+        yield from _of_array(each, mapped)
 
 
 def _in_memory(array: np.ndarray[Any, Any], mapped: Mapped) -> Iterator[Extent]:
@@ -156,9 +159,9 @@ def _in_hdf5(array: Any) -> Iterator[Any]:
 
     Its hash is one for all its names, but changes if the file is opened anew; its path does not.
     """
-    file = getattr(getattr(array, "file", None), "filename", None)
-    if not isinstance(file, str | bytes) or not hasattr(array, "virtual_sources"):
+    if not hasattr(type(array), "virtual_sources") or not array:  # of a file that is closed
         return
+    file = array.file.filename
     path = os.path.realpath(os.fsdecode(file))
     yield path, array.name
     yield "hdf5", hash(array)

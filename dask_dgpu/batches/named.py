@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property, lru_cache
-from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 Names = frozenset[str]
@@ -26,8 +33,8 @@ def attributes(value: Any, names: Names) -> Iterator[Any]:
         yield from _of_class(value, names | {"__init__"}, value)
     else:
         own, called = own_attributes(value), "__call__" in names and callable(value)
-        is_opaque = called and not isinstance(method_of(value, "__call__"), FunctionType)
-        missing = method_of(value, "__getattr__")
+        is_opaque = called and not isinstance(of_class(value, "__call__"), FunctionType)
+        missing = of_class(value, "__getattr__")
         if isinstance(missing, FunctionType):
             names |= names_in(missing.__code__)
         yield from own.values() if is_opaque else named(own, names)
@@ -46,16 +53,14 @@ def own_attributes(value: Any) -> dict[str, Any]:
 
 
 def dict_of(value: Any) -> Mapping[str, Any]:
-    """Return the ``__dict__`` of an object, empty if it has none."""
-    try:
-        found: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return found
+    """Return the ``__dict__`` of an object, empty if it has none, or one that is computed."""
+    found = of_class(value, "__dict__")
+    is_stored = isinstance(found, GetSetDescriptorType | MemberDescriptorType)
+    return found.__get__(value) if is_stored else {}
 
 
-def method_of(value: Any, name: str) -> Any:
-    """Return a method of a value's class, ``None`` if there is none."""
+def of_class(value: Any, name: str) -> Any:
+    """Return an attribute of a value's class, ``None`` if it has none of this name."""
     kinds = map(vars, type(value).__mro__)
     return next((kind[name] for kind in kinds if name in kind), None)
 

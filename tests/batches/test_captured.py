@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import dask
 import dask.array as da
+import h5py
 import numpy as np
 import pytest
 
@@ -241,11 +243,22 @@ class Unused:
         return x + self.unused[0, 0]
 
 
-class Unasked:
+class Silent(type):
+    """A class that nobody may ask for attributes that it lacks."""
+
+    def __getattr__(cls, name: str) -> Any:
+        raise AssertionError
+
+
+class Unasked(metaclass=Silent):
     """An object of whose attributes nobody may ask for the value."""
 
     @property
     def shape(self) -> Any:
+        raise AssertionError
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
         raise AssertionError
 
     def __getattr__(self, name: str) -> Any:
@@ -273,6 +286,14 @@ def apart(out: Any) -> list[Callable[[Any], Any]]:
 def test_attributes_that_code_does_not_name(at: int) -> None:
     out = np.empty_like(VALUES)
     dgpu.run(apart(out)[at], VALUES, out=out)
+    np.testing.assert_array_equal(out, VALUES + 1)
+
+
+def test_a_dataset_of_a_closed_file(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        closed = file.create_dataset("x", data=VALUES)
+    out = np.empty_like(VALUES)
+    dgpu.run(lambda x: x + (not closed), VALUES, out=out)
     np.testing.assert_array_equal(out, VALUES + 1)
 
 
