@@ -148,6 +148,10 @@ class Call:
         if ranks > 1:
             workspace += once + nbytes  # blocks of other ranks
         found.append(Part("workspace", (), 1, workspace))
+        reads = zip(self.operands, shapes, strict=True)
+        beside = max((each.bytes_beside(shape) for each, shape in reads), default=0)
+        if self.site.in_process and beside:
+            found.append(Part("chunks that are read", (), 1, beside))
         return tuple(found)
 
     def peak(self, lengths: Lengths) -> int:

@@ -132,7 +132,7 @@ class Cluster:
         count = self.ranks * max(1, AT_A_TIME // max(1, largest))
 
         def read(region: Region) -> Any:
-            return operand.read([(part.start, part.stop) for part in region])
+            return operand.read([(part.start, part.stop) for part in region], few=False)
 
         for first in range(0, len(places), count):
             some = places[first : first + count]

@@ -137,6 +137,8 @@ class _Walk:
             size = program.local_ranks
             owners = {name: dealt(len(each.indices()), size) for name, each in program.inputs}
             return size * peak_bytes(plans(program, owners, size), size)
+        if (beside := self.declared.loads.get(name_of(key))) is not None:
+            return beside
         if function is not _execute_subgraph:
             inputs = [sizes.get(each, 0) for each in task.dependencies]
             copies = _temporaries(task)

@@ -13,6 +13,7 @@ import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.arguments import check_chunk_sizes, expected
+from dask_dgpu.batches import stored
 from dask_dgpu.batches.notation import Span
 from dask_dgpu.batches.overlaps import overlap
 from dask_dgpu.batches.rules import Shape, Slot
@@ -42,6 +43,12 @@ class Operand:
         in_memory = isinstance(self.source, np.ndarray) and not isinstance(self.source, np.memmap)
         return in_memory and self.source.dtype == self.dtype
 
+    def bytes_beside(self, shape: Sequence[int]) -> int:
+        """Return the bytes that a read of a part of this shape takes beside the part."""
+        if isinstance(self.source, Array) or self.is_view:
+            return 0
+        return stored.bytes_beside(self.source, shape, self.dtype)
+
     def __str__(self) -> str:
         """Shape and dtype."""
         return f"{self.shape} {self.dtype}"
@@ -50,20 +57,22 @@ class Operand:
         """Return the array as a Dask array whose tasks read one block each."""
         return da.map_blocks(_read_block, chunks=chunks, dtype=self.dtype, operand=_Held(self))
 
-    def read(self, spans: Sequence[Span]) -> Any:
+    def read(self, spans: Sequence[Span], *, few: bool = True) -> Any:
         """Return a part, a NumPy array or a lazy Dask array.
 
-        Spans that go beyond an axis continue at its other end.
+        Spans that go beyond an axis continue at its other end. ``few`` bounds the chunks that zarr
+        decodes at a time by the size of the part; without it they are read sooner.
         """
         for axis, ((lo, hi), size) in enumerate(zip(spans, self.shape, strict=True)):
             if lo < 0 or hi > size:
                 parts = [
-                    self.read([*spans[:axis], part, *spans[axis + 1 :]])
+                    self.read([*spans[:axis], part, *spans[axis + 1 :]], few=few)
                     for part in _wrapped(lo, hi, size)
                 ]
                 join = da.concatenate if isinstance(self.source, Array) else np.concatenate
                 return join(parts, axis=axis)
-        part = self.source[tuple(slice(lo, hi) for lo, hi in spans)]
+        region = tuple(slice(lo, hi) for lo, hi in spans)
+        part = stored.read(self.source, region, self.dtype) if few else self.source[region]
         if isinstance(part, np.memmap):
             part = np.array(part, self.dtype)  # read now, not when it is computed
         elif not isinstance(part, Array):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from math import prod
 from typing import Any
 
@@ -24,12 +24,16 @@ MOMENTS = 3
 class Declared:
     """The bytes of blocks that Dask declares.
 
-    ``views`` are the names of arrays whose blocks are parts of arrays that exist. ``usual`` are
+    ``views`` are the names of arrays whose blocks are parts of arrays that exist, ``loads`` those
+    of arrays whose tasks load blocks, with the bytes that this takes beside a block. ``usual`` are
     the least bytes of other blocks.
     """
 
-    def __init__(self, result: Array, views: Collection[str], usual: int) -> None:
+    def __init__(
+        self, result: Array, views: Collection[str], loads: Mapping[str, int], usual: int
+    ) -> None:
         self.views = frozenset(views)
+        self.loads = loads
         self.usual = usual
         self._arrays = parse(_expanded(result.dask), result.__dask_keys__())
         self._largest: dict[str, int | None] = {}

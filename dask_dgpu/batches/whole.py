@@ -217,17 +217,17 @@ class Whole:
             return {}, Held(0, self.site.threads * HELD * usual)
         with small_steps(int(self.block)):  # our own operations expand to tasks
             tasks = tasks_of(self.result)
-        views = [
-            array.name
-            for array, each in zip(self.reads, self._read_operands, strict=True)
-            if each.is_view
-        ]
-        declared = Declared(self.result, views, usual)
+        reads = list(zip(self.reads, self._read_operands, strict=True))
+        views = [array.name for array, each in reads if each.is_view]
+        loads = {
+            array.name: each.bytes_beside([max(sizes, default=0) for sizes in array.chunks])
+            for array, each in reads
+        }
+        declared = Declared(self.result, views, loads, usual)
         kept = held(tasks, declared, self.site.threads)
         if kept.nbytes <= self.room:
             return tasks, kept
-        names = [array.name for array in self.reads]
-        tasks = read_again(tasks, names, list(flatten(self.result.__dask_keys__())))
+        tasks = read_again(tasks, loads, list(flatten(self.result.__dask_keys__())))
         return tasks, held(tasks, declared, self.site.threads)
 
     @property

@@ -142,7 +142,7 @@ def blocks(count: int) -> Iterator[Any]:
 def waiting(tasks: list[Any], threads: int = 1) -> Held:
     """Return what threads hold of blocks of 80 bytes."""
     made = da.ones(100, chunks=10, name="made")
-    return held({task.key: task for task in tasks}, Declared(made, (), 80), threads)
+    return held({task.key: task for task in tasks}, Declared(made, (), {}, 80), threads)
 
 
 def test_views_keep_the_block() -> None:
