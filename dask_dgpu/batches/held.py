@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from math import inf
 from operator import getitem
 from typing import Any
 
@@ -66,14 +67,17 @@ class Held:
         return self.waiting + self.at_work + self.graph
 
 
-def held(tasks: Tasks, declared: Declared, threads: int) -> Held:
+def held(tasks: Tasks, declared: Declared, threads: int, most: float = inf) -> Held:
     """Return what threads hold if they compute tasks in Dask's order.
 
     A block is held until the last task that reads it, or a view of it, is computed. A block that
-    no task reads is written and freed at once.
+    no task reads is written and freed at once. If they are more than ``most`` bytes, so is the
+    result, but it leaves out some of them.
     """
     graph = max(0, len(tasks) * BYTES_PER_TASK - USUAL_GRAPH)
-    return replace(_Walk(declared).held(tasks, {}, threads), graph=graph)
+    if graph > most:
+        return Held(0, 0, graph)
+    return replace(_Walk(declared).held(tasks, {}, threads, most - graph), graph=graph)
 
 
 class _Walk:
@@ -83,10 +87,12 @@ class _Walk:
         self.declared = declared
         self._fused: dict[Any, int] = {}
 
-    def held(self, tasks: Tasks, given: Mapping[Key, int], threads: int) -> Held:
+    def held(
+        self, tasks: Tasks, given: Mapping[Key, int], threads: int, enough: float = inf
+    ) -> Held:
         """Return the most that threads hold beside ``given`` blocks.
 
-        A task takes as long as it uses bytes.
+        A task takes as long as it uses bytes. The walk ends at more than ``enough`` bytes.
         """
         own = {key for key, task in tasks.items() if _viewed(task) is None}
         reads = {key: set(_makers(tasks, tasks[key].dependencies)) for key in own}
@@ -105,6 +111,8 @@ class _Walk:
         for begun, ended in _turns(tasks, threads, begin):
             working += sum(uses[key] for key in begun)
             most = max(most, Held(waiting, working), key=lambda each: each.nbytes)
+            if most.nbytes > enough:
+                break
             working -= uses[ended]
             if ended in own:
                 readers.subtract(reads[ended])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isfinite, isinf, prod
+from math import inf, isfinite, isinf, prod
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,8 @@ class Whole:
     """A call as one graph; ``result`` is no Dask array if the function computed at once.
 
     ``reads`` are the arrays of the graph whose tasks load blocks in this process, ``room`` the
-    bytes of a device, and ``block`` those of the blocks.
+    bytes of a device, and ``block`` those of the blocks. ``best`` are the bytes that the call
+    holds in larger blocks: if it holds more in these, it does not matter how many.
     """
 
     operation: Operation
@@ -54,6 +55,7 @@ class Whole:
     result: Any
     reads: tuple[Array, ...]
     block: float
+    best: float = inf
 
     @classmethod
     def of(
@@ -74,6 +76,7 @@ class Whole:
         best = found = cls._in_blocks(operation, template, site, room, block, send)
         while not found.fits and found.could_be_smaller:
             found = cls._in_blocks(operation, template, site, room, found.block / SMALLER, send)
+            found = replace(found, best=best.held.nbytes)
             best = min(best, found, key=lambda each: each.held.nbytes)
         if send and not best.fits and best.held.nbytes <= VARIES * room:
             best = replace(best, room=best.held.nbytes)
@@ -206,15 +209,19 @@ class Whole:
 
     @cached_property
     def _streamed(self) -> tuple[Tasks, Held]:
-        """The tasks for this process, and what its threads hold.
-
-        Blocks of operands are loaded once if there is room to keep them, or else by each reader.
-        """
+        """The tasks for this process, and what its threads hold."""
         if not self.site.in_process:
             return {}, Held(0, 0)
         usual = max(map(_block_bytes, self.reads), default=0)
         if not isinstance(self.result, Array):
             return {}, Held(0, self.site.threads * HELD * usual)
+        return self._counted(usual)
+
+    def _counted(self, usual: int) -> tuple[Tasks, Held]:
+        """Return tasks, and what threads hold.
+
+        Blocks of operands are loaded once if there is room to keep them, or else by each reader.
+        """
         with small_steps(int(self.block)):  # our own operations expand to tasks
             tasks = tasks_of(self.result)
         reads = list(zip(self.reads, self._read_operands, strict=True))
@@ -224,11 +231,11 @@ class Whole:
             for array, each in reads
         }
         declared = Declared(self.result, views, loads, usual)
-        kept = held(tasks, declared, self.site.threads)
+        kept = held(tasks, declared, self.site.threads, self.room)
         if kept.nbytes <= self.room:
             return tasks, kept
         tasks = read_again(tasks, loads, list(flatten(self.result.__dask_keys__())))
-        return tasks, held(tasks, declared, self.site.threads)
+        return tasks, held(tasks, declared, self.site.threads, self.best)
 
     @property
     def _read_operands(self) -> list[Operand]:

@@ -133,6 +133,34 @@ def test_graphs_that_explode_are_refused() -> None:
     assert max(counts) < 1000
 
 
+@pytest.mark.parametrize("name", ["transform", "product"])
+def test_what_does_not_fit_is_not_counted_to_the_end(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, asked, shares, counted = 8 << 20, list[Any](), list[float](), list[int]()
+    of = Declared.nbytes
+
+    def nbytes(self: Declared, key: Any) -> int | None:
+        asked.append(key)
+        return of(self, key)
+
+    def compared(tasks: Any, declared: Declared, threads: int, most: float) -> Held:
+        asked.clear()
+        found, first = held(tasks, declared, threads, most), len(asked)
+        full = held(tasks, declared, threads)
+        assert found == full if full.nbytes <= most else most < found.nbytes <= full.nbytes
+        shares.append(first / (len(asked) - first))
+        if most != limit or full.nbytes <= limit:  # else blocks are loaded again
+            counted.append(full.nbytes)
+        return found
+
+    monkeypatch.setattr(Declared, "nbytes", nbytes)
+    monkeypatch.setattr(whole, "held", compared)
+    with bounded(limit):
+        assert dgpu.plan(FUNCTIONS[name], X.shape).peak_bytes == min(counted)
+    assert min(shares) < 0.5
+
+
 def blocks(count: int) -> Iterator[Any]:
     """Yield tasks that make blocks of an array of ``count`` blocks."""
     for at in range(count):
