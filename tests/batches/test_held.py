@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from operator import getitem
 from typing import Any
@@ -159,6 +160,16 @@ def test_what_does_not_fit_is_not_counted_to_the_end(
     with bounded(limit):
         assert dgpu.plan(FUNCTIONS[name], X.shape).peak_bytes == min(counted)
     assert min(shares) < 0.5
+
+
+def test_no_garbage_is_collected_while_tasks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> Any:
+        raise RuntimeError(f"collects: {gc.isenabled()}")
+
+    monkeypatch.setattr(whole, "held", failing)
+    with bounded(8 << 20), pytest.raises(RuntimeError, match="collects: False"):
+        dgpu.plan(FUNCTIONS["ufuncs"], X)
+    assert gc.isenabled()
 
 
 def blocks(count: int) -> Iterator[Any]:
