@@ -124,6 +124,11 @@ class _Walk:
         """Return the bytes of new memory in a block."""
         if isinstance(task, DataNode) or name_of(_last(key, task)) in self.declared.views:
             return 0
+        function, args = _call(task)
+        if function is _execute_subgraph:
+            fused, last, *_ = args
+            declared = {each: self.declared.nbytes(each) or 0 for each in fused}
+            task, sizes = fused[last], {**sizes, **declared, **_given(task, sizes)}
         if _function(task) in PARTS:
             return max([sizes[key], *(sizes.get(each, 0) for each in task.dependencies)])
         return sizes[key]
@@ -153,8 +158,7 @@ class _Walk:
             if _function(task) in WIDENING:
                 copies *= max(map(self.declared.widening, task.dependencies), default=1)
             return int(copies * max(sizes[key], *inputs, 0))
-        fused, _, names, *blocks = args
-        given = {name: _nbytes(each, sizes) for name, each in zip(names, blocks, strict=True)}
+        fused, given = args[0], _given(task, sizes)
         known = (*((name_of(each), self.declared.nbytes(each)) for each in fused), *given.values())
         if known not in self._fused:
             inner = _Walk(self.declared).held(fused, given, 1)
@@ -189,6 +193,12 @@ def _turns(
             missing[each] -= 1
             if not missing[each]:
                 heappush(ready, (priority[each], each))
+
+
+def _given(task: GraphNode, sizes: Mapping[Key, int]) -> dict[Key, int]:
+    """Return the bytes of the blocks that a fused task reads, by their names within it."""
+    _, _, names, *blocks = _call(task)[1]
+    return {name: _nbytes(each, sizes) for name, each in zip(names, blocks, strict=True)}
 
 
 def _nbytes(block: Any, sizes: Mapping[Key, int]) -> int:

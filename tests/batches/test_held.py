@@ -218,6 +218,13 @@ def test_fused_tasks_free_what_no_step_needs() -> None:
     assert waiting([Task.fuse(*steps)]) == Held(0, 2 * 80)
 
 
+def test_parts_wait_with_the_blocks_that_they_are_parts_of() -> None:
+    largest = da.topk(da.ones(100, chunks=10) + 1, 1, split_every=10)
+    tasks = streamed.tasks_of(largest)
+    assert len(tasks) < 20  # a block is computed with its largest elements
+    assert held(tasks, Declared(largest, (), {}, 0), 1).nbytes >= 10 * 80
+
+
 def test_tasks_count_if_they_are_many() -> None:
     few = USUAL_GRAPH // BYTES_PER_TASK
     assert waiting([Task(("made", at), np.ones, 10) for at in range(few)]).graph == 0
