@@ -35,6 +35,21 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
+def read_by(op: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a call of a function, or of an operation by name, reads: ``op`` and arguments.
+
+    Of arguments that are other objects a function reads the attributes that its code names.
+    """
+
+    def is_whole(value: Any) -> bool:
+        return not callable(op) or isinstance(value, (*PLAIN, Array)) or is_array(value)
+
+    found = {
+        name: each if is_whole(each) else partial(op, each) for name, each in arguments.items()
+    }
+    return {"op": op} | found
+
+
 def arrays_in(value: Any) -> Iterator[Any]:
     """Yield the arrays other than Dask's that a graph, a function or a container holds, once each.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.arguments import check_flag, sequence
+from dask_dgpu.batches.captured import read_by
 from dask_dgpu.batches.compute import compute
 from dask_dgpu.batches.operands import check_no_overlap, is_operand
 from dask_dgpu.batches.operations import Operation, resolve
@@ -119,7 +120,7 @@ def _check_apart(
         for at, call in enumerate(calls)
         for place, each in enumerate(call)
     }
-    check_no_overlap(written, {**options, **read, "op": op})
+    check_no_overlap(written, read_by(op, {**options, **read}))
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,22 @@ def test_arrays_that_code_names(op: Any) -> None:
     dgpu.run(op, VALUES, out=np.empty_like(VALUES))
 
 
+@pytest.mark.parametrize("pack", [lambda t: SimpleNamespace(table=t), lambda t: [Table(t)]])
+def test_objects_that_op_gets(pack: Callable[[Any], Any]) -> None:
+    def add(x: Any, state: Any) -> Any:
+        return x + (state[0] if isinstance(state, list) else state).table
+
+    out, other = VALUES.copy(), np.empty_like(VALUES)
+    state = pack(out)
+    with pytest.raises(ValueError, match="out not to share memory with state"):
+        dgpu.run(add, VALUES, state=state, out=out)
+    with pytest.raises(ValueError, match=r"out not to share memory with arrays\[1\]"):
+        dgpu.run(add, VALUES, state, out=out)
+    with pytest.raises(ValueError, match=r"out\[0\] not to share memory with state"):
+        dgpu.run_many(add, [(VALUES,), (VALUES,)], state=state, out=[out, other])
+    np.testing.assert_array_equal(dgpu.run(add, VALUES, state=state, out=other), VALUES + out)
+
+
 def test_arrays_that_a_method_does_not_name() -> None:
     out = np.empty_like(VALUES)
     dgpu.run(Methods(out, VALUES).reads_other, VALUES, out=out)
