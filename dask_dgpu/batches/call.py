@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite, prod
@@ -13,6 +13,7 @@ from dask.array.core import Array
 
 from dask_dgpu.arguments import expected
 from dask_dgpu.batches.blocks import Chunks, array_of, regions
+from dask_dgpu.batches.graphs import Computed
 from dask_dgpu.batches.notation import Lengths, Notation
 from dask_dgpu.batches.operands import Operand, Template
 from dask_dgpu.batches.operations import Operation
@@ -45,6 +46,8 @@ class Call:
         """Return the call, ``None`` if it cannot go in batches; raise as the operation does."""
         if operation.rule is None:
             return None
+        if site.in_process:
+            template = template.without_graphs
         values, operands = operation.bind(template), template.operands
         if operation.check is not None:
             operation.check(operands)
@@ -148,11 +151,24 @@ class Call:
         if ranks > 1:
             workspace += once + nbytes  # blocks of other ranks
         found.append(Part("workspace", (), 1, workspace))
-        reads = zip(self.operands, shapes, strict=True)
-        beside = max((each.bytes_beside(shape) for each, shape in reads), default=0)
-        if self.site.in_process and beside:
-            found.append(Part("chunks that are read", (), 1, beside))
+        if self.site.in_process:
+            found += self._read_parts(shapes)
         return tuple(found)
+
+    def _read_parts(self, shapes: Sequence[Shape]) -> Iterator[Part]:
+        """Yield what reading and computing operands takes beside their parts."""
+        reads = list(zip(self.operands, shapes, strict=True))
+        if chunks := max((each.bytes_beside(shape) for each, shape in reads), default=0):
+            yield Part("chunks that are read", (), 1, chunks)
+        if blocks := sum(self._computed[at].bytes_beside(shapes[at]) for at in self._computed):
+            yield Part("blocks of Dask arrays", (), 1, blocks)
+
+    @cached_property
+    def _computed(self) -> dict[int, Computed]:
+        """The operands that are computed."""
+        sources = [each.source for each in self.operands]
+        threads = self.site.threads
+        return {at: Computed(x, threads) for at, x in enumerate(sources) if isinstance(x, Array)}
 
     def peak(self, lengths: Lengths) -> int:
         """Return the bytes of all parts."""

@@ -15,16 +15,27 @@ from dask.core import reverse_dict
 from dask.order import order
 
 from dask_dgpu.batches.sizes import Declared, name_of
+from dask_dgpu.batches.stored import bytes_at_once
 from dask_dgpu.runtime import tasks as gangs
 from dask_dgpu.runtime.plans import peak_bytes, plans
 from dask_dgpu.runtime.program import Program
-from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode, TaskRef, _execute_subgraph
+from graph_opt.dask_graph.internals import (
+    Alias,
+    DataNode,
+    GraphNode,
+    TaskRef,
+    _execute_subgraph,
+    getter,
+    getter_inline,
+    getter_nofancy,
+)
 from graph_opt.dask_graph.temporaries import BLOCKS
 from graph_opt.dask_graph.work import PASSES, named
 from graph_opt.model.layout import dealt
 
 Key = Any
 Tasks = Mapping[Key, GraphNode]
+EMPTY: Mapping[Key, Any] = {}
 
 BYTES_PER_TASK = 7000
 """Bytes of Dask's objects for a task in a graph, its optimized copy, and the scheduler."""
@@ -39,6 +50,9 @@ ALLOCATE: Mapping[str, float] = {
     "_block_hist": 8.0,  # arrays of indices and masks
 }
 """Blocks that functions allocate beside their result; ufuncs and views allocate none."""
+
+GETTERS = (getter, getter_inline, getter_nofancy)
+"""Functions by which Dask's graphs read arrays."""
 
 WIDENING = ("moment_chunk",)
 """Functions that compute in double precision."""
@@ -83,9 +97,10 @@ def held(tasks: Tasks, declared: Declared, threads: int, most: float = inf) -> H
 class _Walk:
     """Computes graphs with the bytes of blocks in place of the blocks."""
 
-    def __init__(self, declared: Declared) -> None:
+    def __init__(self, declared: Declared, values: Mapping[Key, Any] = EMPTY) -> None:
         self.declared = declared
         self._fused: dict[Any, int] = {}
+        self._values = dict(values)
 
     def held(
         self, tasks: Tasks, given: Mapping[Key, int], threads: int, enough: float = inf
@@ -94,6 +109,9 @@ class _Walk:
 
         A task takes as long as it uses bytes. The walk ends at more than ``enough`` bytes.
         """
+        self._values |= {
+            key: task.value for key, task in tasks.items() if isinstance(task, DataNode)
+        }
         own = {key for key, task in tasks.items() if _viewed(task) is None}
         reads = {key: set(_makers(tasks, tasks[key].dependencies)) for key in own}
         readers = Counter(each for read in reads.values() for each in read)
@@ -119,6 +137,14 @@ class _Walk:
                 freed = sum(made[each] for each in reads[ended] if not readers[each])
                 waiting += (made[ended] if readers[ended] else 0) - freed
         return most
+
+    def _value(self, argument: Any) -> Any:
+        """Return the value of an argument of a task, ``None`` if it is computed."""
+        if isinstance(argument, TaskRef):
+            return self._values.get(argument.key)
+        if not isinstance(argument, GraphNode):
+            return argument
+        return None if argument.dependencies else argument()
 
     def _made(self, key: Key, task: GraphNode, sizes: Mapping[Key, int]) -> int:
         """Return the bytes of new memory in a block."""
@@ -152,6 +178,8 @@ class _Walk:
             return size * peak_bytes(plans(program, owners, size), size)
         if (beside := self.declared.loads.get(name_of(key))) is not None:
             return beside
+        if function in GETTERS:
+            return bytes_at_once(*map(self._value, args[:2]))
         if function is not _execute_subgraph:
             inputs = [sizes.get(each, 0) for each in task.dependencies]
             copies = _temporaries(task)
@@ -161,7 +189,8 @@ class _Walk:
         fused, given = args[0], _given(task, sizes)
         known = (*((name_of(each), self.declared.nbytes(each)) for each in fused), *given.values())
         if known not in self._fused:
-            inner = _Walk(self.declared).held(fused, given, 1)
+            values = {name: self._value(each) for name, each in zip(args[2], args[3:], strict=True)}
+            inner = _Walk(self.declared, values).held(fused, given, 1)
             self._fused[known] = max(0, inner.nbytes - sizes[key])
         return self._fused[known]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 from uuid import uuid4
@@ -14,6 +14,7 @@ from dask.array.core import Array
 
 from dask_dgpu.arguments import check_chunk_sizes, expected
 from dask_dgpu.batches import stored
+from dask_dgpu.batches.graphs import source_of
 from dask_dgpu.batches.notation import Span
 from dask_dgpu.batches.overlaps import overlap
 from dask_dgpu.batches.rules import Shape, Slot
@@ -48,6 +49,14 @@ class Operand:
         if isinstance(self.source, Array) or self.is_view:
             return 0
         return stored.bytes_beside(self.source, shape, self.dtype)
+
+    @property
+    def without_graph(self) -> Operand:
+        """The operand as the array that its graph only reads, if there is one."""
+        found = source_of(self.source) if isinstance(self.source, Array) else None
+        if found is None or isinstance(found, REFUSED):
+            return self
+        return replace(self, source=found)
 
     def __str__(self) -> str:
         """Shape and dtype."""
@@ -179,6 +188,11 @@ class Template:
         positional = tuple(slot(f"arrays[{at}]", value) for at, value in enumerate(args))
         named = {name: slot(name, value) for name, value in options.items()}
         return cls(positional, named, tuple(operands))
+
+    @property
+    def without_graphs(self) -> Template:
+        """The arguments, with the arrays that graphs of operands only read."""
+        return replace(self, operands=tuple(each.without_graph for each in self.operands))
 
     @property
     def values(self) -> dict[str, Any]:

@@ -45,6 +45,24 @@ def bytes_beside(source: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> int
     return READ * _few(READ * each, nbytes) * each
 
 
+def bytes_at_once(source: Any, region: Any) -> int:
+    """Return the bytes that ``source[region]`` takes beside its result.
+
+    ``region`` is a slice, a number or something else for each of the first axes, or no tuple if
+    nobody knows.
+    """
+    chunk = _chunk(source)
+    if chunk is None:
+        return 0
+    if not _is_zarr(source):
+        return DECODED * prod(chunk) * source.dtype.itemsize
+    parts = (*(region if isinstance(region, tuple) else ()), *[slice(None)] * len(chunk))
+    unit = _unit(source, chunk)
+    count = prod(_touched(*each) for each in zip(parts, unit, source.shape, strict=False))
+    # the last chunk before is freed late
+    return DECODED * (min(count, _at_a_time()) + 1) * prod(unit) * source.dtype.itemsize
+
+
 def read(source: Any, region: Region, dtype: np.dtype[Any]) -> Any:
     """Return a part of an array, of zarr's chunk by chunk if its chunks are large."""
     shape = tuple(part.stop - part.start for part in region)
@@ -96,6 +114,14 @@ class _Written:
             return
         for piece in _pieces(region, self.chunk, _few(WRITTEN * each, SHARE_WRITTEN * nbytes)):
             self.out[piece] = block[_within(region, piece)]
+
+
+def _touched(part: Any, chunk: int, size: int) -> int:
+    """Return how many chunks along an axis a part of it has elements of."""
+    if isinstance(part, int):
+        return 1
+    start, stop, _ = part.indices(size) if isinstance(part, slice) else (0, size, 1)
+    return max(0, -(-stop // chunk) - start // chunk)
 
 
 def _is_zarr(array: Any) -> bool:

@@ -54,6 +54,7 @@ PUBLIC = {
     "dask.threaded.get",
     "dask.tokenize.tokenize",
     "dask.typing.no_default",
+    "dask.utils.disable_gc",
     "dask.utils.format_bytes",
     "dask.utils.format_time",
     "dask.utils.funcname",

@@ -1,0 +1,125 @@
+"""Dask arrays as operands: what they only read, and plans against peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import h5py
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dask_dgpu as dgpu
+from dask_dgpu.batches.graphs import _most_blocks, source_of
+from tests.batches.test_plan import limits
+from tests.batches.test_run import bounded
+from tests.support.memory import assert_peak
+
+X = np.random.default_rng(0).normal(size=(1000, 500))
+OBJECTS = 1 << 20
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Any:
+    array = zarr.create_array(tmp_path / "x", shape=X.shape, chunks=(125, 500), dtype="f8")
+    array[...] = X
+    return array
+
+
+def test_graphs_that_only_read(stored: Any, tmp_path: Path) -> None:
+    assert source_of(da.from_zarr(stored)) is stored
+    assert source_of(da.from_array(stored, chunks=(70, 90), inline_array=True)) is stored
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        dataset = file.create_dataset("x", data=X, chunks=(100, 100))
+        assert source_of(da.from_array(dataset, fancy=False)) is dataset
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        lambda z: da.from_zarr(z) + 1,
+        lambda z: da.from_zarr(z)[:-1],
+        lambda z: da.from_zarr(z).rechunk(200),
+        lambda z: da.from_array(z, lock=True),
+        lambda z: da.from_array(X, chunks=100),
+        lambda z: da.ones(X.shape, chunks=100),
+        lambda z: da.from_zarr(z).persist(),
+    ],
+)
+def test_other_graphs(graph: Callable[[Any], Any], stored: Any) -> None:
+    assert source_of(graph(stored)) is None
+
+
+def test_a_lock_is_held_for_each_read(stored: Any) -> None:
+    class Lock:
+        count = 0
+
+        def acquire(self) -> None:
+            self.count += 1
+
+        def release(self) -> None:
+            pass
+
+    lock = Lock()
+    x = da.from_array(stored, chunks=(125, 500), lock=lock)
+    np.testing.assert_array_equal(dgpu.run("exp", x), np.exp(X))
+    assert lock.count == 8
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.data())
+def test_most_blocks(sizes: list[int], data: st.DataObject) -> None:
+    length = data.draw(st.integers(1, sum(sizes)))
+    block = np.repeat(np.arange(len(sizes)), sizes)
+    spans = np.lib.stride_tricks.sliding_window_view(block, length)
+    assert _most_blocks(sizes, length) == max(len(np.unique(span)) for span in spans)
+
+
+@pytest.mark.parametrize("limit", [6 << 20, 100 << 20])
+@pytest.mark.parametrize("op", ["exp", "matmul", "sum"])
+@pytest.mark.parametrize(
+    "graph",
+    [
+        lambda z: da.from_zarr(z),
+        lambda z: da.from_zarr(z) * 2,
+        lambda z: da.from_array(X, chunks=(70, 500)).map_blocks(lambda block: block + 1),
+        lambda z: da.from_array(X, chunks=(250, 100)).rechunk((100, 250)),
+        lambda z: da.from_array(X, chunks=(100, 100)),
+    ],
+    ids=["read", "computed", "user's", "rechunked", "in memory"],
+)
+def test_plans_hold(op: str, graph: Callable[[Any], Any], limit: int, stored: Any) -> None:
+    x, right = graph(stored), np.ones((500, 40))
+    args = (x, right) if op == "matmul" else (x,)
+    values = x.compute()
+    expected = {"exp": np.exp, "matmul": lambda x, y: x @ y, "sum": np.sum}[op](values, *args[1:])
+    out = np.empty_like(expected)
+    with bounded(limit):
+        plan = dgpu.plan(op, *args)
+        if not plan.feasible:
+            (advised,) = limits(plan.advice).values()
+    with bounded(limit if plan.feasible else advised):
+        plan = dgpu.plan(op, *args)
+        assert plan.feasible
+        assert_peak(
+            lambda: dgpu.run(op, *args, out=out, progress=False), 1.1 * plan.peak_bytes + OBJECTS
+        )
+    np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.parametrize("op", [lambda x: x + 1, lambda x: (x * 2).sum(axis=0)])
+@pytest.mark.parametrize("chunks", [(125, 500), (1000, 70)])
+def test_plans_of_functions_count_what_graphs_read(
+    op: Callable[[Any], Any], chunks: tuple[int, int], tmp_path: Path
+) -> None:
+    array = zarr.create_array(tmp_path / "y", shape=X.shape, chunks=chunks, dtype="f8")
+    array[...] = X
+    x = da.from_zarr(array)
+    out = np.empty_like(op(X))
+    plan = dgpu.plan(op, x)
+    assert_peak(lambda: dgpu.run(op, x, out=out, progress=False), 1.1 * plan.peak_bytes + OBJECTS)
+    np.testing.assert_allclose(out, op(X), rtol=1e-12)
