@@ -75,6 +75,7 @@ class Sink:
         weight = counted / max(1, self._elements)
         for region, block in blocks:
             self._sum.add(region, block, weight)
+        self._sum.has_values = True
 
     def finish(self) -> None:
         """Write the sum that is open."""
@@ -119,7 +120,8 @@ class Sum:
     """Partial results of a reduction, combined.
 
     Sums of floating-point numbers keep the rounding errors of additions, and half precision is
-    added in single.
+    added in single. Once all blocks of a partial result are added, it ``has_values``: the next one
+    may have other blocks.
     """
 
     def __init__(self, shape: Shape, dtype: np.dtype[Any], combine: str) -> None:
@@ -128,7 +130,7 @@ class Sum:
         wide = np.dtype("float32") if dtype.itemsize == 2 and is_inexact(dtype) else dtype
         self.total = np.zeros(shape, wide)
         self.errors = np.zeros(shape, wide) if is_inexact(dtype) else None
-        self._begun: set[tuple[Span, ...]] = set()
+        self.has_values = False
 
     def add(self, region: Region, block: Any, weight: float) -> None:
         """Add one block of a partial result, which has ``weight`` in a mean.
@@ -138,15 +140,13 @@ class Sum:
         place: Any = (*region, ...)  # a view, also of an array without axes
         total, values = np.atleast_1d(self.total[place]), np.atleast_1d(np.asarray(block))
         errors = None if self.errors is None else np.atleast_1d(self.errors[place])
-        key = tuple((part.start, part.stop) for part in region)
-        begun = key in self._begun
-        self._begun.add(key)
         rows = max(1, ROWS * len(total) // max(1, total.nbytes))
         for at in range(0, len(total), rows):
             part = slice(at, at + rows)
             if self.combine in ("max", "min"):
                 choose = np.maximum if self.combine == "max" else np.minimum
-                total[part] = choose(total[part], values[part]) if begun else values[part]
+                new = values[part]
+                total[part] = choose(total[part], new) if self.has_values else new
             else:
                 scale = weight if self.combine == "mean" else None
                 _add(total[part], None if errors is None else errors[part], values[part], scale)
