@@ -88,6 +88,8 @@ def extents(value: Any, mapped: Mapped) -> Iterator[Extent]:
 
 
 def _of_array(array: Any, mapped: Mapped) -> Iterator[Extent]:
+    if isinstance(array, np.generic):
+        return  # no memory to write, but NumPy has one True for all, such as fill values of zarr
     if isinstance(array, np.ndarray):
         yield from _in_memory(array, mapped)
         return

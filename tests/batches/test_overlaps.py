@@ -145,6 +145,13 @@ def test_an_array_of_zarr(stored: Any, of: Callable[[Any], Pair]) -> None:
     assert_refused(*of(stored))
 
 
+def test_arrays_of_zarr_with_the_same_fill_value() -> None:
+    x, out = (zarr.create_array({}, shape=(4,), dtype=bool, chunks=2) for _ in range(2))
+    assert x.fill_value is out.fill_value
+    dgpu.run("logical_not", x, out=out)
+    np.testing.assert_array_equal(out[:], True)
+
+
 def test_another_array_of_a_group(tmp_path: Path) -> None:
     group = zarr.create_group(tmp_path / "g.zarr")
     x, y = (group.create_array(name, shape=VALUES.shape, dtype="f8") for name in "xy")
