@@ -61,15 +61,19 @@ def stencil(
 def of_ufunc(ufunc: np.ufunc) -> Callable[..., Any]:
     """Return a ufunc on Dask arrays that computes in its ``dtype``, with the casts of ``casting``.
 
-    Dask only casts the result, and knows no ``casting``. Elements outside ``where`` mean nothing.
+    Dask only casts the result, knows no ``casting``, and has no clear errors for wrong dtypes.
+    Elements outside ``where`` mean nothing.
     """
 
     @wraps(ufunc)
     def call(*args: Any, **options: Any) -> Any:
+        if len(args) != ufunc.nin:  # NumPy would write to the next one
+            number = f"{ufunc.nin} positional argument{'s' if ufunc.nin > 1 else ''}"
+            raise TypeError(f"expected {number} of {ufunc.__name__}, got {len(args)}")
+        dtype = of_nothing(ufunc, *args, **options).dtype
         if options.get("dtype") is None and not {"casting", "where"} & options.keys():
             options.pop("dtype", None)
             return ufunc(*args, **options)
-        dtype = of_nothing(ufunc, *args, **options).dtype
         where = options.pop("where", True)
         if where is True:
             return elemwise(partial(ufunc, **options), *args, dtype=dtype)

@@ -119,9 +119,16 @@ def resolve(op: Any) -> Operation:
         return Operation(name, op)
 
 
+def check_two(operands: Sequence[Operand]) -> None:
+    """Raise unless both factors are arrays with axes."""
+    if len(operands) != 2:
+        raise TypeError(f"expected two arrays with axes, got {len(operands)}")
+
+
 def check_inner(operands: Sequence[Operand]) -> None:
-    """Raise for factors of different inner lengths."""
-    left, right = (each.shape for each in operands) if len(operands) == 2 else ((1,), (1,))
+    """Raise for factors without axes or of different inner lengths."""
+    check_two(operands)
+    left, right = (each.shape for each in operands)
     if left[-1] != right[max(0, len(right) - 2)]:
         raise ValueError(
             f"expected {operands[0].name} and {operands[1].name} of equal inner lengths, "
@@ -146,7 +153,7 @@ def _named() -> dict[str, Operation]:
     found = [
         product("matmul", functions.product, rules.matmul, check=check_inner),
         product("dot", functions.dot, rules.dot, check=check_inner),
-        product("tensordot", functions.tensordot, rules.tensordot, temporaries=3),
+        product("tensordot", functions.tensordot, rules.tensordot, check=check_two, temporaries=3),
         product("einsum", einsum, rules.einsum, temporaries=3),
         Operation("conv2d", conv2d, rules.conv2d, arrays=3),
         unary("stencil", functions.stencil, rules.stencil, plain=KERNEL, temporaries=4, kept=2),

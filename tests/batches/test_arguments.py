@@ -128,6 +128,28 @@ def test_a_cast_that_numpy_refuses_has_no_plan() -> None:
             dgpu.plan("add", *args, casting="no")
 
 
+@pytest.mark.parametrize("op", [np.negative, np.hypot, "floor_divide"])
+def test_dtypes_that_a_ufunc_refuses_are_errors_of_numpy(op: Any) -> None:
+    ufunc = getattr(np, op) if isinstance(op, str) else op
+    args = (FLOATS > 0.5,) if ufunc.nin == 1 else (FLOATS, 1j * FLOATS)
+    same(lambda _, *args: dgpu.run(op, *args), ufunc, *args)
+
+
+@pytest.mark.parametrize(("op", "args"), [("exp", 2), (da.exp, 2), (np.add, 3), ("add", 1)])
+def test_a_ufunc_has_out_by_name_only(op: Any, args: int) -> None:
+    arrays = [np.zeros(3) for _ in range(args)]
+    for function in (dgpu.run, dgpu.plan):
+        with pytest.raises(TypeError, match=rf"positional arguments? of \w+, got {args}$"):
+            function(op, *arrays)
+
+
+@pytest.mark.parametrize("op", ["matmul", "dot", "tensordot", np.dot])
+@pytest.mark.parametrize("other", [2.0, [1.0, 2.0, 3.0, 4.0], np.float64(2)])
+def test_factors_are_arrays(op: Any, other: Any) -> None:
+    with pytest.raises(TypeError, match=r"^expected two arrays with axes, got 1$"):
+        dgpu.run(op, FLOATS, other)
+
+
 EMPTY = [(0,), (0, 5), (5, 0), (0, 0), (3, 0, 2)]
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "same shape": lambda x: x + 1,
