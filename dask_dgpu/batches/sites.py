@@ -140,7 +140,7 @@ class Here:
 
     in_process: bool = True
     ranks: int = 1
-    threads: int = CPU_COUNT
+    threads: int = field(default_factory=lambda: dask.config.get("num_workers", None) or CPU_COUNT)
     copying: Executor | None = None
     _computing: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, "dgpu-compute"), repr=False
@@ -170,7 +170,7 @@ class Here:
 
     def start(self, result: Array) -> Future[Array]:
         """Begin to compute in a thread."""
-        return self._computing.submit(result.persist, scheduler="threads")
+        return self._computing.submit(result.persist, **self._by_threads)
 
     def blocks(
         self, handle: Future[Array], room: Room | None = None
@@ -194,11 +194,16 @@ class Here:
 
     def compute(self, result: Array) -> Any:
         """Compute in threads."""
-        return result.compute(scheduler="threads")
+        return result.compute(**self._by_threads)
 
     def store(self, result: Array, out: Any, tasks: Tasks) -> None:
         """Compute and write blocks in threads, one write at a time."""
-        write(tasks, result, out)
+        write(tasks, result, out, self.threads)
+
+    @property
+    def _by_threads(self) -> dict[str, Any]:
+        """How Dask computes: from other threads than the main one it would use more."""
+        return {"scheduler": "threads", "num_workers": self.threads}
 
     def close(self) -> None:
         """Wait for the batch that is being computed."""

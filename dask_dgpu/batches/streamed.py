@@ -38,8 +38,8 @@ def read_again(tasks: Tasks, reads: Collection[str], wanted: Collection[Key]) ->
     return found
 
 
-def write(tasks: Tasks, result: Array, out: Any) -> None:
-    """Compute the blocks of an array and write each to its place, one at a time."""
+def write(tasks: Tasks, result: Array, out: Any, threads: int) -> None:
+    """Compute the blocks of an array in threads and write each to its place, one at a time."""
     lock = Lock()
 
     def put(block: Any, region: Any) -> None:
@@ -50,7 +50,7 @@ def write(tasks: Tasks, result: Array, out: Any) -> None:
         ("write", *index): Task(("write", *index), put, TaskRef((result.name, *index)), region)
         for index, region in regions(result.chunks)
     }
-    get(dict(tasks) | writes, list(writes))
+    get(dict(tasks) | writes, list(writes), num_workers=threads)
 
 
 def _name(key: Key) -> str:
