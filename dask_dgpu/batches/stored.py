@@ -68,11 +68,10 @@ def read(source: Any, region: Region, dtype: np.dtype[Any]) -> Any:
     shape = tuple(part.stop - part.start for part in region)
     nbytes = prod(shape) * dtype.itemsize
     chunk = _chunk(source) if _is_zarr(source) else None
-    if chunk is None or not nbytes:
+    if chunk is None or not nbytes or _at_once(source, chunk) <= nbytes:
         return source[region]
-    each = prod(chunk) * dtype.itemsize
-    pieces = list(_pieces(region, chunk, _few(READ * each, nbytes)))
-    if len(pieces) == 1 or _at_once(source, chunk) <= nbytes:
+    pieces = list(_pieces(region, chunk, _few(READ * prod(chunk) * dtype.itemsize, nbytes)))
+    if len(pieces) == 1:
         return source[region]
     block = np.empty(shape, dtype)
     for piece in pieces:
@@ -88,7 +87,7 @@ def writable(out: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Written:
-    """Writes to a zarr array; ``chunk`` is the shape of what zarr writes as one."""
+    """Writes to a zarr array, few chunks at a time; ``chunk`` is what zarr writes as one."""
 
     out: Any
     chunk: Shape
@@ -120,8 +119,9 @@ def _touched(part: Any, chunk: int, size: int) -> int:
     """Return how many chunks along an axis a part of it has elements of."""
     if isinstance(part, int):
         return 1
-    start, stop, _ = part.indices(size) if isinstance(part, slice) else (0, size, 1)
-    return max(0, -(-stop // chunk) - start // chunk)
+    start, stop, step = part.indices(size) if isinstance(part, slice) else (0, size, 1)
+    start, stop = (start, stop) if step > 0 else (stop + 1, start + 1)
+    return -(-stop // chunk) - start // chunk if stop > start else 0
 
 
 def _is_zarr(array: Any) -> bool:
