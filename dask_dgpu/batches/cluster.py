@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -56,6 +56,7 @@ class Cluster:
     threads: int = 1
     _started: dict[str, Array] = field(default_factory=dict, repr=False)
     _used: set[str] = field(default_factory=set, repr=False)
+    _lost: set[str] = field(default_factory=set, repr=False)
     copying: Executor = field(
         default_factory=lambda: ThreadPoolExecutor(THREADS, "dgpu-copy"), repr=False
     )
@@ -172,12 +173,17 @@ class Cluster:
             if module is not np:
                 self._decided = None  # the next batches get blocks by Dask
                 raise LostError(f"{address}, a new worker, is not on the host of this client")
-        sent: dict[Any, Any] = await client._scatter(blocks, workers=[address], hash=False)
+        try:
+            sent: dict[Any, Any] = await client._scatter(blocks, workers=[address], hash=False)
+        except OSError as error:
+            await self._windows.noticed(address)
+            raise LostError.of(address) from error
         return sent
 
     def start(self, result: Array) -> Array:
         """Begin to compute on the workers."""
-        started: Array = self.client.persist(result)
+        with self._no_loss():
+            started: Array = self.client.persist(result)
         self._started[started.name] = started
         return started
 
@@ -264,12 +270,18 @@ class Cluster:
 
     @contextmanager
     def _no_loss(self) -> Iterator[None]:
-        """Replace errors that follow from the loss of a worker, once for each."""
+        """Replace errors that follow from the loss of a worker: the first one, of any kind.
+
+        Other calls and threads that used the worker find that their futures are cancelled.
+        """
         try:
             yield
         except Exception as error:
             lost = self._used - self._addresses()
             self._used -= lost
+            self._lost |= lost
+            if isinstance(error, CancelledError):
+                lost = self._lost
             if not lost:
                 raise
             raise LostError.of(*lost) from error

@@ -239,3 +239,26 @@ def test_a_worker_is_lost(
     assert killed
     eventually(lambda: settled(cluster), 60)
     eventually(lambda: held(client) == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_windows", [True, False])
+def test_several_calls_lose_a_worker(
+    client: Client, cluster: Any, by_windows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = module.Cluster.start, []
+
+    def killing(self: Any, result: Any) -> Any:
+        started.append(result)
+        if len(started) == 4:
+            send_signal(client, min(client.scheduler_info(n_workers=-1)["workers"]))
+        return start(self, result)
+
+    monkeypatch.setattr(module.Cluster, "start", killing)
+    monkeypatch.setattr(module, "LEAST", 1 if by_windows else 1 << 30)
+    with dgpu.enable(client, **SETTINGS | {"on_error": "fallback", "memory_limit": "250 kiB"}):
+        for found in dgpu.run_many("matmul", [(X, X.T)] * 4):
+            np.testing.assert_allclose(found, X @ X.T, rtol=1e-12)
+    assert len(started) > 4
+    eventually(lambda: settled(cluster), 60)
+    eventually(lambda: held(client) == 0)

@@ -259,14 +259,14 @@ class Windows:
                     raise CommClosedError(address)
             answer = call.result()
         except OSError as error:
-            await self._noticed(address)
+            await self.noticed(address)
             raise LostError.of(address) from error
         if answer["status"] == "error":
             failure: Any = clean_exception(**answer)[1]
             raise failure
         return answer["result"]
 
-    async def _noticed(self, address: str) -> None:
+    async def noticed(self, address: str) -> None:
         """Wait until the scheduler knows that a worker is lost."""
         loop = asyncio.get_running_loop()
         late = loop.time() + PATIENCE
