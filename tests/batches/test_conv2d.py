@@ -62,3 +62,9 @@ def test_halos_are_counted() -> None:
     assert list(plan.cuts) == ["axis 2 of the result"]
     result = 3 * 37 * 23 * 8
     assert plan.host_bytes == X.nbytes + (plan.batches - 1) * 2 * (2 * 23 * 8) + W.nbytes + result
+
+
+def test_arrays_of_one_element_may_be_reversed() -> None:
+    x, weight, bias = (np.ones(shape, "f4")[::-1] for shape in ((1, 1, 3, 4), (1, 1, 1, 2), (1,)))
+    assert bias.strides[0] < 0
+    np.testing.assert_array_equal(dgpu.run("conv2d", x, weight, bias), np.full((1, 1, 3, 3), 3))

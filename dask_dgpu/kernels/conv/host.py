@@ -109,5 +109,5 @@ def _tensor(array: Array, dtype: str) -> torch.Tensor:
     array = array.astype(dtype, copy=False)
     aligned = not any(stride % array.itemsize for stride in array.strides)
     if not aligned or min(array.strides) < 0:
-        array = np.ascontiguousarray(array)
+        array = array.copy()  # also if one element counts as contiguous
     return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
