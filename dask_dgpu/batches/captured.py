@@ -42,7 +42,7 @@ def read_by(op: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """
 
     def is_whole(value: Any) -> bool:
-        return not callable(op) or isinstance(value, (*PLAIN, Array)) or is_array(value)
+        return not callable(op) or isinstance(value, PLAIN) or is_array(value)
 
     found = {
         name: each if is_whole(each) else partial(op, each) for name, each in arguments.items()

@@ -173,11 +173,8 @@ class Cluster:
             if module is not np:
                 self._decided = None  # the next batches get blocks by Dask
                 raise LostError(f"{address}, a new worker, is not on the host of this client")
-        try:
+        async with self._windows.connected(address):
             sent: dict[Any, Any] = await client._scatter(blocks, workers=[address], hash=False)
-        except OSError as error:
-            await self._windows.noticed(address)
-            raise LostError.of(address) from error
         return sent
 
     def start(self, result: Array) -> Array:

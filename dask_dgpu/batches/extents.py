@@ -16,6 +16,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from dask_dgpu.batches.captured import arrays_in, is_array
 from dask_dgpu.batches.named import own_attributes
+from dask_dgpu.batches.stored import is_hdf5, is_zarr
 
 MAPS = Path("/proc/self/maps")
 START = 1 << 32
@@ -143,9 +144,9 @@ def _by_name(array: np.ndarray[Any, Any]) -> MapOfFile | None:
 
 def _in_zarr(array: Any) -> Iterator[Any]:
     """Yield where a zarr array is stored: a file or, in memory, the path in a mapping."""
-    inside = getattr(array, "store_path", None)
-    if inside is None:
+    if not is_zarr(array):
         return
+    inside = array.store_path
     store = inside.store
     while hasattr(store, "_store"):  # a wrapper that logs or waits
         store = store._store
@@ -161,7 +162,7 @@ def _in_hdf5(array: Any) -> Iterator[Any]:
 
     Its hash is one for all its names, but changes if the file is opened anew; its path does not.
     """
-    if not hasattr(type(array), "virtual_sources") or not array:  # of a file that is closed
+    if not is_hdf5(array) or not array:  # of a file that is closed
         return
     file = array.file.filename
     path = os.path.realpath(os.fsdecode(file))

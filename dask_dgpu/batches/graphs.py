@@ -14,10 +14,11 @@ from dask.blockwise import Blockwise
 from dask.core import flatten
 
 from dask_dgpu.batches.blocks import largest_nbytes
-from dask_dgpu.batches.held import GETTERS, held
+from dask_dgpu.batches.held import held
 from dask_dgpu.batches.sizes import Declared
 from dask_dgpu.batches.streamed import tasks_of
 from graph_opt.dask_graph.internals import DataNode, TaskRef
+from graph_opt.dask_graph.members import GETTERS
 
 
 def source_of(array: Array) -> Any:

@@ -19,16 +19,8 @@ from dask_dgpu.batches.stored import bytes_at_once
 from dask_dgpu.runtime import tasks as gangs
 from dask_dgpu.runtime.plans import peak_bytes, plans
 from dask_dgpu.runtime.program import Program
-from graph_opt.dask_graph.internals import (
-    Alias,
-    DataNode,
-    GraphNode,
-    TaskRef,
-    _execute_subgraph,
-    getter,
-    getter_inline,
-    getter_nofancy,
-)
+from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode, TaskRef, _execute_subgraph
+from graph_opt.dask_graph.members import GETTERS
 from graph_opt.dask_graph.temporaries import BLOCKS
 from graph_opt.dask_graph.work import PASSES, named
 from graph_opt.model.layout import dealt
@@ -50,9 +42,6 @@ ALLOCATE: Mapping[str, float] = {
     "_block_hist": 8.0,  # arrays of indices and masks
 }
 """Blocks that functions allocate beside their result; ufuncs and views allocate none."""
-
-GETTERS = (getter, getter_inline, getter_nofancy)
-"""Functions by which Dask's graphs read arrays."""
 
 WIDENING = ("moment_chunk",)
 """Functions that compute in double precision."""

@@ -34,17 +34,6 @@ class Selected:
     out: Any
     mask: Operand
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the array."""
-        shape: tuple[int, ...] = tuple(self.out.shape)
-        return shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the array."""
-        return np.dtype(self.out.dtype)
-
     def __setitem__(self, region: Region, block: Any) -> None:
         part = np.array(self.out[region])
         np.copyto(part, block, where=self._mask(region), casting="unsafe")

@@ -29,6 +29,16 @@ SHARE_WRITTEN = 1 / 16
 """Bytes of these copies, over those of the block that is written, unless one chunk has more."""
 
 
+def is_zarr(array: Any) -> bool:
+    """Return whether an object is an array of zarr."""
+    return hasattr(array, "store_path")
+
+
+def is_hdf5(array: Any) -> bool:
+    """Return whether an object is a dataset of HDF5, without a call of its own properties."""
+    return hasattr(type(array), "virtual_sources")
+
+
 def bytes_beside(source: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> int:
     """Return the bytes that a read of a part of this shape, as ``dtype``, takes beside the part."""
     nbytes = prod(shape) * dtype.itemsize
@@ -37,12 +47,10 @@ def bytes_beside(source: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> int
     if chunk is None or not nbytes:
         return cast
     each = prod(chunk) * dtype.itemsize
-    if not _is_zarr(source):
+    if not is_zarr(source):
         return DECODED * each + cast
-    at_once = _at_once(source, chunk)
-    if at_once <= nbytes:
-        return at_once + cast
-    return READ * _few(READ * each, nbytes) * each
+    count = _in_turn(source, chunk, nbytes)
+    return _at_once(source, chunk) + cast if count is None else READ * count * each
 
 
 def bytes_at_once(source: Any, region: Any) -> int:
@@ -54,7 +62,7 @@ def bytes_at_once(source: Any, region: Any) -> int:
     chunk = _chunk(source)
     if chunk is None:
         return 0
-    if not _is_zarr(source):
+    if not is_zarr(source):
         return DECODED * prod(chunk) * source.dtype.itemsize
     parts = (*(region if isinstance(region, tuple) else ()), *[slice(None)] * len(chunk))
     unit = _unit(source, chunk)
@@ -67,10 +75,11 @@ def read(source: Any, region: Region, dtype: np.dtype[Any]) -> Any:
     """Return a part of an array, of zarr's chunk by chunk if its chunks are large."""
     shape = tuple(part.stop - part.start for part in region)
     nbytes = prod(shape) * dtype.itemsize
-    chunk = _chunk(source) if _is_zarr(source) else None
-    if chunk is None or not nbytes or _at_once(source, chunk) <= nbytes:
+    chunk = _chunk(source) if is_zarr(source) else None
+    count = None if chunk is None or not nbytes else _in_turn(source, chunk, nbytes)
+    if chunk is None or count is None:
         return source[region]
-    pieces = list(_pieces(region, chunk, _few(READ * prod(chunk) * dtype.itemsize, nbytes)))
+    pieces = list(_pieces(region, chunk, count))
     if len(pieces) == 1:
         return source[region]
     block = np.empty(shape, dtype)
@@ -81,7 +90,7 @@ def read(source: Any, region: Region, dtype: np.dtype[Any]) -> Any:
 
 def writable(out: Any) -> Any:
     """Return an array, or for one of zarr what writes few of its chunks at a time."""
-    chunk = _chunk(out) if _is_zarr(out) else None
+    chunk = _chunk(out) if is_zarr(out) else None
     return out if chunk is None else _Written(out, _unit(out, chunk))
 
 
@@ -92,23 +101,12 @@ class _Written:
     out: Any
     chunk: Shape
 
-    @property
-    def shape(self) -> Shape:
-        """The shape of the array."""
-        shape: Shape = self.out.shape
-        return shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the array."""
-        return np.dtype(self.out.dtype)
-
     def __getitem__(self, region: Region) -> Any:
-        return read(self.out, region, self.dtype)
+        return read(self.out, region, self.out.dtype)
 
     def __setitem__(self, region: Region, block: Any) -> None:
-        each = prod(self.chunk) * self.dtype.itemsize
-        nbytes = prod(part.stop - part.start for part in region) * self.dtype.itemsize
+        each = prod(self.chunk) * self.out.dtype.itemsize
+        nbytes = prod(part.stop - part.start for part in region) * self.out.dtype.itemsize
         if not nbytes:
             return
         for piece in _pieces(region, self.chunk, _few(WRITTEN * each, SHARE_WRITTEN * nbytes)):
@@ -124,13 +122,9 @@ def _touched(part: Any, chunk: int, size: int) -> int:
     return -(-stop // chunk) - start // chunk if stop > start else 0
 
 
-def _is_zarr(array: Any) -> bool:
-    return hasattr(array, "store_path")
-
-
 def _chunk(array: Any) -> Shape | None:
     """Return the shape of chunks in which an array is stored, ``None`` if there is no such."""
-    if not _is_zarr(array) and not hasattr(type(array), "virtual_sources"):
+    if not is_zarr(array) and not is_hdf5(array):
         return None
     try:
         chunk: Shape | None = array.chunks
@@ -155,6 +149,16 @@ def _at_once(array: Any, chunk: Shape) -> int:
 def _unit(array: Any, chunk: Shape) -> Shape:
     """Return the shape of what zarr writes as one: shards, or else chunks."""
     return getattr(array, "shards", None) or chunk
+
+
+def _in_turn(array: Any, chunk: Shape, nbytes: int) -> int | None:
+    """Return how many chunks at a time are read in turn, ``None`` if all are read at once.
+
+    That is if the chunks that zarr decodes at a time are no larger than the part.
+    """
+    if _at_once(array, chunk) <= nbytes:
+        return None
+    return _few(READ * prod(chunk) * array.dtype.itemsize, nbytes)
 
 
 def _few(nbytes: int, room: float) -> int:

@@ -33,7 +33,10 @@ from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.parse import CARRIED, ArrayGraph, once, unsupported, unwrapped
 from graph_opt.model.layout import ArrayNode
 
-OUTSIDE = (getter, getter_nofancy, getter_inline, load_store_chunk)
+GETTERS = (getter, getter_nofancy, getter_inline)
+"""Functions that read an array in memory, or one that is stored."""
+
+OUTSIDE = (*GETTERS, load_store_chunk)
 """Functions that read or write a file or an array in memory."""
 
 CONTRACTIONS = (_matmul, _tensordot, chunk_einsum)

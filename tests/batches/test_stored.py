@@ -39,6 +39,24 @@ def stored(layout: str, path: Path) -> Any:
     return array
 
 
+OPERATIONS: dict[str, Any] = {"exp": np.exp, "matmul": np.matmul, "sum": np.sum}
+
+
+def operands(op: str, x: Any) -> tuple[Any, ...]:
+    """Return what an operation of these is called with."""
+    return (x, np.ones((500, 40))) if op == "matmul" else (x,)
+
+
+def assert_planned(plan: dgpu.Plan, op: str, x: Any, values: Any) -> None:
+    """Run a feasible operation of ``x``; raise unless the result and the peak are right."""
+    assert plan.feasible
+    args, expected = operands(op, x), OPERATIONS[op](*operands(op, values))
+    out = np.empty_like(expected)
+    most = 1.1 * plan.peak_bytes + OBJECTS
+    assert_peak(lambda: dgpu.run(op, *args, out=out, progress=False), most)
+    np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-9)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_reads_stay_within_their_bytes(layout: str, tmp_path: Path) -> None:
     array = stored(layout, tmp_path)
@@ -137,18 +155,11 @@ def test_other_arrays_take_nothing_but_casts() -> None:
     assert bytes_beside(X.astype(">f8"), (50, 50), X.dtype) == 50 * 50 * 8
 
 
-@pytest.mark.parametrize("op", ["exp", "matmul", "sum"])
+@pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("layout", ["rows", "columns", "small", "shards"])
 def test_plans_count_the_chunks_that_are_read(op: str, layout: str, tmp_path: Path) -> None:
-    array, right = stored(layout, tmp_path), np.ones((500, 40))
-    args = (array, right) if op == "matmul" else (array,)
-    expected = {"exp": np.exp, "matmul": lambda x, y: x @ y, "sum": np.sum}[op](X, *args[1:])
-    out = np.empty_like(expected)
+    array = stored(layout, tmp_path)
     with bounded(6 << 20):
-        plan = dgpu.plan(op, *args)
-        assert plan.feasible
+        plan = dgpu.plan(op, *operands(op, array))
         assert "chunks that are read" in {part.name for part in plan.parts}
-        assert_peak(
-            lambda: dgpu.run(op, *args, out=out, progress=False), 1.1 * plan.peak_bytes + OBJECTS
-        )
-    np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-9)
+        assert_planned(plan, op, array, X)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from mmap import PAGESIZE
@@ -252,21 +252,27 @@ class Windows:
 
         rpc = self.client.rpc(address)
         call = asyncio.ensure_future(rpc.run(function=dumps(function), args=dumps(arguments)))
-        try:
+        async with self.connected(address):
             while not (await asyncio.wait({call}, timeout=WATCH))[0]:
                 if address not in await self.addresses():  # Dask tries to connect for 30 s
                     call.cancel()
                     raise CommClosedError(address)
             answer = call.result()
-        except OSError as error:
-            await self.noticed(address)
-            raise LostError.of(address) from error
         if answer["status"] == "error":
             failure: Any = clean_exception(**answer)[1]
             raise failure
         return answer["result"]
 
-    async def noticed(self, address: str) -> None:
+    @asynccontextmanager
+    async def connected(self, address: str) -> AsyncIterator[None]:
+        """Replace the failure of a connection to a worker by a :class:`LostError`."""
+        try:
+            yield
+        except OSError as error:
+            await self._noticed(address)
+            raise LostError.of(address) from error
+
+    async def _noticed(self, address: str) -> None:
         """Wait until the scheduler knows that a worker is lost."""
         loop = asyncio.get_running_loop()
         late = loop.time() + PATIENCE
