@@ -1,8 +1,8 @@
-"""Doors: listening sockets of a library that accepts any peer, open only while ranks connect.
+"""Listening sockets of a library that accepts any peer, closed once the ranks are connected.
 
 A socket filter of Linux drops what arrives at the listening socket, before its library sees it.
 Connections that it has accepted are sockets of their own, without the filter. So a stranger's
-attempt to connect times out, as behind a firewall. On other systems doors stay open.
+attempt to connect times out, as behind a firewall. On other systems the sockets stay open.
 """
 
 from __future__ import annotations
@@ -11,63 +11,46 @@ import ctypes
 import os
 import socket
 import struct
-import threading
-from collections.abc import Callable, Collection
-from contextlib import suppress
-from pathlib import Path
-from typing import TypeVar
+import sys
 
-T = TypeVar("T")
-
-_DESCRIPTORS = Path("/proc/self/fd")
+_DESCRIPTORS = "/proc/self/fd"
 _SO_ATTACH_FILTER = 26
 # one instruction of the kernel's packet filter: accept 0 bytes of the packet
 _DROP = struct.pack("HBBI", 6, 0, 0, 0)
-opening = threading.Lock()
-"""One listening socket or library at a time, so that new sockets are the library's own."""
+# bytes of a socket's name in C that are family, port and address; the rest may be noise
+_NAMED = {socket.AF_INET: 8, socket.AF_INET6: 24}
 
 
-class Door:
-    """The listening sockets that a function has opened at a host's address."""
+def close_doors(published: bytes) -> None:
+    """Let nobody connect to the listening sockets whose names in C are among these bytes.
 
-    def __init__(self, sockets: list[socket.socket]) -> None:
-        self._sockets = sockets
-
-    def close(self) -> None:
-        """Let nobody connect from now on; connected peers notice nothing."""
-        program = ctypes.create_string_buffer(_DROP)
-        filtering = struct.pack("H6xP", 1, ctypes.addressof(program))
-        while self._sockets:
-            with self._sockets.pop() as listener, suppress(OSError):
-                listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filtering)
-
-
-def opened(create: Callable[[], T]) -> tuple[T, Door]:
-    """Call a function that opens listening sockets; return its result and the door to them."""
-    with opening:
-        before = _listening()
-        for listener in before.values():
-            listener.close()
-        result = create()
-        return result, Door(list(_listening(known=before).values()))
-
-
-def _listening(known: Collection[str] = ()) -> dict[str, socket.socket]:
-    """Return duplicates of the listening sockets of this process, by their names in Linux.
-
-    The ``known`` names are left out.
+    A library publishes these names to its peers, so no socket of anybody else is among them. All
+    others are only asked for their names: a Python object or a duplicate of them could change how
+    they block, or keep them open. Connected peers notice nothing.
     """
-    found: dict[str, socket.socket] = {}
-    for entry in _DESCRIPTORS.iterdir() if _DESCRIPTORS.exists() else ():
-        with suppress(OSError):
-            name = os.readlink(entry)
-            if not name.startswith("socket:") or name in known or name in found:
-                continue
-            own = socket.socket(fileno=os.dup(int(entry.name)))
-            if own.family in (socket.AF_INET, socket.AF_INET6) and own.getsockopt(
-                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-            ):
-                found[name] = own
-            else:
-                own.close()
-    return found
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    program = ctypes.create_string_buffer(_DROP)
+    filtering = struct.pack("H6xP", 1, ctypes.addressof(program))
+    for descriptor in map(int, os.listdir(_DESCRIPTORS)):
+        name = _name(libc, descriptor)
+        if name and name in published and _listens(libc, descriptor):
+            option = socket.SOL_SOCKET, _SO_ATTACH_FILTER
+            libc.setsockopt(descriptor, *option, filtering, len(filtering))
+
+
+def _name(libc: ctypes.CDLL, descriptor: int) -> bytes:
+    """Return family, port and address of an internet socket, of other descriptors nothing."""
+    name = ctypes.create_string_buffer(max(_NAMED.values()))
+    if libc.getsockname(descriptor, name, ctypes.byref(ctypes.c_uint(len(name)))):
+        return b""
+    (family,) = struct.unpack_from("H", name)
+    return name.raw[: _NAMED.get(family, 0)]
+
+
+def _listens(libc: ctypes.CDLL, descriptor: int) -> bool:
+    found = ctypes.c_int()
+    size = ctypes.byref(ctypes.c_uint(ctypes.sizeof(found)))
+    option = socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+    return not libc.getsockopt(descriptor, *option, ctypes.byref(found), size) and bool(found)

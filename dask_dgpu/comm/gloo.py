@@ -18,7 +18,7 @@ import torch
 import torch.distributed
 
 from dask_dgpu.comm.common import Lifetime
-from dask_dgpu.comm.doors import opened
+from dask_dgpu.comm.doors import close_doors
 from dask_dgpu.comm.point_to_point import PointToPointComm, Verb
 from dask_dgpu.comm.protocol import Buffer
 from dask_dgpu.comm.short.connect import connect
@@ -169,8 +169,7 @@ def _disconnect(group: Any, peers: Sequence[int]) -> None:
 def _create_group(store: TorchStore, rank: int, size: int, host: str, timeout: float) -> Any:
     gloo = dist.ProcessGroupGloo
     options = gloo._Options()
-    device, door = opened(lambda: gloo.create_device(hostname=host))
-    options._devices = [device]
+    options._devices = [gloo.create_device(hostname=host)]
     options._threads = 1  # only gloo's own collectives use them
     options._timeout = timedelta(seconds=timeout)
     try:
@@ -178,4 +177,4 @@ def _create_group(store: TorchStore, rank: int, size: int, host: str, timeout: f
     except RuntimeError as error:
         raise CommError(f"rank {rank} of {size} could not connect: {error}") from error
     finally:
-        door.close()  # all ranks are connected; gloo would accept anyone
+        close_doors(store.published)  # all ranks are connected; gloo would accept anyone

@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from dask_dgpu.comm.common import Lifetime
-from dask_dgpu.comm.doors import opening
 from dask_dgpu.comm.short.link import Link
 from dask_dgpu.comm.store import Store, meet
 from dask_dgpu.errors import CommError
@@ -79,9 +78,8 @@ def _listener(host: str, size: int) -> socket.socket:
     for family, *_, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
-            with opening:
-                listener.bind(address)
-                listener.listen(size)
+            listener.bind(address)
+            listener.listen(size)
         except OSError as error:
             listener.close()
             last = error
