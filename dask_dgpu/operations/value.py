@@ -250,6 +250,11 @@ def container_of(block: Any) -> str:
     return f"{type(block).__module__.split('.')[0]}.{type(block).__name__}"
 
 
+def unboxed(block: Array) -> Array:
+    """Return a block without axes as NumPy's functions do: a scalar, not an array."""
+    return block[()] if type(block) is np.ndarray and not block.ndim else block
+
+
 def conforming(
     block: Array, name: str, dtype: str, shape: tuple[int, ...], container: str
 ) -> Array:

@@ -15,7 +15,7 @@ from dask_dgpu.comm.two_level import two_level
 from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.sequences import Recorded
-from dask_dgpu.operations.value import Blocks, Facts, Given, conforming
+from dask_dgpu.operations.value import Blocks, Facts, Given, conforming, unboxed
 from dask_dgpu.runtime.calls import arguments_of
 from dask_dgpu.runtime.names import OWN, Names
 from dask_dgpu.runtime.observer import IGNORE, Observer, Span
@@ -184,6 +184,8 @@ class Rank:
         if isinstance(made, tuple):
             made, detail = made
             self.observer.detail(self.names(output), detail)
+        if () in made:
+            made[()] = unboxed(made[()])
         return made
 
     def _given(self, read: Declared, finds_facts: bool) -> Blocks:
@@ -278,7 +280,7 @@ class Rank:
     def _outside(self, block: Array, on_host: bool) -> Array:
         """Return a block where its reader expects it."""
         move = on_host and self._on_device(block)
-        return self.device.to_host(block) if move else block
+        return unboxed(self.device.to_host(block)) if move else block
 
 
 def _timed(comm: Comm, device: Device, transport: Transport) -> TimedComm | None:

@@ -16,6 +16,7 @@ import cloudpickle
 import numpy as np
 
 from dask_dgpu.kernels.fused import evaluate, evaluate_all
+from dask_dgpu.operations.value import unboxed
 from dask_dgpu.runtime.calls import Chain
 from dask_dgpu.runtime.spare import Spare
 from graph_opt.dask_graph.clusters import Fusion
@@ -103,7 +104,7 @@ class Fused(Bare):
             sliced = [block for block, steps in zip(blocks, read.cuts, strict=True) if steps]
             results = tuple(_apart(result, sliced) for result in results)
         if fusion.chunked is None:
-            return _scalar(results[0])
+            return unboxed(results[0])
         shapes = fusion.expression.shapes([block.shape for block in blocks])
         return _partial(fusion.chunked, results, shapes[fusion.reduced], *read.place)
 
@@ -188,11 +189,6 @@ def _suit(blocks: Sequence[Any], dtypes: Sequence[np.dtype[Any]]) -> bool:
         if block.dtype != dtype or not block.size:
             return False
     return True
-
-
-def _scalar(result: Array) -> Array:
-    """Return a result of no axes as NumPy's functions do."""
-    return result[()] if type(result) is np.ndarray and not result.ndim else result
 
 
 def _partial(chunked: Chunked, results: Sequence[Array], shape: Shape, place: Any = None) -> Any:
