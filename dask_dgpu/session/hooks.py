@@ -23,6 +23,7 @@ from dask_dgpu.kernels.sums.partial import Kind
 from dask_dgpu.session.building import remembered
 from dask_dgpu.session.building.known import is_block
 from dask_dgpu.session.building.replayed import noting, replaying
+from dask_dgpu.session.building.unified import unifying
 from dask_dgpu.session.sending import sending
 from graph_opt.dask_graph.internals import HLGExpr
 from graph_opt.model.layout import BFLOAT16
@@ -43,6 +44,7 @@ BUILDING = (
     ("dask.array._reductions_generic", "getargspec", remembered.remembering),
     ("dask.tokenize", "_normalize_pickle", remembered.remembering),
     ("dask.tokenize", "_tokenize", noting),
+    ("dask.array.core", "unify_chunks", unifying),
     ("dask.array.core", "elemwise", replaying),
     ("dask.array.ufunc", "elemwise", replaying),
     ("dask.array.routines", "elemwise", replaying),

@@ -258,11 +258,15 @@ def cull(graph: HighLevelGraph, keys: Collection[Key]) -> Culled:
     needs: dict[str, Mapping[Key, set[Key]]] = {}
     for name in reversed(depth_first(graph.dependencies)):
         layer = graph.layers[name]
-        wanted = needed.intersection(layer.get_output_keys())
+        listed = layer.get_output_keys()
+        wanted = needed.intersection(listed)
         if isinstance(layer, Blockwise):
             wanted |= named[name]  # of chunks (0, 1) it lists one block, but makes both
         if wanted:
             layers[name], needs[name] = layer.cull(wanted, known)
+            if isinstance(layer, Blockwise) and layers[name] is layer and wanted != listed:
+                # Dask takes as many blocks as are listed for these
+                layers[name] = layer._cull({key[1:] for key in wanted})
             alike = {id(read): read for read in needs[name].values()}  # a piece's tasks share one
             reads[name] = set().union(*alike.values()) - needs[name].keys()
             needed |= reads[name]

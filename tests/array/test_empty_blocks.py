@@ -183,3 +183,37 @@ def test_conforming() -> None:
         conforming(np.zeros((4, 1), np.int64), *declared)
     with pytest.raises(ValueError, match=r"is declared with shape \(4, 1\) but has \(4, 0\)"):
         conforming(np.zeros((4, 0)), "x", "float64", (4, 1), "numpy.ndarray")
+
+
+SELECTED: list[Any] = [((5, 2), (0, 1)), ((7,), (1, 0)), ((3, 4), (0, 1, 0)), ((2, 5), (0, 0, 1))]
+OF_COLUMN: dict[str, Callable[[Any, Any], Any]] = {
+    "elementwise": lambda xp, x: xp.exp(x * 2 + 1),
+    "diff": lambda xp, x: xp.diff(x * 1.0, axis=0),
+    "slices": lambda xp, x: (x * 2)[1:] - x[:-1],
+    "transpose": lambda xp, x: (x * 2).T,
+    "product": lambda xp, x: (x * 2).T @ (x * 3),
+    "sum": lambda xp, x: (x * 2).sum(axis=1),
+    "where": lambda xp, x: xp.where(x > 3, x, 0)[1:],
+    "concatenation": lambda xp, x: xp.concatenate([x * 2, x * 3], axis=1),
+    "running sum": lambda xp, x: xp.cumsum(x * 2, axis=0),
+}
+
+
+@pytest.mark.parametrize("settings", [{}, {"when": "always"}, {"when": "always", "fuse": False}])
+@pytest.mark.parametrize("case", OF_COLUMN)
+def test_length_one_beside_empty_blocks(case: str, settings: Any) -> None:
+    """Plain Dask joins such blocks, declares several, and returns one of them twice or fails."""
+    column, compute = np.arange(7.0)[:, None] ** 2, OF_COLUMN[case]
+    with dgpu.enable(local_ranks=3, on_error="raise", **settings):
+        for chunks in SELECTED:
+            close(compute(da, da.from_array(column, chunks=chunks)), compute(np, column))
+
+
+def test_broadcasting_with_empty_blocks() -> None:
+    row, column = np.arange(4.0)[None], np.arange(7.0)[:, None]
+    x, y = da.from_array(row, chunks=((0, 1), (3, 1))), da.from_array(column, chunks=(5, (1, 0)))
+    with dgpu.enable(on_error="raise"):
+        close(x + da.ones((1, 1), chunks=1), row + 1)
+        close(da.einsum("ij,kj->ik", y, y * 2), column @ (column * 2).T)
+        assert da.core.unify_chunks(x, "ij", 2.0, None)[0]["i"] == (1,)
+        assert da.core.unify_chunks(x, "ij", x, "ij")[0]["i"] == (0, 1)

@@ -51,3 +51,12 @@ def test_blocks_that_a_layer_makes_and_does_not_list() -> None:
     graph, wanted = y.__dask_graph__(), {(y.name, 1, 0)}
     assert wanted.isdisjoint(graph.layers[y.name].get_output_keys())
     assert set(cull(graph, wanted).graph.layers[y.name]) == wanted
+
+
+def test_as_many_unlisted_blocks_as_are_listed() -> None:
+    x = da.ones((1, 2), chunks=((0, 1), (1, 1)))
+    y = x + da.ones((1, 1), chunks=1)
+    graph, wanted = y.__dask_graph__(), {(y.name, 1, 0), (y.name, 1, 1)}
+    culled = cull(graph, wanted).graph
+    assert set(culled.layers[y.name]) == wanted
+    assert set(cull(culled, wanted).graph.layers[y.name]) == wanted
