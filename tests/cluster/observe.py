@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import dask
 import dask.array as da
 import numpy as np
+from dask.base import persist
 from distributed import Client, Event, futures_of, get_client, wait
 from distributed.diagnostics.plugin import SchedulerPlugin
+
+from tests.support.calls import Counting
 
 PLUGIN = "dask-dgpu"
 
@@ -148,7 +150,7 @@ class Counted(NamedTuple):
 
 def counted(client: Client, make: Callable[..., da.Array], *given: da.Array) -> Counted:
     """Persist the given arrays, then a result of them; count the tasks of the result."""
-    given = dask.persist(*given)
+    given = persist(*given)
     wait(given)
     client.register_plugin(_Submitted())
     result = make(*given).persist()
@@ -230,20 +232,14 @@ def kept(client: Client) -> int:
 
 
 def count_tasks(dask_worker: Any) -> None:
-    handle = dask_worker.stream_handlers["compute-task"]
-
-    def counting(**message: Any) -> Any:
-        counting.called += 1
-        return handle(**message)
-
-    counting.called, counting.handle = 0, handle
-    dask_worker.stream_handlers["compute-task"] = counting
+    handlers = dask_worker.stream_handlers
+    handlers["compute-task"] = Counting(handlers["compute-task"])
 
 
 def counted_tasks(dask_worker: Any) -> int:
-    return int(dask_worker.stream_handlers["compute-task"].called)
+    return int(dask_worker.stream_handlers["compute-task"].calls)
 
 
 def count_tasks_no_more(dask_worker: Any) -> None:
-    handle = dask_worker.stream_handlers["compute-task"].handle
+    handle = dask_worker.stream_handlers["compute-task"].__wrapped__
     dask_worker.stream_handlers["compute-task"] = handle
