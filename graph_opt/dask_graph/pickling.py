@@ -1,6 +1,8 @@
 """Graphs as bytes: equal graphs have equal bytes.
 
-Of known objects and of arrays only references are pickled, so that these stay where they are.
+Of known objects and of arrays only references are pickled, so that these stay where they are. The
+blocks of an array in memory are data, whose values do not count. A graph that is opened for all
+values has placeholders for them, so nothing that is made of it can hold or depend on a value.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer, MaterializedLayer
 
-from graph_opt.dask_graph.internals import Alias, DataNode, Task, TaskRef
+from graph_opt.dask_graph.internals import Alias, ArrayOverlapLayer, DataNode, Task, TaskRef
 from graph_opt.model.layout import Bare
 from graph_opt.model.parameter import as_parameter, varies
 
@@ -27,6 +29,12 @@ Array = Any
 T = TypeVar("T")
 Reference = tuple[Any, ...]
 """The number of an array, then what of it counts."""
+
+ARRAY = "dask.array.core.Array"
+"""The type of the collection that declares blocks."""
+
+KINDS = (ArrayOverlapLayer, Blockwise, MaterializedLayer)
+"""Layers whose attributes are all that their tasks depend on. Caches among these are left out."""
 
 MOST_BYTES = 1 << 16
 """Graphs with more bytes of arrays, besides blocks, are not compared: they hold data."""
@@ -37,10 +45,11 @@ class IncomparableError(Exception):
 
 
 class Arrays:
-    """The arrays that are ``found`` in a graph."""
+    """The arrays that are ``found`` in a graph; the values of some are ``counted``."""
 
     def __init__(self) -> None:
         self.found: list[Array] = []
+        self.counted: list[Array] = []
         self._numbers: dict[int, int] = {}
         self._left = MOST_BYTES
 
@@ -49,6 +58,7 @@ class Arrays:
         self._left -= array.nbytes
         if self._left < 0:
             raise IncomparableError("expected a graph without data")
+        self.counted.append(array)
         return *self.refer_block(array), blake2b(array.tobytes(), digest_size=16).digest()
 
     def refer_block(self, array: Array) -> Reference:
@@ -60,16 +70,16 @@ class Arrays:
 
 
 @dataclass(frozen=True)
-class _Block:
-    """Stands for an array in place of a task, pickled as the ``reference`` to it.
+class Block:
+    """Stands for a block of data, pickled as the ``reference`` to it.
 
-    So pickle still has to see the array if a function holds it too, where its values count.
+    Pickle still has to see the array if a function holds it too: there its values count.
     """
 
     reference: Reference
 
     def __reduce__(self) -> Any:
-        return _kept, (self.reference,)
+        raise IncomparableError("expected blocks of data to be inputs of gangs")
 
 
 def pickled(
@@ -90,9 +100,14 @@ def pickled(
     return file.getvalue()
 
 
-def opened(data: bytes, known: Mapping[str, Any], arrays: Sequence[Array] = ()) -> Any:
-    """Return what :func:`pickled` has pickled, with these ``known`` objects and ``arrays``."""
-    return _Unpickler(data, known, arrays).load()
+def opened(
+    data: bytes, known: Mapping[str, Any], arrays: Sequence[Array] = (), *, blank: bool = False
+) -> Any:
+    """Return what :func:`pickled` has pickled, with these ``known`` objects and ``arrays``.
+
+    If ``blank``, blocks of data are :class:`Block`, the same for all values.
+    """
+    return _Unpickler(data, known, arrays, blank).load()
 
 
 class _Pickler(cloudpickle.CloudPickler):
@@ -125,9 +140,9 @@ class _Pickler(cloudpickle.CloudPickler):
             return _reduced_task(obj)
         if isinstance(obj, Bare):  # even if it is one text for others: that hides arrays
             return _with_state, (type(obj), obj.__getstate__())
-        if isinstance(obj, Layer) and type(obj).__reduce__ is object.__reduce__:
-            if isinstance(obj, MaterializedLayer) and self._refer_block is not None:
-                return _reduced_layer_with_blocks(obj, self._refer_block)
+        if type(obj) is MaterializedLayer and self._refer_block is not None:
+            return _reduced_layer_with_blocks(obj, self._refer_block)
+        if type(obj) in KINDS:
             return _reduced_layer(obj)
         if isinstance(obj, np.ndarray) or hasattr(obj, "__cuda_array_interface__"):
             self._left -= obj.nbytes
@@ -153,10 +168,13 @@ def _kept(reference: str | Reference) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, known: Mapping[str, Any], arrays: Sequence[Array]) -> None:
+    def __init__(
+        self, data: bytes, known: Mapping[str, Any], arrays: Sequence[Array], blank: bool
+    ) -> None:
         super().__init__(io.BytesIO(data))
         self._known = known
         self._arrays = arrays
+        self._blank = blank
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == (_kept.__module__, _kept.__qualname__):
@@ -164,7 +182,11 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
     def _look_up(self, reference: str | Reference) -> Any:
-        return self._known[reference] if isinstance(reference, str) else self._arrays[reference[0]]
+        if isinstance(reference, str):
+            return self._known[reference]
+        if self._blank and len(reference) == _OF_BLOCK:
+            return Block(reference)
+        return self._arrays[reference[0]]
 
 
 def _is_importable(obj: type) -> bool:
@@ -188,30 +210,59 @@ def _reduced_layer(layer: Layer) -> tuple[Any, ...]:
 def _reduced_layer_with_blocks(
     layer: MaterializedLayer, refer: Callable[[Array], Reference]
 ) -> tuple[Any, ...]:
-    """Reduce a layer, with NumPy's arrays in place of tasks as references to blocks."""
-    state, tasks = _state(layer), layer.mapping
-    if not {np.ndarray, DataNode}.isdisjoint(map(type, tasks.values())):
-        state["mapping"] = {key: _as_block(task, refer) for key, task in tasks.items()}
+    """Reduce a layer, with arrays that it declares as its blocks as references to these."""
+    state = _state(layer)
+    if _is_data(layer):
+        state["mapping"] = {key: _as_block(task, refer) for key, task in layer.mapping.items()}
     return _with_state, (type(layer), state)
 
 
+def _is_data(layer: MaterializedLayer) -> bool:
+    """Whether a layer is an array in memory: each of its tasks is a block of it.
+
+    Other layers have arrays beside their tasks, such as the values and indices that ``setitem``
+    assigns.
+    """
+    facts = layer.collection_annotations or {}
+    if facts.get("type") != ARRAY:
+        return False
+    length = 1 + len(facts["chunks"])
+    return all(
+        type(key) is tuple and len(key) == length and _data(task) is not None
+        for key, task in layer.mapping.items()
+    )
+
+
+def _data(task: Any) -> Array | None:
+    """Return the array that is in place of a task, ``None`` for other tasks."""
+    value = task.value if type(task) is DataNode else task
+    is_array = type(value) is Block or (type(value) is np.ndarray and not value.dtype.hasobject)
+    return value if is_array else None
+
+
+def _as_block(task: Any, refer: Callable[[Array], Reference]) -> Any:
+    """Return the placeholder of an array in place of a task."""
+    value = _data(task)
+    block = value if type(value) is Block else Block(refer(value))
+    return DataNode(task.key, block) if type(task) is DataNode else block
+
+
+def _reduced_block(block: Block) -> tuple[Any, ...]:
+    return _kept, (block.reference,)
+
+
+_OF_BLOCK = 3
+"""Length of the reference to a block: those to counted arrays are longer, restored ones shorter."""
+
 _REDUCED: dict[type, Callable[[Any], Any]] = {
     Alias: Alias.__reduce__,
+    Block: _reduced_block,
     Blockwise: _reduced_layer,
     Task: _reduced_task,
     TaskRef: TaskRef.__reduce__,
     slice: slice.__reduce__,
 }
 """The reductions of the most frequent types."""
-
-
-def _as_block(task: Any, refer: Callable[[Array], Reference]) -> Any:
-    """Return what stands for an array in place of a task, other tasks as they are."""
-    value = task.value if isinstance(task, DataNode) else task
-    if type(value) is not np.ndarray or value.dtype.hasobject:
-        return task
-    block = _Block(refer(value))
-    return DataNode(task.key, block) if isinstance(task, DataNode) else block
 
 
 def _task(cls: type[Task], key: Key, func: Any, args: Any, kwargs: Any, producer: bool) -> Task:

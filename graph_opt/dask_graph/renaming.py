@@ -13,7 +13,8 @@ they stand for: a gang has the same name in every graph with its arrays.
 
 Numbers that layers pass to the functions of their blocks, such as step sizes, are tokens too
 (:mod:`graph_opt.model.parameter`). NumPy arrays have numbers and stay where they are: the restored
-graph has the arrays of the present one. Their values do not count where they are blocks.
+graph has the arrays of the present one. Their values do not count where they are blocks of data:
+the graph that is optimized has placeholders for these.
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ from typing import Any
 import numpy as np
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from graph_opt.dask_graph.pickling import Arrays, IncomparableError, Reference, opened, pickled
+from graph_opt.dask_graph.layers import DeferredLayer
+from graph_opt.dask_graph.pickling import (
+    KINDS,
+    Arrays,
+    IncomparableError,
+    Reference,
+    opened,
+    pickled,
+)
 
 Key = Any
 Array = Any
@@ -45,6 +54,9 @@ MOST_TASKS = 20_000
 MOST_TEXT = 1 << 24
 """Graphs with more bytes of anything are not compared either."""
 
+COMPARABLE = (*KINDS, DeferredLayer)
+"""The kinds of layers that hold all that their tasks depend on."""
+
 
 @dataclass(frozen=True)
 class Canonical:
@@ -61,9 +73,12 @@ class Canonical:
         Raises
         ------
         IncomparableError
-            If the graph is large, holds data or classes that cannot be imported, or if a requested
-            key is not of one of its layers.
+            If the graph is large, holds data, layers of other kinds or classes that cannot be
+            imported, or if a requested key is not of one of its layers.
         """
+        for name, layer in graph.layers.items():
+            if type(layer) not in COMPARABLE:
+                raise IncomparableError(f"expected known kinds of layers, got {name}")
         large = (x for x in graph.layers.values() if isinstance(x, MaterializedLayer))
         if sum(map(len, large)) > MOST_TASKS:
             raise IncomparableError("expected a small graph")
@@ -74,19 +89,21 @@ class Canonical:
         text = pickled(whole, refer=arrays.refer, refer_block=arrays.refer_block)
         if len(text) > MOST_TEXT:
             raise IncomparableError("expected a graph with few bytes")
+        if any(parted(array.tobytes("A"))[1] for array in arrays.counted):
+            raise IncomparableError("expected arrays without what looks like a token")
         text, tokens = numbered(text)
         return cls(text, tuple(tokens), tuple(arrays.found))
 
     def open(self) -> tuple[HighLevelGraph, list[Key]]:
-        """Return the graph with numbered tokens, and its requested keys."""
-        return self._opened(self.pickled)
+        """Return the graph with numbered tokens and no data, and its requested keys."""
+        return self._opened(self.pickled, blank=True)
 
     def graph(self) -> HighLevelGraph:
         """Return the graph with real tokens."""
         return self._opened(restored(self.pickled, self.tokens))[0]
 
-    def _opened(self, text: bytes) -> tuple[HighLevelGraph, list[Key]]:
-        layers, needed, keys = opened(text, {}, self.arrays)
+    def _opened(self, text: bytes, *, blank: bool = False) -> tuple[HighLevelGraph, list[Key]]:
+        layers, needed, keys = opened(text, {}, self.arrays, blank=blank)
         names = [name for name, _ in layers]
         read = ({names[at] for at in numbers} for numbers in needed)
         return HighLevelGraph(dict(layers), dict(zip(names, read, strict=True))), keys

@@ -67,7 +67,7 @@ def test_a_graph_has_its_own_numbers_again():
         graph, keys = canonical.open()
         given: list[Any] = [x for layer in graph.layers.values() for x in _operands(layer)]
         assert sum(isinstance(each, Parameter) for each in given) == 2
-        again = opened(canonical.restored(pickled((graph, keys))), {})[0]
+        again = opened(canonical.restored(pickled((graph, keys))), {}, canonical.arrays)[0]
         wanted = list(flatten(z.__dask_keys__()))
         for one, two in zip(dask.get(again, wanted), dask.get(z.dask, wanted), strict=True):
             np.testing.assert_array_equal(one, two)

@@ -155,7 +155,8 @@ def test_restored_graph_is_the_original(names, seed):
     canonical = Canonical.of(graph, keys)
     numbered, numbered_keys = canonical.open()
     assert [canonical.key(key) for key in numbered_keys] == keys
-    again, restored_keys = opened(canonical.restored(pickled((numbered, numbered_keys))), {})
+    text = canonical.restored(pickled((numbered, numbered_keys)))
+    again, restored_keys = opened(text, {}, canonical.arrays)
     assert restored_keys == keys
     assert again.layers.keys() == graph.layers.keys()
     assert again.dependencies == graph.dependencies

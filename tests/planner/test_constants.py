@@ -1,0 +1,39 @@
+"""Graphs that differ in one constant have their own results, whichever of them comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+
+import dask_dgpu as dgpu
+from tests.graph_opt.dask_graph.test_renaming import held
+from tests.planner.test_structures import Kept
+from tests.support.constants import PROGRAMS, WAYS, same
+
+X = np.random.default_rng(3).random((8, 8))
+
+
+@pytest.fixture(autouse=True)
+def enabled() -> Iterator[None]:
+    with dgpu.enable(local_ranks=2, when="always", on_error="raise"):
+        yield
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_each_constant_has_its_own_result(name: str, way: str) -> None:
+    def make(x: da.Array, k: int) -> da.Array:
+        return WAYS[way](PROGRAMS[name], x, k)
+
+    with dask.config.set(array_optimize=da.optimize):
+        expected = [make(da.from_array(X, 4), k).compute(scheduler="sync") for k in (0, 1)]
+    for persisted in (True, False):
+        for order in ((0, 1, 0), (1, 0, 1)):
+            kept = Kept()
+            for k in order:
+                x = held(X, 4) if persisted else da.from_array(X, 4)
+                same(kept.compute(make(x, k), *([x] if persisted else ())), expected[k])
