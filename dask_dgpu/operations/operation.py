@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dask_dgpu.operations.value import Blocks, Placed, Value
@@ -37,7 +37,8 @@ class Request:
     """All that a plan depends on.
 
     ``result`` is as the graph declares it, ``task`` is that of the piece, ``size`` the number of
-    ranks, and ``room`` the free bytes on a rank's device, ``None`` for no limit.
+    ranks, and ``room`` the free bytes on a rank's device, ``None`` for no limit. Requests are equal
+    if their tasks are ``spelled`` alike: 0.0 is not -0.0, and 1 is not True.
     """
 
     inputs: tuple[Placed, ...]
@@ -46,6 +47,10 @@ class Request:
     size: int
     machine: Machine
     room: float | None
+    spelled: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spelled", repr(self.task))
 
     def excess(self, peak_bytes: float) -> float:
         """Return the bytes of a plan beyond those that are free."""

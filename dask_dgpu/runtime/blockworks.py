@@ -32,14 +32,15 @@ class Blockworks:
     """Dask's layers whose tasks compute blocks, by the name of their array.
 
     Their functions may be a user's. The scheduler forwards programs without these layers'
-    packages, so only ranks unpickle them; all at once, so that shared objects travel once.
+    packages, so only ranks unpickle them; all at once, so that shared objects travel once. A rank
+    keeps what it has unpickled, so its calls copy what may change.
     """
 
     def __init__(self, layers: Mapping[str, Layer] | None = None, pickled: bytes = b"") -> None:
         if layers is not None:
             facts: dict[str, BlockwiseDep] = {}
             self._layers = {name: _bare(layer, facts) for name, layer in layers.items()}
-        self._pickled = pickled
+        self._pickled, self._copies = pickled, layers is None
 
     @cached_property
     def _layers(self) -> dict[str, Layer]:
@@ -50,12 +51,12 @@ class Blockworks:
         """Return what computes each of these blocks."""
         if not blocks:
             return {}
-        layer = self._layers[name]
-        common = Common.of(layer) if isinstance(layer, Blockwise) else None
+        layer, copies = self._layers[name], self._copies
+        common = Common.of(layer, copies=copies) if isinstance(layer, Blockwise) else None
         if common is not None:
             return {index: common.call(index) for index in blocks}
         layer, _ = layer.cull({(name, *index) for index in blocks}, ())
-        return {index: _call(layer[name, *index]) for index in blocks}
+        return {index: _call(layer[name, *index], copies=copies) for index in blocks}
 
     def __reduce__(self) -> Any:
         if not self._pickled:
@@ -71,7 +72,8 @@ class Common:
     small block. ``reads`` are the arrays of the blocks that the ``function`` is called with, and
     for each axis the axis of the result with the same block number; ``None`` is an axis of one
     block. The ``task`` has placeholders for blocks; ``facts`` about blocks, by placeholder, are
-    constants of each block's function, which is ``None`` if there are any.
+    constants of each block's function, which is ``None`` if there are any. Calls may have
+    ``copies`` of what may change.
     """
 
     task: Any
@@ -79,9 +81,10 @@ class Common:
     reads: tuple[tuple[str, tuple[int | None, ...]], ...]
     places: Mapping[str, int]
     facts: tuple[tuple[str, BlockwiseDep, tuple[int | None, ...]], ...]
+    copies: bool
 
     @classmethod
-    def of(cls, layer: Blockwise) -> Common | None:
+    def of(cls, layer: Blockwise, *, copies: bool = False) -> Common | None:
         """Return the task of a layer, ``None`` if it reads more than one block of an array."""
         axes = {letter: axis for axis, letter in enumerate(layer.output_indices)}
         task, names = layer.task, set()
@@ -115,8 +118,8 @@ class Common:
                 facts.append((name, fact, along))
         if task.dependencies != names:
             return None
-        function = None if facts else bound(task, places)
-        return cls(task, function, tuple(reads), places, tuple(facts))
+        function = None if facts else bound(task, places, copies=copies)
+        return cls(task, function, tuple(reads), places, tuple(facts), copies)
 
     def call(self, index: Index) -> Call:
         """Return what computes the block at this place."""
@@ -127,17 +130,18 @@ class Common:
         for name, fact, along in self.facts:
             place = _at(index, along)
             known[name] = dask_task.DataNode(None, fact.get(place, place))
-        return Call(bound(self.task.substitute(known), self.places), reads)
+        task = self.task.substitute(known)
+        return Call(bound(task, self.places, copies=self.copies), reads)
 
 
 def _at(index: Index, along: Iterable[int | None]) -> Index:
     return tuple([0 if axis is None else index[axis] for axis in along])
 
 
-def _call(task: Any) -> Call:
+def _call(task: Any, *, copies: bool) -> Call:
     """Return a task of one block."""
     needs = tuple(task.dependencies)
-    return Call(bound(task, {key: at for at, key in enumerate(needs)}), needs)
+    return Call(bound(task, {key: at for at, key in enumerate(needs)}, copies=copies), needs)
 
 
 def _node(operand: Any) -> Any:

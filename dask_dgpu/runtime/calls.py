@@ -4,114 +4,108 @@
 
     Task("c", f, TaskRef("b"), 2.0)      task({"b": block})     looks at each argument, each time
     bound(task, {"b": 0})                call(block)            knows where the block goes
+
+As in Dask, each task has its own copy of its function and arguments, unless these are proven to be
+the same at each call. In one process without workers, tasks share them, as in Dask too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-from dask_dgpu.runtime.in_place import InPlace, in_place
+import cloudpickle
+
+from dask_dgpu.runtime.in_place import in_place
 from dask_dgpu.runtime.partials import FUNCTIONS
 from graph_opt.dask_graph import internals as dask_task
 from graph_opt.dask_graph.exchanging import exchanged
+from graph_opt.dask_graph.functions import is_constant, is_stateless
 from graph_opt.model.layout import label
 
 Array = Any
 Function = Callable[..., Array]
-Together = Callable[[Sequence[Sequence[Any]]], list[Array]]
-"""A function of the arguments of many calls."""
-
 Places = Mapping[Any, int]
 """The place of each block among the arguments of a function, by its name."""
 
 
-def bound(node: Any, places: Places) -> Function:
-    """Return a function of the blocks at these places that computes a task, or any other node."""
+def bound(node: Any, places: Places, *, copies: bool = False) -> Function:
+    """Return a function of the blocks at these places that computes a task, or any other node.
+
+    If it ``copies``, each call has its own copies of functions and values that may change.
+    """
     if isinstance(node, dask_task.TaskRef):
-        return _Ordered(_first, (places[node.key],))
+        return Ordered(first, (places[node.key],))
     if isinstance(node, dask_task.Alias):
-        return _Ordered(_first, (places[node.target],))
+        return Ordered(first, (places[node.target],))
     if isinstance(node, dask_task.DataNode):
-        return _Bound(_first, (node.value,))
+        if copies and not is_constant(node.value):
+            return Copied.of(node, places)
+        return Bound(first, (node.value,))
     function, arguments = exchanged(node.func, FUNCTIONS) or node.func, node.args
     if node.has_subgraph():
         tasks, result, names, *arguments = node.args
-        function = Chain.of(tasks, result, names)
+        function = Chain.of(tasks, result, names, copies=copies)
+    elif copies and not _is_own(function, node):
+        return Copied.of(node, places)
     keys = [name for each in arguments if (name := _block(each)) is not None]
     if len(keys) < len(arguments) or node.kwargs:
-        return _Bound.of(function, arguments, node.kwargs, places)
+        return Bound.of(function, arguments, node.kwargs, places, copies=copies)
     function = in_place(function)
     order = tuple(places[key] for key in keys)
-    return function if order == tuple(range(len(places))) else _Ordered(function, order)
+    return function if order == tuple(range(len(places))) else Ordered(function, order)
 
 
-def together(calls: Sequence[Function]) -> Together | None:
-    """Return what computes blocks by one call of a function that all of these ``calls`` share.
-
-    That is its method ``together``; ``None`` if it has no such.
-    """
-    functions = [_within(call) for call in calls]
-    if len({*map(id, functions)}) != 1:
-        return None
-    if any(isinstance(call, _Bound) and (call.options or call.named) for call in calls):
-        return None
-    found: Together | None = getattr(functions[0], "together", None)
-    return found
+def _is_own(function: Function, node: Any) -> bool:
+    """Whether a task's function and its arguments, nodes aside, are the same at each call."""
+    values = (*node.args, *node.kwargs.values())
+    return is_stateless(function) and all(_is_node(each) or is_stateless(each) for each in values)
 
 
-def overwritten(call: Function, count: int) -> Collection[int]:
-    """Return which of the ``count`` blocks of a call it may be given as spare, by their places.
-
-    Those that the function within the call overwrites, and reads once.
-    """
-    if not getattr(_within(call), "overwrites", False):
-        return ()
-    return call.once() if isinstance(call, _Ordered | _Bound) else range(count)
+def changing(*_: Any) -> NoReturn:
+    """Stand for a function that may change."""
+    raise TypeError("expected a copy of the task to be called")
 
 
-def _within(call: Function) -> Function:
-    """Return the function that a call calls with its blocks."""
-    return call.function if isinstance(call, _Ordered | _Bound) else call
-
-
-def last_function(call: Function) -> Function:
-    """Return the function that returns the result of a call, the last one of fused tasks."""
-    while True:
-        if isinstance(call, Chain):
-            *_, (_, call, _, _) = call.links or (("", _first, (), ()),)
-        elif isinstance(call, InPlace | _Ordered | _Bound):
-            call = call.function
-        else:
-            return call
-
-
-def of_one_block(call: Function) -> tuple[Function, Mapping[str, Any]] | None:
-    """Return the function that a call calls with its only block, and its options."""
-    if isinstance(call, _Bound):
-        alone = len(call.arguments) == len(call.blocks) == 1 and not (call.values or call.named)
-        return (call.function, call.options or {}) if alone else None
-    return None if isinstance(call, Chain | _Ordered) else (call, {})
-
-
-def arguments_of(call: Function, blocks: Sequence[Array]) -> Sequence[Any]:
-    """Return what the function within a call is called with."""
-    return call.given(blocks) if isinstance(call, _Ordered | _Bound) else blocks
-
-
-def _first(value: Any) -> Any:
+def first(value: Any) -> Any:
+    """Return the only block, or a constant."""
     return value
 
 
 @dataclass(frozen=True)
-class _Ordered:
+class Copied:
+    """A task that is ``pickled``, and opened for each call.
+
+    The ``function`` of the task tells what a call returns, and is never called. It is
+    :func:`changing` if that of the task may change.
+    """
+
+    pickled: bytes
+    places: Places
+    function: Function
+
+    @classmethod
+    def of(cls, node: Any, places: Places) -> Copied:
+        """Return a task as it is now, before its first call."""
+        function = getattr(node, "func", changing)
+        known = is_stateless(function)
+        return cls(cloudpickle.dumps(node), places, function if known else changing)
+
+    def __call__(self, *blocks: Array) -> Array:
+        """Run a new copy of the task."""
+        return bound(cloudpickle.loads(self.pickled), self.places)(*blocks)
+
+
+@dataclass(frozen=True)
+class Ordered:
     """A function of some blocks, by their places."""
 
     function: Function
     order: tuple[int, ...]
 
     def __call__(self, *blocks: Array) -> Array:
+        """Call the function."""
         return self.function(*self.given(blocks))
 
     def given(self, blocks: Sequence[Array]) -> list[Array]:
@@ -124,7 +118,7 @@ class _Ordered:
 
 
 @dataclass(frozen=True)
-class _Bound:
+class Bound:
     """A function of constants, blocks, and containers of blocks.
 
     ``arguments`` and ``options`` have the constants. ``blocks`` are numbers of arguments that are
@@ -149,19 +143,21 @@ class _Bound:
         arguments: Sequence[Any],
         options: Mapping[str, Any],
         places: Places,
-    ) -> _Bound:
+        *,
+        copies: bool = False,
+    ) -> Bound:
         """Bind the arguments of a task."""
         blocks, values, constants = [], [], list(arguments)
         for at, each in enumerate(arguments):
             if (name := _block(each)) is not None:
                 blocks.append((at, places[name]))
             elif isinstance(each, dask_task.GraphNode):
-                values.append((at, bound(each, places)))
+                values.append((at, bound(each, places, copies=copies)))
             else:
                 continue
             constants[at] = None
         nodes = {key: each for key, each in options.items() if _is_node(each)}
-        named = tuple((key, bound(each, places)) for key, each in nodes.items())
+        named = tuple((key, bound(x, places, copies=copies)) for key, x in nodes.items())
         plain = {key: each for key, each in options.items() if key not in nodes}
         if not (options or any(isinstance(each, dask_task.List) for each in arguments)):
             function = in_place(function)
@@ -183,6 +179,7 @@ class _Bound:
         return arguments
 
     def __call__(self, *blocks: Array) -> Array:
+        """Call the function with all its arguments."""
         arguments = self.given(blocks)
         if not self.options and not self.named:
             return self.function(*arguments)
@@ -231,14 +228,16 @@ class Chain:
     result: int
 
     @classmethod
-    def of(cls, tasks: Mapping[Any, Any], result: Any, names: Sequence[Any]) -> Chain:
+    def of(
+        cls, tasks: Mapping[Any, Any], result: Any, names: Sequence[Any], *, copies: bool = False
+    ) -> Chain:
         """Return the tasks that a result needs, in order; ``names`` are those of the blocks."""
         order = list(_ordered(tasks, result, names))
         places = {name: at for at, name in enumerate([*names, *order])}
         needed, links = {places[result]}, []
         for key in reversed(order):
             needs = list(tasks[key].dependencies)
-            call = bound(tasks[key], {name: at for at, name in enumerate(needs)})
+            call = bound(tasks[key], {name: at for at, name in enumerate(needs)}, copies=copies)
             read = tuple(places[name] for name in needs)
             links.append((label(str(key)), call, read, tuple({*read} - needed)))
             needed.update(read)

@@ -15,7 +15,7 @@ import numpy as np
 
 from dask_dgpu.kernels.fused.typed import typed
 from dask_dgpu.operations.value import Value
-from dask_dgpu.runtime.calls import last_function, of_one_block
+from dask_dgpu.runtime.call_facts import last_function, of_one_block
 from dask_dgpu.runtime.forms import Fields, Form, Parts
 from dask_dgpu.runtime.fused import Fused
 from dask_dgpu.runtime.partials import mean_agg, mean_combine, moment_agg

@@ -55,6 +55,7 @@ class Fused(Bare):
 
     fusion: Fusion
     overwrites: ClassVar[bool] = True
+    is_stateless: ClassVar[bool] = True
 
     def __dask_tokenize__(self) -> Any:
         return type(self).__name__, self.fusion.name

@@ -15,7 +15,7 @@ from itertools import groupby
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.value import Collective, Local, Shipment
 from dask_dgpu.runtime.blockworks import Call, Key
-from dask_dgpu.runtime.calls import overwritten, together
+from dask_dgpu.runtime.call_facts import has_copies, overwritten, together
 from dask_dgpu.runtime.declared import combined, combines, form_of, parts_of, returns_array
 from dask_dgpu.runtime.forms import Fields, Known, Parts
 from dask_dgpu.runtime.placement import Block
@@ -152,7 +152,7 @@ class _Preparing:
             Shipping.of(making.shipments, self.rank, self._forms),
             tuple(self._making(index, call, ending) for index, call in calls.items()),
             step.result.container == NUMPY,
-            step.once,
+            step.once or any(has_copies(call.function) for call in calls.values()),
             together([call.function for call in calls.values()]),
         )
 

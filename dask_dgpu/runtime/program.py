@@ -134,7 +134,7 @@ class Stage:
     """A step without the names of arrays: values are numbered, inputs of the program first.
 
     ``operation``, ``task`` and the ``spent`` inputs are those of a collective. A local step has
-    ``needs`` instead.
+    ``needs`` instead. Tasks of equal stages are ``spelled`` alike: 0.0 is not -0.0.
     """
 
     inputs: tuple[int, ...]
@@ -144,6 +144,10 @@ class Stage:
     spent: tuple[bool, ...] = ()
     needs: tuple[tuple[Need, ...], ...] = ()
     once: bool = False
+    spelled: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spelled", repr(self.task))
 
 
 @dataclass(frozen=True)

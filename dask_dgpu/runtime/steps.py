@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dask_dgpu.operations.value import Blocks, Value
-from dask_dgpu.runtime.calls import Together
+from dask_dgpu.runtime.call_facts import Together
 from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.ship import Shipping
@@ -39,7 +39,7 @@ class Functions:
     """Calls of block functions, after the transfers of what they read.
 
     ``needs`` is the number of blocks of all ranks, ``on_host`` whether functions expect blocks of
-    NumPy, and ``once`` whether they are a user's. ``together`` computes many blocks at once.
+    NumPy, and ``once`` whether they may be a user's. ``together`` computes many blocks at once.
     """
 
     needs: int

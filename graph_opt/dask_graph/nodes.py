@@ -37,8 +37,11 @@ class Nodes:
     known: dict[Any, int] = field(default_factory=dict)
 
     def add(self, node: Node) -> int:
-        """Return the number of a node, perhaps an earlier one."""
-        key = (type(node.value), repr(node.value)) if isinstance(node, Constant) else node
+        """Return the number of a node, perhaps an earlier one; 0.0 equals -0.0, and 1 True."""
+        if isinstance(node, Constant):
+            key: Any = type(node.value), repr(node.value)
+        else:
+            key = node, repr(getattr(node, "options", ()))
         if key not in self.known:
             self.known[key] = len(self.nodes)
             self.nodes.append(node)

@@ -254,7 +254,8 @@ class Tiles:
         """Return the exchange that fills the rim beyond the array from the same storage."""
         plan, place = self.plan, (0,) * len(tile.sides)
         lengths = tuple(side.high - side.low for side in tile.sides)
-        halo = _rims(lengths, tile.rims, plan.boundary, plan.dtype, self.comm.rank, plan.size)
+        ends = tuple(zip(plan.boundary, map(repr, plan.boundary), strict=True))
+        halo = _rims(lengths, tile.rims, ends, plan.dtype, self.comm.rank, plan.size)
         inside, whole = {place: storage[tile.extended]}, {place: storage}
         return Exchange(halo, self.comm, self.device, inside, whole)
 
@@ -263,12 +264,15 @@ class Tiles:
 def _rims(
     lengths: tuple[int, ...],
     rims: tuple[tuple[int, int], ...],
-    boundary: tuple[Boundary, ...],
+    boundary: tuple[tuple[Boundary, str], ...],
     dtype: str,
     rank: int,
     size: int,
 ) -> HaloPlan:
-    """Plan how to fill rims from the inside; tiles of one shape share the plan."""
+    """Plan how to fill rims from the inside; tiles of one shape share the plan.
+
+    A ``boundary`` has its text beside it: 0.0 equals -0.0.
+    """
     layout = Layout(tuple((0, length) for length in lengths), (rank,))
-    needed = tuple(b if any(rim) else None for b, rim in zip(boundary, rims, strict=True))
+    needed = tuple(b if any(rim) else None for (b, _), rim in zip(boundary, rims, strict=True))
     return plan_halo(layout, dtype, rims, needed, size)

@@ -7,6 +7,7 @@ which a device evaluates as one kernel.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from functools import update_wrapper
 from typing import Any, NamedTuple
@@ -108,6 +109,12 @@ class Fused:
             return self.f(*arguments, **options)
         found = evaluate(traced.expression, [*arrays, *traced.captured])
         return found if traced.several else found[0]
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether the function stays the same: one of a module may be sent again, edited."""
+        found = sys.modules.get(self.f.__module__)
+        return getattr(found, self.f.__qualname__, None) is not self.f
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Fused, (self.f,)

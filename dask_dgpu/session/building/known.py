@@ -6,17 +6,12 @@ holds blocks of other types than NumPy's and CuPy's.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Hashable
-from functools import lru_cache
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
 from dask.utils import typename
 
-from graph_opt.dask_graph.members import is_known
-from graph_opt.dask_graph.parse import unwrapped
 from graph_opt.model.layout import CONTAINERS
 
 Function = Callable[..., Any]
@@ -26,9 +21,6 @@ MOST = 4096
 
 VALUES = {bool, int, float, complex, str, bytes, type(None)}
 """Types of arguments that are compared by their values, besides NumPy's own."""
-
-LASTING = {BuiltinFunctionType, np.ufunc, type(np.sum)}
-"""Types of functions that are not created anew each time."""
 
 
 class UnknownError(Exception):
@@ -50,23 +42,3 @@ def kind_of(block: Any) -> Hashable:
 def is_block(value: Any) -> bool:
     """Whether a value is a block of NumPy or CuPy."""
     return typename(type(value)) in CONTAINERS
-
-
-def is_lasting(function: Any) -> bool:
-    """Whether a function is not created anew each time."""
-    kind = type(function)
-    return kind in LASTING or (kind is FunctionType and "<" not in function.__qualname__)
-
-
-def is_known_function(function: Any) -> bool:
-    """Whether a function is one of the modules of known packages."""
-    return is_lasting(function) and _is_of_module(function)
-
-
-@lru_cache(MOST)
-def _is_of_module(function: Any) -> bool:
-    if not is_known(function):
-        return False
-    name = getattr(function, "__qualname__", None) or function.__name__  # of a ufunc
-    # Dask binds a curry to the name of one
-    return unwrapped(getattr(sys.modules.get(function.__module__), name, None)) is function

@@ -23,11 +23,10 @@ from dask_dgpu.session.building.known import (
     Function,
     UnknownError,
     is_block,
-    is_known_function,
-    is_lasting,
     is_operator,
     kind_of,
 )
+from graph_opt.dask_graph.functions import is_known_function, is_lasting
 
 FLOATS = (float, complex, np.inexact)
 """Types of numbers whose values do not count for ufuncs and operators (NEP 50)."""
@@ -169,13 +168,17 @@ def _key(value: Any, of_operator: bool) -> Hashable:
         return tuple([_key(each, of_operator) for each in value])
     if of_operator and isinstance(value, FLOATS):
         return (kind,)
+    if kind is float or kind is complex:
+        return kind, repr(value)  # zeros have signs
     if kind in VALUES or is_known_function(value):
         return kind, value
     if kind is partial:
         return kind, *(_key(each, False) for each in (value.func, value.args, value.keywords))
     if kind is dict:
         return tuple([(name, _key(each, of_operator)) for name, each in value.items()])
-    if isinstance(value, np.dtype | np.generic | type):
+    if isinstance(value, np.generic):
+        return kind, value.dtype, value.tobytes()
+    if isinstance(value, type) or (isinstance(value, np.dtype) and value.metadata is None):
         return kind, value
     return kind_of(value)
 

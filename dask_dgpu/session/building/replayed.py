@@ -29,7 +29,6 @@ from dask_dgpu.session.building.known import (
     Function,
     UnknownError,
     is_block,
-    is_known_function,
     is_operator,
     kind_of,
 )
@@ -40,6 +39,7 @@ from dask_dgpu.session.building.template import (
     is_token_name,
     template_of,
 )
+from graph_opt.dask_graph.functions import is_known_function
 from graph_opt.dask_graph.internals import _normalize_seq_func
 
 MARKS = [float(f"1.{i}0915965594177219e-7") for i in range(1, 5)]

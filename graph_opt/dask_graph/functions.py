@@ -1,0 +1,110 @@
+"""Functions of which it is known what they do: those of Dask, NumPy and CuPy return a block."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache, partial
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import numpy as np
+
+from graph_opt.dask_graph.gathering import Together
+from graph_opt.dask_graph.internals import (
+    Alias,
+    Compose,
+    DataNode,
+    Task,
+    TaskRef,
+    curry,
+    methodcaller,
+)
+from graph_opt.dask_graph.parse import unwrapped
+
+PACKAGES = (
+    *("numpy", "cupy", "dask", "dask_dgpu"),
+    *("operator", "_operator", "builtins", "toolz", "cytoolz"),
+)
+"""Packages whose functions do nothing but return a block."""
+
+LASTING = {BuiltinFunctionType, np.ufunc, type(np.sum)}
+"""Types of functions that are not created anew each time."""
+
+CONSTANTS = {
+    *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis)),
+    *(range, methodcaller, Alias, TaskRef),
+}
+"""Types of values that nobody can change, besides NumPy's own."""
+
+MOST = 4096
+"""Number of functions of which it is kept whether they are known."""
+
+
+def is_known(function: Any) -> bool:
+    """Whether a function is of a package whose functions do nothing but return a block."""
+    module = str(getattr(unwrapped(function), "__module__", None))
+    return module.partition(".")[0] in PACKAGES
+
+
+def is_lasting(function: Any) -> bool:
+    """Whether a function is not created anew each time."""
+    kind = type(function)
+    return kind in LASTING or (kind is FunctionType and "<" not in function.__qualname__)
+
+
+def is_known_function(function: Any) -> bool:
+    """Whether a function is one of the modules of known packages."""
+    return is_lasting(function) and _is_of_module(function)
+
+
+def is_stateless(value: Any) -> bool:
+    """Whether a function, or an argument of one, is proven to be the same at each call.
+
+    It is a function of a known package, or such a function with arguments, or a value that known
+    functions do not change. Functions of our own say so themselves. A function of a user may have a
+    buffer, count its calls, or be of a module that is sent again; a generator of random numbers
+    goes on.
+    """
+    kind = type(value)
+    if is_known(kind) and hasattr(kind, "is_stateless"):
+        return bool(value.is_stateless)
+    if kind in (list, set):
+        return all(map(is_stateless, value))
+    if kind is dict:
+        return all(map(is_stateless, value.values()))
+    if kind is partial or kind is curry:
+        return all(map(is_stateless, (value.func, value.args, value.keywords)))
+    if kind is Compose:
+        return all(map(is_stateless, (value.first, *value.funcs)))
+    if kind is Together:
+        return all(map(is_stateless, value.tasks))
+    if kind is DataNode:
+        return is_constant(value.value)
+    if isinstance(value, Task):
+        return all(map(is_stateless, (value.func, value.args, value.kwargs)))
+    if kind is tuple:
+        return all(map(is_stateless, value))
+    return is_constant(value)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether nobody can change a value, or what it holds."""
+    kind = type(value)
+    if kind in (tuple, frozenset):
+        return all(map(is_constant, value))
+    if kind is slice:
+        return all(map(is_constant, (value.start, value.stop, value.step)))
+    if isinstance(value, type):
+        return _is_of_module(value)
+    if kind in CONSTANTS or isinstance(value, np.dtype | np.generic):
+        return True
+    return is_known_function(value)
+
+
+@lru_cache(MOST)
+def _is_of_module(function: Any) -> bool:
+    if not is_known(function):
+        return False
+    name = getattr(function, "__qualname__", None) or function.__name__  # of a ufunc
+    # Dask binds a curry to the name of one
+    return unwrapped(getattr(sys.modules.get(function.__module__), name, None)) is function
