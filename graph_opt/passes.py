@@ -17,7 +17,7 @@ out of it and back in: all its inputs exist before it starts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,11 +136,16 @@ def combine(
 
 
 def partition(
-    culled: Culled, arrays: ArrayGraph, local: Collection[str], keys: Collection[Any]
+    culled: Culled,
+    arrays: ArrayGraph,
+    local: Collection[str],
+    keys: Collection[Any],
+    skipped: Callable[[list[str]], bool] = lambda names: False,
 ) -> list[Region]:
     """Partition a graph with :class:`PieceLayer` into regions.
 
-    A region without a collective is work of Dask's own that a gang can do.
+    A region without a collective is work of Dask's own that a gang can do. There is none of layers
+    that are ``skipped``: a region takes estimates of all its tasks.
     ``arrays`` are Dask's declarations, ``local`` the layers that a gang can compute without a
     collective, and ``keys`` the requested blocks.
     """
@@ -153,7 +158,7 @@ def partition(
     found = []
     for component in _connected(graph, order, levels, members):
         names = _without_streams(component, culled, arrays, pieces)
-        if names:
+        if names and not (pieces.isdisjoint(names) and skipped(names)):
             found.append(_region(names, culled, arrays, requested))
     return found
 

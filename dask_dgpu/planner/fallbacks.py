@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from dask_dgpu.planner.local import NO_MEETING, ONE_PROCESS
 from dask_dgpu.planner.present import scheduler_here
 from dask_dgpu.runtime.scheduler.messages import TOPIC, announce
 from graph_opt.model.layout import label
@@ -73,7 +74,8 @@ def log_verdicts(rewriting: Rewriting, arrays: Collection[str]) -> None:
     reasons = {each.name: each.reason for each in rewriting.declined}
     found = {**rewriting.left, **reasons}
     left = [f"{label(name)} is left to Dask: {reason}" for name, reason in found.items()]
-    text = "; ".join([*gangs, *left]) or "no blocks meet, so all of it is left to Dask"
+    usual = ONE_PROCESS if rewriting.own_left else NO_MEETING
+    text = "; ".join([*gangs, *left]) or f"{usual}, so all of it is left to Dask"
     logger.info("graph of %s: %s", ", ".join(sorted(arrays)), text[:MOST_LOGGED])
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from dask.blockwise import Blockwise
 
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.planner.parts import Lack
@@ -12,8 +14,8 @@ from dask_dgpu.planner.plain import plain_region
 from dask_dgpu.planner.predict import begins_at_once
 from dask_dgpu.planner.stages import Places
 from graph_opt.dask_graph.layers import PieceLayer
-from graph_opt.dask_graph.members import is_map
-from graph_opt.dask_graph.parse import ArrayGraph
+from graph_opt.dask_graph.members import calls_others, container_of, is_map
+from graph_opt.dask_graph.parse import ArrayGraph, Culled
 from graph_opt.model.cost import gang_seconds
 from graph_opt.model.layout import CUPY, NUMPY
 from graph_opt.model.piece import Region
@@ -23,6 +25,12 @@ MOST_WASTE = 0.5
 
 NO_MEETING = "no blocks meet"
 """Why work on blocks with the same index is left to Dask."""
+
+ONE_PROCESS = "blocks of one process need no gang"
+"""Why Dask's own layers are left to it without a cluster: its threads are as quick."""
+
+USERS = "functions of users take unknown time"
+"""Why work with such functions is left to Dask: it gives them to workers that are free."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,15 @@ class Verdicts:
         self.refused.update(others.refused)
         self.left.update(others.left)
         self.lacks.update(others.lacks)
+
+    def skips(
+        self, culled: Culled, arrays: ArrayGraph, facts: ClusterFacts, when: str, names: list[str]
+    ) -> bool:
+        """Whether connected layers are left to Dask without an estimate; add the reason if so."""
+        reason = foregone(names, culled, arrays, facts, when)
+        if reason is not None:
+            self.left.update(dict.fromkeys(names, reason))
+        return reason is not None
 
     def tried_in_passes(self, lacks: Iterable[Lack]) -> None:
         """Replace what collectives lack by what their passes do if that is less."""
@@ -84,18 +101,31 @@ def hindrance_of(layer: PieceLayer, facts: ClusterFacts) -> str | None:
     return "most of the blocks that it makes are not wanted" if layer.waste > MOST_WASTE else None
 
 
-def hindrance(region: Region, facts: ClusterFacts, places: Places) -> str | None:
-    """Return why no gang would compute a region with a purpose: to bring blocks together.
+def foregone(
+    names: Sequence[str], culled: Culled, arrays: ArrayGraph, facts: ClusterFacts, when: str
+) -> str | None:
+    """Return why no gang would compute connected layers of Dask's, if no estimate is needed.
 
     Gangs of CPUs transfer NumPy blocks and gangs of GPUs CuPy blocks. Annotated layers stay with
     Dask: users ask for workers, resources or retries of single tasks.
     """
-    nodes = [*region.nodes.values(), *(node for node, _ in region.inputs)]
+    layers = [culled.graph.layers[name] for name in names]
+    maps = all(map(is_map, layers))
     other = NUMPY if facts.device == "cuda" else CUPY
-    if region.annotations:
+    if layers[0].annotations:
         return "its layers are annotated"
-    if facts.workers and any(node.container == other for node in nodes):
+    if facts.workers and any(container_of(arrays, name) == other for name in names):
         return f"blocks are not those of a gang on {facts.device}"
+    if when == "always":
+        return None
+    if not facts.workers:
+        return NO_MEETING if maps else ONE_PROCESS
+    called = (layer for layer in layers if isinstance(layer, Blockwise))
+    return USERS if not maps and any(map(calls_others, called)) else None
+
+
+def hindrance(region: Region, places: Places) -> str | None:
+    """Return why no gang would compute a region with a purpose: to bring blocks together."""
     return None if not region.in_place or _meets(region, places) else NO_MEETING
 
 
@@ -104,13 +134,10 @@ def refusal(
 ) -> str | None:
     """Return why a gang would not take less than this share of plain Dask's time, if it is known.
 
-    In one process blocks do not move, so Dask's threads are as quick. Functions of users take
-    unknown time, and Dask gives them to workers that are free.
+    Functions may be arguments of any task, so all are looked at.
     """
-    if not facts.workers:
-        return "blocks of one process need no gang"
     if any(work.once for work in region.works):
-        return "functions of users take unknown time"
+        return USERS
     plain = plain_region(region, arrays, max(facts.workers, facts.cores), facts, places)
     at_once = begins_at_once(region, places)
     gang = gang_seconds(facts.machine, region.tasks, region.steps, at_once=at_once)

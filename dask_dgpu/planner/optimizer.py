@@ -135,7 +135,9 @@ class GraphOptimizer:
         if self.settings.wire_dtype != "exact":
             pieces = [with_wire_dtype(piece, self.settings.wire_dtype) for piece in pieces]
         verdicts, lacks = Verdicts(), dict[str, Lack]()
-        while pieces or (self.settings.regions and may_meet(arrays, self.facts)):
+        own_left = not self.facts.workers and self.settings.when != "always"
+        own = self.settings.regions and not own_left and may_meet(arrays, self.facts)
+        while pieces or own:
             culled, local = self._culled(graph, arrays, pieces, wanted)
             layers = {
                 layer.piece.output.name: layer
@@ -151,7 +153,8 @@ class GraphOptimizer:
             if not refused:
                 found = [alone(layer) for layer in layers.values()]
                 if self.settings.regions:
-                    found = partition(culled, arrays, local, wanted)
+                    skips = partial(verdicts.skips, culled, arrays, self.facts, self.settings.when)
+                    found = partition(culled, arrays, local, wanted, skips)
                 for region in found:
                     gangs += self._gangs(region, arrays, layers, present, verdicts)
                 if len(gangs) > 1:
@@ -174,11 +177,11 @@ class GraphOptimizer:
                 whole = [(part, self._with_plain(graph, part, each)) for part, each in programs]
                 put = emit(culled.graph, whole, FUNCTIONS)
                 predicted = tuple((gang.region, gang.prediction) for gang in gangs)
-                decided = matches.pieces, predicted, tuple(declined), verdicts.left, lacks
+                decided = matches.pieces, predicted, tuple(declined), verdicts.left, lacks, own_left
                 return Rewriting(put, source, arrays, *decided)
             pieces = kept  # the others change which blocks of these are needed
         graph = combine(graph, arrays, (), wanted, Fused)
-        decided = matches.pieces, (), tuple(declined), verdicts.left, lacks
+        decided = matches.pieces, (), tuple(declined), verdicts.left, lacks, own_left
         return Rewriting(graph, source, arrays, *decided)
 
     def _culled(
@@ -233,7 +236,7 @@ class GraphOptimizer:
 
     def _objection(self, region: Region, arrays: ArrayGraph, places: Places) -> str | None:
         """Return why a region without collectives is not even planned, if there is a reason."""
-        reason = hindrance(region, self.facts, places)
+        reason = hindrance(region, places)
         if reason is None and self.settings.when != "always":
             reason = refusal(region, arrays, self.facts, places, LEAST_GAIN)
         return reason

@@ -37,7 +37,8 @@ class Rewriting:
 
     ``source`` is the graph that was read, ``arrays`` its layers, and ``found`` the pieces in them.
     ``declined`` are pieces, and ``left`` are further layers, with the reasons why no gang computes
-    them. ``lacks`` has the pieces that do not fit, by name.
+    them. ``lacks`` has the pieces that do not fit, by name. With ``own_left`` all of Dask's own
+    layers are left to it, because the graph runs in one process.
     """
 
     graph: HighLevelGraph
@@ -48,6 +49,7 @@ class Rewriting:
     declined: tuple[Declined, ...]
     left: Mapping[str, str]
     lacks: Mapping[str, Lack] = field(default_factory=dict)
+    own_left: bool = False
 
     @property
     def pieces(self) -> tuple[Piece, ...]:

@@ -108,8 +108,9 @@ class _Finder:
 
     def _grown(self, last: str, whole: bool) -> Cluster | None:
         """Collect layers from the last one backwards; with ``whole``, whole reductions too."""
-        reading, node, cluster = self.reading(last), self.arrays.node(last), Cluster()
-        if reading is None or node is None or not self._fits(reading, last, whole):
+        node, cluster = self.arrays.node(last), Cluster()
+        reading = None if node is None else self.reading(last)
+        if node is None or reading is None or not self._fits(reading, last, whole):
             return None
         many = {axis for axis, blocks in enumerate(node.grid) if blocks != 1}
         own = tuple(axis if axis in many else None for axis in range(node.ndim))

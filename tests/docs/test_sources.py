@@ -146,7 +146,7 @@ def test_reason_of_explain_exists(reason: str) -> None:
 
 def declined() -> set[str]:
     """Return the reasons in the sources: of rules, of unsupported arrays, and of the planner."""
-    functions = {"unsupported", "hindrance_of", "hindrance", "refusal", "_refusal"}
+    functions = {"unsupported", "hindrance_of", "foregone", "refusal", "_refusal"}
     found = set()
     for package in ("dask_dgpu", "graph_opt"):
         for path in (ROOT / package).rglob("*.py"):

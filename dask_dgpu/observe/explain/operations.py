@@ -14,7 +14,7 @@ from dask.highlevelgraph import Layer
 
 from dask_dgpu.observe.explain.runs import notes
 from dask_dgpu.observe.explain.words import Step, steps_of
-from dask_dgpu.planner.local import NO_MEETING
+from dask_dgpu.planner.local import NO_MEETING, ONE_PROCESS
 from dask_dgpu.planner.plain import LayerCost, Plain
 from dask_dgpu.planner.predict import Prediction
 from dask_dgpu.planner.rewriting import Rewriting
@@ -255,7 +255,9 @@ class Finder:
             return CREATES
         if not all(is_member(arrays, name) for name in step.layers):
             return NO_RULE
-        return NO_MEETING if all(is_map(arrays.layers[name]) for name in step.layers) else STREAM
+        if all(is_map(arrays.layers[name]) for name in step.layers):
+            return NO_MEETING
+        return ONE_PROCESS if self.rewriting.own_left else STREAM
 
 
 def made_by(region: Region) -> Iterator[str]:
