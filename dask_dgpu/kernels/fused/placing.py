@@ -14,7 +14,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from graph_opt.model.expression import Constant, Expression, Input, Node, Reduce, View
+from dask_dgpu.kernels.fused.order import after_arguments
+from graph_opt.model.expression import Constant, Expression, Input, Reduce, View
 
 Shape = tuple[int, ...]
 Axes = tuple[int | None, ...]
@@ -67,17 +68,19 @@ class Placing:
 
     def place(self, node: int, axes: Sequence[int | None]) -> int:
         """Return the number of a step, which is added if it is new."""
-        lengths = self.shapes[node]
-        placed = tuple(
-            axis if axis in self.tile and length != 1 else None
-            for axis, length in zip(axes, lengths, strict=True)
-        )
-        key = node, placed
-        if key not in self._known:
-            arguments = self._arguments(self.nodes[node], node, placed)
-            self.steps.append(Step(node, placed, arguments))
-            self._known[key] = len(self.steps) - 1
-        return self._known[key]
+        root = self._key(node, axes)
+        for key, read in after_arguments(root, self._arguments, self._known):
+            if isinstance(self.nodes[key[0]], Reduce) and not read:
+                self.reductions.add(key[0])
+            self._known[key] = len(self.steps)
+            self.steps.append(Step(*key, tuple([self._known[each] for each in read])))
+        return self._known[root]
+
+    def _key(self, node: int, axes: Sequence[int | None]) -> tuple[int, Axes]:
+        """Return a node, and the axes of it that are cut."""
+        pairs = zip(axes, self.shapes[node], strict=True)
+        placed = [axis if axis in self.tile and length != 1 else None for axis, length in pairs]
+        return node, tuple(placed)
 
     def elements(self, node: int, axes: Axes, tile: dict[int, int]) -> int:
         """Return the number of elements of a node in a tile."""
@@ -89,26 +92,25 @@ class Placing:
         computed = (step for step in self.steps if step.arguments)
         return max((self.elements(each.node, each.axes, self.tile) for each in computed), default=0)
 
-    def _arguments(self, node: Node, at: int, axes: Axes) -> tuple[int, ...]:
+    def _arguments(self, key: tuple[int, Axes]) -> list[tuple[int, Axes]]:
+        """Return the nodes that a step reads, and where these lie; none if it is a leaf."""
+        at, axes = key
+        node = self.nodes[at]
         match node:
             case Input() | Constant():
-                return ()
+                return []
             case Reduce(argument=argument):
                 below = self._below_reduction(node, axes)
-                if below is None:
-                    self.reductions.add(at)
-                    return ()
-                return (self.place(argument, below),)
+                return [] if below is None else [self._key(argument, below)]
             case View(argument, viewed):
                 inner: list[int | None] = [None] * len(self.shapes[argument])
                 for axis, of in zip(axes, viewed, strict=True):
                     if of is not None:
                         inner[of] = axis
-                return (self.place(argument, inner),)
+                return [self._key(argument, inner)]
             case _:
                 aligned = (axes[len(axes) - len(self.shapes[of]) :] for of in node.arguments)
-                pairs = zip(node.arguments, aligned, strict=True)
-                return tuple(self.place(of, part) for of, part in pairs)
+                return [self._key(*pair) for pair in zip(node.arguments, aligned, strict=True)]
 
     def _below_reduction(self, node: Reduce, axes: Axes) -> Axes | None:
         """Return where a reduction's argument lies, or None if an earlier pass must reduce it."""

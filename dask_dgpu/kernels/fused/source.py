@@ -19,6 +19,7 @@ from dask_dgpu.kernels.fused.device_functions import (
     stored_type,
     value_type,
 )
+from dask_dgpu.kernels.fused.order import after_arguments
 from dask_dgpu.kernels.fused.typed import Typed
 from graph_opt.model.expression import Apply, Cast, Constant, Input, Node, View
 
@@ -89,18 +90,38 @@ class Code:
 
     def value(self, at: int, axes: Axes) -> str:
         """Return the variable or literal of a node's value in its own dtype."""
+        for key, read in after_arguments((at, axes), self._read, self._known):
+            self._known[key] = self._written(*key, [self._known[each] for each in read])
+        return self._known[at, axes]
+
+    def _read(self, key: tuple[int, Axes]) -> list[tuple[int, Axes]]:
+        """Return the arguments of a node that are no constants, and how they lie."""
+        at, axes = key
+        node, found = self.context.nodes[at], self.context.found
+        if at in self.given or at in self.context.arrays:
+            return []
+        match node:
+            case Cast(argument, _):
+                return [(argument, axes)]
+            case View(argument, chosen):
+                places = {axis: axes[at] for at, axis in enumerate(chosen) if axis is not None}
+                length = len(found[argument].shape)
+                return [(argument, tuple(places.get(axis) for axis in range(length)))]
+            case Apply():
+                read = (of for of in node.arguments if not self._is_constant(of))
+                return [(of, axes_below(axes, found[of].shape)) for of in read]
+        return []
+
+    def _is_constant(self, at: int) -> bool:
+        return isinstance(self.context.nodes[at], Constant)
+
+    def _written(self, at: int, axes: Axes, values: Sequence[str]) -> str:
+        node, typed = self.context.nodes[at], self.context.found[at]
         if at in self.given:
             name, lies = self.given[at]
             if axes != lies:
                 raise Misplaced
             return name
-        key = at, axes
-        if key not in self._known:
-            self._known[key] = self._written(at, axes)
-        return self._known[key]
-
-    def _written(self, at: int, axes: Axes) -> str:
-        node, typed = self.context.nodes[at], self.context.found[at]
         if at in self.context.arrays or isinstance(node, Input):
             name = self.context.operand(at, axes)
             self.used.add(name)
@@ -110,34 +131,32 @@ class Code:
                 return self.context.constant(value, typed.dtype)
             case Cast(argument, _):
                 below = self.context.found[argument]
-                value = self.value(argument, axes)
-                return self._variable(typed.dtype, converted(value, below.dtype, typed.dtype))
-            case View(argument, chosen):
-                shape = self.context.found[argument].shape
-                places = {axis: axes[at] for at, axis in enumerate(chosen) if axis is not None}
-                return self.value(argument, tuple(places.get(axis) for axis in range(len(shape))))
+                return self._variable(typed.dtype, converted(values[0], below.dtype, typed.dtype))
+            case View():
+                return values[0]
             case Apply():
-                return self._variable(typed.dtype, self._applied(node, typed, axes))
+                return self._variable(typed.dtype, self._applied(node, typed, values))
         raise TypeError(f"expected an elementwise node, got {node}")
 
-    def _applied(self, node: Apply, typed: Typed, axes: Axes) -> str:
+    def _applied(self, node: Apply, typed: Typed, values: Sequence[str]) -> str:
         arguments: list[str | None] = []
+        others = iter(values)
         for at, dtype in zip(node.arguments, typed.loop, strict=True):
-            below, argument = self.context.found[at], self.context.nodes[at]
+            argument = self.context.nodes[at]
             if isinstance(argument, Constant):
                 none = argument.value is None
                 arguments.append(None if none else self.context.constant(argument.value, dtype))
             else:
-                value = self.value(at, axes_below(axes, below.shape))
-                arguments.append(converted(value, below.dtype, dtype))
+                arguments.append(converted(next(others), self.context.found[at].dtype, dtype))
         found = _call(node, typed, arguments, self.context.nodes)
         if found is None:
             raise TypeError(f"expected a function with generated code, got {node.function}")
         return found
 
     def _variable(self, dtype: np.dtype[Any], value: str) -> str:
+        # not const: NVRTC would evaluate the initializers of all variables below, each time again
         name = f"v{len(self.lines)}"
-        self.lines.append(f"const {value_type(dtype)} {name} = {value};")
+        self.lines.append(f"{value_type(dtype)} {name} = {value};")
         return name
 
 
