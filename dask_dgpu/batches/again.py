@@ -23,14 +23,20 @@ def is_worth_another_try(error: Exception) -> bool:
     return isinstance(error, LostError) or lacks_memory(error)
 
 
-def halved(call: Call, plan: Plan) -> Lengths:
-    """Return lengths for batches of half the planned bytes; raise if none are as small."""
+def halved(call: Call, plan: Plan, failed: type[Exception]) -> Lengths:
+    """Return lengths for batches of half the planned bytes after a batch has failed.
+
+    If none are as small, it is the smallest batch after a loss, and after a lack of memory an
+    error.
+    """
     room = SHARE * plan.peak_bytes
 
     def batches(lengths: Lengths) -> float:
         return call.notation.batches(lengths)
 
     lengths = choose(call.notation, call.peak, batches, room)
+    if lengths is None and issubclass(failed, LostError):
+        return call.smallest
     if lengths is None:
         least = call.peak(call.smallest)
         raise DgpuError(

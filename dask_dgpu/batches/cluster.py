@@ -31,6 +31,7 @@ from dask_dgpu.batches.operands import Operand
 from dask_dgpu.batches.streamed import Tasks
 from dask_dgpu.batches.windows.client import LEAST, LostError, Windows, together
 from dask_dgpu.environment.facts import ClusterFacts
+from dask_dgpu.environment.workers import await_worker
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.present import present_on
 from graph_opt.model.layout import dealt
@@ -94,7 +95,7 @@ class Cluster:
 
         Workers are about to get so many bytes.
         """
-        with self._deciding:
+        with self._deciding, self._no_loss():
             if self._decided is None:
                 self._decided = self._decide(nbytes)
             return self._decided
@@ -149,7 +150,6 @@ class Cluster:
     ) -> dict[Any, Any]:
         """Send blocks in even shares, in order; return their futures by index."""
         addresses = sorted(self._addresses())
-        self._used |= set(addresses)
         shares: dict[str, dict[Any, Any]] = defaultdict(dict)
         for (index, region), owner in zip(places, dealt(len(places), len(addresses)), strict=True):
             shares[addresses[owner]][(name, *index)] = read(region)
@@ -262,23 +262,30 @@ class Cluster:
             out[region] = block
 
     def _addresses(self) -> set[str]:
+        """Return the workers that get blocks, at least one."""
+        await_worker(self.client)
         found: set[str] = self.client.sync(self._windows.addresses)
+        self._used |= found
         return found
 
     @contextmanager
     def _no_loss(self) -> Iterator[None]:
-        """Replace errors that follow from the loss of a worker: the first one, of any kind.
+        """Replace errors that follow from the loss of a worker, whichever thread sees it first.
 
-        Other calls and threads that used the worker find that their futures are cancelled.
+        Any error does during whose work a worker is lost. Connections that have failed and futures
+        that are cancelled may be of earlier losses.
         """
+        from distributed.comm.core import CommClosedError
+
+        earlier = set(self._lost)
         try:
             yield
         except Exception as error:
-            lost = self._used - self._addresses()
-            self._used -= lost
-            self._lost |= lost
-            if isinstance(error, CancelledError):
-                lost = self._lost
+            closed = isinstance(error, CommClosedError)
+            there = self._used - self._lost
+            self._lost |= self.client.sync(self._windows.lost, there, patient=closed)
+            late = closed or isinstance(error, CancelledError)
+            lost = self._lost if late else self._lost - earlier
             if not lost:
                 raise
             raise LostError.of(*lost) from error

@@ -21,6 +21,7 @@ from dask_dgpu.batches.shared import Shared
 from dask_dgpu.batches.sites import Site
 from dask_dgpu.batches.stored import writable
 from dask_dgpu.batches.whole import Whole
+from dask_dgpu.batches.windows.client import LostError
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.kernels.device.memory import lacks_memory
 
@@ -38,7 +39,7 @@ def compute(
     """Plan a call within ``room`` bytes of each device, and compute it."""
     call = Call.of(operation, template, site)
     if call is None:
-        return _compute_whole(Whole.of(operation, template, site, room), out, progress)
+        return _compute_whole(_sent(operation, template, site, room), out, progress)
     calls = in_passes(call, room)
     found = plan_passes(call.title, calls, room)
     _check_fits(found)
@@ -46,6 +47,14 @@ def compute(
     written = result if out is None else _selected(operation, template, result, site)
     execute_passes(calls, found, written, shared, progress=progress, new=out is None)
     return _given_back(result, out)
+
+
+def _sent(operation: Operation, template: Template, site: Site, room: float) -> Whole:
+    """Return a function's graph with its operands sent, once more if a worker is lost meanwhile."""
+    try:
+        return Whole.of(operation, template, site, room)
+    except LostError:
+        return Whole.of(operation, template, site, room)
 
 
 def _compute_whole(whole: Whole, out: Any, progress: bool) -> Any:

@@ -33,9 +33,10 @@ def execute(call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool,
     sink = Sink(call.notation, call.shape, call.dtype, out, call.site.copying, new=new)
     work = _Work(call, sink, shared, progress)
     try:
-        if work.is_done(plan.batches, call.notation.tiles(plan.lengths), plan.lengths):
+        failed = work.try_all(plan.batches, call.notation.tiles(plan.lengths), plan.lengths)
+        if failed is None:
             return
-        smaller = halved(call, plan)
+        smaller = halved(call, plan, failed)
         tiles = list(rest(call, plan, smaller, sink.written))
         try:
             work.run(len(tiles), iter(tiles), smaller)
@@ -77,20 +78,23 @@ class _Work:
     shared: Shared
     progress: bool
 
-    def is_done(self, count: int, tiles: Iterator[Tile], lengths: Lengths) -> bool:
-        """Compute batches; return whether memory and workers lasted."""
+    def try_all(
+        self, count: int, tiles: Iterator[Tile], lengths: Lengths
+    ) -> type[Exception] | None:
+        """Compute batches; return the type of the error if memory or a worker did not last."""
         try:
             self.run(count, tiles, lengths)
         except Exception as error:
             # while it is written, nobody knows what is written
             if self.sink.is_writing or not is_worth_another_try(error):
                 raise
+            failed = type(error)
         else:
-            return True
+            return None
         self.sink.drop()
         self.shared.clear()
         gc.collect()  # frames of the error hold arrays
-        return False
+        return failed
 
     def run(self, count: int, tiles: Iterator[Tile], lengths: Lengths) -> None:
         """Compute batches of at most these lengths and write their results."""

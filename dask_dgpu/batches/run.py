@@ -100,9 +100,10 @@ def run(
     If a batch fails, ``out`` has the results of the batches before it, and keeps its other
     elements. The error has a note with the number of parts that were written. In passes, ``out``
     may hold results of an earlier pass too. After a ``MemoryError`` or the loss of a worker the
-    parts that are not written are computed in batches of half the planned bytes, once. Functions
-    without a name in this list run as one Dask graph; then any blocks may have been written, and
-    the second time all are, in smaller blocks.
+    parts that are not written are computed in batches of half the planned bytes, once; after a
+    loss in the smallest batches if none is so small. Functions without a name in this list run as
+    one Dask graph; then any blocks may have been written, and the second time all are, in smaller
+    blocks. Operands that were being sent to a lost worker are sent once more.
 
     A ``strategy`` of ``"matmul"`` holds for batches that have something to divide. As in
     :func:`matmul`, options need operands of one or two axes. A ``casting`` of a ufunc holds for

@@ -18,7 +18,7 @@ from dask_dgpu.environment.gpus import count_gpus
 from dask_dgpu.environment.hosts import worker_hosts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.environment.transports import check_transport_here, choose_transport
-from dask_dgpu.errors import DgpuError
+from dask_dgpu.environment.workers import ask_workers, await_worker
 from dask_dgpu.runtime.tasks import PLUGIN
 from graph_opt.model.cost import Machine, calibrated, machine_of
 from graph_opt.model.hosts import Hosts
@@ -26,9 +26,6 @@ from graph_opt.model.hosts import Hosts
 if TYPE_CHECKING:
     from distributed import Client, Worker
     from distributed.scheduler import Scheduler
-
-PATIENCE = 30
-"""Seconds to wait for the first worker; without one, nothing is known of the cluster."""
 
 STEADY = 1 / 16
 """Fraction of the memory that may change unnoticed, well within ``dgpu.memory.safety-margin``."""
@@ -117,14 +114,8 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
     if client is None:
         _check_here(settings)
         return ALONE
-    try:
-        client.wait_for_workers(1, timeout=PATIENCE)
-    except TimeoutError as error:
-        raise DgpuError(
-            f"expected client to have a worker within {PATIENCE} s, got none from {client!r}: "
-            "client.wait_for_workers(1) waits longer"
-        ) from error
-    probes: dict[str, WorkerFacts | None] = client.run(_probe, settings.device == "cuda")
+    await_worker(client)
+    probes = ask_workers(client, _probe, settings.device == "cuda")
     facts = _gather(client, settings, probes)
     memory = facts.device_memory and rounded(facts.device_memory)
     scheduler, memory, threads = client.run_on_scheduler(_as_before, memory)
@@ -134,7 +125,7 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
         threads=threads if facts.device == "cpu" else 1,
         scheduler=scheduler,
         protocol=_protocol(probes),
-        hardware=_together(client.run(hardware)),
+        hardware=_together(ask_workers(client, hardware)),
         hosts=worker_hosts(probes),
     )
 
@@ -218,7 +209,7 @@ def _gather(
 
 def _least_memory(client: Client) -> int | None:
     """Return the bytes for blocks on the worker with the least, ``None`` without limits."""
-    found: dict[str, int | None] = client.run(memory_for_blocks)
+    found = ask_workers(client, memory_for_blocks)
     return min((memory for memory in found.values() if memory is not None), default=None)
 
 

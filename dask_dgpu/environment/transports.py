@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dask_dgpu.comm.bootstrap import TRANSPORTS, Transport
 from dask_dgpu.environment.settings import Settings
+from dask_dgpu.environment.workers import ask_workers
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -31,7 +32,7 @@ def choose_transport(
 
     On a cluster with TLS, only the transport ``dask`` needs no permission, and gloo gets none.
     """
-    probes: dict[str, set[Transport]] = client.run(installed_transports)
+    probes = ask_workers(client, installed_transports)
     encrypted, limited = protocol in ENCRYPTED, settings.limits.ports is not None
     if settings.comm != "auto":
         transport = settings.comm

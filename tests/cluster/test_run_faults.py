@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import re
 import threading
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from dask_dgpu.errors import OutOfMemoryError
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.losses import Losses
-from tests.cluster.observe import eventually, send_signal
+from tests.cluster.observe import eventually, send_signal, settled
 
 pytestmark = pytest.mark.cluster
 
@@ -225,3 +226,49 @@ class TestLosses(Losses):
         np.testing.assert_array_equal(np.sort(found), np.sort(A[A > 0.5]))
         assert killed
         eventually(lambda: nothing_left(client, earlier))
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("op", [lambda x: x @ x, "matmul", "fft2"])
+    def test_a_worker_that_is_lost_while_operands_are_sent(self, client: Client, op: Any) -> None:
+        """Also if there is no smaller batch."""
+        earlier = names(client)
+        values = RNG.random((64, 64))
+
+        class Source:
+            shape, dtype, reads = values.shape, values.dtype, 0
+
+            def __getitem__(self, key: Any) -> Any:
+                if not self.reads:
+                    send_signal(client, sorted(client.scheduler_info(n_workers=-1)["workers"])[0])
+                self.reads += 1
+                return values[key]
+
+        source = Source()
+        operands = [source, values] if op == "matmul" else [source]
+        wanted = np.fft.fft2(values) if op == "fft2" else values @ values
+        with dgpu.enable(client, **SETTINGS):
+            found = dgpu.run(op, *operands)
+        assert source.reads > 1
+        np.testing.assert_allclose(found, wanted, rtol=1e-9)
+        eventually(lambda: nothing_left(client, earlier))
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(240)
+    @pytest.mark.parametrize("calls", [1, 3])
+    def test_workers_that_are_killed_at_any_moment(
+        self, client: Client, cluster: Any, calls: int
+    ) -> None:
+        """Each call is repeated, whichever thread sees the loss first, and how."""
+        chance = random.Random(calls)
+        ops: list[tuple[Any, Any]] = [(lambda x, y: x @ y, A @ B), ("matmul", A @ B)]
+        for at in range(6):
+            eventually(lambda: settled(cluster), 60)
+            op, wanted = ops[at % 2]
+            victim = chance.choice(sorted(cluster.scheduler.workers))
+            killer = threading.Timer(chance.uniform(0, 0.3), send_signal, [client, victim])
+            with dgpu.enable(client, **{**LIMITS, "memory_limit": "2 MiB"}):
+                killer.start()
+                for found in dgpu.run_many(op, [(A, B)] * calls):
+                    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+            killer.join()
+            eventually(lambda victim=victim: victim not in cluster.scheduler.workers)

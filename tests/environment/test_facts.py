@@ -5,11 +5,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from distributed.comm.core import CommClosedError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.environment import facts, settings
 from dask_dgpu.environment.transports import installed_transports
+from dask_dgpu.environment.workers import ask_workers
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.runtime.tasks import PLUGIN
 
@@ -32,7 +34,7 @@ class Workers:
         if not self.transports:
             raise TimeoutError
 
-    def run(self, function: Any, *args: Any) -> dict[str, Any]:
+    def run(self, function: Any, *args: Any, on_error: str) -> dict[str, Any]:
         answers: dict[Any, Any] = {
             installed_transports: self.transports,
             facts.memory_for_blocks: [None, 2**30],
@@ -45,6 +47,34 @@ class Workers:
         workers = {address: SimpleNamespace(nthreads=n) for address, n in (("a", 2), ("b", 3))}
         scheduler = SimpleNamespace(id="Scheduler-1", plugins=plugins, workers=workers)
         return function(*args, dask_scheduler=scheduler)
+
+
+class Losing:
+    """A client whose function fails on each worker with its error, if there is one."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = answers
+
+    def run(self, function: Any, *args: Any, on_error: str) -> dict[str, Any]:
+        assert on_error == "return"
+        return dict(zip("abc", self.answers, strict=False))
+
+
+def test_lost_workers_are_left_out() -> None:
+    client: Any = Losing(1, CommClosedError("closed"), 3)
+    assert ask_workers(client, int) == {"a": 1, "c": 3}
+
+
+def test_all_workers_are_lost() -> None:
+    client: Any = Losing(CommClosedError("closed"), OSError("timed out"))
+    with pytest.raises(DgpuError, match="lost all workers: a, b"):
+        ask_workers(client, int)
+
+
+def test_the_error_of_a_worker() -> None:
+    client: Any = Losing(CommClosedError("closed"), ValueError("of the function"), 3)
+    with pytest.raises(ValueError, match="of the function"):
+        ask_workers(client, int)
 
 
 def gathered(

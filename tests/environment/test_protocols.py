@@ -100,7 +100,7 @@ class Cluster:
 
     def wait_for_workers(self, n_workers: int, timeout: float) -> None: ...
 
-    def run(self, function: Any, *args: Any) -> dict[str, Any]:
+    def run(self, function: Any, *args: Any, on_error: str) -> dict[str, Any]:
         return dict.fromkeys(
             self.workers, {"dask", "gloo"} if function is installed_transports else None
         )

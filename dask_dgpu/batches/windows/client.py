@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -265,21 +265,25 @@ class Windows:
 
     @asynccontextmanager
     async def connected(self, address: str) -> AsyncIterator[None]:
-        """Replace the failure of a connection to a worker by a :class:`LostError`."""
+        """Replace errors that follow from the loss of a worker by a :class:`LostError`."""
         try:
             yield
-        except OSError as error:
-            await self._noticed(address)
-            raise LostError.of(address) from error
+        except Exception as error:
+            of_connection = isinstance(error, OSError)
+            if await self.lost([address], patient=of_connection) or of_connection:
+                raise LostError.of(address) from error
+            raise
 
-    async def _noticed(self, address: str) -> None:
-        """Wait until the scheduler knows that a worker is lost."""
+    async def lost(self, workers: Collection[str], *, patient: bool) -> set[str]:
+        """Return the lost ones of these workers.
+
+        If ``patient``, wait until the scheduler knows one: a connection fails before.
+        """
         loop = asyncio.get_running_loop()
-        late = loop.time() + PATIENCE
-        while loop.time() < late:
-            if address not in await self.addresses():
-                return
+        late = loop.time() + (PATIENCE if patient and workers else 0)
+        while not (found := {*workers} - await self.addresses()) and loop.time() < late:
             await asyncio.sleep(0.1)
+        return found
 
     async def addresses(self) -> set[str]:
         """Return the workers that the scheduler knows."""

@@ -42,14 +42,17 @@ def request(
     Reschedule
         If the gang starts over.
     """
-    answer = sync(
-        here.loop,
-        here.scheduler.dgpu_gang,
-        key=key,
-        program=pickle.dumps(program),
-        staged=[list(tokens) for tokens in staged],
-        worker=here.address,
-    )
+    try:
+        answer = sync(
+            here.loop,
+            here.scheduler.dgpu_gang,
+            key=key,
+            program=pickle.dumps(program),
+            staged=[list(tokens) for tokens in staged],
+            worker=here.address,
+        )
+    except OSError:  # this worker closes, and others take over its tasks
+        raise Reschedule from None
     if answer["outcome"] == "restarted":
         raise Reschedule
     if answer["outcome"] == "failed":
@@ -69,13 +72,16 @@ async def fetch(here: Worker, handle: Handle, block: Key, out: Key) -> Array:
     """
     what = {"key": handle.key, "run_id": handle.run_id, "block": block}
     where = partial(here.scheduler.dgpu_where, **what, out=out, worker=here.address)
-    place = await where(missing=here.address)
-    if place is not None:
-        try:
-            answer = await here.rpc(place).dgpu_take(**what)
-        except OSError:  # the worker is lost, perhaps before the scheduler knows
-            answer = {}
-        if "block" in answer:
-            return answer["block"]
-        await where(missing=place)
+    try:
+        place = await where(missing=here.address)
+        if place is not None:
+            try:
+                answer = await here.rpc(place).dgpu_take(**what)
+            except OSError:  # the worker is lost, perhaps before the scheduler knows
+                answer = {}
+            if "block" in answer:
+                return answer["block"]
+            await where(missing=place)
+    except OSError:  # this worker closes
+        pass
     raise Reschedule
