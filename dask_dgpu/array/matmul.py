@@ -1,7 +1,8 @@
 """Matrix products with options.
 
 A product without options is Dask's own. With options it is one layer, which carries them to the
-plan; without a gang it expands to Dask's own product.
+plan; without a gang it expands to Dask's own product. Its name depends on the options: results of
+different precision have different keys.
 
 Examples
 --------
@@ -13,11 +14,15 @@ Examples
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 from dask.array.core import Array
+from dask.utils import typename
 
 from dask_dgpu.algorithms.summa.options import DEFAULTS, STRATEGIES, Options, Strategy
 from dask_dgpu.algorithms.summa.wire import ENCODED, WIRE_DTYPES, SparseThreshold, WireDtype
@@ -31,8 +36,10 @@ from dask_dgpu.arguments import (
     real,
 )
 from dask_dgpu.array.chunks import any_chunks
+from dask_dgpu.planner.optimizer import GraphOptimizer
 from graph_opt.dask_graph.layers import array_of, deferred
-from graph_opt.pieces.matmul import MatmulPiece
+from graph_opt.model.layout import CONTAINERS
+from graph_opt.pieces.matmul import MATMUL, MatmulPiece
 
 
 def matmul(
@@ -131,23 +138,58 @@ def matmul(
             raise TypeError(
                 f"expected {name} of {what} for wire_dtype {wire_dtype!r}, got {x.dtype}"
             )
+    if wire_dtype is None and sparse_threshold is None and _in_half(a, b):
+        optimizer = dask.config.get("array_optimize", None)
+        if isinstance(optimizer, GraphOptimizer):
+            options = replace(options, wire_dtype=optimizer.settings.wire_dtype)
+    return _product(a, b, options, forced=True)
+
+
+def by_setting(a: Any, b: Any, wire_dtype: WireDtype) -> Array | None:
+    """Return the product of matrices and vectors, with messages in the precision of the setting.
+
+    Returns
+    -------
+    dask.array.Array or None
+        ``None`` if the setting does not apply, or if Dask reports an error.
+    """
+    if not (isinstance(a, Array) and isinstance(b, Array)):
+        return None
+    if a.ndim not in (1, 2) or b.ndim not in (1, 2) or not _in_half(a, b):
+        return None
+    if a.shape[-1] != b.shape[0]:
+        return None
+    return _product(a, b, Options(wire_dtype=wire_dtype), forced=False)
+
+
+def _in_half(a: Array, b: Array) -> bool:
+    """Whether the operands of a product can travel in half precision."""
+    if any(typename(type(x._meta)) not in CONTAINERS for x in (a, b)):
+        return False
+    return all(x.dtype.name in ENCODED and not math.isnan(sum(x.shape)) for x in (a, b))
+
+
+def _product(a: Array, b: Array, options: Options, *, forced: bool) -> Array:
     left = a if a.ndim == 2 else a[np.newaxis, :]
     right = b if b.ndim == 2 else b[:, np.newaxis]
     if left.shape[1] != right.shape[0]:
         raise ValueError(
             f"expected a and b of equal inner lengths, got shapes {a.shape} and {b.shape}"
         )
-    _check_strategy(left, right, strategy)
+    _check_strategy(left, right, options.strategy)
     result = deferred(
         "matmul",
         (left, right),
         (left.chunks[0], right.chunks[1]),
         _plain(left, right).dtype.name,
         options,
-        lambda output, nodes: MatmulPiece(output, nodes[0], nodes[1], options=options, forced=True),
+        lambda output, nodes: MatmulPiece(
+            output, nodes[0], nodes[1], options=options, forced=forced
+        ),
         _expand,
     )
-    return result[(slice(None) if a.ndim == 2 else 0), (slice(None) if b.ndim == 2 else 0)]
+    found: Array = result[(slice(None) if a.ndim == 2 else 0), (slice(None) if b.ndim == 2 else 0)]
+    return found
 
 
 def _threshold(value: Any, wire_dtype: WireDtype | None) -> SparseThreshold:
@@ -199,5 +241,5 @@ def _plain(left: Array, right: Array) -> Array:
         left, right = (
             x.rechunk({axis: chunks["j"]}, method="tasks") for axis, x in ((1, left), (0, right))
         )
-        product: Array = da.matmul(left, right)
+        product: Array = MATMUL(left, right)
     return product

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,12 +17,10 @@ from dask_dgpu.algorithms.summa.plan import SummaPlan
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.algorithms.summa.traffic import by_step, summed, workspace
 from dask_dgpu.algorithms.summa.wire import (
-    ENCODED,
     Encoding,
     Half,
     Sent,
     Sparse,
-    WireDtype,
     encoding,
 )
 from dask_dgpu.comm.protocol import Comm
@@ -31,8 +29,7 @@ from dask_dgpu.operations.operation import Cost, Operation, Progress, Request, p
 from dask_dgpu.operations.value import Blocks, Placed, facts_of
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Bare, Cuts, Layout, counted, cuts_of
-from graph_opt.model.piece import Piece
-from graph_opt.pieces.matmul import RULE, MatmulPiece
+from graph_opt.pieces.matmul import RULE
 
 Matrix = dict[tuple[int, int], Any]
 
@@ -183,21 +180,6 @@ def _zeros(part: PartProduct) -> str:
     if threshold == "auto":
         return f", no zeros in messages if this saves over {wire.saving:.0%} of a part"
     return f", no zeros in messages of parts below density {wire.threshold:g}"
-
-
-def with_wire_dtype(piece: Piece, wire_dtype: WireDtype) -> Piece:
-    """Return a product with the precision of messages in the settings, unless it has its own.
-
-    Other pieces, and products of other dtypes or without zeros in messages, are unchanged.
-    """
-    if not isinstance(piece, MatmulPiece):
-        return piece
-    options = piece.options or DEFAULTS
-    suitable = all(node.dtype in ENCODED for node in piece.inputs)
-    decided = options.wire_dtype is not None or options.sparse_threshold is not None
-    if decided or not suitable:
-        return piece
-    return replace(piece, options=replace(options, wire_dtype=wire_dtype))
 
 
 def _strategy(plan: SummaPlan) -> str:

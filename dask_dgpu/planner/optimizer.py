@@ -17,7 +17,6 @@ from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import RULES
-from dask_dgpu.operations.matmul import with_wire_dtype
 from dask_dgpu.operations.value import shared, steps_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, log_verdicts, logger, report
 from dask_dgpu.planner.gangs import with_joined
@@ -132,8 +131,6 @@ class GraphOptimizer:
         graph, arrays = read(graph, wanted, self.settings.fuse)
         matches = find(arrays, RULES)
         pieces, declined = list(matches.pieces), list(matches.declined)
-        if self.settings.wire_dtype != "exact":
-            pieces = [with_wire_dtype(piece, self.settings.wire_dtype) for piece in pieces]
         verdicts, lacks = Verdicts(), dict[str, Lack]()
         own_left = not self.facts.workers and self.settings.when != "always"
         own = self.settings.regions and not own_left and may_meet(arrays, self.facts)

@@ -26,6 +26,9 @@ from graph_opt.model.layout import label
 
 Array = Any
 Function = Callable[..., Array]
+Together = Callable[[Sequence[Sequence[Any]]], list[Array]]
+"""A function of the arguments of many calls."""
+
 Places = Mapping[Any, int]
 """The place of each block among the arguments of a function, by its name."""
 
@@ -71,6 +74,11 @@ def changing(*_: Any) -> NoReturn:
 def first(value: Any) -> Any:
     """Return the only block, or a constant."""
     return value
+
+
+def arguments_of(call: Function, blocks: Sequence[Array]) -> Sequence[Any]:
+    """Return what the function within a call is called with."""
+    return call.given(blocks) if isinstance(call, Ordered | Bound) else blocks
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ import numpy as np
 
 from dask_dgpu.kernels.fused.typed import typed
 from dask_dgpu.operations.value import Value
-from dask_dgpu.runtime.call_facts import last_function, of_one_block
+from dask_dgpu.runtime.calls import Bound, Chain, Copied, Function, Ordered, first
 from dask_dgpu.runtime.forms import Fields, Form, Parts
 from dask_dgpu.runtime.fused import Fused
+from dask_dgpu.runtime.in_place import InPlace
 from dask_dgpu.runtime.partials import mean_agg, mean_combine, moment_agg
 from graph_opt.dask_graph import internals
 from graph_opt.dask_graph.elementwise import OPERATORS
@@ -177,3 +178,22 @@ def returns_array(function: Any) -> bool:
         return isinstance(function, np.ufunc) or function in FUNCTIONS
     except TypeError:  # it has no hash
         return False
+
+
+def last_function(call: Function) -> Function:
+    """Return the function that returns the result of a call, the last one of fused tasks."""
+    while True:
+        if isinstance(call, Chain):
+            *_, (_, call, _, _) = call.links or (("", first, (), ()),)
+        elif isinstance(call, Copied | InPlace | Ordered | Bound):
+            call = call.function
+        else:
+            return call
+
+
+def of_one_block(call: Function) -> tuple[Function, Mapping[str, Any]] | None:
+    """Return the function that a call calls with its only block, and its options."""
+    if isinstance(call, Bound):
+        alone = len(call.arguments) == len(call.blocks) == 1 and not (call.values or call.named)
+        return (call.function, call.options or {}) if alone else None
+    return None if isinstance(call, Chain | Copied | Ordered) else (call, {})

@@ -16,7 +16,7 @@ from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.sequences import Recorded
 from dask_dgpu.operations.value import Blocks, Facts, Given, conforming, unboxed
-from dask_dgpu.runtime.call_facts import arguments_of
+from dask_dgpu.runtime.calls import arguments_of
 from dask_dgpu.runtime.names import OWN, Names
 from dask_dgpu.runtime.observer import IGNORE, Observer, Span
 from dask_dgpu.runtime.placement import Block

@@ -15,9 +15,10 @@ from itertools import groupby
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.value import Collective, Local, Shipment
 from dask_dgpu.runtime.blockworks import Call, Key
-from dask_dgpu.runtime.call_facts import has_copies, overwritten, together
+from dask_dgpu.runtime.calls import Bound, Chain, Copied, Function, Ordered, Together
 from dask_dgpu.runtime.declared import combined, combines, form_of, parts_of, returns_array
 from dask_dgpu.runtime.forms import Fields, Known, Parts
+from dask_dgpu.runtime.in_place import InPlace
 from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.ship import Shipping
@@ -206,3 +207,43 @@ class _Preparing:
         return Operating(
             operation.run, plan, tuple(inputs), found, repeats is None or repeats(plan)
         )
+
+
+def together(calls: Sequence[Function]) -> Together | None:
+    """Return what computes blocks by one call of a function that all of these ``calls`` share.
+
+    That is its method ``together``; ``None`` if it has no such.
+    """
+    functions = [_within(call) for call in calls]
+    if len({*map(id, functions)}) != 1:
+        return None
+    if any(isinstance(call, Bound) and (call.options or call.named) for call in calls):
+        return None
+    found: Together | None = getattr(functions[0], "together", None)
+    return found
+
+
+def overwritten(call: Function, count: int) -> Collection[int]:
+    """Return which of the ``count`` blocks of a call it may be given as spare, by their places.
+
+    Those that the function within the call overwrites, and reads once.
+    """
+    if not getattr(_within(call), "overwrites", False):
+        return ()
+    return call.once() if isinstance(call, Ordered | Bound) else range(count)
+
+
+def has_copies(call: Function) -> bool:
+    """Whether a call, or one within it, has its own copies of functions or values."""
+    if isinstance(call, Chain):
+        return any(has_copies(each) for _, each, _, _ in call.links)
+    if isinstance(call, Bound) and any(has_copies(x) for _, x in (*call.values, *call.named)):
+        return True
+    if isinstance(call, InPlace | Ordered | Bound):
+        return has_copies(call.function)
+    return isinstance(call, Copied)
+
+
+def _within(call: Function) -> Function:
+    """Return the function that a call calls with its blocks."""
+    return call.function if isinstance(call, Ordered | Bound) else call

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dask_dgpu.operations.value import Blocks, Value
-from dask_dgpu.runtime.call_facts import Together
+from dask_dgpu.runtime.calls import Together
 from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.ship import Shipping

@@ -127,7 +127,9 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
     ``dask.config``, by default the one in the signature.
 
     The functions of ``dask.array.fft`` become those of ``dask_dgpu.fft``. With a
-    ``sum_method`` other than ``"dask"``, ``dask.array.sum`` and ``mean`` use that method.
+    ``sum_method`` other than ``"dask"``, ``dask.array.sum`` and ``mean`` use that method, and
+    with a ``matmul_wire_dtype`` products are those of :func:`matmul` with this ``wire_dtype``: both
+    settings change values, so they apply to arrays that are built from now on, under other keys.
     ``fft_output_layout`` is set in ``dask.config``, where each transform reads it.
 
     Workers connect in the background. Predictions use the current number of workers; call
@@ -166,7 +168,7 @@ def enable(client: Client | None = None, **settings: Any) -> Enabled:
     if "fft_output_layout" in settings:
         before[FFT_LAYOUT] = dask.config.get(FFT_LAYOUT, "any")
         dask.config.set({FFT_LAYOUT: settings["fft_output_layout"]})
-    hooks.install(read_settings.sum_method)
+    hooks.install(read_settings)
     return Enabled(optimizer, before)
 
 
@@ -191,7 +193,7 @@ def _restore(before: Mapping[str, Any]) -> None:
         dask.config.config.pop(OPTIMIZE, None)
     dask.config.set({name: value for name, value in before.items() if value is not None})
     if isinstance(before[OPTIMIZE], GraphOptimizer):
-        hooks.install(before[OPTIMIZE].settings.sum_method)
+        hooks.install(before[OPTIMIZE].settings)
     else:
         hooks.uninstall()
 

@@ -15,22 +15,26 @@ from dask.array.core import Array
 from dask.array.optimization import optimize
 from dask.highlevelgraph import HighLevelGraph
 
+from dask_dgpu.algorithms.summa.wire import WireDtype
 from dask_dgpu.array import fft
 from dask_dgpu.array.einsum.patched import pairwise
 from dask_dgpu.array.fft.call import DASK_FFT, DASKS_OWN
+from dask_dgpu.array.matmul import by_setting
 from dask_dgpu.array.reductions.call import Method, is_number, reduced
+from dask_dgpu.environment.settings import Settings
 from dask_dgpu.kernels.sums.partial import Kind
 from dask_dgpu.session.building import remembered
-from dask_dgpu.session.building.known import is_block
 from dask_dgpu.session.building.replayed import noting, replaying
 from dask_dgpu.session.building.unified import unifying
 from dask_dgpu.session.sending import sending
+from graph_opt.dask_graph.functions import is_block
 from graph_opt.dask_graph.internals import HLGExpr
 from graph_opt.model.layout import BFLOAT16
 
 Function = Callable[..., Any]
 
 REDUCTIONS = import_module("dask.array.reductions")
+ROUTINES = import_module("dask.array.routines")
 """Methods of arrays look up their functions here."""
 
 BUILDING = (
@@ -65,10 +69,12 @@ CONTRACTIONS = ("tensordot-", "chunk_einsum-")
 _installed = ExitStack()
 
 
-def patches(sum_method: Method) -> list[tuple[Any, str, Function]]:
+def patches(sum_method: Method, wire_dtype: WireDtype) -> list[tuple[Any, str, Function]]:
     """Return owner, name and replacement of each patched function.
 
     ``numpy.fft``, ``numpy.sum`` and ``numpy.mean`` of a Dask array call the same functions.
+    Settings that change values replace functions that build graphs, not layers of a graph: other
+    values have other names.
     """
     table: list[tuple[Any, str, Function]] = [
         (Array, "to_delayed", _without_gangs(Array.to_delayed)),
@@ -81,6 +87,10 @@ def patches(sum_method: Method) -> list[tuple[Any, str, Function]]:
         means = _summing("mean", da.mean, sum_method)
         for owner in (da, REDUCTIONS):
             table += [(owner, "sum", sums), (owner, "mean", means)]
+    if wire_dtype != "exact":
+        for owner in (da, ROUTINES):
+            table.append((owner, "matmul", _multiplying(da.matmul, wire_dtype)))
+            table.append((owner, "tensordot", _contracting(da.tensordot, wire_dtype)))
     return table
 
 
@@ -95,10 +105,10 @@ def _building() -> Iterator[tuple[Any, str, Function]]:
     yield HighLevelGraph, "__init__", remembered.joining_layers(HighLevelGraph.__init__)
 
 
-def install(sum_method: Method) -> None:
+def install(settings: Settings) -> None:
     """Patch Dask's functions; patches of an earlier call are removed first."""
     uninstall()
-    for owner, name, replacement in patches(sum_method):
+    for owner, name, replacement in patches(settings.sum_method, settings.wire_dtype):
         _installed.callback(_restore, owner, name, getattr(owner, name), replacement)
         setattr(owner, name, replacement)
 
@@ -127,6 +137,42 @@ def _without_gangs(original: Function) -> Function:
             return original(self, optimize_graph=optimize_graph)
 
     return to_delayed
+
+
+@functools.cache
+def _multiplying(original: Function, wire_dtype: WireDtype) -> Function:
+    """Wrap ``da.matmul`` so that messages have the precision of the setting."""
+
+    @functools.wraps(original)
+    def function(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
+        found = None if args or kwargs else by_setting(a, b, wire_dtype)
+        return original(a, b, *args, **kwargs) if found is None else found
+
+    return function
+
+
+@functools.cache
+def _contracting(original: Function, wire_dtype: WireDtype) -> Function:
+    """Wrap ``da.tensordot``, of which ``da.dot`` is made, in the same way for two matrices."""
+
+    @functools.wraps(original)
+    def function(lhs: Any, rhs: Any, axes: Any = 2) -> Any:
+        if _is_product(lhs, rhs, axes):
+            found = by_setting(lhs, rhs, wire_dtype)
+            if found is not None:
+                return found
+        return original(lhs, rhs, axes)
+
+    return function
+
+
+def _is_product(lhs: Any, rhs: Any, axes: Any) -> bool:
+    if getattr(lhs, "ndim", 0) != 2 or getattr(rhs, "ndim", 0) != 2:
+        return False
+    if not isinstance(axes, tuple | list):
+        return bool(axes == 1)
+    left, right = ([each] if isinstance(each, int) else list(each) for each in axes)
+    return left in ([1], [-1]) and right in ([0], [-2])
 
 
 @functools.cache

@@ -1,13 +1,19 @@
-"""Functions of which it is known what they do: those of Dask, NumPy and CuPy return a block."""
+"""Functions and blocks of which Dask finds out the same each time.
+
+Functions of users are called as ever, since they may do more than return a block. So is what
+holds blocks of other types than NumPy's and CuPy's.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Hashable
 from functools import lru_cache, partial
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
+from dask.utils import typename
 
 from graph_opt.dask_graph.gathering import Together
 from graph_opt.dask_graph.internals import (
@@ -19,13 +25,17 @@ from graph_opt.dask_graph.internals import (
     curry,
     methodcaller,
 )
+from graph_opt.dask_graph.members import is_known
 from graph_opt.dask_graph.parse import unwrapped
+from graph_opt.model.layout import CONTAINERS
 
-PACKAGES = (
-    *("numpy", "cupy", "dask", "dask_dgpu"),
-    *("operator", "_operator", "builtins", "toolz", "cytoolz"),
-)
-"""Packages whose functions do nothing but return a block."""
+Function = Callable[..., Any]
+
+MOST = 4096
+"""Number of functions, and of answers of each kind, that are kept."""
+
+VALUES = {bool, int, float, complex, str, bytes, type(None)}
+"""Types of arguments that are compared by their values, besides NumPy's own."""
 
 LASTING = {BuiltinFunctionType, np.ufunc, type(np.sum)}
 """Types of functions that are not created anew each time."""
@@ -36,14 +46,26 @@ CONSTANTS = {
 }
 """Types of values that nobody can change, besides NumPy's own."""
 
-MOST = 4096
-"""Number of functions of which it is kept whether they are known."""
+
+class UnknownError(Exception):
+    """The answer may not be the same again."""
 
 
-def is_known(function: Any) -> bool:
-    """Whether a function is of a package whose functions do nothing but return a block."""
-    module = str(getattr(unwrapped(function), "__module__", None))
-    return module.partition(".")[0] in PACKAGES
+def is_operator(function: Any) -> bool:
+    """Whether the values of floats do not count for a function's dtype (NEP 50)."""
+    return type(function) is np.ufunc or getattr(function, "__module__", "") == "_operator"
+
+
+def kind_of(block: Any) -> Hashable:
+    """Return type, dtype and number of axes of a block."""
+    if not is_block(block) or block.dtype.metadata is not None:
+        raise UnknownError
+    return type(block), block.dtype, block.ndim
+
+
+def is_block(value: Any) -> bool:
+    """Whether a value is a block of NumPy or CuPy."""
+    return typename(type(value)) in CONTAINERS
 
 
 def is_lasting(function: Any) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from graph_opt.dask_graph.functions import is_known
 from graph_opt.dask_graph.gathering import Together
 from graph_opt.dask_graph.internals import (
     Alias,
@@ -42,6 +41,12 @@ OUTSIDE = (*GETTERS, load_store_chunk)
 
 CONTRACTIONS = (_matmul, _tensordot, chunk_einsum)
 """Functions that multiply blocks and leave the sum to later layers: for a rule, or for Dask."""
+
+PACKAGES = (
+    *("numpy", "cupy", "dask", "dask_dgpu"),
+    *("operator", "_operator", "builtins", "toolz", "cytoolz"),
+)
+"""Packages of the functions that Dask and our sums call: they do nothing but return a block."""
 
 ARRAYS = ("numpy", "cupy", "dask.array", "dask.utils", "dask._task_spec", "_operator", "builtins")
 """Packages of the functions in layers between arrays that Dask does not declare."""
@@ -253,3 +258,9 @@ def _functions(task: Any) -> Iterator[Any]:
             yield from _functions(value)
     elif callable(task):
         yield task
+
+
+def is_known(function: Any) -> bool:
+    """Whether a function is of a package whose functions do nothing but return a block."""
+    module = str(getattr(unwrapped(function), "__module__", None))
+    return module.partition(".")[0] in PACKAGES

@@ -38,6 +38,9 @@ from graph_opt.model.cost import Machine, dask_product_seconds
 from graph_opt.model.layout import ArrayNode, Cuts, Declined, Index, cuts_of
 from graph_opt.model.piece import Piece
 
+MATMUL = da.matmul
+"""Dask's own function: settings may replace it."""
+
 REDUCTIONS = (
     (_matmul, ("chunk_sum-", "_chunk_sum-partial-", "_chunk_sum-aggregate-", "getitem-")),
     (_tensordot, ("sum-", "sum-partial-", "sum-aggregate-")),
@@ -136,7 +139,7 @@ class MatmulPiece(ProductPiece):
         return *self.lines, self.depth, self.options
 
     def plain(self) -> Array:
-        product: Array = da.matmul(self.operand(0), self.operand(1))
+        product: Array = MATMUL(self.operand(0), self.operand(1))
         return product
 
     @cached_property

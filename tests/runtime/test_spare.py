@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import dask_dgpu as dgpu
 from dask_dgpu.kernels.fused import evaluate
 from dask_dgpu.kernels.fused.host import evaluate_host
-from dask_dgpu.runtime import call_facts, calls, fused, in_place
+from dask_dgpu.runtime import calls, fused, in_place, prepared
 from dask_dgpu.runtime.spare import Spare, is_alone
 from graph_opt.dask_graph.internals import List, Task, TaskRef
 from graph_opt.model.expression import Apply, Expression, Input, Reduce, View
@@ -261,7 +261,7 @@ def test_blocks_that_a_call_reads_twice_are_not_spare() -> None:
     }
     for task, expected in cases.items():
         call = calls.bound(task, {"a": 0, "b": 1})
-        assert {*call_facts.overwritten(call, 2)} == expected, task
+        assert {*prepared.overwritten(call, 2)} == expected, task
 
 
 def overwriting() -> Any:

@@ -10,7 +10,7 @@ import pytest
 import dask_dgpu as dgpu
 from dask_dgpu.session.hooks import patches
 
-OWNERS = [(owner, name) for owner, name, _ in patches("compensated")]
+OWNERS = [(owner, name) for owner, name, _ in patches("compensated", "float16")]
 ORIGINALS = [getattr(owner, name) for owner, name in OWNERS]
 
 
@@ -26,7 +26,7 @@ def test_the_setting_selects_what_is_patched() -> None:
         plain = patched()
         assert "to_delayed" in plain
         assert "rfft2" in plain
-        with dgpu.enable(sum_method="compensated"):
+        with dgpu.enable(sum_method="compensated", matmul_wire_dtype="float16"):
             assert patched() == [name for _, name in OWNERS]
         assert patched() == plain
     assert patched() == []

@@ -17,16 +17,17 @@ import numpy as np
 from dask.array.core import Array
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from dask_dgpu.session.building.known import (
+from graph_opt.dask_graph.functions import (
     MOST,
     VALUES,
     Function,
     UnknownError,
     is_block,
+    is_known_function,
+    is_lasting,
     is_operator,
     kind_of,
 )
-from graph_opt.dask_graph.functions import is_known_function, is_lasting
 
 FLOATS = (float, complex, np.inexact)
 """Types of numbers whose values do not count for ufuncs and operators (NEP 50)."""

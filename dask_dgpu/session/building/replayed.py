@@ -24,14 +24,6 @@ from dask.array.core import Array
 from dask.base import get_annotations
 from dask.highlevelgraph import HighLevelGraph
 
-from dask_dgpu.session.building.known import (
-    VALUES,
-    Function,
-    UnknownError,
-    is_block,
-    is_operator,
-    kind_of,
-)
 from dask_dgpu.session.building.template import (
     LAYER_BYTES,
     Template,
@@ -39,7 +31,15 @@ from dask_dgpu.session.building.template import (
     is_token_name,
     template_of,
 )
-from graph_opt.dask_graph.functions import is_known_function
+from graph_opt.dask_graph.functions import (
+    VALUES,
+    Function,
+    UnknownError,
+    is_block,
+    is_known_function,
+    is_operator,
+    kind_of,
+)
 from graph_opt.dask_graph.internals import _normalize_seq_func
 
 MARKS = [float(f"1.{i}0915965594177219e-7") for i in range(1, 5)]

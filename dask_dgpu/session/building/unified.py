@@ -7,7 +7,7 @@ from typing import Any
 
 from dask.array.core import Array
 
-from dask_dgpu.session.building.known import Function
+from graph_opt.dask_graph.functions import Function
 
 
 @cache
