@@ -26,6 +26,7 @@ from dask_dgpu.kernels.sums.partial import Kind
 from dask_dgpu.session.building import remembered
 from dask_dgpu.session.building.replayed import noting, replaying
 from dask_dgpu.session.building.unified import unifying
+from dask_dgpu.session.creation import UNDISPATCHED, dispatched
 from dask_dgpu.session.sending import sending
 from graph_opt.dask_graph.functions import is_block
 from graph_opt.dask_graph.internals import HLGExpr
@@ -79,6 +80,7 @@ def patches(sum_method: Method, wire_dtype: WireDtype) -> list[tuple[Any, str, F
     table: list[tuple[Any, str, Function]] = [
         (Array, "to_delayed", _without_gangs(Array.to_delayed)),
         (da, "einsum", pairwise(da.einsum)),
+        *((da, name, dispatched(getattr(da, name))) for name in UNDISPATCHED),
         *_building(),
         *((DASK_FFT, name, getattr(fft, name)) for name in DASKS_OWN),
     ]

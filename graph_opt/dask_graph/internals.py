@@ -14,7 +14,7 @@ NAMES = {
     "dask._task_spec": (
         "Alias DataNode GraphNode List Task TaskRef _execute_subgraph convert_legacy_graph cull"
     ),
-    "dask.array.chunk": "argmax argmin astype getitem",
+    "dask.array.chunk": "argmax argmin astype getitem linspace",
     "dask.array.core": (
         "_concatenate2 _enforce_dtype concatenate_shaped elemwise getter getter_inline "
         "getter_nofancy load_store_chunk"

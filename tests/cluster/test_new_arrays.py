@@ -160,3 +160,15 @@ def test_explain_finds_the_run_of_a_known_structure(client, on_device):
         z = x @ x
         np.testing.assert_allclose(host(z.compute()), a @ a)
         assert "measured" in repr(dgpu.explain(z, measured=True)).lower()
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_a_product_and_a_diagonal_have_a_cholesky_factor(client, in_memory, device, lower):
+    n, chunk = 48, 16
+    values = RNG.normal(size=(n, n))
+    x = in_memory(values, chunk)
+    with dask.config.set({"array.backend": "dgpu" if device == "cuda" else "numpy"}):
+        found = da.linalg.cholesky(x @ x.T + n * da.eye(n, chunks=chunk), lower=lower)
+        factor = host(found.compute())
+    wanted = np.linalg.cholesky(values @ values.T + n * np.eye(n))
+    np.testing.assert_allclose(factor, wanted if lower else wanted.T, rtol=1e-9, atol=1e-9)
