@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
+from dask.array.core import Array
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from graph_opt.dask_graph.internals import (
+    Alias,
     DataNode,
     GraphNode,
     convert_legacy_graph,
@@ -33,11 +36,8 @@ class Plain:
     wanted: tuple[Key, ...]
 
     @classmethod
-    def of(cls, graph: HighLevelGraph, region: Region) -> Plain | None:
-        """Return the layers that a region replaces in a graph.
-
-        ``None`` if one is a P2P rechunk: its tasks cannot be renamed.
-        """
+    def of(cls, graph: HighLevelGraph, region: Region) -> Plain:
+        """Return the layers that a region replaces in a graph."""
         inputs = {node.name for node, _ in region.inputs}
         layers: dict[str, Layer] = {}
         waiting = [name for name, _ in region.wanted]
@@ -46,8 +46,6 @@ class Plain:
             if name not in inputs and name not in layers:
                 layers[name] = graph.layers[name]
                 waiting += graph.dependencies[name]
-        if any(type(layer).__name__.startswith("P2P") for layer in layers.values()):
-            return None
         given = [(node.name, *index) for node, blocks in region.inputs for index in blocks]
         wanted = [(name, *index) for name, blocks in region.wanted for index in blocks]
         return cls(layers, tuple(given), tuple(wanted))
@@ -59,7 +57,7 @@ class Plain:
         """Return the tasks with prefixed names, and the keys of the wanted blocks."""
         every: dict[Any, Any] = {}
         for layer in self.layers.values():
-            every.update(layer)
+            every.update(_by_tasks(layer))
         known = {*every, *self.given}
         tasks = cull(convert_legacy_graph(every, known), self.wanted)
         names = {key: _named(prefix, key) for key in tasks}
@@ -71,6 +69,19 @@ class Plain:
         tasks, keys = self.tasks("plain-")
         inputs = {key: DataNode(key, block) for key, block in given.items()}
         return dict(zip(self.wanted, get_sync(inputs | tasks, keys), strict=True))
+
+
+def _by_tasks(layer: Any) -> Mapping[Any, Any]:
+    """Return the tasks of a layer; a P2P rechunk, whose tasks have fixed names, goes by tasks."""
+    if type(layer).__name__ != "P2PRechunkLayer":  # by name: distributed may be missing
+        tasks: Mapping[Any, Any] = layer
+        return tasks
+    dtype = layer.collection_annotations["dtype"]
+    source = Array({}, layer.name_input, layer.chunks_input, dtype=dtype)
+    result = source.rechunk(layer.chunks, method="tasks")
+    blocks = product(*(range(len(sizes)) for sizes in layer.chunks))
+    names = [((layer.name, *at), (result.name, *at)) for at in blocks]
+    return dict(result.dask) | {key: Alias(key, target) for key, target in names}
 
 
 def _named(prefix: str, key: Any) -> Any:

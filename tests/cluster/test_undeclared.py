@@ -55,6 +55,21 @@ def test_inputs_that_are_there_already(client: Any, on_device: Any) -> None:
     eventually(lambda: not client.run_on_scheduler(_tasks))
 
 
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_a_p2p_rechunk(client: Any, order: str) -> None:
+    x = da.from_array(A, (2, 12) if order == "before" else 4)  # CuPy blocks have no P2P
+    with dask.config.set({"array.rechunk.method": "p2p"}):
+        rows = x.rechunk((6, 6)) if order == "before" else x
+        z = keeps_ghosts(rows, "reflect")
+        z = z if order == "before" else z.rechunk((12, 4))
+    with dgpu.enable(client, **(SETTINGS | {"on_error": "fallback"})):
+        assert dgpu.explain(z).rewritten
+        found = z.compute()
+    wanted = plain(z + 0)
+    assert found.shape == wanted.shape != z.shape
+    np.testing.assert_array_equal(found, wanted)
+
+
 def another_container(block: Any) -> Any:
     return block.get() if hasattr(block, "get") else np.ma.masked_array(block)
 
