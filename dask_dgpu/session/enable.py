@@ -53,7 +53,18 @@ class Enabled:
 
     def __exit__(self, *error: object) -> None:
         """Restore the previous state."""
+        self.restore()
+
+    def restore(self) -> None:
+        """Restore the previous state."""
         _restore(self.before)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this, or another call for the same cluster, is what is enabled now."""
+        now = dask.config.get(OPTIMIZE, None)
+        scheduler = self.optimizer.facts.scheduler
+        return isinstance(now, GraphOptimizer) and now.facts.scheduler == scheduler
 
 
 def enable(client: Client | None = None, **settings: Any) -> Enabled:

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import dask
 
 from dask_dgpu.arguments import check_choice, expected, integer, suggestion
+from dask_dgpu.environment.facts import current_client
 from dask_dgpu.environment.gpus import GpuMemory, pool_bytes, read_memory, visible_gpus
 from dask_dgpu.environment.settings import SHORT, keywords, read
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.session.collector import collect_less_often
-from dask_dgpu.session.enable import disable, enable
+from dask_dgpu.session.enable import Enabled, enable
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -78,8 +79,9 @@ def start(
     Returns
     -------
     distributed.Client
-        Closing it closes the cluster and disables dask_dgpu. Until then Python's garbage
-        collector has three times its thresholds, as ``dask scheduler`` sets them.
+        Closing it closes the cluster, and restores what was enabled before; what was enabled
+        since on another cluster stays. Until then Python's garbage collector has three times
+        its thresholds, as ``dask scheduler`` sets them.
 
     Raises
     ------
@@ -126,14 +128,17 @@ def start(
     check_options(cluster_kwargs, ClusterType, Nanny, Worker)
     if not gpus and cluster_kwargs.get("processes", True):
         cluster_kwargs.setdefault("worker_class", KeepingNanny)
+    earlier = current_client()
     with explained(gpus) as errors:
         cluster = ClusterType(n_workers=n_workers, **cluster_kwargs)
         client = OwningClient(cluster)
         try:
             require_workers(client, cluster.plan, gpus, errors)
-            enable(client, device="cuda" if gpus else "cpu", **settings)
+            enabled = enable(client, device="cuda" if gpus else "cpu", **settings)
             backend = dask.config.get(BACKEND, None) if gpus else None
-            client.undo = partial(_undo_start, backend, collect_less_often())
+            client.undo = partial(_undo_start, enabled, backend, collect_less_often())
+            if isinstance(earlier, OwningClient):
+                earlier.later = client
         except BaseException:
             client.close()
             raise
@@ -150,8 +155,12 @@ _signature = signature(start).replace(
 start.__signature__ = _signature  # type: ignore[attr-defined]
 
 
-def _undo_start(backend_before: str | None, restore_collector: Callable[[], None]) -> None:
-    disable()
+def _undo_start(
+    enabled: Enabled, backend_before: str | None, restore_collector: Callable[[], None]
+) -> None:
+    """Restore what was before, but for what has been enabled since on another cluster."""
+    if enabled.is_current:
+        enabled.restore()
     restore_collector()
     if backend_before is not None:
         dask.config.set({BACKEND: backend_before})
@@ -295,10 +304,13 @@ def require_main_guard(what: str) -> None:
 
 
 def _is_guarded(source: str, line: int) -> bool:
-    """Whether a line of a script is within an ``if`` about ``__name__``."""
+    """Whether a line of a script is within an ``if``, ``and`` or the like about ``__name__``."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.If) and node.lineno <= line <= (node.end_lineno or line):
-            names = {name.id for name in ast.walk(node.test) if isinstance(name, ast.Name)}
+        if not isinstance(node, ast.If | ast.IfExp | ast.BoolOp):
+            continue
+        condition = node if isinstance(node, ast.BoolOp) else node.test
+        if node.lineno <= line <= (node.end_lineno or line):
+            names = {name.id for name in ast.walk(condition) if isinstance(name, ast.Name)}
             if "__name__" in names:
                 return True
     return False

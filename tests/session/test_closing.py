@@ -25,6 +25,8 @@ from dask_dgpu.session.collector import LEAST
 def disabled_in_the_end() -> Iterator[None]:
     yield
     dgpu.disable()
+    # Dask's own clients leave it set if they are not closed in the reverse order
+    dask.config.config.pop("scheduler", None)
 
 
 def test_a_cluster_closes_while_its_workers_connect(
@@ -80,6 +82,64 @@ def test_an_early_end_is_one_too() -> None:
     with dgpu.enable() as enabled:
         client.close()
         assert dask.config.get("array_optimize") == enabled.optimizer
+
+
+def started() -> Client:
+    return dgpu.start(1, device="cpu", processes=False)
+
+
+def settings_now() -> Any:
+    return dask.config.get("array_optimize", None)
+
+
+@pytest.mark.parametrize("order", [(1, 0), (0, 1)])
+def test_two_clusters_are_enabled_each_while_open(order: tuple[int, int]) -> None:
+    thresholds = gc.get_threshold()
+    first = started()
+    enabled = settings_now()
+    both = first, started()
+    other = settings_now()
+    assert other != enabled
+    both[order[0]].close()
+    assert settings_now() == (enabled if order[0] == 1 else other)
+    assert gc.get_threshold() == LEAST
+    both[order[1]].close()
+    assert settings_now() is None
+    assert gc.get_threshold() == thresholds
+
+
+def test_the_cluster_before_last_stays_enabled() -> None:
+    first = started()
+    enabled = settings_now()
+    second = started()
+    third = started()
+    last = settings_now()
+    second.close()
+    assert settings_now() == last
+    third.close()
+    assert settings_now() == enabled
+    first.close()
+    assert settings_now() is None
+
+
+def test_closing_leaves_what_was_enabled_on_another_cluster() -> None:
+    with Client(n_workers=1, processes=False, dashboard_address=":0") as client:
+        with dgpu.enable(client) as outer:
+            with started():
+                assert settings_now() != outer.optimizer
+            assert settings_now() == outer.optimizer
+        with started(), dgpu.enable(client):
+            pass
+        mine = started()
+        enabled = dgpu.enable(client)
+        mine.close()
+        assert settings_now() == enabled.optimizer
+
+
+def test_closing_disables_what_the_user_changed_since() -> None:
+    with started():
+        dgpu.enable(when="always", fft_output_layout="input")
+    assert settings_now() is None
 
 
 SCRIPT = """
