@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,13 @@ from dask_dgpu.environment import gpus
 from dask_dgpu.environment.gpus import GpuMemory, pool_bytes, read_memory, visible_gpus
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.session import enable, startup
-from dask_dgpu.session.startup import cuda_options, explained, missing_text, require_workers
+from dask_dgpu.session.startup import (
+    cuda_options,
+    explained,
+    missing_text,
+    require_main_guard,
+    require_workers,
+)
 
 GIB = 1 << 30
 
@@ -168,6 +176,29 @@ def test_fewer_workers_than_asked_for(caplog: pytest.LogCaptureFixture) -> None:
         (line,) = (each.getMessage() for each in caplog.records if each.name == enable.__name__)
         assert line.startswith("2 of 3 requested workers are available;")
         del cluster.worker_spec["gone"]
+
+
+@pytest.mark.parametrize(
+    ("line", "guarded"),
+    [
+        ('if __name__ == "__main__": main()', True),
+        ('if __name__ == "__main__" and main(): pass', True),
+        ('if (\n    __name__ == "__main__"\n    and main()\n): pass', True),
+        ('__name__ == "__main__" and main()', True),
+        ('main() if __name__ == "__main__" else None', True),
+        ('if __name__ == "__main__":\n    with open(__file__):\n        main()', True),
+        ("main()", False),
+        ("if main(): pass", False),
+        ('if __name__ == "__main__": pass\nmain()', False),
+    ],
+)
+def test_a_guard_has_many_forms(line: str, guarded: bool, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    source = f"def main(): require_main_guard('a call')\n{line}\n"
+    script.write_text(source)
+    names = {"require_main_guard": require_main_guard, "__file__": str(script)}
+    with nullcontext() if guarded else pytest.raises(DgpuError, match="expected a call within"):
+        exec(compile(source, str(script), "exec"), names | {"__name__": "__main__"})
 
 
 @pytest.mark.multigpu
