@@ -48,7 +48,9 @@ WARM = 64
 
 def product(client: Client, limit: int | None, x: Any, y: Any) -> dict[str, Any]:
     """Multiply within a limit; return seconds, the plan, and the most memory of a worker."""
-    settings = {} if limit is None else {"memory_limit": limit, "memory_safety_margin": 0}
+    settings: dict[str, Any] = {}
+    if limit is not None:
+        settings = {"memory_limit": limit, "memory_safety_margin": 0}
     with dgpu.enable(client, when="always", on_error="raise", **settings):
         plan = dgpu.plan("matmul", x, y)
         client.run(_watch)

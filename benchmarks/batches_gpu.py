@@ -160,7 +160,9 @@ class Bench:
         ``share`` is the ``least`` seconds that the limits allow over its own.
         """
         found = None
-        settings = {} if limit is None else {"memory_limit": limit, "memory_safety_margin": 0}
+        settings: dict[str, Any] = {}
+        if limit is not None:
+            settings = {"memory_limit": limit, "memory_safety_margin": 0}
         with (
             self.report.guard(what),
             dgpu.enable(self.client, when="always", on_error="raise", **settings),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from inspect import Parameter
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypedDict, cast
 
 import dask
 import yaml
@@ -51,6 +51,33 @@ class Settings:
     memory_cap: int | None
 
 
+class Keywords(TypedDict, total=False):
+    """The settings as keywords of :func:`dask_dgpu.enable`, with the types of the schema."""
+
+    device: Literal["auto", "cpu", "cuda"]
+    comm: Literal["auto"] | Transport
+    comm_transport: Literal["auto"] | Transport
+    comm_plaintext: bool
+    comm_ports: str | None
+    when: Literal["cheaper", "always"]
+    on_error: Literal["fallback", "raise"]
+    regions: bool
+    fuse: bool
+    local_ranks: int
+    fft_output_layout: Literal["any", "input"]
+    cost_measure: bool
+    matmul_wire_dtype: WireDtype
+    sum_method: Literal["dask", "compensated", "reproducible"]
+    gang_timeout: str | float
+    gang_grace: str | float
+    gang_restarts: int
+    gang_kept_programs: str | float
+    gang_kept_recordings: str | float
+    memory_limit: str | float | None
+    memory_safety_margin: float
+    memory_cap: str | float | None
+
+
 @cache
 def defaults() -> Mapping[str, Any]:
     """Return the defaults from ``dgpu.yaml``."""
@@ -70,8 +97,14 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
 
     Names of ``overrides`` have underscores for hyphens and dots: ``gang_timeout="30s"``.
     """
-    values = _values()
-    for name, value in (overrides or {}).items():
+    values, overrides = _values(), overrides or {}
+    for pair in ((_plain(short), _plain(full)) for short, full in SHORT.items()):
+        given = [shown(overrides[name]) for name in pair if name in overrides]
+        if len(set(given)) > 1:
+            raise ValueError(
+                f"expected {' and '.join(pair)} to be equal, got {' and '.join(given)}"
+            )
+    for name, value in overrides.items():
         matching = [known for known in (*values, *SHORT) if _plain(known) == name]
         if not matching:
             names = {*values, *SHORT} - set(SHORT.values())

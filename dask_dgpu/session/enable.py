@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import dask
 import dask.array
@@ -16,7 +16,7 @@ from dask.array.backends import array_creation_dispatch
 from dask_dgpu.arguments import check_client
 from dask_dgpu.array.fft.call import FFT_LAYOUT
 from dask_dgpu.environment.facts import current_client, gather
-from dask_dgpu.environment.settings import keywords, read
+from dask_dgpu.environment.settings import Keywords, keywords, read
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.predict import usable
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 OPTIMIZE = "array_optimize"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Enabled:
     """The result of :func:`enable`, a context manager that restores the previous state.
 
@@ -66,8 +66,16 @@ class Enabled:
         scheduler = self.optimizer.facts.scheduler
         return isinstance(now, GraphOptimizer) and now.facts.scheduler == scheduler
 
+    def __repr__(self) -> str:
+        """Return one line: notebooks show it below the call."""
+        facts = self.optimizer.facts
+        if not facts.workers:
+            return "<Enabled: in this process>"
+        workers = "worker" if facts.workers == 1 else "workers"
+        return f"<Enabled: {facts.workers} {workers}, {facts.device}, {self.optimizer.transport}>"
 
-def enable(client: Client | None = None, **settings: Any) -> Enabled:
+
+def enable(client: Client | None = None, **settings: Unpack[Keywords]) -> Enabled:
     """Use gangs to compute Dask arrays from now on, where they are quicker.
 
     Parameters
