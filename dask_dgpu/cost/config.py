@@ -43,6 +43,10 @@ class ClusterConfig(Shown):
 
     facts: ClusterFacts
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.facts, ClusterFacts):
+            expected("facts", "ClusterFacts, as from detect", self.facts, TypeError)
+
     @classmethod
     def detect(cls, client: Client | None = None, *, again: bool = False) -> ClusterConfig:
         """Measure a cluster, or return its figures if they are known.

@@ -93,6 +93,10 @@ class CostModel:
 
     config: ClusterConfig
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.config, ClusterConfig):
+            expected("config", "a ClusterConfig", self.config, TypeError)
+
     def estimate_matmul(
         self,
         M: int,

@@ -94,3 +94,10 @@ def test_bad_arguments(arguments: Any, kind: type[Exception], message: str) -> N
         MODEL.estimate_matmul(1, 2, 3, dtype="number")
     with pytest.raises(ValueError, match="expected chunks to be an integer of at least 1, got 0"):
         MODEL.report(1, 2, 3, chunks=0)
+
+
+def test_a_configuration_is_required() -> None:
+    with pytest.raises(TypeError, match="expected config to be a ClusterConfig, got 'x'"):
+        CostModel("x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected facts to be ClusterFacts, as from detect, got"):
+        ClusterConfig("x")  # type: ignore[arg-type]
