@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -15,6 +16,7 @@ import pytest
 import dask_dgpu as dgpu
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.observe.explain import Explanation
+from dask_dgpu.observe.explain.drawing import Drawing
 from dask_dgpu.observe.explain.operations import Operation
 from dask_dgpu.runtime.observer import Step
 
@@ -136,6 +138,20 @@ def test_a_drawing_needs_graphviz(product: Explanation, monkeypatch: pytest.Monk
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(DgpuError, match="expected Graphviz to be installed"):
         product.visualize()
+
+
+def test_a_drawing_goes_to_a_file(
+    product: Explanation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawing = Drawing("digraph {}", "<svg/>")
+    monkeypatch.setattr(Drawing, "of", lambda operations: drawing)
+    assert product.visualize(filename=str(tmp_path / "program.svg")) is drawing
+    assert (tmp_path / "program.svg").read_text() == "<svg/>"
+    for name in ("program.png", "program"):
+        with pytest.raises(ValueError, match=f"filename to be a name that .*svg, got '{name}'"):
+            product.visualize(name)
+        with pytest.raises(ValueError, match=r"path to be a name that ends in \.svg"):
+            drawing.save(name)
 
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
+from dask_dgpu.arguments import expected
 from dask_dgpu.cost.table import quantity
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.observe.bars import BLUE, GREEN, GREY
@@ -76,9 +77,14 @@ class Drawing:
         Parameters
         ----------
         path : path-like
-            The file, which is overwritten.
+            The file, which is overwritten. Its name ends in ``.svg``.
+
+        Raises
+        ------
+        ValueError
+            If the name has another ending.
         """
-        Path(path).write_text(self.svg)
+        svg_path("path", path).write_text(self.svg)
 
     def _repr_svg_(self) -> str:
         return self.svg
@@ -86,6 +92,14 @@ class Drawing:
     def __repr__(self) -> str:
         """Say what it is: the drawing is long."""
         return "drawing of a program; save() writes it to a file"
+
+
+def svg_path(name: str, value: str | PathLike[str]) -> Path:
+    """Return an argument as a path; raise unless it ends in ``.svg``."""
+    path = Path(value)
+    if path.suffix.lower() != ".svg":
+        expected(name, "a name that ends in .svg", str(value))
+    return path
 
 
 def _lines(operations: Sequence[Operation]) -> Iterable[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from dask_dgpu.observe.explain.drawing import Drawing
+from dask_dgpu.observe.explain.drawing import Drawing, svg_path
 from dask_dgpu.observe.explain.gangs import gangs_of, left_of, named
 from dask_dgpu.observe.explain.memory import Memory
 from dask_dgpu.observe.explain.operations import Operation
@@ -163,8 +164,13 @@ class Explanation:
         """
         return json.dumps(self.to_dict(), default=str)
 
-    def visualize(self) -> Drawing:
+    def visualize(self, filename: str | PathLike[str] | None = None) -> Drawing:
         """Draw the program: operations, layouts, exchanges.
+
+        Parameters
+        ----------
+        filename : path-like, optional
+            A file for the drawing, which is overwritten. Its name ends in ``.svg``.
 
         Returns
         -------
@@ -175,8 +181,14 @@ class Explanation:
         ------
         DgpuError
             If Graphviz is not installed.
+        ValueError
+            If ``filename`` has another ending.
         """
-        return Drawing.of(self.operations)
+        path = None if filename is None else svg_path("filename", filename)
+        drawing = Drawing.of(self.operations)
+        if path is not None:
+            drawing.save(path)
+        return drawing
 
     @property
     def _runs(self) -> tuple[tuple[Step, ...], ...]:
