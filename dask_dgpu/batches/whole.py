@@ -102,10 +102,10 @@ class Whole:
             arrays.append(site.spread(each, chunks) if send else each.lazy(chunks))
             reads.append(arrays[-1])
         result = template.call(operation.function, arrays)
-        others = is_dask_collection(result) and not isinstance(result, Array)
-        if others or isinstance(result, tuple | list | dict | None):
+        if not (isinstance(result, Array) or _is_of_numbers(result)):
             what = "a function that returns one array"
-            raise TypeError(f"expected op to be {what}, got one that returns {result!r:.80}")
+            got = f"one that returns {type(result).__name__}"
+            raise TypeError(f"expected op to be {what}, got {got}")
         return cls(operation, template, site, room, result, tuple(reads), block)
 
     @property
@@ -257,6 +257,13 @@ class _Counted:
             raise ValueError(f"expected a block of shape {declared}, got {np.shape(block)}")
         self.out[region] = block
         self.bar.advance()
+
+
+def _is_of_numbers(result: Any) -> bool:
+    """Whether a function returned a number or an array in place of a Dask array."""
+    if is_dask_collection(result) or isinstance(result, tuple | list | str | bytes):
+        return False
+    return np.asarray(result).dtype.kind != "O"
 
 
 def _block_bytes(array: Array) -> int:
