@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dask_dgpu.planner.local import NO_MEETING, ONE_PROCESS
 from dask_dgpu.planner.present import scheduler_here
 from dask_dgpu.runtime.scheduler.messages import TOPIC, announce
+from dask_dgpu.runtime.tasks import ENABLE
 from graph_opt.model.layout import label
 
 if TYPE_CHECKING:
@@ -62,6 +63,13 @@ def report(error: Exception, arrays: Collection[str], scheduler_id: str | None) 
         return
     logger.warning(message, exc_info=error)
     # the scheduler optimizes graphs outside of its event loop's thread
+    scheduler.loop.add_callback(announce, scheduler, arrays, reason, message)
+
+
+def report_elsewhere(scheduler: Scheduler, arrays: Collection[str], enabled: str | None) -> None:
+    """Let clients of a cluster warn that a graph was left to Dask: another one is ``enabled``."""
+    reason = f"dask_dgpu is enabled {'without a cluster' if enabled is None else 'for another one'}"
+    message = f"dask_dgpu left a graph to Dask on this cluster: {reason}; {ENABLE}"
     scheduler.loop.add_callback(announce, scheduler, arrays, reason, message)
 
 

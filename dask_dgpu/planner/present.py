@@ -70,6 +70,18 @@ def is_offloaded() -> bool:
     return current_thread().name.startswith(OFFLOADED)
 
 
+def other_scheduler(scheduler_id: str | None) -> Scheduler | None:
+    """Return the scheduler that reads a graph in this thread if it has another id, or ``None``."""
+    if not is_offloaded():
+        return None
+    from distributed.scheduler import Scheduler
+
+    reading = [each for each in list(Scheduler._instances) if each._active_graph_updates]
+    if not reading or any(each.id == scheduler_id for each in reading):
+        return None
+    return reading[0]
+
+
 def present_on(scheduler_id: str | None, client: Client | None = None) -> Present:
     """Return the results of a scheduler, here or of a client; nothing without a cluster."""
     scheduler = scheduler_here(scheduler_id)

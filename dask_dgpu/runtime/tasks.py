@@ -7,7 +7,6 @@ not enabled for, the gang's ranks are threads of one process, in one task.
 from __future__ import annotations
 
 import gc
-import logging
 import sys
 import warnings
 from collections import deque
@@ -36,11 +35,12 @@ from graph_opt.model.layout import dealt
 if TYPE_CHECKING:
     from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
 
-logger = logging.getLogger(__name__)
-
 Array = Any
 
 PLUGIN = "dask-dgpu"
+
+ENABLE = "call dask_dgpu.enable(client) with the client of this cluster"
+"""What to do about workers without the plugin."""
 
 details: deque[tuple[str, Any]] = deque(maxlen=64)
 """The last details of operations in this process, with the names of the operations' outputs."""
@@ -73,10 +73,7 @@ def gang(program: Program, *staged: list[Any]) -> Any:
     here = _worker_plugin()
     if here is None:
         if any(map(_is_token, chain.from_iterable(staged))):
-            raise DgpuError(
-                "some workers of this cluster have no dask_dgpu plugin; "
-                "call dask_dgpu.enable(client) with the client of this cluster"
-            )
+            raise DgpuError(f"some workers of this cluster have no dask_dgpu plugin; {ENABLE}")
         try:
             return run_here(program, staged)
         except UndeclaredError as error:
@@ -110,7 +107,7 @@ def _worker_plugin(prefix: str | None = None) -> tuple[GangWorkerPlugin, Any] | 
     if "distributed" not in sys.modules:
         return None
     from distributed.utils import thread_state  # type: ignore[attr-defined]
-    from distributed.worker import get_worker
+    from distributed.worker import get_worker, warn
 
     key = getattr(thread_state, "key", None)
     name = key[0] if isinstance(key, tuple) else key
@@ -120,10 +117,7 @@ def _worker_plugin(prefix: str | None = None) -> tuple[GangWorkerPlugin, Any] | 
     plugin = get_worker().plugins.get(PLUGIN)
     if plugin is None:
         if name.startswith(GANG):
-            logger.warning(
-                "a worker without the dask_dgpu plugin computes a gang alone; "
-                "call dask_dgpu.enable(client) with the client of this cluster"
-            )
+            warn(f"a worker without the dask_dgpu plugin computes a gang alone; {ENABLE}")
         return None
     return cast("GangWorkerPlugin", plugin), key
 
