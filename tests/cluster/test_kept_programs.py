@@ -52,7 +52,7 @@ def watch_launches(dask_worker: Any) -> None:
 
     def launching(**fields: Any) -> None:
         plugin.counted["launches"] += 1
-        plugin.counted["programs"] += "text" in fields
+        plugin.counted["programs"] += bool(fields["text"])
         launch(**fields)
 
     def packed(**fields: Any) -> None:
@@ -75,7 +75,7 @@ def counted(client: Client) -> dict[str, set[int]]:
 
 
 def forget(dask_worker: Any) -> None:
-    dask_worker.plugins[PLUGIN].programs._kept.clear()
+    dask_worker.plugins[PLUGIN].programs.shrink(0)
 
 
 def kept(dask_worker: Any) -> int:

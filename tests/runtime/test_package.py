@@ -21,14 +21,16 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.runtime.execute import Observer, execute
 from dask_dgpu.runtime.names import Names
-from dask_dgpu.runtime.package import Package, is_nameless
+from dask_dgpu.runtime.package import MOST_PLANS, OPENED, Package, is_nameless
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.prepared import prepared
+from dask_dgpu.runtime.worker import programs as programs_module
 from dask_dgpu.runtime.worker.programs import Programs
 from graph_opt.dask_graph.emit import is_gang
 from graph_opt.model.layout import dealt, label
 from tests.graph_opt.dask_graph.test_renaming import held
 from tests.planner.test_structures import Kept
+from tests.support.calls import Counting
 from tests.support.profiles import examples
 
 RANKS = 3
@@ -57,7 +59,15 @@ class Ranks:
     def __init__(self, limit: int = 1 << 20) -> None:
         self.kept, self.programs, self.limit = Kept(), [Programs() for _ in range(RANKS)], limit
         self.opened = 0
+        self.first = 0
         self.steps: list[str] = []
+
+    def dealt(self, count: int) -> tuple[int, ...]:
+        """Return the ranks of blocks: of the first ones other ranks if ``first`` is not 0."""
+        owners = list(dealt(count, RANKS))
+        for at in range(min(count, 3)):
+            owners[at] = (owners[at] + self.first // RANKS**at) % RANKS
+        return tuple(owners)
 
     def package(self, z: da.Array) -> tuple[Any, ...]:
         """Return the program of an array, its plans and package, and the blocks of its inputs."""
@@ -67,7 +77,7 @@ class Ranks:
         blocks = {**tasks, **z.given}
         staged = [list(get_sync(blocks, [ref.key for ref in each.args])) for each in lists]
         owners = {
-            name: dealt(len(given), RANKS)
+            name: self.dealt(len(given))
             for (name, _), given in zip(program.inputs, staged, strict=True)
         }
         fixed = plans(program, owners, RANKS)
@@ -81,10 +91,10 @@ class Ranks:
 
         def rank(comm: Comm) -> dict[Any, Any]:
             programs = self.programs[comm.rank]
-            if package.digest not in programs:
+            if package not in programs:
                 programs.add(package, tokens)
                 self.opened += 1
-            fixed, names = programs.find(package.digest, tokens, comm.rank)
+            fixed, names = programs.find(package, tokens, comm.rank)
             programs.shrink(self.limit)
             values = {
                 own: {
@@ -118,6 +128,15 @@ def named(make: Callable[..., da.Array], *values: Any) -> da.Array:
     z = make(*arrays)
     z.given = {key: block for x in arrays for key, block in x.given.items()}
     return z
+
+
+def planned(kept: Any) -> list[Any]:
+    return list(kept.planned.values())
+
+
+def kept_plans(ranks: Ranks) -> list[Any]:
+    """Return the plans that the first rank keeps."""
+    return [each.plans for kept in ranks.programs[0]._kept.values() for each in planned(kept)]
 
 
 def scaled(factor: float) -> Callable[[Any], Any]:
@@ -157,8 +176,7 @@ def test_a_kept_program_has_results_of_its_own_numbers():
         z = named(lambda x, c=c: (x * c) @ x + np.float32(c), values)
         expected = (values * c) @ values + np.float32(c)
         np.testing.assert_allclose(ranks.compute(z), expected, rtol=1e-12)
-        (kept,) = ranks.programs[0]._kept.values()
-        plans.append(kept.plans)
+        plans.append(kept_plans(ranks)[0])
     assert ranks.opened == RANKS
     assert len(ranks.kept.graphs) == 1
     same = [one is two for one, two in pairwise(plans)]
@@ -171,8 +189,8 @@ def test_what_was_prepared_is_used_again():
     for _ in range(2):
         z = named(PROGRAMS["loop"], RNG.random((9, 9)))
         ranks.compute(z)
-        (kept,) = ranks.programs[0]._kept.values()
-        found.append(prepared(kept.plans, 0))
+        (only,) = kept_plans(ranks)
+        found.append(prepared(only, 0))
     assert found[0] is found[1]
 
 
@@ -189,7 +207,7 @@ def test_functions_that_hold_a_token_see_their_own(same: bool) -> None:
         name = held(values, 4).name if same else f"{at:032x}"
         z = named(lambda x, name=name: x.map_blocks(tell, name, dtype=float) @ x, values)
         np.testing.assert_allclose(ranks.compute(z), (values + int(name[-8:], 16)) @ values)
-    assert not any(is_nameless(kept.plans, 0) for kept in ranks.programs[0]._kept.values())
+    assert not any(is_nameless(each, 0) for each in kept_plans(ranks))
 
 
 def test_digests_are_those_of_programs():
@@ -214,12 +232,32 @@ def test_programs_used_last_are_kept():
         ranks.compute(named(PROGRAMS[case], values))
     assert ranks.opened == 3 * RANKS
     programs = ranks.programs[0]
-    sizes = [kept.package.nbytes for kept in programs._kept.values()]
+    sizes = [OPENED * each.nbytes for kept in programs._kept.values() for each in planned(kept)]
     assert programs.nbytes == sum(sizes)
-    programs.shrink(sizes[1] + sizes[2])
-    assert [kept.package.nbytes for kept in programs._kept.values()] == sizes[1:]
-    programs.shrink(sizes[2] - 1)
-    assert len(programs) == programs.nbytes == 0
+    # the product was used last
+    programs.shrink(sizes[0] + sizes[2])
+    assert (len(programs), programs.nbytes) == (2, sizes[0] + sizes[2])
+    programs.shrink(sizes[0])
+    assert (len(programs), programs.nbytes) == (1, sizes[0])
+    programs.shrink(sizes[0] - 1)
+    assert len(programs) == programs.nbytes == len(programs._kept) == 0
+
+
+def test_a_program_is_opened_once_for_blocks_in_other_places(monkeypatch: pytest.MonkeyPatch):
+    """Of new arrays blocks lie where a worker was free: by chance in other places each time."""
+    opening = Counting(programs_module.opened)
+    monkeypatch.setattr(programs_module, "opened", opening)
+    ranks, digests = Ranks(), set()
+    for at in range(3 * MOST_PLANS):
+        values = RNG.random((9, 9))
+        z = named(PROGRAMS["loop"], values)
+        ranks.first = at % (2 * MOST_PLANS)
+        digests.add(ranks.package(z)[2].digest)
+        expected = (values @ values / values.sum()) @ values - values.mean(axis=0)
+        np.testing.assert_allclose(ranks.compute(z), expected)
+    assert len(digests) > MOST_PLANS
+    assert opening.calls == RANKS
+    assert [len(programs) for programs in ranks.programs] == [MOST_PLANS] * RANKS
 
 
 def test_with_a_limit_of_nothing_each_run_opens_its_program():

@@ -56,7 +56,7 @@ class Run:
     task: asyncio.Future[None] | None = None
     placed: dict[Key, int] = field(default_factory=dict)
     collectives: Mapping[str, Any] = field(default_factory=dict)
-    package: Package = field(default_factory=lambda: Package(b"", b"", b""))
+    package: Package = field(default_factory=lambda: Package(b"", b"", b"", b""))
     tokens: bytes = b""
     less: bool = False
     tried: Tried | None = None
@@ -178,6 +178,7 @@ class Run:
             "rank": rank,
             "size": len(self.members),
             "epoch": epoch,
+            "program": self.package.program,
             "digest": self.package.digest,
             "tokens": self.tokens,
             "blocks": blocks,

@@ -1,14 +1,15 @@
 """The programs that members have: those are not sent again.
 
-A worker keeps the programs of its last runs within a limit. The scheduler knows which ones it has
-sent, and forgets them in the same order. A worker that lacks one all the same asks for it.
+A worker keeps the programs of its last runs, with some plans of each, within a limit. The scheduler
+knows what it has sent, and forgets it in the same order. A worker that lacks something all the same
+asks for it.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
+from dask_dgpu.runtime.package import Ledger
 from dask_dgpu.runtime.scheduler.messages import send
 
 if TYPE_CHECKING:
@@ -20,22 +21,20 @@ Key = Any
 
 
 class Sent:
-    """The digests of programs by worker, in the order of their last use, and their bytes."""
+    """What each worker has."""
 
     def __init__(self, scheduler: Scheduler, runs: dict[Key, Run]) -> None:
         self.scheduler, self.runs = scheduler, runs
-        self._known: dict[str, OrderedDict[bytes, int]] = {}
+        self._known: dict[str, Ledger] = {}
 
     def new(self, worker: str, run: Run) -> dict[str, Any]:
-        """Return the program of a run for a message to a member; nothing if it has it."""
-        package, known = run.package, self._known.setdefault(worker, OrderedDict())
-        found = package.digest in known
-        known[package.digest] = package.nbytes
-        known.move_to_end(package.digest)
-        nbytes = sum(known.values())
-        while nbytes > run.program.limits.kept_programs:
-            nbytes -= known.popitem(last=False)[1]
-        return {} if found else {"text": package.text, "plans": package.plans}
+        """Return what a member lacks of the program of a run, for a message to it."""
+        package, known = run.package, self._known.setdefault(worker, Ledger())
+        text = b"" if package.program in known else package.text
+        plans = b"" if package.digest in known.plans(package.program) else package.plans
+        known.use(package.program, package.digest, len(package.text) + len(package.plans))
+        known.shrink(run.program.limits.kept_programs)
+        return {"text": text, "plans": plans}
 
     def lacks(self, key: Key, run_id: int, worker: str) -> None:
         """Send the program of a run to a member that has none; it waits for it, or for the end."""

@@ -17,6 +17,7 @@ from distributed.worker import _worker_cvar
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.operations.value import Blocks, Facts
 from dask_dgpu.runtime.observer import Observer, Span
+from dask_dgpu.runtime.package import Package
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
@@ -39,10 +40,9 @@ class Job(Observer):
 
     ``blocks`` are the inputs, taken ``in_memory`` of the worker or from ``stage`` tasks. ``outs``
     are blocks of the result, with the keys of their ``out`` tasks. A worker that ``holds`` the
-    ``gang`` task stores its result. Somebody may have the run ``profiled``. The program is that
-    with the ``digest``, under names with these ``tokens``; the scheduler sends ``text`` and
-    ``plans`` if the worker may lack it, or once it has asked for them. A program out of memory is
-    ``tried`` again.
+    ``gang`` task stores its result. Somebody may have the run ``profiled``. The program runs under
+    names with these ``tokens``; the scheduler sends its ``text`` and ``plans``, each if the worker
+    may lack it, or once it has asked for them. A program out of memory is ``tried`` again.
     """
 
     worker: Worker
@@ -52,6 +52,7 @@ class Job(Observer):
     rank: int
     size: int
     epoch: str
+    program: bytes
     digest: bytes
     tokens: bytes
     blocks: list[Blocks]
@@ -60,7 +61,7 @@ class Job(Observer):
     holds: bool
     profiled: bool = False
     tried: tuple[str, int, int] | None = None
-    text: bytes | None = None
+    text: bytes = b""
     plans: bytes = b""
     given_up: threading.Event = field(default_factory=threading.Event)
     arrived: threading.Event = field(default_factory=threading.Event)
@@ -70,6 +71,15 @@ class Job(Observer):
     spans: list[Span] = field(default_factory=list)
     details: dict[str, bytes] = field(default_factory=dict)
     steps: int = 0
+
+    @property
+    def package(self) -> Package:
+        """The program, as far as it is sent."""
+        return Package(self.program, self.digest, self.text, self.plans)
+
+    def free_package(self) -> None:
+        """Forget the program, which is opened."""
+        self.text = self.plans = b""
 
     @property
     def report(self) -> dict[str, Any]:

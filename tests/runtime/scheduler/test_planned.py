@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
+from dask_dgpu.runtime.package import opened
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.scheduler.planned import Planned
@@ -79,7 +80,7 @@ def test_a_known_program_has_its_own_names_and_the_same_plans(first, second):
         assert run.placed == expected.placed()
         assert run.collectives == expected.collectives
         tokens = [run.tokens[at : at + 32] for at in range(0, len(run.tokens), 32)]
-        assert run.package.opened(tokens).program.names == program.names
+        assert opened(run.package.text, tokens).names == program.names
 
 
 def test_places_and_free_memory_count():
