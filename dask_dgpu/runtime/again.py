@@ -22,9 +22,11 @@ class Tried(NamedTuple):
         """Return the error of the second run, with notes and traceback of a rank's error."""
         first, second = format_bytes(self.first_bytes), format_bytes(self.second_bytes)
         reason = " ".join(f"{type(error).__name__}: {error}".split())
+        smaller = self.second_bytes < self.first_bytes
         message = (
             f"{self.name} ran out of memory twice: with {first} planned on a rank, and with "
-            f"{second}; {reason}; set dgpu.memory.cap to less than {second}"
+            f"{second if smaller else 'the same, as no plan needs less'}; {reason}; "
+            f"set dgpu.memory.cap to less than {second}"
         )
         found = OutOfMemoryError(message, self.first_bytes, self.second_bytes)
         found.with_traceback(error.__traceback__)
@@ -37,7 +39,7 @@ def with_less(program: Program, owners: Owners, size: int) -> tuple[Plans, Tried
     """Plan a program for its second run, in less memory if there is such a plan.
 
     Collectives are planned one by one, each on the places that those before leave. So together they
-    may need more, and then the first plans are used again.
+    may need more, and then the first plans are used again: ranks have freed what they kept.
     """
     first, second = (plans(program, owners, size, tight=tight) for tight in (False, True))
     planned, tight = (peak_bytes(each, size) for each in (first, second))

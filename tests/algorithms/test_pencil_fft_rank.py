@@ -106,8 +106,8 @@ def test_equals_numpy(data: st.DataObject, problem: Any, size: int) -> None:
         | st.lists(st.integers(0, size - 1), min_size=count, max_size=count).map(tuple)
     )
     source = layout(chunks, owners)
-    spent = data.draw(st.booleans())
-    ranked = plan_on_ranks(plan, source, size, HOST, in_order(size), spent=spent)
+    spent, roomy = data.draw(st.booleans()), data.draw(st.booleans())
+    ranked = plan_on_ranks(plan, source, size, HOST, in_order(size), spent=spent, roomy=roomy)
     array = random(source.shape, dtype, data.draw(st.integers(0, 9)))
     before = array.copy()
     parts, ledgers = run(ranked, array)
@@ -210,13 +210,17 @@ def test_thick_slices_are_bounded_too(
     assert peak(ranked) <= 3 * (math.prod(shape) * 8 // 4) + 64 * MIB
 
 
+def keep_small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("redistribute.plan", "pencil_fft.rank"):
+        monkeypatch.setattr(import_module(f"dask_dgpu.algorithms.{module}"), "LEAST", MIB // 4)
+
+
 @pytest.mark.parametrize("spent", [False, True])
 @pytest.mark.parametrize("kind", ["fft", "rfft"])
 def test_thick_slices_are_transformed_before_they_are_packed(
     kind: str, spent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("redistribute.plan", "pencil_fft.rank"):
-        monkeypatch.setattr(import_module(f"dask_dgpu.algorithms.{module}"), "LEAST", MIB // 4)
+    keep_small_buffers(monkeypatch)
     shape, size = (4, 384, 384), 4
     chunks = ((1,) * 4, (384,), (384,))
     transforms = [Transform(kind, 2, 384), Transform("fft", 1, 384), Transform("fft", 0, 4)]
@@ -234,6 +238,36 @@ def test_thick_slices_are_transformed_before_they_are_packed(
     np.testing.assert_allclose(result, reference(array, transforms), rtol=1e-11, atol=1e-9)
     sent = [sum(row) - row[rank] for rank, row in enumerate(traffic(move))]
     assert [ledger.bytes_sent for ledger in ledgers] == sent
+
+
+@pytest.mark.parametrize(("shape", "parts"), [((2048, 1024), (8, 1)), ((256, 64, 64), (8, 1, 1))])
+@pytest.mark.parametrize("spent", [False, True])
+def test_the_last_stage_in_slices_needs_a_share_less(
+    shape: tuple[int, ...], parts: tuple[int, ...], spent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With little memory its result goes over its input."""
+    keep_small_buffers(monkeypatch)
+    rank = import_module("dask_dgpu.algorithms.pencil_fft.rank")
+    monkeypatch.setattr(rank, "SLICE", MIB // 2)
+    size = 2
+    chunks = tuple(even(n, count) for n, count in zip(shape, parts, strict=True))
+    transforms = [Transform("fft", axis, n) for axis, n in enumerate(shape)]
+    plan = plan_pencil_fft(chunks, "complex128", transforms, ranks=size)
+    source = layout(chunks, dealt(blocks(chunks), size))
+    array = random(shape, "complex128")
+    share = array.nbytes // size
+    roomy, ranked = (
+        plan_on_ranks(plan, source, size, HOST, in_order(size), spent=spent, roomy=roomy)
+        for roomy in (True, False)
+    )
+    assert (roomy.sliced, ranked.sliced) == (False, True)
+    assert peak(ranked) <= 2 * share + 2 * MIB
+    assert peak(ranked) <= peak(roomy) - (0 if spent else share - 2 * MIB)
+    # all ranks are here; the input, made before, is not counted
+    most = size * (peak(ranked) - (0 if spent else share)) + MIB
+    parts_made, _ = assert_peak(lambda: run(ranked, array), most)
+    result = whole(parts_made, ranked.output, plan.output_dtype)
+    np.testing.assert_allclose(result, reference(array, transforms), rtol=1e-10, atol=1e-8)
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import dask.array as da
@@ -34,9 +35,13 @@ LESS: dict[str, Callable[[], da.Array]] = OPERATORS | {
         zeros((6, 3000, 3000), (2, 1000, 1000)),
         zeros((6, 3000, 2000), (2, 1000, 1000)),
     ),
+    "fft of blocks in memory": lambda: dgpu.fft.fft2(
+        zeros((20000, 20000), (5000, 20000), "complex64")
+    ),
     "stencil": lambda: dgpu.stencil(zeros((20000, 20000), 5000), LAPLACE, iterations=30),
 }
 SAME: dict[str, Callable[[], da.Array]] = {
+    "fft of squares in memory": lambda: dgpu.fft.fft2(zeros((20000, 20000), 5000, "complex64")),
     "matmul in place": lambda: zeros((200000, 20), 50000).T @ zeros((200000, 20), 50000),
     "rechunk of little": lambda: zeros((200, 200), (200, 10)).rechunk((10, 200)),
     "overlap": lambda: zeros((2000, 2000), 500).map_overlap(abs, depth=3, boundary="none"),
@@ -120,6 +125,11 @@ def test_its_error_is_one_sentence_and_survives_pickling() -> None:
         "MemoryError: no room; set dgpu.memory.cap to less than 1.00 GiB"
     )
     assert (found.first_bytes, found.second_bytes) == (3 << 30, 1 << 30)
+    same = Tried("sum", 3 << 30, 3 << 30).error(MemoryError("no room"))
+    assert str(same) == (
+        "sum ran out of memory twice: with 3.00 GiB planned on a rank, and with the same, as no "
+        "plan needs less; MemoryError: no room; set dgpu.memory.cap to less than 3.00 GiB"
+    )
     assert isinstance(found, MemoryError)
     assert isinstance(found, DgpuError)
     assert found.__notes__ == ["a note"]
@@ -190,3 +200,35 @@ def test_a_profiler_of_local_ranks_sees_the_last_run(
                 product().compute(scheduler="sync")
     assert prof.to_dict()["gangs"] == 2 - count
     assert len(prof.to_dict()["errors"]) == count - 1
+
+
+def test_a_transform_of_kept_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs most of a share less in the second run."""
+    rank = import_module("dask_dgpu.algorithms.pencil_fft.rank")
+    monkeypatch.setattr(import_module("dask_dgpu.algorithms.redistribute.plan"), "LEAST", 1 << 13)
+    monkeypatch.setattr(rank, "LEAST", 1 << 13)
+    monkeypatch.setattr(rank, "SLICE", 1 << 12)
+    values = np.random.default_rng(42).random((192, 192)).astype("complex64")
+    transform, ran = rank.transform, tasks.run_local
+    runs: list[int] = []
+
+    def counted(*args: Any, **more: Any) -> Any:
+        runs.append(0)
+        return ran(*args, **more)
+
+    def failing(*args: Any, **more: Any) -> Any:
+        if len(runs) <= most:
+            raise MemoryError("no room for lines")
+        return transform(*args, **more)
+
+    monkeypatch.setattr(tasks, "run_local", counted)
+    monkeypatch.setattr(rank, "transform", failing)
+    most = 1
+    found = da.fft.fft2(da.from_array(values, (48, 192))).compute(scheduler="sync")
+    np.testing.assert_allclose(found, np.fft.fft2(values), rtol=1e-4, atol=1e-3)
+    most = len(runs) + 2
+    with pytest.raises(OutOfMemoryError, match="MemoryError: no room for lines") as got:
+        da.fft.fft2(da.from_array(values, (48, 192))).compute(scheduler="sync")
+    share = values.nbytes // RANKS
+    assert got.value.first_bytes >= 3 * share
+    assert got.value.second_bytes < 2.5 * share

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,9 @@ from dask_dgpu.kernels.fft import transform
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Chunks, Index, Layout, cuts_of
 
+SLICE = LEAST // 2
+"""Bytes of a slice of a block that a ``sliced`` stage transforms; its library takes as much."""
+
 Place = Callable[[Layout, Chunks], Layout]
 """Returns the layout of an array with new chunks, given its layout."""
 
@@ -53,6 +56,8 @@ class RankedPencil:
         The redistributions into each of ``layouts``; ``None`` if blocks are only cropped.
     spent : bool, optional
         Whether the input may be freed after the first exchange.
+    sliced : bool, optional
+        Whether the last stage writes its result over its input, slice by slice.
     """
 
     plan: PencilPlan
@@ -61,6 +66,7 @@ class RankedPencil:
     layouts: tuple[Layout, ...]
     moves: tuple[RedistributePlan | None, ...]
     spent: bool = False
+    sliced: bool = False
 
     @property
     def output(self) -> Layout:
@@ -86,7 +92,8 @@ def plan_on_ranks(
     """Plan every exchange of a transform; the same on every rank.
 
     ``place(layout, chunks)`` returns the layout of the array with new chunks. If the input is
-    ``spent``, ranks may free it. Buffers are as small as possible unless the memory is ``roomy``.
+    ``spent``, ranks may free it. Unless the memory is ``roomy``, buffers are as small as possible,
+    and the last stage is ``sliced`` if it can be.
 
     Raises
     ------
@@ -130,7 +137,26 @@ def plan_on_ranks(
             present = move.target
         moves.append(move)
         layouts.append(present)
-    return RankedPencil(plan, size, source, tuple(layouts), tuple(moves), spent)
+    sliced = not roomy and moves[-1] is None and _overwrites(plan)
+    return RankedPencil(plan, size, source, tuple(layouts), tuple(moves), spent, sliced)
+
+
+def _overwrites(plan: PencilPlan) -> bool:
+    """Whether the last stage reads blocks of an earlier one, and may overwrite slices of these."""
+    if len(plan.stages) < 2:
+        return False
+    stage, (before, after) = plan.stages[-1], plan.exchanges[-2:]
+    free = len(stage.chunks) > len(stage.transforms)
+    return free and (before.dtype, stage.chunks) == (after.dtype, stage.output_chunks)
+
+
+def _slice(stage: Stage, shape: Sequence[int], itemsize: int) -> tuple[int, int, int]:
+    """Return the axis along which slices of a block are cut, their length and their bytes."""
+    whole = {each.axis for each in stage.transforms}
+    axis = max(set(range(len(shape))) - whole, key=lambda k: shape[k])
+    nbytes = math.prod(shape[:axis]) * math.prod(shape[axis + 1 :]) * itemsize
+    length = max(1, SLICE // max(1, nbytes))
+    return axis, length, length * nbytes
 
 
 def _cropped_layout(layout: Layout, shape: tuple[int, ...]) -> Layout:
@@ -183,7 +209,12 @@ def peak(ranked: RankedPencil) -> int:
         most.append(kept + intermediate + made + max(used, there))
         there = max(there, used if used <= KEPT_BYTES else 0)
         intermediate, kept = made, 0 if ranked.spent else kept
-    most.append(kept + intermediate + held(ranked.output, plan.output_dtype) + there)
+    last = held(ranked.output, plan.output_dtype)
+    if ranked.sliced:
+        shape = [max(lengths) for lengths in ranked.output.lengths]
+        *_, nbytes = _slice(plan.stages[-1], shape, np.dtype(plan.output_dtype).itemsize)
+        last = np.minimum(last, 2 * nbytes)
+    most.append(kept + intermediate + last + there)
     return int(np.max(most))
 
 
@@ -221,11 +252,14 @@ def pencil_fft_rank(
     if ranked.spent:
         blocks.clear()
     stages: list[Stage | None] = [None, *ranked.plan.stages]
-    for stage, move in zip(stages, ranked.moves, strict=True):
+    for number, (stage, move) in enumerate(zip(stages, ranked.moves, strict=True)):
         fused = stage is not None and move is not None and move.transformed
         if stage is not None and not fused:
             with device.computing():
-                made = transform_blocks(stage, present, overwrite=owned)
+                if ranked.sliced and number == len(ranked.plan.stages):
+                    made = transform_slices(stage, present)
+                else:
+                    made = transform_blocks(stage, present, overwrite=owned)
             device.join()  # before the transformed blocks are freed
             present = made
             del made
@@ -266,6 +300,16 @@ def transform_blocks(stage: Stage, blocks: Blocks, *, overwrite: bool) -> dict[I
         index, block = left.popitem()
         made[index] = transform(block, stage.transforms, overwrite=overwrite)
     return made
+
+
+def transform_slices(stage: Stage, blocks: Blocks) -> dict[Index, Array]:
+    """Transform blocks in place, a slice at a time, so that no library has a whole block beside."""
+    for block in blocks.values():
+        axis, length, _ = _slice(stage, block.shape, block.itemsize)
+        for start in range(0, block.shape[axis], length):
+            part = block[(*[slice(None)] * axis, slice(start, start + length))]
+            part[...] = transform(part, stage.transforms)
+    return dict(blocks)
 
 
 def cropped(blocks: Blocks, ranked: RankedPencil) -> dict[Index, Array]:
