@@ -1,8 +1,9 @@
-"""The guard against a deadlock between Dask's profiler and threads that start or end."""
+"""A deadlock between Dask's profiler and threads that start or end; the end of a process."""
 
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import threading
 from typing import Any
@@ -53,3 +54,26 @@ def test_an_interpreter_without_the_deadlock_stays_as_it_is(
     monkeypatch.setattr(background, "AFFECTED", False)
     background.guard_current_frames()
     assert sys._current_frames is original
+
+
+ENDING = """
+import gc
+from dask_dgpu.runtime.background import exit_quickly
+
+class Cyclic:
+    def __init__(self): self.own = self
+    def __del__(self): print("found")
+
+gc.disable()
+cyclic = Cyclic()
+"""
+
+
+@pytest.mark.parametrize("quickly", [False, True])
+def test_a_process_that_ends_searches_no_garbage(quickly: bool) -> None:
+    program = ENDING + ("exit_quickly()\nexit_quickly()\n" if quickly else "")
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ("found" in done.stdout) is not quickly
+    assert not done.stderr

@@ -18,7 +18,13 @@ from distributed.utils import sync
 from dask_dgpu.algorithms.probe import PARTS, Figures
 from dask_dgpu.errors import CommAbortedError, CommError
 from dask_dgpu.kernels.device.memory import lacks_memory
-from dask_dgpu.runtime.background import ended, guard_current_frames, in_background, stack_of
+from dask_dgpu.runtime.background import (
+    ended,
+    exit_quickly,
+    guard_current_frames,
+    in_background,
+    stack_of,
+)
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.failure import IN_PROGRAM, RankError, failure_of
 from dask_dgpu.runtime.program import Program
@@ -66,6 +72,8 @@ class GangWorkerPlugin(WorkerPlugin):
         """Start the program thread and listen to the scheduler."""
         guard_current_frames()
         ignore_measurements()
+        if worker.nanny is not None:  # else the process may be the user's own
+            exit_quickly()
         self.worker = worker
         self.last_seconds = 0.0
         self.staged: dict[Key, Array] = {}
