@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,12 @@ import numpy as np
 
 from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
 from dask_dgpu.algorithms.pencil_fft.plan import PencilPlan, Stage, shape_of
+from dask_dgpu.algorithms.pencil_fft.stages import (
+    overwrites,
+    slice_of,
+    transform_blocks,
+    transform_slices,
+)
 from dask_dgpu.algorithms.redistribute.plan import (
     LEAST,
     RedistributePlan,
@@ -30,9 +36,6 @@ from dask_dgpu.kernels.device.host import KEPT_BYTES
 from dask_dgpu.kernels.fft import transform
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Chunks, Index, Layout, cuts_of
-
-SLICE = LEAST // 2
-"""Bytes of a slice of a block that a ``sliced`` stage transforms; its library takes as much."""
 
 Place = Callable[[Layout, Chunks], Layout]
 """Returns the layout of an array with new chunks, given its layout."""
@@ -137,26 +140,8 @@ def plan_on_ranks(
             present = move.target
         moves.append(move)
         layouts.append(present)
-    sliced = not roomy and moves[-1] is None and _overwrites(plan)
+    sliced = not roomy and moves[-1] is None and overwrites(plan)
     return RankedPencil(plan, size, source, tuple(layouts), tuple(moves), spent, sliced)
-
-
-def _overwrites(plan: PencilPlan) -> bool:
-    """Whether the last stage reads blocks of an earlier one, and may overwrite slices of these."""
-    if len(plan.stages) < 2:
-        return False
-    stage, (before, after) = plan.stages[-1], plan.exchanges[-2:]
-    free = len(stage.chunks) > len(stage.transforms)
-    return free and (before.dtype, stage.chunks) == (after.dtype, stage.output_chunks)
-
-
-def _slice(stage: Stage, shape: Sequence[int], itemsize: int) -> tuple[int, int, int]:
-    """Return the axis along which slices of a block are cut, their length and their bytes."""
-    whole = {each.axis for each in stage.transforms}
-    axis = max(set(range(len(shape))) - whole, key=lambda k: shape[k])
-    nbytes = math.prod(shape[:axis]) * math.prod(shape[axis + 1 :]) * itemsize
-    length = max(1, SLICE // max(1, nbytes))
-    return axis, length, length * nbytes
 
 
 def _cropped_layout(layout: Layout, shape: tuple[int, ...]) -> Layout:
@@ -212,7 +197,7 @@ def peak(ranked: RankedPencil) -> int:
     last = held(ranked.output, plan.output_dtype)
     if ranked.sliced:
         shape = [max(lengths) for lengths in ranked.output.lengths]
-        *_, nbytes = _slice(plan.stages[-1], shape, np.dtype(plan.output_dtype).itemsize)
+        *_, nbytes = slice_of(plan.stages[-1], shape, np.dtype(plan.output_dtype).itemsize)
         last = np.minimum(last, 2 * nbytes)
     most.append(kept + intermediate + last + there)
     return int(np.max(most))
@@ -290,26 +275,6 @@ def _reader(stage: Stage, blocks: Blocks, *, overwrite: bool) -> Read:
         return transform(blocks[index][part], stage.transforms, overwrite=overwrite)
 
     return read
-
-
-def transform_blocks(stage: Stage, blocks: Blocks, *, overwrite: bool) -> dict[Index, Array]:
-    """Transform blocks one by one, freeing each input block in turn."""
-    left = dict(blocks)
-    made = {}
-    while left:
-        index, block = left.popitem()
-        made[index] = transform(block, stage.transforms, overwrite=overwrite)
-    return made
-
-
-def transform_slices(stage: Stage, blocks: Blocks) -> dict[Index, Array]:
-    """Transform blocks in place, a slice at a time, so that no library has a whole block beside."""
-    for block in blocks.values():
-        axis, length, _ = _slice(stage, block.shape, block.itemsize)
-        for start in range(0, block.shape[axis], length):
-            part = block[(*[slice(None)] * axis, slice(start, start + length))]
-            part[...] = transform(part, stage.transforms)
-    return dict(blocks)
 
 
 def cropped(blocks: Blocks, ranked: RankedPencil) -> dict[Index, Array]:

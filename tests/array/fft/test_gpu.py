@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.pencil_fft import Transform
+from dask_dgpu.algorithms.pencil_fft import Transform, stages
+from dask_dgpu.algorithms.pencil_fft.plan import Stage
 from dask_dgpu.array.fft import long_axis
 from dask_dgpu.array.fft.call import NAMES
 from dask_dgpu.kernels.fft import transform
@@ -118,3 +119,21 @@ def test_a_long_axis(
     assert y.dtype == value.dtype == expected.dtype
     error = np.linalg.norm(cupy.asnumpy(value) - expected)
     assert error <= 8 * np.finfo(value.dtype).eps * np.log2(n) * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_slices_of_a_block_are_transformed_in_place(
+    axis: int, order: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cupy
+
+    monkeypatch.setattr(stages, "SLICE", 1 << 12)
+    values = np.random.default_rng(7).random((96, 128)).astype("complex64")
+    block = cupy.asarray(values, order=order)
+    chunks = tuple((n,) for n in values.shape)
+    stage = Stage(chunks, (Transform("fft", axis, values.shape[axis]),))
+    (found,) = stages.transform_slices(stage, {(0, 0): block}).values()
+    assert found is block
+    wanted = np.fft.fft(values, axis=axis)
+    np.testing.assert_allclose(found.get(), wanted, rtol=1e-4, atol=1e-4)
