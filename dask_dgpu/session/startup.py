@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import logging
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from inspect import Parameter, signature
-from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import dask
@@ -23,6 +19,7 @@ from dask_dgpu.environment.settings import SHORT, keywords, read
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.session.collector import collect_less_often
 from dask_dgpu.session.enable import Enabled, enable
+from dask_dgpu.session.guard import require_main_guard
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -282,35 +279,3 @@ class _Errors(logging.Handler):
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             self.errors.append(f"{type(error).__name__}: {error}")
-
-
-def require_main_guard(what: str) -> None:
-    """Raise if the running script calls ``what`` outside of ``if __name__ == "__main__":``.
-
-    Workers are new processes that import the script. Outside of the guard each would start
-    a cluster of its own. Python reports that once per process, at length.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") in ("__main__", "__mp_main__"):
-            path = Path(frame.f_globals.get("__file__") or "")
-            script = frame.f_code.co_name == "<module>" and path.suffix == ".py"
-            if script and path.is_file() and not _is_guarded(path.read_text(), frame.f_lineno):
-                raise DgpuError(
-                    f'expected {what} within `if __name__ == "__main__":`, got a call at line '
-                    f"{frame.f_lineno} of {path.name}: every worker would call it again"
-                )
-        frame = frame.f_back
-
-
-def _is_guarded(source: str, line: int) -> bool:
-    """Whether a line of a script is within an ``if``, ``and`` or the like about ``__name__``."""
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.If | ast.IfExp | ast.BoolOp):
-            continue
-        condition = node if isinstance(node, ast.BoolOp) else node.test
-        if node.lineno <= line <= (node.end_lineno or line):
-            names = {name.id for name in ast.walk(condition) if isinstance(name, ast.Name)}
-            if "__name__" in names:
-                return True
-    return False

@@ -18,13 +18,8 @@ from dask_dgpu.environment import gpus
 from dask_dgpu.environment.gpus import GpuMemory, pool_bytes, read_memory, visible_gpus
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.session import enable, startup
-from dask_dgpu.session.startup import (
-    cuda_options,
-    explained,
-    missing_text,
-    require_main_guard,
-    require_workers,
-)
+from dask_dgpu.session.guard import require_main_guard
+from dask_dgpu.session.startup import cuda_options, explained, missing_text, require_workers
 
 GIB = 1 << 30
 
