@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from inspect import Parameter
+from numbers import Real
 from typing import Any, Literal, TypedDict, cast
 
 import dask
 import yaml
 from dask.utils import parse_bytes, parse_timedelta
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import ValidationError, best_match
 
 from dask_dgpu.algorithms.summa.wire import WireDtype
 from dask_dgpu.arguments import expected, shown, unknown
@@ -25,8 +25,26 @@ from dask_dgpu.runtime.program import Limits
 SHORT = {"comm": "comm.transport"}
 """Short names of settings."""
 
-LIMITS = {"minimum": "of at least", "maximum": "of at most", "exclusiveMaximum": "below"}
-"""Limits of numbers in the schema, and their words in messages."""
+LIMITS: Mapping[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "minimum": ("of at least", operator.ge),
+    "exclusiveMaximum": ("below", operator.lt),
+}
+"""Limits of numbers in the schema: their words in messages, and whether a number keeps them."""
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+KINDS: Mapping[str, Callable[[Any], bool]] = {
+    "object": lambda value: isinstance(value, Mapping),
+    "string": lambda value: isinstance(value, str),
+    "boolean": lambda value: isinstance(value, bool),
+    "number": _is_real,
+    "integer": lambda value: _is_real(value) and value == value // 1,
+    "null": lambda value: value is None,
+}
+"""The types in the schema."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +128,7 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
             names = {*values, *SHORT} - set(SHORT.values())
             raise ValueError(unknown("setting", name, sorted(map(_plain, names))))
         values[SHORT.get(matching[0], matching[0])] = value
-    _check(values)
+    check(values)
     return Settings(
         device=values["device"],
         comm=values["comm.transport"],
@@ -215,7 +233,7 @@ def _number(
     """Return a setting, perhaps a text with a unit, as a number; NaN is never allowed."""
     value = values[name]
     try:
-        number = float(value if isinstance(value, float) else parse(value))
+        number = float(value if isinstance(value, Real) else parse(value))
     except (KeyError, ValueError, OverflowError):
         number = math.nan
     if not allowed(number):
@@ -235,35 +253,35 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _check(values: Mapping[str, Any]) -> None:
-    tree: dict[str, Any] = {}
+def check(values: Mapping[str, Any]) -> None:
+    """Raise for the first name or value that the schema does not allow."""
     for name, value in values.items():
-        *sections, last = name.split(".")
-        section = tree
-        for part in sections:
-            section = section.setdefault(part, {})
-        section[last] = value
-    problem = best_match(Draft202012Validator(schema()["properties"]["dgpu"]).iter_errors(tree))
-    if problem is not None:
-        raise ValueError(_sentence(problem))
+        rule, where = schema()["properties"]["dgpu"], "dgpu"
+        for part in name.split("."):
+            known = rule.get("properties")
+            if known is None:
+                _check_value(where, {part: value}, rule)
+            elif part not in known:
+                raise ValueError(unknown(f"setting under {where}:", part, sorted(known)))
+            rule, where = known[part], f"{where}.{part}"
+        _check_value(where, value, rule)
 
 
-def _sentence(problem: ValidationError) -> str:
-    """Return the message about a value that the schema does not allow."""
-    where = ".".join(["dgpu", *map(str, problem.absolute_path)])
-    rule, given = problem.validator, problem.instance
-    part: Any = problem.schema
-    if rule == "additionalProperties":
-        name = min(set(cast(Mapping[str, Any], given)) - set(part["properties"]))
-        return unknown(f"setting under {where}:", name, sorted(part["properties"]))
-    if rule == "enum":
-        if isinstance(given, str):
-            return unknown(f"value of setting {where}:", given, part["enum"])
-        what = f"one of {', '.join(part['enum'])}"
-        return f"expected setting {where} to be {what}, got {shown(given)}"
-    kinds = part["type"]
-    what = " or ".join([kinds] if isinstance(kinds, str) else kinds)
-    for limit, text in LIMITS.items():
-        if limit in part:
-            what += f" {text} {part[limit]}"
-    return f"expected setting {where} to be {what}, got {shown(given)}"
+def _check_value(where: str, value: Any, rule: Mapping[str, Any]) -> None:
+    """Raise unless the rule of a setting allows a value."""
+    setting = f"setting {where}"
+    if "enum" in rule:
+        if value in rule["enum"]:
+            return
+        if isinstance(value, str):
+            raise ValueError(unknown(f"value of {setting}:", value, rule["enum"]))
+        expected(setting, f"one of {', '.join(rule['enum'])}", value)
+    kinds = [rule["type"]] if isinstance(rule["type"], str) else rule["type"]
+    fits = any(KINDS[kind](value) for kind in kinds)
+    what = " or ".join(kinds)
+    for limit, (text, keeps) in LIMITS.items():
+        if limit in rule:
+            what += f" {text} {rule[limit]}"
+            fits = fits and keeps(value, rule[limit])
+    if not fits:
+        expected(setting, what, value)

@@ -49,9 +49,11 @@ def process(*arguments: str) -> Iterator[None]:
 def test_import_is_light() -> None:
     result = run(
         "import dask_dgpu, graph_opt, sys\n"
-        "print({'torch', 'cupy', 'numba', 'pynvml', 'rmm'} & set(sys.modules))"
+        "print({'torch', 'cupy', 'numba', 'pynvml', 'rmm'} & set(sys.modules))\n"
+        "dask_dgpu.enable(when='always')\n"
+        "print({'torch', 'cupy', 'numba', 'jsonschema'} & set(sys.modules))"
     )
-    assert (result.stdout, result.stderr) == ("set()\n", "")
+    assert (result.stdout, result.stderr) == ("set()\nset()\n", "")
 
 
 @pytest.mark.slow
