@@ -20,6 +20,7 @@ from dask_dgpu.environment.settings import Keywords, keywords, read
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.predict import usable
+from dask_dgpu.runtime.installed import check_installed
 from dask_dgpu.session import hooks
 from dask_dgpu.session.backend import array_backend
 from graph_opt.dask_graph.internals import MISSING
@@ -131,8 +132,9 @@ def enable(client: Client | None = None, **settings: Unpack[Keywords]) -> Enable
         If ``client`` is no client, or an asynchronous one.
     DgpuError
         If Dask lacks an internal that the rules need; if ``array.query-planning`` is on, an
-        engine without matmul and FFT; if the cluster has no worker for half a minute; or if
-        it was enabled with another device before.
+        engine without matmul and FFT; if the scheduler or a worker has no dask_dgpu or another
+        version; if the cluster has no worker for half a minute; or if it was enabled with
+        another device before.
 
     See Also
     --------
@@ -173,6 +175,7 @@ def enable(client: Client | None = None, **settings: Unpack[Keywords]) -> Enable
     client = current_client() if client is None else client
     if client is not None:
         check_client("client", client)
+        check_installed(client)
     facts = gather(client, read_settings)
     _warn_missing(client, facts.workers)
     optimizer = GraphOptimizer(read_settings, facts)

@@ -27,6 +27,7 @@ from dask_dgpu.runtime.background import (
 )
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.failure import IN_PROGRAM, RankError, failure_of
+from dask_dgpu.runtime.installed import installed_here
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.facts import BlockFacts
@@ -216,8 +217,8 @@ class GangWorkerPlugin(WorkerPlugin):
         found = self.results.get((key, run_id), {}).get(tuple(block))
         return {} if found is None else {"block": to_serialize(found)}
 
-    async def _examine(self) -> str:
-        return await in_background(self.member.examine)
+    async def _examine(self) -> tuple[str, dict[str, str | None]]:
+        return await in_background(self.member.examine), installed_here()
 
     def _send(self, op: str, **facts: Any) -> None:
         self.worker.loop.add_callback(self.worker.batched_stream.send, {"op": op, **facts})
