@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.planner.local import NO_MEETING, ONE_PROCESS
-from dask_dgpu.planner.present import scheduler_here
+from dask_dgpu.planner.present import other_scheduler, scheduler_here
 from dask_dgpu.runtime.scheduler.messages import TOPIC, announce
 from dask_dgpu.runtime.tasks import ENABLE
 from graph_opt.model.layout import label
@@ -66,11 +66,15 @@ def report(error: Exception, arrays: Collection[str], scheduler_id: str | None) 
     scheduler.loop.add_callback(announce, scheduler, arrays, reason, message)
 
 
-def report_elsewhere(scheduler: Scheduler, arrays: Collection[str], enabled: str | None) -> None:
-    """Let clients of a cluster warn that a graph was left to Dask: another one is ``enabled``."""
+def is_elsewhere(enabled: str | None, arrays: Collection[str]) -> bool:
+    """Whether the scheduler that asks is not the ``enabled`` one; then its clients warn."""
+    scheduler = other_scheduler(enabled)
+    if scheduler is None:
+        return False
     reason = f"dask_dgpu is enabled {'without a cluster' if enabled is None else 'for another one'}"
     message = f"dask_dgpu left a graph to Dask on this cluster: {reason}; {ENABLE}"
     scheduler.loop.add_callback(announce, scheduler, arrays, reason, message)
+    return True
 
 
 def log_verdicts(rewriting: Rewriting, arrays: Collection[str]) -> None:

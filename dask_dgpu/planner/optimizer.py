@@ -18,7 +18,7 @@ from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import RULES
 from dask_dgpu.operations.value import shared, steps_of, value_of
-from dask_dgpu.planner.fallbacks import arrays_of, log_verdicts, logger, report, report_elsewhere
+from dask_dgpu.planner.fallbacks import arrays_of, is_elsewhere, log_verdicts, logger, report
 from dask_dgpu.planner.gangs import with_joined
 from dask_dgpu.planner.local import (
     NO_MEETING,
@@ -37,7 +37,6 @@ from dask_dgpu.planner.present import (
     Present,
     figures_of,
     is_offloaded,
-    other_scheduler,
     plugin_on,
     present_on,
 )
@@ -83,9 +82,7 @@ class GraphOptimizer:
                 graph = HighLevelGraph.from_collections(str(id(dsk)), dsk, dependencies=())
             graph = guarded(graph)
             optimizer, wanted = self.calibrated(), _flat(keys)
-            other = other_scheduler(self.facts.scheduler)
-            if other is not None:
-                report_elsewhere(other, arrays_of(graph, wanted), self.facts.scheduler)
+            if is_elsewhere(self.facts.scheduler, arrays_of(graph, wanted)):
                 return dask.array.optimization.optimize(graph, keys, **kwargs)
             present, here = present_on(self.facts.scheduler), plugin_on(self.facts.scheduler)
             if here is None or kwargs or not is_offloaded():
