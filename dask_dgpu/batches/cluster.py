@@ -285,10 +285,9 @@ class Cluster:
             there = self._used - self._lost
             self._lost |= self.client.sync(self._windows.lost, there, patient=closed)
             late = closed or isinstance(error, CancelledError)
-            lost = self._lost if late else self._lost - earlier
-            if not lost:
-                raise
-            raise LostError.of(*lost) from error
+            if lost := self._lost if late else self._lost - earlier:
+                raise LostError.of(*lost) from error
+            raise
 
     def close(self) -> None:
         """Cancel what has not been fetched."""

@@ -247,8 +247,8 @@ def test_the_last_stage_in_slices_needs_a_share_less(
 ) -> None:
     """With little memory its result goes over its input."""
     keep_small_buffers(monkeypatch)
-    stages = import_module("dask_dgpu.algorithms.pencil_fft.stages")
-    monkeypatch.setattr(stages, "SLICE", MIB // 2)
+    slices = import_module("dask_dgpu.algorithms.pencil_fft.slices")
+    monkeypatch.setattr(slices, "SLICE", MIB // 2)
     size = 2
     chunks = tuple(even(n, count) for n, count in zip(shape, parts, strict=True))
     transforms = [Transform("fft", axis, n) for axis, n in enumerate(shape)]

@@ -207,8 +207,8 @@ def test_a_transform_of_kept_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = import_module("dask_dgpu.algorithms.pencil_fft.rank")
     monkeypatch.setattr(import_module("dask_dgpu.algorithms.redistribute.plan"), "LEAST", 1 << 13)
     monkeypatch.setattr(rank, "LEAST", 1 << 13)
-    stages = import_module("dask_dgpu.algorithms.pencil_fft.stages")
-    monkeypatch.setattr(stages, "SLICE", 1 << 12)
+    slices = import_module("dask_dgpu.algorithms.pencil_fft.slices")
+    monkeypatch.setattr(slices, "SLICE", 1 << 12)
     values = np.random.default_rng(42).random((192, 192)).astype("complex64")
     transform, ran = rank.transform, tasks.run_local
     runs: list[int] = []

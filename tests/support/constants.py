@@ -162,7 +162,6 @@ ELEMENTWISE: dict[str, Program] = {
     "nan_to_num": lambda x, k: da.nan_to_num(da.where(x > 0.5, (np.nan, np.inf)[k], x)),
     "astype": lambda x, k: x.astype(("f4", "f8")[k]),
     "isclose": lambda x, k: da.isclose(x, x + 0.01, atol=(0.1, 1e-9)[k]),
-    "select": lambda x, k: da.select([x > 0.7, x > 0.3], [x, -x], default=float(k)),
     "choose": lambda x, k: da.choose((x > 0.5).astype(int), [x, x + k]),
     "piecewise": lambda x, k: da.piecewise(x, [x < 0.5, x >= 0.5], [float(k), 2.0]),
     "isin": lambda x, k: da.isin((8 * x).astype(int), [1, 3, 4 + k]),

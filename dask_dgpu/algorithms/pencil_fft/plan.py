@@ -186,3 +186,12 @@ def result_dtype(dtype: str, transforms: Iterable[Transform]) -> str:
     for transform in transforms:
         dtype = transform.output_dtype(dtype)
     return dtype
+
+
+def overwrites(plan: PencilPlan) -> bool:
+    """Whether the last stage reads blocks of an earlier one, and may overwrite slices of these."""
+    if len(plan.stages) < 2:
+        return False
+    stage, (before, after) = plan.stages[-1], plan.exchanges[-2:]
+    free = len(stage.chunks) > len(stage.transforms)
+    return free and (before.dtype, stage.chunks) == (after.dtype, stage.output_chunks)

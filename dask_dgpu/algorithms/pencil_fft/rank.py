@@ -11,13 +11,8 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
-from dask_dgpu.algorithms.pencil_fft.plan import PencilPlan, Stage, shape_of
-from dask_dgpu.algorithms.pencil_fft.stages import (
-    overwrites,
-    slice_of,
-    transform_blocks,
-    transform_slices,
-)
+from dask_dgpu.algorithms.pencil_fft.plan import PencilPlan, Stage, overwrites, shape_of
+from dask_dgpu.algorithms.pencil_fft.slices import slice_of, transform_slices
 from dask_dgpu.algorithms.redistribute.plan import (
     LEAST,
     RedistributePlan,
@@ -286,3 +281,13 @@ def cropped(blocks: Blocks, ranked: RankedPencil) -> dict[Index, Array]:
         for index, block in blocks.items()
         if all(at < count for at, count in zip(index, layout.grid, strict=True))
     }
+
+
+def transform_blocks(stage: Stage, blocks: Blocks, *, overwrite: bool) -> dict[Index, Array]:
+    """Transform blocks one by one, freeing each input block in turn."""
+    left = dict(blocks)
+    made = {}
+    while left:
+        index, block = left.popitem()
+        made[index] = transform(block, stage.transforms, overwrite=overwrite)
+    return made

@@ -19,6 +19,7 @@ from dask_dgpu.errors import CommAbortedError
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.host import HostDevice, keep_small_memory
+from dask_dgpu.runtime.installed import installed_here
 from dask_dgpu.runtime.worker.links import Links, accept
 
 if TYPE_CHECKING:
@@ -208,6 +209,10 @@ class Member:
             "stores": stores,
             "connected": self.connected,
         }
+
+    def health(self) -> tuple[str, dict[str, str | None]]:
+        """Return what :meth:`examine` does, and the versions of packages."""
+        return self.examine(), installed_here()
 
     def examine(self) -> str:
         """Test a small product on the device, beside programs; return ``"ok"`` or the fault."""

@@ -18,16 +18,9 @@ from distributed.utils import sync
 from dask_dgpu.algorithms.probe import PARTS, Figures
 from dask_dgpu.errors import CommAbortedError, CommError
 from dask_dgpu.kernels.device.memory import lacks_memory
-from dask_dgpu.runtime.background import (
-    ended,
-    exit_quickly,
-    guard_current_frames,
-    in_background,
-    stack_of,
-)
+from dask_dgpu.runtime.background import ended, guard_current_frames, in_background, stack_of
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.failure import IN_PROGRAM, RankError, failure_of
-from dask_dgpu.runtime.installed import installed_here
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.facts import BlockFacts
@@ -38,7 +31,7 @@ from dask_dgpu.runtime.worker.links import Links
 from dask_dgpu.runtime.worker.member import Member
 from dask_dgpu.runtime.worker.pressure import watch_memory
 from dask_dgpu.runtime.worker.programs import Programs
-from dask_dgpu.runtime.worker.quiet import ignore_measurements
+from dask_dgpu.runtime.worker.quiet import close_quietly
 from dask_dgpu.runtime.worker.store import resident, store, withdraw
 from graph_opt.model.hosts import Hosts
 
@@ -72,9 +65,7 @@ class GangWorkerPlugin(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Start the program thread and listen to the scheduler."""
         guard_current_frames()
-        ignore_measurements()
-        if worker.nanny is not None:  # else the process may be the user's own
-            exit_quickly()
+        close_quietly(worker)
         self.worker = worker
         self.last_seconds = 0.0
         self.staged: dict[Key, Array] = {}
@@ -218,7 +209,7 @@ class GangWorkerPlugin(WorkerPlugin):
         return {} if found is None else {"block": to_serialize(found)}
 
     async def _examine(self) -> tuple[str, dict[str, str | None]]:
-        return await in_background(self.member.examine), installed_here()
+        return await in_background(self.member.health)
 
     def _send(self, op: str, **facts: Any) -> None:
         self.worker.loop.add_callback(self.worker.batched_stream.send, {"op": op, **facts})

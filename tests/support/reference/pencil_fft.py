@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dask_dgpu.algorithms.pencil_fft import RankedPencil
-from dask_dgpu.algorithms.pencil_fft.rank import cropped
-from dask_dgpu.algorithms.pencil_fft.stages import transform_blocks
+from dask_dgpu.algorithms.pencil_fft.rank import cropped, transform_blocks
 from graph_opt.model.layout import Index
 from tests.support.reference.redistribute import redistribute_reference
 

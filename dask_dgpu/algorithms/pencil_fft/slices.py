@@ -1,4 +1,4 @@
-"""The transforms of a stage on a rank's blocks: whole blocks, or slices of them in place."""
+"""The transforms of a stage on slices of blocks, in place."""
 
 from __future__ import annotations
 
@@ -6,22 +6,13 @@ import math
 from collections.abc import Sequence
 
 from dask_dgpu.algorithms import Array, Blocks
-from dask_dgpu.algorithms.pencil_fft.plan import PencilPlan, Stage
+from dask_dgpu.algorithms.pencil_fft.plan import Stage
 from dask_dgpu.algorithms.redistribute.plan import LEAST
 from dask_dgpu.kernels.fft import transform
 from graph_opt.model.layout import Index
 
 SLICE = LEAST // 2
 """Bytes of a slice of a block that a ``sliced`` stage transforms; its library takes as much."""
-
-
-def overwrites(plan: PencilPlan) -> bool:
-    """Whether the last stage reads blocks of an earlier one, and may overwrite slices of these."""
-    if len(plan.stages) < 2:
-        return False
-    stage, (before, after) = plan.stages[-1], plan.exchanges[-2:]
-    free = len(stage.chunks) > len(stage.transforms)
-    return free and (before.dtype, stage.chunks) == (after.dtype, stage.output_chunks)
 
 
 def slice_of(stage: Stage, shape: Sequence[int], itemsize: int) -> tuple[int, int, int]:
@@ -31,16 +22,6 @@ def slice_of(stage: Stage, shape: Sequence[int], itemsize: int) -> tuple[int, in
     nbytes = math.prod(shape[:axis]) * math.prod(shape[axis + 1 :]) * itemsize
     length = max(1, SLICE // max(1, nbytes))
     return axis, length, length * nbytes
-
-
-def transform_blocks(stage: Stage, blocks: Blocks, *, overwrite: bool) -> dict[Index, Array]:
-    """Transform blocks one by one, freeing each input block in turn."""
-    left = dict(blocks)
-    made = {}
-    while left:
-        index, block = left.popitem()
-        made[index] = transform(block, stage.transforms, overwrite=overwrite)
-    return made
 
 
 def transform_slices(stage: Stage, blocks: Blocks) -> dict[Index, Array]:
