@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.planner.local import NO_MEETING, ONE_PROCESS
-from dask_dgpu.planner.present import other_scheduler, scheduler_here
+from dask_dgpu.planner.present import scheduler_here
 from dask_dgpu.runtime.scheduler.messages import TOPIC, announce
 from dask_dgpu.runtime.tasks import ENABLE
 from graph_opt.model.layout import label
@@ -66,15 +66,11 @@ def report(error: Exception, arrays: Collection[str], scheduler_id: str | None) 
     scheduler.loop.add_callback(announce, scheduler, arrays, reason, message)
 
 
-def is_elsewhere(enabled: str | None, arrays: Collection[str]) -> bool:
-    """Whether the scheduler that asks is not the ``enabled`` one; then its clients warn."""
-    scheduler = other_scheduler(enabled)
-    if scheduler is None:
-        return False
+def report_elsewhere(scheduler: Scheduler, enabled: str | None, arrays: Collection[str]) -> None:
+    """Have the clients of a scheduler that is not the ``enabled`` one warn."""
     reason = f"dask_dgpu is enabled {'without a cluster' if enabled is None else 'for another one'}"
     message = f"dask_dgpu left a graph to Dask on this cluster: {reason}; {ENABLE}"
     scheduler.loop.add_callback(announce, scheduler, arrays, reason, message)
-    return True
 
 
 def log_verdicts(rewriting: Rewriting, arrays: Collection[str]) -> None:

@@ -18,7 +18,7 @@ from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import RULES
 from dask_dgpu.operations.value import shared, steps_of, value_of
-from dask_dgpu.planner.fallbacks import arrays_of, is_elsewhere, log_verdicts, logger, report
+from dask_dgpu.planner.fallbacks import arrays_of, log_verdicts, logger, report, report_elsewhere
 from dask_dgpu.planner.gangs import with_joined
 from dask_dgpu.planner.local import (
     NO_MEETING,
@@ -37,6 +37,7 @@ from dask_dgpu.planner.present import (
     Present,
     figures_of,
     is_offloaded,
+    other_scheduler,
     plugin_on,
     present_on,
 )
@@ -82,7 +83,8 @@ class GraphOptimizer:
                 graph = HighLevelGraph.from_collections(str(id(dsk)), dsk, dependencies=())
             graph = guarded(graph)
             optimizer, wanted = self.calibrated(), _flat(keys)
-            if is_elsewhere(self.facts.scheduler, arrays_of(graph, wanted)):
+            if (other := other_scheduler(self.facts.scheduler)) is not None:
+                report_elsewhere(other, self.facts.scheduler, arrays_of(graph, wanted))
                 return dask.array.optimization.optimize(graph, keys, **kwargs)
             present, here = present_on(self.facts.scheduler), plugin_on(self.facts.scheduler)
             if here is None or kwargs or not is_offloaded():
@@ -111,9 +113,7 @@ class GraphOptimizer:
 
     def with_figures(self, figures: Figures) -> GraphOptimizer:
         """Return the optimizer for a cluster with these measured rates."""
-        if not figures:
-            return self
-        return replace(self, facts=replace(self.facts, figures=figures))
+        return replace(self, facts=replace(self.facts, figures=figures)) if figures else self
 
     def pieces(self, graph: HighLevelGraph, keys: Any) -> tuple[Piece, ...]:
         """Return the collectives that gangs would run; none after an error."""
