@@ -12,6 +12,7 @@ import pytest
 from distributed import Client, wait
 
 import dask_dgpu as dgpu
+from dask_dgpu.runtime.package import MOST_PLANS
 from tests.cluster.conftest import SETTINGS, start_cluster
 from tests.cluster.observe import PLUGIN, eventually
 
@@ -28,6 +29,13 @@ the client 480. What allocators keep and what Dask fills once is less than this.
 SMALL, SMALL_WARM_UP, SMALL_PRODUCTS = 64, 150, 1000
 KINDS_OF_PRODUCTS = 6
 """Structures of small products: by what is read, and by where blocks lie at first."""
+
+COMPUTATIONS, STRUCTURES, NEW_WARM_UP = 3000, 300, 300
+DASKS_SHARE = 40_000
+"""Bytes that plain Dask's workers and scheduler grow by in each computation: its spans."""
+
+MOST_OBJECTS = 2000
+"""Objects of the last plans of a program, which vary with the places of blocks."""
 
 FEW = 50
 """Objects that are there now and then, such as those of the last run."""
@@ -252,5 +260,49 @@ def test_a_thousand_small_products_leave_nothing_behind(client: Client) -> None:
         assert at == 0 or new["all"] < old["all"] + rounds
     for old, new in zip(before, processes(client), strict=True):
         assert new["memory"] < old["memory"] + MOST_GROWTH
+        assert new["threads"] <= old["threads"] + 4
+    eventually(lambda: coroutines_end(client, before))
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("count", [COMPUTATIONS, STRUCTURES], ids=["computations", "structures"])
+def test_computations_on_new_arrays_leave_nothing_behind(client: Client, count: int) -> None:
+    """Of one structure each, whose blocks lie where a worker was free, or of another each."""
+    a = np.random.default_rng(0).random((16, 16))
+
+    def compute(rounds: range) -> None:
+        for number in rounds:
+            x = da.from_array(a + number % 7, chunks=8)
+            z = (x @ x.T).sum(axis=0)
+            if count == STRUCTURES:
+                z = z + number
+            found = z.compute()
+            if not number % 10:
+                b = a + number % 7
+                expected = (b @ b.T).sum(axis=0) + (number if count == STRUCTURES else 0)
+                np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+    def objects() -> list[dict[str, int]]:
+        eventually(lambda: client.run_on_scheduler(scheduler_tables)["runs"] == 0)
+        workers = client.run(own_objects)
+        return [own_objects(), *(workers[name] for name in sorted(workers))]
+
+    warm_up = min(NEW_WARM_UP, count // 2)
+    compute(range(warm_up))
+    before, objects_before = processes(client), objects()
+    compute(range(warm_up, count))
+    rounds = count - warm_up
+    kept = client.run_on_scheduler(structures)
+    if count == COMPUTATIONS:
+        assert kept["optimized"] <= 2
+        assert kept["sent"] <= 2 * MOST_PLANS * len(objects_before)
+        for old, new in zip(objects_before, objects(), strict=True):
+            assert new["dask_dgpu"] <= old["dask_dgpu"] + MOST_OBJECTS
+            assert new["graph_opt"] <= old["graph_opt"] + MOST_OBJECTS
+    for old, new in zip(before, processes(client), strict=True):
+        assert new["memory"] < old["memory"] + MOST_GROWTH + rounds * DASKS_SHARE
+        assert new["descriptors"] <= old["descriptors"] + 8
         assert new["threads"] <= old["threads"] + 4
     eventually(lambda: coroutines_end(client, before))
