@@ -12,6 +12,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
+import scipy.ndimage
 
 import dask_dgpu as dgpu
 from dask_dgpu.errors import DgpuError
@@ -21,6 +22,7 @@ from dask_dgpu.observe.explain.operations import Operation
 from dask_dgpu.runtime.observer import Step
 
 X = da.ones((12, 12), chunks=3)
+TALL = da.ones((12, 2), chunks=(3, 2))
 
 
 @pytest.fixture
@@ -52,6 +54,12 @@ def enabled() -> Iterator[None]:
         (X.rechunk((12, 2)), ["ones", "rechunk"]),
         (X.map_blocks(np.sin), ["ones", "sin"]),
         (X.persist(scheduler="sync") + 1, ["x + 1"]),
+        (da.linalg.qr(TALL)[1], ["ones", "qr"]),
+        (da.linalg.svd(TALL)[1], ["ones", "svd"]),
+        (da.linalg.lu(X)[2], ["ones", "lu"]),
+        (da.gradient(X)[0], ["ones", "overlap", "gradient", "trim overlap"]),
+        (da.bincount(da.arange(9, chunks=3)), ["arange", "bincount"]),
+        (da.histogram(X, bins=3, range=(0, 2))[0], ["ones", "histogram", "sum over axis 0"]),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
@@ -91,6 +99,21 @@ def test_kernels_without_a_gang() -> None:
         ("exp", "fused"),
     ]
     assert found.operations[-1].why == "one kernel for 3 operations"
+
+
+def median_filter(block: np.ndarray) -> np.ndarray:
+    return scipy.ndimage.median_filter(block, size=3)
+
+
+@pytest.mark.parametrize("chunks", [3, 12])
+@pytest.mark.usefixtures("enabled")
+def test_a_function_of_a_user_is_no_part_of_a_kernel(chunks: int) -> None:
+    x = X.rechunk(chunks).persist(scheduler="sync")
+    y = da.exp(-(x + 1).map_overlap(median_filter, depth=1, boundary="reflect"))
+    found = {each.operation: each.why for each in dgpu.explain(y).operations}
+    assert found["median_filter"] == "a call for each block, then exp"
+    assert found["-x"].startswith("in one ")
+    assert not [why for why in found.values() if why.endswith("kernel with median_filter")]
 
 
 @pytest.mark.usefixtures("enabled")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isnan
@@ -17,12 +17,12 @@ from dask_dgpu.observe.explain.words import Step, steps_of
 from dask_dgpu.planner.local import NO_MEETING, ONE_PROCESS
 from dask_dgpu.planner.plain import LayerCost, Plain
 from dask_dgpu.planner.predict import Prediction
-from dask_dgpu.planner.rewriting import Rewriting
+from dask_dgpu.planner.rewriting import Rewriting, made_by
 from dask_dgpu.runtime.fused import Fused
-from graph_opt.dask_graph.members import is_map, is_member
+from graph_opt.dask_graph.members import calls_others, is_map, is_member
 from graph_opt.dask_graph.parse import CARRIED, unsupported
 from graph_opt.model.layout import counted, label
-from graph_opt.model.piece import Piece, Region
+from graph_opt.model.piece import Piece
 from graph_opt.passes import OPTED_OUT
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class Finder:
         alone = self.alone.get(step.name)
         labels = {label(name) for name in step.layers}
         known = [seconds for name, seconds in prediction.steps if name in labels]
-        why = LOCAL if known else f"in one kernel with {self._words.get(target, 'others')}"
+        why = LOCAL if known else self._joined(step, target)
         if alone is not None:
             why = alone.text or LOCAL
         found = replace(
@@ -221,14 +221,33 @@ class Finder:
     @cached_property
     def _kernels(self) -> Counter[str]:
         """The number of operations that each layer of the rewritten graph computes."""
-        firsts = (step.layers[0] for step in self._steps.values())
+        firsts = (step.layers[0] for step in self._steps.values() if not self._calls_others(step))
         return Counter(map(self._computed_by, firsts))
+
+    def _calls_others(self, step: Step) -> bool:
+        """Whether an operation calls a function of the user, which no kernel has."""
+        layers = [self.rewriting.arrays.layers[name] for name in step.layers]
+        return any(isinstance(each, Blockwise) and calls_others(each) for each in layers)
+
+    def _joined(self, step: Step, target: str) -> str:
+        """Return how another operation computes this one."""
+        with_it = self._words.get(target, "others")
+        if self._calls_others(step):
+            return f"a call for each block, then {with_it}"
+        layer = self._works.get(target, self.rewriting.graph.layers.get(target))
+        return f"in one {'kernel' if _is_fused(layer) else 'task'} with {with_it}"
+
+    @cached_property
+    def _works(self) -> dict[str, Any]:
+        """Dask's layers that gangs run."""
+        works = (work for region, _ in self.rewriting.regions for work in region.works)
+        return {work.output.name: work.layer for work in works}
 
     def _kernel(self, step: Step, target: str) -> str:
         if target in step.layers:
             kernel = f"one kernel for {counted(self._kernels[target], 'operation')}"
             return kernel if target == step.name else f"{kernel}, then Dask"
-        return f"in one kernel with {self._words.get(target, 'others')}"
+        return self._joined(step, target)
 
     def _costs(self, step: Step) -> dict[str, Any]:
         known = [self.outside.layers[name] for name in step.layers if name in self.outside.layers]
@@ -258,15 +277,6 @@ class Finder:
         if all(is_map(arrays.layers[name]) for name in step.layers):
             return NO_MEETING
         return ONE_PROCESS if self.rewriting.own_left else STREAM
-
-
-def made_by(region: Region) -> Iterator[str]:
-    """Yield the layers that a region computes."""
-    for member in region.members:
-        yield from member.layers if isinstance(member, Piece) else ()
-        yield member.output.name
-    for work in region.works:
-        yield work.output.name
 
 
 def _is_fused(layer: Layer | None) -> bool:

@@ -51,6 +51,14 @@ NAMES: Mapping[str, str] = {
     "neg": "-x",
     "invert": "~x",
     "trim": "trim overlap",
+    "gradient_kernel": "gradient",
+    "searchsorted_block": "searchsorted",
+    "topk_aggregate": "topk",
+    "histogram-sum": "histogram",
+    "histogramdd-sum": "histogramdd",
+    "cholesky-upper": "cholesky",
+    **dict.fromkeys(("unique_internal", "unique-aggregate-unique_internal"), "unique"),
+    **dict.fromkeys(("lu-l", "lu-p", "lu-u"), "lu"),
 }
 """What users call what Dask has another name for."""
 
@@ -61,6 +69,15 @@ LONGEST = 12
 """Most characters of a number in a formula."""
 
 TOKEN = re.compile(r"-[0-9a-f]{32}")
+
+STEP = re.compile(r"-([0-9a-f]{32})-")
+"""The token of a call in the name of one of its steps: ``getitem-...-q2-aux`` of ``qr-...``."""
+
+HASH = re.compile(r"[0-9a-f]{32}")
+"""What Dask names the first step of ``bincount``."""
+
+DECOMPOSITIONS = ("svd", "qr")
+"""Calls of many layers, as one of these is named; a singular value decomposition begins with QR."""
 
 
 @dataclass(frozen=True)
@@ -90,24 +107,38 @@ def steps_of(arrays: ArrayGraph, pieces: Iterable[Piece]) -> list[Step]:
     found = {name: piece for piece in pieces for name in piece.layers}
     last: dict[str, str] = {}
     groups: dict[str, list[str]] = {}
+    calls: dict[str, str] = {}
     for name in depth_first(arrays.dependencies):
         if _is_given(arrays, name):
             continue
         piece = found.get(name)
         before = None if piece is not None else _first_part(arrays, name)
+        step = STEP.search(name)
+        if step is not None and piece is None:
+            before = calls.get(step[1], before)
+        calls[name.rpartition("-")[2] if step is None else step[1]] = name
         end = name if piece is None else piece.output.name
         layers = groups.pop(last[before]) if before in last else groups.pop(end, [])
         groups[end] = [*layers, name]
         last.update(dict.fromkeys(groups[end], end))
+    results = {end: _result(arrays, layers, end) for end, layers in groups.items()}
     steps = []
     for end, layers in groups.items():
         piece = found.get(end)
-        layers = sorted(layers, key=lambda name: name == end)
+        layers = sorted(layers, key=lambda name: name == results[end])
         word = _word(arrays, layers) if piece is None else word_of(piece.title)
         read = set().union(*(arrays.dependencies[name] for name in layers)) - set(layers)
-        inputs = dict.fromkeys(last[name] for name in sorted(read) if name in last)
-        steps.append(Step(word, tuple(layers), arrays.node(end), tuple(inputs)))
+        inputs = dict.fromkeys(results[last[name]] for name in sorted(read) if name in last)
+        steps.append(Step(word, tuple(layers), arrays.node(layers[-1]), tuple(inputs)))
     return steps
+
+
+def _result(arrays: ArrayGraph, layers: list[str], end: str) -> str:
+    """Return the last layer that others read; graphs may have steps that nobody needs."""
+    for name in [end, *reversed(layers)]:
+        if name in arrays.requested or arrays.dependents[name] - {*layers}:
+            return name
+    return end
 
 
 def _is_given(arrays: ArrayGraph, name: str) -> bool:
@@ -130,13 +161,20 @@ def _first_part(arrays: ArrayGraph, name: str) -> str | None:
     if word == "sum" and unwrapped(block_function(arrays, before)) in CONTRACTIONS:
         return before
     is_part = word in RUNNING or PARTS.search(name.rpartition("-")[0])
-    return before if is_part and earlier.removesuffix("-reduce") == word else None
+    same = earlier.removesuffix("-reduce") == word or HASH.fullmatch(earlier)
+    return before if is_part and same else None
 
 
 def _word(arrays: ArrayGraph, layers: list[str]) -> str:
     """Return the name of an operation that is no piece."""
+    words = {word_of(f"{TOKEN.sub('', name)}-") for name in layers}
+    for known in DECOMPOSITIONS:
+        if any(each.partition("-")[0] == known for each in words) and len(layers) > 1:
+            return known
     first, layer = layers[0], arrays.layers[layers[0]]
     word = word_of(f"{TOKEN.sub('', first)}-")
+    if HASH.fullmatch(word):
+        word = word_of(layers[-1])
     if word_of(layers[-1]) == "sqrt" and word == "var":
         word = "std"
     if word == "arg-reduce":
