@@ -133,11 +133,11 @@ class GraphOptimizer:
         graph, arrays = read(graph, wanted, self.settings.fuse)
         matches = find(arrays, RULES)
         pieces, declined = list(matches.pieces), list(matches.declined)
-        verdicts, lacks = Verdicts(), dict[str, Lack]()
+        verdicts, lacks, slower = Verdicts(), dict[str, Lack](), set[str]()
         own_left = not self.facts.workers and self.settings.when != "always"
         own = self.settings.regions and not own_left and may_meet(arrays, self.facts)
         while pieces or own:
-            culled, local = self._culled(graph, arrays, pieces, wanted)
+            culled, local = self._culled(graph, arrays, pieces, wanted, slower)
             layers = {
                 layer.piece.output.name: layer
                 for layer in culled.graph.layers.values()
@@ -156,6 +156,8 @@ class GraphOptimizer:
                     found = partition(culled, arrays, local, wanted, skips)
                 for region in found:
                     gangs += self._gangs(region, arrays, layers, present, verdicts)
+                costly = verdicts.refused.keys() - verdicts.lacks.keys()
+                slower.update(*(p.layers for p in pieces if p.output.name in costly))
                 if len(gangs) > 1:
                     plan = partial(self.planned, arrays=arrays, present=present)
                     gangs = with_joined(gangs, culled.graph, plan)
@@ -184,14 +186,20 @@ class GraphOptimizer:
         return Rewriting(graph, source, arrays, *decided)
 
     def _culled(
-        self, graph: HighLevelGraph, arrays: ArrayGraph, pieces: list[Piece], wanted: set[Any]
+        self,
+        graph: HighLevelGraph,
+        arrays: ArrayGraph,
+        pieces: list[Piece],
+        wanted: set[Any],
+        slower: set[str],
     ) -> tuple[Culled, set[str]]:
         """Replace layers by pieces, fuse Dask's work between them, and drop unused blocks.
 
-        Also return the names of Dask's layers that can run in a gang.
+        Also return the names of Dask's layers that can run in a gang. Those of pieces that are
+        ``slower`` in one cannot: a gang for a part of such a piece would be slower too.
         """
         replaced = check(insert(graph, pieces))
-        local = members(arrays, replaced) if self.settings.regions else set()
+        local = members(arrays, replaced) - slower if self.settings.regions else set()
         replaced = combine(replaced, arrays, local, wanted, Fused)
         return cull(fuse(replaced, local, wanted), wanted), local
 
@@ -266,12 +274,10 @@ class GraphOptimizer:
         whole, ranks = plan(region), self.facts.workers or self.settings.local_ranks
         return whole if whole.fits else in_parts(whole, ranks, plan)
 
-    def totals(
-        self, keys: Any, done: Rewriting, present: Present = NOTHING
-    ) -> tuple[PlainCost, PlainCost]:
+    def totals(self, keys: Any, done: Rewriting) -> tuple[PlainCost, PlainCost]:
         """Predict a graph as it will run, with the layers outside of gangs, and in plain Dask."""
         workers = self.facts.workers or max(self.settings.local_ranks, self.facts.cores)
-        return done.totals(_flat(keys), workers, self.facts, present)
+        return done.totals(_flat(keys), workers, self.facts)
 
     @property
     def transport(self) -> Transport:

@@ -56,6 +56,10 @@ class Plain(NamedTuple):
     seconds: float
     layers: Mapping[str, LayerCost] = MappingProxyType({})
 
+    def plus(self, tasks: int, seconds: float) -> Plain:
+        """Return the cost with further tasks and seconds, of the same layers."""
+        return self._replace(tasks=self.tasks + tasks, seconds=self.seconds + seconds)
+
 
 def plain_graph(
     graph: HighLevelGraph,
@@ -64,12 +68,8 @@ def plain_graph(
     wanted: Collection[Key],
     workers: int,
     facts: ClusterFacts,
-    places: Places = MappingProxyType({}),
 ) -> Plain:
-    """Predict plain Dask's time for the blocks ``wanted`` of a graph with these pieces.
-
-    Blocks that exist are at their known ``places``.
-    """
+    """Predict plain Dask's time for the blocks ``wanted`` of a graph with these pieces."""
     culled = cull(fuse(insert(graph, pieces), (), wanted), wanted)
     layers, stages = culled.graph.layers, []
     for name in depth_first(culled.graph.dependencies):
@@ -83,7 +83,7 @@ def plain_graph(
             stages += _in_levels(
                 Stage(name, culled.reads[name], made, work, aliases=aliases), arrays
             )
-    found = _seconds(stages, arrays, set(wanted), workers, facts, places)
+    found = _seconds(stages, arrays, set(wanted), workers, facts)
     ends = 2 * facts.machine.round_trip_seconds  # submit and report
     return found._replace(seconds=found.seconds + ends)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
@@ -13,7 +14,6 @@ from dask_dgpu.kernels.scan import FUNCTIONS
 from dask_dgpu.planner.parts import Lack
 from dask_dgpu.planner.plain import Plain, plain_graph, rest_of
 from dask_dgpu.planner.predict import Prediction, blocks_of
-from dask_dgpu.planner.present import Present
 from graph_opt.dask_graph.exchanging import with_functions
 from graph_opt.dask_graph.parse import ArrayGraph, parse
 from graph_opt.model.layout import Declined
@@ -61,28 +61,37 @@ class Rewriting:
         keys: Collection[Any],
         workers: int,
         facts: ClusterFacts,
-        present: Present,
     ) -> tuple[Plain, Plain]:
         """Predict the source as it will run, and in plain Dask.
 
         Without a gang, kernels still do the work of several of Dask's layers. The layers of the
-        former are those outside of gangs.
+        former are those outside of gangs. With gangs, both sum the predictions of these that have
+        decided for them and those of the rest. Copies to GPUs count in both.
         """
         graph, wanted, regions = self.source, set(keys), [region for region, _ in self.regions]
-        read = {key for region in regions for key in blocks_of(region)}
-        places = present.places(read)
         unfused = replace(self.arrays, fused=False)
-        plain = plain_graph(graph, unfused, self.found, wanted, workers, facts, places)
         if not regions:
             rewritten = graph if self.found else self.graph  # pieces stand for layers of the former
-            ours = plain_graph(rewritten, self.arrays, self.found, wanted, workers, facts, places)
-            return ours, plain
-        gangs = {piece.output.name for piece in self.pieces}
-        left = [piece for piece in self.found if piece.output.name not in gangs]
-        rest = plain_graph(
-            rest_of(graph, regions), self.arrays, left, wanted | read, workers, facts
+            ours = plain_graph(rewritten, self.arrays, self.found, wanted, workers, facts)
+            return ours, plain_graph(graph, unfused, self.found, wanted, workers, facts)
+        made = set(chain.from_iterable(map(made_by, regions)))
+        left = [piece for piece in self.found if piece.output.name not in made]
+        wanted |= {key for region in regions for key in blocks_of(region)}
+        rest = rest_of(graph, regions)
+        ours, plain = (
+            plain_graph(rest, arrays, left, wanted, workers, facts)
+            for arrays in (self.arrays, unfused)
         )
-        predictions = [each for _, each in self.regions]
-        tasks = rest.tasks + sum(each.tasks for each in predictions)
-        seconds = rest.seconds + sum(each.seconds for each in predictions)
-        return Plain(tasks, seconds, rest.layers), plain
+        for _, each in self.regions:
+            ours = ours.plus(each.tasks, each.seconds)
+            plain = plain.plus(each.dask_tasks, each.dask_seconds + each.host_seconds)
+        return ours, plain
+
+
+def made_by(region: Region) -> Iterator[str]:
+    """Yield the layers that a region computes."""
+    for member in region.members:
+        yield from member.layers if isinstance(member, Piece) else ()
+        yield member.output.name
+    for work in region.works:
+        yield work.output.name

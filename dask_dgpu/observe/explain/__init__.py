@@ -111,7 +111,7 @@ def _explained(
         for piece, region in alone
     )
     runs = last_runs(region for region, _ in rewriting.regions) if measured else ()
-    ours, plain = optimizer.totals(keys, rewriting, present)
+    ours, plain = optimizer.totals(keys, rewriting)
     predicted = {piece.output.name: prediction for piece, prediction in rewritten}
     operations = [
         replace(each, why=lacks[each.name].reason)
