@@ -31,6 +31,10 @@ def check_wheel(wheel: Path) -> None:
     urls = dict(url.split(", ", 1) for url in message.get_all("Project-URL", []))
     if urls != project["urls"] or not urls:
         sys.exit(f"expected the URLs {project['urls']}, got {urls}")
+    description = str(message.get_payload())
+    relative = re.findall(r"\]\((?!https?:|#)([^)]+)\)", description)
+    if relative or "](" not in description:
+        sys.exit(f"expected absolute links in the description, got {relative}")
     source = (ROOT / "dask_dgpu" / "__init__.py").read_text()
     (version,) = re.findall(r'^__version__ = "(.+)"$', source, re.MULTILINE)
     if message["Version"] != version:
