@@ -15,7 +15,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 INSTALL = ROOT / "docs/getting-started/install.md"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "notebooks").glob("*.md"))]
+PAGES = [
+    README,
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "notebooks").glob("[0-9R]*.[im]*")),
+]
 
 
 def project() -> dict[str, Any]:
@@ -23,7 +27,7 @@ def project() -> dict[str, Any]:
 
 
 def test_the_address_is_in_one_place() -> None:
-    found = [address for page in PAGES for address in re.findall(r"git\+\S+", page.read_text())]
+    found = [address for page in PAGES for address in re.findall(r"git\+https\S+", page.read_text())]
     assert found == [f"git+{project()['urls']['Source']}"]
 
 
