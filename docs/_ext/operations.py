@@ -18,7 +18,6 @@ from dask_dgpu.operations import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| (?P<what>[^|]+) \| (?P<examples>`[^|]+`) \| (?P<who>gang|Dask) \|$", re.M)
-NO_RULE = "nothing here that dask_dgpu knows how to rewrite"
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Example:
     operations : tuple of str
         The operations that gangs run, none if it is Dask's own work on blocks.
     reason : str
-        Why it is left to Dask, if it is.
+        What `explain` says in the row of its result.
     """
 
     what: str
@@ -84,7 +83,7 @@ def _tried(readme: str) -> Iterator[Example]:
                         if name == piece.operation
                     )
                 )
-                reason = found.declined[0].reason if found.declined else NO_RULE
+                reason = found.operations[-1].why
                 promised, gang = row["who"] == "gang", bool(found.regions)
                 yield Example(row["what"], code, promised, gang, operations, reason)
 

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import cache
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -196,6 +197,10 @@ def test_operations_that_are_accelerated(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in OPERATIONS:
         assert text.count(f"\n| `{name}` | `") == 1
     assert "```{operations}" in (DOCS / "guide/accelerated.md").read_text()
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        for code, said in re.findall(r"^\| `(.+)` \| (.+) \|$", text.rpartition("|---|")[2], re.M):
+            shown = dgpu.explain(eval(code, operations.names()))._repr_html_()
+            assert f">{escape(said)}</td>" in shown
     sys.modules.pop("operations")
 
 
