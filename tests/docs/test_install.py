@@ -27,7 +27,9 @@ def project() -> dict[str, Any]:
 
 
 def test_the_address_is_in_one_place() -> None:
-    found = [address for page in PAGES for address in re.findall(r"git\+https\S+", page.read_text())]
+    found = [
+        address for page in PAGES for address in re.findall(r"git\+https\S+", page.read_text())
+    ]
     assert found == [f"git+{project()['urls']['Source']}"]
 
 
