@@ -22,6 +22,7 @@ from graph_opt.dask_graph.internals import (
     DataNode,
     Task,
     TaskRef,
+    argmax,
     curry,
     methodcaller,
 )
@@ -120,7 +121,17 @@ def is_constant(value: Any) -> bool:
         return _is_of_module(value)
     if kind in CONSTANTS or isinstance(value, np.dtype | np.generic):
         return True
-    return is_known_function(value)
+    if is_block(value):
+        return bool(value.size == 0)  # the meta of an array
+    return is_known_function(value) or _keeps_axes(value)
+
+
+def _keeps_axes(function: Any) -> bool:
+    """Whether it is Dask's wrapper of a function of NumPy, which pickle creates anew."""
+    code = getattr(function, "__code__", None)
+    if code is None or code != getattr(argmax, "__code__", None):
+        return False
+    return all(is_known_function(cell.cell_contents) for cell in function.__closure__)
 
 
 @lru_cache(MOST)
@@ -128,5 +139,7 @@ def _is_of_module(function: Any) -> bool:
     if not is_known(function):
         return False
     name = getattr(function, "__qualname__", None) or function.__name__  # of a ufunc
-    # Dask binds a curry to the name of one
-    return unwrapped(getattr(sys.modules.get(function.__module__), name, None)) is function
+    found: Any = sys.modules.get(function.__module__)
+    for each in name.split("."):
+        found = getattr(found, each, None)
+    return unwrapped(found) is function  # Dask binds a curry to the name of one

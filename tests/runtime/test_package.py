@@ -19,6 +19,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.runtime.calls import Copied
 from dask_dgpu.runtime.execute import Observer, execute
 from dask_dgpu.runtime.names import Names
 from dask_dgpu.runtime.package import MOST_PLANS, OPENED, Package, is_nameless
@@ -301,3 +302,27 @@ def test_names_of_a_note():
     assert names.note("something else") == "something else"
     same = Names(own, list(own))
     assert same("add-" + own[1].decode()) == "add-" + own[1].decode()
+
+
+DASKS: dict[str, Callable[[da.Array], da.Array]] = {
+    "products": lambda x: (x @ x.T).dot(x) + da.tensordot(x, x, axes=(0, 0)),
+    "moments": lambda x: (x - x.mean(axis=0)) / x.std(axis=0) @ x,
+    "extremes": lambda x: (x @ x).argmax(axis=0) + x.max(axis=1),
+    "sums in order": lambda x: (x @ x).cumsum(axis=0),
+    "new arrays": lambda x: da.zeros_like(x @ x) + da.ones_like(x) + da.eye(9, chunks=4) @ x,
+    "slices": lambda x: da.concatenate([(x @ x)[1:], x[:1]]).T,
+    "neighbours": lambda x: da.diff(x @ x, axis=0),
+    "factors": lambda x: da.linalg.norm(x @ x.T, axis=0) * x,
+}
+
+
+@pytest.mark.parametrize("name", DASKS)
+def test_nothing_of_dask_is_copied_for_each_call(name: str, monkeypatch: pytest.MonkeyPatch):
+    copying = Counting(Copied.of)
+    monkeypatch.setattr(Copied, "of", copying)
+    x = held(RNG.random((9, 9)), 4)
+    ranks = Ranks()
+    ranks.kept.compute(DASKS[name](x), x)
+    assert copying.calls == 0
+    ranks.kept.compute(DASKS[name](x).map_blocks(scaled(2.0), dtype=float) @ x, x)
+    assert copying.calls > 0
