@@ -138,16 +138,10 @@ class GraphOptimizer:
         own = self.settings.regions and not own_left and may_meet(arrays, self.facts)
         while pieces or own:
             culled, local = self._culled(graph, arrays, pieces, wanted, slower)
-            layers = {
-                layer.piece.output.name: layer
-                for layer in culled.graph.layers.values()
-                if isinstance(layer, PieceLayer)
-            }
-            refused = {
-                name: reason
-                for name, layer in layers.items()
-                if (reason := hindrance_of(layer, self.facts))
-            }
+            put = [each for each in culled.graph.layers.values() if isinstance(each, PieceLayer)]
+            layers = {each.piece.output.name: each for each in put}
+            reasons = {name: hindrance_of(layer, self.facts) for name, layer in layers.items()}
+            refused = {name: reason for name, reason in reasons.items() if reason}
             gangs, verdicts = list[Gang](), Verdicts(refused)
             if not refused:
                 found = [alone(layer) for layer in layers.values()]
@@ -176,10 +170,10 @@ class GraphOptimizer:
             if len(kept) == len(pieces):
                 programs = chain.from_iterable(gang.programs for gang in gangs)
                 whole = [(part, self._with_plain(graph, part, each)) for part, each in programs]
-                put = emit(culled.graph, whole, FUNCTIONS)
+                emitted = emit(culled.graph, whole, FUNCTIONS)
                 predicted = tuple((gang.region, gang.prediction) for gang in gangs)
                 decided = matches.pieces, predicted, tuple(declined), verdicts.left, lacks, own_left
-                return Rewriting(put, source, arrays, *decided)
+                return Rewriting(emitted, source, arrays, *decided)
             pieces = kept  # the others change which blocks of these are needed
         graph = combine(graph, arrays, (), wanted, Fused)
         decided = matches.pieces, (), tuple(declined), verdicts.left, lacks, own_left

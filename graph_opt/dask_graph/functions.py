@@ -38,6 +38,9 @@ MOST = 4096
 VALUES = {bool, int, float, complex, str, bytes, type(None)}
 """Types of arguments that are compared by their values, besides NumPy's own."""
 
+META = "meta"
+"""The keyword of an array of which Dask's functions read the type alone."""
+
 LASTING = {BuiltinFunctionType, np.ufunc, type(np.sum)}
 """Types of functions that are not created anew each time."""
 
@@ -96,7 +99,8 @@ def is_stateless(value: Any) -> bool:
     if kind is dict:
         return all(map(is_stateless, value.values()))
     if kind is partial or kind is curry:
-        return all(map(is_stateless, (value.func, value.args, value.keywords)))
+        options = (each for name, each in value.keywords.items() if name != META)
+        return all(map(is_stateless, (value.func, value.args, *options)))
     if kind is Compose:
         return all(map(is_stateless, (value.first, *value.funcs)))
     if kind is Together:

@@ -313,10 +313,10 @@ def test_blocks_that_are_not_what_a_function_was_said_to_make() -> None:
 
 
 def test_an_empty_chunk_that_dask_broadcasts() -> None:
-    """Dask gives the block of chunks (1, 0) twice; that is its error, and not one of ours."""
+    """Dask gives the block of chunks (1, 0) twice; results while enabled are NumPy's."""
     x = da.from_array(A[:, :1], chunks=(3, (1, 0)))
     y = x.rechunk((4, (1, 0))) + 1
-    np.testing.assert_array_equal(y.compute(scheduler="sync"), np.tile(A[:, :1] + 1, 2))
+    np.testing.assert_array_equal(y.compute(scheduler="sync"), A[:, :1] + 1)
 
 
 def test_explained() -> None:

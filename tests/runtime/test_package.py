@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -28,6 +29,8 @@ from dask_dgpu.runtime.prepared import prepared
 from dask_dgpu.runtime.worker import programs as programs_module
 from dask_dgpu.runtime.worker.programs import Programs
 from graph_opt.dask_graph.emit import is_gang
+from graph_opt.dask_graph.functions import is_stateless
+from graph_opt.dask_graph.internals import _broadcast_trick_inner
 from graph_opt.model.layout import dealt, label
 from tests.graph_opt.dask_graph.test_renaming import held
 from tests.planner.test_structures import Kept
@@ -326,3 +329,11 @@ def test_nothing_of_dask_is_copied_for_each_call(name: str, monkeypatch: pytest.
     assert copying.calls == 0
     ranks.kept.compute(DASKS[name](x).map_blocks(scaled(2.0), dtype=float) @ x, x)
     assert copying.calls > 0
+
+
+def test_a_meta_is_no_value():
+    """That of new arrays on GPUs has one element."""
+    create = partial(_broadcast_trick_inner, meta=np.zeros(()), dtype=np.dtype("f4"))
+    assert is_stateless(create)
+    assert not is_stateless(partial(np.add, np.zeros(())))
+    assert not is_stateless(partial(scaled(2.0), meta=np.zeros(())))
