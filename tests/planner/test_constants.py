@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import dask
 import dask.array as da
@@ -23,8 +24,18 @@ def enabled() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", PROGRAMS)
+QUICK = ("assignment", "before a gang")
+"""Programs and the way that are no slow tests."""
+
+
+def cases() -> Iterator[Any]:
+    for name in PROGRAMS:
+        for way in WAYS:
+            quick = (name.partition(":")[0], way) == QUICK
+            yield pytest.param(name, way, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "way"), [*cases()])
 def test_each_constant_has_its_own_result(name: str, way: str) -> None:
     def make(x: da.Array, k: int) -> da.Array:
         return WAYS[way](PROGRAMS[name], x, k)

@@ -62,7 +62,18 @@ def test_each_setting_has_another_value_here() -> None:
     assert OTHER.keys() == flat(defaults()["dgpu"])
 
 
-@pytest.mark.parametrize("setting", OTHER)
+EXPECTED = {
+    "matmul.wire-dtype": {"product", "dot", "method", "contraction", "option"},
+    "sum.method": {"sum", "mean"},
+    "fft.output-layout": {"transform"},
+}
+"""The programs whose names depend on a setting."""
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [pytest.param(each, marks=() if each in EXPECTED else pytest.mark.slow) for each in OTHER],
+)
 def test_a_setting_that_changes_values_changes_names(setting: str) -> None:
     common = {"local_ranks": 4, "when": "always"}
     keyword = setting.replace(".", "_").replace("-", "_")
@@ -77,12 +88,7 @@ def test_a_setting_that_changes_values_changes_names(setting: str) -> None:
         if one == other:
             np.testing.assert_allclose(changed, value, rtol=1e-4, atol=1e-4)
     names = {name for name, ((one, _), (other, _)) in found.items() if one != other}
-    expected = {
-        "matmul.wire-dtype": {"product", "dot", "method", "contraction", "option"},
-        "sum.method": {"sum", "mean"},
-        "fft.output-layout": {"transform"},
-    }
-    assert names == expected.get(setting, set())
+    assert names == EXPECTED.get(setting, set())
 
 
 def test_an_array_keeps_the_precision_that_it_was_built_with() -> None:
