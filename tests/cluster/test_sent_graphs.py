@@ -30,8 +30,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
     """Count the graphs whose layers are created; the scheduler is in this process."""
     counting = Counting(Canonical._opened)
 
-    def count(self: Canonical, text: bytes) -> Any:
-        return counting(self, text)
+    def count(self: Canonical, text: bytes, **options: bool) -> Any:
+        return counting(self, text, **options)
 
     monkeypatch.setattr(Canonical, "_opened", count)
     return counting
@@ -87,8 +87,9 @@ def test_a_known_graph_whose_blocks_differ_is_left_to_dask(client, on_device, op
             np.testing.assert_allclose(got, rows @ values)
 
 
-def test_a_cluster_without_the_plugin_computes_the_same(client, on_device, caplog):
-    """Its scheduler opens the sent graph, and one of its workers runs the whole gang."""
+@pytest.mark.filterwarnings("ignore:dask_dgpu left a graph to Dask on this cluster")
+def test_a_cluster_without_the_plugin_computes_the_same(client, on_device):
+    """Its scheduler opens the sent graph, and leaves it to Dask."""
     values = RNG.random((8, 8))
     x = on_device(values, 4)
     expected = host((x * 0.123456789).compute())
@@ -97,9 +98,7 @@ def test_a_cluster_without_the_plugin_computes_the_same(client, on_device, caplo
         found = bare.compute(x * 0.123456789).result()
         np.testing.assert_array_equal(host(found), expected)
         product = (x @ x).rechunk((8, 2)) + 1
-        assert "client of this cluster" not in caplog.text
         np.testing.assert_allclose(host(bare.compute(product).result()), values @ values + 1)
-        assert "client of this cluster" in caplog.text
 
 
 def test_tasks_that_read_a_sent_graph_get_its_futures(client, on_device):

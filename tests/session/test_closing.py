@@ -20,6 +20,8 @@ import dask_dgpu as dgpu
 from dask_dgpu.comm import bootstrap
 from dask_dgpu.session.collector import LEAST
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture(autouse=True)
 def disabled_in_the_end() -> Iterator[None]:
