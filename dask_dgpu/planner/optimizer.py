@@ -249,7 +249,7 @@ class GraphOptimizer:
         piece = region.members[0]
         if region.term_of is not None and isinstance(piece, ProductPiece):
             graph = piece.with_plain(graph)
-        return replace(program, plain=Plain.of(graph, region))
+        return replace(program, plain=Plain.of(graph, region, travels=not is_offloaded()))
 
     def planned(self, region: Region, arrays: ArrayGraph, present: Present = NOTHING) -> Gang:
         """Return the gang of a region, or of its parts if it is one collective and does not fit.

@@ -89,13 +89,14 @@ def opened(payload: bytes) -> BaseException:
 def compute_plainly(answer: dict[str, Any]) -> dict[Key, Any]:
     """Let Dask compute the wanted blocks; return them by name and place.
 
-    The tasks have new names, because ``out`` tasks have Dask's. They read the inputs under Dask's
-    names; Dask recomputes inputs that it has dropped since they were staged.
+    The tasks have new names, because ``out`` tasks have Dask's. They read the inputs by the keys
+    that Dask gave them; Dask recomputes inputs that it has dropped since they were staged.
     """
     from distributed import worker_client
 
     plain: Plain = cloudpickle.loads(answer["plain"])
-    tasks, keys = plain.tasks(f"plain-{answer['run_id']}-")
+    given = dict(zip(plain.given, answer["given"], strict=True))
+    tasks, keys = plain.tasks(f"plain-{answer['run_id']}-", given)
     with worker_client() as client:
         blocks = client.get(tasks, keys, workers=answer["workers"] or None)
     return dict(zip(plain.wanted, blocks, strict=True))

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import cloudpickle
+
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.operations.value import Collective, Local, Need, Value
 from dask_dgpu.runtime.blockworks import Blockworks
@@ -55,8 +57,9 @@ class Program:
     ``titles`` are the layers whose names messages show. ``outputs`` are the results, and the
     wanted blocks of each. ``local_ranks`` is the number of ranks without Dask workers, ``room`` the
     usable bytes of a rank's device. ``blockworks`` has the block functions of :class:`Local`
-    steps. ``plain`` are Dask's own tasks for the fallback; they are not pickled. A program that was
-    optimized as a known structure has a ``form``.
+    steps. ``plain`` are Dask's own tasks for the fallback. They are pickled only if they travel, as
+    bytes that stay bytes: the scheduler may lack packages. A program that was optimized as a known
+    structure has a ``form``.
     """
 
     titles: tuple[str, ...]
@@ -69,16 +72,24 @@ class Program:
     local_ranks: int = 1
     room: float | None = None
     blockworks: Blockworks = field(default_factory=Blockworks)
-    plain: Plain | None = field(default=None, compare=False, repr=False)
+    plain: Plain | bytes | None = field(default=None, compare=False, repr=False)
     form: Form | None = field(default=None, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"plain": None}
+        plain = self.plain
+        if isinstance(plain, Plain):
+            plain = cloudpickle.dumps(plain) if plain.travels else None
+        return self.__dict__ | {"plain": plain}
 
     @property
     def payload(self) -> bytes:
         """The program as ranks get it; free memory varies, and is the plans' matter."""
-        return pickle.dumps(replace(self, room=None, form=None))
+        return pickle.dumps(replace(self, room=None, form=None, plain=None))
+
+    @property
+    def fallback(self) -> Plain | None:
+        """Dask's own tasks for the region; ``None`` if an error is to be raised."""
+        return cloudpickle.loads(self.plain) if isinstance(self.plain, bytes) else self.plain
 
     def on_hosts(self, hosts: Hosts) -> Program:
         """Return the program for ranks on these hosts; on one host it is this one."""

@@ -77,10 +77,11 @@ def gang(program: Program, *staged: list[Any]) -> Any:
         try:
             return run_here(program, staged)
         except UndeclaredError as error:
-            if program.plain is None:
+            plain = program.fallback
+            if plain is None:
                 raise
             warnings.warn(f"dask_dgpu left a gang to Dask: {error}", stacklevel=2)
-        return program.plain.blocks(program.named(staged))
+        return plain.blocks(program.named(staged))
     plugin, key = here
     return plugin.run_gang(key, program, staged)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 from dask.array.core import Array
@@ -28,15 +29,17 @@ class Plain:
     """Dask's own layers between the inputs and the wanted blocks of a region.
 
     Their tasks accept blocks that differ from Dask's declaration. ``given`` are the keys of the
-    input blocks, and ``wanted`` those of the blocks that others read.
+    input blocks, and ``wanted`` those of the blocks that others read. If it ``travels``, it is
+    pickled with its program.
     """
 
     layers: Mapping[str, Layer]
     given: tuple[Key, ...]
     wanted: tuple[Key, ...]
+    travels: bool = False
 
     @classmethod
-    def of(cls, graph: HighLevelGraph, region: Region) -> Plain:
+    def of(cls, graph: HighLevelGraph, region: Region, *, travels: bool = False) -> Plain:
         """Return the layers that a region replaces in a graph."""
         inputs = {node.name for node, _ in region.inputs}
         layers: dict[str, Layer] = {}
@@ -48,20 +51,26 @@ class Plain:
                 waiting += graph.dependencies[name]
         given = [(node.name, *index) for node, blocks in region.inputs for index in blocks]
         wanted = [(name, *index) for name, blocks in region.wanted for index in blocks]
-        return cls(layers, tuple(given), tuple(wanted))
+        return cls(layers, tuple(given), tuple(wanted), travels)
 
     def __dask_tokenize__(self) -> Any:
         return type(self).__name__, self.wanted
 
-    def tasks(self, prefix: str) -> tuple[dict[Key, GraphNode], list[Key]]:
-        """Return the tasks with prefixed names, and the keys of the wanted blocks."""
+    def tasks(
+        self, prefix: str, given: Mapping[Key, Any] = MappingProxyType({})
+    ) -> tuple[dict[Key, GraphNode], list[Key]]:
+        """Return the tasks with prefixed names, and the keys of the wanted blocks.
+
+        They read the blocks of the inputs by the keys in ``given``, by default their own.
+        """
         every: dict[Any, Any] = {}
         for layer in self.layers.values():
             every.update(_by_tasks(layer))
         known = {*every, *self.given}
         tasks = cull(convert_legacy_graph(every, known), self.wanted)
         names = {key: _named(prefix, key) for key in tasks}
-        renamed = {names[key]: task.substitute(names, names[key]) for key, task in tasks.items()}
+        read = {**given, **names}
+        renamed = {names[key]: task.substitute(read, names[key]) for key, task in tasks.items()}
         return renamed, [names[key] for key in self.wanted]
 
     def blocks(self, given: Mapping[Key, Any]) -> dict[Key, Any]:

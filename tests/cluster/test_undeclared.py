@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import dask
@@ -53,6 +54,39 @@ def test_inputs_that_are_there_already(client: Any, on_device: Any) -> None:
         del y, z
     # neither tasks of the gang's nor Dask's own are left
     eventually(lambda: not client.run_on_scheduler(_tasks))
+
+
+OPTIMIZED_HERE: dict[str, Callable[[da.Array], Any]] = {
+    "delayed": lambda z: dask.delayed(np.asarray)(z).compute(),
+    "delayed, persisted": lambda z: dask.delayed(np.asarray)(z).persist().compute(),
+    "optimized": lambda z: dask.optimize(z)[0].compute(),
+    "optimized, persisted": lambda z: dask.optimize(z)[0].persist().compute(),
+    "optimized, delayed": lambda z: dask.delayed(np.asarray)(dask.optimize(z)[0]).compute(),
+    "array of a delayed": lambda z: da.from_delayed(
+        dask.delayed(host)(z), (18, 18), "f8"
+    ).compute(),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persisted", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZED_HERE)
+def test_graphs_that_the_client_optimizes(client: Any, name: str, persisted: bool) -> None:
+    x = keeps_ghosts(da.from_array(A, 4), "reflect", 1)
+    wanted = plain(keeps_ghosts(x, "reflect", 1))
+    with dgpu.enable(client, **(SETTINGS | {"on_error": "fallback"})):
+        z = keeps_ghosts(x.persist() if persisted else x, "reflect", 1)
+        assert dgpu.explain(z).rewritten
+        found = OPTIMIZED_HERE[name](z)
+        eventually(lambda: left_over(client) == 0)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_an_array_in_a_delayed(client: Any) -> None:
+    z = keeps_ghosts(da.from_array(A, 4), "none")
+    wanted = plain(z)
+    with dgpu.enable(client, **(SETTINGS | {"on_error": "fallback"})):
+        np.testing.assert_array_equal(dask.delayed(np.asarray)(z).compute(), wanted)
 
 
 @pytest.mark.parametrize("order", ["before", "after"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import dask
@@ -17,6 +18,7 @@ from dask_dgpu.operations.value import conforming
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.emit import GangLayer
+from graph_opt.dask_graph.plain import Plain
 
 A = np.random.default_rng(9).random((12, 12))
 LEFT = "dask_dgpu left a gang to Dask: a block of .* is declared with shape"
@@ -106,16 +108,31 @@ def test_errors_are_those_of_values_and_types() -> None:
     assert isinstance(error, ValueError)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("optimized", [False, True])
+def test_another_process(optimized: bool) -> None:
+    z = keeps_ghosts(da.from_array(A, chunks=4), "reflect")
+    wanted = plain(z)
+    with dgpu.enable(local_ranks=2, when="always"):
+        z = dask.optimize(z)[0] if optimized else z
+        np.testing.assert_array_equal(z.compute(scheduler="processes"), wanted)
+
+
 @pytest.mark.usefixtures("enabled")
-def test_what_dask_would_do_does_not_travel() -> None:
+def test_what_dask_would_do_travels_unless_a_scheduler_has_it() -> None:
     z = cropped(da.from_array(A, chunks=4)) @ A
     optimizer = dask.config.get("array_optimize")
     assert isinstance(optimizer, GraphOptimizer)
     graph = optimizer.rewrite(z.dask, z.__dask_keys__()).graph
     (gang,) = (layer for layer in graph.layers.values() if isinstance(layer, GangLayer))
     program: Program = gang[gang.gang].args[0]
-    assert program.plain is not None
-    assert pickle.loads(pickle.dumps(program)).plain is None
+    assert isinstance(program.plain, Plain)
+    copy: Program = pickle.loads(pickle.dumps(program))
+    assert copy.fallback is not None
+    assert copy.fallback.wanted == program.plain.wanted
+    assert pickle.loads(copy.payload).plain is None  # ranks need none
+    staying = replace(program, plain=replace(program.plain, travels=False))
+    assert pickle.loads(pickle.dumps(staying)).plain is None
 
 
 class OnItsDevice:

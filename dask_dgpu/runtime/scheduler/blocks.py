@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.scheduler.messages import send
+from graph_opt.dask_graph.emit import serves
 from graph_opt.dask_graph.internals import Task
 
 if TYPE_CHECKING:
@@ -82,6 +83,12 @@ def outs_of(scheduler: Scheduler, run: Run) -> dict[str, list[tuple[Key, Key]]]:
 def is_out(ts: TaskState) -> bool:
     """Return whether a task does no more than to return a block of a gang."""
     return isinstance(ts.run_spec, Task) and ts.run_spec.func is tasks.out
+
+
+def block_read(stage: TaskState) -> TaskState:
+    """Return the block that a ``stage`` task reads, by the key that it has in a Delayed, if any."""
+    (block,) = [each for each in stage.dependencies if not serves(each.key)]
+    return block
 
 
 def worker_with(block: TaskState) -> str | None:

@@ -118,7 +118,7 @@ class Endings:
                 return
             self.short.discard(run.key)  # if a client tries again, so does the gang
         undeclared = isinstance(error, RankError) and error.undeclared
-        plain = _plain_of(self.scheduler.tasks.get(run.key)) if undeclared else None
+        plain = self._plain_of(run) if undeclared else None
         if plain is not None and run.holder is not None:  # it takes a gang task to run Dask's
             self.start_over(run.key, f"dgpu-undeclared-{run.run_id}")
             return
@@ -135,6 +135,16 @@ class Endings:
             patience = ANSWER_SECONDS if run.holder is None else 0
             asyncio.get_running_loop().call_later(patience, self._insist, run, error)
         self.abandon(run, str(error))
+
+    def _plain_of(self, run: Run) -> Plain | bytes | None:
+        """Return Dask's own tasks for a gang; none if an error is to be raised.
+
+        They travel with the program if the graph was optimized elsewhere, as for an array in a
+        Delayed. Otherwise the gang's task on the scheduler has them.
+        """
+        task = self.scheduler.tasks.get(run.key)
+        program = None if task is None else program_of(task)
+        return (program or run.program).plain
 
     def _start_over_with_less(self, run: Run, error: GangError) -> None:
         """Let all members free what they keep, and Dask run the gang again, planned with less."""
@@ -219,15 +229,6 @@ def fail_waiting(scheduler: Scheduler, ts: TaskState, error: GangError, stimulus
     ts.exception_text = repr(error)
     ts.exception_blame = ts
     scheduler.transitions({ts.key: "erred"}, stimulus_id=stimulus_id)
-
-
-def _plain_of(task: TaskState | None) -> Plain | None:
-    """Return Dask's own tasks for a gang, which the gang's task on the scheduler holds.
-
-    They are unknown if the graph was optimized elsewhere, as for an array in a Delayed.
-    """
-    program = None if task is None else program_of(task)
-    return None if program is None else program.plain
 
 
 def program_of(gang: TaskState) -> Program | None:

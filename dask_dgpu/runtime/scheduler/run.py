@@ -16,7 +16,7 @@ from dask_dgpu.runtime.again import Tried
 from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.package import Package
 from dask_dgpu.runtime.program import Program
-from dask_dgpu.runtime.scheduler.blocks import worker_with
+from dask_dgpu.runtime.scheduler.blocks import block_read, worker_with
 from dask_dgpu.runtime.scheduler.members import by_host, member_hosts
 from dask_dgpu.runtime.scheduler.planned import Planned
 from graph_opt.dask_graph.plain import Plain
@@ -216,7 +216,7 @@ class Run:
         """Let the ``gang`` task raise."""
         self._end({"outcome": "failed", "error": pickle.dumps(error)})
 
-    def leave(self, plain: Plain) -> None:
+    def leave(self, plain: Plain | bytes) -> None:
         """Let the ``gang`` task run Dask's own tasks; no rank does more."""
         self.finished = True
         self._end({"outcome": "plain", "plain": plain, "run_id": self.run_id})
@@ -228,9 +228,14 @@ class Run:
         if "plain" not in answer:
             return answer
         task = scheduler.tasks.get(self.key)
-        workers = sorted(task.worker_restrictions or ()) if task is not None else []
-        plain = await in_background(partial(cloudpickle.dumps, answer["plain"]))
-        return answer | {"plain": plain, "workers": workers}
+        if task is None:  # cancelled meanwhile
+            return {"outcome": "restarted"}
+        workers = sorted(task.worker_restrictions or ())
+        given = [block_read(scheduler.tasks[stage]).key for stage in self.stage_keys()]
+        plain = answer["plain"]
+        if not isinstance(plain, bytes):
+            plain = await in_background(partial(cloudpickle.dumps, plain))
+        return answer | {"plain": plain, "given": given, "workers": workers}
 
     def _end(self, answer: dict[str, Any]) -> None:
         if not self.outcome.done():
