@@ -129,12 +129,14 @@ class Shipment:
     target: int
 
 
-def most_received(shipments: Iterable[Shipment], values: Sequence[Value], size: int) -> int:
-    """Return the bytes of the rank that receives most; shipments have numbers of values."""
+def shipped_to(
+    shipments: Iterable[Shipment], values: Sequence[Value], size: int
+) -> tuple[int, ...]:
+    """Return the bytes that each rank receives; shipments have numbers of values."""
     total = [0] * size
     for each in shipments:
         total[each.target] += values[each.value].nbytes(each.index)
-    return max(total)
+    return tuple(total)
 
 
 def place(source: Layout, result: Value, size: int) -> Layout:

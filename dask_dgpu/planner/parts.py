@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -10,7 +10,7 @@ from math import prod
 
 from dask.utils import format_bytes
 
-from dask_dgpu.planner.predict import Prediction
+from dask_dgpu.planner.predict import Prediction, StepCost
 from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.model.layout import Index
@@ -148,16 +148,18 @@ def _together(whole: Gang, gangs: Sequence[Gang], ranks: int) -> Gang:
     adding += 3 * added_bytes / (machine.memory_bandwidth * ranks)
     fullest = max(gangs, key=lambda gang: gang.prediction.peak_bytes)
     most = fullest.prediction
-    seconds: Counter[str] = Counter()
-    for prediction in each:
-        seconds.update(dict(prediction.steps))
+    text = f"in {len(gangs)} parts{f', {terms} terms a block' * (terms > 1)}: {most.text}"
+    steps: dict[str, StepCost] = {}
+    for step in chain.from_iterable(prediction.steps for prediction in each):
+        before = steps.get(step.name)
+        steps[step.name] = replace(step, text=text) if before is None else before.plus(step)
     prediction = replace(
         whole.prediction,
         parts=len(gangs),
         terms=terms,
         shape=max((prediction.shape for prediction in each), key=prod),
         rows=rows_of(whole.region, [gang.region for gang in gangs]),
-        text=f"in {len(gangs)} parts{f', {terms} terms a block' * (terms > 1)}: {most.text}",
+        text=text,
         details=most.details,
         tasks=sum(prediction.tasks for prediction in each) + additions,
         moved_bytes=sum(prediction.moved_bytes for prediction in each),
@@ -166,7 +168,7 @@ def _together(whole: Gang, gangs: Sequence[Gang], ranks: int) -> Gang:
         host_bytes=sum(prediction.host_bytes for prediction in each),
         host_seconds=sum(prediction.host_seconds for prediction in each),
         seconds=sum(prediction.seconds for prediction in each) + adding,
-        steps=tuple(seconds.items()),
+        steps=tuple(steps.values()),
     )
     programs = tuple(chain.from_iterable(gang.programs for gang in gangs))
     return Gang(whole.region, prediction, programs, fullest.room, fullest.others)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
+from operator import add
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -37,11 +38,39 @@ MEMORIES = range(1 << 62)
 Key = Any
 
 
+@dataclass(frozen=True)
+class StepCost:
+    """What a step takes within a gang: the label of its layer, and what each rank ``received``.
+
+    A collective has its plan in words and its peak of memory. Its ranks count alike.
+    """
+
+    name: str
+    seconds: float
+    received: tuple[int, ...]
+    text: str = ""
+    peak_bytes: int | None = None
+
+    def plus(self, other: StepCost) -> StepCost:
+        """Return the sum with the same step of another part, and the larger peak."""
+        return replace(
+            self,
+            seconds=self.seconds + other.seconds,
+            received=tuple(map(add, self.received, other.received)),
+            peak_bytes=max(self.peak_bytes or 0, other.peak_bytes or 0) or None,
+        )
+
+
+def most_received(steps: Iterable[StepCost]) -> int:
+    """Return the bytes of the rank that receives most in some steps together."""
+    return max(map(sum, zip(*(step.received for step in steps), strict=True)), default=0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prediction(Cost):
     """The cost of a region, or of one piece, in a gang and in plain Dask.
 
-    ``tasks`` are those in the scheduler, and ``steps`` the layer of each step and its seconds.
+    ``tasks`` are those in the scheduler, and ``steps`` the cost of each step.
     ``peak`` is what makes up ``peak_bytes``: inputs, results of steps, and workspace. All ranks
     together copy ``host_bytes`` to GPUs and back, in ``host_seconds`` of the ``seconds``: a rank
     copies the blocks of a step before it computes, so nothing hides the copies. ``shape`` is that
@@ -57,7 +86,7 @@ class Prediction(Cost):
     tasks: int
     dask_tasks: int
     dask_seconds: float
-    steps: tuple[tuple[str, float], ...]
+    steps: tuple[StepCost, ...]
     at_once: bool
     host_bytes: int
     shape: tuple[int, ...]
@@ -137,15 +166,21 @@ def predict(
     costs = costs_of(fixed, machine)
     shares = Shares(fixed, ranks)
     seconds_of = block_seconds(region, region.works, arrays, machine)
-    each = {name: cost.seconds for name, cost in costs.items()}
+    steps = []
     for step in program.steps:
+        shipped, cost = shares.shipped(step), costs.get(step.output)
+        seconds = shares.shipping(shipped, machine)
         if isinstance(step, Local):
-            work = shares.most_blocks(step) * seconds_of[step.output]
-            each[step.output] = work + shares.shipping(step, machine)
-    names = [step.output for step in program.steps]
-    seconds = sum(each.values())
+            seconds += shares.most_blocks(step) * seconds_of[step.output]
+        if cost is None:
+            steps.append(StepCost(label(step.output), seconds, shipped))
+            continue
+        moved = tuple(cost.moved_bytes + nbytes for nbytes in shipped)
+        seconds += cost.seconds
+        steps.append(StepCost(label(step.output), seconds, moved, cost.text, cost.peak_bytes))
+    seconds = sum(step.seconds for step in steps)
     at_once = begins_at_once(region, places)
-    seconds += gang_seconds(machine, region.tasks, len(each), at_once=at_once)
+    seconds += gang_seconds(machine, region.tasks, len(steps), at_once=at_once)
     plain = plain_region(region, arrays, max(ranks, facts.cores), facts, places, seconds_of)
     works = (work for work in region.works if seconds_of.get(work.output.name))  # no views
     peak = shares.peak(
@@ -162,12 +197,12 @@ def predict(
         details=tuple(detail for cost in costs.values() for detail in cost.details),
         tasks=region.tasks,
         dask_tasks=plain.tasks,
-        moved_bytes=sum(cost.moved_bytes for cost in costs.values()) + shares.shipped(),
+        moved_bytes=most_received(steps),
         peak_bytes=sum(peak),
         peak=peak,
         seconds=seconds + copying,
         dask_seconds=plain.seconds,
-        steps=tuple((label(name), each[name] + machine.step_seconds) for name in names),
+        steps=tuple(replace(s, seconds=s.seconds + machine.step_seconds) for s in steps),
         at_once=at_once,
         host_bytes=copied,
         host_seconds=copying,

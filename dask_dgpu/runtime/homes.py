@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.value import Shipment, Value, most_received
+from dask_dgpu.operations.value import Shipment, Value, shipped_to
 from graph_opt.model.cost import Machine
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ def is_worthwhile(structure: Structure, stay: Fixed, move: Fixed, size: int) -> 
     """Whether moving inputs first takes less time, and the moved blocks fit."""
     machine, room = structure.machine, structure.room
     values = _values(structure)
-    received = most_received(chain.from_iterable(move.moves.values()), values, size)
-    if room is not None and ROOM * received > room:
+    most = max(shipped_to(chain.from_iterable(move.moves.values()), values, size))
+    if room is not None and ROOM * most > room:
         return False
-    moving = len(move.moves) * machine.latency + received / machine.rank_rate(size)
+    moving = len(move.moves) * machine.latency + most / machine.rank_rate(size)
     return moving + _seconds(structure, move, size) < _seconds(structure, stay, size)
 
 
@@ -96,7 +96,7 @@ def _shipping(
 ) -> float:
     if not shipments:
         return 0.0
-    return machine.latency + most_received(shipments, values, size) / machine.rank_rate(size)
+    return machine.latency + max(shipped_to(shipments, values, size)) / machine.rank_rate(size)
 
 
 def _values(structure: Structure) -> list[Value]:

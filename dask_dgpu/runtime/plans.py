@@ -10,11 +10,10 @@ more rounds, and no inputs move ahead.
 from __future__ import annotations
 
 import pickle
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import chain
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from dask_dgpu.kernels.device.host import KEPT_BYTES
 from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.operation import Request
-from dask_dgpu.operations.value import Collective, Local, Placed, most_received
+from dask_dgpu.operations.value import Collective, Local, Placed, Shipment, shipped_to
 from dask_dgpu.runtime.homes import Held, Moves, homes, is_worthwhile, moves
 from dask_dgpu.runtime.placement import Making, Placement
 from dask_dgpu.runtime.program import Key, Program, Structure
@@ -254,18 +253,26 @@ class Shares:
         counted = Counter(rank for index in step.blocks() for rank in ranks[index])
         return max(counted.values(), default=0)
 
-    def shipping(self, step: Local, machine: Machine) -> float:
-        """Predict the seconds in which a step receives blocks of other ranks."""
-        received = self._received([self.fixed.makings[step.output]])
-        return machine.latency + received / machine.rank_rate(self.size) if received else 0.0
+    def shipped(self, step: Local | Collective) -> tuple[int, ...]:
+        """Return the bytes of whole blocks that each rank receives in a step, or before it."""
+        shipments: list[Shipment] = list(self._first.get(step.output, ()))
+        if isinstance(step, Local):
+            shipments += self.fixed.makings[step.output].shipments
+        return shipped_to(shipments, self._numbered, self.size)
 
-    def shipped(self) -> int:
-        """Return the bytes of whole blocks that the busiest rank receives."""
-        return self._received(self.fixed.makings.values())
+    def shipping(self, shipped: Collection[int], machine: Machine) -> float:
+        """Predict the seconds in which each rank receives so many bytes of whole blocks."""
+        most = max(shipped)
+        return machine.latency + most / machine.rank_rate(self.size) if most else 0.0
 
-    def _received(self, makings: Iterable[Making]) -> int:
-        shipments = chain.from_iterable(making.shipments for making in makings)
-        return most_received(shipments, self._numbered, self.size)
+    @cached_property
+    def _first(self) -> Mapping[str, Sequence[Shipment]]:
+        """The moves of inputs, by the first step that reads them."""
+        moves, found = dict(self.fixed.fixed.moves), defaultdict[str, list[Shipment]](list)
+        for step in self.program.steps if moves else ():
+            for name in step.inputs:
+                found[step.output] += moves.pop(self.fixed.numbers[name], ())
+        return found
 
     def _share(self, name: str) -> Bytes:
         total = [0] * self.size

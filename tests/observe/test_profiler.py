@@ -28,7 +28,6 @@ from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.recording import Event, Found, Row
 from graph_opt.model.layout import dealt
 from tests.support.browser import chromium
-from tests.support.recording import RecordingComm
 
 SETTINGS: dict[str, Any] = {"when": "always", "on_error": "raise", "local_ranks": 3}
 A = np.random.default_rng(23).random((12, 12))
@@ -38,24 +37,6 @@ A = np.random.default_rng(23).random((12, 12))
 def x() -> Iterator[da.Array]:
     with dgpu.enable(**SETTINGS):
         yield da.from_array(A, chunks=(4, 6))
-
-
-@pytest.fixture
-def ledgers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The ledgers of all ranks of gangs to come."""
-    found: list[Any] = []
-
-    def run_recorded(size: int, program: Callable[[Any], Any]) -> Any:
-        def recorded(inner: Any) -> Any:
-            comm = RecordingComm(inner)
-            found.append(comm.ledger)
-            return program(comm)
-
-        return run_local(size, recorded)
-
-    run_local = tasks.run_local
-    monkeypatch.setattr(tasks, "run_local", run_recorded)
-    return found
 
 
 def profiled(*arrays: da.Array) -> tuple[dgpu.Profiler, tuple[Any, ...]]:

@@ -127,6 +127,8 @@ def test_only_sums_are_predicted_to_wait_for_other_ranks() -> None:
     prediction = predicted(z, latency)
     program = program_of(z, 4)
     local = {label(step.output) for step in program.steps if isinstance(step, Local)}
-    waiting = [name for name, seconds in prediction.steps if name in local and seconds >= latency]
+    waiting = [
+        step.name for step in prediction.steps if step.name in local and step.seconds >= latency
+    ]
     assert len(waiting) == 2 * STEPS
     assert all(name.startswith("sum-aggregate") for name in waiting)

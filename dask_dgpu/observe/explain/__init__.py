@@ -105,19 +105,17 @@ def _explained(
             raise
         failures = dict.fromkeys([reason_of(error), *reported])
         return Explanation(enabled=True, failures=tuple(failures))
-    alone = [(piece, Region.of(piece)) for piece in rewriting.pieces]
     rewritten = tuple(
-        (piece, optimizer.planned(region, rewriting.arrays, present).prediction)
-        for piece, region in alone
+        (piece, optimizer.planned(Region.of(piece), rewriting.arrays, present).prediction)
+        for piece in rewriting.pieces
     )
     runs = last_runs(region for region, _ in rewriting.regions) if measured else ()
     ours, plain = optimizer.totals(keys, rewriting)
-    predicted = {piece.output.name: prediction for piece, prediction in rewritten}
     operations = [
         replace(each, why=lacks[each.name].reason)
         if each.name in lacks and lacks[each.name].streams
         else each
-        for each in Finder(rewriting, predicted, ours, runs).operations()
+        for each in Finder(rewriting, ours, runs).operations()
     ]
     if measured and not operations:
         operations = _made(names)

@@ -119,8 +119,8 @@ class Explanation:
             "regions": [
                 _plain(prediction)
                 | {
-                    "steps": [name for name, _ in prediction.steps],
-                    "predicted": [seconds for _, seconds in prediction.steps],
+                    "steps": [step.name for step in prediction.steps],
+                    "predicted": [step.seconds for step in prediction.steps],
                     "measured": [step.seconds for step in run],
                     "hidden": [step.hidden for step in run],
                     "exposed": [step.exposed for step in run],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isnan
@@ -16,7 +17,7 @@ from dask_dgpu.observe.explain.runs import notes
 from dask_dgpu.observe.explain.words import Step, steps_of
 from dask_dgpu.planner.local import NO_MEETING, ONE_PROCESS
 from dask_dgpu.planner.plain import LayerCost, Plain
-from dask_dgpu.planner.predict import Prediction
+from dask_dgpu.planner.predict import most_received
 from dask_dgpu.planner.rewriting import Rewriting, made_by
 from dask_dgpu.runtime.fused import Fused
 from graph_opt.dask_graph.members import calls_others, is_map, is_member
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 GANG, FUSED, DASK = "gang", "fused", "Dask"
 """What computes an operation."""
+
+PART = re.compile(r"[.][0-9]+-")
+"""What names the steps before the last in a gang's work for one layer."""
 
 LOCAL = "each rank on its blocks"
 CREATES = "creates blocks"
@@ -115,12 +119,11 @@ class Operation:
 class Finder:
     """Says for each operation of a rewritten graph what computes it.
 
-    ``alone`` are the predictions of pieces on their own, ``outside`` the cost of what is not in
-    gangs, and ``runs`` the measured steps of each gang.
+    ``outside`` is the cost of what is not in gangs, and ``runs`` are the measured steps of each
+    gang.
     """
 
     rewriting: Rewriting
-    alone: Mapping[str, Prediction]
     outside: Plain
     runs: Sequence[Sequence[observer.Step]] = ()
 
@@ -158,6 +161,10 @@ class Finder:
         return {**self.rewriting.left, **self._declined}
 
     @cached_property
+    def _rewritten(self) -> set[str]:
+        return {piece.output.name for piece in self.rewriting.pieces}
+
+    @cached_property
     def _pieces(self) -> dict[str, Piece]:
         found = (*self.rewriting.found, *self.rewriting.pieces)  # the latter for used blocks only
         return {piece.output.name: piece for piece in found}
@@ -186,7 +193,7 @@ class Finder:
             step.inputs,
         )
         declined = [self._declined[name] for name in step.layers if name in self._declined]
-        if target in self._regions and declined and step.name not in self.alone:
+        if target in self._regions and declined and step.name not in self._rewritten:
             why = f"{declined[-1]}; a gang joins the parts"
             return replace(plain, why=why, gang=self._regions[target])
         if target in self._regions:
@@ -200,23 +207,23 @@ class Finder:
     def _in_gang(self, plain: Operation, step: Step, target: str) -> Operation:
         at = self._regions[target]
         _, prediction = self.rewriting.regions[at]
-        alone = self.alone.get(step.name)
         labels = {label(name) for name in step.layers}
-        known = [seconds for name, seconds in prediction.steps if name in labels]
-        why = LOCAL if known else self._joined(step, target)
-        if alone is not None:
-            why = alone.text or LOCAL
+        known = [each for each in prediction.steps if PART.sub("-", each.name) in labels]
+        if not known:
+            return replace(plain, by=GANG, why=self._joined(step, target), gang=at)
+        peaks = [each.peak_bytes for each in known if each.peak_bytes is not None]
+        moved = most_received(known)
         found = replace(
             plain,
             by=GANG,
-            why=why,
+            why=", then ".join(dict.fromkeys(each.text for each in known if each.text)) or LOCAL,
             gang=at,
-            seconds=sum(known) if known else None,
-            moved_bytes=None if alone is None else alone.moved_bytes,
-            peak_bytes=None if alone is None else alone.peak_bytes,
+            seconds=sum(each.seconds for each in known),
+            moved_bytes=moved if moved or peaks else None,
+            peak_bytes=max(peaks, default=None),
         )
         run = self.runs[at] if self.runs else ()
-        return found.with_run(each for each in run if each.name in labels)
+        return found.with_run(each for each in run if PART.sub("-", each.name) in labels)
 
     @cached_property
     def _kernels(self) -> Counter[str]:
