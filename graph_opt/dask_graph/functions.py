@@ -142,8 +142,12 @@ def _keeps_axes(function: Any) -> bool:
 def _is_of_module(function: Any) -> bool:
     if not is_known(function):
         return False
-    name = getattr(function, "__qualname__", None) or function.__name__  # of a ufunc
-    found: Any = sys.modules.get(function.__module__)
-    for each in name.split("."):
-        found = getattr(found, each, None)
-    return unwrapped(found) is function  # Dask binds a curry to the name of one
+    return unwrapped(named(function)) is function  # Dask binds a curry to the name of one
+
+
+def named(value: Any) -> Any:
+    """Return what the module of a function or class has under its name, ``None`` if nothing."""
+    found: Any = sys.modules.get(value.__module__)
+    for name in (getattr(value, "__qualname__", None) or value.__name__).split("."):  # of a ufunc
+        found = getattr(found, name, None)
+    return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -20,6 +19,7 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer, MaterializedLayer
 
+from graph_opt.dask_graph.functions import named
 from graph_opt.dask_graph.internals import Alias, ArrayOverlapLayer, DataNode, Task, TaskRef
 from graph_opt.model.layout import Bare
 from graph_opt.model.parameter import as_parameter, varies
@@ -190,12 +190,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _is_importable(obj: type) -> bool:
-    if obj.__module__ == "builtins":
-        return True
-    found: Any = sys.modules.get(obj.__module__)
-    for name in obj.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is obj and obj.__module__ != "__main__"
+    return obj.__module__ == "builtins" or (named(obj) is obj and obj.__module__ != "__main__")
 
 
 def _reduced_task(task: Task) -> tuple[Any, ...]:

@@ -7,9 +7,9 @@ which a device evaluates as one kernel.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 from functools import update_wrapper
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from dask.utils import typename
 from dask_dgpu.arguments import expected
 from dask_dgpu.array.fuse.tracer import Trace, Traced
 from dask_dgpu.kernels.fused import evaluate
+from graph_opt.dask_graph.functions import named
 from graph_opt.model.expression import Expression
 from graph_opt.model.layout import CONTAINERS
 
@@ -112,9 +113,11 @@ class Fused:
 
     @property
     def is_stateless(self) -> bool:
-        """Whether the function stays the same: one of a module may be sent again, edited."""
-        found = sys.modules.get(self.f.__module__)
-        return getattr(found, self.f.__qualname__, None) is not self.f
+        """Whether the function stays the same: one of a module may be sent again, edited.
+
+        What is no function, such as a partial, may have one of a module.
+        """
+        return type(self.f) is FunctionType and named(self.f) is not self.f
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Fused, (self.f,)

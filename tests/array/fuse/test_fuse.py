@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -15,6 +16,7 @@ from dask.base import tokenize
 
 import dask_dgpu as dgpu
 from dask_dgpu.array import fuse as fuse_module
+from graph_opt.dask_graph.functions import is_stateless
 
 Array = Any
 Function = Callable[..., Any]
@@ -27,6 +29,15 @@ def smooth(x: Array, scale: float = 2) -> Array:
 
 def outer(x: Array, y: Array) -> Array:
     return abs(x[:, None]) - y[None, :] ** 2
+
+
+class Doubled:
+    def __call__(self, x: Array) -> Array:
+        return 2 * x
+
+    @staticmethod
+    def twice(x: Array) -> Array:
+        return 2 * x
 
 
 TRACED: dict[str, Function] = {
@@ -186,3 +197,17 @@ def test_traces_do_not_pile_up() -> None:
 def test_only_functions_are_fused() -> None:
     with pytest.raises(TypeError, match="expected f to be a function, got 3"):
         dgpu.fuse(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("function", "stays"),
+    [
+        pytest.param(lambda x: x + 1, True, id="sent with each graph"),
+        pytest.param(smooth, False, id="of a module"),
+        pytest.param(partial(smooth, scale=3), False, id="partial"),
+        pytest.param(Doubled(), False, id="callable"),
+        pytest.param(Doubled.twice, False, id="of a class"),
+    ],
+)
+def test_a_function_of_a_module_may_be_another_one_later(function: Function, stays: bool) -> None:
+    assert is_stateless(dgpu.fuse(function)) is stays
