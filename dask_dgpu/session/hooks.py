@@ -13,7 +13,6 @@ import dask.array as da
 import numpy as np
 from dask.array.core import Array
 from dask.array.optimization import optimize
-from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.algorithms.summa.wire import WireDtype
 from dask_dgpu.array import fft
@@ -23,7 +22,6 @@ from dask_dgpu.array.matmul import by_setting
 from dask_dgpu.array.reductions.call import Method, is_number, reduced
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.kernels.sums.partial import Kind
-from dask_dgpu.session.building import remembered
 from dask_dgpu.session.building.replayed import noting, replaying
 from dask_dgpu.session.building.unified import unifying
 from dask_dgpu.session.creation import UNDISPATCHED, dispatched
@@ -39,15 +37,6 @@ ROUTINES = import_module("dask.array.routines")
 """Methods of arrays look up their functions here."""
 
 BUILDING = (
-    ("dask.array.utils", "compute_meta", remembered.remembering_metas),
-    ("dask.array.core", "compute_meta", remembered.remembering_metas),
-    ("dask.array._reductions_generic", "compute_meta", remembered.remembering_metas),
-    ("dask.array.utils", "meta_from_array", remembered.remembering_empty),
-    ("dask.array.core", "meta_from_array", remembered.remembering_empty),
-    ("dask.array.utils", "has_keyword", remembered.remembering_keywords),
-    ("dask.array.core", "apply_infer_dtype", remembered.remembering_dtypes),
-    ("dask.array._reductions_generic", "getargspec", remembered.remembering),
-    ("dask.tokenize", "_normalize_pickle", remembered.remembering),
     ("dask.tokenize", "_tokenize", noting),
     ("dask.array.core", "unify_chunks", unifying),
     ("dask.array.core", "elemwise", replaying),
@@ -62,7 +51,7 @@ BUILDING = (
     ("dask.array", "tensordot", replaying),
     ("dask.array", "transpose", replaying),
 )
-"""Functions that Dask calls for each new array, in the modules that look them up, and wrappers."""
+"""Functions of Dask that return new arrays, in the modules that look them up, and wrappers."""
 
 CONTRACTIONS = ("tensordot-", "chunk_einsum-")
 """Prefixes of partial products. Their sum belongs to a contraction, found by a rule."""
@@ -104,7 +93,6 @@ def _building() -> Iterator[tuple[Any, str, Function]]:
             yield owner, name, wrap(getattr(owner, name))
     yield HLGExpr, "__reduce__", sending(HLGExpr.__reduce__)
     yield Array, "__getitem__", replaying(Array.__getitem__)
-    yield HighLevelGraph, "__init__", remembered.joining_layers(HighLevelGraph.__init__)
 
 
 def install(settings: Settings) -> None:

@@ -33,7 +33,7 @@ from graph_opt.model.layout import CONTAINERS
 Function = Callable[..., Any]
 
 MOST = 4096
-"""Number of functions, and of answers of each kind, that are kept."""
+"""Number of functions of which it is kept whether they are known."""
 
 VALUES = {bool, int, float, complex, str, bytes, type(None)}
 """Types of arguments that are compared by their values, besides NumPy's own."""

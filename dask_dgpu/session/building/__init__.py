@@ -1,1 +1,1 @@
-"""How graphs are built on the client: what Dask finds out each time is kept."""
+"""How graphs are built on the client: Dask builds one call of a kind."""
