@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OPTIMIZE = "array_optimize"
+OWN_LAYOUT = "dask_dgpu_own_layout"
+"""The user's ``dgpu.fft.output-layout``, in Dask's configuration while a keyword replaces it."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -171,7 +173,8 @@ def enable(client: Client | None = None, **settings: Unpack[Keywords]) -> Enable
             "expected array.query-planning to be False, got True: "
             "that engine has neither matmul nor FFT"
         )
-    read_settings = read(settings)
+    own = dask.config.get(OWN_LAYOUT, None)  # what the keyword of an earlier call replaced
+    read_settings = read(settings if own is None else {"fft_output_layout": own, **settings})
     client = current_client() if client is None else client
     if client is not None:
         check_client("client", client)
@@ -186,10 +189,12 @@ def enable(client: Client | None = None, **settings: Unpack[Keywords]) -> Enable
         _warm_up(client, optimizer)
     array_creation_dispatch.register_backend("dgpu", array_backend())
     before = {OPTIMIZE: dask.config.get(OPTIMIZE, None)}
-    dask.config.set({OPTIMIZE: optimizer})
-    if "fft_output_layout" in settings:
-        before[FFT_LAYOUT] = dask.config.get(FFT_LAYOUT, "any")
-        dask.config.set({FFT_LAYOUT: settings["fft_output_layout"]})
+    now: dict[str, Any] = {OPTIMIZE: optimizer}
+    if "fft_output_layout" in settings or own is not None:
+        before |= {FFT_LAYOUT: dask.config.get(FFT_LAYOUT, "any"), OWN_LAYOUT: own}
+        now[FFT_LAYOUT] = read_settings.fft_output_layout
+        now[OWN_LAYOUT] = (own or before[FFT_LAYOUT]) if "fft_output_layout" in settings else None
+    _configure(now)
     hooks.install(read_settings)
     return Enabled(optimizer, before)
 
@@ -206,18 +211,26 @@ def disable() -> None:
     Workers keep their plugin and their communicators for the next time. Only the ``with``
     form of :func:`enable` restores an earlier ``array_optimize``.
     """
-    _restore({OPTIMIZE: None})
+    before = {OPTIMIZE: None, OWN_LAYOUT: None}
+    own = dask.config.get(OWN_LAYOUT, None)
+    _restore(before if own is None else before | {FFT_LAYOUT: own})
 
 
 def _restore(before: Mapping[str, Any]) -> None:
-    if before[OPTIMIZE] is None:
-        # Dask takes a value of None for "do not optimize", so the key must go
-        dask.config.config.pop(OPTIMIZE, None)
-    dask.config.set({name: value for name, value in before.items() if value is not None})
+    _configure(before)
     if isinstance(before[OPTIMIZE], GraphOptimizer):
         hooks.install(before[OPTIMIZE].settings)
     else:
         hooks.uninstall()
+
+
+def _configure(values: Mapping[str, Any]) -> None:
+    """Set values of Dask's configuration; ``None`` removes a key."""
+    for name, value in values.items():
+        if value is None:  # Dask takes it for "do not optimize"
+            dask.config.config.pop(name, None)
+        else:
+            dask.config.set({name: value})
 
 
 def _warn_missing(client: Client | None, workers: int) -> None:

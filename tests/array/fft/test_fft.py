@@ -467,3 +467,21 @@ def test_kernel_of_an_empty_block(kind: str) -> None:
 def test_no_transforms_leave_a_block_alone() -> None:
     block = numbers(3, dtype="int8")
     assert transform(block, []) is block
+
+
+@pytest.mark.parametrize("own", ["any", "input"])
+def test_the_keyword_of_a_layout_ends_with_the_call(own: str) -> None:
+    """Not only at the end of a ``with`` block."""
+    other = "input" if own == "any" else "any"
+    with dask.config.set({"dgpu.fft.output-layout": own}):
+        dgpu.enable(fft_output_layout=other)
+        dgpu.enable(fft_output_layout=other)
+        assert output_layout() == other
+        dgpu.enable()
+        assert output_layout() == own
+        dgpu.enable(fft_output_layout=other)
+        with dgpu.enable():
+            assert output_layout() == own
+        assert output_layout() == other
+        dgpu.disable()
+        assert output_layout() == own
