@@ -45,7 +45,8 @@ dask.config.set({"dgpu.cost.measure": False})
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rounds", type=int, default=500, help="rounds of tests/cluster/test_rounds")
     parser.addoption("--trees", type=int, default=300, help="number of random trees of tests/fuzz")
-    parser.addoption("--seed", type=int, default=0, help="seed of the first random tree")
+    parser.addoption("--pairs", type=int, default=100, help="number of pairs of tests/fuzz")
+    parser.addoption("--seed", type=int, default=0, help="seed of the first tree or pair")
     parser.addoption("--gpus", type=int, help="GPUs of its own for each process of pytest-xdist")
 
 

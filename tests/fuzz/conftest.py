@@ -1,4 +1,4 @@
-"""One test for each tree."""
+"""One test for each tree, and for each pair of programs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ CLUSTER_EVERY = 10
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "tree_seed" in metafunc.fixturenames:
-        first = metafunc.config.getoption("seed")
-        seeds = range(first, first + metafunc.config.getoption("trees"))
-        metafunc.parametrize("tree_seed", seeds, ids="seed={}".format)
+    first = metafunc.config.getoption("seed")
+    for name, option in (("tree_seed", "trees"), ("pair_seed", "pairs")):
+        if name in metafunc.fixturenames:
+            seeds = range(first, first + metafunc.config.getoption(option))
+            metafunc.parametrize(name, seeds, ids="seed={}".format)
 
 
 @pytest.fixture(scope="package")

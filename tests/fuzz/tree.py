@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, nan
@@ -75,11 +75,12 @@ class Tree:
         steps = {name: step for name, step in self.steps.items() if name in needed}
         return replace(self, steps=steps, outputs=outputs)
 
-    def build(self, text: Text) -> list[Any]:
-        """Return the outputs, computed by NumPy or lazy."""
+    def build(self, text: Text, place: Callable[[Any], Any] = lambda x: x) -> list[Any]:
+        """Return the outputs, computed by NumPy or lazy; ``place`` gets each input."""
         known = dict(NAMESPACE)
         for name, step in self.steps.items():
-            known[name] = eval(getattr(step, text), known)
+            value = eval(getattr(step, text), known)
+            known[name] = value if step.operands else place(value)
         return [known[name] for name in self.outputs]
 
 

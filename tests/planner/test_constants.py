@@ -14,6 +14,7 @@ import dask_dgpu as dgpu
 from tests.graph_opt.dask_graph.test_renaming import held
 from tests.planner.test_structures import Kept
 from tests.support.constants import PROGRAMS, WAYS, same
+from tests.support.places import PLACES
 
 X = np.random.default_rng(3).random((8, 8))
 
@@ -24,12 +25,13 @@ def enabled() -> Iterator[None]:
         yield
 
 
+TABLE = PROGRAMS | PLACES
 QUICK = ("assignment", "before a gang")
 """Programs and the way that are no slow tests."""
 
 
 def cases() -> Iterator[Any]:
-    for name in PROGRAMS:
+    for name in TABLE:
         for way in WAYS:
             quick = (name.partition(":")[0], way) == QUICK
             yield pytest.param(name, way, marks=() if quick else pytest.mark.slow)
@@ -38,7 +40,7 @@ def cases() -> Iterator[Any]:
 @pytest.mark.parametrize(("name", "way"), [*cases()])
 def test_each_constant_has_its_own_result(name: str, way: str) -> None:
     def make(x: da.Array, k: int) -> da.Array:
-        return WAYS[way](PROGRAMS[name], x, k)
+        return WAYS[way](TABLE[name], x, k)
 
     with dask.config.set(array_optimize=da.optimize):
         expected = [make(da.from_array(X, 4), k).compute(scheduler="sync") for k in (0, 1)]
