@@ -38,7 +38,7 @@ Bytes = NDArray[np.int64]
 """A number for each rank."""
 
 KEPT_PLANS = 32
-"""Number of plans that a process keeps, with whatever ranks derive from them."""
+"""Number of plans that the process of a planner keeps."""
 
 SHARE = 0.5
 """Fraction of its planned bytes that a collective may use in a tight plan, if it can."""
@@ -98,9 +98,8 @@ def plans(program: Program, owners: Owners, size: int, *, tight: bool = False) -
     return Plans(program, fixed)
 
 
-@lru_cache(maxsize=KEPT_PLANS)
 def received(payload: bytes) -> Fixed:
-    """Return the plans that the scheduler has sent, and the same object for the same plans."""
+    """Return the plans that the scheduler has sent."""
     return cast(Fixed, pickle.loads(payload))
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
+from weakref import ref
 
 import dask.array as da
 import numpy as np
@@ -262,6 +265,26 @@ def test_a_program_is_opened_once_for_blocks_in_other_places(monkeypatch: pytest
     assert len(digests) > MOST_PLANS
     assert opening.calls == RANKS
     assert [len(programs) for programs in ranks.programs] == [MOST_PLANS] * RANKS
+
+
+def test_programs_with_equal_plans_share_them_as_long_as_one_is_kept():
+    programs, sent = Programs(), []
+    for constant in (2.0, 3.0):
+        _, _, package, tokens, _ = Ranks().package(
+            named(lambda x, c=constant: x @ x.T + c, RNG.random((9, 9)))
+        )
+        again = replace(package, plans=bytes(bytearray(package.plans)))  # as another message
+        programs.add(again, tokens)
+        sent.append(programs.find(again, tokens, 0)[0])
+    one, two = sent
+    assert one.program is not two.program
+    assert one.fixed is two.fixed
+    fixed = ref(one.fixed)
+    del sent, one, two
+    assert fixed() is not None
+    programs.shrink(0)
+    gc.collect()
+    assert fixed() is None
 
 
 def test_with_a_limit_of_nothing_each_run_opens_its_program():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from dask_dgpu.runtime.names import Names
 from dask_dgpu.runtime.package import Ledger, Package, is_nameless, opened
-from dask_dgpu.runtime.plans import Plans, received
+from dask_dgpu.runtime.plans import Fixed, Plans, received
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.worker.job import GaveUpError, Job
 from graph_opt.dask_graph.renaming import split
@@ -39,6 +40,7 @@ class Programs:
     def __init__(self) -> None:
         self._ledger = Ledger()
         self._kept: dict[bytes, _Kept] = {}
+        self._fixed: WeakValueDictionary[bytes, Fixed] = WeakValueDictionary()
 
     def __contains__(self, package: Package) -> bool:
         return package.digest in self._ledger.plans(package.program)
@@ -88,9 +90,15 @@ class Programs:
             kept = _Kept(package.text, own, opened(package.text, own))
             self._kept[package.program] = kept
         nbytes = len(kept.text) + len(package.plans)
-        kept.planned[package.digest] = _Planned(
-            Plans(kept.program, received(package.plans)), nbytes
-        )
+        plans = Plans(kept.program, self._received(package.plans))
+        kept.planned[package.digest] = _Planned(plans, nbytes)
+
+    def _received(self, payload: bytes) -> Fixed:
+        """Return plans that were sent; programs with equal plans share what is derived of them."""
+        fixed = self._fixed.get(payload)
+        if fixed is None:
+            self._fixed[payload] = fixed = received(payload)
+        return fixed
 
     def find(self, package: Package, tokens: bytes, rank: int) -> tuple[Plans, Names]:
         """Return a program that is there, and the names that take the place of its own.
