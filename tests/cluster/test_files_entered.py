@@ -1,0 +1,85 @@
+"""How many files of the packages a product enters on a cluster: what a reader has to follow.
+
+The client, the scheduler and the workers count together. The first call plans; the third finds the
+structure of its graph known.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+
+import dask_dgpu as dgpu
+from tests.cluster.conftest import SETTINGS, start_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = tuple(str(ROOT / package) for package in ("dask_dgpu", "graph_opt"))
+MOST_FIRST, MOST_THIRD = 108, 72
+
+_entered: set[str] = set()
+
+
+def watch() -> None:
+    """Note files from now on, on this thread, which runs the event loop, and on new ones."""
+
+    def hook(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGES):
+            _entered.add(frame.f_code.co_filename)
+
+    threading.setprofile(hook)
+    sys.setprofile(hook)
+
+
+def watch_no_more() -> None:
+    threading.setprofile(None)
+    sys.setprofile(None)
+
+
+def noted() -> set[str]:
+    """Return the files, and forget them."""
+    found = set(_entered)
+    _entered.clear()
+    return found
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    """A client of a cluster whose threads are watched from their beginning."""
+    with start_cluster("cpu", 2) as cluster, Client(cluster) as client:
+        client.run(watch)
+        client.run_on_scheduler(watch)
+        watch()
+        try:
+            with dgpu.enable(client, **SETTINGS):
+                yield client
+        finally:
+            client.run_on_scheduler(watch_no_more)
+            watch_no_more()
+
+
+def files(client: Client) -> set[str]:
+    own = noted() | client.run_on_scheduler(noted)
+    return own.union(*client.run(noted).values())
+
+
+def test_a_product_enters_few_files(client: Client) -> None:
+    x = client.persist(da.from_array(np.random.default_rng(0).random((60, 44)), chunks=(20, 11)))
+    found = []
+    for _ in range(3):
+        files(client)
+        (x @ x.T).compute()
+        found.append(files(client))
+    assert any(each.endswith("dask_dgpu/runtime/execute.py") for each in found[2])
+    assert any(each.endswith("dask_dgpu/runtime/scheduler/launch.py") for each in found[2])
+    assert len(found[0]) <= MOST_FIRST, sorted(found[0])
+    assert len(found[2]) <= MOST_THIRD, sorted(found[2])
