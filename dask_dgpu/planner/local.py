@@ -7,18 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dask.blockwise import Blockwise
+from dask.highlevelgraph import MaterializedLayer
 
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.planner.parts import Lack
 from dask_dgpu.planner.plain import plain_region
 from dask_dgpu.planner.predict import begins_at_once
 from dask_dgpu.planner.stages import Places
+from graph_opt.dask_graph.internals import GraphNode
 from graph_opt.dask_graph.layers import PieceLayer
-from graph_opt.dask_graph.members import calls_others, container_of, is_map
-from graph_opt.dask_graph.parse import ArrayGraph, Culled
+from graph_opt.dask_graph.members import calls_others, container_of, is_map, is_member
+from graph_opt.dask_graph.parse import ArrayGraph, Culled, array_operands, only_reader
 from graph_opt.model.cost import gang_seconds
-from graph_opt.model.layout import CUPY, NUMPY
-from graph_opt.model.piece import Region
+from graph_opt.model.layout import CUPY, NUMPY, Declined
+from graph_opt.model.piece import Piece, Region
 
 MOST_WASTE = 0.5
 """Leave a piece to Dask if more than this fraction of its computed blocks is unused."""
@@ -28,6 +30,9 @@ NO_MEETING = "no blocks meet"
 
 ONE_PROCESS = "blocks of one process need no gang"
 """Why Dask's own layers are left to it without a cluster: its threads are as quick."""
+
+SLOWER = "a gang would be slower"
+"""Why work is left to Dask if the tasks of a gang alone take too long."""
 
 USERS = "functions of users take unknown time"
 """Why work with such functions is left to Dask: it gives them to workers that are free."""
@@ -89,6 +94,64 @@ def may_meet(arrays: ArrayGraph, facts: ClusterFacts) -> bool:
     )
 
 
+def hopeless(
+    pieces: Sequence[Piece], arrays: ArrayGraph, facts: ClusterFacts, share: float
+) -> list[Declined]:
+    """Return the only piece of a graph in one process if no gang can be quick enough.
+
+    That is less than this share of plain Dask's time. Tasks alone count: a gang has one for each
+    block that it reads or returns, at least as many as the array with the fewest blocks before, and
+    after, the piece. Dask's work around the piece takes a gang as long, but for its tasks.
+    """
+    if len(pieces) != 1 or pieces[0].forced:
+        return []
+    (piece,), machine = pieces, facts.machine
+    around = (name for name in arrays.layers.keys() - set(piece.layers) if _has_own(name, arrays))
+    others = sum(len(arrays.layers[name]) for name in around)
+    _, plain = piece.dask_cost(facts.cores, machine)
+    read = max(_fewest(node.name, arrays, before=True) for node in piece.inputs)
+    returned = _fewest(piece.output.name, arrays, before=False)
+    gang = gang_seconds(machine, read + returned + 1, 1)
+    quick = gang < share * (plain + others * machine.task_seconds)
+    return [] if quick else [Declined(piece.output.name, SLOWER)]
+
+
+def _has_own(name: str, arrays: ArrayGraph) -> bool:
+    """Whether a gang may save tasks of a layer: Dask does not fuse them with those before."""
+    if not is_member(arrays, name):
+        return False
+    layer, needed = arrays.layers[name], arrays.dependencies[name]
+    other = next(iter(needed), "")
+    node = arrays.node(other)
+    single = len(needed) == 1 and only_reader(arrays, other) == name
+    if not single or node is None or node.blocks != len(layer):
+        return True
+    if isinstance(layer, Blockwise):
+        return len(array_operands(arrays, name)) > 1
+    tasks = layer.mapping.values() if isinstance(layer, MaterializedLayer) else (None,)
+    return any(not isinstance(t, GraphNode) or len(t.dependencies) > 1 for t in tasks)
+
+
+def _fewest(name: str, arrays: ArrayGraph, *, before: bool) -> int:
+    """Return the fewest blocks that a gang reads for an array, or else returns of its results.
+
+    A gang that creates blocks reads none.
+    """
+    found, seen, stack = list[int](), {name}, [name]
+    while stack:
+        each = stack.pop()
+        node = arrays.node(each)
+        inside = before and is_member(arrays, each)
+        creates = inside and not arrays.dependencies[each]
+        found.append(0 if node is None or creates else node.blocks)
+        edges = arrays.dependencies[each] if inside else set()
+        if not before:
+            edges = {other for other in arrays.dependents[each] if is_member(arrays, other)}
+        stack += edges - seen
+        seen |= edges
+    return min(found)
+
+
 def hindrance_of(layer: PieceLayer, facts: ClusterFacts) -> str | None:
     """Return why a piece cannot run in a gang, at any cost."""
     piece = layer.piece
@@ -141,7 +204,7 @@ def refusal(
     plain = plain_region(region, arrays, max(facts.workers, facts.cores), facts, places)
     at_once = begins_at_once(region, places)
     gang = gang_seconds(facts.machine, region.tasks, region.steps, at_once=at_once)
-    return None if gang < share * plain.seconds else "a gang would be slower"
+    return None if gang < share * plain.seconds else SLOWER
 
 
 def _meets(region: Region, places: Places) -> bool:

@@ -25,6 +25,7 @@ from dask_dgpu.planner.local import (
     Verdicts,
     hindrance,
     hindrance_of,
+    hopeless,
     may_meet,
     refusal,
 )
@@ -136,6 +137,8 @@ class GraphOptimizer:
         verdicts, lacks, slower = Verdicts(), dict[str, Lack](), set[str]()
         own_left = not self.facts.workers and self.settings.when != "always"
         own = self.settings.regions and not own_left and may_meet(arrays, self.facts)
+        if own_left and (lost := hopeless(pieces, arrays, self.facts, LEAST_GAIN)):
+            pieces, declined = [], [*declined, *lost]
         while pieces or own:
             culled, local = self._culled(graph, arrays, pieces, wanted, slower)
             put = [each for each in culled.graph.layers.values() if isinstance(each, PieceLayer)]
@@ -211,8 +214,7 @@ class GraphOptimizer:
         its blocks lie right and are not joined: tasks do it better.
         """
         places = present.places(blocks_of(region))
-        reason = None if region.pieces else self._objection(region, arrays, places)
-        if reason is not None:
+        if not region.pieces and (reason := self._objection(region, arrays, places)) is not None:
             verdicts.left.update(dict.fromkeys(region.nodes, reason))
             return
         gang = self.planned(region, arrays, present)
@@ -237,10 +239,9 @@ class GraphOptimizer:
 
     def _objection(self, region: Region, arrays: ArrayGraph, places: Places) -> str | None:
         """Return why a region without collectives is not even planned, if there is a reason."""
-        reason = hindrance(region, places)
-        if reason is None and self.settings.when != "always":
-            reason = refusal(region, arrays, self.facts, places, LEAST_GAIN)
-        return reason
+        if (reason := hindrance(region, places)) is not None or self.settings.when == "always":
+            return reason
+        return refusal(region, arrays, self.facts, places, LEAST_GAIN)
 
     def _with_plain(self, graph: HighLevelGraph, region: Region, program: Program) -> Program:
         """Return the program, with Dask's tasks for blocks that differ from their declaration."""

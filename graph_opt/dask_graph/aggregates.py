@@ -49,9 +49,12 @@ def read_aggregated(
 ) -> Reading | None:
     """Read a layer of aggregates of one block each, with the chunk functions before them."""
     (other,) = graph.dependencies[name]
+    made, read = usable(arrays, name), arrays.node(other)
+    if made is None or (read is not None and made.blocks != read.blocks):  # it joins blocks
+        return None
     chunks = _chunks(graph, arrays, other)
     first = next(_calls(layer), None)
-    if chunks is None or chunks.chunked is None or first is None or usable(arrays, name) is None:
+    if chunks is None or chunks.chunked is None or first is None:
         return None
     (source,), chunked = chunks.sources, chunks.chunked
     aggregate = read_aggregate(first[1], chunked)
@@ -60,8 +63,8 @@ def read_aggregated(
     kept = [a for a in range(len(source.grid)) if aggregate.keepdims or a not in chunked.axes]
     for index, function, arguments in _calls(layer):
         places = dict(zip(kept, index, strict=False))
-        read = (other, *(places.get(axis, 0) for axis in range(len(source.grid))))
-        if function is not first[1] or arguments != (read,) or len(index) != len(kept):
+        key = (other, *(places.get(axis, 0) for axis in range(len(source.grid))))
+        if function is not first[1] or arguments != (key,) or len(index) != len(kept):
             return None
     axes = tuple(kept.index(axis) if axis in kept else None for axis in range(len(source.grid)))
     tasks = {**chunks.tasks, name: _aggregate_task(name, layer, other)}
