@@ -26,7 +26,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from graph_opt.dask_graph.blockwork import blockwork
 from graph_opt.dask_graph.clusters import Calls
 from graph_opt.dask_graph.forms import node_of
-from graph_opt.dask_graph.fusing import fuse_expressions
+from graph_opt.dask_graph.fusing import fuse_expressions, may_fuse
 from graph_opt.dask_graph.internals import DataNode, GraphNode
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.parse import (
@@ -121,18 +121,13 @@ def combine(
     keys: Collection[Any],
     calls: Calls,
 ) -> HighLevelGraph:
-    """Replace layers by kernels, as :func:`fuse_expressions`, if Dask computes two arrays.
+    """Replace layers by kernels, as :func:`fuse_expressions`, if any may become one.
 
     ``arrays`` say whether kernels are wanted.
     """
-    if not arrays.fused:
+    if not (arrays.fused and may_fuse(graph, arrays)):
         return graph
-    computed = [
-        name
-        for name, layer in graph.layers.items()
-        if graph.dependencies[name] and not isinstance(layer, PieceLayer) and arrays.node(name)
-    ]
-    return fuse_expressions(graph, arrays, local, keys, calls) if len(computed) > 1 else graph
+    return fuse_expressions(graph, arrays, local, keys, calls)
 
 
 def partition(

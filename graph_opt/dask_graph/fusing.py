@@ -26,6 +26,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from graph_opt.dask_graph.aggregates import Whole, read_aggregated, read_arg_chunks
 from graph_opt.dask_graph.clusters import Calls, Cluster, Grid, layer_of, node_of
 from graph_opt.dask_graph.expressions import Axes, Reading, Viewed, read_blockwise, read_view
+from graph_opt.dask_graph.internals import Alias, getitem
 from graph_opt.dask_graph.parse import ArrayGraph, by_name, depth_first
 from graph_opt.dask_graph.slices import Cut, read_cut
 from graph_opt.model.layout import CUPY
@@ -55,6 +56,32 @@ def fuse_expressions(
             layers[name] = layer_of(cluster, graph.layers[name], arrays, calls)
             needed[name] = {*cluster.reads()}
     return HighLevelGraph(layers, needed)
+
+
+def may_fuse(graph: HighLevelGraph, arrays: ArrayGraph) -> bool:
+    """Whether layers may become one, by their kinds alone: one reads another.
+
+    On GPUs one reduction is enough.
+    """
+    found = {name for name in graph.layers if _is_candidate(graph, arrays, name)}
+    if any(not found.isdisjoint(graph.dependencies[name]) for name in found):
+        return True
+    facts = (graph.layers[name].collection_annotations or {} for name in found)
+    return any(each.get("chunk_type") == CUPY for each in facts)
+
+
+def _is_candidate(graph: HighLevelGraph, arrays: ArrayGraph, name: str) -> bool:
+    """Whether a layer may have a reading, or be slices; aggregates of several blocks do not."""
+    layer, needed = graph.layers[name], graph.dependencies[name]
+    if isinstance(layer, Blockwise):
+        return bool(needed)
+    if type(layer) is not MaterializedLayer or len(needed) != 1:
+        return False
+    (other,) = needed
+    made, read = arrays.node(name), arrays.node(other)
+    task: Any = next(iter(layer.mapping.values()), None)
+    slices = isinstance(task, Alias) or getattr(task, "func", None) is getitem
+    return slices or made is None or read is None or made.blocks == read.blocks
 
 
 @dataclass
