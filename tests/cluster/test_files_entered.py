@@ -9,8 +9,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
-from types import FrameType
 
 import dask.array as da
 import numpy as np
@@ -19,11 +17,10 @@ from distributed import Client
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS, start_cluster
+from tests.support.entered import noting
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = tuple(str(ROOT / package) for package in ("dask_dgpu", "graph_opt"))
 MOST_FIRST, MOST_THIRD = 108, 72
 
 _entered: set[str] = set()
@@ -31,11 +28,7 @@ _entered: set[str] = set()
 
 def watch() -> None:
     """Note files from now on, on this thread, which runs the event loop, and on new ones."""
-
-    def hook(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGES):
-            _entered.add(frame.f_code.co_filename)
-
+    hook = noting(_entered)
     threading.setprofile(hook)
     sys.setprofile(hook)
 
@@ -79,7 +72,7 @@ def test_a_product_enters_few_files(client: Client) -> None:
         files(client)
         (x @ x.T).compute()
         found.append(files(client))
-    assert any(each.endswith("dask_dgpu/runtime/execute.py") for each in found[2])
-    assert any(each.endswith("dask_dgpu/runtime/scheduler/launch.py") for each in found[2])
+    assert "dask_dgpu/runtime/execute.py" in found[2]
+    assert "dask_dgpu/runtime/scheduler/launch.py" in found[2]
     assert len(found[0]) <= MOST_FIRST, sorted(found[0])
     assert len(found[2]) <= MOST_THIRD, sorted(found[2])

@@ -52,8 +52,12 @@ def numpy_way(tree: Tree) -> Outcome:
 
 
 def plain_way(tree: Tree) -> Outcome:
+    return plain_outcome(lambda: tree.build("plain"))
+
+
+def plain_outcome(build: Callable[[], list[Any]]) -> Outcome:
     assert dask.config.get("array_optimize", None) is None
-    return _outcome(lambda: tree.build("plain"), lambda x: dask.compute(*x, scheduler="sync"))
+    return _outcome(build, lambda x: dask.compute(*x, scheduler="sync"))
 
 
 def local_way(tree: Tree) -> Outcome:

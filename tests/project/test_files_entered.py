@@ -6,8 +6,6 @@ import gc
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import dask.array as da
@@ -15,9 +13,7 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
-
-ROOT = Path(__file__).parents[2]
-PACKAGES = tuple(str(ROOT / package) for package in ("dask_dgpu", "graph_opt"))
+from tests.support.entered import noting
 
 X = da.from_array(np.random.default_rng(0).random((60, 44)), chunks=(20, 11))
 COMPUTATIONS: dict[str, tuple[Callable[[], da.Array], int]] = {
@@ -29,11 +25,7 @@ COMPUTATIONS: dict[str, tuple[Callable[[], da.Array], int]] = {
 def entered(function: Callable[[], Any]) -> set[str]:
     """Return the files of the packages in which functions are called, on all threads."""
     found: set[str] = set()
-
-    def hook(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGES):
-            found.add(frame.f_code.co_filename.removeprefix(f"{ROOT}/"))
-
+    hook = noting(found)
     gc.collect()  # finalizers of what earlier tests left are no part of it
     before = sys.getprofile()
     threading.setprofile(hook)
