@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.planner.local import NO_MEETING, ONE_PROCESS
-from dask_dgpu.planner.present import scheduler_here
+from dask_dgpu.planner.present import is_offloaded, scheduler_here
 from dask_dgpu.runtime.scheduler.messages import TOPIC, announce
 from dask_dgpu.runtime.tasks import ENABLE
 from graph_opt.model.layout import label
@@ -51,13 +51,13 @@ def arrays_of(graph: Any, keys: Collection[Any]) -> list[str]:
 def report(error: Exception, arrays: Collection[str], scheduler_id: str | None) -> None:
     """Report that a graph was left to Dask because of an error.
 
-    This warns, except in the scheduler's process, where no user sees a warning. There the
-    reason is logged, kept as an event for :func:`fallbacks_of`, and sent to the clients,
-    which warn. ``arrays`` are the names of the requested arrays.
+    This warns, except in the scheduler's own thread for graphs, where no user sees a warning.
+    There the reason is logged, kept as an event for :func:`fallbacks_of`, and sent to the
+    clients, which warn. ``arrays`` are the names of the requested arrays.
     """
     reason = reason_of(error)
     message = f"dask_dgpu left a graph to Dask: {reason}"
-    scheduler = scheduler_here(scheduler_id)
+    scheduler = scheduler_here(scheduler_id) if is_offloaded() else None
     if scheduler is None:
         warnings.warn(message, stacklevel=3)
         return

@@ -6,6 +6,7 @@ import logging
 import pickle
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import dask.array as da
@@ -17,6 +18,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.planner import fallbacks, optimizer
 from dask_dgpu.planner.fallbacks import MOST_CHARACTERS
 from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.planner.present import OFFLOADED
 from dask_dgpu.runtime.scheduler.messages import DASK_WARNINGS, MOST_NAMES, TOPIC
 from tests.cluster.observe import eventually
 
@@ -91,17 +93,19 @@ def test_explain_says_why_a_graph_fails(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("client")
-def test_without_the_scheduler_it_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_scheduler_the_caller_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     x = array()
     monkeypatch.setattr(GraphOptimizer, "rewrite", fail)
-    with pytest.warns(UserWarning, match=TEXT):
+    with pytest.warns(UserWarning, match=TEXT):  # when ``compute`` returns, not later
         (x @ x.T).compute(scheduler="threads")
     assert "a bug" in str(dgpu.explain(x @ x.T))
 
 
 def test_events_are_small(client: Client) -> None:
     names = [f"array-{at}" for at in range(3000)]
-    fallbacks.report(ValueError("x" * 10**6), names, client.cluster.scheduler.id)
+    scheduler = client.cluster.scheduler
+    with ThreadPoolExecutor(thread_name_prefix=OFFLOADED) as threads:
+        threads.submit(fallbacks.report, ValueError("x" * 10**6), names, scheduler.id).result()
     eventually(lambda: "xxx" in client.get_events(TOPIC)[-1][1]["reason"])
     event = client.get_events(TOPIC)[-1][1]
     assert len(event["names"]) == MOST_NAMES
