@@ -10,7 +10,6 @@ import numpy as np
 
 from dask_dgpu.batches.again import is_worth_another_try, out_of_memory
 from dask_dgpu.batches.call import Call
-from dask_dgpu.batches.captured import read_by
 from dask_dgpu.batches.operands import Template, check_out
 from dask_dgpu.batches.operations import Operation
 from dask_dgpu.batches.passes import execute_passes, in_passes
@@ -107,8 +106,8 @@ def _target(
 ) -> Any:
     if out is None:
         return np.empty(shape, dtype)
-    read = read_by(operation.function, template.values)
-    check_out(out, shape, np.dtype(dtype), read, partial(operation.casting, template))
+    casting = partial(operation.casting, template)
+    check_out(out, shape, np.dtype(dtype), template.values, casting)
     return out
 
 

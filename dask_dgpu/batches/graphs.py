@@ -26,17 +26,31 @@ def source_of(array: Array) -> Any:
 
     It is that of ``da.from_zarr``, or of ``da.from_array`` without a lock.
     """
+    if array.dask.layers.keys() - {array.name, f"original-{array.name}"}:
+        return None
     layer = array.dask.layers.get(array.name)
+    source = _read_by(layer, array)
+    same = all(getattr(source, each, None) == getattr(array, each) for each in ("shape", "dtype"))
+    return source if same and not layer.task.kwargs.get("lock") else None
+
+
+def sources_of(array: Array) -> list[Any]:
+    """Return the arrays from which a graph reads blocks, as ``da.from_array`` of stored ones."""
+    return [
+        source
+        for layer in array.dask.layers.values()
+        if (source := _read_by(layer, array)) is not None
+    ]
+
+
+def _read_by(layer: Any, array: Array) -> Any:
+    """Return the array from which a layer of a graph reads blocks, ``None`` for other layers."""
     if not isinstance(layer, Blockwise) or getattr(layer.task, "func", None) not in GETTERS:
         return None
-    source, kept_apart = layer.indices[0][0], f"original-{array.name}"
+    source = layer.indices[0][0]
     if isinstance(source, TaskRef):
         source = array.dask.get(source.key)
-    if isinstance(source, DataNode):
-        source = source.value
-    same = all(getattr(source, each, None) == getattr(array, each) for each in ("shape", "dtype"))
-    others = array.dask.layers.keys() - {array.name, kept_apart}
-    return source if same and not others and not layer.task.kwargs.get("lock") else None
+    return source.value if isinstance(source, DataNode) else source
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.arguments import check_flag, sequence
-from dask_dgpu.batches.captured import read_by
 from dask_dgpu.batches.compute import compute
-from dask_dgpu.batches.operands import check_no_overlap, is_operand
+from dask_dgpu.batches.operands import is_operand
 from dask_dgpu.batches.operations import Operation, resolve
+from dask_dgpu.batches.overlaps import check_no_overlap
 from dask_dgpu.batches.progress import Batches
 from dask_dgpu.batches.run import operand_or_none, template_of
 from dask_dgpu.batches.shared import Shared
@@ -98,7 +98,7 @@ def run_many(
     outs = [None] * len(tuples) if out is None else sequence("out", out, "a sequence of arrays")
     if len(outs) != len(tuples):
         raise ValueError(f"expected out to have one array per call, {len(tuples)}, got {len(outs)}")
-    _check_apart(op, tuples, options, outs)
+    _check_apart(tuples, options, outs)
     many = _Many(resolve(op), tuples, options, outs, bool(progress))
     if as_completed:
         return many.results(client)
@@ -111,7 +111,7 @@ def run_many(
 
 
 def _check_apart(
-    op: Any, calls: Sequence[tuple[Any, ...]], options: dict[str, Any], outs: Sequence[Any]
+    calls: Sequence[tuple[Any, ...]], options: dict[str, Any], outs: Sequence[Any]
 ) -> None:
     """Raise if a call may write what another one reads or writes; nobody knows which is first."""
     written = {f"out[{at}]": each for at, each in enumerate(outs) if each is not None}
@@ -120,7 +120,7 @@ def _check_apart(
         for at, call in enumerate(calls)
         for place, each in enumerate(call)
     }
-    check_no_overlap(written, read_by(op, {**options, **read}))
+    check_no_overlap(written, {**options, **read})
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dask_dgpu.arguments import check_chunk_sizes, expected
 from dask_dgpu.batches import stored
 from dask_dgpu.batches.graphs import source_of
 from dask_dgpu.batches.notation import Span
-from dask_dgpu.batches.overlaps import overlap
+from dask_dgpu.batches.overlaps import check_no_overlap
 from dask_dgpu.batches.rules import Shape, Slot
 from graph_opt.model.layout import is_bfloat16
 
@@ -220,7 +220,7 @@ def check_out(
     read: Mapping[str, Any],
     casting: Callable[[Any], Any],
 ) -> None:
-    """Raise unless a result can be written to ``out`` while arrays and functions are read.
+    """Raise unless a result can be written to ``out`` while arguments are read.
 
     ``casting(out)`` returns which casts are allowed.
     """
@@ -233,13 +233,6 @@ def check_out(
     if _is_read_only(out):
         raise ValueError("expected out to be writable, got a read-only array")
     check_no_overlap({"out": out}, read)
-
-
-def check_no_overlap(written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
-    """Raise if written arrays may have elements in common with others; names are of arguments."""
-    found = overlap(written, read)
-    if found is not None:
-        raise ValueError(f"expected {found[0]} not to share memory with {found[1]}, got an overlap")
 
 
 def is_writable(out: Any) -> bool:

@@ -1,63 +1,81 @@
-"""Whether host arrays may have elements in common."""
+"""Whether an array that a call writes may share elements with another argument."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from dask.array.core import Array
+from numpy.lib.array_utils import byte_bounds
 
-from dask_dgpu.batches.extents import Extent, Mapped, extents
+from dask_dgpu.batches.graphs import sources_of
+from dask_dgpu.batches.stored import is_hdf5, is_zarr
 
 MOST_WORK: Any = 10_000  # NumPy's stubs know two numbers only
 """Steps after which two arrays are taken to share elements: an exact answer may take for ever."""
 
-Found = tuple[str, str]
+
+class _Argument(NamedTuple):
+    """An array, and the bytes of its space that it spans."""
+
+    start: int
+    stop: int
+    array: Any
+    name: str
+    is_written: bool
 
 
-def overlap(written: Mapping[str, Any], read: Mapping[str, Any]) -> Found | None:
-    """Return the names of an array that is written and of another one that may share elements.
+def check_no_overlap(written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
+    """Raise if written arrays may have elements in common with others; names are of arguments.
 
-    Parameters
-    ----------
-    written, read : mapping of str to array
-        Host arrays by name. Graphs of Dask arrays that are read count with all that they read, and
-        functions with the arrays that they hold.
-
-    Returns
-    -------
-    tuple of str, or None
-        The name of a written array, and of one that is read, or of another written one.
+    NumPy arrays are compared by their memory, arrays of zarr and HDF5 by path and name, other
+    objects by identity. A Dask array counts as the arrays from which its graph reads blocks.
     """
-    spaces: dict[Any, list[tuple[Extent, str, bool]]] = {}
-    mapped = Mapped()
-    for arrays, is_written in ((written, True), (read, False)):
-        for name, array in arrays.items():
-            for each in extents(array, mapped):
-                is_changed = is_written and not each.keeps_writes
-                spaces.setdefault(each.space, []).append((each, name, is_changed))
-    pairs = (_overlap(found) for found in spaces.values())
-    return next((pair for pair in pairs if pair is not None), None)
+    spaces: dict[Any, list[_Argument]] = {}
+    for arguments, is_written in ((written, True), (read, False)):
+        for name, value in arguments.items():
+            for array in sources_of(value) if isinstance(value, Array) else (value,):
+                span = byte_bounds(array) if isinstance(array, np.ndarray) else (0, 1)
+                found = _Argument(*span, array, name, is_written)
+                spaces.setdefault(_space(array), []).append(found)
+    for arrays in spaces.values():
+        _check_apart(arrays)
 
 
-def _overlap(found: Iterable[tuple[Extent, str, bool]]) -> Found | None:
-    """Return the names of two arrays in a space; go through their extents by where they start."""
-    open_ones: list[tuple[Extent, str, bool]] = []
-    for each in sorted(found, key=lambda each: each[0].start):
-        extent, name, is_written = each
-        open_ones = [other for other in open_ones if extent.start < other[0].stop]
-        for other, before, was_written in open_ones:
-            if name != before and (is_written or was_written) and _share(extent, other):
-                return (name, before) if is_written else (before, name)
-        open_ones.append(each)
-    return None
+def _space(array: Any) -> Any:
+    """Return where an array is: in memory, or in an array that is stored."""
+    if isinstance(array, np.ndarray):
+        return "memory"
+    if is_zarr(array):
+        inside = array.store_path
+        root = getattr(inside.store, "root", None) or getattr(inside.store, "path", None)
+        return str(inside) if root is None else os.path.realpath(f"{root}/{inside.path}")
+    if is_hdf5(array):
+        return os.path.realpath(array.file.filename), array.name
+    return id(array)
 
 
-def _share(one: Extent, other: Extent) -> bool:
-    """Whether two ranges of bytes that overlap have an element in common."""
-    if one.array is None or other.array is None:
+def _check_apart(arrays: Iterable[_Argument]) -> None:
+    """Raise if arrays of one space overlap; go through them in the order of their first bytes."""
+    before: list[_Argument] = []
+    for each in sorted(arrays, key=lambda each: each.start):
+        before = [other for other in before if each.start < other.stop]
+        for other in before:
+            if (each.is_written or other.is_written) and _share(each.array, other.array):
+                out, operand = (each, other) if each.is_written else (other, each)
+                raise ValueError(
+                    f"expected {out.name} not to share memory with {operand.name}, got an overlap"
+                )
+        before.append(each)
+
+
+def _share(one: Any, other: Any) -> bool:
+    """Whether two arrays whose bytes overlap have an element in common."""
+    if not isinstance(one, np.ndarray):
         return True
     try:
-        return np.shares_memory(one.array, other.array, max_work=MOST_WORK)
+        return np.shares_memory(one, other, max_work=MOST_WORK)
     except np.exceptions.TooHardError:
         return True

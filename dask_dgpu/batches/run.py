@@ -53,7 +53,8 @@ def run(
         slices), or Dask arrays. Other arguments are passed on, as the subscripts of ``einsum``.
     out : array, optional
         NumPy array, memory map, zarr or HDF5 dataset for the result, of its shape. It shares no
-        memory with ``arrays``.
+        elements with ``arrays``, nor with arrays that a function reads otherwise, which are not
+        checked.
     client : distributed.Client, optional
         The cluster; by default the current client's. Without a client, threads of this process
         compute.
@@ -73,7 +74,7 @@ def run(
     ------
     ValueError
         If a name is unknown, shapes do not match, or ``out`` has another shape, cannot be written,
-        or shares memory with an operand; and as the operation does.
+        or shares elements with an argument; and as the operation does.
     TypeError
         If an argument has another type than described, or is a masked or a device array, or the
         function returns no single array.
