@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import dask
 import psutil
@@ -25,108 +25,6 @@ from dask_dgpu.planner.optimizer import GraphOptimizer
 
 if TYPE_CHECKING:
     from distributed import Client
-
-
-class Site(Protocol):
-    """Computes Dask arrays, and holds their operands meanwhile."""
-
-    optimizer: GraphOptimizer
-    in_process: bool
-    is_enabled: bool
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether several batches take less time than one, because devices have engines to copy."""
-
-    @property
-    def copying(self) -> Executor | None:
-        """Threads for copies of large blocks."""
-
-    @property
-    def ranks(self) -> int:
-        """Devices that share the blocks of a batch."""
-
-    @property
-    def threads(self) -> int:
-        """Blocks that one device computes at a time."""
-
-    @property
-    def room(self) -> float:
-        """Bytes of a device for blocks."""
-
-    @property
-    def others(self) -> int:
-        """Bytes of a device that other results hold, without those of the calls at this site."""
-
-    @property
-    def facts(self) -> ClusterFacts:
-        """The devices and their memory."""
-
-    def load(self, part: Any, chunks: Chunks) -> Array:
-        """Send a part of an operand to the devices; return it as a Dask array."""
-
-    def spread(self, operand: Operand, chunks: Chunks) -> Array:
-        """Return an operand of any size as a Dask array of NumPy blocks.
-
-        Blocks are sent some at a time, or read when they are computed.
-        """
-
-    def start(self, result: Array) -> Any:
-        """Begin to compute an array; return a handle."""
-
-    def blocks(self, handle: Any, room: Room | None = None) -> Iterator[tuple[Region, Any]]:
-        """Yield the blocks of an array as host arrays, with their places; raise its error.
-
-        Blocks may be written to their ``room`` in host memory. Then ``None`` is yielded.
-        """
-
-    def wait(self, handle: Any) -> None:
-        """Wait for an array; raise its error."""
-
-    def release(self, handle: Any) -> None:
-        """Let go of an array that nobody fetches; the next one may read it."""
-
-    def cancel(self, handle: Any) -> None:
-        """Give up an array."""
-
-    def compute(self, result: Array) -> Any:
-        """Return the values of an array of unknown shape."""
-
-    def store(self, result: Array, out: Any, tasks: Tasks) -> None:
-        """Compute an array and write its blocks, one by one, with ``out[region] = block``.
-
-        ``tasks`` are those of the array if this process computes.
-        """
-
-    def close(self) -> None:
-        """Give up what has not been computed."""
-
-
-@contextmanager
-def opened(client: Client | None) -> Iterator[Site]:
-    """Yield the site of a client, by default of the current one, or this process."""
-    client = current_client() if client is None else client
-    site: Site
-    if client is None:
-        site = Here(*_optimizer(None))
-    else:
-        check_client("client", client)
-        site = Cluster(client, *_optimizer(client))
-    try:
-        yield site
-    finally:
-        site.close()
-
-
-def _optimizer(client: Client | None) -> tuple[GraphOptimizer, bool]:
-    """Return the optimizer for a site, and whether it is enabled; else it is only for plans."""
-    enabled = dask.config.get("array_optimize", None)
-    scheduler = None if client is None else client.scheduler_info(n_workers=0)["id"]
-    if isinstance(enabled, GraphOptimizer) and enabled.facts.scheduler == scheduler:
-        return enabled.calibrated(client), True
-    settings = read()
-    facts = ALONE if client is None else gather(client, settings)
-    return GraphOptimizer(settings, facts), False
 
 
 @dataclass
@@ -208,3 +106,37 @@ class Here:
     def close(self) -> None:
         """Wait for the batch that is being computed."""
         self._computing.shutdown(wait=True, cancel_futures=True)
+
+
+Site = Here | Cluster
+"""Where arrays are computed: on ``ranks`` devices, each ``threads`` blocks at a time.
+
+A device has ``room`` bytes, beside the ``others`` of other results. If transfers can hide behind
+work, several batches take less time than one: it ``overlaps``.
+"""
+
+
+@contextmanager
+def opened(client: Client | None) -> Iterator[Site]:
+    """Yield the site of a client, by default of the current one, or this process."""
+    client = current_client() if client is None else client
+    if client is None:
+        site: Site = Here(*_optimizer(None))
+    else:
+        check_client("client", client)
+        site = Cluster(client, *_optimizer(client))
+    try:
+        yield site
+    finally:
+        site.close()
+
+
+def _optimizer(client: Client | None) -> tuple[GraphOptimizer, bool]:
+    """Return the optimizer for a site, and whether it is enabled; else it is only for plans."""
+    enabled = dask.config.get("array_optimize", None)
+    scheduler = None if client is None else client.scheduler_info(n_workers=0)["id"]
+    if isinstance(enabled, GraphOptimizer) and enabled.facts.scheduler == scheduler:
+        return enabled.calibrated(client), True
+    settings = read()
+    facts = ALONE if client is None else gather(client, settings)
+    return GraphOptimizer(settings, facts), False
