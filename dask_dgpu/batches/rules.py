@@ -51,47 +51,32 @@ def elementwise(call: Arguments) -> Notation | None:
     """Every axis can be cut; axes of length one are broadcast."""
     if any(np.ndim(value) for value in call.values.values() if not isinstance(value, Slot)):
         return None
-    ndim = len(call.result)
-    output = tuple(range(ndim))
-    inputs = tuple(
-        tuple(
-            label if size == call.result[label] else None
-            for label, size in zip(output[ndim - len(shape) :], shape, strict=True)
-        )
-        for shape in call.shapes
-    )
-    return _notation(inputs, output, call)
+    inputs = tuple(_broadcast(shape, call.result) for shape in call.shapes)
+    return _notation(inputs, tuple(range(len(call.result))), call)
 
 
 def matmul(call: Arguments) -> Notation | None:
     """Rows, columns, stacks, and the contraction."""
-    if len(call.shapes) != 2:
-        return None
     left, right = call.shapes
     inner = len(call.result)
     rows, columns = inner - 2 + (len(right) == 1), inner - 1
-    stack = len(call.result) - (len(left) > 1) - (len(right) > 1)
-    first = (*_stacked(left[:-2], stack), *((rows, inner) if len(left) > 1 else (inner,)))
-    second = (*_stacked(right[:-2], stack), *((inner, columns) if len(right) > 1 else (inner,)))
-    first = _whole_if_broadcast(first, left, call.result, stack)
-    second = _whole_if_broadcast(second, right, call.result, stack)
-    return _notation((first, second), tuple(range(inner)), call)
+    stack = call.result[: inner - (len(left) > 1) - (len(right) > 1)]
+    first = (rows, inner) if len(left) > 1 else (inner,)
+    second = (inner, columns) if len(right) > 1 else (inner,)
+    inputs = (*_broadcast(left[:-2], stack), *first), (*_broadcast(right[:-2], stack), *second)
+    return _notation(inputs, tuple(range(inner)), call)
 
 
 def dot(call: Arguments) -> Notation | None:
     """As ``numpy.dot``: the last axis of the first, the last but one of the second."""
-    if len(call.shapes) != 2:
-        return None
     left, right = call.shapes
     return _contraction(call, (len(left) - 1,), (max(0, len(right) - 2),))
 
 
 def tensordot(call: Arguments) -> Notation | None:
     """The axes of ``axes`` are contracted, the others follow each other in the result."""
-    if len(call.shapes) != 2:
-        return None
     left, right = map(len, call.shapes)
-    first, second = contracted_axes(call.values.get("axes", 2), left)
+    first, second = contracted_axes(call.values["axes"], left)
     return _contraction(call, tuple(at % left for at in first), tuple(at % right for at in second))
 
 
@@ -199,12 +184,10 @@ def stencil(call: Arguments) -> Notation | None:
     if len(call.shapes) != 1:
         return None
     (shape,) = call.shapes
-    from dask_dgpu.array.stencil import LAPLACIAN_5PT
-
-    taps = taps_of(call.values.get("kernel", LAPLACIAN_5PT), shape)
-    boundary = call.values.get("boundary", "zero")
+    taps = taps_of(call.values["kernel"], shape)
+    boundary = call.values["boundary"]
     each = (boundary,) * len(shape) if np.ndim(boundary) == 0 else tuple(boundary)
-    iterations = int(call.values.get("iterations", 1))
+    iterations = int(call.values["iterations"])
     halos = {
         axis: Halo(
             radius * iterations,
@@ -242,16 +225,10 @@ def _contraction(call: Arguments, first: Shape, second: Shape) -> Notation:
     return _notation((a, b), tuple(range(len(call.result))), call)
 
 
-def _stacked(stacks: Shape, ndim: int) -> Axes:
-    return tuple(range(ndim - len(stacks), ndim))
-
-
-def _whole_if_broadcast(axes: Axes, shape: Shape, result: Shape, stack: int) -> Axes:
-    """Return the axes, without labels for those of stacks that are broadcast."""
-    return tuple(
-        None if at is not None and at < stack and size != result[at] else at
-        for at, size in zip(axes, shape, strict=True)
-    )
+def _broadcast(shape: Shape, result: Shape) -> Axes:
+    """Return the labels of the last axes of a result, without those of axes that are broadcast."""
+    first = len(result) - len(shape)
+    return tuple(at if size == result[at] else None for at, size in enumerate(shape, first))
 
 
 def _shape_of(value: Any, call: Arguments) -> Any:
