@@ -11,7 +11,7 @@ from dask_dgpu.batches.choose import choose
 from dask_dgpu.batches.notation import Lengths, Span, Tile
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.windows.client import LostError
-from dask_dgpu.errors import DgpuError, OutOfMemoryError
+from dask_dgpu.errors import OutOfMemoryError
 from dask_dgpu.kernels.device.memory import lacks_memory
 
 SHARE = 0.5
@@ -27,7 +27,7 @@ def halved(call: Call, plan: Plan, failed: type[Exception]) -> Lengths:
     """Return lengths for batches of half the planned bytes after a batch has failed.
 
     If none are as small, it is the smallest batch after a loss, and after a lack of memory an
-    error.
+    ``OutOfMemoryError``.
     """
     room = SHARE * plan.peak_bytes
 
@@ -38,11 +38,7 @@ def halved(call: Call, plan: Plan, failed: type[Exception]) -> Lengths:
     if lengths is None and issubclass(failed, LostError):
         return call.smallest
     if lengths is None:
-        least = call.peak(call.smallest)
-        raise DgpuError(
-            f"{plan.title} could not be computed with {format_bytes(plan.peak_bytes)} planned on "
-            f"each device, and its smallest batch needs {format_bytes(least)}"
-        )
+        raise out_of_memory(plan.title, plan.peak_bytes, None)
     return lengths
 
 
@@ -63,21 +59,20 @@ def rest(
 def out_of_memory(title: str, planned: int, again: int | None) -> OutOfMemoryError:
     """Return the error of a call: the bytes planned on a device, and ``again`` for smaller parts.
 
-    ``again`` is ``None`` if there were no smaller parts to try.
+    ``again`` is ``None`` if no parts are half as large.
     """
-    first, second = format_bytes(planned), format_bytes(again or 0)
+    first = format_bytes(planned)
     if again is None:
         message = (
-            f"{title} ran out of memory with {first} planned on each device, in its smallest blocks"
+            f"{title} ran out of memory with {first} planned on each device, and cannot be cut to "
+            "half of it"
         )
-    elif again < planned:
-        message = (
-            f"{title} ran out of memory twice: with {first} planned on each device, and with "
-            f"{second}; set dgpu.memory.limit to less than {second}"
-        )
-    else:  # operands on workers count in any blocks
-        message = (
-            f"{title} ran out of memory twice with {first} planned on each device, the second time "
-            "in smaller blocks"
-        )
-    return OutOfMemoryError(message, planned, planned if again is None else again)
+        return OutOfMemoryError(message, planned, planned)
+    second = format_bytes(again)
+    # operands on workers take as much in any blocks
+    smaller = second if again < planned else "as much in smaller blocks"
+    message = (
+        f"{title} ran out of memory twice: with {first} planned on each device, and with "
+        f"{smaller}; set dgpu.memory.limit to less than {second}"
+    )
+    return OutOfMemoryError(message, planned, again)
