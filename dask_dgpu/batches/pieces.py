@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, isqrt, prod
 
+from dask_dgpu.algorithms.pencil_fft import even_chunks
 from dask_dgpu.batches.blocks import Chunks
 from dask_dgpu.batches.notation import Notation
 from dask_dgpu.batches.operations import Operation
 from dask_dgpu.batches.rules import Shape
 from dask_dgpu.batches.sites import Site
-from graph_opt.model.layout import even_spans
 
 PIECE = 4 << 20
 """Bytes of a block in this process: a thread's temporaries stay in the cache."""
@@ -40,7 +40,7 @@ def pieces(
         each = [counts.get(label, 1) if label is not None else 1 for label in axes]
         if max(each, default=1) == 1 and not any(label in counts for label in axes):
             each[shape.index(max(shape))] = site.ranks
-        found.append(tuple(_even(size, parts) for size, parts in zip(shape, each, strict=True)))
+        found.append(tuple(map(even_chunks, shape, each)))
     return tuple(found)
 
 
@@ -81,8 +81,3 @@ def _mesh(notation: Notation, ranks: int, strategy: str) -> dict[int, int]:
     last = [label for label in notation.output[-2:] if label is not None]
     inner = dict.fromkeys(notation.contracted, columns if strategy == "auto" else several)
     return inner | dict(zip(last, along if len(last) == 2 else (max(along),), strict=False))
-
-
-def _even(size: int, parts: int) -> tuple[int, ...]:
-    spans = even_spans(0, size, max(1, min(parts, size)))
-    return tuple(hi - lo for lo, hi in spans)

@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 from dask.utils import format_bytes
 
+from dask_dgpu.algorithms.pencil_fft import even_chunks
 from dask_dgpu.algorithms.summa.choose import plan_summa
 from dask_dgpu.algorithms.summa.operand import Operand
 from dask_dgpu.algorithms.summa.options import STRATEGIES, Strategy
@@ -17,7 +18,7 @@ from dask_dgpu.cost.table import Rows, Shown, quantity
 from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.matmul import PartProduct
 from graph_opt.model.cost import dask_product_seconds, gang_seconds
-from graph_opt.model.layout import cuts_of, dealt, dtype_named, even_spans
+from graph_opt.model.layout import cuts_of, dealt, dtype_named
 
 DASK = "dask"
 """The name of plain Dask in a report."""
@@ -212,13 +213,8 @@ class CostModel:
         except TypeError:
             expected("dtype", "a dtype", dtype, TypeError)
         lengths = zip(("M", "K", "N"), (M, K, N), strict=True)
-        m, k, n = (_cuts(integer(axis, length, 0), blocks) for axis, length in lengths)
+        m, k, n = (cuts_of(even_chunks(integer(axis, n, 0), blocks)) for axis, n in lengths)
         return _operand(m, k, name, size), _operand(k, n, name, size)
-
-
-def _cuts(length: int, blocks: int) -> tuple[int, ...]:
-    spans = even_spans(0, length, max(1, min(blocks, length)))
-    return cuts_of([hi - lo for lo, hi in spans])
 
 
 def _operand(rows: tuple[int, ...], columns: tuple[int, ...], dtype: str, size: int) -> Operand:
