@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dask_dgpu.arguments import per_axis
 from dask_dgpu.array.conv2d import parameters
 from dask_dgpu.array.einsum.parse import arguments as einsum_arguments
 from dask_dgpu.array.einsum.parse import parse
@@ -185,17 +186,12 @@ def stencil(call: Arguments) -> Notation | None:
         return None
     (shape,) = call.shapes
     taps = taps_of(call.values["kernel"], shape)
-    boundary = call.values["boundary"]
-    each = (boundary,) * len(shape) if np.ndim(boundary) == 0 else tuple(boundary)
-    iterations = int(call.values["iterations"])
+    kinds = per_axis("boundary", call.values["boundary"], len(shape))
+    reaches = [radius * int(call.values["iterations"]) for radius in taps.radius]
     halos = {
-        axis: Halo(
-            radius * iterations,
-            radius * iterations,
-            periodic=isinstance(kind, str) and kind == "periodic",
-        )
-        for axis, (radius, kind) in enumerate(zip(taps.radius, each, strict=True))
-        if radius * iterations
+        axis: Halo(reach, reach, periodic=kind == "periodic")
+        for axis, (reach, kind) in enumerate(zip(reaches, kinds, strict=True))
+        if reach
     }
     labels = tuple(range(len(shape)))
     return _notation((labels,), labels, call, halos=halos)
