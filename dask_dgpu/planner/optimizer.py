@@ -49,6 +49,7 @@ from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.blockworks import Blockworks
 from dask_dgpu.runtime.fused import Fused
 from dask_dgpu.runtime.program import Program
+from graph_opt.dask_graph.embedding import embedded
 from graph_opt.dask_graph.emit import TaskFunctions, emit, finish, guarded
 from graph_opt.dask_graph.layers import PieceLayer, in_passes
 from graph_opt.dask_graph.members import fuse, members
@@ -106,7 +107,8 @@ class GraphOptimizer:
         found = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
         if not rewriting.regions or isinstance(found, HighLevelGraph):  # fusion is off
             return found
-        return finish(found, _flat(keys), rewriting.graph)
+        wanted = _flat(keys)
+        return finish(embedded(found, wanted, present.places), wanted, rewriting.graph)
 
     def calibrated(self, client: Client | None = None) -> GraphOptimizer:
         """Return the optimizer with the rates that the scheduler, here or a client's, measured."""

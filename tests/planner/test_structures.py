@@ -171,6 +171,30 @@ def test_a_new_array_in_each_step_is_optimized_once(calls):
     assert len(calls) == 1
 
 
+DATA: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "alone": lambda x: (x @ x.T,),
+    "with other tasks": lambda x: ((x @ x.T).sum(axis=0) + x,),
+    "with another reader": lambda x: (x @ x.T, x[:4] + 1),
+    "requested too": lambda x: (x @ x.T, x),
+}
+
+
+@pytest.mark.parametrize("make", DATA.values(), ids=DATA)
+@pytest.mark.parametrize("order", [(A, B), (B, A)], ids=["A first", "B first"])
+def test_tasks_that_hold_data_hold_that_of_their_graph(calls, make, order):
+    kept = Kept()
+    for values in (*order, A + B, order[0]):
+        arrays = make(lazy(values))
+        tasks = kept.optimized(*arrays)
+        found = dask.threaded.get(tasks, [z.__dask_keys__() for z in arrays])
+        for z, blocks, wanted in zip(arrays, found, make(values), strict=True):
+            finalize, facts = z.__dask_postcompute__()
+            np.testing.assert_allclose(finalize(blocks, *facts), wanted, rtol=1e-12)
+        (text,) = kept.graphs.values()
+        assert not any(block.tobytes() in text for block in (values[:4, :4], values[8:, 8:]))
+    assert len(calls) == 1
+
+
 def test_arrays_that_tasks_write_are_those_of_the_graph():
     kept, targets = Kept(), [np.zeros((9, 9)) for _ in range(2)]
     for values, target in zip((A, B), targets, strict=True):

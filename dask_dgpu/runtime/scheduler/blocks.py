@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.scheduler.messages import send
 from graph_opt.dask_graph.emit import serves
-from graph_opt.dask_graph.internals import Task
+from graph_opt.dask_graph.internals import DataNode, Task
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -85,10 +85,15 @@ def is_out(ts: TaskState) -> bool:
     return isinstance(ts.run_spec, Task) and ts.run_spec.func is tasks.out
 
 
-def block_read(stage: TaskState) -> TaskState:
-    """Return the block that a ``stage`` task reads, by the key that it has in a Delayed, if any."""
-    (block,) = [each for each in stage.dependencies if not serves(each.key)]
-    return block
+def block_read(stage: TaskState) -> Key | DataNode:
+    """Return the key of the block that a ``stage`` task reads, or the block itself if it has it.
+
+    In a Delayed the key is another than in the task within.
+    """
+    for each in stage.dependencies:
+        if not serves(each.key):
+            return each.key
+    return DataNode(None, _within(stage).args[0])
 
 
 def worker_with(block: TaskState) -> str | None:
@@ -140,8 +145,13 @@ def _is_stuck(scheduler: Scheduler, out: TaskState) -> bool:
 
 def block_of(out: TaskState) -> Key:
     """Return the block of an ``out``: an argument of the task, which may have another name."""
-    task = cast(Task, out.run_spec)
-    while len(task.args) == 1:  # the task within is of an array in a Delayed
-        (task,) = task.args
-    _, block = task.args
+    _, block = _within(out).args
     return block
+
+
+def _within(ts: TaskState) -> Task:
+    """Return the task of a gang, which that of an array in a Delayed holds."""
+    task = cast(Task, ts.run_spec)
+    while len(task.args) == 1:
+        (task,) = task.args
+    return task

@@ -4,6 +4,9 @@ Dask gives each new block to a worker that is idle at that moment, so blocks wit
 two arrays are on different workers. Each worker gets consecutive blocks instead, as many as the
 others. This is a preference: other workers may steal the tasks, and compute them after a loss. It
 ends with the computation, so results are as free as Dask's own.
+
+The same holds for data that a client sends to a gang. If its blocks lie on other workers in each
+step of a loop, each step plans, sends and keeps another program.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ Key = Any
 
 
 class NewArrays:
-    """Places the requested arrays that are computed from nothing.
+    """Places the requested arrays that are computed from nothing, and data for gangs.
 
     Other arrays lie where their inputs are. Tasks whose results nobody requested stay with Dask's
     queue, which limits how many of them are in memory.
@@ -36,13 +39,21 @@ class NewArrays:
         """Note the keys of requested arrays; any thread may call this before they are read."""
         self._expected |= {key[0] for key in keys if isinstance(key, tuple)}
 
-    def place(self, keys: Collection[Key]) -> None:
-        """Place those of the requested keys that are of arrays, unless users chose workers."""
+    def place(self, keys: Collection[Key], gangs: Iterable[Key]) -> None:
+        """Place those of the requested keys that are of arrays, unless users chose workers.
+
+        Place ``stage`` tasks of these gangs too, if they hold their blocks.
+        """
         names, self._expected = self._expected, set()
         found: defaultdict[str, list[Key]] = defaultdict(list)
         for key in keys:
             if isinstance(key, tuple) and len(key) > 1 and key[0] in names:
                 found[key[0]].append(key)
+        for gang in gangs:
+            for stage in self.scheduler.tasks[gang].dependencies:
+                held: Key = stage.key
+                if not stage.dependencies:
+                    found[held[0]].append(held)
         workers = list(self.scheduler.workers)
         for blocks in found.values() if workers else ():
             for key, rank in zip(sorted(blocks), dealt(len(blocks), len(workers)), strict=True):

@@ -232,8 +232,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
         if _began(stimulus_id) < self.restarted:
             scheduler.client_releases_keys(keys, client, stimulus_id)
             return
-        self.new_arrays.place(keys)
         gangs = list(filter(is_gang, tasks))
+        self.new_arrays.place(keys, gangs)
         for key in gangs:
             run = self.runs.get(key)
             if run is not None and run.placed:

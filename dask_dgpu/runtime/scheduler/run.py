@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+from distributed.protocol.serialize import ToPickle
 
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.again import Tried
@@ -231,11 +232,11 @@ class Run:
         if task is None:  # cancelled meanwhile
             return {"outcome": "restarted"}
         workers = sorted(task.worker_restrictions or ())
-        given = [block_read(scheduler.tasks[stage]).key for stage in self.stage_keys()]
+        given = [block_read(scheduler.tasks[stage]) for stage in self.stage_keys()]
         plain = answer["plain"]
         if not isinstance(plain, bytes):
             plain = await in_background(partial(cloudpickle.dumps, plain))
-        return answer | {"plain": plain, "given": given, "workers": workers}
+        return answer | {"plain": plain, "given": ToPickle(given), "workers": workers}
 
     def _end(self, answer: dict[str, Any]) -> None:
         if not self.outcome.done():
