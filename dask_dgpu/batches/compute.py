@@ -66,17 +66,16 @@ def _compute_whole(whole: Whole, out: Any, progress: bool) -> Any:
     except Exception as error:
         if not is_worth_another_try(error):
             raise
-        if lacks_memory(error) and whole.is_smallest:
+        smaller = whole.halved()
+        if lacks_memory(error) and smaller.has_blocks_of(whole):
             raise out_of_memory(planned.title, planned.peak_bytes, None) from error
     gc.collect()  # frames of the error hold blocks
-    smaller = whole.halved()
     try:
         return _given_back(_written(smaller, target, progress), out)
     except Exception as error:
         if not lacks_memory(error):
             raise
-        again = None if whole.is_smallest else smaller.plan.peak_bytes
-        raise out_of_memory(planned.title, planned.peak_bytes, again) from error
+        raise out_of_memory(planned.title, planned.peak_bytes, smaller.plan.peak_bytes) from error
 
 
 def _written(whole: Whole, target: Any, progress: bool) -> Any:

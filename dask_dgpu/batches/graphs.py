@@ -8,14 +8,11 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-import numpy as np
 from dask.array.core import Array
 from dask.blockwise import Blockwise
-from dask.core import flatten
 
 from dask_dgpu.batches.blocks import largest_nbytes
-from dask_dgpu.batches.held import held
-from dask_dgpu.batches.sizes import Declared
+from dask_dgpu.batches.held import Rule
 from dask_dgpu.batches.streamed import tasks_of
 from graph_opt.dask_graph.internals import DataNode, TaskRef
 from graph_opt.dask_graph.members import GETTERS
@@ -62,30 +59,14 @@ class Computed:
 
     def bytes_beside(self, shape: Sequence[int]) -> int:
         """Return the bytes for a part of this shape: of the blocks it is copied from, and tasks."""
-        if not prod(shape):
+        if not prod(shape) or not self._working:
             return 0
-        count = prod(
-            _most_blocks(sizes, n) for sizes, n in zip(self.array.chunks, shape, strict=True)
-        )
-        working, are_made = self._work
-        return working + are_made * count * self._largest
-
-    @property
-    def _largest(self) -> int:
-        return largest_nbytes(self.array.chunks, self.array.dtype.itemsize)
+        chunks = self.array.chunks
+        spans = [min(sum(c), n + 2 * (max(c) - 1)) for c, n in zip(chunks, shape, strict=True)]
+        return self._working + prod(spans) * self.array.dtype.itemsize
 
     @cached_property
-    def _work(self) -> tuple[int, bool]:
-        """The bytes that tasks take beside their results, and whether they make these."""
-        tasks = tasks_of(self.array)
-        found = held(tasks, Declared(self.array, (), {}, self._largest), self.threads)
-        keys = flatten(self.array.__dask_keys__())
-        are_made = any(not isinstance(tasks[key], DataNode) for key in keys)
-        return max(0, found.nbytes - are_made * self.threads * self._largest), are_made
-
-
-def _most_blocks(sizes: Sequence[int], length: int) -> int:
-    """Return with how many blocks a span of this length, wherever it begins, has elements."""
-    cuts = np.cumsum(sizes)
-    last = np.searchsorted(cuts, np.minimum(cuts + length - 2, cuts[-1] - 1), side="right")
-    return int(np.max(last - np.arange(len(sizes)))) + 1
+    def _working(self) -> int:
+        """The bytes that threads hold while they compute the whole array, 0 if it is in memory."""
+        usual = largest_nbytes(self.array.chunks, self.array.dtype.itemsize)
+        return Rule(self.threads, usual=usual).held(tasks_of(self.array), self.array).nbytes

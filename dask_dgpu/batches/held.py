@@ -1,64 +1,47 @@
-"""The bytes of blocks that threads of this process hold while they compute a graph."""
+"""One rule for the memory of a graph: blocks that wait, and those of the tasks at work."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
-from math import inf
+from collections.abc import Mapping
+from dataclasses import dataclass
+from heapq import nlargest
+from itertools import accumulate
+from math import isfinite, prod
 from operator import getitem
 from typing import Any
 
 import numpy as np
-from dask.core import reverse_dict
+from dask.array.core import Array
 from dask.order import order
 
-from dask_dgpu.batches.sizes import Declared, name_of
-from dask_dgpu.batches.stored import bytes_at_once
 from dask_dgpu.runtime import tasks as gangs
-from dask_dgpu.runtime.plans import peak_bytes, plans
-from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode, TaskRef, _execute_subgraph
-from graph_opt.dask_graph.members import GETTERS
-from graph_opt.dask_graph.temporaries import BLOCKS
-from graph_opt.dask_graph.work import PASSES, named
-from graph_opt.model.layout import dealt
+from graph_opt.dask_graph.layers import DeferredLayer
 
 Key = Any
 Tasks = Mapping[Key, GraphNode]
-EMPTY: Mapping[Key, Any] = {}
-
-BYTES_PER_TASK = 7000
-"""Bytes of Dask's objects for a task in a graph, its optimized copy, and the scheduler."""
-MOST_ORDERED = 30_000
-"""Dask's order of more tasks can take gigabytes, and is not worth a plan."""
-USUAL_GRAPH = 16 << 20
-"""Bytes of these objects that count to the process, not to the computation."""
-
-ALLOCATE: Mapping[str, float] = {
-    **BLOCKS,
-    **dict.fromkeys(("concatenate_shaped", "vstack", "transform", "_matmul", "dot"), 0.0),
-    "_block_hist": 8.0,  # arrays of indices and masks
-}
-"""Blocks that functions allocate beside their result; ufuncs and views allocate none."""
-
-WIDENING = ("moment_chunk",)
-"""Functions that compute in double precision."""
-
-PARTS = ("topk",)
-"""Functions that return a part of a copy of what they read, which stays in memory with it."""
 
 TEMPORARIES = 2.0
-"""Blocks that a function allocates beside its result, a guess for those of users."""
+"""Blocks that a function allocates beside its result, unless the user declares another number."""
+DOUBLE = 8
+"""Least bytes of an element that is computed: NumPy adds squares of float32 in double precision."""
+BYTES_PER_TASK = 7000
+"""Bytes of Dask's objects for a task in a graph, its optimized copy, and the scheduler."""
+USUAL_GRAPH = 16 << 20
+"""Bytes of these objects that count to the process, not to the computation."""
+STEPS = ("-partial-", "-aggregate-")
+"""In names of a reduction's steps; Dask declares for a partial result the size of what it reads."""
+MOMENTS = 3
+"""Most numbers of a partial result for each element: count, sum, and sum of squares."""
+COPIES = ("topk", "argtopk")
+"""Reductions whose partial results are parts of a copy of what they read, and keep it."""
+VIEWS = (getitem, gangs.stage, gangs.out)
 
 
 @dataclass(frozen=True)
 class Held:
-    """The bytes of blocks for tasks that have not begun, and those of the tasks at work.
-
-    ``graph`` are those of Dask's own objects, if they are many.
-    """
+    """The bytes of blocks that wait for later tasks, of tasks at work, and of many tasks."""
 
     waiting: int
     at_work: int
@@ -70,214 +53,123 @@ class Held:
         return self.waiting + self.at_work + self.graph
 
 
-def held(tasks: Tasks, declared: Declared, threads: int, most: float = inf) -> Held:
-    """Return what threads hold if they compute tasks in Dask's order.
+@dataclass(frozen=True)
+class Rule:
+    """The largest tasks are at work at once, as many as there are ``threads``.
 
-    A block is held until the last task that reads it, or a view of it, is computed. A block that
-    no task reads is written and freed at once. If they are more than ``most`` bytes, so is the
-    result, but it leaves out some of them.
+    Each counts its inputs, its output in double precision at least, and ``temporaries`` times its
+    largest block, or ``loading`` bytes if these are more. To these come the blocks that wait for
+    later tasks, in Dask's order. If Dask does not declare the size of a block, it has the bytes of
+    all inputs, and at least ``usual`` ones.
     """
-    graph = max(0, len(tasks) * BYTES_PER_TASK - USUAL_GRAPH)
-    if graph > most:
-        return Held(0, 0, graph)
-    return replace(_Walk(declared).held(tasks, {}, threads, most - graph), graph=graph)
 
+    threads: int
+    temporaries: float = TEMPORARIES
+    usual: int = 0
+    loading: int = 0
 
-class _Walk:
-    """Computes graphs with the bytes of blocks in place of the blocks."""
-
-    def __init__(self, declared: Declared, values: Mapping[Key, Any] = EMPTY) -> None:
-        self.declared = declared
-        self._fused: dict[Any, int] = {}
-        self._values = dict(values)
-
-    def held(
-        self, tasks: Tasks, given: Mapping[Key, int], threads: int, enough: float = inf
-    ) -> Held:
-        """Return the most that threads hold beside ``given`` blocks.
-
-        A task takes as long as it uses bytes. The walk ends at more than ``enough`` bytes.
-        """
-        self._values |= {
-            key: task.value for key, task in tasks.items() if isinstance(task, DataNode)
-        }
-        own = {key for key, task in tasks.items() if _viewed(task) is None}
-        reads = {key: set(_makers(tasks, tasks[key].dependencies)) for key in own}
-        readers = Counter(each for read in reads.values() for each in read)
-        sizes, made, uses = dict(given), dict[Key, int](), dict[Key, int]()
-
-        def begin(key: Key) -> int:
+    def held(self, tasks: Tasks, result: Array) -> Held:
+        """Return what threads hold while they compute the tasks of an array."""
+        ordered = sorted(tasks, key=order(dict(tasks)).__getitem__)
+        blocks, parts = _Blocks(result), Counter[Key]()
+        numbers: dict[Key, int | None] = {}
+        owners: dict[Key, Key] = {}
+        reads: dict[Key, set[Key]] = {}
+        last: dict[Key, int] = {}
+        made: dict[Key, int] = {}
+        for at, key in enumerate(ordered):
+            viewed = _viewed(tasks[key])
+            if viewed is not None:
+                owners[key] = owners.get(viewed, viewed)
+                parts[owners[key]] += blocks.nbytes(key) or 0
+            reads[key] = {owners.get(each, each) for each in tasks[key].dependencies}
+            last |= dict.fromkeys(reads[key], at)
+            if any(step in _name(key) for step in STEPS):
+                numbers |= dict.fromkeys(reads[key], blocks.nbytes(key))
+        works, changes = [0], [0] * (len(tasks) + 1)
+        for at, key in enumerate(ordered):
             task = tasks[key]
-            sizes[key] = self._size(key, task, sizes)
-            made[key] = self._made(key, task, sizes) if key in own else 0
-            uses[key] = made[key] + self._beside(key, task, sizes) if key in own else 0
-            return uses[key]
-
-        waiting = working = 0
-        most = Held(0, 0)
-        for begun, ended in _turns(tasks, threads, begin):
-            working += sum(uses[key] for key in begun)
-            most = max(most, Held(waiting, working), key=lambda each: each.nbytes)
-            if most.nbytes > enough:
-                break
-            working -= uses[ended]
-            if ended in own:
-                readers.subtract(reads[ended])
-                freed = sum(made[each] for each in reads[ended] if not readers[each])
-                waiting += (made[ended] if readers[ended] else 0) - freed
-        return most
-
-    def _value(self, argument: Any) -> Any:
-        """Return the value of an argument of a task, ``None`` if it is computed."""
-        if isinstance(argument, TaskRef):
-            return self._values.get(argument.key)
-        if not isinstance(argument, GraphNode):
-            return argument
-        return None if argument.dependencies else argument()
-
-    def _made(self, key: Key, task: GraphNode, sizes: Mapping[Key, int]) -> int:
-        """Return the bytes of new memory in a block."""
-        if isinstance(task, DataNode) or name_of(_last(key, task)) in self.declared.views:
-            return 0
-        function, args = _call(task)
-        if function is _execute_subgraph:
-            fused, last, *_ = args
-            declared = {each: self.declared.nbytes(each) or 0 for each in fused}
-            task, sizes = fused[last], {**sizes, **declared, **_given(task, sizes)}
-        if _function(task) in PARTS:
-            return max([sizes[key], *(sizes.get(each, 0) for each in task.dependencies)])
-        return sizes[key]
-
-    def _size(self, key: Key, task: GraphNode, sizes: Mapping[Key, int]) -> int:
-        """Return the bytes of a block, also those of a view."""
-        if (program := _program(task)) is not None:
-            return sum(_result_bytes(program))
-        nbytes = self.declared.nbytes(_last(key, task))
-        if nbytes is None:
-            inputs = sum(sizes.get(each, 0) for each in task.dependencies)
-            nbytes = inputs if _viewed(task) is not None else max(self.declared.usual, inputs)
-        return nbytes
-
-    def _beside(self, key: Key, task: GraphNode, sizes: Mapping[Key, int]) -> int:
-        """Return the bytes that a task allocates beside its result."""
-        function, args = _call(task)
-        if (program := _program(task)) is not None:
-            size = program.local_ranks
-            owners = {name: dealt(len(each.indices()), size) for name, each in program.inputs}
-            return size * peak_bytes(plans(program, owners, size), size)
-        if (beside := self.declared.loads.get(name_of(key))) is not None:
-            return beside
-        if function in GETTERS:
-            return bytes_at_once(*map(self._value, args[:2]))
-        if function is not _execute_subgraph:
-            inputs = [sizes.get(each, 0) for each in task.dependencies]
-            copies = _temporaries(task)
-            if _function(task) in WIDENING:
-                copies *= max(map(self.declared.widening, task.dependencies), default=1)
-            return int(copies * max(sizes[key], *inputs, 0))
-        fused, given = args[0], _given(task, sizes)
-        known = (*((name_of(each), self.declared.nbytes(each)) for each in fused), *given.values())
-        if known not in self._fused:
-            values = {name: self._value(each) for name, each in zip(args[2], args[3:], strict=True)}
-            inner = _Walk(self.declared, values).held(fused, given, 1)
-            self._fused[known] = max(0, inner.nbytes - sizes[key])
-        return self._fused[known]
+            if key in owners or isinstance(task, DataNode):
+                continue
+            inputs = [made.get(each, 0) for each in reads[key]]
+            loaded, largest = blocks.between(task)
+            block = key if blocks.nbytes(key) is not None else _last(key, task)
+            declared = blocks.nbytes(block)
+            unknown = max(sum(inputs), parts[key], self.usual)
+            own = made[key] = unknown if declared is None else declared
+            if (few := numbers.get(key)) is not None and not _name(key).startswith(COPIES):
+                made[key] = min(own, MOMENTS * few)
+            wide = max(own, blocks.nbytes(block, DOUBLE) or 0)
+            beside = int(self.temporaries * max(wide, largest, *inputs, 0))
+            works.append(sum(inputs) + loaded + wide + max(beside, self.loading))
+            changes[at] += made[key]
+            changes[last.get(key, at)] -= made[key]
+        waiting, at_work = max(accumulate(changes)), sum(nlargest(self.threads, works))
+        return Held(waiting, at_work, max(0, len(tasks) * BYTES_PER_TASK - USUAL_GRAPH))
 
 
-def _turns(
-    tasks: Tasks, threads: int, begin: Callable[[Key], int]
-) -> Iterator[tuple[list[Key], Key]]:
-    """Yield the tasks that begin, and the one that ends first; threads take them in Dask's order.
+class _Blocks:
+    """The bytes of the blocks of a graph, as Dask declares them."""
 
-    ``begin`` returns the time that a task takes.
-    """
-    few = len(tasks) <= MOST_ORDERED
-    priority = order(dict(tasks)) if few else {key: at for at, key in enumerate(tasks)}
-    missing = {key: len(task.dependencies & tasks.keys()) for key, task in tasks.items()}
-    readers = reverse_dict({key: task.dependencies for key, task in tasks.items()})
-    ready = [(priority[key], key) for key, count in missing.items() if not count]
-    heapify(ready)
-    running: list[tuple[int, int, Key]] = []
-    now = 0
-    while ready or running:
-        begun = []
-        while ready and len(running) < threads:
-            first, key = heappop(ready)
-            heappush(running, (now + begin(key), first, key))
-            begun.append(key)
-        now, _, ended = heappop(running)
-        yield begun, ended
-        for each in readers[ended]:
-            missing[each] -= 1
-            if not missing[each]:
-                heappush(ready, (priority[each], each))
+    def __init__(self, result: Array) -> None:
+        layers = dict(result.dask.layers)
+        for layer in result.dask.layers.values():
+            if isinstance(layer, DeferredLayer):  # an operation of our own, as plain Dask
+                layers |= layer.expanded.dask.layers
+        self._facts = {name: layer.collection_annotations for name, layer in layers.items()}
 
+    def nbytes(self, key: Key, least: int = 0) -> int | None:
+        """Return the bytes of a block, ``None`` if they are unknown.
 
-def _given(task: GraphNode, sizes: Mapping[Key, int]) -> dict[Key, int]:
-    """Return the bytes of the blocks that a fused task reads, by their names within it."""
-    _, _, names, *blocks = _call(task)[1]
-    return {name: _nbytes(each, sizes) for name, each in zip(names, blocks, strict=True)}
+        Without an index they are those of the largest block of the array. An element counts at
+        ``least`` so many.
+        """
+        facts = self._facts.get(_name(key))
+        if not facts or facts.get("type") != "dask.array.core.Array":
+            return None
+        chunks, index = facts["chunks"], key[1:] if isinstance(key, tuple) else ()
+        count = prod(
+            each[at] if isinstance(at, int) and at < len(each) else max(each, default=0)
+            for each, at in zip(chunks, (*index, *[None] * len(chunks)), strict=False)
+        )
+        itemsize = max(least, np.dtype(facts["dtype"]).itemsize)
+        return int(count) * itemsize if isfinite(count) else None
 
-
-def _nbytes(block: Any, sizes: Mapping[Key, int]) -> int:
-    """Return the bytes of the blocks that an argument of a task refers to."""
-    if isinstance(block, TaskRef):
-        return sizes.get(block.key, 0)
-    return sum(sizes.get(each, 0) for each in getattr(block, "dependencies", ()))
+    def between(self, task: GraphNode) -> tuple[int, int]:
+        """Return the bytes of the blocks that fused tasks begin with, and of the largest one."""
+        inner = _fused(task)
+        sizes = {key: self.nbytes(key) or 0 for key in inner}
+        loads = (
+            sizes[key]
+            for key, each in inner.items()
+            if each.dependencies.isdisjoint(inner) and _viewed(each) is None
+        )
+        return sum(loads), max(sizes.values(), default=0)
 
 
-def _makers(tasks: Tasks, keys: Iterable[Key]) -> Iterator[Key]:
-    """Yield the keys of those tasks that made the memory of blocks."""
-    for key in keys:
-        while key in tasks and (viewed := _viewed(tasks[key])) is not None:
-            key = viewed
-        if key in tasks:
-            yield key
-
-
-def _viewed(task: GraphNode) -> Key | None:
-    """Return the key of the block that a task returns, or slices, without a copy."""
-    if isinstance(task, Alias):
-        return task.target
-    function, args = _call(task)
-    is_slice = function is getitem and not isinstance(args[1], list | np.ndarray)
-    if (is_slice or function in (gangs.stage, gangs.out)) and isinstance(args[0], TaskRef):
-        return args[0].key
-    return None
-
-
-def _call(task: GraphNode) -> tuple[Any, tuple[Any, ...]]:
-    """Return the function of a task, and its arguments."""
-    return getattr(task, "func", None), getattr(task, "args", ())
+def _fused(task: GraphNode) -> dict[Key, GraphNode]:
+    """Return the tasks that were fused to one, also those of fused ones among them."""
+    if getattr(task, "func", None) is not _execute_subgraph:
+        return {}
+    inner: dict[Key, GraphNode] = dict(task.args[0])
+    for each in task.args[0].values():
+        inner |= _fused(each)
+    return inner
 
 
 def _last(key: Key, task: GraphNode) -> Key:
     """Return the key of the last of the tasks that were fused to one."""
-    function, args = _call(task)
-    return args[1] if function is _execute_subgraph else key
+    return task.args[1] if getattr(task, "func", None) is _execute_subgraph else key
 
 
-def _temporaries(task: GraphNode) -> float:
-    """Return the blocks that the function of a task allocates beside its result."""
-    name = _function(task)
-    is_ufunc = name is not None and isinstance(getattr(np, name, None), np.ufunc)
-    if name is None or is_ufunc or PASSES.get(name) == 0.0:
-        return 0.0
-    return ALLOCATE.get(name, TEMPORARIES)
+def _viewed(task: GraphNode) -> Key | None:
+    """Return the key of the block that a task returns, or slices."""
+    if isinstance(task, Alias):
+        return task.target
+    is_view = getattr(task, "func", None) in VIEWS and isinstance(task.args[0], TaskRef)
+    return task.args[0].key if is_view else None
 
 
-def _function(task: GraphNode) -> str | None:
-    """Return the name of the function of a task."""
-    function, _ = _call(task)
-    return None if function is None else named(function, getattr(task, "kwargs", {}))
-
-
-def _program(task: GraphNode) -> Program | None:
-    """Return the program of a gang."""
-    function, args = _call(task)
-    return args[0] if function is gangs.gang else None
-
-
-def _result_bytes(program: Program) -> Iterator[int]:
-    values = dict(program.inputs) | {step.output: step.result for step in program.steps}
-    return (values[name].nbytes(index) for name, each in program.outputs for index in each)
+def _name(key: Key) -> str:
+    """Return the name of the array of a key; Dask appends axes to those of fused blocks."""
+    return str(key[0] if isinstance(key, tuple) else key).partition("_.")[0]

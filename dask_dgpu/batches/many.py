@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.arguments import check_flag, sequence
 from dask_dgpu.batches.compute import compute
+from dask_dgpu.batches.held import TEMPORARIES
 from dask_dgpu.batches.operands import is_operand
 from dask_dgpu.batches.operations import Operation, resolve
 from dask_dgpu.batches.overlaps import check_no_overlap
@@ -34,6 +35,7 @@ def run_many(
     out: Sequence[Any] | None = None,
     client: Client | None = None,
     progress: bool = True,
+    temporaries: float = TEMPORARIES,
     **options: Any,
 ) -> Any:
     """Compute a function of several tuples of host arrays, as :func:`run` does for one.
@@ -54,6 +56,8 @@ def run_many(
         As for :func:`run`.
     progress : bool, optional
         Whether to draw a bar that counts calls, if they take over two seconds.
+    temporaries : float, optional
+        As for :func:`run`.
     **options
         Arguments of the operation, the same for each call.
 
@@ -99,7 +103,7 @@ def run_many(
     if len(outs) != len(tuples):
         raise ValueError(f"expected out to have one array per call, {len(tuples)}, got {len(outs)}")
     _check_apart(tuples, options, outs)
-    many = _Many(resolve(op), tuples, options, outs, bool(progress))
+    many = _Many(resolve(op).declaring(temporaries), tuples, options, outs, bool(progress))
     if as_completed:
         return many.results(client)
     found = dict(many.results(client))

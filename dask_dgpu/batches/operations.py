@@ -11,7 +11,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from dask_dgpu.arguments import expected, unknown
+from dask_dgpu.arguments import expected, real, unknown
 from dask_dgpu.array import fft as transforms
 from dask_dgpu.array import reductions
 from dask_dgpu.array.conv2d import conv2d
@@ -21,6 +21,7 @@ from dask_dgpu.array.functions import gelu
 from dask_dgpu.array.matmul import matmul
 from dask_dgpu.array.stencil import stencil
 from dask_dgpu.batches import functions, rules
+from dask_dgpu.batches.held import TEMPORARIES
 from dask_dgpu.batches.operands import Operand, Template
 from dask_dgpu.batches.rules import Rule
 
@@ -42,7 +43,8 @@ class Operation:
     ``arrays`` is the number of leading parameters that are arrays, ``None`` if any may be.
     ``temporaries`` are arrays as large as a block that its computation needs, by default one for
     each layer of Dask's graph, and ``kept`` those as large as a part that its tasks leave for
-    others, such as sweeps before exchanges of ghost cells. Numbers in single precision may be
+    others, such as sweeps before exchanges of ghost cells. ``beside`` are the blocks that a task
+    allocates beside its result if the call runs as one graph. Numbers in single precision may be
     ``doubled`` on the way. ``check`` raises for wrong operands if Dask's message is unclear.
     """
 
@@ -54,8 +56,16 @@ class Operation:
     arrays: int | None = None
     temporaries: int | None = None
     kept: int = 0
+    beside: float = TEMPORARIES
     doubled: bool = False
     check: Callable[[Sequence[Operand]], None] | None = None
+
+    def declaring(self, temporaries: float) -> Operation:
+        """Return the operation with another number of blocks ``beside``; raise for a wrong one."""
+        number = real("temporaries", temporaries, "a number of at least 0")
+        if number < 0:
+            expected("temporaries", "a number of at least 0", temporaries)
+        return replace(self, beside=number)
 
     @property
     def ufunc(self) -> np.ufunc | None:

@@ -11,6 +11,7 @@ import numpy as np
 from dask_dgpu.arguments import check_flag, expected, integer
 from dask_dgpu.batches.call import Call
 from dask_dgpu.batches.compute import compute
+from dask_dgpu.batches.held import TEMPORARIES
 from dask_dgpu.batches.operands import (
     Described,
     Operand,
@@ -37,6 +38,7 @@ def run(
     out: Any = None,
     client: Client | None = None,
     progress: bool = True,
+    temporaries: float = TEMPORARIES,
     **options: Any,
 ) -> Any:
     """Compute a function of host arrays of any size, in as many batches as the memory needs.
@@ -61,6 +63,9 @@ def run(
     progress : bool, optional
         Whether to draw a bar that counts batches, on the standard error, if it takes over two
         seconds.
+    temporaries : float, optional
+        For a function that is not known by name: the blocks that it allocates at a time beside its
+        result, each as large as the largest that it reads or returns. Named operations know theirs.
     **options
         Arguments of the operation: ``axis=0``, ``stride=2``.
 
@@ -122,7 +127,7 @@ def run(
            [14., 50.]])
     """
     check_flag("progress", progress)
-    operation = resolve(op)
+    operation = resolve(op).declaring(temporaries)
     template = template_of(operation, arrays, options, operand_or_none)
     with opened(client) as site:
         return compute(operation, template, site, site.room, out, Shared(), progress=bool(progress))
@@ -133,6 +138,7 @@ def plan(
     *arrays: Any,
     dtype: Any = "float64",
     client: Client | None = None,
+    temporaries: float = TEMPORARIES,
     **options: Any,
 ) -> Plan:
     """Plan a call of :func:`run`: whether it fits, its batches, its bytes and its time.
@@ -149,6 +155,8 @@ def plan(
         The dtype of arrays that are given by their shapes.
     client : distributed.Client, optional
         The cluster; by default the current client's, or this process.
+    temporaries : float, optional
+        As for :func:`run`.
     **options
         Arguments of the operation.
 
@@ -181,7 +189,7 @@ def plan(
     >>> found.batches, found.rows
     (8, 2500)
     """
-    operation = resolve(op)
+    operation = resolve(op).declaring(temporaries)
     kind = numbers("dtype", dtype)
 
     shapes = {f"arrays[{at}]" for at in range(len(arrays)) if operation.is_array(arrays, at)}

@@ -53,24 +53,6 @@ def bytes_beside(source: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> int
     return _at_once(source, chunk) + cast if count is None else READ * count * each
 
 
-def bytes_at_once(source: Any, region: Any) -> int:
-    """Return the bytes that ``source[region]`` takes beside its result.
-
-    ``region`` is a slice, a number or something else for each of the first axes, or no tuple if
-    nobody knows.
-    """
-    chunk = _chunk(source)
-    if chunk is None:
-        return 0
-    if not is_zarr(source):
-        return DECODED * prod(chunk) * source.dtype.itemsize
-    parts = (*(region if isinstance(region, tuple) else ()), *[slice(None)] * len(chunk))
-    unit = _unit(source, chunk)
-    count = prod(_touched(*each) for each in zip(parts, unit, source.shape, strict=False))
-    # the last chunk before is freed late
-    return DECODED * (min(count, _at_a_time()) + 1) * prod(unit) * source.dtype.itemsize
-
-
 def read(source: Any, region: Region, dtype: np.dtype[Any]) -> Any:
     """Return a part of an array, of zarr's chunk by chunk if its chunks are large."""
     shape = tuple(part.stop - part.start for part in region)
@@ -113,15 +95,6 @@ class _Written:
             self.out[piece] = block[_within(region, piece)]
 
 
-def _touched(part: Any, chunk: int, size: int) -> int:
-    """Return how many chunks along an axis a part of it has elements of."""
-    if isinstance(part, int):
-        return 1
-    start, stop, step = part.indices(size) if isinstance(part, slice) else (0, size, 1)
-    start, stop = (start, stop) if step > 0 else (stop + 1, start + 1)
-    return -(-stop // chunk) - start // chunk if stop > start else 0
-
-
 def _chunk(array: Any) -> Shape | None:
     """Return the shape of chunks in which an array is stored, ``None`` if there is no such."""
     if not is_zarr(array) and not is_hdf5(array):
@@ -133,17 +106,13 @@ def _chunk(array: Any) -> Shape | None:
     return chunk
 
 
-def _at_a_time() -> int:
-    """Return how many chunks zarr decodes at a time, at most."""
-    import zarr
-
-    found = zarr.config.get("async.concurrency", None)
-    return MANY if found is None else int(found)
-
-
 def _at_once(array: Any, chunk: Shape) -> int:
     """Return the bytes of all chunks that zarr decodes at a time, which are those of shards."""
-    return DECODED * _at_a_time() * prod(_unit(array, chunk)) * array.dtype.itemsize
+    import zarr
+
+    most = zarr.config.get("async.concurrency", None)
+    count = MANY if most is None else int(most)
+    return DECODED * count * prod(_unit(array, chunk)) * array.dtype.itemsize
 
 
 def _unit(array: Any, chunk: Shape) -> Shape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf, isfinite, isinf, prod
+from math import isfinite, isinf, prod
 from typing import Any
 
 import numpy as np
@@ -17,23 +17,19 @@ from dask_dgpu.array.chunks import small_steps
 from dask_dgpu.batches.again import SHARE
 from dask_dgpu.batches.block_size import (
     HELD,
-    HELD_BY_WORKER,
     MOST_TASKS,
     SMALLER,
-    block_limit,
     can_be_cut,
     chunks_of,
     first_block,
 )
-from dask_dgpu.batches.blocks import largest_nbytes
-from dask_dgpu.batches.held import Held, held
+from dask_dgpu.batches.held import Held, Rule
 from dask_dgpu.batches.operands import Operand, Template
 from dask_dgpu.batches.operations import Operation
 from dask_dgpu.batches.plan import Part, Plan
 from dask_dgpu.batches.planning import Prediction, advice, predict, seconds_of
 from dask_dgpu.batches.progress import Batches
 from dask_dgpu.batches.sites import Site
-from dask_dgpu.batches.sizes import Declared
 from dask_dgpu.batches.streamed import Tasks, read_again, tasks_of
 
 VARIES = 1.1
@@ -45,8 +41,7 @@ class Whole:
     """A call as one graph; ``result`` is no Dask array if the function computed at once.
 
     ``reads`` are the arrays of the graph whose tasks load blocks in this process, ``room`` the
-    bytes of a device, and ``block`` those of the blocks. ``best`` are the bytes that the call
-    holds in larger blocks: if it holds more in these, it does not matter how many.
+    bytes of a device, and ``block`` those of the blocks.
     """
 
     operation: Operation
@@ -56,7 +51,6 @@ class Whole:
     result: Any
     reads: tuple[Array, ...]
     block: float
-    best: float = inf
 
     @classmethod
     def of(
@@ -77,7 +71,6 @@ class Whole:
         best = found = cls._in_blocks(operation, template, site, room, block, send)
         while not found.fits and found.could_be_smaller:
             found = cls._in_blocks(operation, template, site, room, found.block / SMALLER, send)
-            found = replace(found, best=best.held.nbytes)
             best = min(best, found, key=lambda each: each.held.nbytes)
         if send and not best.fits and best.held.nbytes <= VARIES * room:
             best = replace(best, room=best.held.nbytes)
@@ -116,7 +109,8 @@ class Whole:
     @property
     def could_be_smaller(self) -> bool:
         """Whether operands have blocks that can be cut, and few tasks come of them."""
-        return len(self._tasks) < MOST_TASKS and can_be_cut(self._read_operands, self.block)
+        few = len(self._tasks) < MOST_TASKS and self.held.graph <= self.room
+        return few and can_be_cut(self._read_operands, self.block)
 
     @property
     def fits(self) -> bool:
@@ -177,21 +171,12 @@ class Whole:
 
     def halved(self) -> Whole:
         """Return the call in blocks for half of the planned bytes, if that is possible."""
-        return Whole.of(self.operation, self.template, self.site, self._half)
+        room = SHARE * min(self.room, self.plan.peak_bytes)
+        return Whole.of(self.operation, self.template, self.site, room)
 
-    @property
-    def is_smallest(self) -> bool:
-        """Whether :meth:`halved` has no smaller blocks."""
-        least = 0 if self.site.in_process else self._half / HELD_BY_WORKER
-        return all(
-            _block_bytes(array) <= block_limit(each, self.site, least)
-            for array, each in zip(self.reads, self._read_operands, strict=True)
-        )
-
-    @property
-    def _half(self) -> float:
-        """Bytes of a device for smaller blocks."""
-        return SHARE * min(self.room, self.plan.peak_bytes)
+    def has_blocks_of(self, other: Whole) -> bool:
+        """Whether all operands have the same blocks as in another graph of the call."""
+        return [each.chunks for each in self.reads] == [each.chunks for each in other.reads]
 
     @property
     def _blocks(self) -> int:
@@ -210,34 +195,26 @@ class Whole:
 
     @cached_property
     def _streamed(self) -> tuple[Tasks, Held]:
-        """The tasks for this process, and what its threads hold."""
-        if not self.site.in_process:
-            return {}, Held(0, 0)
-        usual = max(map(_block_bytes, self.reads), default=0)
-        if not isinstance(self.result, Array):
-            return {}, Held(0, self.site.threads * HELD * usual)
-        with disable_gc():  # collections take a third of the time, and free next to nothing
-            return self._counted(usual)
-
-    def _counted(self, usual: int) -> tuple[Tasks, Held]:
-        """Return tasks, and what threads hold.
+        """The tasks for this process, and what its threads hold.
 
         Blocks of operands are loaded once if there is room to keep them, or else by each reader.
         """
-        with small_steps(int(self.block)):  # our own operations expand to tasks
+        usual = max(map(_block_bytes, self.reads), default=0)
+        if not self.site.in_process:
+            return {}, Held(0, 0)
+        if not isinstance(self.result, Array):
+            return {}, Held(0, self.site.threads * HELD * usual)
+        pairs = zip(self.reads, self._read_operands, strict=True)
+        loading = max((each.bytes_beside(_largest(array)) for array, each in pairs), default=0)
+        rule = Rule(self.site.threads, self.operation.beside, usual, loading)
+        with disable_gc(), small_steps(int(self.block)):  # our own operations expand to tasks
             tasks = tasks_of(self.result)
-        reads = list(zip(self.reads, self._read_operands, strict=True))
-        views = [array.name for array, each in reads if each.is_view]
-        loads = {
-            array.name: each.bytes_beside([max(sizes, default=0) for sizes in array.chunks])
-            for array, each in reads
-        }
-        declared = Declared(self.result, views, loads, usual)
-        kept = held(tasks, declared, self.site.threads, self.room)
-        if kept.nbytes <= self.room:
-            return tasks, kept
-        tasks = read_again(tasks, loads, list(flatten(self.result.__dask_keys__())))
-        return tasks, held(tasks, declared, self.site.threads, self.best)
+            kept = rule.held(tasks, self.result)
+            if kept.nbytes <= self.room:
+                return tasks, kept
+            names = {array.name for array in self.reads}
+            tasks = read_again(tasks, names, list(flatten(self.result.__dask_keys__())))
+            return tasks, rule.held(tasks, self.result)
 
     @property
     def _read_operands(self) -> list[Operand]:
@@ -266,5 +243,9 @@ def _is_of_numbers(result: Any) -> bool:
     return np.asarray(result).dtype.kind != "O"
 
 
+def _largest(array: Array) -> tuple[int, ...]:
+    return tuple(max(sizes, default=0) for sizes in array.chunks)
+
+
 def _block_bytes(array: Array) -> int:
-    return largest_nbytes(array.chunks, array.dtype.itemsize)
+    return prod(_largest(array)) * array.dtype.itemsize

@@ -134,7 +134,7 @@ def test_a_function_goes_once_more_in_smaller_blocks() -> None:
         x = Exhausted(A, 3, A.size // dgpu.plan(centred, A).batches)
         close(dgpu.run(centred, x), A - A.mean())
         x = Exhausted(A, 1, 0)
-        with pytest.raises(dgpu.errors.DgpuError, match="ran out of memory twice: with 1"):
+        with pytest.raises(dgpu.errors.DgpuError, match=r"ran out of memory twice: with \d"):
             dgpu.run(centred, x)
 
 

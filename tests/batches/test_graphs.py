@@ -11,11 +11,9 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given
-from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.batches.graphs import _most_blocks, source_of
+from dask_dgpu.batches.graphs import source_of
 from tests.batches import test_stored
 from tests.batches.test_plan import limits
 from tests.batches.test_run import bounded
@@ -68,14 +66,6 @@ def test_a_lock_is_held_for_each_read(stored: Any) -> None:
     assert lock.count == 8
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.data())
-def test_most_blocks(sizes: list[int], data: st.DataObject) -> None:
-    length = data.draw(st.integers(1, sum(sizes)))
-    block = np.repeat(np.arange(len(sizes)), sizes)
-    spans = np.lib.stride_tricks.sliding_window_view(block, length)
-    assert _most_blocks(sizes, length) == max(len(np.unique(span)) for span in spans)
-
-
 @pytest.mark.parametrize("limit", [6 << 20, 100 << 20])
 @pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize(
@@ -109,5 +99,5 @@ def test_plans_of_functions_count_what_graphs_read(
     x = da.from_zarr(array)
     out = np.empty_like(op(X))
     plan = dgpu.plan(op, x)
-    assert_peak(lambda: dgpu.run(op, x, out=out, progress=False), 1.1 * plan.peak_bytes + OBJECTS)
+    assert_peak(lambda: dgpu.run(op, x, out=out, progress=False), 1.15 * plan.peak_bytes + OBJECTS)
     np.testing.assert_allclose(out, op(X), rtol=1e-12)

@@ -197,7 +197,7 @@ def test_blocks_that_later_tasks_need_count() -> None:
         plan = dgpu.plan(lambda x: centred(2 * x), x)
         assert plan.feasible
         assert plan.parts[1].nbytes >= x.nbytes  # all blocks of the product wait for the mean
-    with bounded(x.nbytes):
+    with bounded(0.75 * x.nbytes):
         plan = dgpu.plan(lambda x: centred(2 * x), x)
         assert (plan.feasible, plan.batches, plan.seconds) == (False, 0, None)
         with pytest.raises(dgpu.errors.DgpuError, match="Dask holds blocks that several tasks"):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.batches.stored import WRITTEN, bytes_at_once, bytes_beside, read, writable
+from dask_dgpu.batches.stored import WRITTEN, bytes_beside, read, writable
 from tests.batches.test_run import bounded
 from tests.support.memory import assert_peak
 
@@ -115,23 +115,6 @@ def test_large_chunks_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> No
     with zarr.config.set({"async.concurrency": 1}):  # two chunks are less than the part
         read(array, np.s_[100:700, 100:500], X.dtype)
     assert len(reads) == 10
-
-
-@pytest.mark.parametrize(
-    ("region", "chunks"),
-    [
-        (np.s_[100:301, 0:20], 3),
-        (np.s_[300:99:-1, 20:0:-1], 3),
-        (np.s_[5, [1, 300]], 5),
-        (np.s_[5:5, :], 0),
-        (np.s_[5], 5),
-        (None, 10),
-    ],
-)
-def test_chunks_of_a_read_at_once(region: Any, chunks: int) -> None:
-    array = zarr.create_array({}, shape=(400, 500), chunks=(100, 100), dtype="f8")
-    nbytes = bytes_at_once(array, region if isinstance(region, tuple | None) else (region,))
-    assert nbytes == 2 * (chunks + 1) * 100 * 100 * 8
 
 
 def test_zarr_without_a_limit() -> None:
