@@ -225,7 +225,7 @@ def test_a_function_that_runs_out_of_memory(
 
     found = dgpu.run(lambda x: x.map_blocks(root, dtype=float), A)
     np.testing.assert_array_equal(found, np.sqrt(A))
-    with pytest.raises(dgpu.errors.DgpuError, match="second time in smaller blocks"):
+    with pytest.raises(dgpu.errors.DgpuError, match="with as much in smaller blocks"):
         dgpu.run(lambda x: x.map_blocks(fail, dtype=float), A)
     eventually(lambda: no_operands(client, earlier))
 
