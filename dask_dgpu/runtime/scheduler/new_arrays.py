@@ -11,7 +11,7 @@ step of a loop, each step plans, sends and keeps another program.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,8 @@ class NewArrays:
         self.scheduler = scheduler
         self._expected: set[str] = set()
         self._placed: set[Key] = set()
+        for worker in scheduler.stream_comms:
+            self._keep_no_messages(worker)
 
     def expect(self, keys: Iterable[Key]) -> None:
         """Note the keys of requested arrays; any thread may call this before they are read."""
@@ -67,14 +69,19 @@ class NewArrays:
         if key in self._placed and state in ("memory", "erred", "forgotten"):
             self._free(key)
 
-    def add_worker(self) -> None:
+    def add_worker(self, worker: str) -> None:
         """Let a new worker compute the blocks of lost ones.
 
         If no worker is left, Dask waits for the preferred one to come back.
         """
+        self._keep_no_messages(worker)
         for ts in list(self.scheduler.unrunnable):
             if ts.key in self._placed:
                 self._free(ts.key)
+
+    def _keep_no_messages(self, worker: str) -> None:
+        # Dask would keep the last 1,000 messages to each worker, with the data in them
+        self.scheduler.stream_comms[worker].recent_message_log = deque(maxlen=0)
 
     def _free(self, key: Key) -> None:
         self._placed.discard(key)

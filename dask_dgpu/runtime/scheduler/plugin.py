@@ -201,7 +201,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Let a new worker compute blocks of new arrays."""
-        self.new_arrays.add_worker()
+        self.new_arrays.add_worker(worker)
 
     def remove_worker(
         self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
