@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import cProfile
-import pickle
 import pstats
 import time
 from collections.abc import Callable
@@ -35,15 +34,14 @@ from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations.value import Blocks
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.plans import plans
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.prepared import Prepared, prepared
+from dask_dgpu.runtime.program import Launch
 from graph_opt.dask_graph.emit import is_gang
 from graph_opt.model.layout import dealt
 
 OUT = Path(__file__).parent / "results" / "steps-cpu.jsonl"
 SIDE = 64
 RANKS = (1, 2)
-
-Given = dict[str, Any]
 
 
 class Kind(NamedTuple):
@@ -100,8 +98,8 @@ def inputs() -> tuple[Any, Any]:
     return rng.random((SIDE, SIDE)) / SIDE, rng.random(SIDE)
 
 
-def program_of(kind: Kind, ranks: int, loops: int, xp: Any) -> tuple[Program, list[list[Any]]]:
-    """Return the program of a kind on rows of the matrix, and the blocks of its inputs."""
+def launch_of(kind: Kind, ranks: int, loops: int, xp: Any) -> tuple[Launch, list[list[Any]]]:
+    """Return the launch of a kind on rows of the matrix, and the blocks of its inputs."""
     rows = SIDE // ranks
     a, v = (da.from_array(each, chunks=(rows, SIDE)[: each.ndim]) for each in inputs())
     if xp is not np:
@@ -111,9 +109,9 @@ def program_of(kind: Kind, ranks: int, loops: int, xp: Any) -> tuple[Program, li
     keys = [key for each in found for key in flatten(each.__dask_keys__())]
     tasks = dask.config.get("array_optimize")(graph, keys)
     (gang,) = [key for key in tasks if is_gang(key)]
-    program, *lists = tasks[gang].args
+    launch, *lists = tasks[gang].args
     staged = [get_sync(tasks, [ref.key for ref in each.args]) for each in lists]
-    return program, [list(blocks) for blocks in staged]
+    return launch, [list(blocks) for blocks in staged]
 
 
 class Ranks:
@@ -121,37 +119,40 @@ class Ranks:
 
     def __init__(
         self,
-        program: Program,
+        launch: Launch,
         staged: list[list[Any]],
         size: int,
         device: Callable[[], Device] = HostDevice,
     ) -> None:
-        self.program, self.size = program, size
-        self.owners: dict[str, tuple[int, ...]] = {}
-        self.blocks: dict[str, Blocks] = {}
-        for (name, value), given in zip(program.inputs, staged, strict=True):
-            self.blocks[name] = dict(zip(value.indices(), given, strict=True))
-            self.owners[name] = dealt(len(given), size)
-        self.fixed = plans(program, self.owners, size)
+        self.launch, self.size = launch, size
+        program, self.todo = launch.program, dict[int, Prepared]()
+        owners = [dealt(len(given), size) for given in staged]
+        self.plans = plans(program, owners, size)
+        self.blocks: list[list[Blocks]] = [
+            [
+                {
+                    index: block
+                    for index, block, owner in zip(value.indices(), given, places, strict=True)
+                    if owner == rank
+                }
+                for value, given, places in zip(program.inputs, staged, owners, strict=True)
+            ]
+            for rank in range(size)
+        ]
         self.devices = [device() for _ in range(size)]
 
     def run(self, profile: cProfile.Profile | None = None) -> tuple[float, float]:
         """Return the seconds of one execution: of the slowest rank, and of the busiest thread."""
 
         def rank_program(comm: Comm) -> tuple[float, float]:
-            mine = {
-                name: {
-                    index: block
-                    for (index, block), owner in zip(values.items(), self.owners[name], strict=True)
-                    if owner == comm.rank
-                }
-                for name, values in self.blocks.items()
-            }
+            mine = [dict(blocks) for blocks in self.blocks[comm.rank]]
             device = self.devices[comm.rank]
             if profile is not None and comm.rank == 0:
                 profile.enable()
             start, busy = time.perf_counter(), time.thread_time()
-            execute(self.program, self.fixed, comm, device, mine)
+            if comm.rank not in self.todo:
+                self.todo[comm.rank] = prepared(self.launch.program, self.plans, comm.rank)
+            execute(self.todo[comm.rank], self.launch.names, comm, device, mine)
             seconds = time.perf_counter() - start, time.thread_time() - busy
             if profile is not None and comm.rank == 0:
                 profile.disable()
@@ -176,11 +177,10 @@ def measure(
         synchronize()
         alone.append(time.perf_counter() - start)
     with dgpu.enable(local_ranks=ranks, when="always", on_error="raise"):
-        program, staged = program_of(kind, ranks, loops, xp)
-    group, steps = Ranks(program, staged, ranks, device), len(program.steps)
+        launch, staged = launch_of(kind, ranks, loops, xp)
+    group, steps = Ranks(launch, staged, ranks, device), len(launch.program.nodes)
     _, first = group.run()
     seconds, busy = map(list, zip(*(group.run() for _ in range(repetitions)), strict=True))
-    payload = pickle.dumps(program)
     report.add(
         f"{name}, {ranks} ranks" + ", cuda" * cuda,
         seconds,
@@ -191,7 +191,7 @@ def measure(
         wall_us_a_step=median(seconds) / steps * 1e6,
         first_us_a_step=first / steps * 1e6,
         alone_us_a_step=median(alone) / steps * 1e6,
-        program_kb=len(payload) / 1e3,
+        program_kb=len(launch.program.payload) / 1e3,
     )
     if profiled:
         profile = cProfile.Profile()

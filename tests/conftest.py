@@ -76,14 +76,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The programs that gangs of this process have run."""
-    return _recorded(monkeypatch, lambda program: program)
+    """The launches of the programs that gangs of this process have run."""
+    return _recorded(monkeypatch, lambda launch: launch)
 
 
 @pytest.fixture
 def gangs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the programs that gangs of this process have run."""
-    return _recorded(monkeypatch, lambda program: program.name)
+    return _recorded(monkeypatch, lambda launch: launch.title)
 
 
 def _recorded(monkeypatch: pytest.MonkeyPatch, value: Callable[[Any], Any]) -> list[Any]:
@@ -92,9 +92,9 @@ def _recorded(monkeypatch: pytest.MonkeyPatch, value: Callable[[Any], Any]) -> l
     ran: list[Any] = []
     original = tasks.run_here
 
-    def run_here(program: Any, staged: Any) -> Any:
-        ran.append(value(program))
-        return original(program, staged)
+    def run_here(launch: Any, staged: Any) -> Any:
+        ran.append(value(launch))
+        return original(launch, staged)
 
     monkeypatch.setattr(tasks, "run_here", run_here)
     return ran

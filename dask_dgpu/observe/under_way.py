@@ -58,7 +58,7 @@ async def steps(gangs: Collection[Key], dask_scheduler: Scheduler) -> list[dict[
     runs = [run for run in found if not run.outcome.done()]
     done = await asyncio.gather(*(_steps_done(dask_scheduler, run) for run in runs))
     return [
-        {"run_id": r.run_id, "name": r.program.name, "steps": len(r.program.steps), "done": n}
+        {"run_id": r.run_id, "name": r.launch.title, "steps": len(r.program.nodes), "done": n}
         for r, n in zip(runs, done, strict=True)
     ]
 

@@ -1,9 +1,9 @@
-"""The named values of a program, the ranks of their blocks, and its steps."""
+"""The values of a program, the ranks of their blocks, and its nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product as cartesian
 from math import prod
@@ -13,7 +13,6 @@ import numpy as np
 
 from dask_dgpu.algorithms.redistribute.plan import settled
 from dask_dgpu.errors import UndeclaredShapeError, UndeclaredTypeError
-from graph_opt.model.blockwork import Blockwork
 from graph_opt.model.layout import (
     NUMPY,
     ArrayNode,
@@ -28,7 +27,6 @@ from graph_opt.model.layout import (
     dtype_named,
     spread,
 )
-from graph_opt.model.piece import Member
 
 Array = Any
 Blocks = dict[Index, Array]
@@ -177,67 +175,29 @@ def _held(source: Layout, result: Value, wanted: list[Index], size: int) -> Leng
 
 
 @dataclass(frozen=True)
-class Local:
-    """Compute each block of a value from whole blocks of others, by a function of Dask's own.
+class Node:
+    """What computes one value of a program from others, which have numbers.
 
-    ``needs`` are the blocks that each block of the result is computed from. The steps of a loop
-    differ in names, but not in this. With ``once`` each block is computed on one rank only.
+    An ``operation`` is one of :data:`dask_dgpu.operations.OPERATIONS`, with ``task`` as its other
+    parameters; its plan places the blocks of the ``value``. Without one, functions of Dask's own
+    compute each block from whole blocks of others: its ``needs``. With ``once`` each block is
+    computed on one rank only. Tasks of equal nodes are ``spelled`` alike: 0.0 is not -0.0.
     """
 
-    inputs: tuple[str, ...]
-    output: str
-    result: Value
-    needs: tuple[tuple[Need, ...], ...]
+    operation: str | None
+    reads: tuple[int, ...]
+    value: Value
+    task: Any = None
+    needs: tuple[tuple[Need, ...], ...] = ()
     once: bool = False
+    spelled: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spelled", repr(self.task))
 
     def blocks(self) -> dict[Index, tuple[Need, ...]]:
-        """Return the blocks that each block of the result is computed from."""
-        return dict(zip(self.result.indices(), self.needs, strict=True))
-
-
-@dataclass(frozen=True)
-class Collective:
-    """Run an operation of :data:`dask_dgpu.operations.OPERATIONS`: ``output = operation(inputs)``.
-
-    The plan places the blocks of ``result``, and ``task`` has the operation's other parameters.
-    """
-
-    operation: str
-    inputs: tuple[str, ...]
-    output: str
-    result: Value
-    task: Any = None
-
-
-def shared(steps: Iterable[Local | Collective]) -> tuple[Local | Collective, ...]:
-    """Replace equal parts of steps by one object, which is pickled once."""
-    known: dict[Any, Any] = {}
-    found: list[Local | Collective] = []
-    for step in steps:
-        parts = {"result": known.setdefault(step.result, step.result)}
-        if isinstance(step, Local):
-            parts["needs"] = known.setdefault(step.needs, step.needs)
-        found.append(replace(step, **parts))
-    return tuple(found)
-
-
-def steps_of(member: Member) -> Iterator[Collective | Local]:
-    """Yield the steps for a piece or a layer of Dask's; values have the arrays' names."""
-    if not isinstance(member, Blockwork):
-        result = value_of(member.output, member.computed)
-        names = tuple(node.name for node in member.inputs)
-        yield Collective(member.operation, names, member.output.name, result, member.task)
-        return
-    for work in member.steps:
-        known = (*work.inputs, *(step.output for step in work.before))
-        read = {name for blocks in work.needs.values() for name, _ in blocks}
-        names = tuple(node.name for node in known if node.name in read)
-        at = {name: place for place, name in enumerate(names)}
-        needs = tuple(
-            tuple((at[name], need) for name, need in blocks) for blocks in work.needs.values()
-        )
-        result = value_of(work.output, work.computed)
-        yield Local(names, work.output.name, result, needs, work.once)
+        """Return the blocks that functions compute each block from."""
+        return dict(zip(self.value.indices(), self.needs, strict=True))
 
 
 def value_of(node: ArrayNode, blocks: tuple[Index, ...]) -> Value:

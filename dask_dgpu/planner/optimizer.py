@@ -17,7 +17,6 @@ from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import RULES
-from dask_dgpu.operations.value import shared, steps_of, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, log_verdicts, logger, report, report_elsewhere
 from dask_dgpu.planner.gangs import with_joined
 from dask_dgpu.planner.local import (
@@ -29,6 +28,7 @@ from dask_dgpu.planner.local import (
     may_meet,
     refusal,
 )
+from dask_dgpu.planner.lowering import lowered
 from dask_dgpu.planner.parts import LEAST_GAIN, Gang, Lack, alone, in_parts
 from dask_dgpu.planner.plain import Plain as PlainCost
 from dask_dgpu.planner.predict import blocks_of, left_of, limits_of, predict, usable
@@ -46,9 +46,8 @@ from dask_dgpu.planner.rewriting import Rewriting, read
 from dask_dgpu.planner.stages import Places
 from dask_dgpu.planner.structures import optimized
 from dask_dgpu.runtime import tasks
-from dask_dgpu.runtime.blockworks import Blockworks
 from dask_dgpu.runtime.fused import Fused
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.program import Launch
 from graph_opt.dask_graph.embedding import embedded
 from graph_opt.dask_graph.emit import TaskFunctions, emit, finish, guarded
 from graph_opt.dask_graph.layers import PieceLayer, in_passes
@@ -108,7 +107,9 @@ class GraphOptimizer:
         if not rewriting.regions or isinstance(found, HighLevelGraph):  # fusion is off
             return found
         wanted = _flat(keys)
-        return finish(embedded(found, wanted, present.places), wanted, rewriting.graph)
+        if present is not NOTHING:
+            found = embedded(found, wanted, present.places)
+        return finish(found, wanted, rewriting.graph)
 
     def calibrated(self, client: Client | None = None) -> GraphOptimizer:
         """Return the optimizer with the rates that the scheduler, here or a client's, measured."""
@@ -173,8 +174,8 @@ class GraphOptimizer:
             if len(kept) == len(pieces) and not gangs:
                 break
             if len(kept) == len(pieces):
-                programs = chain.from_iterable(gang.programs for gang in gangs)
-                whole = [(part, self._with_plain(graph, part, each)) for part, each in programs]
+                launches = chain.from_iterable(gang.launches for gang in gangs)
+                whole = [(part, self._with_plain(graph, part, each)) for part, each in launches]
                 emitted = emit(culled.graph, whole, FUNCTIONS)
                 predicted = tuple((gang.region, gang.prediction) for gang in gangs)
                 decided = matches.pieces, predicted, tuple(declined), verdicts.left, lacks, own_left
@@ -245,14 +246,14 @@ class GraphOptimizer:
             return reason
         return refusal(region, arrays, self.facts, places, LEAST_GAIN)
 
-    def _with_plain(self, graph: HighLevelGraph, region: Region, program: Program) -> Program:
-        """Return the program, with Dask's tasks for blocks that differ from their declaration."""
+    def _with_plain(self, graph: HighLevelGraph, region: Region, launch: Launch) -> Launch:
+        """Return the launch, with Dask's tasks for blocks that differ from their declaration."""
         if self.settings.on_error == "raise":
-            return program
+            return launch
         piece = region.members[0]
         if region.term_of is not None and isinstance(piece, ProductPiece):
             graph = piece.with_plain(graph)
-        return replace(program, plain=Plain.of(graph, region, travels=not is_offloaded()))
+        return replace(launch, plain=Plain.of(graph, region, travels=not is_offloaded()))
 
     def planned(self, region: Region, arrays: ArrayGraph, present: Present = NOTHING) -> Gang:
         """Return the gang of a region, or of its parts if it is one collective and does not fit.
@@ -263,10 +264,10 @@ class GraphOptimizer:
         def plan(some: Region) -> Gang:
             read = blocks_of(some)
             others = present.others(read)
-            program = self.program(some, self.room(others))
+            launch = self.launch(some, self.room(others))
             places = present.places(read)
-            prediction = predict(some, program, self.facts, arrays, places)
-            return Gang(some, prediction, ((some, program),), program.room, others)
+            prediction = predict(some, launch, self.facts, arrays, places)
+            return Gang(some, prediction, ((some, launch),), launch.program.room, others)
 
         whole, ranks = plan(region), self.facts.workers or self.settings.local_ranks
         return whole if whole.fits else in_parts(whole, ranks, plan)
@@ -286,19 +287,15 @@ class GraphOptimizer:
         most = usable(self.facts, self.settings)
         return None if most is None else left_of(most, others)
 
-    def program(self, region: Region, room: float | None = None) -> Program:
+    def launch(self, region: Region, room: float | None = None) -> Launch:
         """Return the program of a region that may use ``room`` bytes of a device."""
-        return Program(
-            titles=region.titles,
-            inputs=tuple((node.name, value_of(node, blocks)) for node, blocks in region.inputs),
-            steps=shared(chain.from_iterable(map(steps_of, region.members))),
-            outputs=region.wanted,
-            machine=self.facts.machine,
+        return lowered(
+            region,
+            self.facts.machine,
             transport=self.transport,
             limits=limits_of(self.facts, self.settings),
             local_ranks=self.settings.local_ranks,
             room=room,
-            blockworks=Blockworks({work.output.name: work.layer for work in region.works}),
         )
 
 

@@ -11,7 +11,7 @@ from math import prod
 from dask.utils import format_bytes
 
 from dask_dgpu.planner.predict import Prediction, StepCost
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.program import Launch
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.model.layout import Index
 from graph_opt.model.parts import finer, in_turn, largest, load, nbytes, rows_of
@@ -55,7 +55,7 @@ class Lack:
 class Gang:
     """What computes a region: one gang, or one after another for its parts.
 
-    ``programs`` has the region, or its parts in order, with their programs. ``room`` are the bytes
+    ``launches`` has the region, or its parts in order, with their programs. ``room`` are the bytes
     of a device that the gang, or the part that needs most, may use beside those of ``others``,
     ``None`` for no limit. If it does not fit, ``least`` is the part of the smallest cut that needs
     most, ``None`` if the whole needs less.
@@ -63,7 +63,7 @@ class Gang:
 
     region: Region
     prediction: Prediction
-    programs: tuple[tuple[Region, Program], ...]
+    launches: tuple[tuple[Region, Launch], ...]
     room: float | None
     others: int
     least: Gang | None = None
@@ -143,7 +143,7 @@ def _together(whole: Gang, gangs: Sequence[Gang], ranks: int) -> Gang:
     """Return the gangs of all parts as one: sums, and the memory of the one that needs most."""
     each = [gang.prediction for gang in gangs]
     terms, additions, added_bytes = _adding([gang.region for gang in gangs])
-    machine = whole.programs[0][1].machine
+    machine = whole.launches[0][1].program.machine
     adding = additions * machine.task_seconds
     adding += 3 * added_bytes / (machine.memory_bandwidth * ranks)
     fullest = max(gangs, key=lambda gang: gang.prediction.peak_bytes)
@@ -170,8 +170,8 @@ def _together(whole: Gang, gangs: Sequence[Gang], ranks: int) -> Gang:
         seconds=sum(prediction.seconds for prediction in each) + adding,
         steps=tuple(steps.values()),
     )
-    programs = tuple(chain.from_iterable(gang.programs for gang in gangs))
-    return Gang(whole.region, prediction, programs, fullest.room, fullest.others)
+    launches = tuple(chain.from_iterable(gang.launches for gang in gangs))
+    return Gang(whole.region, prediction, launches, fullest.room, fullest.others)
 
 
 def _adding(parts: Sequence[Region]) -> tuple[int, int, int]:

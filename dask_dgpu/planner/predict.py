@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from dask_dgpu.environment.facts import ClusterFacts, rounded
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import Cost
-from dask_dgpu.operations.value import Local, Value
+from dask_dgpu.operations.value import Value
 from dask_dgpu.planner.host import host_bytes
 from dask_dgpu.planner.plain import block_memory, block_seconds, in_memory, plain_region
 from dask_dgpu.planner.stages import Places
 from dask_dgpu.runtime.plans import Shares, costs_of, plans
-from dask_dgpu.runtime.program import Limits, Program
+from dask_dgpu.runtime.program import Launch, Limits, Program
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.model.cost import gang_seconds
 from graph_opt.model.layout import CUPY, dealt, label
@@ -150,7 +150,7 @@ def blocks_of(region: Region) -> list[Key]:
 
 def predict(
     region: Region,
-    program: Program,
+    launch: Launch,
     facts: ClusterFacts,
     arrays: ArrayGraph,
     places: Places = MappingProxyType({}),
@@ -160,33 +160,36 @@ def predict(
     Inputs without known places are in even shares in their order. ``arrays`` are Dask's own
     layers, with those of the region.
     """
-    ranks, machine = facts.workers or program.local_ranks, facts.machine
-    owners = {name: _owners(name, value, ranks, places) for name, value in program.inputs}
-    fixed = plans(program, owners, ranks)
-    costs = costs_of(fixed, machine)
-    shares = Shares(fixed, ranks)
+    program, names, machine = launch.program, launch.names, facts.machine
+    ranks = facts.workers or program.local_ranks
+    inputs = zip(names, program.inputs, strict=False)
+    owners = [_owners(name, value, ranks, places) for name, value in inputs]
+    planned = plans(program, owners, ranks)
+    costs = costs_of(program, planned)
+    shares = Shares(program, planned, ranks)
     seconds_of = block_seconds(region, region.works, arrays, machine)
     steps = []
-    for step in program.steps:
-        shipped, cost = shares.shipped(step), costs.get(step.output)
+    for number in program.numbered:
+        shipped, cost, name = shares.shipped(number), costs.get(number), names[number]
         seconds = shares.shipping(shipped, machine)
-        if isinstance(step, Local):
-            seconds += shares.most_blocks(step) * seconds_of[step.output]
         if cost is None:
-            steps.append(StepCost(label(step.output), seconds, shipped))
+            seconds += shares.most_blocks(number) * seconds_of[name]
+            steps.append(StepCost(label(name), seconds, shipped))
             continue
         moved = tuple(cost.moved_bytes + nbytes for nbytes in shipped)
         seconds += cost.seconds
-        steps.append(StepCost(label(step.output), seconds, moved, cost.text, cost.peak_bytes))
+        steps.append(StepCost(label(name), seconds, moved, cost.text, cost.peak_bytes))
     seconds = sum(step.seconds for step in steps)
     at_once = begins_at_once(region, places)
     seconds += gang_seconds(machine, region.tasks, len(steps), at_once=at_once)
     plain = plain_region(region, arrays, max(ranks, facts.cores), facts, places, seconds_of)
     works = (work for work in region.works if seconds_of.get(work.output.name))  # no views
+    numbers = {name: number for number, name in enumerate(names)}
+    beside = block_memory(region, works, arrays).items()
     peak = shares.peak(
-        {name: cost.peak_bytes for name, cost in costs.items()},
-        block_memory(region, works, arrays),
-        _lasting(region, arrays),
+        {number: cost.peak_bytes for number, cost in costs.items()},
+        {numbers[name]: each for name, each in beside},
+        {numbers[name] for name in _lasting(region, arrays)},
         facts.threads,
     )
     shape = _largest(region)
@@ -249,8 +252,7 @@ def _is_on_gpus(program: Program, facts: ClusterFacts) -> bool:
     """Whether ranks compute on GPUs; without a cluster they do if there are CuPy blocks."""
     if facts.workers:
         return facts.device == "cuda"
-    values = (*(value for _, value in program.inputs), *(step.result for step in program.steps))
-    return any(value.container == CUPY for value in values)
+    return any(value.container == CUPY for value in program.values)
 
 
 def _owners(name: str, value: Value, ranks: int, places: Places) -> Sequence[int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Collection, Iterable
-from dataclasses import fields
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -19,12 +18,13 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dask_dgpu.planner.present import Present
 from dask_dgpu.planner.stages import Places
-from dask_dgpu.runtime.program import Form, Program
-from dask_dgpu.runtime.scheduler.structures import Structures
+from dask_dgpu.runtime.package import form_of
+from dask_dgpu.runtime.program import Launch
+from dask_dgpu.runtime.scheduler.structures import Kept, Structures
 from graph_opt.dask_graph.emit import is_gang
 from graph_opt.dask_graph.pickling import IncomparableError, opened, pickled
 from graph_opt.dask_graph.plain import Plain
-from graph_opt.dask_graph.renaming import Canonical, numbered, parted
+from graph_opt.dask_graph.renaming import Canonical, parted
 from graph_opt.dask_graph.sent import Layers, SentGraph
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def optimized(
             logger.info("graph of %s keys: as one of the same structure before", len(keys))
         else:
             known.graphs[key] = data = _optimized(optimizer, form, new or form.open(), present)
-        if data:
-            text, stand_for = pickle.loads(data)
-            return opened(form.restored(text, stand_for), {GRAPH: graph}, form.arrays)
+        if data.text:
+            text = form.restored(data.text, data.stand_for)
+            return opened(text, {GRAPH: graph, **data.programs}, form.arrays)
     except IncomparableError as reason:
         logger.debug("a graph is optimized without looking for its structure: %s", reason)
     except Exception:  # the graph itself says what is wrong, with its own names
@@ -103,8 +103,8 @@ def _optimized(
     form: Canonical,
     opened_form: tuple[HighLevelGraph, list[Key]],
     present: Present,
-) -> bytes:
-    """Optimize the opened form of a graph; return the result with its tokens, pickled."""
+) -> Kept:
+    """Optimize the opened form of a graph; return the result with its tokens."""
 
     def others(keys: Collection[Key]) -> int:
         return present.others([form.key(key) for key in keys])
@@ -116,11 +116,16 @@ def _optimized(
     graph, wanted = opened_form
     found = optimizer.optimize(graph, wanted, Present(others, places))
     if isinstance(found, HighLevelGraph):
-        return b""
+        return Kept(b"")
+    launches = {key[0]: task.args[0] for key, task in found.items() if is_gang(key)}
+    programs = {f"program-{at}": each.program for at, each in enumerate(launches.values())}
     own = partial(_reduced_plain, graph)
-    text = pickled(found, {GRAPH: graph}, _whole, own, refer=form.refer)
-    gangs = [(key[0], task.args[0].names) for key, task in found.items() if is_gang(key)]
-    return pickle.dumps((text, {_tokens(gang)[0]: _tokens(*arrays) for gang, arrays in gangs}))
+    text = pickled(found, {GRAPH: graph, **programs}, _whole, own, refer=form.refer)
+    stand_for = {_tokens(gang)[0]: _tokens(*each.names) for gang, each in launches.items()}
+    payloads = {name: pickle.dumps(program) for name, program in programs.items()}
+    # opened again, they hold no object of the user
+    alone = {name: pickle.loads(payload) for name, payload in payloads.items()}
+    return Kept(text, stand_for, alone, len(text) + sum(map(len, payloads.values())))
 
 
 def _tokens(*names: str) -> list[bytes]:
@@ -128,11 +133,10 @@ def _tokens(*names: str) -> list[bytes]:
 
 
 def _whole(obj: Any) -> Any:
-    """Pickle programs with Dask's own tasks for the fallback; messages omit these."""
-    if not isinstance(obj, Program):
+    """Pickle launches with Dask's own tasks for the fallback; messages omit these."""
+    if not isinstance(obj, Launch):
         return NotImplemented
-    state = {each.name: getattr(obj, each.name) for each in fields(obj)}
-    return partial(Program, **state | {"form": _form(obj)}), ()
+    return Launch, (obj.program, obj.names, obj.titles, obj.plain, form_of(obj.program))
 
 
 def _reduced_plain(graph: HighLevelGraph, obj: Any) -> Any:
@@ -152,8 +156,3 @@ def _plain(
     wanted: tuple[Key, ...],
 ) -> Plain:
     return Plain(Layers(graph, names, others), given, wanted)
-
-
-def _form(program: Program) -> Form:
-    text, tokens = numbered(program.payload)
-    return Form(blake2b(text).digest(), tuple(token.decode() for token in tokens))

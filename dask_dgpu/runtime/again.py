@@ -35,14 +35,14 @@ class Tried(NamedTuple):
         return found
 
 
-def with_less(program: Program, owners: Owners, size: int) -> tuple[Plans, Tried]:
-    """Plan a program for its second run, in less memory if there is such a plan.
+def with_less(program: Program, name: str, owners: Owners, size: int) -> tuple[Plans, Tried]:
+    """Plan a program called ``name`` for its second run, in less memory if there is such a plan.
 
     Collectives are planned one by one, each on the places that those before leave. So together they
     may need more, and then the first plans are used again: ranks have freed what they kept.
     """
     first, second = (plans(program, owners, size, tight=tight) for tight in (False, True))
-    planned, tight = (peak_bytes(each, size) for each in (first, second))
+    planned, tight = (peak_bytes(program, each, size) for each in (first, second))
     if tight > planned:
         second, tight = first, planned
-    return second, Tried(program.name, planned, tight)
+    return second, Tried(name, planned, tight)

@@ -22,7 +22,6 @@ from dask_dgpu.runtime.partials import FUNCTIONS
 from graph_opt.dask_graph import internals as dask_task
 from graph_opt.dask_graph.exchanging import exchanged
 from graph_opt.dask_graph.functions import is_constant, is_stateless
-from graph_opt.model.layout import label
 
 Array = Any
 Function = Callable[..., Array]
@@ -228,8 +227,8 @@ def _is_node(argument: Any) -> bool:
 class Chain:
     """Tasks that Dask has fused: each value is freed after its last use.
 
-    Values have places: first those of the blocks, then those of ``links``, each with the name of
-    its task, its function, the places of its arguments, and those that are free afterwards.
+    Values have places: first those of the blocks, then those of ``links``, each with the operation
+    of its task, its function, the places of its arguments, and those that are free afterwards.
     """
 
     links: tuple[tuple[str, Function, tuple[int, ...], tuple[int, ...]], ...]
@@ -247,14 +246,15 @@ class Chain:
             needs = list(tasks[key].dependencies)
             call = bound(tasks[key], {name: at for at, name in enumerate(needs)}, copies=copies)
             read = tuple(places[name] for name in needs)
-            links.append((label(str(key)), call, read, tuple({*read} - needed)))
+            name = str(key[0] if isinstance(key, tuple) else key)
+            links.append((name, call, read, tuple({*read} - needed)))
             needed.update(read)
         return cls(tuple(reversed(links)), places[result])
 
     def __call__(self, *blocks: Array) -> Array:
         """Compute the result.
 
-        An error has a note with the name of its task: users do not know that of the fused task.
+        An error has a note with the operation of its task: users do not know the fused task.
         """
         values: list[Any] = [*blocks]
         for name, call, needs, ends in self.links:

@@ -58,7 +58,7 @@ COMBINES = frozenset((arg_combine, internals.mean_combine, mean_combine))
 NUMBERS = DTYPES - {OPAQUE}
 
 
-def form_of(name: str, value: Value, index: Index) -> Form | None:
+def form_of(value: Value, index: Index) -> Form | None:
     """Return what a block is, ``None`` if the declaration does not say.
 
     Functions of NumPy return scalars for arrays without axes, or such arrays.
@@ -66,11 +66,11 @@ def form_of(name: str, value: Value, index: Index) -> Form | None:
     shape = value.block_shape(index)
     if value.dtype not in NUMBERS or (not shape and value.container == NUMPY):
         return None
-    return Form(name, value.dtype, shape, value.container)
+    return Form(value.dtype, shape, value.container)
 
 
 def parts_of(
-    name: str, value: Value, index: Index, function: Any, sources: Sequence[Value]
+    value: Value, index: Index, function: Any, sources: Sequence[Value]
 ) -> Parts | Fields | None:
     """Return what a block function returns, ``None`` if it is no known part of a reduction.
 
@@ -82,23 +82,23 @@ def parts_of(
     if options is not None:
         large = ("large", "rest") if options["result"] == "float64" else ()
         sums = [(key, "float64", shape) for key in ("sums", "compensations", *large)]
-        return Parts(name, (*sums, ("count", "int64", ())), container, summed=True)
+        return Parts((*sums, ("count", "int64", ())), container, summed=True)
     values = _values_searched(function, sources)
     if values is not None:
         fields = ("vals", values), ("arg", "int64")
         if container == NUMPY:
-            return Fields(name, fields, shape)
-        return Parts(name, tuple((*field, shape) for field in fields), container)
+            return Fields(fields, shape)
+        return Parts(tuple((*field, shape) for field in fields), container)
     chunked = _chunked(function, sources)
     if chunked is None or chunked.dtype is None:
         return None
     number, total = ("n", "int64", shape), ("total", chunked.dtype, shape)
     match chunked.function:
         case "mean" | "nanmean":
-            return Parts(name, (("n", chunked.dtype, shape), total), container)
+            return Parts((("n", chunked.dtype, shape), total), container)
         case "var" | "nanvar" | "moment":
             moments = "M", chunked.dtype, (*shape, chunked.order - 1)
-            return Parts(name, (total, number, moments), container)
+            return Parts((total, number, moments), container)
     return None
 
 
@@ -122,13 +122,13 @@ def combines(function: Any) -> bool:
         return False
 
 
-def combined(part: Parts | Fields, name: str, value: Value, index: Index) -> Parts | Fields:
+def combined(part: Parts | Fields, value: Value, index: Index) -> Parts | Fields:
     """Return what a function that :func:`combines` makes of parts like this one."""
     shape = value.block_shape(index)
     if isinstance(part, Fields):
-        return part._replace(name=name, shape=shape)
+        return part._replace(shape=shape)
     arrays = tuple((key, dtype, shape) for key, dtype, _ in part.arrays)
-    return part._replace(name=name, arrays=arrays)
+    return part._replace(arrays=arrays)
 
 
 def _values_searched(function: Any, sources: Sequence[Value]) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -17,12 +17,10 @@ from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.sequences import Recorded
 from dask_dgpu.operations.value import Blocks, Facts, Given, conforming, unboxed
 from dask_dgpu.runtime.calls import arguments_of
-from dask_dgpu.runtime.names import OWN, Names
 from dask_dgpu.runtime.observer import IGNORE, Observer, Span
 from dask_dgpu.runtime.placement import Block
-from dask_dgpu.runtime.plans import Plans
-from dask_dgpu.runtime.prepared import prepared
-from dask_dgpu.runtime.program import Key, Program
+from dask_dgpu.runtime.prepared import Prepared
+from dask_dgpu.runtime.program import Key
 from dask_dgpu.runtime.repeat import repeat
 from dask_dgpu.runtime.ship import Shipping, ship
 from dask_dgpu.runtime.spare import Spare, is_alone
@@ -34,25 +32,24 @@ Array = Any
 
 
 def execute(
-    program: Program,
-    fixed: Plans,
+    todo: Prepared,
+    names: Sequence[str],
     comm: Comm,
     device: Device,
-    values: dict[str, Blocks],
+    values: list[Blocks],
     observer: Observer = IGNORE,
-    names: Names = OWN,
 ) -> dict[Key, Array]:
-    """Run a program as one rank; return its blocks of the results, by value and place.
+    """Run a program as one rank; return its blocks of the results, by name and place.
 
-    ``values`` has this rank's blocks of the inputs; they are consumed. A block is freed after its
+    ``values`` has this rank's blocks of each input; they are consumed. A block is freed after its
     last use. When this returns, the host has waited for the device. Observers and callers get the
-    real ``names`` of values.
+    ``names`` of values.
 
     Work runs on the compute lane unless a step says otherwise. Both lanes wait for each other after
     each step, so a step may read blocks of either lane, and either lane may reuse freed memory.
     Independent steps may be on different :mod:`tracks <dask_dgpu.runtime.tracks>` of a device.
     """
-    return Rank(program, fixed, comm, device, values, observer, names).run()
+    return Rank(todo, names, comm, device, values, observer).run()
 
 
 class Rank:
@@ -60,16 +57,16 @@ class Rank:
 
     def __init__(
         self,
-        program: Program,
-        fixed: Plans,
+        todo: Prepared,
+        names: Sequence[str],
         comm: Comm,
         device: Device,
-        values: dict[str, Blocks],
+        values: list[Blocks],
         observer: Observer,
-        names: Names,
     ) -> None:
-        self.todo = prepared(fixed, comm.rank)
-        self.device, self.observer, self.names = device, observer, names
+        self.todo, program = todo, todo.program
+        self.device, self.observer = device, observer
+        self.names, self.labels = names, list(map(label, names))
         self.given_comm = comm
         self.is_recordable = comm.size == 1 or isinstance(comm, RecordableComm)
         if program.machine.two_level(comm.size):
@@ -77,7 +74,7 @@ class Rank:
             comm = two_level(comm, program.machine.hosts)
         self.timed = _timed(comm, device, program.transport)
         self.comm = self.timed or comm
-        self.values = {fixed.numbers[name]: values.pop(name) for name in list(values)}
+        self.values = {number: values.pop(0) for number in range(len(values))}
         self.facts = self._facts()
         self.on_cuda = device.kind == "cuda"
         overlaps = device.overlaps and comm.size > 1 and not observer.profiled
@@ -110,14 +107,14 @@ class Rank:
             if self.timed is not None:
                 self.timed.finish()
             results = {
-                (self.names(name), *index): self._outside(values[number][index], on_host)
-                for name, (number, index), on_host in self.todo.results
+                (self.names[number], *index): self._outside(values[number][index], on_host)
+                for (number, index), on_host in self.todo.results
             }
         return {key: device.hand_over(block) for key, block in results.items()}
 
     def take(self, step: Step) -> Span:
         """Take one step, and free what ends with it."""
-        name = label(self.names(step.output))
+        name = self.labels[step.number]
         with (
             self.observer.step(name, step.action) as span,
             self.device.named(name),
@@ -128,7 +125,7 @@ class Rank:
             if isinstance(step.work, Functions):
                 made = self._call_functions(name, step.work)
             else:
-                made = self._run_collective(name, step.output, step.work)
+                made = self._run_collective(step.number, step.work)
             span.nbytes = sum([getattr(block, "nbytes", 0) for block in made.values()])
             if self.timed is not None:
                 self.timed.note(span)
@@ -141,7 +138,7 @@ class Rank:
     def _copy_recorded(self) -> None:
         """Copy results out of the memory of recordings, which the next run overwrites."""
         for recorded in self.recorded:
-            for _, (number, index), _ in self.todo.results:
+            for (number, index), _ in self.todo.results:
                 self.values[number][index] = recorded.outside(self.values[number][index])
 
     def _facts(self) -> dict[int, dict[Index, Facts]]:
@@ -163,13 +160,13 @@ class Rank:
 
     def _bring(self, moves: Shipping) -> None:
         """Move blocks of inputs before their first use."""
-        received = ship(moves, self.comm, self.device, self.values)
+        received = ship(moves, self.comm, self.device, self.values, self.labels)
         for each in moves.out:
             del self.values[each.value][each.index]
         for (number, index), block in received.items():
             self.values[number][index] = block
 
-    def _run_collective(self, name: str, output: str, work: Operating) -> Blocks:
+    def _run_collective(self, number: int, work: Operating) -> Blocks:
         """Run a collective on blocks in the device's memory that match the graph's declaration."""
         inputs = [self._given(read, work.finds_facts) for read in work.inputs]
         for read in work.inputs:
@@ -177,13 +174,13 @@ class Rank:
                 self.values[read.number].clear()  # the algorithm's references are the only ones
 
         def progress(done: int, steps: int) -> None:
-            self.observer.progress(name, done, steps)
+            self.observer.progress(self.labels[number], done, steps)
 
         made = work.run(work.plan, self.comm, self.device, *inputs, progress=progress)
         self.device.join()  # before the inputs are freed
         if isinstance(made, tuple):
             made, detail = made
-            self.observer.detail(self.names(output), detail)
+            self.observer.detail(self.names[number], detail)
         if () in made:
             made[()] = unboxed(made[()])
         return made
@@ -209,8 +206,7 @@ class Rank:
                 continue
             # a collective's result may be on the device
             container = CUPY if self._on_device(block) else read.value.container
-            shown = label(self.names(read.name))
-            declared = shown, read.value.dtype, read.shapes[index], container
+            declared = self.labels[read.number], read.value.dtype, read.shapes[index], container
             replaced.append((index, self.device.to_device(conforming(block, *declared))))
         if replaced:
             if read.value.container != NUMPY:  # it was not expected
@@ -227,7 +223,7 @@ class Rank:
         observer.progress(name, 0, work.needs)
         received: dict[Block, Array] = {}
         if work.shipping is not None:
-            received = ship(work.shipping, self.comm, self.device, values)
+            received = ship(work.shipping, self.comm, self.device, values, self.labels)
         together, count = work.together, len(work.makings)
         done: set[Index] = set()
 
@@ -255,9 +251,6 @@ class Rank:
                         made = together([arguments_of(each.function, own) for each, own in pairs])
             except CommError as error:  # from a gang within the function: this gang lost no rank
                 raise GangError(f"{type(error).__name__}: {error}") from error
-            except Exception as error:
-                self.names.show(error)
-                raise
             done.update(making.place for making in batch)
             observer.progress(name, len(done), count)
             return made

@@ -21,16 +21,15 @@ ALIGNED = 16
 
 
 class Form(NamedTuple):
-    """A block as the graph declares it: the name of its array, and what the block is."""
+    """A block as the graph declares it."""
 
-    name: str
     dtype: str
     shape: tuple[int, ...]
     container: str
 
-    def packed(self, block: Any, device: Device) -> Any:
-        """Return a block as one array; raise if it is not as declared."""
-        return contiguous(conforming(block, *self))
+    def packed(self, block: Any, name: str, device: Device) -> Any:
+        """Return a block of an array, by its name, as one array; raise if it is not as declared."""
+        return contiguous(conforming(block, name, *self))
 
     def awaited(self, device: Device) -> tuple[Any, Any]:
         """Return a block that has still to be received, and the array to receive."""
@@ -44,19 +43,18 @@ class Parts(NamedTuple):
     It is a dictionary of these, or the partial sums of a compensated sum if it is ``summed``.
     """
 
-    name: str
     arrays: tuple[tuple[str, str, tuple[int, ...]], ...]
     container: str
     summed: bool = False
 
-    def packed(self, block: Any, device: Device) -> Any:
+    def packed(self, block: Any, name: str, device: Device) -> Any:
         """Return a block as one array of bytes; raise if it is not as declared."""
         message = device.empty(self.nbytes, "uint8")
-        found, views = self._taken(block), self._views(message)
+        found, views = self._taken(block, name), self._views(message)
         for key, dtype, shape in self.arrays:
             array = found[key]
             if shape:
-                array = conforming(array, self.name, dtype, shape, self.container)
+                array = conforming(array, name, dtype, shape, self.container)
             views[key][...] = array
         return message
 
@@ -74,7 +72,7 @@ class Parts(NamedTuple):
         """The bytes of a message with all arrays."""
         return sum(map(_padded, self.arrays))
 
-    def _taken(self, block: Any) -> Mapping[str, Any]:
+    def _taken(self, block: Any, name: str) -> Mapping[str, Any]:
         """Return the arrays of a block, or raise."""
         keys, found = [key for key, _, _ in self.arrays], block
         if self.summed and isinstance(block, Partial) and isinstance(block.sums, Pair):
@@ -82,7 +80,7 @@ class Parts(NamedTuple):
             found = dict(zip(keys, arrays, strict=True)) if len(keys) == len(arrays) else None
         if type(found) is not dict or found.keys() != {*keys}:
             kind = type(block).__name__
-            raise UndeclaredTypeError(f"expected a block of {self.name} with {keys}, got a {kind}")
+            raise UndeclaredTypeError(f"expected a block of {name} with {keys}, got a {kind}")
         return found
 
     def _views(self, message: Any) -> dict[str, Any]:
@@ -98,16 +96,15 @@ class Parts(NamedTuple):
 class Fields(NamedTuple):
     """The part of a reduction of one block of NumPy: an array with fields, with their dtypes."""
 
-    name: str
     fields: tuple[tuple[str, str], ...]
     shape: tuple[int, ...]
     container: str = NUMPY
 
-    def packed(self, block: Any, device: Device) -> Any:
+    def packed(self, block: Any, name: str, device: Device) -> Any:
         """Return a block as bytes; raise if it is not as declared."""
         if type(block) is not np.ndarray or block.dtype != self.dtype or block.shape != self.shape:
             kind = getattr(block, "dtype", type(block).__name__)
-            wanted = f"expected a block of {self.name} with {self.dtype} of {self.shape}"
+            wanted = f"expected a block of {name} with {self.dtype} of {self.shape}"
             raise UndeclaredTypeError(f"{wanted}, got {kind} of {np.shape(block)}")
         return contiguous(block).reshape(-1).view(np.uint8)
 

@@ -58,7 +58,7 @@ class Fused(Bare):
     is_stateless: ClassVar[bool] = True
 
     def __dask_tokenize__(self) -> Any:
-        return type(self).__name__, self.fusion.name
+        return type(self).__name__, self._text
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle one text, made once: Dask pickles and opens the function with each task."""
@@ -124,7 +124,7 @@ class Fused(Bare):
     def chain(self) -> Chain:
         """Dask's own tasks, called with the blocks and the place of the block."""
         fusion = self.fusion
-        return Chain.of(fusion.tasks, fusion.name, range(len(fusion.dtypes) + 1))
+        return Chain.of(fusion.tasks, fusion.result, range(len(fusion.dtypes) + 1))
 
 
 _NOTHING = nullcontext()

@@ -17,8 +17,8 @@ from dask_dgpu.operations.value import Shipment, Value, shipped_to
 from graph_opt.model.cost import Machine
 
 if TYPE_CHECKING:
-    from dask_dgpu.runtime.plans import Fixed
-    from dask_dgpu.runtime.program import Structure
+    from dask_dgpu.runtime.plans import Plans
+    from dask_dgpu.runtime.program import Program
 
 Held = tuple[tuple[int, ...], ...]
 """The ranks of each input's blocks, in row-major order."""
@@ -30,17 +30,17 @@ ROOM = 4
 """Moved blocks are in memory twice, so they may take one in so many parts of a rank's room."""
 
 
-def homes(structure: Structure, held: Held, even: Held) -> Held:
+def homes(program: Program, held: Held, even: Held) -> Held:
     """Return even shares for inputs that several collectives read, their own places for others."""
-    readers = _readers(structure)
+    readers = _readers(program)
     places = enumerate(zip(held, even, strict=True))
     return tuple(dealt if readers[number] > 1 else ranks for number, (ranks, dealt) in places)
 
 
-def moves(structure: Structure, held: Held, home: Held) -> Moves:
+def moves(program: Program, held: Held, home: Held) -> Moves:
     """Return the moves from the present places to others."""
     found = {}
-    for number, (value, before, after) in enumerate(zip(structure.inputs, held, home, strict=True)):
+    for number, (value, before, after) in enumerate(zip(program.inputs, held, home, strict=True)):
         places = zip(value.indices(), before, after, strict=True)
         found[number] = tuple(
             Shipment(number, index, source, target)
@@ -50,43 +50,43 @@ def moves(structure: Structure, held: Held, home: Held) -> Moves:
     return {number: shipments for number, shipments in found.items() if shipments}
 
 
-def is_worthwhile(structure: Structure, stay: Fixed, move: Fixed, size: int) -> bool:
+def is_worthwhile(program: Program, stay: Plans, move: Plans, size: int) -> bool:
     """Whether moving inputs first takes less time, and the moved blocks fit."""
-    machine, room = structure.machine, structure.room
-    values = _values(structure)
+    machine, room = program.machine, program.room
+    values = program.values
     most = max(shipped_to(chain.from_iterable(move.moves.values()), values, size))
     if room is not None and ROOM * most > room:
         return False
     moving = len(move.moves) * machine.latency + most / machine.rank_rate(size)
-    return moving + _seconds(structure, move, size) < _seconds(structure, stay, size)
+    return moving + _seconds(program, move, size) < _seconds(program, stay, size)
 
 
-def _readers(structure: Structure) -> Counter[int]:
+def _readers(program: Program) -> Counter[int]:
     """Count the collectives that read each input, or what block functions make of it."""
     counted: Counter[int] = Counter()
-    origins = [{number} for number in range(len(structure.inputs))]
-    for stage in structure.stages:
-        read = set().union(*(origins[each] for each in stage.inputs))
-        if stage.operation is not None:
+    origins = [{number} for number in range(len(program.inputs))]
+    for node in program.nodes:
+        read = set().union(*(origins[each] for each in node.reads))
+        if node.operation is not None:
             counted.update(read)
             read = set()
         origins.append(read)
     return counted
 
 
-def _seconds(structure: Structure, fixed: Fixed, size: int) -> float:
+def _seconds(program: Program, plans: Plans, size: int) -> float:
     """Predict the collectives, and the transfers of whole blocks between them."""
-    machine, values = structure.machine, _values(structure)
+    machine, values = program.machine, program.values
     known: dict[int, float] = {}  # iterations of a loop share a plan
-    seconds, first = 0.0, len(structure.inputs)
-    for at, stage in enumerate(structure.stages):
-        if stage.operation is None:
-            shipments = fixed.makings[first + at].shipments
+    seconds = 0.0
+    for number, node in program.numbered.items():
+        if node.operation is None:
+            shipments = plans.makings[number].shipments
             seconds += _shipping(shipments, values, size, machine)
             continue
-        plan = fixed.collectives[first + at]
+        plan = plans.collectives[number]
         if id(plan) not in known:
-            known[id(plan)] = OPERATIONS[stage.operation].cost(plan, machine).seconds
+            known[id(plan)] = OPERATIONS[node.operation].cost(plan, machine).seconds
         seconds += known[id(plan)]
     return seconds
 
@@ -97,7 +97,3 @@ def _shipping(
     if not shipments:
         return 0.0
     return machine.latency + max(shipped_to(shipments, values, size)) / machine.rank_rate(size)
-
-
-def _values(structure: Structure) -> list[Value]:
-    return [*structure.inputs, *(stage.result for stage in structure.stages)]

@@ -13,18 +13,18 @@ from functools import cached_property
 from itertools import groupby
 
 from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.value import Collective, Local, Shipment
-from dask_dgpu.runtime.blockworks import Call, Key
+from dask_dgpu.operations.value import Node, Shipment
 from dask_dgpu.runtime.calls import Bound, Chain, Copied, Function, Ordered, Together
 from dask_dgpu.runtime.declared import combined, combines, form_of, parts_of, returns_array
 from dask_dgpu.runtime.forms import Fields, Known, Parts
 from dask_dgpu.runtime.in_place import InPlace
 from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.plans import Plans
+from dask_dgpu.runtime.program import Call, Program
 from dask_dgpu.runtime.ship import Shipping
 from dask_dgpu.runtime.steps import Declared, Functions, Making, Operating, Step
 from dask_dgpu.runtime.tracks import Place, places_of
-from graph_opt.model.layout import CUPY, NUMPY, Index, label
+from graph_opt.model.layout import CUPY, NUMPY, Index
 
 LEAST_RECORDED = 8
 """Fewer steps are not worth the memory of a recording."""
@@ -32,10 +32,11 @@ LEAST_RECORDED = 8
 
 @dataclass(frozen=True)
 class Prepared:
-    """The steps of one rank, and its blocks of the results: name, block, whether it is NumPy's."""
+    """The steps of one rank of a program, and its blocks of the results: whether it is NumPy's."""
 
+    program: Program
     steps: tuple[Step, ...]
-    results: tuple[tuple[str, Block, bool], ...]
+    results: tuple[tuple[Block, bool], ...]
 
     @cached_property
     def places(self) -> dict[int, Place]:
@@ -98,110 +99,94 @@ def _stretches(steps: Sequence[Step], container: str) -> tuple[Stretch, ...]:
     return tuple(Stretch.of(some, recordable) for recordable, some in found)
 
 
-def prepared(plans: Plans, rank: int) -> Prepared:
-    """Return what a rank does; it is kept with the plans."""
-    if rank not in plans.prepared:
-        plans.prepared[rank] = _Preparing(plans, rank).all()
-    found: Prepared = plans.prepared[rank]
-    return found
+def prepared(program: Program, plans: Plans, rank: int) -> Prepared:
+    """Return what a rank does."""
+    return _Preparing(program, plans, rank).all()
 
 
 @dataclass
 class _Preparing:
+    program: Program
     plans: Plans
     rank: int
 
     def all(self) -> Prepared:
-        program, numbers = self.plans.program, self.plans.numbers
-        self.values = dict(program.inputs) | {step.output: step.result for step in program.steps}
-        self.moves = dict(self.plans.fixed.moves)
+        program, moves = self.program, dict(self.plans.moves)
+        self.values = program.values
         steps = []
-        for step, ending, spent in zip(program.steps, program.ends, program.spent, strict=True):
-            moves = [m for name in step.inputs for m in self.moves.pop(numbers[name], ())]
-            work: Functions | Operating
-            action = "compute"
-            if isinstance(step, Local):
-                work = self._functions(step, spent)
-            else:
-                work = self._operating(step, spent)
-                action = "transfer" if step.operation == "rechunk" else action
-            steps.append(
-                Step(
-                    step.output,
-                    action,
-                    numbers[step.output],
-                    Shipping.of(moves, self.rank),
-                    work,
-                    tuple(numbers[name] for name in ending),
-                )
-            )
+        nodes = zip(program.numbered.items(), program.ends, program.spent, strict=True)
+        for (number, node), ending, spent in nodes:
+            before = [move for each in node.reads for move in moves.pop(each, ())]
+            is_local = node.operation is None
+            work = (self._functions if is_local else self._operating)(number, node, spent)
+            action = "transfer" if node.operation == "rechunk" else "compute"
+            shipping = Shipping.of(before, self.rank)
+            steps.append(Step(number, action, shipping, work, tuple(ending)))
         results = (
-            (key[0], (numbers[key[0]], key[1:]), self.values[key[0]].container == NUMPY)
-            for key, rank in self.plans.placed().items()
-            if rank == self.rank
+            ((number, index), self.values[number].container == NUMPY)
+            for number, blocks in program.outputs
+            for index in blocks
+            if self.plans.values[number].layout.owner(index) == self.rank
         )
-        return Prepared(tuple(steps), tuple(results))
+        return Prepared(program, tuple(steps), tuple(results))
 
-    def _functions(self, step: Local, spent: Collection[str]) -> Functions:
-        plans, making = self.plans, self.plans.makings[step.output]
+    def _functions(self, number: int, node: Node, spent: Collection[int]) -> Functions:
+        making = self.plans.makings[number]
         mine = [index for index, ranks in making.ranks.items() if self.rank in ranks]
-        calls = plans.program.blockworks.calls(step.output, mine)
+        calls = self.program.blockworks.calls(number, mine)
         uses = Counter(key for call in calls.values() for key in call.reads)
         ending = {key for key, count in uses.items() if key[0] in spent and count == 1}
         return Functions(
-            len(step.needs),
+            len(node.needs),
             Shipping.of(making.shipments, self.rank, self._forms),
             tuple(self._making(index, call, ending) for index, call in calls.items()),
-            step.result.container == NUMPY,
-            step.once or any(has_copies(call.function) for call in calls.values()),
+            node.value.container == NUMPY,
+            node.once or any(has_copies(call.function) for call in calls.values()),
             together([call.function for call in calls.values()]),
         )
 
     def _forms(self, shipments: Sequence[Shipment]) -> dict[Block, Known]:
         """Return what shipped blocks are, of those that are known to be as declared."""
-        program = self.plans.program
+        program = self.program
         found: dict[Block, Known] = {}
         for number in {each.value for each in shipments}:
-            name = program.names[number]
             blocks = [each.index for each in shipments if each.value == number]
-            if name in program.given:
+            if number < len(program.inputs):
                 continue
-            if name in self.plans.makings:
-                calls = program.blockworks.calls(name, blocks)
+            if number in self.plans.makings:
+                calls = program.blockworks.calls(number, blocks)
                 for index in blocks:
-                    part = self._part(name, index, calls[index])
+                    part = self._part(number, index, calls[index])
                     if part is not None:
                         found[number, index] = part
                 blocks = [index for index in blocks if returns_array(calls[index].function)]
-            forms = {index: form_of(label(name), self.values[name], index) for index in blocks}
+            forms = {index: form_of(self.values[number], index) for index in blocks}
             found |= {(number, index): form for index, form in forms.items() if form is not None}
         return found
 
-    def _part(self, name: str, index: Index, call: Call) -> Parts | Fields | None:
+    def _part(self, number: int, index: Index, call: Call) -> Parts | Fields | None:
         """Return which part of a reduction a call returns, if it is known."""
         function, reads = call
-        sources = [self.values[key[0]] for key in reads]
-        found = parts_of(label(name), self.values[name], index, function, sources)
-        first, *place = reads[0] if reads else (None,)
+        sources = [self.values[source] for source, _ in reads]
+        found = parts_of(self.values[number], index, function, sources)
+        first, source = reads[0] if reads else (-1, ())
         if found is not None or first not in self.plans.makings or not combines(function):
             return found
-        source = tuple(place)
-        (below,) = self.plans.program.blockworks.calls(first, [source]).values()
+        (below,) = self.program.blockworks.calls(first, [source]).values()
         part = self._part(first, source, below)
-        return None if part is None else combined(part, label(name), self.values[name], index)
+        return None if part is None else combined(part, self.values[number], index)
 
-    def _making(self, index: Index, call: Call, ending: Collection[Key]) -> Making:
-        reads = tuple((self.plans.numbers[key[0]], key[1:]) for key in call.reads)
-        spare = overwritten(call.function, len(reads)) if ending else ()
+    def _making(self, index: Index, call: Call, ending: Collection[Block]) -> Making:
+        spare = overwritten(call.function, len(call.reads)) if ending else ()
         last = tuple(at for at in spare if call.reads[at] in ending)
-        return Making(index, call.function, reads, last)
+        return Making(index, call.function, call.reads, last)
 
-    def _operating(self, step: Collective, spent: Collection[str]) -> Operating:
-        plans, operation = self.plans, OPERATIONS[step.operation]
-        plan, finds = plans.collectives[step.output], operation.finds_facts
+    def _operating(self, number: int, node: Node, spent: Collection[int]) -> Operating:
+        operation, plan = OPERATIONS[str(node.operation)], self.plans.collectives[number]
+        finds = operation.finds_facts
         inputs = (
-            Declared.of(plans, name, self.values[name], self.rank, name in spent)
-            for name in step.inputs
+            Declared.of(self.plans, each, self.values[each], self.rank, each in spent)
+            for each in node.reads
         )
         found, repeats = finds is not None and finds(plan), operation.repeats
         return Operating(

@@ -1,27 +1,34 @@
-"""The program of a gang: a list of steps on named values, the same on every rank.
+"""The program of a gang: nodes that compute values from others, the same on every rank.
 
-The graph optimizer creates it from shapes and chunks only. The places of blocks and the number of
-ranks are known at launch; then :mod:`dask_dgpu.runtime.plans` plans it.
+Values have numbers: first those of the inputs, then one for each node. A program has no names and
+no data, so it is made once for all graphs of one structure. What differs between these is in a
+:class:`Launch`. The places of blocks and the number of ranks are known later; then
+:mod:`dask_dgpu.runtime.plans` plans the program.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import cloudpickle
 
 from dask_dgpu.comm.bootstrap import Transport
-from dask_dgpu.operations.value import Collective, Local, Need, Value
-from dask_dgpu.runtime.blockworks import Blockworks
+from dask_dgpu.operations.value import Node, Value
+from dask_dgpu.runtime.calls import bound
+from dask_dgpu.runtime.placement import Block
+from graph_opt.dask_graph.internals import GraphNode
 from graph_opt.dask_graph.plain import Plain
+from graph_opt.dask_graph.recipes import Common, Recipe
 from graph_opt.model.cost import Machine
 from graph_opt.model.hosts import Hosts
-from graph_opt.model.layout import Index
+from graph_opt.model.layout import Bare, Index
 from graph_opt.model.piece import Wanted, label_of
 
+Array = Any
 Key = tuple[Any, ...]
 
 
@@ -43,35 +50,150 @@ class Limits:
     ports: tuple[int, int] | None = None
 
 
+class Call(NamedTuple):
+    """A function, and the blocks that it is called with."""
+
+    function: Callable[..., Array]
+    reads: tuple[Block, ...]
+
+
+class Blockworks:
+    """The recipes of Dask's layers whose tasks compute blocks, by the numbers of their values.
+
+    Their functions may be a user's. The scheduler forwards programs without the packages of these,
+    so only ranks unpickle them; all at once, so that shared objects travel once. A rank keeps what
+    it has unpickled, so its calls copy what may change.
+    """
+
+    def __init__(self, recipes: Mapping[int, Recipe] | None, pickled: bytes = b"") -> None:
+        if recipes is not None:
+            self._recipes = recipes
+        self._pickled, self._copies = pickled, recipes is None
+
+    @cached_property
+    def _recipes(self) -> Mapping[int, Recipe]:
+        recipes: Mapping[int, Recipe] = cloudpickle.loads(self._pickled)
+        return recipes
+
+    def calls(self, number: int, blocks: Collection[Index]) -> dict[Index, Call]:
+        """Return what computes each of these blocks of a value."""
+        if not blocks:
+            return {}
+        recipe, copies = self._recipes[number], self._copies
+        if not isinstance(recipe, Common):
+            return {index: _call(recipe[index], copies=copies) for index in blocks}
+        if recipe.facts:
+            return {
+                index: Call(
+                    bound(recipe.with_facts(index), recipe.places, copies=copies),
+                    (*recipe.read(index),),
+                )
+                for index in blocks
+            }
+        function = bound(recipe.task, recipe.places, copies=copies)
+        return {index: Call(function, (*recipe.read(index),)) for index in blocks}
+
+    def __reduce__(self) -> Any:
+        if not self._pickled:
+            self._pickled = cloudpickle.dumps(self._recipes)
+        return type(self), (None, self._pickled)
+
+
+def _call(task: GraphNode, *, copies: bool) -> Call:
+    """Return a task of one block."""
+    needs = tuple(task.dependencies)
+    function = bound(task, {key: at for at, key in enumerate(needs)}, copies=copies)
+    return Call(function, tuple((key[0], key[1:]) for key in needs))
+
+
+@dataclass(frozen=True)
+class Program(Bare):
+    """Nodes, in order, that compute values.
+
+    ``outputs`` are the results, and the wanted blocks of each. ``local_ranks`` is the number of
+    ranks without Dask workers, ``room`` the usable bytes of a rank's device. ``blockworks`` has the
+    block functions of nodes without an operation.
+    """
+
+    inputs: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[tuple[int, tuple[Index, ...]], ...]
+    machine: Machine
+    transport: Transport = "dask"
+    limits: Limits = field(default_factory=Limits)
+    local_ranks: int = 1
+    room: float | None = None
+    blockworks: Blockworks = field(default_factory=lambda: Blockworks({}), compare=False)
+
+    @property
+    def payload(self) -> bytes:
+        """The program as ranks get it; free memory varies, and is the plans' matter."""
+        return pickle.dumps(replace(self, room=None))
+
+    @property
+    def bare(self) -> Program:
+        """What plans depend on: the program without functions and limits of time."""
+        return Program(self.inputs, self.nodes, self.outputs, self.machine, room=self.room)
+
+    def on_hosts(self, hosts: Hosts) -> Program:
+        """Return the program for ranks on these hosts; on one host it is this one."""
+        if hosts == self.machine.hosts:
+            return self
+        return replace(self, machine=replace(self.machine, hosts=hosts))
+
+    @cached_property
+    def values(self) -> tuple[Value, ...]:
+        """All values in order."""
+        return (*self.inputs, *(node.value for node in self.nodes))
+
+    @cached_property
+    def numbered(self) -> Mapping[int, Node]:
+        """The nodes by the numbers of their values."""
+        return dict(enumerate(self.nodes, len(self.inputs)))
+
+    @property
+    def ends(self) -> list[list[int]]:
+        """For each node the values that no later node needs."""
+        last = {
+            value: at
+            for at, (number, node) in enumerate(self.numbered.items())
+            for value in (number, *node.reads)
+        }
+        results = {number for number, _ in self.outputs}
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for number, at in last.items():
+            if number not in results:
+                found[at].append(number)
+        return found
+
+    @property
+    def spent(self) -> list[set[int]]:
+        """For each node the values that no later node reads, except the program's inputs."""
+        given = range(len(self.inputs))
+        pairs = zip(self.nodes, self.ends, strict=True)
+        return [({*node.reads} & {*ending}).difference(given) for node, ending in pairs]
+
+
 class Form(NamedTuple):
-    """What identifies a program but for the tokens in its names and numbers, and these tokens."""
+    """What identifies a program but for the tokens in its text, such as numbers; and these."""
 
     digest: bytes
     tokens: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Program:
-    """Steps, in order, on named values.
+class Launch:
+    """A program, and what differs in each graph that it is for.
 
-    ``titles`` are the layers whose names messages show. ``outputs`` are the results, and the
-    wanted blocks of each. ``local_ranks`` is the number of ranks without Dask workers, ``room`` the
-    usable bytes of a rank's device. ``blockworks`` has the block functions of :class:`Local`
-    steps. ``plain`` are Dask's own tasks for the fallback. They are pickled only if they travel, as
-    bytes that stay bytes: the scheduler may lack packages. A program that was optimized as a known
+    ``names`` are those of its values in Dask; ``titles`` are the layers whose names messages show.
+    ``plain`` are Dask's own tasks for the fallback. They are pickled only if they travel, as bytes
+    that stay bytes: the scheduler may lack packages. A program that was optimized as a known
     structure has a ``form``.
     """
 
+    program: Program
+    names: tuple[str, ...]
     titles: tuple[str, ...]
-    inputs: tuple[tuple[str, Value], ...]
-    steps: tuple[Local | Collective, ...]
-    outputs: Wanted
-    machine: Machine
-    transport: Transport
-    limits: Limits
-    local_ranks: int = 1
-    room: float | None = None
-    blockworks: Blockworks = field(default_factory=Blockworks)
     plain: Plain | bytes | None = field(default=None, compare=False, repr=False)
     form: Form | None = field(default=None, compare=False, repr=False)
 
@@ -82,107 +204,24 @@ class Program:
         return self.__dict__ | {"plain": plain}
 
     @property
-    def payload(self) -> bytes:
-        """The program as ranks get it; free memory varies, and is the plans' matter."""
-        return pickle.dumps(replace(self, room=None, form=None, plain=None))
-
-    @property
     def fallback(self) -> Plain | None:
         """Dask's own tasks for the region; ``None`` if an error is to be raised."""
         return cloudpickle.loads(self.plain) if isinstance(self.plain, bytes) else self.plain
 
-    def on_hosts(self, hosts: Hosts) -> Program:
-        """Return the program for ranks on these hosts; on one host it is this one."""
-        if hosts == self.machine.hosts:
-            return self
-        return replace(self, machine=replace(self.machine, hosts=hosts))
-
     @property
-    def name(self) -> str:
+    def title(self) -> str:
         """Name in messages."""
         return label_of(self.titles)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """All values in order: inputs, then the outputs of steps. Plans know their numbers."""
-        return (*(name for name, _ in self.inputs), *(step.output for step in self.steps))
-
-    @property
-    def given(self) -> set[str]:
-        """The names of the inputs."""
-        return {name for name, _ in self.inputs}
-
-    @property
-    def ends(self) -> list[list[str]]:
-        """For each step the values that no later step needs."""
-        last = {
-            name: at for at, step in enumerate(self.steps) for name in (step.output, *step.inputs)
-        }
-        results = {name for name, _ in self.outputs}
-        found: list[list[str]] = [[] for _ in self.steps]
-        for name, at in last.items():
-            if name not in results:
-                found[at].append(name)
-        return found
-
-    @property
-    def spent(self) -> list[set[str]]:
-        """For each step its inputs that no later step reads, except the program's inputs."""
-        steps, given = zip(self.steps, self.ends, strict=True), self.given
-        return [({*step.inputs} & {*ending}) - given for step, ending in steps]
+    def outputs(self) -> Wanted:
+        """The names of the results, and the wanted blocks of each."""
+        return tuple((self.names[number], blocks) for number, blocks in self.program.outputs)
 
     def named(self, staged: Sequence[list[Any]]) -> dict[Key, Any]:
         """Return the blocks of the inputs by their keys in Dask."""
         return {
             (name, *index): block
-            for (name, value), given in zip(self.inputs, staged, strict=True)
+            for name, value, given in zip(self.names, self.program.inputs, staged, strict=False)
             for index, block in zip(value.indices(), given, strict=True)
         }
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A step without the names of arrays: values are numbered, inputs of the program first.
-
-    ``operation``, ``task`` and the ``spent`` inputs are those of a collective. A local step has
-    ``needs`` instead. Tasks of equal stages are ``spelled`` alike: 0.0 is not -0.0.
-    """
-
-    inputs: tuple[int, ...]
-    result: Value
-    operation: str | None = None
-    task: Any = None
-    spent: tuple[bool, ...] = ()
-    needs: tuple[tuple[Need, ...], ...] = ()
-    once: bool = False
-    spelled: str = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "spelled", repr(self.task))
-
-
-@dataclass(frozen=True)
-class Structure:
-    """What plans depend on: a program without names, functions and time limits."""
-
-    inputs: tuple[Value, ...]
-    stages: tuple[Stage, ...]
-    outputs: tuple[tuple[int, tuple[Index, ...]], ...]
-    machine: Machine
-    room: float | None
-
-    @classmethod
-    def of(cls, program: Program) -> Structure:
-        """Return the structure of a program."""
-        number = {name: at for at, name in enumerate(program.names)}
-        stages = []
-        for step, spent in zip(program.steps, program.spent, strict=True):
-            inputs = tuple(number[name] for name in step.inputs)
-            if isinstance(step, Local):
-                stages.append(Stage(inputs, step.result, needs=step.needs, once=step.once))
-            else:
-                last = tuple(name in spent for name in step.inputs)
-                stages.append(Stage(inputs, step.result, step.operation, step.task, last))
-        outputs = tuple((number[name], blocks) for name, blocks in program.outputs)
-        values = tuple(value for _, value in program.inputs)
-        return cls(values, tuple(stages), outputs, program.machine, program.room)

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.value import Collective, Local
+from dask_dgpu.operations.value import Node
 from dask_dgpu.runtime.observer import Span, Step
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.program import Launch
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import label
 
@@ -147,45 +147,46 @@ class Recording:
 
     def add_gang(
         self,
-        program: Program,
-        plans: Mapping[str, Any],
+        launch: Launch,
+        plans: Mapping[int, Any],
         spans: Mapping[str, Sequence[Span]],
         details: Mapping[str, Any],
     ) -> None:
         """Add a finished gang.
 
-        ``plans`` and ``details`` are those of collectives, by their outputs; ``spans`` those of
-        each rank, by its lane.
+        ``plans`` are those of collectives, by the numbers of their results, ``details`` by the
+        names; ``spans`` are those of each rank, by its lane.
         """
-        words = words_of(program.titles, program.steps)
+        words, program = words_of(launch), launch.program
+        numbered = list(program.numbered.items())
         with self.lock:
             self.gangs += 1
             before = ""
             for at, each in enumerate(zip(*spans.values(), strict=False)):
                 step = reduce(Step.joined, map(Step.of, each))
-                word = words[at] if at < len(words) and _is(step, program, at) else step.name
+                word = words[at] if at < len(words) and _is(step, launch, at) else step.name
                 row = self._row(word, GANG)
                 saved = 0
                 if word != step.name:
-                    made = program.steps[at]
-                    row.calls += word != before or isinstance(made, Collective)
-                    saved = _saved(details.get(made.output))
-                    flops = _flops(made, plans)
+                    number, node = numbered[at]
+                    row.calls += word != before or node.operation is not None
+                    saved = _saved(details.get(launch.names[number]))
+                    flops = _flops(node, plans.get(number))
                     if flops:
-                        row.add_flops(flops / len(each), made.result.dtype, program.machine)
+                        row.add_flops(flops / len(each), node.value.dtype, program.machine)
                 row.add_transfers(step, len(each), saved, program.machine)
                 before = word
                 for lane, span in zip(spans, each, strict=True):
                     self._add_event(lane, word, span)
 
     def add_failed_gang(
-        self, program: Program, lane: str, spans: Sequence[Span], reason: str
+        self, launch: Launch, lane: str, spans: Sequence[Span], reason: str
     ) -> None:
         """Add a gang that failed in the last of the spans of one of its ranks."""
-        words = words_of(program.titles, program.steps)
+        words = words_of(launch)
         done = [*words[: len(spans)], *(span.name for span in spans[len(words) :])]
         with self.lock:
-            word = done[-1] if done else word_of(program.titles[0])
+            word = done[-1] if done else word_of(launch.titles[0])
             self._row(word, GANG).failed += 1
             self._add_error(word, reason)
             for word, span in zip(done, spans, strict=True):
@@ -253,12 +254,12 @@ class Recording:
             self.dropped += 1
 
 
-def words_of(titles: Sequence[str], steps: Sequence[Local | Collective]) -> list[str]:
-    """Return the user's word for each step of a program with these titles."""
-    names = iter(titles)
+def words_of(launch: Launch) -> list[str]:
+    """Return the user's word for each node of a program."""
+    titles = iter(launch.titles)
     return [
-        word_of(next(names, step.output) if isinstance(step, Collective) else step.output)
-        for step in steps
+        word_of(launch.names[number] if node.operation is None else next(titles))
+        for number, node in launch.program.numbered.items()
     ]
 
 
@@ -268,15 +269,15 @@ def word_of(name: str) -> str:
     return CHUNKS.sub("", word).strip("_") or name
 
 
-def _is(step: Step, program: Program, at: int) -> bool:
+def _is(step: Step, launch: Launch, at: int) -> bool:
     """Return whether a step is that of a program, and not several in one."""
-    return step.name == label(program.steps[at].output)
+    return step.name == label(launch.names[len(launch.program.inputs) + at])
 
 
-def _flops(step: Local | Collective, plans: Mapping[str, Any]) -> float:
-    """Return the floating-point operations of a step on all ranks, 0 if nobody knows."""
-    flops = OPERATIONS[step.operation].flops if isinstance(step, Collective) else None
-    return 0.0 if flops is None else flops(plans[step.output])
+def _flops(node: Node, plan: Any) -> float:
+    """Return the floating-point operations of a node on all ranks, 0 if nobody knows."""
+    flops = None if node.operation is None else OPERATIONS[node.operation].flops
+    return 0.0 if flops is None else flops(plan)
 
 
 def _saved(detail: Any) -> int:

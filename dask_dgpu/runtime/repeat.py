@@ -19,7 +19,7 @@ from dask_dgpu.runtime.observer import IGNORE, Span
 from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.prepared import Stretch
 from dask_dgpu.runtime.tracks import Tracks
-from graph_opt.model.layout import CUPY, NUMPY, label
+from graph_opt.model.layout import CUPY, NUMPY
 
 if TYPE_CHECKING:
     from dask_dgpu.runtime.execute import Rank
@@ -61,7 +61,7 @@ def _launch(
     rank: Rank, stretch: Stretch, recorded: Recorded, arrays: Sequence[Array]
 ) -> dict[int, Blocks]:
     """Launch a recording, and report its steps; the first has the host's time."""
-    names = [label(rank.names(step.output)) for step in stretch.steps]
+    names = [rank.labels[step.number] for step in stretch.steps]
     rank.observer.progress(names[0], 0, len(names))
     with rank.observer.step(names[0], stretch.steps[0].action) as first:
         made, spans = recorded.launch(arrays)

@@ -100,11 +100,16 @@ class Shipping:
 
 
 def ship(
-    shipping: Shipping, comm: Comm, device: Device, values: Mapping[int, Blocks]
+    shipping: Shipping,
+    comm: Comm,
+    device: Device,
+    values: Mapping[int, Blocks],
+    names: Sequence[str],
 ) -> dict[Block, Any]:
     """Send a rank's shipments, and return the received blocks by value and place.
 
-    Every rank with a part calls this. The host waits for the device only if it has to read headers.
+    Errors have the ``names`` of values. Every rank with a part calls this.
+    The host waits for the device only if it has to read headers.
 
     Raises
     ------
@@ -113,14 +118,19 @@ def ship(
     """
     arrays, others = shipping.on_cuda if device.kind == "cuda" else shipping.on_host
     found: dict[Block, Any] = {}
-    for part, send in ((arrays, _ship_arrays), (others, _ship_any)):
-        if part.out or part.expected:
-            found |= send(part, comm, device, values)
+    if arrays.out or arrays.expected:
+        found |= _ship_arrays(arrays, comm, device, values, names)
+    if others.out or others.expected:
+        found |= _ship_any(others, comm, device, values)
     return found
 
 
 def _ship_arrays(
-    shipping: Shipping, comm: Comm, device: Device, values: Mapping[int, Blocks]
+    shipping: Shipping,
+    comm: Comm,
+    device: Device,
+    values: Mapping[int, Blocks],
+    names: Sequence[str],
 ) -> dict[Block, Any]:
     """Send and receive declared arrays, and parts of reductions."""
     known, receives = shipping.known, []
@@ -128,7 +138,9 @@ def _ship_arrays(
     out = [((each.value, each.index), each.target) for each in shipping.out]
     with device.computing():
         arrays = {
-            (number, index): known[number, index].packed(values[number][index], device)
+            (number, index): known[number, index].packed(
+                values[number][index], names[number], device
+            )
             for number, index in dict.fromkeys(place for place, _ in out)
         }
     sends = [(target, arrays[place]) for place, target in out]

@@ -63,7 +63,6 @@ class Declared(NamedTuple):
     """
 
     number: int
-    name: str
     value: Value
     dtype: np.dtype[Any]
     shapes: Mapping[Index, tuple[int, ...]]
@@ -71,12 +70,12 @@ class Declared(NamedTuple):
     spent: bool
 
     @classmethod
-    def of(cls, plans: Plans, name: str, value: Value, rank: int, spent: bool) -> Declared:
-        """Return an input, by its name."""
-        placed = plans.values[name].layout
+    def of(cls, plans: Plans, number: int, value: Value, rank: int, spent: bool) -> Declared:
+        """Return an input, by its number."""
+        placed = plans.values[number].layout
         shapes = {index: value.block_shape(index) for index in value.indices()}
         owned, dtype = placed.owned(rank), dtype_named(value.dtype)
-        return cls(plans.numbers[name], name, value, dtype, shapes, owned, spent)
+        return cls(number, value, dtype, shapes, owned, spent)
 
 
 @dataclass(frozen=True)
@@ -94,14 +93,13 @@ class Operating:
 
 
 class Step(NamedTuple):
-    """A step of one rank: its output, what is moved before it, and the values that end with it.
+    """A step of one rank: what is moved before it, and the values that end with it.
 
-    ``action`` is that of its span, ``number`` that of its output.
+    ``number`` is that of its result, ``action`` that of its span.
     """
 
-    output: str
-    action: str
     number: int
+    action: str
     moves: Shipping | None
     work: Functions | Operating
     ending: tuple[int, ...]

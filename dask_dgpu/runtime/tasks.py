@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,11 +27,13 @@ from dask_dgpu.operations.value import Blocks, conforming
 from dask_dgpu.runtime.again import with_less
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.observer import Observer, Span
+from dask_dgpu.runtime.package import program_of
 from dask_dgpu.runtime.plans import Owners, Plans, plans
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.prepared import prepared
+from dask_dgpu.runtime.program import Launch, Program
 from dask_dgpu.runtime.recording import Recording
 from graph_opt.dask_graph.emit import GANG, STAGE, Key
-from graph_opt.model.layout import dealt
+from graph_opt.model.layout import CUPY, dealt
 
 if TYPE_CHECKING:
     from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
@@ -68,22 +71,22 @@ def stage(
     return plugin.stage(key, block)
 
 
-def gang(program: Program, *staged: list[Any]) -> Any:
+def gang(launch: Launch, *staged: list[Any]) -> Any:
     """Run a program on all ranks; return a handle for ``out``."""
     here = _worker_plugin()
     if here is None:
         if any(map(_is_token, chain.from_iterable(staged))):
             raise DgpuError(f"some workers of this cluster have no dask_dgpu plugin; {ENABLE}")
         try:
-            return run_here(program, staged)
+            return run_here(launch, staged)
         except UndeclaredError as error:
-            plain = program.fallback
+            plain = launch.fallback
             if plain is None:
                 raise
             warnings.warn(f"dask_dgpu left a gang to Dask: {error}", stacklevel=2)
-        return plain.blocks(program.named(staged))
+        return plain.blocks(launch.named(staged))
     plugin, key = here
-    return plugin.run_gang(key, program, staged)
+    return plugin.run_gang(key, launch, staged)
 
 
 def out(handle: Any, block: Key) -> Array:
@@ -162,8 +165,8 @@ class Naming(Observer):
                 span.stop = self.now()
 
 
-def run_here(program: Program, staged: Sequence[list[Array]]) -> dict[Key, Array]:
-    """Run a program on ``program.local_ranks`` threads; return all blocks of its results.
+def run_here(launch: Launch, staged: Sequence[list[Array]]) -> dict[Key, Array]:
+    """Run a program on its number of local ranks, as threads; return all blocks of its results.
 
     If it runs out of memory, it runs once more, planned with less.
 
@@ -172,18 +175,20 @@ def run_here(program: Program, staged: Sequence[list[Array]]) -> dict[Key, Array
     OutOfMemoryError
         If it runs out of memory again.
     """
-    size, inputs = program.local_ranks, program.inputs
-    owners: Owners = {name: dealt(len(value.indices()), size) for name, value in inputs}
+    if launch.form is not None:
+        launch = replace(launch, program=program_of(launch), form=None)
+    program, size = launch.program, launch.program.local_ranks
+    owners = [dealt(len(value.indices()), size) for value in program.inputs]
     try:
-        return _run_planned(plans(program, owners, size), owners, staged, last=False)
+        return _run_planned(launch, plans(program, owners, size), owners, staged, last=False)
     except Exception as error:
         if not lacks_memory(error):
             raise
     gc.collect()  # frames of the error may hold arrays
     _device(program).release()
-    fixed, tried = with_less(program, owners, size)
+    planned, tried = with_less(program, launch.title, owners, size)
     try:
-        return _run_planned(fixed, owners, staged)
+        return _run_planned(launch, planned, owners, staged)
     except Exception as error:
         if lacks_memory(error):
             raise tried.error(error) from None
@@ -191,14 +196,19 @@ def run_here(program: Program, staged: Sequence[list[Array]]) -> dict[Key, Array
 
 
 def _run_planned(
-    fixed: Plans, owners: Owners, staged: Sequence[list[Array]], *, last: bool = True
+    launch: Launch,
+    planned: Plans,
+    owners: Owners,
+    staged: Sequence[list[Array]],
+    *,
+    last: bool = True,
 ) -> dict[Key, Array]:
     """Run a planned program, for the ``last`` time or not if it runs out of memory."""
-    program, size = fixed.program, fixed.program.local_ranks
-    blocks: dict[str, Blocks] = {
-        name: dict(zip(value.indices(), given, strict=True))
-        for (name, value), given in zip(program.inputs, staged, strict=True)
-    }
+    program, size = launch.program, launch.program.local_ranks
+    blocks: list[Blocks] = [
+        dict(zip(value.indices(), given, strict=True))
+        for value, given in zip(program.inputs, staged, strict=True)
+    ]
     wanted = tuple(recordings)
     observers = [Naming(rank, profiled=bool(wanted)) for rank in range(size)]
 
@@ -206,18 +216,19 @@ def _run_planned(
     contexts = [copy_context() for _ in range(size)]
 
     def rank_program(comm: Comm) -> dict[Key, Array]:
-        mine = {
-            name: {
+        mine: list[Blocks] = [
+            {
                 index: block
-                for (index, block), owner in zip(values.items(), owners[name], strict=True)
+                for (index, block), owner in zip(values.items(), held, strict=True)
                 if owner == comm.rank
             }
-            for name, values in blocks.items()
-        }
-        return execute(program, fixed, comm, _device(program), mine, observers[comm.rank])
+            for values, held in zip(blocks, owners, strict=True)
+        ]
+        todo, observer = prepared(program, planned, comm.rank), observers[comm.rank]
+        return execute(todo, launch.names, comm, _device(program), mine, observer)
 
     result: dict[Key, Array] = {}
-    with _recorded(wanted, fixed, observers, last):
+    with _recorded(wanted, launch, planned, observers, last):
         for part in run_local(size, lambda comm: contexts[comm.rank].run(rank_program, comm)):
             result.update(part)
     return result
@@ -225,13 +236,16 @@ def _run_planned(
 
 @contextmanager
 def _recorded(
-    wanted: Sequence[Recording], fixed: Plans, ranks: Sequence[Naming], last: bool
+    wanted: Sequence[Recording],
+    launch: Launch,
+    planned: Plans,
+    ranks: Sequence[Naming],
+    last: bool,
 ) -> Iterator[None]:
     """Record a gang in this process, if it is ``wanted``.
 
     One that runs out of memory, but not for the ``last`` time, is not recorded.
     """
-    program = fixed.program
     try:
         yield
     except Exception as error:
@@ -240,11 +254,11 @@ def _recorded(
         failed = next((rank for rank in ranks if rank.error is error), ranks[0])
         reason = f"{type(error).__name__}: {error}"
         for recording in wanted:
-            recording.add_failed_gang(program, lane_of(failed), failed.spans, reason)
+            recording.add_failed_gang(launch, lane_of(failed), failed.spans, reason)
         raise
     spans = {lane_of(rank): rank.spans for rank in ranks}
     for recording in wanted:
-        recording.add_gang(program, fixed.collectives, spans, ranks[0].details)
+        recording.add_gang(launch, planned.collectives, spans, ranks[0].details)
 
 
 def lane_of(rank: Naming) -> str:
@@ -253,8 +267,7 @@ def lane_of(rank: Naming) -> str:
 
 
 def _device(program: Program) -> Device:
-    values = [value for _, value in program.inputs] + [step.result for step in program.steps]
-    if any(value.container == "cupy.ndarray" for value in values):
+    if any(value.container == CUPY for value in program.values):
         from dask_dgpu.kernels.device.cuda import CudaDevice
 
         return CudaDevice()

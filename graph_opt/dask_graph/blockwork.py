@@ -23,8 +23,9 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 
 from graph_opt.dask_graph.forms import Form, block_form, estimate, nbytes_of, node_of
-from graph_opt.dask_graph.gathering import gathered, in_order, renamed
+from graph_opt.dask_graph.gathering import gathered, in_order
 from graph_opt.dask_graph.internals import Alias, GraphNode
+from graph_opt.dask_graph.layers import renamed
 from graph_opt.dask_graph.members import calls_others, is_block, tasks_of
 from graph_opt.dask_graph.parse import ArrayGraph, Culled
 from graph_opt.model.blockwork import OPAQUE, Block, Blockwork

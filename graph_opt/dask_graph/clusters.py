@@ -19,6 +19,7 @@ from graph_opt.dask_graph.internals import (
 )
 from graph_opt.dask_graph.nodes import Nodes, Operand
 from graph_opt.dask_graph.parse import ArrayGraph
+from graph_opt.dask_graph.recipes import without_names
 from graph_opt.dask_graph.reductions import Chunked
 from graph_opt.dask_graph.slices import Cut, Steps
 from graph_opt.model.expression import Expression, Input
@@ -32,16 +33,17 @@ class Fusion:
     """The work of several layers on one block each.
 
     ``dtypes`` are those of the inputs, as declared. ``tasks`` are Dask's own, for blocks that are
-    of another dtype or type; in these the inputs have their numbers as keys. If the last work is
+    of another dtype or type, and ``result`` is the key of the last; in these the inputs have their
+    numbers as keys, and nothing has a name. If the last work is
     the first step of a reduction over several blocks, this is ``chunked``, and ``reduced`` the
     number of the node that it reduces. A call for ``argmin`` and the like has the place of the
     block after the inputs, with the next number. If ``cut``, a call has last how each input is cut.
     """
 
-    name: str
     expression: Expression
     dtypes: tuple[str, ...]
     tasks: Mapping[Any, GraphNode]
+    result: Any
     chunked: Chunked | None = None
     reduced: int = 0
     cut: bool = False
@@ -203,4 +205,5 @@ def _fusion(cluster: Cluster, arrays: ArrayGraph) -> Fusion:
     declared = tuple(node_of(arrays, name).dtype for name, _ in cluster.inputs)
     expression = Expression(tuple(nodes.nodes), results)
     cut = bool(cluster.cuts)
-    return Fusion(cluster.last, expression, declared, tasks, chunked, reduced, cut)
+    own, names = without_names(tasks, range(len(declared) + 1))
+    return Fusion(expression, declared, own, names[cluster.last], chunked, reduced, cut)

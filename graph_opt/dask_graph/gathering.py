@@ -19,7 +19,8 @@ from typing import Any
 
 from dask.core import reverse_dict
 
-from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode, Task, TaskRef
+from graph_opt.dask_graph.internals import DataNode, GraphNode, Task, TaskRef
+from graph_opt.dask_graph.layers import renamed
 
 Key = Any
 Tasks = Mapping[Key, GraphNode]
@@ -87,14 +88,6 @@ def in_order(needs: Mapping[Key, Collection[Key]]) -> list[Key]:
     return list(
         TopologicalSorter({key: sorted(needs[key], key=repr) for key in keys}).static_order()
     )
-
-
-def renamed(task: GraphNode, names: Mapping[Key, Any], key: Key) -> GraphNode:
-    """Return a task with another key, which reads what ``names`` has for the keys that it reads."""
-    if isinstance(task, Alias):  # only changes its key with its target
-        target = names.get(task.target, task.target)
-        return target.substitute({}, key) if isinstance(target, Task) else Alias(key, target=target)
-    return task.substitute(names, key)
 
 
 def _with_parts(inner: Tasks, size: Size, limit: float) -> tuple[dict[Key, GraphNode], Tasks]:

@@ -12,7 +12,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 from dask.tokenize import tokenize
 from dask.utils import typename
 
-from graph_opt.dask_graph.internals import GraphNode, convert_legacy_graph, cull
+from graph_opt.dask_graph.internals import Alias, GraphNode, Task, convert_legacy_graph, cull
 from graph_opt.dask_graph.parse import ArrayGraph, Rule, unsupported
 from graph_opt.model.layout import ArrayNode, Chunks, Declined, Index
 from graph_opt.model.piece import Piece
@@ -256,3 +256,11 @@ def deferred(
     names = {name for x in sources for name in x.__dask_layers__()}
     graph = HighLevelGraph({**graph.layers, key: layer}, {**graph.dependencies, key: names})
     return Array(graph, key, chunks, dtype=dtype, meta=meta)
+
+
+def renamed(task: GraphNode, names: Mapping[Key, Any], key: Key) -> GraphNode:
+    """Return a task with another key, which reads what ``names`` has for the keys that it reads."""
+    if isinstance(task, Alias):  # only changes its key with its target
+        target = names.get(task.target, task.target)
+        return target.substitute({}, key) if isinstance(target, Task) else Alias(key, target=target)
+    return task.substitute(names, key)

@@ -243,7 +243,7 @@ def test_only_the_scheduler_plans(client, on_device):
     wait([x, y])
 
     def plans_made() -> int:
-        return plans_module._fixed.cache_info().misses
+        return plans_module._settled.cache_info().misses
 
     before, of_workers = client.run_on_scheduler(plans_made), client.run(plans_made)
     wait((x @ y).persist())

@@ -12,7 +12,6 @@ import pytest
 from distributed import Client, wait
 
 import dask_dgpu as dgpu
-from dask_dgpu.runtime.package import MOST_PLANS
 from tests.cluster.conftest import SETTINGS, start_cluster
 from tests.cluster.observe import PLUGIN, eventually
 
@@ -297,7 +296,6 @@ def test_computations_on_new_arrays_leave_nothing_behind(client: Client, count: 
     kept = client.run_on_scheduler(structures)
     if count == COMPUTATIONS:
         assert kept["optimized"] <= 2
-        assert kept["sent"] <= 2 * MOST_PLANS * len(objects_before)
         for old, new in zip(objects_before, objects(), strict=True):
             assert new["dask_dgpu"] <= old["dask_dgpu"] + MOST_OBJECTS
             assert new["graph_opt"] <= old["graph_opt"] + MOST_OBJECTS

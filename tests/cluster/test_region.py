@@ -161,7 +161,7 @@ def test_errors_name_the_operation(client, x):
     assert raised.traceback[-1].name == "broken"  # on the worker
     with pytest.raises(ArithmeticError, match="no such number") as raised:
         client.compute(abs(y).sum()).result(timeout=60)  # which are fused
-    assert "in broken-01234567" in raised.value.__notes__
+    assert "in broken" in raised.value.__notes__
     result, _ = compute(client, filtered(x))
     np.testing.assert_allclose(result, wanted(), rtol=1e-10, atol=1e-12)
 

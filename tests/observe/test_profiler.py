@@ -22,12 +22,11 @@ from dask_dgpu.algorithms.summa.traffic import traffic
 from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.observe.profiler import Timeline
 from dask_dgpu.observe.profiler import timeline as drawing
-from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.recording import Event, Found, Row
-from graph_opt.model.layout import dealt
 from tests.support.browser import chromium
+from tests.support.programs import even, launch_of
 
 SETTINGS: dict[str, Any] = {"when": "always", "on_error": "raise", "local_ranks": 3}
 A = np.random.default_rng(23).random((12, 12))
@@ -92,14 +91,10 @@ def test_bytes_are_those_that_ranks_sent(
 
 
 def test_bytes_of_a_product_are_those_of_its_plan(x: da.Array) -> None:
-    optimizer: GraphOptimizer = da.core.config.get("array_optimize")
     square = da.from_array(A, chunks=4)
     y = square @ square
-    rewriting = optimizer.rewrite(y.dask, y.__dask_keys__())
-    ((region, _),) = rewriting.regions
-    program = optimizer.program(region)
-    owners = {name: dealt(9, 3) for name, _ in program.inputs}
-    (part,) = plans(program, owners, 3).collectives.values()
+    program = launch_of(y, 3).program
+    (part,) = plans(program, even(program, 3), 3).collectives.values()
     planned = sum(step[1].sum() for step in traffic(part.plan))
     prof, _ = profiled(y)
     assert rows_of(prof, "gang")["matmul"]["sent_bytes"] == planned > 0

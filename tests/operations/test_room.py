@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.operations import OPERATIONS, Cost
-from dask_dgpu.operations.value import Collective
-from dask_dgpu.runtime.plans import plans
+from dask_dgpu.operations import Cost
+from dask_dgpu.runtime.plans import costs_of, plans
 from dask_dgpu.runtime.program import Program
-from graph_opt.model.layout import dealt
+from tests.support.programs import even, launch_of
 
 RANKS = 4
 
@@ -49,19 +48,14 @@ def enabled() -> Iterator[None]:
 
 
 def program_of(array: da.Array) -> Program:
-    settings: dict[str, Any] = {"local_ranks": RANKS, "when": "always", "memory_limit": "1 PiB"}
-    with dgpu.enable(**settings) as enabled:
-        optimizer = enabled.optimizer
-        ((region, _),) = optimizer.rewrite(array.dask, array.__dask_keys__()).regions
-        return optimizer.program(region)
+    return launch_of(array, RANKS, memory_limit="1 PiB").program
 
 
 def cost_in(program: Program, room: float | None) -> Cost:
     """Return the cost of the only collective of a program in so many bytes."""
-    owners = {name: dealt(len(value.indices()), RANKS) for name, value in program.inputs}
-    found = plans(replace(program, room=room), owners, RANKS).collectives
-    (step,) = (step for step in program.steps if isinstance(step, Collective))
-    return OPERATIONS[step.operation].cost(found[step.output], program.machine)
+    planned = plans(replace(program, room=room), even(program, RANKS), RANKS)
+    (cost,) = costs_of(program, planned).values()
+    return cost
 
 
 @pytest.mark.parametrize("name", OPERATORS)

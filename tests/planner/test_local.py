@@ -109,7 +109,7 @@ def test_blocks_that_meet_are_one_gang(form: str, programs: list[Any]) -> None:
     assert len(programs) == len(explanation.regions) == 1
     assert explanation.rewritten == ()
     assert any(each.by == "gang" for each in explanation.operations)
-    assert programs[0].name in z.name or z.name.startswith(programs[0].name[:-9])
+    assert programs[0].title in z.name or z.name.startswith(programs[0].title[:-9])
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

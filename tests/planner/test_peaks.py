@@ -113,11 +113,11 @@ def peaks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     original = tasks.run_here
 
-    def run_here(program: Any, staged: Sequence[list[Any]]) -> Any:
+    def run_here(launch: Any, staged: Sequence[list[Any]]) -> Any:
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
-        result = original(program, staged)
-        inputs = sum(value.nbytes(at) for _, value in program.inputs for at in value.indices())
+        result = original(launch, staged)
+        inputs = sum(value.nbytes(at) for value in launch.program.inputs for at in value.indices())
         found.append(tracemalloc.get_traced_memory()[1] - before + inputs)
         return result
 

@@ -15,19 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import dask_dgpu as dgpu
-from dask_dgpu.comm.local import run_local
-from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
-from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.present import Present
-from dask_dgpu.runtime.execute import execute
-from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.ship import HEADER
-from graph_opt.model.layout import dealt
 from tests.support.profiles import examples
-from tests.support.recording import RecordingComm
+from tests.support.programs import loaded, run_evenly
 
 ALWAYS = {"on_error": "raise", "when": "always"}
 SLOW = pytest.mark.slow
@@ -135,8 +129,8 @@ def test_they_are_one_gang(form: str, programs: list[Any]) -> None:
         explanation = dgpu.explain(z)
         z.compute(scheduler="sync")
     assert len(programs) == len(explanation.regions) == (0 if form in ALONE else 1)
-    for program in programs:
-        assert program.plain is None  # without errors nothing falls back
+    for launch in programs:
+        assert launch.plain is None  # without errors nothing falls back
 
 
 dtypes = st.sampled_from(["f4", "f8", "i4", "u1", "c16", "?"])
@@ -156,32 +150,10 @@ def test_any_running_sum(shape: Any, data: Any, ranks: int, dtype: str) -> None:
     np.testing.assert_array_equal(found, values.cumsum(axis=axis), strict=True)
 
 
-def sent(z: da.Array, blocks: dict[str, Any], ranks: int) -> tuple[int, int]:
-    """Return the bytes that ranks send for an array of ``blocks``, and the steps."""
-    with dgpu.enable(local_ranks=ranks, **ALWAYS) as enabled:
-        ((region, _),) = enabled.optimizer.rewrite(z.dask, z.__dask_keys__()).regions
-        program = enabled.optimizer.program(region)
-    owners = {name: dealt(len(value.indices()), ranks) for name, value in program.inputs}
-    fixed = plans(program, owners, ranks)
-
-    def rank_program(comm: Comm) -> int:
-        recorded = RecordingComm(comm)
-        mine = {
-            name: {
-                index: blocks[name][index]
-                for index, owner in zip(value.indices(), owners[name], strict=True)
-                if owner == comm.rank
-            }
-            for name, value in program.inputs
-        }
-        execute(program, fixed, recorded, HostDevice(), mine)
-        return recorded.ledger.bytes_sent
-
-    return sum(run_local(ranks, rank_program)), len(program.steps)
-
-
-def blocks_of(x: da.Array) -> dict[str, Any]:
-    return {x.name: {i: x.blocks[i].compute(scheduler="sync") for i in np.ndindex(x.numblocks)}}
+def sent(z: da.Array, ranks: int) -> tuple[int, int]:
+    """Return the bytes that ranks send for an array, and the steps."""
+    launch, staged = loaded(z, ranks)
+    return run_evenly(launch, staged, ranks).sent, len(launch.program.nodes)
 
 
 ROWS, COLUMNS, CHUNKS = 64, 48, 8
@@ -192,7 +164,7 @@ ROWS, COLUMNS, CHUNKS = 64, 48, 8
 def test_a_running_sum_sends_one_row_of_each_block(method: str, ranks: int) -> None:
     """Of all blocks but the last, to each other rank, in one exchange."""
     x = lazy(RNG.random((ROWS, COLUMNS)), (ROWS // CHUNKS, COLUMNS))
-    nbytes, steps = sent(da.cumsum(x, axis=0, method=method), blocks_of(x), ranks)
+    nbytes, steps = sent(da.cumsum(x, axis=0, method=method), ranks)
     row, copies = COLUMNS * 8, (CHUNKS - 1) * (ranks - 1)
     most = copies * (row + HEADER)
     if method == "sequential":
@@ -206,7 +178,7 @@ def test_a_running_sum_sends_one_row_of_each_block(method: str, ranks: int) -> N
 def test_totals_as_large_as_blocks_travel_from_rank_to_rank() -> None:
     ranks = 4
     x = lazy(RNG.random((CHUNKS, 4 * COLUMNS)), (1, 4 * COLUMNS))
-    nbytes, steps = sent(da.cumsum(x, axis=0), blocks_of(x), ranks)
+    nbytes, steps = sent(da.cumsum(x, axis=0), ranks)
     # to the rank that adds the next total, and to the one that adds it to its block
     assert nbytes == 2 * (ranks - 1) * (4 * COLUMNS * 8 + HEADER)
     assert steps == 1 + CHUNKS + 1
@@ -217,7 +189,7 @@ def test_factors_of_a_tall_matrix_meet_on_one_rank() -> None:
     values = RNG.random((1024, n))
     x = lazy(values, (1024 // blocks, n))
     r = da.linalg.qr(x)[1]
-    nbytes, _ = sent(r, blocks_of(x), ranks)
+    nbytes, _ = sent(r, ranks)
     assert nbytes == (ranks - 1) * (n * n * values.itemsize + HEADER)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -29,6 +30,7 @@ from graph_opt.dask_graph.sent import SentGraph
 from tests.graph_opt.dask_graph.test_renaming import PROGRAMS, held
 from tests.graph_opt.dask_graph.test_sent import received
 from tests.support.profiles import examples
+from tests.support.programs import launches_of
 
 RNG = np.random.default_rng(17)
 A, B = RNG.random((9, 9)), RNG.random((9, 9))
@@ -190,8 +192,10 @@ def test_tasks_that_hold_data_hold_that_of_their_graph(calls, make, order):
         for z, blocks, wanted in zip(arrays, found, make(values), strict=True):
             finalize, facts = z.__dask_postcompute__()
             np.testing.assert_allclose(finalize(blocks, *facts), wanted, rtol=1e-12)
-        (text,) = kept.graphs.values()
-        assert not any(block.tobytes() in text for block in (values[:4, :4], values[8:, 8:]))
+        (graph,) = kept.graphs.values()
+        texts = [graph.text, *map(pickle.dumps, graph.programs.values())]
+        for block in (values[:4, :4], values[8:, 8:]):
+            assert not any(block.tobytes() in text for text in texts)
     assert len(calls) == 1
 
 
@@ -201,6 +205,21 @@ def test_arrays_that_tasks_write_are_those_of_the_graph():
         x = held(values, 4)
         kept.compute(da.store(x + x.T, target, lock=False, compute=False), x)
         np.testing.assert_array_equal(target, values + values.T)
+    assert len(kept.graphs) == 1
+
+
+def test_functions_that_hold_a_token_see_their_own():
+    """A user may pass the name of an array to a function."""
+
+    def tell(block: Any, name: str) -> Any:
+        return block + int(name[-8:], 16)
+
+    kept = Kept()
+    for values in (A, B, A):
+        x = held(values, 4)
+        z = x.map_blocks(tell, x.name, dtype=float) @ x
+        found = kept.compute(z, x)
+        np.testing.assert_allclose(found, (values + int(x.name[-8:], 16)) @ values, rtol=1e-12)
     assert len(kept.graphs) == 1
 
 
@@ -245,14 +264,14 @@ def test_a_gang_has_the_same_name_whatever_reads_its_arrays():
     assert found[0] == found[1] == set(filter(is_gang, kept.optimized(z)))
 
 
-def test_programs_have_the_names_of_their_arrays():
+def test_launches_have_the_names_of_their_arrays():
     kept = Kept()
     for values in (A, B):
         z = held(values, 4) @ held(values, 4)
-        (program,) = (task.args[0] for key, task in kept.optimized(z).items() if is_gang(key))
-        assert program.name == dgpu.explain(z).rewritten[0][0].label
-        assert [name for name, _ in program.outputs] == [z.name]
-        assert program.inputs[0][0].startswith("held-")
+        (launch,) = launches_of(kept.optimized(z))
+        assert launch.title == dgpu.explain(z).rewritten[0][0].label
+        assert [name for name, _ in launch.outputs] == [z.name]
+        assert launch.names[0].startswith("held-")
 
 
 def test_fallback_of_a_known_structure():
@@ -320,7 +339,7 @@ def test_graphs_with_layers_are_not_kept():
     with dask.annotate(priority=3):
         z = held(A, 4) @ held(B, 4)
     assert isinstance(kept.optimized(z), HighLevelGraph)
-    assert list(kept.graphs.values()) == [b""]
+    assert [each.text for each in kept.graphs.values()] == [b""]
     assert isinstance(kept.optimized(z), HighLevelGraph)
 
 

@@ -16,7 +16,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.errors import UndeclaredError, UndeclaredShapeError, UndeclaredTypeError
 from dask_dgpu.operations.value import conforming
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.program import Launch
 from graph_opt.dask_graph.emit import GangLayer
 from graph_opt.dask_graph.plain import Plain
 
@@ -125,13 +125,12 @@ def test_what_dask_would_do_travels_unless_a_scheduler_has_it() -> None:
     assert isinstance(optimizer, GraphOptimizer)
     graph = optimizer.rewrite(z.dask, z.__dask_keys__()).graph
     (gang,) = (layer for layer in graph.layers.values() if isinstance(layer, GangLayer))
-    program: Program = gang[gang.gang].args[0]
-    assert isinstance(program.plain, Plain)
-    copy: Program = pickle.loads(pickle.dumps(program))
+    launch: Launch = gang[gang.gang].args[0]
+    assert isinstance(launch.plain, Plain)
+    copy: Launch = pickle.loads(pickle.dumps(launch))
     assert copy.fallback is not None
-    assert copy.fallback.wanted == program.plain.wanted
-    assert pickle.loads(copy.payload).plain is None  # ranks need none
-    staying = replace(program, plain=replace(program.plain, travels=False))
+    assert copy.fallback.wanted == launch.plain.wanted
+    staying = replace(launch, plain=replace(launch.plain, travels=False))
     assert pickle.loads(pickle.dumps(staying)).plain is None
 
 

@@ -17,10 +17,9 @@ from dask_dgpu.errors import DgpuError, OutOfMemoryError
 from dask_dgpu.kernels import gemm
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.again import Tried, with_less
-from dask_dgpu.runtime.plans import Owners, costs_of, peak_bytes, plans
-from dask_dgpu.runtime.program import Program
-from graph_opt.model.layout import dealt
+from dask_dgpu.runtime.plans import costs_of, peak_bytes, plans
 from tests.operations.test_room import OPERATORS, RANKS, program_of, zeros
+from tests.support.programs import even, scattered
 
 MOST_ROUNDS = 200
 LAPLACE = np.array([[0.0, 1, 0], [1, -4, 1], [0, 1, 0]])
@@ -55,27 +54,18 @@ def enabled() -> Iterator[None]:
         yield
 
 
-def places(program: Program, size: int, seed: int | None = None) -> Owners:
-    """Return even shares, or with a seed any places."""
-    counts = {name: len(value.indices()) for name, value in program.inputs}
-    if seed is None:
-        return {name: dealt(count, size) for name, count in counts.items()}
-    rng = np.random.default_rng(seed)
-    return {name: tuple(rng.integers(size, size=count).tolist()) for name, count in counts.items()}
-
-
 @pytest.mark.parametrize("name", [*LESS, *SAME])
 def test_the_second_plan_needs_less_if_it_can(name: str) -> None:
     program = program_of((LESS | SAME)[name]())
-    owners = places(program, RANKS)
+    owners = even(program, RANKS)
     first = plans(program, owners, RANKS)
-    second, tried = with_less(program, owners, RANKS)
-    assert tried == (program.name, peak_bytes(first, RANKS), peak_bytes(second, RANKS))
+    second, tried = with_less(program, "matmul", owners, RANKS)
+    peaks = (peak_bytes(program, each, RANKS) for each in (first, second))
+    assert tried == ("matmul", *peaks)
     assert 0 < tried.second_bytes <= tried.first_bytes
     assert (tried.second_bytes < tried.first_bytes) == (name in LESS)
-    assert (second.fixed.payload != first.fixed.payload) == (name in LESS)
-    again = plans(program, owners, RANKS)
-    assert again.fixed is first.fixed  # later calls are planned as before
+    assert (second.payload != first.payload) == (name in LESS)
+    assert plans(program, owners, RANKS) is first  # later calls are planned as before
 
 
 @pytest.mark.parametrize("name", [*LESS, *SAME])
@@ -83,7 +73,7 @@ def test_the_second_plan_needs_less_if_it_can(name: str) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_it_never_needs_more(name: str, size: int, seed: int) -> None:
     program = program_of((LESS | SAME)[name]())
-    _, tried = with_less(program, places(program, size, seed), size)
+    _, tried = with_less(program, "matmul", scattered(program, size, seed), size)
     assert tried.second_bytes <= tried.first_bytes
 
 
@@ -91,8 +81,8 @@ def test_it_never_needs_more(name: str, size: int, seed: int) -> None:
 @pytest.mark.parametrize("room", [0.0, 1.0, 1e9])
 def test_any_room_has_a_plan_of_few_steps(name: str, room: float) -> None:
     program = program_of((LESS | SAME)[name]())
-    fixed = plans(replace(program, room=room), places(program, RANKS), RANKS)
-    for cost in costs_of(fixed, program.machine).values():
+    fixed = plans(replace(program, room=room), even(program, RANKS), RANKS)
+    for cost in costs_of(program, fixed).values():
         details = dict(cost.details)
         assert max(details.get(key, 0) for key in ("steps", "rounds")) <= MOST_ROUNDS
         assert cost.peak_bytes > 0
@@ -102,10 +92,10 @@ def test_programs_of_several_collectives() -> None:
     """Each collective is planned with a fraction of its own bytes, not of the largest."""
     x, y = zeros((20000, 20000), 5000), zeros((2000, 2000), 500)
     program = program_of((x @ x).sum(axis=0)[:2000] + y @ y)
-    owners = places(program, RANKS)
-    (second, _), first = with_less(program, owners, RANKS), plans(program, owners, RANKS)
+    owners = even(program, RANKS)
+    (second, _), first = with_less(program, "a", owners, RANKS), plans(program, owners, RANKS)
     peaks = [
-        [each.peak_bytes for each in costs_of(fixed, program.machine).values() if each.moved_bytes]
+        [each.peak_bytes for each in costs_of(program, fixed).values() if each.moved_bytes]
         for fixed in (first, second)
     ]
     products = [(a, b) for a, b in zip(*peaks, strict=True) if a > 1 << 20]

@@ -14,9 +14,9 @@ from distributed import Reschedule
 from dask_dgpu.errors import CommError, DgpuError, GangError
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.runtime.failure import RankError, failure_of, opened, pickled
-from dask_dgpu.runtime.program import Limits, Program
+from dask_dgpu.runtime.program import Launch, Program
 from dask_dgpu.runtime.tasks import gang
-from graph_opt.model.cost import Machine
+from graph_opt.model.cost import HOST
 
 WHERE = (2, "tcp://here:1")
 
@@ -95,6 +95,6 @@ def test_no_error_of_a_block_function_is_taken_for_an_end(threads: int) -> None:
 
 def test_a_cluster_with_the_plugin_on_some_workers() -> None:
     staged = [("stage-x", "tcp://127.0.0.1:1")]
-    program = Program((), (), (), (), Machine(1.0, 1.0, 0.0, 1.0), "gloo", Limits())
+    launch = Launch(Program((), (), (), HOST), (), ())
     with pytest.raises(DgpuError, match="some workers of this cluster have no dask_dgpu plugin"):
-        gang(program, staged)
+        gang(launch, staged)

@@ -12,27 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import dask_dgpu as dgpu
-from dask_dgpu.comm.local import run_local
-from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device.host import HostDevice
-from dask_dgpu.runtime.execute import execute
-from dask_dgpu.runtime.plans import Plans, plans
-from dask_dgpu.runtime.program import Program
-from graph_opt.model.layout import Cuts, Index, dealt
+from dask_dgpu.runtime.plans import Owners, plans
+from dask_dgpu.runtime.program import Launch
+from graph_opt.model.layout import dealt
 from tests.support.profiles import examples
-from tests.support.recording import RecordingComm
+from tests.support.programs import Ran, cut, even, launch_of, run, scattered, slices
 
 N, CHUNK, STEPS = 24, 6, 5
 BLOCK_BYTES = CHUNK * CHUNK * 8
 
 
-def program_of(array: da.Array, ranks: int) -> Program:
-    """Return a program for a slow network, where bytes count even for small blocks."""
-    with dgpu.enable(local_ranks=ranks, when="always", on_error="raise") as enabled:
-        ((region, _),) = enabled.optimizer.rewrite(array.dask, array.__dask_keys__()).regions
-        program = enabled.optimizer.program(region)
-        return replace(program, machine=replace(program.machine, latency=1e-9, bandwidth=1e6))
+def slow(array: da.Array, ranks: int) -> Launch:
+    """Return the launch for a slow network, where bytes count even for small blocks."""
+    launch = launch_of(array, ranks)
+    machine = replace(launch.program.machine, latency=1e-9, bandwidth=1e6)
+    return replace(launch, program=replace(launch.program, machine=machine))
 
 
 def powers(
@@ -47,79 +41,41 @@ def powers(
     return result, [a, v]
 
 
-def run(
-    program: Program, arrays: list[np.ndarray[Any, Any]], fixed: Plans, owners: Any, ranks: int
-) -> tuple[dict[Any, Any], int]:
-    """Return all blocks of the result, and the bytes that ranks sent."""
+def check(launch: Launch, owners: Owners, ranks: int, arrays: Any, expected: Any) -> Ran:
+    """Run a program of arrays with different shapes, compare its result, and return it."""
     by_shape = {array.shape: array for array in arrays}
-    sent = [0] * ranks
-
-    def rank_program(comm: Comm) -> dict[Any, Any]:
-        recorded = RecordingComm(comm)
-        mine: dict[str, dict[Any, Any]] = {}
-        for name, value in program.inputs:
-            whole = by_shape[tuple(cuts[-1] for cuts in value.cuts)]
-            places = zip(value.indices(), owners[name], strict=True)
-            mine[name] = {
-                index: whole[slices(value.cuts, index)].copy()
-                for index, owner in places
-                if owner == comm.rank
-            }
-        made = execute(program, fixed, recorded, HostDevice(), mine)
-        sent[comm.rank] = recorded.ledger.bytes_sent
-        return made
-
-    made: dict[Any, Any] = {}
-    for part in run_local(ranks, rank_program):
-        made |= part
-    return made, sum(sent)
-
-
-def check(made: dict[Any, Any], program: Program, expected: np.ndarray[Any, Any]) -> None:
-    """Compare the blocks of the last step."""
-    result = program.steps[-1].result
+    program = launch.program
+    shapes = (tuple(cuts[-1] for cuts in value.cuts) for value in program.inputs)
+    staged = [cut(by_shape[x], value) for x, value in zip(shapes, program.inputs, strict=True)]
+    ran = run(launch, plans(program, owners, ranks), owners, staged, ranks)
+    result, name = program.values[-1], launch.names[-1]
     for index in result.indices():
-        found = made[program.steps[-1].output, *index]
-        np.testing.assert_allclose(found, expected[slices(result.cuts, index)], rtol=1e-12)
-
-
-def slices(cuts: tuple[Cuts, ...], index: Index) -> tuple[slice, ...]:
-    return tuple(slice(each[at], each[at + 1]) for each, at in zip(cuts, index, strict=True))
-
-
-def scattered(program: Program, ranks: int, seed: int) -> dict[str, tuple[int, ...]]:
-    """Return random places of all blocks."""
-    rng = np.random.default_rng(seed)
-    return {
-        name: tuple(rng.integers(ranks, size=len(value.indices())).tolist())
-        for name, value in program.inputs
-    }
+        found, wanted = ran.blocks[name, *index], expected[slices(result, index)]
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    return ran
 
 
 @given(ranks=st.integers(1, 7), seed=st.integers(0, 2**16), steps=st.integers(1, 3))
 @examples(25)
 def test_the_result_is_right_wherever_blocks_lie(ranks: int, seed: int, steps: int) -> None:
     array, (a, v) = powers(steps)
-    program = program_of(array, ranks)
-    owners = scattered(program, ranks, seed)
-    fixed = plans(program, owners, ranks)
-    made, _ = run(program, [a, v], fixed, owners, ranks)
-    check(made, program, np.linalg.matrix_power(a, steps) @ v)
+    launch = slow(array, ranks)
+    owners = scattered(launch.program, ranks, seed)
+    check(launch, owners, ranks, [a, v], np.linalg.matrix_power(a, steps) @ v)
 
 
 def test_a_matrix_of_a_loop_moves_once() -> None:
-    ranks, (array, arrays) = 4, powers(STEPS)
-    program = program_of(array, ranks)
-    (matrix,) = (name for name, value in program.inputs if len(value.indices()) == 16)
-    owners = {name: dealt(len(value.indices()), ranks) for name, value in program.inputs}
+    ranks, (array, (a, v)) = 4, powers(STEPS)
+    launch = slow(array, ranks)
+    owners = list(even(launch.program, ranks))
+    matrix = [len(places) for places in owners].index(16)
     owners[matrix] = tuple(np.random.default_rng(0).permutation(owners[matrix]).tolist())
     misplaced = sum(
         here != there for here, there in zip(owners[matrix], dealt(16, ranks), strict=True)
     )
-    fixed = plans(program, owners, ranks)
-    (moved,) = fixed.fixed.moves.values()
+    (moved,) = plans(launch.program, owners, ranks).moves.values()
     assert len(moved) == misplaced >= 8
-    _, sent = run(program, arrays, fixed, owners, ranks)
+    sent = check(launch, owners, ranks, [a, v], np.linalg.matrix_power(a, STEPS) @ v).sent
     vectors = STEPS * N * 8 * (ranks - 1)
     headers = 1024 * misplaced
     assert sent <= misplaced * BLOCK_BYTES + headers + 2 * vectors
@@ -132,24 +88,22 @@ def test_a_symmetric_matrix_lies_where_its_products_read_it(first: str) -> None:
         return x + x.T if first == "as it is" else x.T + x
 
     ranks, (array, (a, v)) = 4, powers(STEPS, symmetric)
-    program = program_of(array, ranks)
-    owners = {name: dealt(len(value.indices()), ranks) for name, value in program.inputs}
-    fixed = plans(program, owners, ranks)
-    products = [step for step in program.steps if step.output in fixed.collectives]
+    launch = slow(array, ranks)
+    owners = even(launch.program, ranks)
+    fixed = plans(launch.program, owners, ranks)
+    products = [node for node in launch.program.nodes if node.operation is not None]
     assert len(products) == STEPS
     for product in products:
-        assert fixed.values[product.inputs[0]].layout.owners == dealt(16, ranks)
-    made, _ = run(program, [a, v], fixed, owners, ranks)
-    check(made, program, np.linalg.matrix_power(a + a.T, STEPS) @ v)
+        assert fixed.values[product.reads[0]].layout.owners == dealt(16, ranks)
+    check(launch, owners, ranks, [a, v], np.linalg.matrix_power(a + a.T, STEPS) @ v)
 
 
 @pytest.mark.parametrize("why", ["in order", "one step", "no room"])
 def test_nothing_moves_where_it_does_not_pay(why: str) -> None:
     ranks = 4
-    program = program_of(powers(1 if why == "one step" else STEPS)[0], ranks)
-    owners = scattered(program, ranks, seed=0)
-    if why == "in order":
-        owners = {name: dealt(len(places), ranks) for name, places in owners.items()}
+    program = slow(powers(1 if why == "one step" else STEPS)[0], ranks).program
+    in_order = why == "in order"
+    owners = even(program, ranks) if in_order else scattered(program, ranks, seed=0)
     if why == "no room":
         program = replace(program, room=BLOCK_BYTES)
-    assert not plans(program, owners, ranks).fixed.moves
+    assert not plans(program, owners, ranks).moves

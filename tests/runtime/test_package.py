@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -14,8 +13,6 @@ from weakref import ref
 import dask.array as da
 import numpy as np
 import pytest
-from dask.core import flatten
-from dask.local import get_sync
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,20 +22,19 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.runtime.calls import Copied
 from dask_dgpu.runtime.execute import Observer, execute
-from dask_dgpu.runtime.names import Names
-from dask_dgpu.runtime.package import MOST_PLANS, OPENED, Package, is_nameless
-from dask_dgpu.runtime.plans import plans
-from dask_dgpu.runtime.prepared import prepared
+from dask_dgpu.runtime.package import Package, program_of
+from dask_dgpu.runtime.plans import Owners, plans
+from dask_dgpu.runtime.program import Launch, Program
 from dask_dgpu.runtime.worker import programs as programs_module
-from dask_dgpu.runtime.worker.programs import Programs
-from graph_opt.dask_graph.emit import is_gang
+from dask_dgpu.runtime.worker.programs import MOST_PLANS, Programs
 from graph_opt.dask_graph.functions import is_stateless
 from graph_opt.dask_graph.internals import _broadcast_trick_inner
-from graph_opt.model.layout import dealt, label
+from graph_opt.model.layout import label
 from tests.graph_opt.dask_graph.test_renaming import held
 from tests.planner.test_structures import Kept
 from tests.support.calls import Counting
 from tests.support.profiles import examples
+from tests.support.programs import Staged, even, joined, share, staged_of
 
 RANKS = 3
 RNG = np.random.default_rng(41)
@@ -69,64 +65,41 @@ class Ranks:
         self.first = 0
         self.steps: list[str] = []
 
-    def dealt(self, count: int) -> tuple[int, ...]:
-        """Return the ranks of blocks: of the first ones other ranks if ``first`` is not 0."""
-        owners = list(dealt(count, RANKS))
-        for at in range(min(count, 3)):
-            owners[at] = (owners[at] + self.first // RANKS**at) % RANKS
-        return tuple(owners)
+    def owners(self, program: Program) -> Owners:
+        """Return even shares, or if ``first`` is not 0 others for the first blocks."""
+        owners = [list(places) for places in even(program, RANKS)]
+        for places in owners:
+            for at in range(min(len(places), 3)):
+                places[at] = (places[at] + self.first // RANKS**at) % RANKS
+        return owners
 
-    def package(self, z: da.Array) -> tuple[Any, ...]:
-        """Return the program of an array, its plans and package, and the blocks of its inputs."""
-        tasks = self.kept.optimized(z)
-        (gang,) = [key for key in tasks if is_gang(key)]
-        program, *lists = tasks[gang].args
-        blocks = {**tasks, **z.given}
-        staged = [list(get_sync(blocks, [ref.key for ref in each.args])) for each in lists]
-        owners = {
-            name: self.dealt(len(given))
-            for (name, _), given in zip(program.inputs, staged, strict=True)
-        }
-        fixed = plans(program, owners, RANKS)
-        package, tokens = Package.of(pickle.dumps(program), fixed.fixed.payload)
-        return program, owners, package, b"".join(tokens), staged
+    def package(self, z: da.Array) -> tuple[Launch, Staged, Package, bytes]:
+        """Return the launch of an array, the blocks of its inputs, and its package with tokens."""
+        launch, staged = staged_of(self.kept.optimized(z), z.given)
+        program = program_of(launch)
+        planned = plans(program, self.owners(program), RANKS)
+        package, tokens = Package.of(program.payload, planned.payload)
+        return launch, staged, package, b"".join(tokens)
 
     def compute(self, z: da.Array) -> Any:
         """Compute an array, whose attribute ``given`` has the blocks of its inputs."""
-        program, owners, package, tokens, staged = self.package(z)
-        watch = Noting()
+        launch, staged, package, tokens = self.package(z)
+        owners, watch = self.owners(launch.program), Noting()
 
         def rank(comm: Comm) -> dict[Any, Any]:
             programs = self.programs[comm.rank]
             if package not in programs:
                 programs.add(package, tokens)
                 self.opened += 1
-            fixed, names = programs.find(package, tokens, comm.rank)
+            todo = programs.find(package, tokens, comm.rank)
             programs.shrink(self.limit)
-            values = {
-                own: {
-                    index: block
-                    for index, block, owner in zip(
-                        value.indices(), given, owners[name], strict=True
-                    )
-                    if owner == comm.rank
-                }
-                for (own, value), (name, _), given in zip(
-                    fixed.program.inputs, program.inputs, staged, strict=True
-                )
-            }
+            mine = share(launch.program, owners, staged, comm.rank)
             observer = watch if comm.rank == 0 else Observer()
-            return execute(fixed.program, fixed, comm, HostDevice(), values, observer, names)
+            return execute(todo, launch.names, comm, HostDevice(), mine, observer)
 
         found = {key: block for part in run_local(RANKS, rank) for key, block in part.items()}
         self.steps = watch.steps
-        keys = list(flatten(z.__dask_keys__()))
-        assert {*keys} <= found.keys()
-        return np.block(_nested(z.__dask_keys__(), found))
-
-
-def _nested(keys: Any, found: dict[Any, Any]) -> Any:
-    return [_nested(each, found) for each in keys] if isinstance(keys, list) else found[keys]
+        return joined(found, z.__dask_keys__())
 
 
 def named(make: Callable[..., da.Array], *values: Any) -> da.Array:
@@ -141,9 +114,11 @@ def planned(kept: Any) -> list[Any]:
     return list(kept.planned.values())
 
 
-def kept_plans(ranks: Ranks) -> list[Any]:
-    """Return the plans that the first rank keeps."""
-    return [each.plans for kept in ranks.programs[0]._kept.values() for each in planned(kept)]
+def todo(ranks: Ranks) -> Any:
+    """Return what the first rank does in the only program that it keeps."""
+    (kept,) = ranks.programs[0]._kept.values()
+    (only,) = planned(kept)
+    return only.prepared[0]
 
 
 def scaled(factor: float) -> Callable[[Any], Any]:
@@ -177,27 +152,24 @@ def test_a_kept_program_has_results_of_its_own_data(case, seed):
 
 def test_a_kept_program_has_results_of_its_own_numbers():
     """The same program, opened anew for each number, and for none on other data."""
-    ranks, plans = Ranks(), []
+    ranks, found = Ranks(), []
     for c in (0.123456789, 0.987654321, 0.987654321, np.pi, 0.123456789):
         values = RNG.random((9, 9))
         z = named(lambda x, c=c: (x * c) @ x + np.float32(c), values)
         expected = (values * c) @ values + np.float32(c)
         np.testing.assert_allclose(ranks.compute(z), expected, rtol=1e-12)
-        plans.append(kept_plans(ranks)[0])
+        found.append(todo(ranks))
     assert ranks.opened == RANKS
     assert len(ranks.kept.graphs) == 1
-    same = [one is two for one, two in pairwise(plans)]
+    same = [one is two for one, two in pairwise(found)]
     assert same == [False, True, False, False]
 
 
 def test_what_was_prepared_is_used_again():
-    ranks = Ranks()
-    found = []
+    ranks, found = Ranks(), []
     for _ in range(2):
-        z = named(PROGRAMS["loop"], RNG.random((9, 9)))
-        ranks.compute(z)
-        (only,) = kept_plans(ranks)
-        found.append(prepared(only, 0))
+        ranks.compute(named(PROGRAMS["loop"], RNG.random((9, 9))))
+        found.append(todo(ranks))
     assert found[0] is found[1]
 
 
@@ -214,7 +186,8 @@ def test_functions_that_hold_a_token_see_their_own(same: bool) -> None:
         name = held(values, 4).name if same else f"{at:032x}"
         z = named(lambda x, name=name: x.map_blocks(tell, name, dtype=float) @ x, values)
         np.testing.assert_allclose(ranks.compute(z), (values + int(name[-8:], 16)) @ values)
-    assert not any(is_nameless(each, 0) for each in kept_plans(ranks))
+    assert ranks.opened == RANKS
+    assert len(ranks.kept.graphs) == 1
 
 
 def test_digests_are_those_of_programs():
@@ -222,9 +195,7 @@ def test_digests_are_those_of_programs():
     first, second = (named(PROGRAMS["loop"], RNG.random((9, 9))) for _ in range(2))
     packages = [ranks.package(z)[2] for z in (first, second)]
     assert packages[0] == packages[1]
-    tokens = [ranks.package(z)[3] for z in (first, second)]
-    assert len(tokens[0]) == len(tokens[1])
-    assert tokens[0] != tokens[1]
+    assert ranks.package(first)[3] == b""
     others = [PROGRAMS["product"], lambda x: (x @ x / x.sum()) @ x - x.mean(axis=1)]
     digests = {ranks.package(named(make, RNG.random((9, 9))))[2].digest for make in others}
     assert len(digests | {packages[0].digest}) == 3
@@ -239,14 +210,14 @@ def test_programs_used_last_are_kept():
         ranks.compute(named(PROGRAMS[case], values))
     assert ranks.opened == 3 * RANKS
     programs = ranks.programs[0]
-    sizes = [OPENED * each.nbytes for kept in programs._kept.values() for each in planned(kept)]
+    sizes = [each.nbytes for kept in programs._kept.values() for each in planned(kept)]
     assert programs.nbytes == sum(sizes)
-    # the product was used last
-    programs.shrink(sizes[0] + sizes[2])
-    assert (len(programs), programs.nbytes) == (2, sizes[0] + sizes[2])
-    programs.shrink(sizes[0])
-    assert (len(programs), programs.nbytes) == (1, sizes[0])
-    programs.shrink(sizes[0] - 1)
+    assert len({*sizes}) == 3  # in the order of their last use: the product's is last
+    programs.shrink(sizes[1] + sizes[2])
+    assert (len(programs), programs.nbytes) == (2, sizes[1] + sizes[2])
+    programs.shrink(sizes[2])
+    assert (len(programs), programs.nbytes) == (1, sizes[2])
+    programs.shrink(sizes[2] - 1)
     assert len(programs) == programs.nbytes == len(programs._kept) == 0
 
 
@@ -270,16 +241,17 @@ def test_a_program_is_opened_once_for_blocks_in_other_places(monkeypatch: pytest
 def test_programs_with_equal_plans_share_them_as_long_as_one_is_kept():
     programs, sent = Programs(), []
     for constant in (2.0, 3.0):
-        _, _, package, tokens, _ = Ranks().package(
+        _, _, package, tokens = Ranks().package(
             named(lambda x, c=constant: x @ x.T + c, RNG.random((9, 9)))
         )
         again = replace(package, plans=bytes(bytearray(package.plans)))  # as another message
         programs.add(again, tokens)
-        sent.append(programs.find(again, tokens, 0)[0])
+        programs.find(again, tokens, 0)
+        sent.append(programs._kept[again.program].planned[again.digest].plans)
     one, two = sent
-    assert one.program is not two.program
-    assert one.fixed is two.fixed
-    fixed = ref(one.fixed)
+    assert len(programs) == 2
+    assert one is two
+    fixed = ref(one)
     del sent, one, two
     assert fixed() is not None
     programs.shrink(0)
@@ -298,7 +270,7 @@ def test_with_a_limit_of_nothing_each_run_opens_its_program():
     assert not any(map(len, ranks.programs))
 
 
-def test_errors_name_the_arrays_of_the_user():
+def test_errors_name_the_operation():
     def broken(block: Any) -> Any:
         if np.isnan(block).any():
             raise ArithmeticError("no such number")
@@ -313,21 +285,7 @@ def test_errors_name_the_arrays_of_the_user():
     with pytest.raises(ArithmeticError) as raised:
         ranks.compute(z)
     assert ranks.opened == RANKS
-    layers = {name.rpartition("-")[2][:8] for name in z.dask.layers}
-    notes = [note for note in raised.value.__notes__ if note.startswith("in ")]
-    assert notes
-    assert all(note.rpartition("-")[2][:8] in layers for note in notes)
-
-
-def test_names_of_a_note():
-    own, real = [b"0" * 31 + b"1", b"ab" * 16], [b"c" * 32, b"d" * 32]
-    names = Names(own, real)
-    assert names("add-" + own[1].decode()) == "add-" + "d" * 32
-    assert names("mine") == "mine"
-    assert names.note(f"in add-{'ab' * 4}") == f"in add-{'d' * 8}"
-    assert names.note("something else") == "something else"
-    same = Names(own, list(own))
-    assert same("add-" + own[1].decode()) == "add-" + own[1].decode()
+    assert raised.value.__notes__ == ["in broken"]
 
 
 DASKS: dict[str, Callable[[da.Array], da.Array]] = {

@@ -17,56 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.pencil_fft import plan_pencil_fft
-from dask_dgpu.comm.local import run_local
-from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.value import Collective, Value
-from dask_dgpu.runtime.blockworks import Blockworks
+from dask_dgpu.operations.value import Node, Value
 from dask_dgpu.runtime.calls import Chain, bound
-from dask_dgpu.runtime.execute import execute
-from dask_dgpu.runtime.plans import plans
-from dask_dgpu.runtime.program import Limits, Program
+from dask_dgpu.runtime.plans import costs_of, plans
+from dask_dgpu.runtime.program import Blockworks, Launch, Program
+from graph_opt.dask_graph.recipes import Common, recipe_of
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of
 from graph_opt.model.subscripts import Subscripts
 from tests.support.profiles import examples
+from tests.support.programs import cut, run
 
 ROWS, COLUMNS, WHOLE = cuts_of((2, 3)), cuts_of((3, 4)), (0, 7)
 A = np.arange(35.0).reshape(5, 7)
-
-
-def program(*steps: Any, inputs: Any, outputs: Any) -> Program:
-    return Program(("test",), inputs, steps, outputs, HOST, "gloo", Limits())
-
-
-def run(made: Program, size: int, owners: Any, blocks: Any) -> dict[Any, Any]:
-    """Run on threads; each block of a result must be where the plan says, and there alone."""
-    fixed = plans(made, owners, size)
-
-    def rank(comm: Any) -> Any:
-        mine = {
-            name: {
-                index: blocks[name][index]
-                for index, owner in zip(value.indices(), owners[name], strict=True)
-                if owner == comm.rank
-            }
-            for name, value in made.inputs
-        }
-        return execute(made, fixed, comm, HostDevice(), mine)
-
-    parts = run_local(size, rank)
-    placed = fixed.placed()
-    assert sum(map(len, parts)) == len(placed)
-    for rank_of_part, part in enumerate(parts):
-        assert all(placed[key] == rank_of_part for key in part)
-    return {key: block for part in parts for key, block in part.items()}
-
-
-def cut(array: Any, value: Value) -> dict[Any, Any]:
-    return {
-        index: array[tuple(slice(c[i], c[i + 1]) for c, i in zip(value.cuts, index, strict=True))]
-        for index in value.indices()
-    }
 
 
 def test_values_of_which_only_some_blocks_are_there() -> None:
@@ -80,37 +44,37 @@ def test_values_of_which_only_some_blocks_are_there() -> None:
     assert [value.nbytes(index) for index in value.indices()] == [2 * 4 * 8, 3 * 3 * 8]
 
 
+def launch(names: str, *nodes: Node, inputs: Any, outputs: Any) -> Launch:
+    return Launch(Program(inputs, nodes, outputs, HOST, "gloo"), tuple(names), ("test",))
+
+
 def test_several_collectives_and_a_transpose() -> None:
     """``(a.T rechunked) @ b`` as one program: a plan's layout is the next one's input."""
     b = A[:, :3].copy()
-    steps = (
-        Collective("rechunk", ("a",), "t", Value((COLUMNS, (0, 5)), "float64"), (1, 0)),
-        Collective(
-            "matmul",
-            ("t", "b"),
-            "c",
-            Value((COLUMNS, (0, 3)), "float64"),
-            ((0, 1), (0,), None, None),
-        ),
+    turned, result = Value((COLUMNS, (0, 5)), "float64"), Value((COLUMNS, (0, 3)), "float64")
+    nodes = (
+        Node("rechunk", (0,), turned, (1, 0)),
+        Node("matmul", (2, 1), result, ((0, 1), (0,), None, None)),
     )
-    left, right = Value((ROWS, WHOLE), "float64"), Value(((0, 5), (0, 3)), "float64")
-    made = program(*steps, inputs=(("a", left), ("b", right)), outputs=(("c", ((0, 0), (1, 0))),))
-    owners = {"a": (0, 1), "b": (2,)}
-    fixed = plans(made, owners, 3)
-    assert fixed.collectives["c"].plan.a.owners == fixed.collectives["t"].plan.target.owners
-    blocks = run(made, 3, owners, {"a": cut(A, left), "b": {(0, 0): b}})
+    inputs = Value((ROWS, WHOLE), "float64"), Value(((0, 5), (0, 3)), "float64")
+    made = launch("abtc", *nodes, inputs=inputs, outputs=((3, ((0, 0), (1, 0))),))
+    owners = (0, 1), (2,)
+    fixed = plans(made.program, owners, 3)
+    assert fixed.collectives[3].plan.a.owners == fixed.collectives[2].plan.target.owners
+    blocks = run(made, fixed, owners, [cut(A, inputs[0]), [b]], 3).blocks
     together = np.concatenate([blocks["c", 0, 0], blocks["c", 1, 0]])
     np.testing.assert_array_equal(together, A.T @ b)
 
 
 def test_a_part_of_a_product_keeps_the_numbers_of_its_blocks() -> None:
-    left, right = Value((ROWS, (0, 7)), "float64"), Value(((0, 7), (0, 5)), "float64")
-    part = Value(left.cuts, "float64", ((1, 0),))
+    part = Value((ROWS, (0, 7)), "float64", ((1, 0),))
+    right = Value(((0, 7), (0, 5)), "float64")
     result = Value((ROWS, (0, 5)), "float64", ((1, 0),))
-    step = Collective("matmul", ("a", "b"), "c", result, ((1,), (0,), None, None))
-    made = program(step, inputs=(("a", part), ("b", right)), outputs=(("c", ((1, 0),)),))
-    given = {"a": {(1, 0): A[2:]}, "b": {(0, 0): A.T.copy()}}
-    blocks = run(made, 2, {"a": (1,), "b": (0,)}, given)
+    node = Node("matmul", (0, 1), result, ((1,), (0,), None, None))
+    made = launch("abc", node, inputs=(part, right), outputs=((2, ((1, 0),)),))
+    owners = (1,), (0,)
+    planned = plans(made.program, owners, 2)
+    blocks = run(made, planned, owners, [[A[2:]], [A.T.copy()]], 2).blocks
     assert blocks.keys() == {("c", 1, 0)}
     np.testing.assert_array_equal(blocks["c", 1, 0], A[2:] @ A.T)
 
@@ -130,12 +94,11 @@ NEVER_EMPTY = ("jacobi", "stencil", "conv2d")
 @pytest.mark.parametrize("operation", [each for each in OPERATIONS if each not in NEVER_EMPTY])
 def test_costs_of_nothing_to_do(operation: str) -> None:
     empty = Value(((0, 0), (0, 0)), "float64")
-    names = ("a", "b") if operation in ("matmul", "contract") else ("a",)
-    step = Collective(operation, names, "c", empty, TASKS.get(operation))
-    inputs = tuple((name, empty) for name in names)
-    made = program(step, inputs=inputs, outputs=(("c", ((0, 0),)),))
-    fixed = plans(made, dict.fromkeys(names, (0,)), 2)
-    cost = OPERATIONS[operation].cost(fixed.collectives["c"], HOST)
+    count = 2 if operation in ("matmul", "contract") else 1
+    node = Node(operation, tuple(range(count)), empty, TASKS.get(operation))
+    made = Program((empty,) * count, (node,), ((count, ((0, 0),)),), HOST)
+    fixed = plans(made, [(0,)] * count, 2)
+    (cost,) = costs_of(made, fixed).values()
     assert (cost.moved_bytes, cost.peak_bytes) == (0, 0)
 
 
@@ -261,26 +224,19 @@ EACH_ITS_OWN = {
 
 
 @pytest.mark.parametrize("case", [*COMMON, *EACH_ITS_OWN])
-def test_a_blockwise_layer_has_one_task_for_all_blocks(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It makes what Dask's own tasks make, of which none is made where one is enough."""
+def test_a_blockwise_layer_has_one_task_for_all_blocks(case: str) -> None:
+    """It makes what Dask's own tasks make."""
     y = (COMMON | EACH_ITS_OWN)[case]()
     graph = optimize_blockwise(y.__dask_graph__(), keys=list(flatten(y.__dask_keys__())))
     layer = graph.layers[y.name]
     assert isinstance(layer, Blockwise)
     tasks = graph.to_dict()
     values = dict(zip(tasks, dask.get(tasks, list(tasks)), strict=True))
-    made: list[str] = []
-    makes = dask.blockwise._make_blockwise_graph
-
-    def counted(task: Any, output: str, *args: Any, **kwargs: Any) -> Any:
-        made.append(output)
-        return makes(task, output, *args, **kwargs)
-
-    monkeypatch.setattr(dask.blockwise, "_make_blockwise_graph", counted)
     blocks = [key[1:] for key in layer.get_output_keys()]
-    for index, call in Blockworks({y.name: layer}).calls(y.name, blocks).items():
-        block = call.function(*(values[key] for key in call.reads))
+    numbers = {name: number for number, name in enumerate(graph.layers)}
+    recipe = recipe_of(y.name, layer, blocks, numbers, {})
+    assert isinstance(recipe, Common) == (case in COMMON)
+    given = {(numbers[name], tuple(at)): value for (name, *at), value in values.items()}
+    for index, call in Blockworks({0: recipe}).calls(0, blocks).items():
+        block = call.function(*(given[read] for read in call.reads))
         np.testing.assert_array_equal(block, values[y.name, *index])
-    assert made == ([] if case in COMMON else [y.name])

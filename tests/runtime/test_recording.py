@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import isnan
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,9 @@ import pytest
 import dask_dgpu.runtime.recording as recording
 from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.value import Collective, Local, Value
+from dask_dgpu.operations.value import Node, Value
 from dask_dgpu.runtime.observer import Span
+from dask_dgpu.runtime.program import Launch, Program
 from dask_dgpu.runtime.recording import DASK, GANG, Recording, word_of, words_of
 from graph_opt.model.cost import HOST, ProductRates, calibrated
 from graph_opt.model.layout import label
@@ -24,23 +24,19 @@ RATES = {"bandwidth": 4.0, "float64.square": 10.0, "float64.tall": 1.0, "float64
 VALUE = Value(((0, 2), (0, 2)), "float64")
 
 
-def program(*names: str, machine: Any = HOST, dtype: str = "float64") -> Any:
-    """A program of products, named ``_chunk_sum-aggregate``, and local steps."""
+def launch(*names: str, machine: Any = HOST, dtype: str = "float64") -> Launch:
+    """Return a program of products, named ``_chunk_sum-aggregate``, and local nodes."""
     value = replace(VALUE, dtype=dtype)
-    steps: list[Any] = []
-    for name in names:
-        output = f"{name}-{TOKEN}"
-        if name.startswith("_chunk_sum"):
-            steps.append(Collective("matmul", (), output, value))
-        else:
-            steps.append(Local((), output, value, ()))
-    titles = tuple(f"matmul-{TOKEN}" for step in steps if isinstance(step, Collective))
-    titles = titles or (f"result-{TOKEN}",)
-    return SimpleNamespace(steps=tuple(steps), titles=titles, machine=machine, name="gang")
+    products = [name.startswith("_chunk_sum") for name in names]
+    nodes = tuple(Node("matmul" if product else None, (), value) for product in products)
+    titles = (f"matmul-{TOKEN}",) * sum(products) or (f"result-{TOKEN}",)
+    return Launch(
+        Program((), nodes, (), machine), tuple(f"{each}-{TOKEN}" for each in names), titles
+    )
 
 
-def span(step: Any, start: float, stop: float, *transfers: float, sent: int = 0) -> Span:
-    return Span(label(step.output), "compute", start, stop, 8, *transfers, sent_bytes=sent)
+def span(name: str, start: float, stop: float, *transfers: float, sent: int = 0) -> Span:
+    return Span(label(name), "compute", start, stop, 8, *transfers, sent_bytes=sent)
 
 
 def found(kept: Recording) -> dict[tuple[str, str], recording.Row]:
@@ -67,22 +63,22 @@ def test_operations_have_the_users_names(name: str, word: str) -> None:
 
 
 def test_collectives_are_named_by_their_titles() -> None:
-    work = program("random", "_chunk_sum-aggregate", "sum", "sum-aggregate")
-    assert words_of(work.titles, work.steps) == ["random", "matmul", "sum", "sum"]
+    work = launch("random", "_chunk_sum-aggregate", "sum", "sum-aggregate")
+    assert words_of(work) == ["random", "matmul", "sum", "sum"]
 
 
 def test_totals_are_those_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         OPERATIONS, "matmul", replace(OPERATIONS["matmul"], flops=lambda plan: plan)
     )
-    work = program("_chunk_sum-aggregate", "sum", "sum-partial", machine=calibrated(HOST, RATES))
-    product, *sums = work.steps
+    work = launch("_chunk_sum-aggregate", "sum", "sum-partial", machine=calibrated(HOST, RATES))
+    product, *sums = work.names
     ranks = {
         "a": [span(product, 0, 2, 0.25, 0.5, sent=8), *(span(s, 2, 3, 0.0, 0.0) for s in sums)],
         "b": [span(product, 0, 4, 0.75, 1.0, sent=24), *(span(s, 4, 6, 0.0, 0.0) for s in sums)],
     }
     kept = Recording()
-    kept.add_gang(work, {product.output: 120.0}, ranks, {product.output: Sent(20, 50)})
+    kept.add_gang(work, {0: 120.0}, ranks, {product: Sent(20, 50)})
     rows = found(kept)
     assert list(rows) == [("matmul", GANG), ("sum", GANG)]
     row = rows["matmul", GANG]
@@ -93,7 +89,7 @@ def test_totals_are_those_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -
     assert (row.rank_flops, row.product_seconds) == (60, 6)
     total = rows["sum", GANG]
     assert (total.calls, total.seconds, total.sent_bytes) == (1, 4, 0)  # two steps of one sum
-    kept.add_gang(work, {product.output: 120.0}, ranks, {})
+    kept.add_gang(work, {0: 120.0}, ranks, {})
     assert (found(kept)["matmul", GANG].calls, kept.gangs) == (2, 2)
 
 
@@ -112,10 +108,10 @@ def test_share_of_the_measured_rate(dtype: str) -> None:
 
 
 def test_times_of_transfers_that_nobody_knows() -> None:
-    work = program("sum")
+    work = launch("sum")
     several, one = Recording(), Recording()
-    several.add_gang(work, {}, {rank: [span(work.steps[0], 0, 2)] for rank in "ab"}, {})
-    one.add_gang(work, {}, {"a": [span(work.steps[0], 0, 2)]}, {})
+    several.add_gang(work, {}, {rank: [span(work.names[0], 0, 2)] for rank in "ab"}, {})
+    one.add_gang(work, {}, {"a": [span(work.names[0], 0, 2)]}, {})
     row = found(several)["sum", GANG]
     assert row.seconds == 2
     assert all(map(isnan, (row.compute, row.transfer, row.wait)))
@@ -124,8 +120,8 @@ def test_times_of_transfers_that_nobody_knows() -> None:
 
 
 def test_one_span_for_all_further_steps() -> None:
-    work = program(*(["mul"] * 3))
-    spans = [span(work.steps[0], 0, 1), Span("all further steps", "compute", 1, 3, 16)]
+    work = launch(*(["mul"] * 3))
+    spans = [span(work.names[0], 0, 1), Span("all further steps", "compute", 1, 3, 16)]
     kept = Recording()
     kept.add_gang(work, {}, {"a": spans}, {})
     rows = found(kept)
@@ -136,9 +132,9 @@ def test_one_span_for_all_further_steps() -> None:
 
 
 def test_a_failed_gang_counts_for_the_step_that_failed() -> None:
-    work = program("random", "_chunk_sum-aggregate", "sum")
+    work = launch("random", "_chunk_sum-aggregate", "sum")
     kept = Recording()
-    kept.add_failed_gang(work, "a", [span(each, 0, 1) for each in work.steps[:2]], "Error: no")
+    kept.add_failed_gang(work, "a", [span(each, 0, 1) for each in work.names[:2]], "Error: no")
     kept.add_failed_gang(work, "", [], "lost a worker")
     record = kept.found(0, 1, {})
     assert [(row.operation, row.calls, row.failed) for row in record.rows] == [("matmul", 0, 2)]

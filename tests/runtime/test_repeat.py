@@ -12,17 +12,16 @@ import dask.array as da
 import numpy as np
 import pytest
 
-import dask_dgpu as dgpu
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.kernels.device.sequences import Sequences
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.observer import Observer, Span
-from dask_dgpu.runtime.plans import Plans, plans
+from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.prepared import LEAST_RECORDED, prepared
-from graph_opt.model.layout import NUMPY, dealt
-from tests.runtime.test_prepared import program_of
+from graph_opt.model.layout import NUMPY
+from tests.support.programs import even, loaded, share
 
 Array = Any
 N = 12
@@ -119,17 +118,18 @@ def loop(xp: Any, a: Any, v: Any) -> tuple[Any, ...]:
     return v, v.sum(), (a @ v)[:, None]
 
 
-def steps_of(*results: da.Array) -> Any:
-    """Return the program of several arrays, and the blocks of its inputs."""
-    joined = da.concatenate([each.reshape(-1) for each in results])
-    return program_of(joined)
-
-
 class Ranks:
     """The ranks of a program with devices that record, run again and again on other data."""
 
-    def __init__(self, fixed: Plans, staged: list[list[Any]], size: int, wrap: bool = True) -> None:
-        self.fixed, self.staged, self.size, self.wrap = fixed, staged, size, wrap
+    def __init__(self, z: da.Array, size: int, wrap: bool = True, **settings: Any) -> None:
+        self.size, self.wrap = size, wrap
+        launch, self.staged = loaded(z, size, **settings)
+        # messages, as between GPUs for small blocks: windows are opened by the host
+        machine = replace(launch.program.machine, one_sided=False)
+        self.launch = replace(launch, program=replace(launch.program, machine=machine))
+        self.owners = even(launch.program, size)
+        planned = plans(self.launch.program, self.owners, size)
+        self.todo = [prepared(self.launch.program, planned, rank) for rank in range(size)]
         self.devices = [Repeating() for _ in range(size)]
         self.comms: list[Any] = [None] * size
 
@@ -137,13 +137,14 @@ class Ranks:
         """Run once for each factor, with one communicator for all runs."""
 
         def rank(comm: Comm) -> list[Run]:
-            program, at = self.fixed.program, comm.rank
+            at = comm.rank
             used = self.comms[at] = Held(comm) if self.wrap else comm
             found = []
             for factor in factors:
-                values, observer = self.values(factor, at), observe()
-                blocks = execute(program, self.fixed, used, self.devices[at], values, observer)
-                found.append(Run(blocks, [observer]))
+                staged = [[block * factor for block in each] for each in self.staged]
+                values, observer = share(self.launch.program, self.owners, staged, at), observe()
+                given = self.launch.names, used, self.devices[at], values, observer
+                found.append(Run(execute(self.todo[at], *given), [observer]))
             return found
 
         runs = [Run({}, []) for _ in factors]
@@ -152,15 +153,6 @@ class Ranks:
                 run.blocks.update(own.blocks)
                 run.observers.extend(own.observers)
         return runs
-
-    def values(self, factor: float, rank: int) -> dict[str, Any]:
-        """Return the blocks of a rank."""
-        found: dict[str, Any] = {}
-        for (name, value), given in zip(self.fixed.program.inputs, self.staged, strict=True):
-            owners = dealt(len(given), self.size)
-            blocks = zip(value.indices(), given, owners, strict=True)
-            found[name] = {index: block * factor for index, block, own in blocks if own == rank}
-        return found
 
     @property
     def recordings(self) -> list[Repeated]:
@@ -189,16 +181,9 @@ def made() -> Callable[..., Ranks]:
     a, v = rng.random((N, N)), rng.random(N)
 
     def make(size: int, wrap: bool = True, **settings: Any) -> Ranks:
-        with dgpu.enable(local_ranks=size, when="always", on_error="raise", **settings):
-            x, w = (da.from_array(each, chunks=(N // size, N)[: each.ndim]) for each in (a, v))
-            program, staged = steps_of(*loop(da, x, w))
-        # messages, as between GPUs for small blocks: windows are opened by the host
-        program = replace(program, machine=replace(program.machine, one_sided=False))
-        owners = {
-            name: dealt(len(given), size)
-            for (name, _), given in zip(program.inputs, staged, strict=True)
-        }
-        return Ranks(plans(program, owners, size), staged, size, wrap)
+        x, w = (da.from_array(each, chunks=(N // size, N)[: each.ndim]) for each in (a, v))
+        z = da.concatenate([each.reshape(-1) for each in loop(da, x, w)])
+        return Ranks(z, size, wrap, **settings)
 
     return make
 
@@ -228,13 +213,10 @@ def test_views_of_recorded_values_are_copied_too() -> None:
     """A user's function, which is in no recording, returns what it was given."""
     rng = np.random.default_rng(3)
     a = rng.random((N, N)) / N
-    with dgpu.enable(local_ranks=1, when="always", on_error="raise"):
-        x = y = da.from_array(a, chunks=N)
-        for _ in range(LEAST_RECORDED):
-            y = y @ x + 1
-        program, staged = program_of(y.map_blocks(_same, dtype=float)[1:, ::2])
-    owners = {name: (0,) for name, _ in program.inputs}
-    ranks = Ranks(plans(program, owners, 1), staged, 1)
+    x = y = da.from_array(a, chunks=N)
+    for _ in range(LEAST_RECORDED):
+        y = y @ x + 1
+    ranks = Ranks(y.map_blocks(_same, dtype=float)[1:, ::2], 1)
     factors = (1.0, 1.0, 2.0, 0.5)
     runs = ranks.run(*factors)
     assert ranks.recordings
@@ -256,13 +238,10 @@ def test_blocks_that_users_keep_stay_as_they_are() -> None:
         kept.append(block)
         return block * 0
 
-    with dgpu.enable(local_ranks=1, when="always", on_error="raise"):
-        x = y = da.from_array(np.eye(N) / 2, chunks=N)
-        for _ in range(LEAST_RECORDED):
-            y = y @ x + 1
-        program, staged = program_of(y.map_blocks(keep, dtype=float))
-    owners = {name: (0,) for name, _ in program.inputs}
-    ranks = Ranks(plans(program, owners, 1), staged, 1)
+    x = y = da.from_array(np.eye(N) / 2, chunks=N)
+    for _ in range(LEAST_RECORDED):
+        y = y @ x + 1
+    ranks = Ranks(y.map_blocks(keep, dtype=float), 1)
     kept.clear()  # what Dask tried the function on
     factors = (1.0, 1.0, 2.0, 0.5)
     ranks.run(*factors)
@@ -333,21 +312,13 @@ class _Clock:
         return [0.0] * self.ticks
 
 
-def test_stretches_are_all_steps_and_users_functions_are_in_none(
-    made: Callable[..., Ranks],
-) -> None:
-    with dgpu.enable(local_ranks=1, when="always", on_error="raise"):
-        x = da.from_array(np.random.default_rng(1).random((N, N)), chunks=N)
-        y = x
-        for _ in range(3):
-            y = (y @ x).map_blocks(_users)
-            for _ in range(STEPS):
-                y = y @ x / 2
-        program, staged = program_of(y)
-    owners = {
-        name: dealt(len(given), 1) for (name, _), given in zip(program.inputs, staged, strict=True)
-    }
-    todo = prepared(plans(program, owners, 1), 0)
+def test_stretches_are_all_steps_and_users_functions_are_in_none() -> None:
+    x = y = da.from_array(np.random.default_rng(1).random((N, N)), chunks=N)
+    for _ in range(3):
+        y = (y @ x).map_blocks(_users)
+        for _ in range(STEPS):
+            y = y @ x / 2
+    (todo,) = Ranks(y, 1).todo
     assert [step for each in todo.on_host for step in each.steps] == list(todo.steps)
     counted = Counter(each.recordable for each in todo.on_host)
     assert counted[True] == 3

@@ -9,19 +9,20 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-import dask_dgpu as dgpu
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.errors import UndeclaredShapeError, UndeclaredTypeError
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.partial import Partial
-from dask_dgpu.operations.value import Local, Shipment
+from dask_dgpu.operations.value import Shipment
 from dask_dgpu.runtime.declared import returns_array
 from dask_dgpu.runtime.forms import Fields, Form, Parts
 from dask_dgpu.runtime.ship import HEADER, Shipping, ship
 from graph_opt.model.layout import NUMPY
+from tests.support.programs import functions_of, launch_of
 from tests.support.recording import RecordingComm
 
+NAMES = ("x", "y")
 VALUES = [
     np.arange(3.0),
     np.arange(1000).reshape(10, 100)[:, ::2],
@@ -41,18 +42,15 @@ VALUES = [
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_whatever_it_is_arrives(value: Any) -> None:
-    shipments = [Shipment("v", (0,), 1, 0), Shipment("v", (0,), 1, 2), Shipment("w", (), 0, 1)]
+    shipments = [Shipment(0, (0,), 1, 0), Shipment(0, (0,), 1, 2), Shipment(1, (), 0, 1)]
 
     def rank(comm: Any) -> Any:
-        mine = {
-            "v": {(0,): value} if comm.rank == 1 else {},
-            "w": {(): 1} if comm.rank == 0 else {},
-        }
-        return ship(Shipping.of(shipments, comm.rank), comm, HostDevice(), mine)
+        mine = {0: {(0,): value} if comm.rank == 1 else {}, 1: {(): 1} if comm.rank == 0 else {}}
+        return ship(Shipping.of(shipments, comm.rank), comm, HostDevice(), mine, NAMES)
 
     first, second, third = run_local(3, rank)
-    assert second == {("w", ()): 1}
-    for found in (first["v", (0,)], third["v", (0,)]):
+    assert second == {(1, ()): 1}
+    for found in (first[0, (0,)], third[0, (0,)]):
         assert type(found) is type(value)
         np.testing.assert_equal(found, value)
         assert getattr(found, "dtype", None) == getattr(value, "dtype", None)
@@ -69,11 +67,11 @@ ARRAYS = [
 
 
 PARTS = Parts(
-    "x", (("total", "float32", (1, 3)), ("n", "int64", (1, 3)), ("M", "float64", (1, 3, 1))), NUMPY
+    (("total", "float32", (1, 3)), ("n", "int64", (1, 3)), ("M", "float64", (1, 3, 1))), NUMPY
 )
 PAIR = (("sums", "float64", (5, 1)), ("compensations", "float64", (5, 1)), ("count", "int64", ()))
-SUMMED = Parts("x", PAIR, NUMPY, summed=True)
-FIELDS = Fields("x", (("vals", "float32"), ("arg", "int64")), (2, 1, 3))
+SUMMED = Parts(PAIR, NUMPY, summed=True)
+FIELDS = Fields((("vals", "float32"), ("arg", "int64")), (2, 1, 3))
 
 
 def part_of(seed: int) -> dict[str, Any]:
@@ -96,7 +94,7 @@ def test_parts_of_reductions_arrive_as_one_message() -> None:
             mine[value][index] = block
         shipping = Shipping.of(shipments, comm.rank, lambda _: known)
         recorded = RecordingComm(comm)
-        return ship(shipping, recorded, HostDevice(), mine), recorded.ledger
+        return ship(shipping, recorded, HostDevice(), mine, NAMES), recorded.ledger
 
     (_, ledger), (found, _) = run_local(2, rank)
     assert ledger.calls["exchange"] == 1
@@ -123,7 +121,7 @@ def test_values_with_their_places_arrive_as_one_message(order: Any) -> None:
         shipping = Shipping.of([Shipment(0, (), 0, 1)], comm.rank, lambda _: {(0, ()): FIELDS})
         recorded = RecordingComm(comm)
         mine = {0: {(): block} if comm.rank == 0 else {}}
-        return ship(shipping, recorded, HostDevice(), mine), recorded.ledger.bytes_sent
+        return ship(shipping, recorded, HostDevice(), mine, NAMES), recorded.ledger.bytes_sent
 
     (_, sent), (found, _) = run_local(2, rank)
     assert sent == 6 * 12
@@ -156,19 +154,19 @@ def test_other_parts_than_declared_are_refused(
 ) -> None:
     shipping = Shipping.of([Shipment(0, (), 0, 1)], 0, lambda _: {(0, ()): form})
     with pytest.raises(error):
-        run_local(1, lambda comm: ship(shipping, comm, HostDevice(), {0: {(): block}}))
+        run_local(1, lambda comm: ship(shipping, comm, HostDevice(), {0: {(): block}}, NAMES))
 
 
 @pytest.mark.parametrize("value", ARRAYS, ids=lambda value: f"{value.dtype} {value.shape}")
 def test_declared_arrays_arrive_without_headers(value: Any) -> None:
     shipments = [Shipment(0, (0,), 1, 0), Shipment(0, (0,), 1, 2), Shipment(1, (0,), 0, 1)]
-    form = Form("x", value.dtype.name, value.shape, "numpy.ndarray")
+    form = Form(value.dtype.name, value.shape, "numpy.ndarray")
 
     def rank(comm: Any) -> tuple[Any, int]:
         mine = {0: {(0,): value} if comm.rank == 1 else {}, 1: {(0,): {"any": "thing"}}}
         shipping = Shipping.of(shipments, comm.rank, lambda _: {(0, (0,)): form})
         recorded = RecordingComm(comm)
-        return ship(shipping, recorded, HostDevice(), mine), recorded.ledger.bytes_sent
+        return ship(shipping, recorded, HostDevice(), mine, NAMES), recorded.ledger.bytes_sent
 
     (first, header), (second, sent), (third, nothing) = run_local(3, rank)
     assert second == {(1, (0,)): {"any": "thing"}}
@@ -190,10 +188,10 @@ def test_declared_arrays_arrive_without_headers(value: Any) -> None:
 )
 def test_what_is_not_as_declared_is_refused(block: Any, error: type[Exception]) -> None:
     shipping = Shipping.of(
-        [Shipment(0, (0,), 0, 1)], 0, lambda _: {(0, (0,)): Form("x", "float64", (2,), NUMPY)}
+        [Shipment(0, (0,), 0, 1)], 0, lambda _: {(0, (0,)): Form("float64", (2,), NUMPY)}
     )
     with pytest.raises(error, match="a block of x is declared"):
-        run_local(1, lambda comm: ship(shipping, comm, HostDevice(), {0: {(0,): block}}))
+        run_local(1, lambda comm: ship(shipping, comm, HostDevice(), {0: {(0,): block}}, NAMES))
 
 
 def test_functions_that_return_arrays() -> None:
@@ -207,25 +205,12 @@ def test_functions_that_return_arrays() -> None:
         "truediv": x.sum() / x.max(),
     }
     for name, y in arrays.items():
-        assert all(map(returns_array, functions_of(y))), name
+        assert all(map(returns_array, functions_of(launch_of(y, 2, fuse=False)))), name
     for y in (x.mean(axis=0), x.std(axis=0), x.argmax(axis=0)):
-        chunk, *rest = functions_of(y)
+        chunk, *rest = functions_of(launch_of(y, 2, fuse=False))
         assert not returns_array(chunk)
         assert all(map(returns_array, rest))
     assert not returns_array(lambda block: {"a": block})
-
-
-def functions_of(y: da.Array) -> list[Any]:
-    """Return the function of the first block of each layer that reads another."""
-    with dgpu.enable(local_ranks=2, when="always", on_error="raise", fuse=False) as enabled:
-        ((region, _),) = enabled.optimizer.rewrite(y.dask, y.__dask_keys__()).regions
-        program = enabled.optimizer.program(region)
-    found = []
-    for step in program.steps:
-        if isinstance(step, Local) and step.inputs:
-            (call,) = program.blockworks.calls(step.output, [step.result.indices()[0]]).values()
-            found.append(call.function)
-    return found
 
 
 def test_ranks_without_shipments_have_no_part() -> None:

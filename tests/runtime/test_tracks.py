@@ -133,7 +133,7 @@ A = np.random.default_rng(2).random((16, 16))
 )
 def test_only_independent_transfers_are_on_two_tracks(build: Any, tracks: int) -> None:
     x, y = (da.from_array(each, chunks=(4, 16)) for each in (A, A + 1))
-    with dgpu.enable(local_ranks=2, when="always", on_error="raise"):
-        fixed, _, _ = planned(build(x, y), 2)
-    places = prepared(fixed, 0).places
+    with dgpu.enable(local_ranks=2):
+        launch, fixed, _ = planned(build(x, y), 2)
+    places = prepared(launch.program, fixed, 0).places
     assert len({place.track for place in places.values()}) == tracks

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask_dgpu.runtime import tasks
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.program import Launch
 from dask_dgpu.runtime.scheduler.blocks import Runs, place_of
 from dask_dgpu.runtime.scheduler.messages import no_time, send
 from graph_opt.dask_graph.emit import is_gang
@@ -34,13 +34,13 @@ Messages = dict[str, list[Any]]
 
 
 class Ready(NamedTuple):
-    """A gang whose input blocks are in memory or will be: its key, program, and blocks.
+    """A gang whose input blocks are in memory or will be: its key, launch, and blocks.
 
     ``awaited`` are the keys of blocks that do not exist yet; ``staged`` has their likely workers.
     """
 
     key: Key
-    program: Program
+    launch: Launch
     staged: list[list[Token]]
     awaited: frozenset[Key]
 
@@ -78,7 +78,7 @@ def _ready(scheduler: Scheduler, gang: TaskState, runs: Runs) -> Ready | None:
     spec = gang.run_spec
     if not (isinstance(spec, Task) and spec.func is tasks.gang) or gang.who_wants:
         return None
-    program, *lists = spec.args
+    launch, *lists = spec.args
     staged: list[list[Token]] = []
     awaited: set[Key] = set()
     for each in lists:
@@ -91,7 +91,7 @@ def _ready(scheduler: Scheduler, gang: TaskState, runs: Runs) -> Ready | None:
             staged[-1].append((block.key, worker))
             if block.state != "memory":
                 awaited.add(block.key)
-    return Ready(gang.key, program, staged, frozenset(awaited))
+    return Ready(gang.key, launch, staged, frozenset(awaited))
 
 
 def _block(scheduler: Scheduler, ref: Any) -> TaskState | None:

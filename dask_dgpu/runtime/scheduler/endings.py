@@ -15,7 +15,7 @@ from distributed.protocol.serialize import Serialized
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.failure import RankError, pickled
 from dask_dgpu.runtime.observer import Span
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.program import Launch
 from dask_dgpu.runtime.scheduler.messages import announce, no_time, send
 from dask_dgpu.runtime.scheduler.recorder import recorders
 from graph_opt.dask_graph.internals import Task
@@ -47,7 +47,7 @@ class Losses:
     def add(self, run: Run, worker: str, phase: str, what: str = "a worker") -> None:
         """Count a loss, and start the time limit for the gang to continue without the worker."""
         self._counts[run.key] += 1
-        error = GangError(f"{run.program.name} lost {what}", run.rank(worker), worker, phase)
+        error = GangError(f"{run.launch.title} lost {what}", run.rank(worker), worker, phase)
         loss = next(self._ids)
         self._last[run.key] = loss, error
         self._look_after(run.program.limits.timeout, run.key, loss)
@@ -128,7 +128,7 @@ class Endings:
             run.leave(plain)
             message = f"dask_dgpu left a gang to Dask: {error.reason}"
             logger.warning(message)
-            names = [name for name, _ in run.program.outputs]
+            names = [name for name, _ in run.launch.outputs]
             announce(self.scheduler, names, error.reason, message)
         else:
             run.fail(error)
@@ -143,8 +143,8 @@ class Endings:
         Delayed. Otherwise the gang's task on the scheduler has them.
         """
         task = self.scheduler.tasks.get(run.key)
-        program = None if task is None else program_of(task)
-        return (program or run.program).plain
+        launch = None if task is None else launch_of(task)
+        return (launch or run.launch).plain
 
     def _start_over_with_less(self, run: Run, error: GangError) -> None:
         """Let all members free what they keep, and Dask run the gang again, planned with less."""
@@ -231,11 +231,11 @@ def fail_waiting(scheduler: Scheduler, ts: TaskState, error: GangError, stimulus
     scheduler.transitions({ts.key: "erred"}, stimulus_id=stimulus_id)
 
 
-def program_of(gang: TaskState) -> Program | None:
-    """Return the program of a ``gang`` task, which an array in a Delayed may hide."""
+def launch_of(gang: TaskState) -> Launch | None:
+    """Return the launch of a ``gang`` task, which an array in a Delayed may hide."""
     spec = gang.run_spec
-    program = spec.args[0] if isinstance(spec, Task) and spec.args else None
-    return program if isinstance(program, Program) else None
+    launch = spec.args[0] if isinstance(spec, Task) and spec.args else None
+    return launch if isinstance(launch, Launch) else None
 
 
 def _in_vain(ts: TaskState) -> bool:

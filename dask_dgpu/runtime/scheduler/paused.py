@@ -14,9 +14,9 @@ from dask.utils import format_bytes
 from distributed.core import Status
 
 from dask_dgpu.errors import GangError
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.program import Launch
 from dask_dgpu.runtime.scheduler.blocks import Runs, Staging, free_stuck
-from dask_dgpu.runtime.scheduler.endings import fail_waiting, program_of
+from dask_dgpu.runtime.scheduler.endings import fail_waiting, launch_of
 from graph_opt.dask_graph.emit import is_gang
 
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ class Paused:
         now, stuck = monotonic(), dict(self._stuck())
         self._since = {gang.key: self._since.get(gang.key, now) for gang in stuck}
         for gang, worker in stuck.items():
-            program = program_of(gang)
-            if program is None:
+            launch = launch_of(gang)
+            if launch is None:
                 continue
-            waited, limits = now - self._since[gang.key], program.limits
+            waited, limits = now - self._since[gang.key], launch.program.limits
             if waited >= limits.timeout:
-                self._fail(gang, program, worker)
+                self._fail(gang, launch, worker)
             elif waited >= limits.grace and self.scheduler.running:
                 self._hand_on(gang, worker)
 
@@ -77,7 +77,7 @@ class Paused:
         tasks: dict[Key, Any] = {ts.key: "released" for ts in self._unable(gang, worker)}
         self.scheduler.transitions(tasks, stimulus_id=f"dgpu-paused-{monotonic()}")
 
-    def _fail(self, gang: TaskState, program: Program, worker: WorkerState) -> None:
+    def _fail(self, gang: TaskState, launch: Launch, worker: WorkerState) -> None:
         nbytes = sum(
             ts.get_nbytes()
             for stage in gang.dependencies
@@ -85,7 +85,7 @@ class Paused:
             for ts in stage.dependencies
         )
         reason = (
-            f"{program.name} cannot begin: Dask has paused a worker, which holds "
+            f"{launch.title} cannot begin: Dask has paused a worker, which holds "
             f"{format_bytes(nbytes)} of its blocks; set dgpu.memory.limit to less"
         )
         error = GangError(reason, worker=worker.address, phase="stage")

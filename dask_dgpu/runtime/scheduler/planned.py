@@ -9,7 +9,7 @@ from typing import Any
 from dask_dgpu.runtime.again import Tried, with_less
 from dask_dgpu.runtime.package import Package
 from dask_dgpu.runtime.plans import Owners, plans
-from dask_dgpu.runtime.program import Key, Program
+from dask_dgpu.runtime.program import Key, Launch
 from graph_opt.model.hosts import Hosts
 
 KEPT_PROGRAMS = 32
@@ -20,7 +20,7 @@ KEPT_PROGRAMS = 32
 class Planned:
     """A program as its members get it, for ranks that have its inputs in certain places.
 
-    ``collectives`` are their plans by the numbers of their outputs; ``ranks`` has for each result
+    ``collectives`` are their plans by the numbers of their results; ``ranks`` has for each result
     the rank of each of its blocks. A program that is ``tried`` again was planned with less memory.
     """
 
@@ -31,33 +31,28 @@ class Planned:
 
     @classmethod
     def of(
-        cls, program: Program, hosts: Hosts, owners: Owners, size: int, *, less: bool = False
+        cls, launch: Launch, hosts: Hosts, owners: Owners, size: int, *, less: bool = False
     ) -> tuple[Planned, bytes]:
         """Plan a program, with ``less`` memory for its second run; may take seconds.
 
-        Returns it with the joined tokens of its names.
+        Returns it with the joined tokens in its text.
         """
-        there, tried = program.on_hosts(hosts), None
+        program, tried = launch.program.on_hosts(hosts), None
         if less:
-            found, tried = with_less(there, owners, size)
+            found, tried = with_less(program, launch.title, owners, size)
         else:
-            found = plans(there, owners, size)
-        package, tokens = Package.of(found.program.payload, found.fixed.payload)
-        placed = found.placed()
+            found = plans(program, owners, size)
+        package, tokens = Package.of(program.payload, found.payload)
         ranks = tuple(
-            tuple(placed[name, *index] for index in blocks) for name, blocks in program.outputs
+            tuple(map(found.values[number].layout.owner, blocks))
+            for number, blocks in program.outputs
         )
-        return cls(package, found.fixed.collectives, ranks, tried), b"".join(tokens)
+        return cls(package, found.collectives, ranks, tried), b"".join(tokens)
 
-    def placed(self, program: Program) -> dict[Key, int]:
-        """Return the rank of each block of the results, under the names of a program."""
+    def placed(self, launch: Launch) -> dict[Key, int]:
+        """Return the rank of each block of the results, by their names."""
         return {
             (name, *index): rank
-            for (name, blocks), ranks in zip(program.outputs, self.ranks, strict=True)
+            for (name, blocks), ranks in zip(launch.outputs, self.ranks, strict=True)
             for index, rank in zip(blocks, ranks, strict=True)
         }
-
-    def plans(self, program: Program) -> dict[str, Any]:
-        """Return the plans of collectives, by the names of their outputs."""
-        names = program.names
-        return {names[number]: plan for number, plan in self.collectives.items()}

@@ -103,10 +103,10 @@ class GangSchedulerPlugin(SchedulerPlugin):
     # calls of workers and clients
 
     async def gang(
-        self, key: Key, program: bytes, staged: list[list[tuple[Key, str]]], worker: str
+        self, key: Key, launch: bytes, staged: list[list[tuple[Key, str]]], worker: str
     ) -> dict[str, Any]:
         """Run a gang to its end; its ``gang`` task calls this, again after a loss."""
-        opened = await in_background(partial(pickle.loads, program))
+        opened = await in_background(partial(pickle.loads, launch))
         worker = known_as(self.scheduler, worker)
         staged = [[(b, known_as(self.scheduler, at)) for b, at in tokens] for tokens in staged]
         if not runs_on(self.scheduler, key, worker):  # cancelled meanwhile
@@ -239,7 +239,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             if run is not None and run.placed:
                 restrict(scheduler, run)
         for found in ready(scheduler, keys, self.runs) if gangs else ():
-            run = Run(found.key, next(self.run_ids), found.program, found.staged)
+            run = Run(found.key, next(self.run_ids), found.launch, found.staged)
             self.launches.begin_at_once(run, found.awaited, stimulus_id)
 
     def transition(

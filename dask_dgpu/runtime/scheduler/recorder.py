@@ -64,12 +64,12 @@ class Recorder(SchedulerPlugin):
         if len(reported.spans) == len(run.members):
             del self._reported[run.run_id]
             found = reported.spans, reported.details
-            self.recording.add_gang(run.program, run.collectives, *found)
+            self.recording.add_gang(run.launch, run.collectives, *found)
 
     def failed(self, run: Run, error: GangError, spans: Sequence[Span]) -> None:
         """Add a gang that failed, in the last of these spans if there are any."""
         self._reported.pop(run.run_id, None)
-        self.recording.add_failed_gang(run.program, error.worker or "", spans, error.reason)
+        self.recording.add_failed_gang(run.launch, error.worker or "", spans, error.reason)
 
     def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Add a Dask task when it is done."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.task_stream import TaskStreamPlugin
 
-from dask_dgpu.operations.value import Collective, Local
 from dask_dgpu.runtime.observer import Span, Step
 from dask_dgpu.runtime.recording import words_of
 from dask_dgpu.runtime.scheduler.messages import RUNS
@@ -33,8 +32,7 @@ class _Record:
 
     run_id: int
     wanted: Wanted
-    titles: tuple[str, ...]
-    made: tuple[Local | Collective, ...]
+    words: tuple[str, ...]
     ranks: int = 0
     slowest: list[Span] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)
@@ -84,8 +82,7 @@ class Records:
             recorder.finished(run, worker, spans, details)
         record = self._records.pop(run.key, None)
         if record is None or record.run_id != run.run_id:
-            program = run.program
-            record = _Record(run.run_id, program.outputs, program.titles, program.steps)
+            record = _Record(run.run_id, run.launch.outputs, tuple(words_of(run.launch)))
         record.add(spans)
         record.details.update(details)
         self._records[run.key] = record
@@ -116,10 +113,7 @@ class Records:
             if name in names
         }
         records = {record.run_id: record for record in last.values()}
-        return [
-            (tuple(words_of(record.titles, record.made)), record.result())
-            for record in records.values()
-        ]
+        return [(record.words, record.result()) for record in records.values()]
 
     def detail(self, output: str) -> bytes | None:
         """Return the detail of the last operation with this output, if it is kept."""

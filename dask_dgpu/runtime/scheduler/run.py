@@ -16,7 +16,7 @@ from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.again import Tried
 from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.package import Package
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.program import Launch, Program
 from dask_dgpu.runtime.scheduler.blocks import block_read, worker_with
 from dask_dgpu.runtime.scheduler.members import by_host, member_hosts
 from dask_dgpu.runtime.scheduler.planned import Planned
@@ -39,8 +39,8 @@ class Run:
 
     ``staged`` has for each input its blocks in row-major order: the ``stage`` task's key and the
     block's worker. Once the run is planned, ``placed`` has the rank of each block of the result,
-    ``collectives`` the plan of each collective by its output, ``package`` the program and the
-    plans as members get them, and ``tokens`` those of its names. The second run of a program that
+    ``collectives`` the plan of each collective by its number, ``package`` the program and the
+    plans as members get them, and ``tokens`` those in its text. The second run of a program that
     ran out of memory is planned with ``less``; ``tried`` has the bytes of both.
 
     A run without tasks has the keys of the blocks themselves in ``staged``, and a ``holder``: the
@@ -50,13 +50,13 @@ class Run:
 
     key: Key
     run_id: int
-    program: Program
+    launch: Launch
     staged: list[list[Token]]
     members: tuple[str, ...] = ()
     epoch: str | None = None
     task: asyncio.Future[None] | None = None
     placed: dict[Key, int] = field(default_factory=dict)
-    collectives: Mapping[str, Any] = field(default_factory=dict)
+    collectives: Mapping[int, Any] = field(default_factory=dict)
     package: Package = field(default_factory=lambda: Package(b"", b"", b"", b""))
     tokens: bytes = b""
     less: bool = False
@@ -66,6 +66,11 @@ class Run:
     finished: bool = False
     starts_over: bool = False
     outcome: asyncio.Future[dict[str, Any]] = field(default_factory=asyncio.Future)
+
+    @property
+    def program(self) -> Program:
+        """The program of the gang."""
+        return self.launch.program
 
     @cached_property
     def holders(self) -> set[str]:
@@ -87,7 +92,7 @@ class Run:
         """The likely worker of each block of the result: plans deal blocks out if nothing moves."""
         return {
             (name, *index): self.members[rank]
-            for name, blocks in self.program.outputs
+            for name, blocks in self.launch.outputs
             for index, rank in zip(blocks, dealt(len(blocks), len(self.members)), strict=True)
         }
 
@@ -125,7 +130,7 @@ class Run:
             if len(found) < len(tokens):
                 return None
             staged.append(found)
-        run = Run(self.key, self.run_id, self.program, staged, holder=self.holder)
+        run = Run(self.key, self.run_id, self.launch, staged, holder=self.holder)
         run.choose_members(scheduler)
         alive = all(member in scheduler.workers for member in run.members)
         return run if alive and run.holder in run.members else None
@@ -136,30 +141,29 @@ class Run:
 
     async def plan(self, kept: MutableMapping[Any, Planned]) -> None:
         """Plan the program, in the background unless an equal one was planned for these places."""
-        form, hosts, size = self.program.form, member_hosts(self.members), len(self.members)
+        form, hosts, size = self.launch.form, member_hosts(self.members), len(self.members)
         self.tokens = b"" if form is None else "".join(form.tokens).encode()
         memory = self.program.room, self.less
-        key = form and (form.digest, memory, hosts, size, *self.owners.values())
-        planned = None if form is None else kept.get(key)
-        if planned is None:
-            work = partial(Planned.of, self.program, hosts, self.owners, size, less=self.less)
-            made, tokens = await in_background(work)
-            if form is not None and tokens == self.tokens:
-                kept[key] = made
-            planned, self.tokens = made, tokens
-        self.placed = planned.placed(self.program)
-        self.collectives = planned.plans(self.program)
+        key = form and (form.digest, memory, hosts, size, *self.owners)
+        if form is None or key not in kept:
+            work = partial(Planned.of, self.launch, hosts, self.owners, size, less=self.less)
+            planned, tokens = await in_background(work)
+            if form is None:
+                self.tokens = tokens
+            else:
+                kept[key] = planned
+        else:
+            planned = kept[key]
+        self.placed = planned.placed(self.launch)
+        self.collectives = planned.collectives
         self.package = planned.package
         if planned.tried is not None:
-            self.tried = planned.tried._replace(name=self.program.name)
+            self.tried = planned.tried._replace(name=self.launch.title)
 
     @cached_property
-    def owners(self) -> dict[str, tuple[int, ...]]:
+    def owners(self) -> tuple[tuple[int, ...], ...]:
         """For each input the rank of each block."""
-        return {
-            name: tuple(self.ranks[worker] for _, worker in tokens)
-            for (name, _), tokens in zip(self.program.inputs, self.staged, strict=True)
-        }
+        return tuple(tuple(self.ranks[worker] for _, worker in tokens) for tokens in self.staged)
 
     def launch_message(self, rank: int, epoch: str, profiled: bool) -> dict[str, Any]:
         """Return the message that starts a member, without the text of the program."""
@@ -170,7 +174,7 @@ class Run:
                 for index, (key, worker) in zip(value.indices(), tokens, strict=True)
                 if worker == member
             ]
-            for (_, value), tokens in zip(self.program.inputs, self.staged, strict=True)
+            for value, tokens in zip(self.program.inputs, self.staged, strict=True)
         ]
         return {
             "op": "dgpu-launch",
@@ -182,6 +186,7 @@ class Run:
             "program": self.package.program,
             "digest": self.package.digest,
             "tokens": self.tokens,
+            "names": self.launch.names,
             "blocks": blocks,
             "in_memory": self.holder is not None,
             "holds": self.holder == member,

@@ -1,15 +1,11 @@
-"""The programs that members have: those are not sent again.
-
-A worker keeps the programs of its last runs, with some plans of each, within a limit. The scheduler
-knows what it has sent, and forgets it in the same order. A worker that lacks something all the same
-asks for it.
-"""
+"""The programs that members have been sent: those are not sent again."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dask_dgpu.runtime.package import Ledger
+from zict import LRU
+
 from dask_dgpu.runtime.scheduler.messages import send
 
 if TYPE_CHECKING:
@@ -19,21 +15,24 @@ if TYPE_CHECKING:
 
 Key = Any
 
+MOST_SENT = 4096
+"""Number of digests of programs and plans that the scheduler remembers of each worker."""
+
 
 class Sent:
-    """What each worker has."""
+    """What each worker has been sent. A worker that has dropped it asks for it."""
 
     def __init__(self, scheduler: Scheduler, runs: dict[Key, Run]) -> None:
         self.scheduler, self.runs = scheduler, runs
-        self._known: dict[str, Ledger] = {}
+        self._known: dict[str, LRU[bytes, None]] = {}
 
     def new(self, worker: str, run: Run) -> dict[str, Any]:
         """Return what a member lacks of the program of a run, for a message to it."""
-        package, known = run.package, self._known.setdefault(worker, Ledger())
+        package, known = run.package, self._known.setdefault(worker, LRU(MOST_SENT, {}))
         text = b"" if package.program in known else package.text
-        plans = b"" if package.digest in known.plans(package.program) else package.plans
-        known.use(package.program, package.digest, len(package.text) + len(package.plans))
-        known.shrink(run.program.limits.kept_programs)
+        plans = b"" if package.digest in known else package.plans
+        if run.program.limits.kept_programs:
+            known[package.program] = known[package.digest] = None
         return {"text": text, "plans": plans}
 
     def lacks(self, key: Key, run_id: int, worker: str) -> None:

@@ -85,7 +85,7 @@ async def look(scheduler: Scheduler, run: Run, worker: str, limit: float) -> Rep
         "calling": False,
         "at_work": (run.run_id, -1, "finished"),
         "behind": None,
-        "steps": len(run.program.steps),
+        "steps": len(run.program.nodes),
     }
 
 
@@ -97,8 +97,8 @@ def _blame(run: Run, awaited: list[str], now: dict[str, Report], timeout: float)
     """Blame a member that does not answer, otherwise the one with least progress."""
     silent = [worker for worker in awaited if worker not in now]
     if silent:
-        reason = f"{run.program.name}: a rank has not answered for {timeout:g} s"
+        reason = f"{run.launch.title}: a rank has not answered for {timeout:g} s"
         return GangError(reason, run.rank(silent[0]), silent[0], "program")
     worker = min(awaited, key=lambda worker: int(now[worker]["done"]))
-    reason = f"{run.program.name}: no rank has made progress for {timeout:g} s"
+    reason = f"{run.launch.title}: no rank has made progress for {timeout:g} s"
     return GangError(reason, run.rank(worker), worker, now[worker]["phase"])

@@ -16,7 +16,7 @@ from dask_dgpu.runtime.failure import compute_plainly, opened
 if TYPE_CHECKING:
     from distributed.worker import Worker
 
-    from dask_dgpu.runtime.program import Program
+    from dask_dgpu.runtime.program import Launch
 
 Array = Any
 Key = Any
@@ -31,7 +31,7 @@ class Handle:
 
 
 def request(
-    here: Worker, key: Key, program: Program, staged: Sequence[list[Any]]
+    here: Worker, key: Key, launch: Launch, staged: Sequence[list[Any]]
 ) -> Handle | dict[Key, Array]:
     """Ask the scheduler to run a program on the workers; return when all are done.
 
@@ -47,7 +47,7 @@ def request(
             here.loop,
             here.scheduler.dgpu_gang,
             key=key,
-            program=pickle.dumps(program),
+            launch=pickle.dumps(launch),
             staged=[list(tokens) for tokens in staged],
             worker=here.address,
         )

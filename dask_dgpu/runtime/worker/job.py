@@ -40,9 +40,10 @@ class Job(Observer):
 
     ``blocks`` are the inputs, taken ``in_memory`` of the worker or from ``stage`` tasks. ``outs``
     are blocks of the result, with the keys of their ``out`` tasks. A worker that ``holds`` the
-    ``gang`` task stores its result. Somebody may have the run ``profiled``. The program runs under
-    names with these ``tokens``; the scheduler sends its ``text`` and ``plans``, each if the worker
-    may lack it, or once it has asked for them. A program out of memory is ``tried`` again.
+    ``gang`` task stores its result. Somebody may have the run ``profiled``. Its values have
+    these ``names``, and its text these ``tokens``; the scheduler sends its ``text`` and ``plans``,
+    each if the worker may lack it, or once it has asked for them. A program out of memory is
+    ``tried`` again.
     """
 
     worker: Worker
@@ -55,6 +56,7 @@ class Job(Observer):
     program: bytes
     digest: bytes
     tokens: bytes
+    names: Sequence[str]
     blocks: list[Blocks]
     outs: list[tuple[Key, Key]]
     in_memory: bool

@@ -21,7 +21,7 @@ from dask_dgpu.kernels.device.memory import lacks_memory
 from dask_dgpu.runtime.background import ended, guard_current_frames, in_background, stack_of
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.failure import IN_PROGRAM, RankError, failure_of
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.program import Launch
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.facts import BlockFacts
 from dask_dgpu.runtime.worker.fetch import Handle, fetch, request
@@ -122,10 +122,10 @@ class GangWorkerPlugin(WorkerPlugin):
         return key, self.worker.address
 
     def run_gang(
-        self, key: Key, program: Program, staged: Sequence[list[Any]]
+        self, key: Key, launch: Launch, staged: Sequence[list[Any]]
     ) -> Handle | dict[Key, Array]:
         """Run a program on the workers; as :func:`request`."""
-        return request(self.worker, key, program, staged)
+        return request(self.worker, key, launch, staged)
 
     def result(self, handle: Handle, block: Key, out: Key) -> Array:
         """Return a block of a finished run, by the name of its array and its place.
@@ -250,8 +250,8 @@ class GangWorkerPlugin(WorkerPlugin):
             return
         try:
             ask = partial(self._send, "dgpu-lacks", key=job.key, run_id=job.run_id)
-            fixed, names = self.programs.opened(job, ask)
-            program = fixed.program
+            todo = self.programs.opened(job, ask)
+            program = todo.program
             job.phase = "connect"
             comm = self.member.join(
                 epoch=job.epoch,
@@ -264,8 +264,7 @@ class GangWorkerPlugin(WorkerPlugin):
             )
             job.phase = IN_PROGRAM
             begin = perf_counter()
-            values = {name: job.blocks.pop(0) for name, _ in program.inputs}
-            blocks = execute(program, fixed, comm, self.member.device, values, job, names)
+            blocks = execute(todo, job.names, comm, self.member.device, job.blocks, job)
             self.last_seconds = perf_counter() - begin
             self.worker.loop.add_callback(self._finish, job, blocks)
         except BaseException as error:

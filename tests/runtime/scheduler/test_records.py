@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from dask_dgpu.runtime.observer import Span, Step
+from dask_dgpu.runtime.program import Launch, Program
 from dask_dgpu.runtime.scheduler.records import KEPT_RUNS, Records
 from dask_dgpu.runtime.worker.job import MOST_SPANS, reported
+from graph_opt.model.cost import HOST
 from graph_opt.model.piece import Wanted
 
 
@@ -30,8 +32,9 @@ def wanted(name: str) -> Wanted:
 
 def run(name: str, run_id: int = 0, ranks: int = 2) -> Any:
     members = tuple(f"tcp://{rank}" for rank in range(ranks))
-    program = SimpleNamespace(outputs=wanted(name), titles=(name,), steps=())
-    return SimpleNamespace(key=(name, 0), run_id=run_id, members=members, program=program)
+    outputs = ((0, blocks) for _, blocks in wanted(name))
+    launch = Launch(Program((), (), (*outputs,), HOST), (f"array-of-{name}",), (name,))
+    return SimpleNamespace(key=(name, 0), run_id=run_id, members=members, launch=launch)
 
 
 def test_further_steps_of_a_long_loop_are_one_span():

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from dask_dgpu.errors import GangError
+from dask_dgpu.runtime.program import Launch, Limits, Program
 from dask_dgpu.runtime.scheduler.watch import watch
+from graph_opt.model.cost import HOST
 
 TIMEOUT = 0.2
 A, B = "tcp://a", "tcp://b"
@@ -42,11 +44,12 @@ def failure(
     errors: list[GangError] = []
 
     async def main() -> None:
-        program = SimpleNamespace(limits=SimpleNamespace(timeout=TIMEOUT), name="sum", steps=())
+        program = Program((), (), (), HOST, limits=Limits(timeout=TIMEOUT))
         run: Any = SimpleNamespace(
             key="gang",
             run_id=2,
             program=program,
+            launch=Launch(program, (), ("sum",)),
             members=(A, B),
             awaited={A, B},
             rank=(A, B).index,
