@@ -67,6 +67,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 DECLARED = {"histogram": 16.0}
 """Temporaries of functions that allocate more than the usual ones."""
 
+OF_MANY_THREADS = ("cumsum", "product", "overlap")
 QUICK = ("scores", "sort", "product", "argmax")
 
 
@@ -94,6 +95,22 @@ def test_peaks_are_at_most_the_plan(name: str, limit: int, counts: list[int]) ->
         assert_peak(
             lambda: dgpu.run(function, X, out=out, temporaries=temporaries, progress=False),
             MOST * plan.peak_bytes + objects,
+        )
+
+
+@pytest.mark.parametrize(
+    "name", ["sort", *(pytest.param(each, marks=pytest.mark.slow) for each in OF_MANY_THREADS)]
+)
+def test_peaks_of_many_threads(name: str, counts: list[int]) -> None:
+    """Threads at short tasks run ahead of those at long ones."""
+    function = FUNCTIONS[name]
+    out = np.empty_like(function(da.from_array(X, chunks=1000)).compute())
+    with bounded(48 << 20), dask.config.set(num_workers=8):
+        plan = dgpu.plan(function, X)
+        assert plan.feasible
+        assert_peak(
+            lambda: dgpu.run(function, X, out=out, progress=False),
+            MOST * plan.peak_bytes + counts[-1] * BYTES_PER_TASK,
         )
 
 
