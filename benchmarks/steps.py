@@ -191,7 +191,7 @@ def measure(
         wall_us_a_step=median(seconds) / steps * 1e6,
         first_us_a_step=first / steps * 1e6,
         alone_us_a_step=median(alone) / steps * 1e6,
-        program_kb=len(launch.program.payload) / 1e3,
+        program_kb=len(launch.program.text[0]) / 1e3,
     )
     if profiled:
         profile = cProfile.Profile()

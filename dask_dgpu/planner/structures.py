@@ -18,7 +18,6 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dask_dgpu.planner.present import Present
 from dask_dgpu.planner.stages import Places
-from dask_dgpu.runtime.package import form_of
 from dask_dgpu.runtime.program import Launch
 from dask_dgpu.runtime.scheduler.structures import Kept, Structures
 from graph_opt.dask_graph.emit import is_gang
@@ -122,10 +121,10 @@ def _optimized(
     own = partial(_reduced_plain, graph)
     text = pickled(found, {GRAPH: graph, **programs}, _whole, own, refer=form.refer)
     stand_for = {_tokens(gang)[0]: _tokens(*each.names) for gang, each in launches.items()}
-    payloads = {name: pickle.dumps(program) for name, program in programs.items()}
     # opened again, they hold no object of the user
-    alone = {name: pickle.loads(payload) for name, payload in payloads.items()}
-    return Kept(text, stand_for, alone, len(text) + sum(map(len, payloads.values())))
+    alone = {name: pickle.loads(pickle.dumps(program)) for name, program in programs.items()}
+    nbytes = len(text) + sum(2 * len(program.text[0]) for program in programs.values())
+    return Kept(text, stand_for, alone, nbytes)
 
 
 def _tokens(*names: str) -> list[bytes]:
@@ -136,7 +135,8 @@ def _whole(obj: Any) -> Any:
     """Pickle launches with Dask's own tasks for the fallback; messages omit these."""
     if not isinstance(obj, Launch):
         return NotImplemented
-    return Launch, (obj.program, obj.names, obj.titles, obj.plain, form_of(obj.program))
+    tokens = tuple(token.decode() for token in obj.program.text[1])
+    return Launch, (obj.program, obj.names, obj.titles, obj.plain, tokens)
 
 
 def _reduced_plain(graph: HighLevelGraph, obj: Any) -> Any:

@@ -17,13 +17,10 @@ have equal digests. Plans depend on the places of blocks, which may differ by ch
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from dask_dgpu.runtime.program import Form, Launch, Program
-from graph_opt.dask_graph.renaming import numbered, restored
+from dask_dgpu.runtime.program import Program
 
 
 @dataclass(frozen=True)
@@ -39,29 +36,7 @@ class Package:
     plans: bytes
 
     @classmethod
-    def of(cls, program: bytes, plans: bytes) -> tuple[Package, list[bytes]]:
-        """Return a pickled program as a package, and its tokens."""
-        text, tokens = numbered(program)
-        own = blake2b(text, digest_size=16).digest()
-        digest = blake2b(plans, digest_size=16, key=own).digest()
-        return cls(own, digest, text, plans), tokens
-
-
-def form_of(program: Program) -> Form:
-    """Return what identifies a program, and the tokens in its text."""
-    text, tokens = numbered(program.payload)
-    return Form(blake2b(text).digest(), tuple(token.decode() for token in tokens))
-
-
-def program_of(launch: Launch) -> Program:
-    """Return the program of a launch with its tokens, to run it in this process."""
-    if launch.form is None or not launch.form.tokens:
-        return launch.program
-    text, _ = numbered(launch.program.payload)
-    return opened(text, [token.encode() for token in launch.form.tokens])
-
-
-def opened(text: bytes, tokens: Sequence[bytes]) -> Program:
-    """Return the program with a text that has these tokens."""
-    program: Program = pickle.loads(restored(text, tokens))
-    return program
+    def of(cls, program: Program, plans: bytes) -> Package:
+        """Return a program with its pickled plans."""
+        digest = blake2b(plans, digest_size=16, key=program.digest).digest()
+        return cls(program.digest, digest, program.text[0], plans)

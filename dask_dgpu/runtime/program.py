@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -23,6 +24,7 @@ from dask_dgpu.runtime.placement import Block
 from graph_opt.dask_graph.internals import GraphNode
 from graph_opt.dask_graph.plain import Plain
 from graph_opt.dask_graph.recipes import Common, Recipe
+from graph_opt.dask_graph.renaming import numbered, restored
 from graph_opt.model.cost import Machine
 from graph_opt.model.hosts import Hosts
 from graph_opt.model.layout import Bare, Index
@@ -125,10 +127,23 @@ class Program(Bare):
     room: float | None = None
     blockworks: Blockworks = field(default_factory=lambda: Blockworks({}), compare=False)
 
-    @property
-    def payload(self) -> bytes:
-        """The program as ranks get it; free memory varies, and is the plans' matter."""
-        return pickle.dumps(replace(self, room=None))
+    @cached_property
+    def text(self) -> tuple[bytes, tuple[bytes, ...]]:
+        """The program as ranks get it, pickled with numbered tokens, and the tokens.
+
+        Free memory varies, and is the plans' matter.
+        """
+        text, tokens = numbered(pickle.dumps(replace(self, room=None)))
+        return text, tuple(tokens)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """What identifies the text."""
+        return blake2b(self.text[0], digest_size=16).digest()
+
+    def with_tokens(self, tokens: Sequence[str]) -> Program:
+        """Return the program with other tokens in its text."""
+        return opened(self.text[0], [token.encode() for token in tokens])
 
     @property
     def bare(self) -> Program:
@@ -174,11 +189,10 @@ class Program(Bare):
         return [({*node.reads} & {*ending}).difference(given) for node, ending in pairs]
 
 
-class Form(NamedTuple):
-    """What identifies a program but for the tokens in its text, such as numbers; and these."""
-
-    digest: bytes
-    tokens: tuple[str, ...]
+def opened(text: bytes, tokens: Sequence[bytes]) -> Program:
+    """Return the program with a text that has these tokens."""
+    program: Program = pickle.loads(restored(text, tokens))
+    return program
 
 
 @dataclass(frozen=True)
@@ -187,15 +201,15 @@ class Launch:
 
     ``names`` are those of its values in Dask; ``titles`` are the layers whose names messages show.
     ``plain`` are Dask's own tasks for the fallback. They are pickled only if they travel, as bytes
-    that stay bytes: the scheduler may lack packages. A program that was optimized as a known
-    structure has a ``form``.
+    that stay bytes: the scheduler may lack packages. The program of a known structure has the
+    ``tokens`` of the present graph, such as numbers, in place of its own.
     """
 
     program: Program
     names: tuple[str, ...]
     titles: tuple[str, ...]
     plain: Plain | bytes | None = field(default=None, compare=False, repr=False)
-    form: Form | None = field(default=None, compare=False, repr=False)
+    tokens: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         plain = self.plain

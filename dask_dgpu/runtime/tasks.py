@@ -27,7 +27,6 @@ from dask_dgpu.operations.value import Blocks, conforming
 from dask_dgpu.runtime.again import with_less
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.observer import Observer, Span
-from dask_dgpu.runtime.package import program_of
 from dask_dgpu.runtime.plans import Owners, Plans, plans
 from dask_dgpu.runtime.prepared import prepared
 from dask_dgpu.runtime.program import Launch, Program
@@ -175,8 +174,8 @@ def run_here(launch: Launch, staged: Sequence[list[Array]]) -> dict[Key, Array]:
     OutOfMemoryError
         If it runs out of memory again.
     """
-    if launch.form is not None:
-        launch = replace(launch, program=program_of(launch), form=None)
+    if launch.tokens:
+        launch = replace(launch, program=launch.program.with_tokens(launch.tokens), tokens=None)
     program, size = launch.program, launch.program.local_ranks
     owners = [dealt(len(value.indices()), size) for value in program.inputs]
     try:

@@ -22,7 +22,7 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.runtime.calls import Copied
 from dask_dgpu.runtime.execute import Observer, execute
-from dask_dgpu.runtime.package import Package, program_of
+from dask_dgpu.runtime.package import Package
 from dask_dgpu.runtime.plans import Owners, plans
 from dask_dgpu.runtime.program import Launch, Program
 from dask_dgpu.runtime.worker import programs as programs_module
@@ -76,10 +76,10 @@ class Ranks:
     def package(self, z: da.Array) -> tuple[Launch, Staged, Package, bytes]:
         """Return the launch of an array, the blocks of its inputs, and its package with tokens."""
         launch, staged = staged_of(self.kept.optimized(z), z.given)
-        program = program_of(launch)
+        program = launch.program.with_tokens(launch.tokens)
         planned = plans(program, self.owners(program), RANKS)
-        package, tokens = Package.of(program.payload, planned.payload)
-        return launch, staged, package, b"".join(tokens)
+        package = Package.of(program, planned.payload)
+        return launch, staged, package, b"".join(program.text[1])
 
     def compute(self, z: da.Array) -> Any:
         """Compute an array, whose attribute ``given`` has the blocks of its inputs."""
@@ -199,8 +199,8 @@ def test_digests_are_those_of_programs():
     others = [PROGRAMS["product"], lambda x: (x @ x / x.sum()) @ x - x.mean(axis=1)]
     digests = {ranks.package(named(make, RNG.random((9, 9))))[2].digest for make in others}
     assert len(digests | {packages[0].digest}) == 3
-    text, plan = packages[0].text, packages[0].plans
-    assert Package.of(text, plan + b" ")[0].digest != Package.of(text, plan)[0].digest
+    program, plan = ranks.package(first)[0].program, packages[0].plans
+    assert Package.of(program, plan + b" ").digest != Package.of(program, plan).digest
 
 
 def test_programs_used_last_are_kept():

@@ -21,33 +21,32 @@ class Planned:
     """A program as its members get it, for ranks that have its inputs in certain places.
 
     ``collectives`` are their plans by the numbers of their results; ``ranks`` has for each result
-    the rank of each of its blocks. A program that is ``tried`` again was planned with less memory.
+    the rank of each of its blocks, and ``tokens`` are those in the text, joined. A program that is
+    ``tried`` again was planned with less memory.
     """
 
     package: Package
     collectives: Mapping[int, Any]
     ranks: tuple[tuple[int, ...], ...]
+    tokens: bytes
     tried: Tried | None = None
 
     @classmethod
     def of(
         cls, launch: Launch, hosts: Hosts, owners: Owners, size: int, *, less: bool = False
-    ) -> tuple[Planned, bytes]:
-        """Plan a program, with ``less`` memory for its second run; may take seconds.
-
-        Returns it with the joined tokens in its text.
-        """
+    ) -> Planned:
+        """Plan a program, with ``less`` memory for its second run; may take seconds."""
         program, tried = launch.program.on_hosts(hosts), None
         if less:
             found, tried = with_less(program, launch.title, owners, size)
         else:
             found = plans(program, owners, size)
-        package, tokens = Package.of(program.payload, found.payload)
         ranks = tuple(
             tuple(map(found.values[number].layout.owner, blocks))
             for number, blocks in program.outputs
         )
-        return cls(package, found.collectives, ranks, tried), b"".join(tokens)
+        package = Package.of(program, found.payload)
+        return cls(package, found.collectives, ranks, b"".join(program.text[1]), tried)
 
     def placed(self, launch: Launch) -> dict[Key, int]:
         """Return the rank of each block of the results, by their names."""

@@ -141,19 +141,16 @@ class Run:
 
     async def plan(self, kept: MutableMapping[Any, Planned]) -> None:
         """Plan the program, in the background unless an equal one was planned for these places."""
-        form, hosts, size = self.launch.form, member_hosts(self.members), len(self.members)
-        self.tokens = b"" if form is None else "".join(form.tokens).encode()
-        memory = self.program.room, self.less
-        key = form and (form.digest, memory, hosts, size, *self.owners)
-        if form is None or key not in kept:
-            work = partial(Planned.of, self.launch, hosts, self.owners, size, less=self.less)
-            planned, tokens = await in_background(work)
-            if form is None:
-                self.tokens = tokens
-            else:
-                kept[key] = planned
+        tokens, hosts, size = self.launch.tokens, member_hosts(self.members), len(self.members)
+        work = partial(Planned.of, self.launch, hosts, self.owners, size, less=self.less)
+        if tokens is None:
+            planned = await in_background(work)
         else:
+            key = self.program.digest, self.program.room, self.less, hosts, size, *self.owners
+            if key not in kept:
+                kept[key] = await in_background(work)
             planned = kept[key]
+        self.tokens = planned.tokens if tokens is None else "".join(tokens).encode()
         self.placed = planned.placed(self.launch)
         self.collectives = planned.collectives
         self.package = planned.package

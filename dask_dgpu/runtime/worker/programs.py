@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from dask_dgpu.runtime.package import Package, opened
+from dask_dgpu.runtime.package import Package
 from dask_dgpu.runtime.plans import Plans, received
 from dask_dgpu.runtime.prepared import Prepared, prepared
-from dask_dgpu.runtime.program import Program
+from dask_dgpu.runtime.program import Program, opened
 from dask_dgpu.runtime.worker.job import GaveUpError, Job
 from graph_opt.dask_graph.renaming import split
 

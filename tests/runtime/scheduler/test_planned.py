@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.runtime.package import program_of
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Launch
 from dask_dgpu.runtime.scheduler.planned import Planned
@@ -65,7 +64,8 @@ def test_a_known_program_has_its_own_names_and_the_same_plans(first, second):
         planned(before, kept)
         known = len(kept)
         run = planned(launch, kept)
-        alone = planned(replace(launch, program=program_of(launch), form=None), {})
+        program = launch.program.with_tokens(launch.tokens)
+        alone = planned(replace(launch, program=program, tokens=None), {})
         assert len(kept) == known
         assert run.package == alone.package
         assert run.tokens == alone.tokens
@@ -82,7 +82,7 @@ def test_places_and_free_memory_count():
     for room, first, known in [(None, 0, 1), (None, 0, 1), (None, 1, 2), (1e9, 1, 3), (1e9, 0, 4)]:
         planned(replace(launch, program=replace(launch.program, room=room)), kept, first)
         assert len(kept) == known
-    planned(replace(launch, form=None), kept)
+    planned(replace(launch, tokens=None), kept)
     assert len(kept) == 4
 
 
