@@ -53,7 +53,7 @@ demo: .venv  ## eigen-patches of photographs, with plain Dask and with dask_dgpu
 	.venv/bin/python examples/eigen_patches.py
 
 # mypy uses one core, so it runs beside the tests
-test: style  ## lint, types, import contracts, quick tests: about 6 minutes on 2 cores
+test: style  ## lint, types, import contracts, quick tests: about 5 minutes on 2 cores
 	@$(MAKE) --no-print-directory --jobs=2 types quick
 
 quick: .venv  ## the quick tests alone

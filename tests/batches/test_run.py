@@ -276,7 +276,10 @@ def test_half_precision_is_added_in_single() -> None:
     np.testing.assert_allclose(found, x.astype(float) @ x.T.astype(float), rtol=2e-3)
 
 
-@pytest.mark.parametrize(("ranks", "limit"), [(1, None), (3, None), (3, 4_000)])
+@pytest.mark.parametrize(
+    ("ranks", "limit"),
+    [(1, None), (3, None), pytest.param(3, 4_000, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("strategy", ["row", "column", "summa", "inner"])
 def test_strategies_hold_where_a_batch_has_something_to_divide(
     strategy: str, ranks: int, limit: float | None

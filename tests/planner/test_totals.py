@@ -32,9 +32,14 @@ def square(n: int, chunk: int, dtype: type = float) -> da.Array:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: square(16_000, 4000, np.float32)[ORDER],
-        lambda: square(16_000, 8000)[ORDER].sum(axis=1),
-        lambda: square(16_000, 8000)[ORDER].cumsum(axis=0).sum(),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (
+                lambda: square(16_000, 4000, np.float32)[ORDER],
+                lambda: square(16_000, 8000)[ORDER].sum(axis=1),
+                lambda: square(16_000, 8000)[ORDER].cumsum(axis=0).sum(),
+            )
+        ),
         lambda: square(2000, 1000).T @ square(2000, 1000),
         lambda: square(2000, 1000) @ square(2000, 1000) @ square(2000, 1000),
         lambda: square(2000, 500).rechunk((2000, 250)),
