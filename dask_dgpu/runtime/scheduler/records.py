@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.diagnostics.task_stream import TaskStreamPlugin
 
 from dask_dgpu.runtime.observer import Span, Step
+from dask_dgpu.runtime.program import Launch
 from dask_dgpu.runtime.recording import words_of
 from dask_dgpu.runtime.scheduler.messages import RUNS
 from dask_dgpu.runtime.scheduler.recorder import recorders
@@ -31,8 +32,7 @@ class _Record:
     """A run: of each step the span of the slowest rank, and the bytes of all."""
 
     run_id: int
-    wanted: Wanted
-    words: tuple[str, ...]
+    launch: Launch
     ranks: int = 0
     slowest: list[Span] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)
@@ -82,7 +82,8 @@ class Records:
             recorder.finished(run, worker, spans, details)
         record = self._records.pop(run.key, None)
         if record is None or record.run_id != run.run_id:
-            record = _Record(run.run_id, run.launch.outputs, tuple(words_of(run.launch)))
+            launch, program = run.launch, run.launch.program.bare  # without functions
+            record = _Record(run.run_id, replace(launch, program=program, plain=None))
         record.add(spans)
         record.details.update(details)
         self._records[run.key] = record
@@ -101,7 +102,7 @@ class Records:
 
     def last(self, wanted: Wanted) -> tuple[Step, ...]:
         """Return the steps of the last run for these blocks, if they are kept."""
-        found = [record for record in self._records.values() if _has(record.wanted, wanted)]
+        found = [record for record in self._records.values() if _has(record.launch.outputs, wanted)]
         return found[-1].result() if found else ()
 
     def made(self, names: Collection[str]) -> list[tuple[tuple[str, ...], tuple[Step, ...]]]:
@@ -109,11 +110,11 @@ class Records:
         last = {
             name: record
             for record in self._records.values()
-            for name, _ in record.wanted
+            for name, _ in record.launch.outputs
             if name in names
         }
         records = {record.run_id: record for record in last.values()}
-        return [(record.words, record.result()) for record in records.values()]
+        return [(tuple(words_of(r.launch)), r.result()) for r in records.values()]
 
     def detail(self, output: str) -> bytes | None:
         """Return the detail of the last operation with this output, if it is kept."""
