@@ -8,7 +8,7 @@ from typing import Any
 
 from dask_dgpu.operations.value import Node, value_of
 from dask_dgpu.runtime.program import Blockworks, Launch, Program
-from graph_opt.dask_graph.recipes import Recipe, recipe_of
+from graph_opt.dask_graph.recipes import recipe_of
 from graph_opt.model.blockwork import Blockwork
 from graph_opt.model.cost import Machine
 from graph_opt.model.piece import Member, Region
@@ -18,19 +18,20 @@ def lowered(region: Region, machine: Machine, **facts: Any) -> Launch:
     """Return the program of a region, with other ``facts`` of it, and the names of its values."""
     inputs = {node.name: value_of(node, blocks) for node, blocks in region.inputs}
     numbers = {name: number for number, name in enumerate(inputs)}
-    works, recipes, nodes = list[Blockwork](), dict[int, Recipe](), list[Node]()
+    nodes: list[Node] = []
     known: dict[Any, Any] = {}  # equal parts of nodes are one object, which is pickled once
     for member in region.members:
         for name, node in _nodes(member, numbers):
             numbers[name] = len(numbers)
             parts = {"value": node.value, "needs": node.needs}
             nodes.append(replace(node, **{k: known.setdefault(x, x) for k, x in parts.items()}))
-        works += member.steps if isinstance(member, Blockwork) else ()
-    facts_of_blocks: dict[str, Any] = {}
-    for work in works:
-        name = work.output.name
-        blocks = numbers, facts_of_blocks
-        recipes[numbers[name]] = recipe_of(name, work.layer, work.computed, *blocks)
+    block_facts: dict[str, Any] = {}
+    recipes = {
+        numbers[work.output.name]: recipe_of(
+            work.output.name, work.layer, work.computed, numbers, block_facts
+        )
+        for work in region.works
+    }
     outputs = tuple((numbers[name], blocks) for name, blocks in region.wanted)
     program = Program(
         (*inputs.values(),), (*nodes,), outputs, machine, blockworks=Blockworks(recipes), **facts

@@ -135,8 +135,7 @@ def _whole(obj: Any) -> Any:
     """Pickle launches with Dask's own tasks for the fallback; messages omit these."""
     if not isinstance(obj, Launch):
         return NotImplemented
-    tokens = tuple(token.decode() for token in obj.program.text[1])
-    return Launch, (obj.program, obj.names, obj.titles, obj.plain, tokens)
+    return Launch, (obj.program, obj.names, obj.titles, obj.plain, obj.program.text[1])
 
 
 def _reduced_plain(graph: HighLevelGraph, obj: Any) -> Any:

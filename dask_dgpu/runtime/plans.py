@@ -134,11 +134,12 @@ def costs_of(program: Program, planned: Plans) -> dict[int, Cost]:
     """Return the cost of each collective; all iterations of a loop share one plan."""
     known: dict[int, Cost] = {}
     found: dict[int, Cost] = {}
-    for number, plan in planned.collectives.items():
-        if id(plan) not in known:
-            operation = program.numbered[number].operation
-            known[id(plan)] = OPERATIONS[str(operation)].cost(plan, program.machine)
-        found[number] = known[id(plan)]
+    for number, node in program.numbered.items():
+        if node.operation is not None:
+            plan = planned.collectives[number]
+            if id(plan) not in known:
+                known[id(plan)] = OPERATIONS[node.operation].cost(plan, program.machine)
+            found[number] = known[id(plan)]
     return found
 
 

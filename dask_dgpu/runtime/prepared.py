@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import groupby
 
 from dask_dgpu.operations import OPERATIONS
+from dask_dgpu.operations.operation import Operation
 from dask_dgpu.operations.value import Node, Shipment
 from dask_dgpu.runtime.calls import Bound, Chain, Copied, Function, Ordered, Together
 from dask_dgpu.runtime.declared import combined, combines, form_of, parts_of, returns_array
@@ -117,8 +118,11 @@ class _Preparing:
         nodes = zip(program.numbered.items(), program.ends, program.spent, strict=True)
         for (number, node), ending, spent in nodes:
             before = [move for each in node.reads for move in moves.pop(each, ())]
-            is_local = node.operation is None
-            work = (self._functions if is_local else self._operating)(number, node, spent)
+            work: Functions | Operating
+            if node.operation is None:
+                work = self._functions(number, node, spent)
+            else:
+                work = self._operating(OPERATIONS[node.operation], number, node, spent)
             action = "transfer" if node.operation == "rechunk" else "compute"
             shipping = Shipping.of(before, self.rank)
             steps.append(Step(number, action, shipping, work, tuple(ending)))
@@ -181,9 +185,10 @@ class _Preparing:
         last = tuple(at for at in spare if call.reads[at] in ending)
         return Making(index, call.function, call.reads, last)
 
-    def _operating(self, number: int, node: Node, spent: Collection[int]) -> Operating:
-        operation, plan = OPERATIONS[str(node.operation)], self.plans.collectives[number]
-        finds = operation.finds_facts
+    def _operating(
+        self, operation: Operation, number: int, node: Node, spent: Collection[int]
+    ) -> Operating:
+        plan, finds = self.plans.collectives[number], operation.finds_facts
         inputs = (
             Declared.of(self.plans, each, self.values[each], self.rank, each in spent)
             for each in node.reads

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -84,16 +84,12 @@ class Blockworks:
         recipe, copies = self._recipes[number], self._copies
         if not isinstance(recipe, Common):
             return {index: _call(recipe[index], copies=copies) for index in blocks}
+        bind = partial(bound, places=recipe.places, copies=copies)
         if recipe.facts:
-            return {
-                index: Call(
-                    bound(recipe.with_facts(index), recipe.places, copies=copies),
-                    (*recipe.read(index),),
-                )
-                for index in blocks
-            }
-        function = bound(recipe.task, recipe.places, copies=copies)
-        return {index: Call(function, (*recipe.read(index),)) for index in blocks}
+            functions = {index: bind(recipe.with_facts(index)) for index in blocks}
+        else:
+            functions = dict.fromkeys(blocks, bind(recipe.task))
+        return {index: Call(each, (*recipe.read(index),)) for index, each in functions.items()}
 
     def __reduce__(self) -> Any:
         if not self._pickled:
@@ -141,9 +137,9 @@ class Program(Bare):
         """What identifies the text."""
         return blake2b(self.text[0], digest_size=16).digest()
 
-    def with_tokens(self, tokens: Sequence[str]) -> Program:
+    def with_tokens(self, tokens: Sequence[bytes]) -> Program:
         """Return the program with other tokens in its text."""
-        return opened(self.text[0], [token.encode() for token in tokens])
+        return opened(self.text[0], tokens)
 
     @property
     def bare(self) -> Program:
@@ -209,7 +205,7 @@ class Launch:
     names: tuple[str, ...]
     titles: tuple[str, ...]
     plain: Plain | bytes | None = field(default=None, compare=False, repr=False)
-    tokens: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
+    tokens: tuple[bytes, ...] | None = field(default=None, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         plain = self.plain

@@ -102,8 +102,6 @@ class Common:
 
     def with_facts(self, index: Index) -> GraphNode:
         """Return the task of the block at this place."""
-        if not self.facts:
-            return self.task
         known = {}
         for name, fact, along in self.facts:
             place = at(index, along)

@@ -150,7 +150,7 @@ class Run:
             if key not in kept:
                 kept[key] = await in_background(work)
             planned = kept[key]
-        self.tokens = planned.tokens if tokens is None else "".join(tokens).encode()
+        self.tokens = planned.tokens if tokens is None else b"".join(tokens)
         self.placed = planned.placed(self.launch)
         self.collectives = planned.collectives
         self.package = planned.package
