@@ -17,7 +17,7 @@ from dask.order import order
 
 from dask_dgpu.runtime import tasks as gangs
 from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode, TaskRef, _execute_subgraph
-from graph_opt.dask_graph.layers import DeferredLayer
+from graph_opt.dask_graph.layers import DeferredLayer, name_of
 
 Key = Any
 Tasks = Mapping[Key, GraphNode]
@@ -172,4 +172,4 @@ def _viewed(task: GraphNode) -> Key | None:
 
 def _name(key: Key) -> str:
     """Return the name of the array of a key; Dask appends axes to those of fused blocks."""
-    return str(key[0] if isinstance(key, tuple) else key).partition("_.")[0]
+    return name_of(key).partition("_.")[0]

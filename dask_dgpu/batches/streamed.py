@@ -12,6 +12,7 @@ from dask.threaded import get
 
 from dask_dgpu.batches.blocks import regions
 from graph_opt.dask_graph.internals import GraphNode, Task, TaskRef, convert_legacy_graph
+from graph_opt.dask_graph.layers import name_of
 
 Key = Any
 Tasks = Mapping[Key, GraphNode]
@@ -29,7 +30,7 @@ def read_again(tasks: Tasks, reads: Collection[str], wanted: Collection[Key]) ->
 
     ``reads`` are the names of arrays whose tasks load blocks.
     """
-    loads = {key: task for key, task in tasks.items() if _name(key) in reads}
+    loads = {key: task for key, task in tasks.items() if name_of(key) in reads}
     found = {key: loads[key] for key in wanted if key in loads}
     for key, task in tasks.items():
         if key not in loads:
@@ -51,7 +52,3 @@ def write(tasks: Tasks, result: Array, out: Any, threads: int) -> None:
         for index, region in regions(result.chunks)
     }
     get(dict(tasks) | writes, list(writes), num_workers=threads)
-
-
-def _name(key: Key) -> str:
-    return str(key[0] if isinstance(key, tuple) else key)

@@ -23,6 +23,7 @@ from dask_dgpu.batches.block_size import (
     chunks_of,
     first_block,
 )
+from dask_dgpu.batches.blocks import largest_nbytes
 from dask_dgpu.batches.held import Held, Rule
 from dask_dgpu.batches.operands import Operand, Template
 from dask_dgpu.batches.operations import Operation
@@ -248,4 +249,4 @@ def _largest(array: Array) -> tuple[int, ...]:
 
 
 def _block_bytes(array: Array) -> int:
-    return prod(_largest(array)) * array.dtype.itemsize
+    return largest_nbytes(array.chunks, array.dtype.itemsize)

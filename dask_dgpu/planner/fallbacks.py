@@ -11,6 +11,7 @@ from dask_dgpu.planner.local import NO_MEETING, ONE_PROCESS
 from dask_dgpu.planner.present import is_offloaded, scheduler_here
 from dask_dgpu.runtime.scheduler.messages import TOPIC, announce
 from dask_dgpu.runtime.tasks import ENABLE
+from graph_opt.dask_graph.layers import name_of
 from graph_opt.model.layout import label
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def arrays_of(graph: Any, keys: Collection[Any]) -> list[str]:
 
     ``compute`` requests one task that joins the blocks of an array.
     """
-    requested = {str(key[0] if isinstance(key, tuple) else key) for key in keys}
+    requested = set(map(name_of, keys))
     before = getattr(graph, "dependencies", {})
     joined = [before.get(name, ()) for name in requested if name.startswith(JOINED)]
     return sorted(requested.union(*joined))

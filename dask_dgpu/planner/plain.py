@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dask_dgpu.environment.facts import ClusterFacts
-from dask_dgpu.planner.stages import Places, Stage, Workers, follows, name_of
+from dask_dgpu.planner.stages import Places, Stage, Workers, follows
 from graph_opt.dask_graph.blockwork import in_levels
 from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode
-from graph_opt.dask_graph.layers import PieceLayer
+from graph_opt.dask_graph.layers import PieceLayer, name_of
 from graph_opt.dask_graph.members import fuse
 from graph_opt.dask_graph.parse import ArrayGraph, cull, depth_first
 from graph_opt.dask_graph.temporaries import Beside, memory_beside

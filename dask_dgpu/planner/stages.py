@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
+from graph_opt.dask_graph.layers import name_of
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.work import array, block_nbytes
 from graph_opt.model.layout import ArrayNode
@@ -128,11 +129,6 @@ class Workers:
     def node(self, key: Key) -> ArrayNode | None:
         """Return the array of a block."""
         return array(self.arrays, name_of(key))
-
-
-def name_of(key: Key) -> str:
-    """Return the name of the array of a block."""
-    return str(key[0] if isinstance(key, tuple) else key)
 
 
 def _ordered(needs: Collection[Key]) -> Collection[Key]:

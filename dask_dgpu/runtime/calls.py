@@ -22,6 +22,7 @@ from dask_dgpu.runtime.partials import FUNCTIONS
 from graph_opt.dask_graph import internals as dask_task
 from graph_opt.dask_graph.exchanging import exchanged
 from graph_opt.dask_graph.functions import is_constant, is_stateless
+from graph_opt.dask_graph.layers import name_of
 
 Array = Any
 Function = Callable[..., Array]
@@ -246,8 +247,7 @@ class Chain:
             needs = list(tasks[key].dependencies)
             call = bound(tasks[key], {name: at for at, name in enumerate(needs)}, copies=copies)
             read = tuple(places[name] for name in needs)
-            name = str(key[0] if isinstance(key, tuple) else key)
-            links.append((name, call, read, tuple({*read} - needed)))
+            links.append((name_of(key), call, read, tuple({*read} - needed)))
             needed.update(read)
         return cls(tuple(reversed(links)), places[result])
 

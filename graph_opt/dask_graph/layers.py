@@ -264,3 +264,8 @@ def renamed(task: GraphNode, names: Mapping[Key, Any], key: Key) -> GraphNode:
         target = names.get(task.target, task.target)
         return target.substitute({}, key) if isinstance(target, Task) else Alias(key, target=target)
     return task.substitute(names, key)
+
+
+def name_of(key: Key) -> str:
+    """Return the name of the array of a block, or of the layer of another task."""
+    return str(key[0] if isinstance(key, tuple) else key)

@@ -27,7 +27,7 @@ from graph_opt.dask_graph.internals import (
     TaskRef,
     blockwise_token,
 )
-from graph_opt.dask_graph.layers import renamed
+from graph_opt.dask_graph.layers import name_of, renamed
 from graph_opt.model.layout import Index
 
 Key = Any
@@ -168,7 +168,7 @@ def _unnamed(task: GraphNode, key: Key) -> GraphNode:
 
 
 def _operation(key: Key) -> str:
-    name = str(key[0] if isinstance(key, tuple) else key)
+    name = name_of(key)
     return name.rpartition("-")[0] or name
 
 
