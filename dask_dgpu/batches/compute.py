@@ -53,7 +53,9 @@ def _sent(operation: Operation, template: Template, site: Site, room: float) -> 
     try:
         return Whole.of(operation, template, site, room)
     except LostError:
-        return Whole.of(operation, template, site, room)
+        pass
+    gc.collect()  # frames of the error hold operands
+    return Whole.of(operation, template, site, room)
 
 
 def _compute_whole(whole: Whole, out: Any, progress: bool) -> Any:

@@ -20,6 +20,7 @@ from tests.cluster.observe import (
     eventually,
     quiet_workers,
     settled,
+    starting,
 )
 from tests.support.forked import METHOD, preload
 
@@ -40,6 +41,7 @@ def start_cluster(device: str, n_workers: int = 4) -> Iterator[Any]:
             preload=[quiet_workers],
         ) as cluster:
             yield cluster
+            eventually(lambda: not starting(cluster), 60)
         return
     with forked_cluster(n_workers) as cluster:
         yield cluster
@@ -58,6 +60,8 @@ def forked_cluster(n_workers: int, **options: Any) -> Iterator[Any]:
             **options,
         ) as cluster:
             yield cluster
+            # Dask fails to close a worker that is just starting on a busy machine
+            eventually(lambda: not starting(cluster), 60)
 
 
 @pytest.fixture(autouse=True)

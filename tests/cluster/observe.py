@@ -206,6 +206,14 @@ def settled(cluster: Any) -> bool:
     )
 
 
+def starting(cluster: Any) -> bool:
+    """Whether a nanny starts a worker, in place of one that was lost."""
+    return any(
+        nanny.status.name == "running" and nanny.worker_address not in cluster.scheduler.workers
+        for nanny in cluster.workers.values()
+    )
+
+
 def held_back(block: Any, name: str) -> Any:
     """Return a block on a worker once an event is set."""
     Event(name, client=get_client()).wait(timeout=60)

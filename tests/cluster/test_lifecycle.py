@@ -62,6 +62,12 @@ def test_other_settings_make_another_communicator(client: Client, on_device: Any
     after = reports(client)
     for worker, report in after.items():
         assert report["device"]["connected"] > before[worker]["device"]["connected"]
+
+
+@pytest.mark.slow
+def test_another_transport_beside_the_first(client: Client, on_device: Any) -> None:
+    x = on_device(A, 20)
+    np.testing.assert_array_equal(host(product(client, x).result(timeout=60)), A @ A)
     assert "UcxComm" not in transports(client)
     with dgpu.enable(client, comm="ucx", **SETTINGS):
         np.testing.assert_array_equal(host(product(client, x + 2).result()), (A + 2) @ (A + 2))

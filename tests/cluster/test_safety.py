@@ -158,7 +158,7 @@ def test_killed_for_good(client, cluster, x, y):
     worker = any_worker(client)
     for nanny in cluster.workers.values():
         if nanny.worker_address == worker:
-            nanny.auto_restart = False
+            nanny.close_gracefully()  # once its worker is gone
     slow_blocks(client, 0.3)
     future = client.compute((x @ y) * 1)
     eventually(lambda: running(client))
@@ -173,7 +173,8 @@ def test_nobody_comes_back(client, cluster, on_device, x, y):
     check(client, x @ y)
     (worker,) = chosen = [any_worker(client)]
     for nanny in cluster.workers.values():
-        nanny.auto_restart = nanny.worker_address != worker
+        if nanny.worker_address == worker:
+            nanny.close_gracefully()  # once its worker is gone
     with dgpu.enable(client, **(SETTINGS | {"gang_timeout": "4s"})):
         slow_blocks(client, 1.0)
         z = (x @ y).persist(workers=chosen)

@@ -57,11 +57,11 @@ def test_inputs_that_are_there_already(client: Any, on_device: Any) -> None:
 
 
 OPTIMIZED_HERE: dict[str, Callable[[da.Array], Any]] = {
-    "delayed": lambda z: dask.delayed(np.asarray)(z).compute(),
-    "delayed, persisted": lambda z: dask.delayed(np.asarray)(z).persist().compute(),
-    "optimized": lambda z: dask.optimize(z)[0].compute(),
-    "optimized, persisted": lambda z: dask.optimize(z)[0].persist().compute(),
-    "optimized, delayed": lambda z: dask.delayed(np.asarray)(dask.optimize(z)[0]).compute(),
+    "delayed": lambda z: dask.delayed(host)(z).compute(),
+    "delayed, persisted": lambda z: dask.delayed(host)(z).persist().compute(),
+    "optimized": lambda z: host(dask.optimize(z)[0].compute()),
+    "optimized, persisted": lambda z: host(dask.optimize(z)[0].persist().compute()),
+    "optimized, delayed": lambda z: dask.delayed(host)(dask.optimize(z)[0]).compute(),
     "array of a delayed": lambda z: da.from_delayed(
         dask.delayed(host)(z), (18, 18), "f8"
     ).compute(),
@@ -71,8 +71,10 @@ OPTIMIZED_HERE: dict[str, Callable[[da.Array], Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("persisted", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZED_HERE)
-def test_graphs_that_the_client_optimizes(client: Any, name: str, persisted: bool) -> None:
-    x = keeps_ghosts(da.from_array(A, 4), "reflect", 1)
+def test_graphs_that_the_client_optimizes(
+    client: Any, on_device: Any, name: str, persisted: bool
+) -> None:
+    x = keeps_ghosts(on_device(A, 4), "reflect", 1)
     wanted = plain(keeps_ghosts(x, "reflect", 1))
     with dgpu.enable(client, **(SETTINGS | {"on_error": "fallback"})):
         z = keeps_ghosts(x.persist() if persisted else x, "reflect", 1)
@@ -82,23 +84,28 @@ def test_graphs_that_the_client_optimizes(client: Any, name: str, persisted: boo
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_an_array_in_a_delayed(client: Any) -> None:
-    z = keeps_ghosts(da.from_array(A, 4), "none")
+def test_an_array_in_a_delayed(client: Any, on_device: Any) -> None:
+    z = keeps_ghosts(on_device(A, 4), "none")
     wanted = plain(z)
     with dgpu.enable(client, **(SETTINGS | {"on_error": "fallback"})):
-        np.testing.assert_array_equal(dask.delayed(np.asarray)(z).compute(), wanted)
+        np.testing.assert_array_equal(dask.delayed(host)(z).compute(), wanted)
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_a_p2p_rechunk(client: Any, order: str) -> None:
-    x = da.from_array(A, (2, 12) if order == "before" else 4)  # CuPy blocks have no P2P
-    with dask.config.set({"array.rechunk.method": "p2p"}):
+def test_a_p2p_rechunk(client: Any, device: str, order: str) -> None:
+    x = da.from_array(A, (2, 12) if order == "before" else 4)
+    with dask.config.set({"array.rechunk.method": "p2p"}):  # of host blocks, as Dask demands
         rows = x.rechunk((6, 6)) if order == "before" else x
+        if device == "cuda":
+            import cupy
+
+            rows = rows.map_blocks(cupy.asarray)
         z = keeps_ghosts(rows, "reflect")
-        z = z if order == "before" else z.rechunk((12, 4))
+        if order == "after":
+            z = z.map_blocks(host, dtype=z.dtype, meta=np.empty((0, 0))).rechunk((12, 4))
     with dgpu.enable(client, **(SETTINGS | {"on_error": "fallback"})):
         assert dgpu.explain(z).rewritten
-        found = z.compute()
+        found = host(z.compute())
     wanted = plain(z + 0)
     assert found.shape == wanted.shape != z.shape
     np.testing.assert_array_equal(found, wanted)
