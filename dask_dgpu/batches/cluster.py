@@ -106,8 +106,7 @@ class Cluster:
         import cupy
 
         addresses = self._addresses()
-        share = nbytes // max(1, len(addresses))
-        near = self.client.sync(self._windows.reach, addresses, share)
+        near = self.client.sync(self._windows.reach, addresses, nbytes // len(addresses))
         return cupy if near and cupy.cuda.is_available() else np
 
     @property
@@ -137,8 +136,7 @@ class Cluster:
             return operand.read([(part.start, part.stop) for part in region], few=False)
 
         for first in range(0, len(places), count):
-            some = places[first : first + count]
-            sent |= self._deal(name, some, read, np)
+            sent |= self._deal(name, places[first : first + count], read, np)
         return array_of(sent, chunks, operand.dtype, name)
 
     def _deal(
@@ -154,8 +152,7 @@ class Cluster:
         for (index, region), owner in zip(places, dealt(len(places), len(addresses)), strict=True):
             shares[addresses[owner]][(name, *index)] = read(region)
         with self._no_loss():
-            sent: dict[Any, Any] = self.client.sync(self._send_all, shares, module)
-        return sent
+            return dict(self.client.sync(self._send_all, shares, module))
 
     async def _send_all(
         self, shares: Mapping[str, Mapping[Any, Any]], module: Any
@@ -166,7 +163,8 @@ class Cluster:
 
     async def _send(self, address: str, blocks: Mapping[Any, Any], module: Any) -> dict[Any, Any]:
         client: Any = self.client
-        if module is not np or max(map(_window_bytes, blocks.values())) >= LEAST:
+        through_windows = (each.nbytes for each in blocks.values() if not each.dtype.hasobject)
+        if module is not np or max(through_windows, default=0) >= LEAST:
             nbytes = await self._windows.send(address, blocks, on_gpu=module is not np)
             if nbytes is not None:
                 return await declared(client, address, nbytes, module.ndarray)
@@ -221,8 +219,8 @@ class Cluster:
         async def receive(future: Any) -> Any:
             addresses = holders.get(future.key)
             if addresses:
-                room = rooms.get(future.key)
-                block = await self._windows.receive(addresses[0], future.key, nbytes, room)
+                place = addresses[0], future.key, nbytes, rooms.get(future.key)
+                block = await self._windows.receive(*place)
                 if block is not None:
                     return block
             return await future._result()
@@ -258,13 +256,19 @@ class Cluster:
 
     def store(self, result: Array, out: Any, tasks: Tasks) -> None:
         """Compute on the workers, and write blocks in the order in which they are ready."""
-        for region, block in self.blocks(self.start(result)):
-            out[region] = block
+        started = self.start(result)
+        try:
+            for region, block in self.blocks(started):
+                out[region] = block
+        finally:
+            self.cancel(started)
 
     def _addresses(self) -> set[str]:
         """Return the workers that get blocks, at least one."""
-        await_worker(self.client)
-        found: set[str] = self.client.sync(self._windows.addresses)
+        found: set[str] = set()
+        while not found:  # the last worker may be lost after the wait for it
+            await_worker(self.client)
+            found = self.client.sync(self._windows.addresses)
         self._used |= found
         return found
 
@@ -297,8 +301,3 @@ class Cluster:
             self.client.sync(self._windows.close)
         self._windows.pumps.shutdown()
         self.copying.shutdown()
-
-
-def _window_bytes(block: Any) -> int:
-    """Return the bytes of a block that may go through a window; of others 0."""
-    return 0 if block.dtype.hasobject else int(block.nbytes)

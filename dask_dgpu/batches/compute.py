@@ -66,6 +66,7 @@ def _compute_whole(whole: Whole, out: Any, progress: bool) -> Any:
     try:
         return _given_back(_written(whole, target, progress), out)
     except Exception as error:
+        whole.drop()
         if not is_worth_another_try(error):
             raise
         smaller = whole.halved()
@@ -75,6 +76,7 @@ def _compute_whole(whole: Whole, out: Any, progress: bool) -> Any:
     try:
         return _given_back(_written(smaller, target, progress), out)
     except Exception as error:
+        smaller.drop()
         if not lacks_memory(error):
             raise
         raise out_of_memory(planned.title, planned.peak_bytes, smaller.plan.peak_bytes) from error

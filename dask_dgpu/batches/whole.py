@@ -24,6 +24,7 @@ from dask_dgpu.batches.block_size import (
     first_block,
 )
 from dask_dgpu.batches.blocks import largest_nbytes
+from dask_dgpu.batches.cluster import Cluster
 from dask_dgpu.batches.held import Held, Rule
 from dask_dgpu.batches.operands import Operand, Template
 from dask_dgpu.batches.operations import Operation
@@ -169,6 +170,11 @@ class Whole:
             return np.asarray(self.result)
         with Batches(self.operation.name, 1, progress):
             return self.site.compute(self.result)
+
+    def drop(self) -> None:
+        """Free the operands that were sent, also if frames of an error hold them."""
+        if isinstance(self.site, Cluster):
+            self.site.client.cancel(list(self.reads))
 
     def halved(self) -> Whole:
         """Return the call in blocks for half of the planned bytes, if that is possible."""

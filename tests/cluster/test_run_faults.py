@@ -258,7 +258,7 @@ class TestLosses(Losses):
         self, client: Client, cluster: Any, calls: int
     ) -> None:
         """Each call is repeated, whichever thread sees the loss first, and how."""
-        chance = random.Random(calls)
+        earlier, chance = names(client), random.Random(calls)
         ops: list[tuple[Any, Any]] = [(lambda x, y: x @ y, A @ B), ("matmul", A @ B)]
         for at in range(6):
             eventually(lambda: settled(cluster), 60)
@@ -271,3 +271,5 @@ class TestLosses(Losses):
                     np.testing.assert_allclose(found, wanted, rtol=1e-12)
             killer.join()
             eventually(lambda victim=victim: victim not in cluster.scheduler.workers)
+            del found
+            eventually(lambda: nothing_left(client, earlier))
