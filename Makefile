@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 DASKLESS := kernels comm algorithms
 # One process of pytest runs the tests that need a cluster, the others the rest.
 PROCESSES ?= 3
-PARALLEL = -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
+PARALLEL = -n $(PROCESSES) --dist loadscope --no-loadscope-reorder --rerun-show-tracebacks
 NO_GPU := not gpu and not multigpu
 QUICK = $(PARALLEL) --hypothesis-profile quick -m "not slow and $(NO_GPU)"
 THOROUGH = $(PARALLEL) --hypothesis-profile thorough -m "(slow or hypothesis) and $(NO_GPU)"
