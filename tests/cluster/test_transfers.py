@@ -125,3 +125,6 @@ def test_measured_finds_parts_of_a_computation_and_persisted_arrays(
     assert found.operations[-1].operation == "matmul"
     assert found.operations[-1].measured > 0
     assert found.operations[-1].sent_bytes > 0
+    assert "computed already" in str(found)
+    assert "plain Dask" not in str(found)
+    assert "rates" not in str(found)

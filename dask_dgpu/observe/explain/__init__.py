@@ -152,6 +152,6 @@ def _made(names: Sequence[str]) -> list[Operation]:
     for at, (words, steps) in enumerate(runs_of(names)):
         known = words if len(words) == len(steps) else [step.name for step in steps]
         for word, step in zip(known, steps, strict=True):
-            made = Operation(step.name, word, GANG, "it ran", gang=at)
+            made = Operation(step.name, word, GANG, "", gang=at)
             found.append(made.with_run([step]))
     return found

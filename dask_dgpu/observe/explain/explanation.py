@@ -202,7 +202,8 @@ class Explanation:
         if not self.enabled:
             lines.append(DISABLED)
         elif self.operations:
-            lines.append(f"rates: {self._rates()}")
+            if self.regions or (self.totals is not None and self.totals.dask_tasks):
+                lines.append(f"rates: {self._rates()}")
             steps = [step for run in self._runs for step in run]
             if any(step.exposed is None for step in steps):
                 lines.append("transfers: not measured on GPUs without NCCL")

@@ -155,6 +155,8 @@ class Table:
         return sum(found) if found else None
 
     def _total(self, totals: Totals) -> Operation:
+        if not totals.dask_tasks:  # all of it is in memory
+            return Operation("", "total", "", "computed already", measured=self._measured())
         plain = _plain(totals.dask_tasks, totals.dask_seconds)
         return Operation(
             "",
