@@ -189,9 +189,8 @@ class Cluster:
         """
         from distributed import as_completed
 
-        graph = dict(handle.dask)
         places = {(handle.name, *index): region for index, region in regions(handle.chunks)}
-        futures = [graph[key] for key in places]
+        futures = [*map(dict(handle.dask).__getitem__, places)]
         largest = largest_nbytes(handle.chunks, handle.dtype.itemsize)
         near = largest >= LEAST and not handle.dtype.hasobject
         with self._no_loss():
@@ -202,6 +201,8 @@ class Cluster:
                         rooms = {each.key: room(places[each.key]) for each in batch}
                     batch = self.client.sync(self._receive_all, batch, largest, rooms)
                 for future, block in batch:
+                    if future.status == "error":  # Dask raises only the first one of a batch
+                        future.result()
                     if isinstance(block, BaseException):  # of futures that somebody cancelled
                         raise block
                     there = block is not None and block is rooms.get(future.key)

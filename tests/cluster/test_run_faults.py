@@ -6,13 +6,14 @@ import gc
 import random
 import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from dask.utils import format_bytes
-from distributed import Client
+from distributed import Client, as_completed
 
 import dask_dgpu as dgpu
 from dask_dgpu.batches import cluster as cluster_module
@@ -95,6 +96,28 @@ def test_an_operation_that_fails_leaves_the_rest_of_out(client: Client) -> None:
     del caught
     gc.collect()  # frames of the error
     eventually(lambda: nothing_left(client, earlier))
+
+
+def test_errors_of_blocks_that_end_together(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    following = as_completed.__next__
+
+    def later(self: as_completed) -> Any:
+        time.sleep(1)
+        return following(self)
+
+    def root(block: Any) -> Any:
+        if (block < 0).any():
+            time.sleep(0.3)  # after another block, within its batch
+            raise OSError("negative")
+        return np.sqrt(block)
+
+    monkeypatch.setattr(as_completed, "__next__", later)
+    x = -RNG.random((64, 20))
+    x[:16] *= -1
+    with dgpu.enable(client, **SETTINGS), pytest.raises(OSError, match="negative"):
+        dgpu.run(lambda x: x.map_blocks(root, dtype=float), x)
 
 
 @pytest.mark.slow
