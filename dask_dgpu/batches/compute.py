@@ -71,6 +71,7 @@ def _compute_whole(whole: Whole, out: Any, progress: bool) -> Any:
             raise
         smaller = whole.halved()
         if lacks_memory(error) and smaller.has_blocks_of(whole):
+            smaller.drop()
             raise out_of_memory(planned.title, planned.peak_bytes, None) from error
     gc.collect()  # frames of the error hold blocks
     try:
