@@ -127,7 +127,12 @@ class _Work:
             except BaseException:
                 for batch in started:
                     site.cancel(batch.handle)
+                    batch.read.clear()
+                arrays, ahead, total = [], None, None  # frames of the error hold these too
                 raise
+            finally:
+                loading.shutdown()
+                loader.last.clear()
         self.sink.finish()
 
     def _start(self, tile: Tile, arrays: list[Any], total: Any, following: Tile | None) -> _Batch:

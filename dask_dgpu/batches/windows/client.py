@@ -54,6 +54,7 @@ async def together(works: Iterable[Awaitable[T]]) -> list[T]:
     found = await asyncio.gather(*works, return_exceptions=True)
     for each in found:
         if isinstance(each, BaseException):
+            found.clear()  # frames of the error would hold blocks that were sent
             raise each
     return found  # type: ignore[return-value]
 
