@@ -202,7 +202,7 @@ class Explanation:
         if not self.enabled:
             lines.append(DISABLED)
         elif self.operations:
-            if self.regions or (self.totals is not None and self.totals.dask_tasks):
+            if self.totals is None or self.totals.dask_tasks:
                 lines.append(f"rates: {self._rates()}")
             steps = [step for run in self._runs for step in run]
             if any(step.exposed is None for step in steps):
