@@ -120,8 +120,7 @@ class Cluster:
         if isinstance(part, Array):
             return (part if module is np else part.to_backend("cupy")).rechunk(chunks)
         name = f"operand-{uuid4().hex}"
-        places = list(regions(chunks))
-        sent = self._deal(name, places, part.__getitem__, module)
+        sent = self._deal(name, list(regions(chunks)), part.__getitem__, module)
         return array_of(sent, chunks, part.dtype, name, module)
 
     def spread(self, operand: Operand, chunks: Chunks) -> Array:
@@ -189,8 +188,9 @@ class Cluster:
         """
         from distributed import as_completed
 
+        graph = dict(handle.dask)
         places = {(handle.name, *index): region for index, region in regions(handle.chunks)}
-        futures = [*map(dict(handle.dask).__getitem__, places)]
+        futures = [graph[key] for key in places]
         largest = largest_nbytes(handle.chunks, handle.dtype.itemsize)
         near = largest >= LEAST and not handle.dtype.hasobject
         with self._no_loss():
@@ -220,8 +220,8 @@ class Cluster:
         async def receive(future: Any) -> Any:
             addresses = holders.get(future.key)
             if addresses:
-                place = addresses[0], future.key, nbytes, rooms.get(future.key)
-                block = await self._windows.receive(*place)
+                room = rooms.get(future.key)
+                block = await self._windows.receive(addresses[0], future.key, nbytes, room)
                 if block is not None:
                     return block
             return await future._result()

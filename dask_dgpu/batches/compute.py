@@ -66,7 +66,6 @@ def _compute_whole(whole: Whole, out: Any, progress: bool) -> Any:
     try:
         return _given_back(_written(whole, target, progress), out)
     except Exception as error:
-        whole.drop()
         if not is_worth_another_try(error):
             raise
         smaller = whole.halved()
@@ -77,7 +76,6 @@ def _compute_whole(whole: Whole, out: Any, progress: bool) -> Any:
     try:
         return _given_back(_written(smaller, target, progress), out)
     except Exception as error:
-        smaller.drop()
         if not lacks_memory(error):
             raise
         raise out_of_memory(planned.title, planned.peak_bytes, smaller.plan.peak_bytes) from error
@@ -85,11 +83,15 @@ def _compute_whole(whole: Whole, out: Any, progress: bool) -> Any:
 
 def _written(whole: Whole, target: Any, progress: bool) -> Any:
     """Return the array with the result, ``target`` if the shape is known."""
-    if whole.is_lazy:
-        written = _selected(whole.operation, whole.template, target, whole.site)
-        whole.store(written, progress=progress)
-        return target
-    values = whole.compute(progress=progress)
+    try:
+        if whole.is_lazy:
+            written = _selected(whole.operation, whole.template, target, whole.site)
+            whole.store(written, progress=progress)
+            return target
+        values = whole.compute(progress=progress)
+    except BaseException:
+        whole.drop()
+        raise
     result = _target_of(whole, values, target)
     result[...] = values
     return result

@@ -6,6 +6,7 @@ import gc
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from math import prod
@@ -99,11 +100,11 @@ class _Work:
     def run(self, count: int, tiles: Iterator[Tile], lengths: Lengths) -> None:
         """Compute batches of at most these lengths and write their results."""
         call, site = self.call, self.call.site
-        loader = _Loader(call, self.shared, call.staying(lengths))
         started: deque[_Batch] = deque()
         ahead: Future[list[Any]] | None = None
         total: Any = None
         with (
+            closing(_Loader(call, self.shared, call.staying(lengths))) as loader,
             ThreadPoolExecutor(1, "dgpu-load") as loading,
             Batches(call.operation.name, count, self.progress) as bar,
         ):
@@ -130,9 +131,6 @@ class _Work:
                     batch.read.clear()
                 arrays, ahead, total = [], None, None  # frames of the error hold these too
                 raise
-            finally:
-                loading.shutdown()
-                loader.last.clear()
         self.sink.finish()
 
     def _start(self, tile: Tile, arrays: list[Any], total: Any, following: Tile | None) -> _Batch:
@@ -204,6 +202,10 @@ class _Loader:
                 self.last.pop(at, None)
                 self.last[at] = places[at], self._load(at, places[at])
         return [self.last[at][1] for at in range(len(places))]
+
+    def close(self) -> None:
+        """Let go of all operands."""
+        self.last.clear()
 
     def _places(self, tile: Tile) -> list[Any]:
         """Return identity, spans and chunks of each operand."""
