@@ -44,7 +44,6 @@ PUBLIC = [
 DOCSTRING_CHECKS = {"GL08", "PR01", "PR02", "PR03", "PR04", "PR07", "RT01", "RT03", "SS01"}
 
 
-
 def project() -> dict[str, object]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
