@@ -14,7 +14,7 @@ from dask_dgpu.kernels.device.clocks import LaneClock, Watch
 from dask_dgpu.kernels.device.guards import bare, each_array, guarded
 from dask_dgpu.kernels.device.replay import Replay
 from dask_dgpu.kernels.device.sequences import Sequences, Work
-from dask_dgpu.kernels.fft.cuda import wait_for_plans
+from dask_dgpu.kernels.fft.cuda import ready_plans
 
 Array = Any
 T = TypeVar("T")
@@ -55,7 +55,6 @@ class CudaDevice:
         self.sequences: Sequences | None = Sequences(
             self._record, lambda array: int(array.data.ptr)
         )
-        wait_for_plans()
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
         return cupy.empty(shape, dtype)
@@ -91,7 +90,7 @@ class CudaDevice:
         return done
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        with self._compute:
+        with self._compute, ready_plans:
             made = [function(item) for item in items]  # map would stop at a StopIteration
             # users' functions may launch kernels on streams that CuPy does not control
             self.after(cupy.cuda.Stream.null.record(self._foreign))

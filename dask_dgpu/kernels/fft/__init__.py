@@ -99,7 +99,10 @@ def transform(block: Array, transforms: Iterable[Transform], *, overwrite: bool 
             function = getattr(scipy.fft, name)
             result = function(result, **arguments, overwrite_x=mine, workers=1)
         else:
-            result = _on_device(result, name, arguments, group, overwrite=mine)
+            from dask_dgpu.kernels.fft.cuda import ready_plans
+
+            with ready_plans:
+                result = _on_device(result, name, arguments, group, overwrite=mine)
     return result.astype(dtype, copy=False)
 
 

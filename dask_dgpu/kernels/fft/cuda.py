@@ -6,6 +6,7 @@ have any stride and any distance. The lines of the result are contiguous.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import cupy
@@ -20,7 +21,7 @@ MOST_CALLS = 64
 LARGEST = 2**31 - 1
 
 
-class Ready(type):
+class _Ready(type):
     """A replacement for a class of plans; ``isinstance`` accepts the original's objects."""
 
     kind: Any
@@ -36,8 +37,8 @@ class Ready(type):
         return isinstance(plan, cls.kind)
 
 
-def wait_for_plans() -> None:
-    """Let CuPy return plans of this process only when they are ready.
+class ReadyPlans:
+    """A context in which CuPy returns plans only when they are ready; any thread may enter it.
 
     A plan copies the address of its twiddle factors to the device on the legacy stream, whatever
     CuPy's current stream is (https://github.com/cupy/cupy/issues/7928), and the host does not wait
@@ -45,12 +46,30 @@ def wait_for_plans() -> None:
     several processes, transforms started too early and read at address zero.
 
     CuPy has no hook for the creation of plans, which also happens in the ``cupy.fft`` of a user's
-    block function. So its two classes of plans are replaced.
+    block function. So its two classes of plans are replaced until the last thread leaves.
     """
-    for name in ("Plan1d", "PlanNd"):
-        kind = getattr(cufft, name)
-        if not isinstance(kind, Ready):
-            setattr(cufft, name, Ready(name, (), {"kind": kind}))
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._within = 0
+        self._kinds = {"Plan1d": cufft.Plan1d, "PlanNd": cufft.PlanNd}
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._within += 1
+            if self._within == 1:
+                for name, kind in self._kinds.items():
+                    setattr(cufft, name, _Ready(name, (), {"kind": kind}))
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._within -= 1
+            if self._within == 0:
+                for name, kind in self._kinds.items():
+                    setattr(cufft, name, kind)
+
+
+ready_plans = ReadyPlans()
 
 
 def transformed(
