@@ -25,7 +25,7 @@ class KeepingNanny(Nanny):
     """A nanny whose worker keeps freed memory, unless users have chosen how much.
 
     The worker returns the memory when it idles or runs short
-    (:mod:`dask_dgpu.runtime.worker.pressure`). Without a memory limit it keeps none.
+    (:mod:`dask_dgpu.runtime.worker.plugin`). Without a memory limit it keeps none.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -25,8 +25,8 @@ from dask_dgpu.runtime.execute import Observer, execute
 from dask_dgpu.runtime.package import Package
 from dask_dgpu.runtime.plans import Owners, plans
 from dask_dgpu.runtime.program import Launch, Program
-from dask_dgpu.runtime.worker import programs as programs_module
-from dask_dgpu.runtime.worker.programs import MOST_PLANS, Programs
+from dask_dgpu.runtime.worker import member
+from dask_dgpu.runtime.worker.member import MOST_PLANS, Programs
 from graph_opt.dask_graph.functions import is_stateless
 from graph_opt.dask_graph.internals import _broadcast_trick_inner
 from graph_opt.model.layout import label
@@ -223,8 +223,8 @@ def test_programs_used_last_are_kept():
 
 def test_a_program_is_opened_once_for_blocks_in_other_places(monkeypatch: pytest.MonkeyPatch):
     """Of new arrays blocks lie where a worker was free: by chance in other places each time."""
-    opening = Counting(programs_module.opened)
-    monkeypatch.setattr(programs_module, "opened", opening)
+    opening = Counting(member.opened)
+    monkeypatch.setattr(member, "opened", opening)
     ranks, digests = Ranks(), set()
     for at in range(3 * MOST_PLANS):
         values = RNG.random((9, 9))

@@ -1,32 +1,350 @@
-"""A worker as a member of epochs: its device and its communicators."""
+"""A worker as a rank: its device and communicators, its jobs, and the programs it keeps."""
 
 from __future__ import annotations
 
 import gc
+import pickle
 import threading
-from collections import deque
-from collections.abc import Callable
-from functools import cached_property
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from time import time
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary, ref
+
+from distributed.utils import set_thread_state
+from distributed.worker import _worker_cvar
 
 from dask_dgpu.comm import bootstrap
 from dask_dgpu.comm.common import Lifetime
 from dask_dgpu.comm.local import LocalComm, LocalHub
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.comm.store import Store
-from dask_dgpu.errors import CommAbortedError
+from dask_dgpu.errors import CommAbortedError, DgpuError
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.host import HostDevice, keep_small_memory
+from dask_dgpu.operations.value import Blocks, Facts
 from dask_dgpu.runtime.installed import installed_here
+from dask_dgpu.runtime.observer import Observer, Span
+from dask_dgpu.runtime.package import Package
+from dask_dgpu.runtime.plans import Plans, received
+from dask_dgpu.runtime.prepared import Prepared, prepared
+from dask_dgpu.runtime.program import Program, opened
 from dask_dgpu.runtime.worker.links import Links, accept
+from graph_opt.dask_graph.renaming import split
 
 if TYPE_CHECKING:
     from distributed.comm.core import Comm as Connection
     from distributed.core import Status
+    from distributed.worker import Worker
 
     from dask_dgpu.comm.bootstrap import Transport
+
+Array = Any
+Key = Any
+
+
+class BlockFacts:
+    """The facts about each block, by the object: Dask's blocks are never written."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[ref[Any], Facts]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, block: Array) -> Facts:
+        """Return the facts about a block, empty for a new one; an operation may add to them.
+
+        Those about an object without weak references are not kept.
+        """
+        number = id(block)
+        alive, facts = self._known.get(number, (None, {}))
+        if alive is None or alive() is not block:
+            facts = {}
+            with suppress(TypeError):
+                self._known[number] = ref(block, partial(self._forget, number)), facts
+        return facts
+
+    def _forget(self, number: int, dead: ref[Any]) -> None:
+        if self._known.get(number, (None,))[0] is dead:
+            del self._known[number]
+
+
+MOST_SPANS = 1000
+"""Number of steps of a run that are recorded separately; one span covers all further steps."""
+
+
+class GaveUpError(DgpuError):
+    """The scheduler gave up a run while this rank was running it."""
+
+
+@dataclass
+class Job(Observer):
+    """One program to run as one rank; it observes the run.
+
+    ``blocks`` are the inputs, taken ``in_memory`` of the worker or from ``stage`` tasks. ``outs``
+    are blocks of the result, with the keys of their ``out`` tasks. A worker that ``holds`` the
+    ``gang`` task stores its result. Somebody may have the run ``profiled``. Its values have
+    these ``names``, and its text these ``tokens``; the scheduler sends its ``text`` and ``plans``,
+    each if the worker may lack it, or once it has asked for them. A program out of memory is
+    ``tried`` again.
+    """
+
+    worker: Worker
+    known: BlockFacts
+    key: Key
+    run_id: int
+    rank: int
+    size: int
+    epoch: str
+    program: bytes
+    digest: bytes
+    tokens: bytes
+    names: Sequence[str]
+    blocks: list[Blocks]
+    outs: list[tuple[Key, Key]]
+    in_memory: bool
+    holds: bool
+    profiled: bool = False
+    tried: tuple[str, int, int] | None = None
+    text: bytes = b""
+    plans: bytes = b""
+    given_up: threading.Event = field(default_factory=threading.Event)
+    arrived: threading.Event = field(default_factory=threading.Event)
+    phase: str = "queued"
+    done: int = 0
+    calls: set[int] = field(default_factory=set)
+    spans: list[Span] = field(default_factory=list)
+    details: dict[str, bytes] = field(default_factory=dict)
+    steps: int = 0
+
+    @property
+    def package(self) -> Package:
+        """The program, as far as it is sent."""
+        return Package(self.program, self.digest, self.text, self.plans)
+
+    def free_package(self) -> None:
+        """Forget the program, which is opened."""
+        self.text = self.plans = b""
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The progress, and whether a user's function is running."""
+        return {
+            "key": self.key,
+            "run_id": self.run_id,
+            "phase": self.phase,
+            "done": self.done,
+            "calling": bool(self.calls),
+            "steps": self.steps,
+        }
+
+    def now(self) -> float:
+        """Return the time, by the scheduler's clock."""
+        return time() + self._delay
+
+    @cached_property
+    def _delay(self) -> float:
+        """The delay of the scheduler's clock, one for the whole run: estimates of it change."""
+        return self.worker.scheduler_delay
+
+    def give_up(self) -> None:
+        """Let the run end soon."""
+        self.given_up.set()
+        self.arrived.set()
+
+    def receive(self, text: bytes, plans: bytes) -> None:
+        """Take the program that this worker has asked for."""
+        self.text, self.plans = text, plans
+        self.arrived.set()
+
+    def progress(self, step: str, done: int, steps: int) -> None:
+        """Note the progress; raise if the run was given up."""
+        self.done += 1
+        self.phase = f"program ({step}, {done} of {steps})"
+        if self.given_up.is_set():
+            raise GaveUpError("the run was given up")
+
+    def facts(self, block: Any) -> Facts:
+        """Return the facts about a block in the worker's memory."""
+        return self.known.of(block)
+
+    def detail(self, output: str, detail: Any) -> None:
+        """Keep a detail for the scheduler, which may lack its package."""
+        if self.rank == 0:
+            self.details[output] = pickle.dumps(detail)
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Let a block function find its worker as in a task, and run without a time limit."""
+        thread = threading.get_ident()
+        state = {"worker": self.worker, "stimulus_id": f"dgpu-run-{self.run_id}"}
+        token = _worker_cvar.set(self.worker)
+        self.calls.add(thread)
+        try:
+            with set_thread_state(execution_state=state):
+                yield
+        finally:
+            self.calls.discard(thread)
+            _worker_cvar.reset(token)
+
+    @contextmanager
+    def step(self, name: str, action: str) -> Iterator[Span]:
+        """Time a step, also one that fails.
+
+        Yields
+        ------
+        Span
+            The step's.
+        """
+        span = Span(name, action, self.now())
+        self.spans.append(span)
+        try:
+            yield span
+        finally:
+            span.stop = self.now()
+        self.steps += 1
+
+
+def reported(spans: Sequence[Span]) -> list[Span]:
+    """Return the spans of a run; one covers all that are too many."""
+    kept = list(spans[:MOST_SPANS])
+    for span in spans[MOST_SPANS:]:
+        last = kept[-1]
+        last.name = "all further steps"
+        last.stop = span.stop
+        last.nbytes += span.nbytes
+        last.sent_bytes += span.sent_bytes
+        last.hidden = _sum(last.hidden, span.hidden)
+        last.exposed = _sum(last.exposed, span.exposed)
+    return kept
+
+
+def _sum(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else first + second
+
+
+MOST_PLANS = 4
+"""Number of plans that are kept of one program."""
+
+OPENED = 16
+"""Bytes of an opened and prepared program for each of its package: 10 to 19 were measured."""
+
+
+@dataclass
+class _Planned:
+    """Plans of a program, the bytes that they take, and what each rank does."""
+
+    plans: Plans
+    nbytes: int
+    prepared: dict[int, Prepared] = field(default_factory=dict)
+
+
+@dataclass
+class _Kept:
+    """A program, opened with these tokens, and its last plans by their digests."""
+
+    text: bytes
+    tokens: bytes
+    program: Program
+    planned: OrderedDict[bytes, _Planned] = field(default_factory=OrderedDict)
+
+    def open(self, tokens: bytes) -> None:
+        """Open the program with other tokens: its functions depend on them."""
+        self.tokens, self.program = tokens, opened(self.text, split(tokens))
+        for each in self.planned.values():
+            each.prepared.clear()
+
+
+class Programs:
+    """The last programs of a rank, by their digests; only its program thread calls this."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._plans: WeakValueDictionary[bytes, Plans] = WeakValueDictionary()
+
+    def __contains__(self, package: Package) -> bool:
+        kept = self._kept.get(package.program)
+        return kept is not None and package.digest in kept.planned
+
+    def __len__(self) -> int:
+        return sum(len(kept.planned) for kept in self._kept.values())
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that all programs take, once they are opened."""
+        return sum(each.nbytes for kept in self._kept.values() for each in kept.planned.values())
+
+    def opened(self, job: Job, ask: Callable[[], None]) -> Prepared:
+        """Return what the rank of a job does; ``ask`` for what is neither kept nor sent.
+
+        Raises
+        ------
+        GaveUpError
+            If the run is given up before the program arrives.
+        """
+        package = job.package
+        if package not in self:
+            if self._lacks(package):
+                job.phase = "ask for the program"
+                ask()
+                job.arrived.wait()
+                package = job.package
+            if self._lacks(package):
+                raise GaveUpError("the run was given up")
+            self.add(package, job.tokens)
+        job.free_package()
+        found = self.find(package, job.tokens, job.rank)
+        self.shrink(found.program.limits.kept_programs)
+        return found
+
+    def _lacks(self, package: Package) -> bool:
+        """Whether a package is not enough to run its program."""
+        return not package.plans or not (package.text or package.program in self._kept)
+
+    def add(self, package: Package, tokens: bytes) -> None:
+        """Keep a program with plans. If it is new, open it with these tokens."""
+        kept = self._kept.get(package.program)
+        if kept is None:
+            program = opened(package.text, split(tokens))
+            self._kept[package.program] = kept = _Kept(package.text, tokens, program)
+        nbytes = OPENED * (len(kept.text) + len(package.plans))
+        kept.planned[package.digest] = _Planned(self._received(package.plans), nbytes)
+        if len(kept.planned) > MOST_PLANS:
+            kept.planned.popitem(last=False)
+
+    def _received(self, payload: bytes) -> Plans:
+        """Return plans that were sent; programs with equal plans share what is derived of them."""
+        found = self._plans.get(payload)
+        if found is None:
+            self._plans[payload] = found = received(payload)
+        return found
+
+    def find(self, package: Package, tokens: bytes, rank: int) -> Prepared:
+        """Return what a rank does in a program that is there."""
+        kept = self._kept[package.program]
+        found = kept.planned[package.digest]
+        self._kept.move_to_end(package.program)
+        kept.planned.move_to_end(package.digest)
+        if kept.tokens != tokens:
+            kept.open(tokens)
+        if rank not in found.prepared:
+            found.prepared[rank] = prepared(kept.program, found.plans, rank)
+        return found.prepared[rank]
+
+    def shrink(self, limit: int) -> None:
+        """Forget the programs that were used first, until the others take at most these bytes."""
+        nbytes = self.nbytes
+        while nbytes > limit:
+            program, kept = next(iter(self._kept.items()))
+            nbytes -= kept.planned.popitem(last=False)[1].nbytes
+            if not kept.planned:
+                del self._kept[program]
+
 
 REMEMBERED = 1000
 """Number of past epochs that are remembered, because late messages may name them."""

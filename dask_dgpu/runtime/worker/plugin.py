@@ -1,4 +1,4 @@
-"""The worker's side of gangs: it keeps blocks and runs programs in the order of launches."""
+"""The worker's side of gangs: it keeps blocks, runs programs in order, and returns memory."""
 
 from __future__ import annotations
 
@@ -6,33 +6,32 @@ import logging
 import pickle
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from time import monotonic, perf_counter, process_time
+from typing import TYPE_CHECKING, Any, Literal
 
+from dask.utils import typename
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol.serialize import to_serialize
 from distributed.utils import sync
+from distributed.worker_state_machine import FreeKeysEvent
+from tornado.ioloop import PeriodicCallback
 
 from dask_dgpu.algorithms.probe import PARTS, Figures
 from dask_dgpu.errors import CommAbortedError, CommError
+from dask_dgpu.kernels.device.host import return_memory
 from dask_dgpu.kernels.device.memory import lacks_memory
 from dask_dgpu.runtime.background import ended, guard_current_frames, in_background, stack_of
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.failure import IN_PROGRAM, RankError, failure_of
 from dask_dgpu.runtime.program import Launch
 from dask_dgpu.runtime.tasks import PLUGIN
-from dask_dgpu.runtime.worker.facts import BlockFacts
 from dask_dgpu.runtime.worker.fetch import Handle, fetch, request
 from dask_dgpu.runtime.worker.host import own_host
-from dask_dgpu.runtime.worker.job import Job, reported
 from dask_dgpu.runtime.worker.links import Links
-from dask_dgpu.runtime.worker.member import Member
-from dask_dgpu.runtime.worker.pressure import watch_memory
-from dask_dgpu.runtime.worker.programs import Programs
+from dask_dgpu.runtime.worker.member import BlockFacts, Job, Member, Programs, reported
 from dask_dgpu.runtime.worker.quiet import close_quietly
-from dask_dgpu.runtime.worker.store import resident, store, withdraw
 from graph_opt.model.hosts import Hosts
 
 if TYPE_CHECKING:
@@ -43,10 +42,22 @@ logger = logging.getLogger(__name__)
 Array = Any
 Key = Any
 
+Known = tuple[Key, tuple[int, bytes, str]]
+"""What Dask's scheduler knows of a result: its key; its bytes, pickled type and type's name."""
+
 ENDED = ("memory", "error", "released", "forgotten")  # such tasks stage no block
 
 CLOSING_SECONDS = 2.0
 """Seconds for which a closing worker waits for threads that may be within C++."""
+
+REST_SECONDS = 10.0
+"""Seconds between two releases while the pressure lasts."""
+
+IDLE_SECONDS = 30.0
+"""Seconds after which an idle worker returns freed memory."""
+
+BUSY = 0.2
+"""Fraction of a core that an idle worker's process does not need."""
 
 
 class GangWorkerPlugin(WorkerPlugin):
@@ -301,3 +312,111 @@ class GangWorkerPlugin(WorkerPlugin):
             lost=isinstance(error, CommError) and not isinstance(failure, RankError),
             error=pickle.dumps((failure, reported(job.spans))),
         )
+
+
+def resident(data: Mapping[Key, Array], key: Key) -> Array:
+    """Return a block of a worker's data.
+
+    Raises
+    ------
+    KeyError
+        If it is not there, or spilled: reading a file would block the event loop.
+    """
+    parts = [getattr(data, name, None) for name in ("device", "fast")]  # of data that may spill
+    for part in [part for part in parts if part is not None] or [data]:
+        if key in part:
+            return part[key]
+    raise KeyError(key)
+
+
+def store(worker: Worker, results: Mapping[Key, Any]) -> list[Known]:
+    """Store results as those of tasks on this worker; return the stored ones.
+
+    A task that the worker knows otherwise runs as usual. Call this on the event loop.
+    """
+    known = worker.state.tasks
+    fresh = {key: result for key, result in results.items() if _is_free(known.get(key))}
+    nbytes = worker.update_data(fresh)["nbytes"]
+    return [
+        (key, (nbytes[key], pickle.dumps(type(result)), typename(type(result))))
+        for key, result in fresh.items()
+    ]
+
+
+def _is_free(task: Any) -> bool:
+    return task is None or task.state in ("released", "forgotten")
+
+
+def withdraw(worker: Worker, keys: Iterable[Key], stimulus_id: str) -> None:
+    """Free results that the scheduler will not know of."""
+    worker.handle_stimulus(FreeKeysEvent(keys=list(keys), stimulus_id=stimulus_id))
+
+
+def watch_memory(worker: Worker, release: Callable[[], None]) -> None:
+    """Watch the memory of a worker until it closes; ``release`` frees what is kept for gangs."""
+    pressure, idle = Pressure(worker, release), Idle()
+    callbacks = {"dgpu-idle": PeriodicCallback(idle.check, IDLE_SECONDS * 1000)}
+    interval = worker.memory_manager.memory_monitor_interval
+    if pressure.limit is not None and interval:  # as often as Dask checks
+        callbacks["dgpu-pressure"] = PeriodicCallback(pressure.check, interval * 1000)
+    for callback in callbacks.values():
+        callback.start()
+    worker.periodic_callbacks.update(callbacks)
+
+
+class Idle:
+    """Returns freed memory once the process has been idle from one check to the next."""
+
+    def __init__(self) -> None:
+        self._used = process_time()
+        self._returned = False
+
+    def check(self) -> None:
+        """Return memory, unless that was done since the process was busy."""
+        before, self._used = self._used, process_time()
+        if self._used - before > BUSY * IDLE_SECONDS:
+            self._returned = False
+        elif not self._returned:
+            self._returned = True
+            return_memory()
+
+
+class Pressure:
+    """Returns freed memory while Dask spills results, and calls ``release`` when that begins.
+
+    It begins if the process of a worker needs more memory than a threshold of Dask:
+    ``distributed.worker.memory.spill``, or if there is none that for pausing. It ends below
+    ``distributed.worker.memory.target``. Until then memory is returned at each check, because Dask
+    would spill all results if freed memory stayed in the process. Without thresholds, or without a
+    memory limit, nothing is watched.
+    """
+
+    def __init__(self, worker: Worker, release: Callable[[], None]) -> None:
+        self._worker, self._release = worker, release
+        self._last = -REST_SECONDS
+        self._lasts = False
+
+    @property
+    def limit(self) -> float | None:
+        """The bytes of the process above which it must free memory, ``None`` for any."""
+        manager = self._worker.memory_manager
+        return self._bytes(manager.memory_spill_fraction or manager.memory_pause_fraction)
+
+    def _bytes(self, fraction: float | Literal[False]) -> float | None:
+        limit = self._worker.memory_manager.memory_limit
+        return limit * fraction if limit and fraction else None
+
+    def check(self) -> None:
+        """Return memory while the process needs too much; release it once in a while."""
+        limit, now = self.limit, monotonic()
+        if limit is None:
+            return
+        enough = self._bytes(self._worker.memory_manager.memory_target_fraction)
+        needed = self._worker.monitor.get_process_memory()
+        self._lasts = needed > (enough or limit if self._lasts else limit)
+        if not self._lasts:
+            return
+        return_memory()
+        if needed > limit and now >= self._last + REST_SECONDS:
+            self._last = now
+            self._release()

@@ -10,7 +10,7 @@ import pytest
 from dask_dgpu.runtime.observer import Span, Step
 from dask_dgpu.runtime.program import Launch, Program
 from dask_dgpu.runtime.scheduler.records import KEPT_RUNS, Records
-from dask_dgpu.runtime.worker.job import MOST_SPANS, reported
+from dask_dgpu.runtime.worker.member import MOST_SPANS, reported
 from graph_opt.model.cost import HOST
 from graph_opt.model.piece import Wanted
 

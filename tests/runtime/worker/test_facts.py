@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dask_dgpu.runtime.worker.facts import BlockFacts
+from dask_dgpu.runtime.worker.member import BlockFacts
 
 
 def test_facts_belong_to_one_object():

@@ -19,9 +19,8 @@ from dask_dgpu.comm.store import Store, meet
 from dask_dgpu.errors import CommAbortedError, CommError
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.runtime.worker import member
-from dask_dgpu.runtime.worker.member import Member
+from dask_dgpu.runtime.worker.member import Member, Programs
 from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
-from dask_dgpu.runtime.worker.programs import Programs
 
 WARM_UP: dict[str, Any] = {
     "epoch": "epoch",

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dask_dgpu.kernels.device.host import HostDevice
-from dask_dgpu.runtime.worker import pressure
-from dask_dgpu.runtime.worker.pressure import (
+from dask_dgpu.runtime.worker import plugin
+from dask_dgpu.runtime.worker.plugin import (
     IDLE_SECONDS,
     REST_SECONDS,
     Idle,
@@ -48,7 +48,7 @@ def test_the_threshold_is_dasks(limit, spill, pause, expected):
 
 def test_memory_is_released_once_in_a_while(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(pressure, "monotonic", lambda: now[0])
+    monkeypatch.setattr(plugin, "monotonic", lambda: now[0])
     released: list[float] = []
     busy = worker(1000, 0.7, 0.8)
     watched = Pressure(busy, lambda: released.append(now[0]))
@@ -65,7 +65,7 @@ def test_freed_memory_is_returned_while_dask_spills(monkeypatch, target, expecte
     returned: list[int] = []
     busy = worker(1000, 0.7, 0.8)
     busy.memory_manager.memory_target_fraction = target
-    monkeypatch.setattr(pressure, "return_memory", lambda: returned.append(busy.nbytes))
+    monkeypatch.setattr(plugin, "return_memory", lambda: returned.append(busy.nbytes))
     watched = Pressure(busy, lambda: None)
     for busy.nbytes in (650, 800, 750, 650, 600, 650, 701, 100):
         watched.check()
@@ -74,8 +74,8 @@ def test_freed_memory_is_returned_while_dask_spills(monkeypatch, target, expecte
 
 def test_an_idle_process_returns_freed_memory_once(monkeypatch):
     used, returned = [0.0], []
-    monkeypatch.setattr(pressure, "process_time", lambda: used[0])
-    monkeypatch.setattr(pressure, "return_memory", lambda: returned.append(used[0]))
+    monkeypatch.setattr(plugin, "process_time", lambda: used[0])
+    monkeypatch.setattr(plugin, "return_memory", lambda: returned.append(used[0]))
     idle = Idle()
     for seconds in (IDLE_SECONDS, 0.1, 0.1, 0.1, IDLE_SECONDS, 0.0):
         used[0] += seconds
@@ -85,7 +85,7 @@ def test_an_idle_process_returns_freed_memory_once(monkeypatch):
 
 @pytest.mark.parametrize(("limit", "watched"), [(1000, {"idle", "pressure"}), (None, {"idle"})])
 def test_pressure_is_watched_with_a_limit(monkeypatch, limit, watched):
-    monkeypatch.setattr(pressure, "PeriodicCallback", Callback)
+    monkeypatch.setattr(plugin, "PeriodicCallback", Callback)
     of = worker(limit, 0.7, 0.8)
     watch_memory(of, lambda: None)
     assert set(of.periodic_callbacks) == {f"dgpu-{name}" for name in watched}
