@@ -1,4 +1,12 @@
-"""The passes over blocks that an expression needs, and the tiles of each."""
+"""The passes over blocks that an expression needs: pure functions on shapes.
+
+A pass goes over a *domain*, an array's shape, in tiles: slices along one axis. Each node that a
+tile needs is one step, which says along which axis of the node the tile slices it, or None if the
+tile needs all of it::
+
+    softmax, tiles of rows:   x 0   max 0   exp 0   sum 0
+    x + x.T:                  x 0   x 1, viewed 0
+"""
 
 from __future__ import annotations
 
@@ -6,25 +14,123 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from dask_dgpu.kernels.fused.placing import Placing, Shape, Step
-from graph_opt.model.expression import Expression, Input, Reduce
+from dask_dgpu.kernels.fused.order import after_arguments
+from graph_opt.model.expression import Constant, Expression, Input, Node, Reduce, View
 
-NARROW = 64
-"""Elements of a row of a tile below which reading it wastes most of the memory's rate."""
+Shape = tuple[int, ...]
+Place = tuple[int, int | None]
+"""A node, and the axis along which tiles slice it."""
+
+SHARE = 8
+"""A tile has at least so many elements for each partial result that is merged afterwards."""
+
+WIDEST = 4
+"""Most elements of a reduction's argument for which it is part of a tile, in tiles."""
+
+
+class Step(NamedTuple):
+    """A node in a tile; ``arguments`` are earlier steps.
+
+    A step without arguments is a leaf: a block, a constant, or a reduction of an earlier pass.
+    """
+
+    node: int
+    axis: int | None
+    arguments: tuple[int, ...]
 
 
 class Pass(NamedTuple):
     """One way over a domain: the roots that it computes, each with its step.
 
-    A root is a result, or a reduction: then its step is the reduction's argument. ``tile`` has the
-    axes that are cut, in the order in which tiles follow each other, the outermost first.
+    A root is a result, or a reduction: then its step is the reduction's argument. Tiles have
+    ``length`` elements along ``axis``; there is one tile if it is None. ``order`` has the axes of
+    the domain by falling stride.
     """
 
     domain: Shape
     order: tuple[int, ...]
-    tile: dict[int, int]
+    axis: int | None
+    length: int
     steps: tuple[Step, ...]
     roots: dict[int, int]
+
+
+class Placing:
+    """The steps of one tile, each after its arguments.
+
+    Parameters
+    ----------
+    nodes : sequence of Node
+        Of the expression.
+    shapes : sequence of tuple
+        Of its nodes.
+    elements : int
+        Of a tile, about.
+
+    Attributes
+    ----------
+    steps : list of Step
+        What a tile needs.
+    reductions : set of int
+        Nodes that an earlier pass must compute.
+    """
+
+    def __init__(self, nodes: Sequence[Node], shapes: Sequence[Shape], elements: int) -> None:
+        self.nodes, self.shapes, self.elements = nodes, shapes, elements
+        self.steps: list[Step] = []
+        self.reductions: set[int] = set()
+        self._known: dict[Place, int] = {}
+
+    def place(self, node: int, axis: int | None) -> int:
+        """Return the number of a step, which is added if it is new."""
+        root = self._at(node, axis)
+        for place, read in after_arguments(root, self._arguments, self._known):
+            if isinstance(self.nodes[place[0]], Reduce) and not read:
+                self.reductions.add(place[0])
+            self._known[place] = len(self.steps)
+            self.steps.append(Step(*place, tuple([self._known[each] for each in read])))
+        return self._known[root]
+
+    def slab(self, at: int, axis: int) -> int:
+        """Return the number of elements of a node at one position along an axis."""
+        return math.prod(self.shapes[at]) // self.shapes[at][axis]
+
+    def largest(self) -> int:
+        """Return the most elements of a step at one position of a tile."""
+        computed = (step for step in self.steps if step.arguments)
+        return max(
+            (self.slab(each.node, each.axis) for each in computed if each.axis is not None),
+            default=1,
+        )
+
+    def _at(self, node: int, axis: int | None) -> Place:
+        sliced = axis is not None and axis >= 0 and self.shapes[node][axis] != 1
+        return node, axis if sliced else None
+
+    def _arguments(self, place: Place) -> list[Place]:
+        """Return the nodes that a step reads, and where these lie; none if it is a leaf."""
+        at, axis = place
+        node = self.nodes[at]
+        match node:
+            case Input() | Constant():
+                return []
+            case Reduce(argument=argument):
+                below = None if axis is None else _kept_axis(node, axis, len(self.shapes[argument]))
+                if below is None or self.slab(argument, below) > WIDEST * self.elements:
+                    return []
+                return [self._at(argument, below)]
+            case View(argument, viewed):
+                return [self._at(argument, None if axis is None else viewed[axis])]
+        first = [len(self.shapes[at]) - len(self.shapes[of]) for of in node.arguments]
+        return [
+            self._at(of, None if axis is None else axis - leading)
+            for of, leading in zip(node.arguments, first, strict=True)
+        ]
+
+
+def _kept_axis(node: Reduce, axis: int, ndim: int) -> int:
+    """Return the axis of a reduction's argument that is this axis of its result."""
+    return axis if node.keepdims else [at for at in range(ndim) if at not in node.axes][axis]
 
 
 class Planner:
@@ -49,10 +155,8 @@ class Planner:
         strides: Sequence[Shape],
         elements: int,
     ) -> None:
-        self.expression = expression
-        self.shapes = shapes
-        self.strides = strides
-        self.elements = elements
+        self.expression, self.nodes = expression, expression.nodes
+        self.shapes, self.strides, self.elements = shapes, strides, elements
         self._levels: dict[int, int] = {}
 
     def passes(self, results: Collection[int]) -> list[Pass]:
@@ -62,101 +166,63 @@ class Planner:
         groups: dict[Any, list[int]] = {}
         for root, level in sorted(self._levels.items(), key=lambda item: item[1]):
             shape = self.shapes[self._domain(root)]
-            groups.setdefault((level, shape, self._order(root)), []).append(root)
+            groups.setdefault((level, shape, self._cut(root)), []).append(root)
         return [self._pass(roots) for roots in groups.values()]
 
     def _level(self, root: int) -> int:
         """Return the number of passes before that of a root, and remember it."""
         if root not in self._levels:
-            needed = self._placing([root])[0].reductions
-            self._levels[root] = max((1 + self._level(each) for each in needed), default=0)
+            placing = self._placing()
+            placing.place(self._domain(root), self._cut(root)[1])
+            self._levels[root] = max((1 + self._level(at) for at in placing.reductions), default=0)
         return self._levels[root]
+
+    def _placing(self) -> Placing:
+        return Placing(self.nodes, self.shapes, self.elements)
 
     def _domain(self, root: int) -> int:
         """Return the node whose shape a pass for a root goes over."""
-        node = self.expression.nodes[root]
+        node = self.nodes[root]
         return node.argument if isinstance(node, Reduce) else root
 
-    def _placing(self, roots: Sequence[int]) -> tuple[Placing, tuple[int, ...], dict[int, int]]:
-        """Return the steps of a tile, the order of the domain's axes, and the steps of roots."""
-        shape = self.shapes[self._domain(roots[0])]
-        axes = range(len(shape))
-        order, longest_row = self._order(roots[0])
-        tile = _tile(shape, order, self.elements, longest_row)
-        widest = 4 * self.elements
-        while True:
-            placing = Placing(self.expression, self.shapes, tile, widest)
-            placed = {root: placing.place(self._domain(root), axes) for root in roots}
-            excess = placing.largest() / self.elements
-            longest = max(tile, key=lambda axis: tile[axis], default=0)
-            if excess > 1 and tile.get(longest, 1) > 1:
-                tile = {**tile, longest: max(1, int(tile[longest] / excess))}
-            elif widest and self._scattered(placing):
-                tile, widest = _tile(shape, order, self.elements, longest_row), 0
-            else:
-                return placing, order, placed
+    def _cut(self, root: int) -> tuple[tuple[int, ...], int | None]:
+        """Return the axes of a domain by falling stride, and the one that tiles are slices of.
 
-    def _scattered(self, placing: Placing) -> bool:
-        """Whether a reduction within the tile reads narrow columns of a block."""
-        nodes = self.expression.nodes
-        if not any(
-            isinstance(nodes[each.node], Reduce) and each.arguments for each in placing.steps
-        ):
-            return False
-        for step in placing.steps:
-            node, shape = nodes[step.node], self.shapes[step.node]
-            if isinstance(node, Input) and math.prod(shape) > self.elements:
-                strides = self.strides[node.at]
-                fastest = min(range(len(shape)), key=lambda at: strides[at] or math.inf)
-                if placing.tile.get(step.axes[fastest], NARROW) < NARROW:  # type: ignore[arg-type]
-                    return True
-        return False
-
-    def _order(self, root: int) -> tuple[tuple[int, ...], int]:
-        """Return the axes of a domain, largest strides first, and the most elements of a row.
-
-        If blocks lie in different orders, rows of one are columns of another. If a reduction keeps
-        the last axis, long rows would leave little to reduce in a tile.
+        This is the first of which a position fits in a tile, or else the longest. A reduction
+        along it has a partial result a tile, which must be small beside the tile.
         """
-        shape = self.shapes[self._domain(root)]
-        axes = range(len(shape))
-        placing = Placing(self.expression, self.shapes, dict.fromkeys(axes, 1), 0)
-        placing.place(self._domain(root), axes)
-        orders = []
-        for step in placing.steps:
-            node = self.expression.nodes[step.node]
-            if isinstance(node, Input) and math.prod(self.shapes[step.node]) == math.prod(shape):
-                pairs = zip(step.axes, self.strides[node.at], strict=True)
-                by = {axis: abs(stride) for axis, stride in pairs if axis is not None}
-                orders.append(tuple(sorted(axes, key=lambda axis: -by.get(axis, 0))))
-        order = orders[0] if orders else tuple(axes)
-        if any(each[-1:] != order[-1:] for each in orders):
-            return order, math.isqrt(self.elements)
-        node = self.expression.nodes[root]
-        keeps = isinstance(node, Reduce) and not {*order[-1:]} <= {*node.axes}
-        return order, self.elements // NARROW if keeps else self.elements
+        node, domain = self.nodes[root], self._domain(root)
+        shape, order = self.shapes[domain], self._order(domain)
+        size, kept = math.prod(shape), math.prod(self.shapes[root])
+        for axis in order:
+            fits = size // shape[axis] <= self.elements
+            if isinstance(node, Reduce) and axis in node.axes:
+                fits = fits and kept * SHARE <= self.elements
+            if fits:
+                return order, axis if shape[axis] > 1 else None
+        longest = max(order, key=lambda axis: shape[axis], default=None)
+        return order, longest
+
+    def _order(self, domain: int) -> tuple[int, ...]:
+        """Return the axes of a domain by falling stride, as those of a block of its shape lie."""
+        shape = self.shapes[domain]
+        for at in self.expression.cone(domain):
+            node = self.nodes[at]
+            if isinstance(node, Input) and self.shapes[at] == shape:
+                strides = self.strides[node.at]
+                return tuple(sorted(range(len(shape)), key=lambda axis: -strides[axis]))
+        return tuple(range(len(shape)))
 
     def _pass(self, roots: Sequence[int]) -> Pass:
-        placing, order, placed = self._placing(roots)
-        nodes = self.expression.nodes
-        reduced = {
-            axis for root in roots if isinstance(node := nodes[root], Reduce) for axis in node.axes
-        }
-        # all tiles of one region of a reduction follow each other: few partial results wait
-        outermost = sorted(placing.tile, key=lambda axis: (axis in reduced, order.index(axis)))
-        tile = {axis: placing.tile[axis] for axis in outermost}
+        placing, (order, axis) = self._placing(), self._cut(roots[0])
+        placed = {root: placing.place(self._domain(root), axis) for root in roots}
         domain = self.shapes[self._domain(roots[0])]
-        return Pass(domain, order, tile, tuple(placing.steps), placed)
-
-
-def _tile(shape: Shape, order: Sequence[int], elements: int, longest_row: int) -> dict[int, int]:
-    """Return the lengths along the axes that are cut: whole inner axes, then a part of one."""
-    tile: dict[int, int] = {}
-    room = elements
-    for axis in reversed(order):
-        most = longest_row if axis == order[-1] else room
-        length = min(shape[axis], max(1, most))
-        if length < shape[axis]:
-            tile[axis] = math.ceil(shape[axis] / math.ceil(shape[axis] / length))
-        room //= max(1, length)
-    return tile
+        slab = (
+            placing.largest()
+            if axis is None
+            else max(placing.largest(), placing.slab(self._domain(roots[0]), axis))
+        )
+        whole = 1 if axis is None else domain[axis]
+        length = min(whole, max(1, self.elements // max(1, slab)))
+        length = math.ceil(whole / math.ceil(whole / length))  # tiles of about one length
+        return Pass(domain, order, axis, length, tuple(placing.steps), placed)

@@ -1,25 +1,25 @@
 """One pass over a domain: all steps on one tile, then all on the next.
 
-The first tile of each shape is computed by NumPy alone, which decides dtypes and layouts. Further
-tiles write into the same few buffers, which stay in cache.
+The first tile of each length is computed by NumPy alone, which decides dtypes and layouts. Further
+tiles write into the same few buffers, which stay in cache. Steps that are not sliced are computed
+once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import product
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dask_dgpu.kernels.fused.functions import FUNCTIONS
-from dask_dgpu.kernels.fused.nodes import node_value
+from dask_dgpu.kernels.fused.nodes import node_value, reduced
+from dask_dgpu.kernels.fused.partial import PARTIAL, Part, State
 from dask_dgpu.kernels.fused.planning import Pass
-from dask_dgpu.kernels.fused.reducer import Reducer
 from graph_opt.model.expression import Apply, Cast, Constant, Input, Node, Reduce, View
 
 Array = Any
-Index = tuple[slice, ...]
 VIEWS = ("real", "imag")
 WITH_OUT = ("clip", "round")
 
@@ -58,57 +58,39 @@ class TilePass:
         known: Mapping[int, Array],
         spare: Mapping[int, Array],
     ) -> None:
-        self.plan = plan
-        self.spare = dict(spare)
-        self.nodes = nodes
-        self.leaves = {
-            at: self._leaf(nodes[step.node], step.node, blocks, known)
-            for at, step in enumerate(plan.steps)
-            if not step.arguments
-        }
+        self.plan, self.nodes, self.spare = plan, nodes, dict(spare)
+        self.constant: dict[int, Array] = {}  # values that all tiles share, by step
+        self.sliced: dict[int, Array] = {}  # leaves of which each tile has a part
+        for at, step in enumerate(plan.steps):
+            if not step.arguments:
+                leaf = _leaf(nodes[step.node], step.node, blocks, known)
+                (self.constant if step.axis is None else self.sliced)[at] = leaf
         self.last = self._last_uses()
         self.follows = bool(known)
         self.results: dict[int, Array] = {}  # by step
-        self.reducers = [
-            Reducer(node, plan, placed)
-            for root, placed in plan.roots.items()
-            if isinstance(node := nodes[root], Reduce)
-        ]
-        self.targets = {
-            placed for root, placed in plan.roots.items() if not isinstance(nodes[root], Reduce)
+        roots = plan.roots.items()
+        self.sums = {
+            root: Sums(node, plan) for root, _ in roots if isinstance(node := nodes[root], Reduce)
         }
+        self.targets = {step for root, step in roots if root not in self.sums}
 
     def run(self) -> dict[int, Array]:
         """Return the value of each root."""
-        bound: dict[tuple[int, ...], list[Call]] = {}
-        for index in self._tiles():
-            lengths = tuple(part.stop - part.start for part in index)
-            if lengths in bound:
-                values = self._again(bound[lengths], index)
+        bound: dict[int, list[Call]] = {}
+        for part in self._tiles():
+            length = part.stop - part.start
+            if length in bound:
+                values = self._again(bound[length], part)
             else:
-                values, bound[lengths] = self._first(index)
-            sums: dict[int, dict[Any, Array]] = {reducer.step: {} for reducer in self.reducers}
-            for reducer in self.reducers:
-                reducer.add(values[reducer.step], index, sums[reducer.step])
-        found = {reducer.node: reducer.value for reducer in self.reducers}
-        roots = self.plan.roots.items()
+                values, bound[length] = self._first(part)
+            shared: dict[int, dict[Any, Array]] = {}
+            for root, sums in self.sums.items():
+                step = self.plan.roots[root]
+                sums.add(values[step], part, shared.setdefault(step, {}))
         return {
-            root: found[node]
-            if isinstance(node := self.nodes[root], Reduce)
-            else self.results[placed]
-            for root, placed in roots
+            root: self.sums[root].value if root in self.sums else self.results[step]
+            for root, step in self.plan.roots.items()
         }
-
-    def _leaf(
-        self, node: Node, at: int, blocks: Sequence[Array], known: Mapping[int, Array]
-    ) -> Array:
-        match node:
-            case Input(number):
-                return blocks[number]
-            case Constant(value):
-                return value
-            case _:
-                return known[at]
 
     def _last_uses(self) -> list[int]:
         """Return the last step that reads each step, through views too."""
@@ -122,28 +104,20 @@ class TilePass:
                 last[of] = max(last[of], last[at] if shares else at)
         return last
 
-    def _tiles(self) -> Iterator[Index]:
-        """Yield the tiles, in the order of the plan.
+    def _tiles(self) -> list[slice]:
+        """Return the tiles along the axis.
 
-        After an earlier pass they are yielded backwards: the last ones may still be in cache.
+        After an earlier pass they are backwards: its last tiles may still be in cache.
         """
-        domain, tile = self.plan.domain, self.plan.tile
-        step = -1 if self.follows and not self.reducers else 1
-        starts = [range(0, domain[axis], length)[::step] for axis, length in tile.items()]
-        index = [slice(0, length) for length in domain]
-        for corner in product(*starts):
-            for (axis, length), start in zip(tile.items(), corner, strict=True):
-                index[axis] = slice(start, min(start + length, domain[axis]))
-            yield tuple(index)
+        axis, length = self.plan.axis, self.plan.length
+        whole = 1 if axis is None else self.plan.domain[axis]
+        tiles = [slice(at, min(at + length, whole)) for at in range(0, whole, length)]
+        return tiles[::-1] if self.follows and not self.sums else tiles
 
-    def _sliced(self, at: int, index: Index) -> Array:
-        axes = self.plan.steps[at].axes
-        leaf = self.leaves[at]
-        if not any(axis is not None for axis in axes):
-            return leaf
-        return leaf[tuple(slice(None) if axis is None else index[axis] for axis in axes)]
+    def _index(self, axis: int | None, part: slice) -> tuple[slice, ...]:
+        return () if axis is None else (*[slice(None)] * axis, part)
 
-    def _first(self, index: Index) -> tuple[list[Array], list[Call]]:
+    def _first(self, part: slice) -> tuple[list[Array], list[Call]]:
         """Compute a tile by NumPy alone; return its values and the calls for those like it."""
         values: list[Array] = []
         calls: list[Call] = []
@@ -151,37 +125,40 @@ class TilePass:
         buffers: dict[int, tuple[Any, Array]] = {}
         for at, step in enumerate(self.plan.steps):
             node = self.nodes[step.node]
-            if at in self.leaves:
-                values.append(self._sliced(at, index))
+            if at in self.constant:
+                values.append(self.constant[at])
+            elif at in self.sliced:
+                values.append(self.sliced[at][self._index(step.axis, part)])
             else:
                 values.append(node_value(node, [values[of] for of in step.arguments]))
             spec = _layout(values[at], node)
-            for of in list(buffers):  # in place if an argument is not needed any more
-                if self.last[of] == at:
-                    key, buffer = buffers.pop(of)
-                    free.setdefault(key, []).append(buffer)
+            for of in [of for of in buffers if self.last[of] == at]:  # then it works in place
+                key, buffer = buffers.pop(of)
+                free.setdefault(key, []).append(buffer)
             out: Any = None
             if at in self.targets:
-                out = self._store(at, values[at], index, spec)
+                out = self._store(at, values[at], part, spec)
+            elif step.axis is None:
+                self.constant[at] = values[at]
             elif spec is not None:
                 waiting = free.get(spec)
-                buffers[at] = spec, (waiting.pop() if waiting else np.empty_like(values[at]))
-                out = buffers[at][1]
-            if at not in self.leaves:
+                out = waiting.pop() if waiting else np.empty_like(values[at])
+                buffers[at] = spec, out
+            if at not in self.sliced and at not in self.constant:
                 calls.append(Call(at, _bound(node, out is not None), step.arguments, out))
             for of in step.arguments:
                 if self.last[of] <= at:
                     values[of] = None
         return values, calls
 
-    def _store(self, at: int, value: Array, index: Index, spec: Any) -> Any:
+    def _store(self, at: int, value: Array, part: slice, spec: Any) -> Any:
         """Keep a tile of a result; return the step if calls may write to the result directly."""
-        if not self.plan.tile:
+        if np.shape(value) == self.plan.domain:
             self.results[at] = value
             return None
         if at not in self.results:
-            self.results[at] = self._allocated(at, np.asarray(value).dtype)
-        self.results[at][index] = value
+            self.results[at] = self._allocated(at, value.dtype)
+        self.results[at][self._index(self.plan.axis, part)] = value
         return None if spec is None else at
 
     def _allocated(self, at: int, dtype: Any) -> Array:
@@ -189,41 +166,100 @@ class TilePass:
 
         Its tiles must be those of the result, and be read before the result is written.
         """
+        domain, order = self.plan.domain, self.plan.order
         for node, block in self.spare.items():
             read = [number for number, step in enumerate(self.plan.steps) if step.node == node]
             if (
-                (block.dtype, block.shape) == (dtype, self.plan.domain)
-                and block.transpose(self.plan.order).flags.c_contiguous
+                (block.dtype, block.shape) == (dtype, domain)
+                and block.transpose(order).flags.c_contiguous
                 and all(self.last[number] <= at for number in read)
-                and all(self.plan.steps[number].axes == self._whole() for number in read)
+                and all(self.plan.steps[number].axis == self.plan.axis for number in read)
             ):
                 del self.spare[node]
                 return block
-        return _empty(self.plan, dtype)
+        return np.empty([domain[axis] for axis in order], dtype).transpose(np.argsort(order))
 
-    def _whole(self) -> tuple[int | None, ...]:
-        """Return the axes of a step that lies as the domain does."""
-        lengths = enumerate(self.plan.domain)
-        return tuple(axis if axis in self.plan.tile and n != 1 else None for axis, n in lengths)
-
-    def _again(self, calls: list[Call], index: Index) -> list[Array]:
-        """Compute a tile of a known shape, in the buffers."""
+    def _again(self, calls: list[Call], part: slice) -> list[Array]:
+        """Compute a tile of a known length, in the buffers."""
         values: list[Any] = [None] * len(self.plan.steps)
-        for at in self.leaves:
-            values[at] = self._sliced(at, index)
+        for at, value in self.constant.items():
+            values[at] = value
+        for at, leaf in self.sliced.items():
+            values[at] = leaf[self._index(self.plan.steps[at].axis, part)]
         for at, function, arguments, out in calls:
             read = [values[of] for of in arguments]
             if out is None:
                 values[at] = function(*read)
                 if at in self.targets:
-                    self.results[at][index] = values[at]
+                    self.results[at][self._index(self.plan.axis, part)] = values[at]
             else:
-                target = self.results[out][index] if isinstance(out, int) else out
+                result = isinstance(out, int)
+                target = self.results[out][self._index(self.plan.axis, part)] if result else out
                 function(*read, out=target)
                 values[at] = target
-        for at in self.targets & self.leaves.keys():
-            self.results[at][index] = values[at]
+        for at in self.targets & self.sliced.keys():
+            self.results[at][self._index(self.plan.axis, part)] = values[at]
         return values
+
+
+class Sums:
+    """A reduction in a pass: it receives the tiles, and merges them if they share its results.
+
+    Partial results are merged in pairs of about equal size, as in NumPy's pairwise summation.
+    """
+
+    def __init__(self, node: Reduce, plan: Pass) -> None:
+        self.node, self.plan = node, plan
+        self.merges = plan.axis in node.axes and plan.length < plan.domain[plan.axis]
+        self._waiting: list[tuple[int, State]] = []
+        self._result: Array | None = None
+
+    def add(self, value: Array, part: slice, shared: dict[Any, Array]) -> None:
+        """Add a tile; ``shared`` are its sums that are known, and are added to."""
+        node, axis = self.node, self.plan.axis
+        if not self.merges:
+            whole = Reduce(node.function, 0, node.axes, True, node.options)
+            self._write(reduced(whole, value), part)
+            return
+        starts = [part.start if at == axis else 0 for at in range(len(self.plan.domain))]
+        reduction = PARTIAL[node.function]
+        state = reduction.begin(node, Part(value, tuple(starts), self.plan.domain, shared))
+        weight, total = 1, 1 + sum(number for number, _ in self._waiting)
+        parts = math.ceil(self.plan.domain[axis or 0] / self.plan.length)
+        while self._waiting and (self._waiting[-1][0] <= weight or total == parts):
+            number, earlier = self._waiting.pop()
+            state = reduction.merge(earlier, state)
+            weight += number
+        self._waiting.append((weight, state))
+        if weight == parts:
+            self._result = reduction.finish(node, state)
+
+    @property
+    def value(self) -> Array:
+        """The complete reduction."""
+        if self._result is None:
+            raise RuntimeError("expected all tiles to be added first")
+        return self._result if self.node.keepdims else self._result.squeeze(self.node.axes)[()]
+
+    def _write(self, value: Array, part: slice) -> None:
+        """Keep what one tile gives, whose results are its own."""
+        axis, shape = self.plan.axis, list(value.shape)
+        if axis is None or axis in self.node.axes or shape[axis] == self.plan.domain[axis]:
+            self._result = value
+            return
+        if self._result is None:
+            shape[axis] = self.plan.domain[axis]
+            self._result = np.empty(shape, value.dtype)
+        self._result[(*[slice(None)] * axis, part)] = value
+
+
+def _leaf(node: Node, at: int, blocks: Sequence[Array], known: Mapping[int, Array]) -> Array:
+    match node:
+        case Input(number):
+            return blocks[number]
+        case Constant(value):
+            return value
+    return known[at]
 
 
 def _is_view(node: Node) -> bool:
@@ -231,15 +267,12 @@ def _is_view(node: Node) -> bool:
     return isinstance(node, View) or (isinstance(node, Apply) and node.function in VIEWS)
 
 
-def _takes_out(node: Node) -> bool:
-    if isinstance(node, Apply):
-        return FUNCTIONS[node.function].ufunc or node.function in WITH_OUT
-    return isinstance(node, Cast)
-
-
 def _layout(value: Array, node: Node) -> Any:
     """Return dtype, shape and strides of a value that calls can write into a buffer, else None."""
-    if _takes_out(node) and isinstance(value, np.ndarray) and value.ndim:
+    takes_out = isinstance(node, Cast) or (
+        isinstance(node, Apply) and (FUNCTIONS[node.function].ufunc or node.function in WITH_OUT)
+    )
+    if takes_out and isinstance(value, np.ndarray) and value.ndim:
         return value.dtype, value.shape, value.strides
     return None
 
@@ -256,9 +289,3 @@ def _bound(node: Node, out: bool) -> Callable[..., Any]:
 
 def _cast(value: Array, out: Array) -> None:
     np.copyto(out, value, casting="unsafe")
-
-
-def _empty(plan: Pass, dtype: Any) -> Array:
-    """Allocate a result, with the axes in memory in the order of the domain's."""
-    laid = np.empty([plan.domain[axis] for axis in plan.order], dtype)
-    return laid.transpose(np.argsort(plan.order))

@@ -11,8 +11,8 @@ import pytest
 from dask_dgpu.kernels.fused import evaluate
 from dask_dgpu.kernels.fused.host import evaluate_host
 from dask_dgpu.kernels.fused.kernel import Array, Launch
-from dask_dgpu.kernels.fused.placing import Placing
 from dask_dgpu.kernels.fused.plan import planned
+from dask_dgpu.kernels.fused.planning import Placing
 from graph_opt.model.expression import Expression
 from tests.kernels.fused.tracing import traced
 
@@ -82,8 +82,8 @@ def test_a_long_chain_has_a_kernel(function: Any) -> None:
 
 def test_each_value_is_one_step_of_a_tile() -> None:
     found = expression(mandelbrot, LONG)
-    placing = Placing(found, found.shapes([SHAPE, SHAPE]), {0: 8}, 0)
-    placing.place(found.results[0], (0, 1))
+    placing = Placing(found.nodes, found.shapes([SHAPE, SHAPE]), 8 * SHAPE[1])
+    placing.place(found.results[0], 0)
     assert len(placing.steps) == len({step.node for step in placing.steps}) <= len(found.nodes)
 
 
