@@ -67,7 +67,7 @@ def test_profiler(browser: Browser, tmp_path: Path) -> None:
         (X @ X.T).sum().compute(scheduler="threads")
     opened(browser, tmp_path / "profile.html", prof._repr_html_(), "dark")
     assert "matmul" in text_of(browser)
-    events: Any = browser.value("document.querySelectorAll('svg rect title').length")
-    assert events >= 3
-    sizes = "[...document.querySelectorAll('svg rect')].map(each => each.getBoundingClientRect())"
-    assert browser.value(f"Math.max(...{sizes}.map(each => each.width))") > 5
+    events = "[...document.querySelectorAll('svg g > title')].map(each => each.parentNode)"
+    widths: Any = browser.value(f"{events}.map(each => each.getBoundingClientRect().width)")
+    assert len(widths) >= 3
+    assert max(widths) > 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from tests.support.programs import even, launch_of
 
 SETTINGS: dict[str, Any] = {"when": "always", "on_error": "raise", "local_ranks": 3}
 A = np.random.default_rng(23).random((12, 12))
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
@@ -247,28 +249,28 @@ def test_timeline_needs_no_script(x: da.Array, tmp_path: Path) -> None:
     page = (tmp_path / "time.html").read_text()
     assert "<script" not in page
     prof.timeline().save(tmp_path / "time.svg")
-    drawing = ElementTree.parse(tmp_path / "time.svg")
-    texts = [each.text for each in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    svg = ElementTree.parse(tmp_path / "time.svg")
+    texts = [each.text for each in svg.iter(f"{SVG}text")]
     assert [f"rank {rank}, gang" in texts for rank in range(3)] == [True] * 3
-    titles = [each.text or "" for each in drawing.iter("{http://www.w3.org/2000/svg}title")]
+    titles = [each.text or "" for each in svg.iter(f"{SVG}title")]
     products = [title for title in titles if title.startswith("matmul: ")]
     assert len(products) == 3
     assert all(" sent" in title for title in products)
-    assert prof._repr_html_().startswith("<table>")
+    assert prof._repr_html_().startswith("<table")
     assert "<svg" in prof._repr_html_()
+    assert prof.timeline().html() == prof.timeline().html()  # no dates, no random names
 
 
 @pytest.mark.slow
 @pytest.mark.browser
 def test_timeline_in_a_browser(x: da.Array, tmp_path: Path) -> None:
     prof, _ = profiled((x @ x).sum())
-    line = prof.timeline()
-    line.save(tmp_path / "time.html")
-    events = [event for track in line.tracks for event in track.events]
+    prof.timeline().save(tmp_path / "time.html")
+    events = prof.to_dict()["events"]
     with chromium(1200, 800) as browser:
         browser.open(tmp_path / "time.html")
-        assert browser.value("document.querySelectorAll('rect > title').length") == len(events)
-        assert "matmul" in browser.value("document.querySelector('figcaption').innerText")
+        assert browser.value("document.querySelectorAll('g > title').length") == len(events)
+        assert "matmul" in browser.value("document.querySelector('svg').textContent")
 
 
 def test_timeline_as_png(x: da.Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,8 +279,11 @@ def test_timeline_as_png(x: da.Array, tmp_path: Path, monkeypatch: pytest.Monkey
     assert (tmp_path / "time.png").read_bytes().startswith(b"\x89PNG")
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(dgpu.errors.DgpuError, match="expected matplotlib to be installed"):
-        prof.timeline().save(tmp_path / "other.png")
+    for name in ("other.png", "other.svg", "other.html"):
+        with pytest.raises(dgpu.errors.DgpuError, match="expected matplotlib to be installed"):
+            prof.timeline().save(tmp_path / name)
+    assert "matmul" in prof._repr_html_()  # its table
+    assert "expected matplotlib to be installed" in prof.timeline()._repr_html_()
 
 
 def event(operation: str, start: float, stop: float, **more: Any) -> Event:
@@ -290,7 +295,7 @@ def record(*events: Event) -> Found:
     return Found(0.0, 10.0, {"a": "worker <0>"}, (), events, (), 0, 0)
 
 
-def test_marks_of_a_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_of_a_timeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(drawing, "MOST_DRAWN", 3)
     line = Timeline(
         record(
@@ -300,15 +305,23 @@ def test_marks_of_a_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
             event("add", 9.5, 9.6),
         )
     )
-    assert [track.name for track in line.tracks] == ["worker <0>, gang", "worker <0>, thread 1"]
-    page = line.html()
-    width = drawing.WIDTH
-    assert f"width='{width / 2:.1f}' height='{drawing.HEIGHT}'" in page
-    assert f"width='{width / 4:.1f}' height='4'" in page  # half of the step waits
-    assert drawing.FAILED in page
-    assert "worker &lt;0&gt;, gang" in page
-    assert "1 short or late events are not drawn" in page
-    assert line.colours.keys() == {"mul", "add"}
+    line.save(tmp_path / "time.svg")
+    svg = ElementTree.parse(tmp_path / "time.svg")
+    texts = {each.text for each in svg.iter(f"{SVG}text")}
+    assert {"worker <0>, gang", "worker <0>, thread 1", "mul", "add"} <= texts
+    assert any(text and text.endswith("1 short or late events are not drawn") for text in texts)
+    assert len([*svg.iter(f"{SVG}title")]) == 3
+    groups = {each.get("id"): each.find(f"{SVG}path") for each in svg.iter(f"{SVG}g")}
+    widths = {n: _width(groups[f"event-{n}"]) for n in range(3)}
+    assert widths[0] == pytest.approx(widths[1] * 5 / 4)
+    assert drawing.FAILED in str(groups["event-1"].get("style"))
+    waits = [path for path in svg.iter(f"{SVG}path") if "opacity: 0.6" in path.get("style", "")]
+    assert [_width(path) for path in waits] == [pytest.approx(widths[0] / 2)]
+
+
+def _width(path: Any) -> float:
+    columns = [float(x) for x, _ in re.findall(r"[ML] (\S+) (\S+)", path.get("d"))]
+    return max(columns) - min(columns)
 
 
 def test_trace_opens_in_perfetto(x: da.Array, tmp_path: Path) -> None:
@@ -330,7 +343,7 @@ def test_trace_opens_in_perfetto(x: da.Array, tmp_path: Path) -> None:
 
 
 def test_transfers_of_a_trace_may_overlap(tmp_path: Path) -> None:
-    from dask_dgpu.observe.profiler.trace import write_trace
+    from dask_dgpu.observe.profiler.timeline import write_trace
 
     events = [event("add", 1, 3, track="transfers"), event("add", 2, 4, track="transfers")]
     write_trace(record(*events), tmp_path / "trace.json")

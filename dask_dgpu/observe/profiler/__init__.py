@@ -12,8 +12,7 @@ from dask_dgpu.environment.facts import current_client
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.observe.profiler.sources import ClusterSource, LocalSource, Source
 from dask_dgpu.observe.profiler.table import ProfileTable, plain
-from dask_dgpu.observe.profiler.timeline import Timeline
-from dask_dgpu.observe.profiler.trace import write_trace
+from dask_dgpu.observe.profiler.timeline import Timeline, write_trace
 from dask_dgpu.runtime.recording import Found
 
 if TYPE_CHECKING:

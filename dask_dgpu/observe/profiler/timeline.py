@@ -1,18 +1,17 @@
-"""The timeline of a profiler: HTML without scripts, SVG, and PNG.
-
-::
-
-    worker 0  gang      | matmul ...........| sum |
-                        |======|                        the share of a step that waits
-              thread 1        | random |
-"""
+"""The timeline of a profiler: a trace that Perfetto opens, and a drawing by Matplotlib."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from io import StringIO
+from itertools import zip_longest
+from math import isnan
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -27,31 +26,14 @@ MOST_DRAWN = 4000
 """Most events to draw; shorter ones are left out."""
 
 COLOURS = (
-    "#4e79a7",
-    "#f28e2b",
-    "#59a14f",
-    "#b07aa1",
-    "#76b7b2",
-    "#edc948",
-    "#9c755f",
-    "#ff9da7",
-    "#86bcb6",
-    "#a0a0a0",
+    *("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#76b7b2", "#edc948", "#9c755f", "#ff9da7"),
+    *("#86bcb6",),
 )
-"""One for each operation, the last for all further ones; visible on light and on dark pages."""
+"""One for each operation; visible on light and on dark pages, as these are:"""
 
-FAILED = "#e15759"
+FAILED, OTHERS, TEXT, WAIT = "#e15759", "#a0a0a0", "#808080", "#00000099"
 
-LABELS, WIDTH, HEIGHT, GAP = 180, 800, 18, 4
-"""Columns of pixels for the names of tracks and for the time; rows of a track, and between."""
-
-
-@dataclass(frozen=True)
-class Track:
-    """The events of a track, in order; its name contains that of its lane."""
-
-    name: str
-    events: tuple[Event, ...]
+FORMATS = (".html", ".svg", ".png")
 
 
 @dataclass(frozen=True)
@@ -65,44 +47,13 @@ class Timeline:
 
     Notes
     -----
-    Each worker has a track for the steps of gangs, one for each thread that ran tasks, and one for
-    transfers between tasks. The dark bar below a step is the share of it that waited for
-    transfers; it is not known when within the step. Hover over an event for its numbers.
+    Matplotlib draws it. Each worker has a track for the steps of gangs, one for each thread that
+    ran tasks, and one for transfers between tasks. The dark bar below a step is the share of it
+    that waited for transfers; it is not known when within the step. Hover over an event for its
+    numbers.
     """
 
     found: Found
-
-    @cached_property
-    def tracks(self) -> tuple[Track, ...]:
-        """The tracks with events, by worker: gangs, threads, transfers."""
-        order = {GANG: (0, ""), TRANSFERS: (2, "")}
-        lanes = {lane: at for at, lane in enumerate(self.found.lanes)}
-        by_track: dict[tuple[str, str], list[Event]] = {}
-        for event in self._drawn:
-            by_track.setdefault((event.lane, event.track), []).append(event)
-        names = sorted(
-            by_track, key=lambda each: (lanes[each[0]], order.get(each[1], (1, each[1])))
-        )
-        threads: dict[str, int] = {}
-        found = []
-        for lane, track in names:
-            if track not in order:  # the identifiers of threads are long numbers
-                threads[lane] = threads.get(lane, 0) + 1
-                shown = f"thread {threads[lane]}"
-            else:
-                shown = track
-            events = tuple(sorted(by_track[lane, track], key=lambda event: event.start))
-            found.append(Track(f"{self.found.lanes[lane]}, {shown}", events))
-        return tuple(found)
-
-    @cached_property
-    def colours(self) -> dict[str, str]:
-        """The colour of each operation, those with most time first."""
-        seconds: dict[str, float] = {}
-        for event in self.found.events:
-            seconds[event.operation] = seconds.get(event.operation, 0) + event.stop - event.start
-        names = sorted(seconds, key=lambda name: -seconds[name])
-        return {name: COLOURS[min(at, len(COLOURS) - 1)] for at, name in enumerate(names)}
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the timeline to a file.
@@ -117,18 +68,18 @@ class Timeline:
         ValueError
             If it has another ending.
         DgpuError
-            If it is a PNG and matplotlib is not installed.
+            If matplotlib is not installed.
         """
         file = Path(path)
+        if file.suffix not in FORMATS:
+            expected("path", "a file named .html, .svg or .png", str(path))
         if file.suffix == ".png":
-            self._draw(file)
+            self._figure().savefig(file)
         elif file.suffix == ".svg":
-            file.write_text(self.svg())
-        elif file.suffix == ".html":
+            file.write_text(self._svg())
+        else:
             page = f"<!doctype html><meta charset='utf-8'><title>Timeline</title>{self.html()}"
             file.write_text(page)
-        else:
-            expected("path", "a file named .html, .svg or .png", str(path))
 
     def html(self) -> str:
         """Return the timeline as HTML, without scripts.
@@ -136,44 +87,21 @@ class Timeline:
         Returns
         -------
         str
-            A figure with its legend.
-        """
-        legend = " ".join(
-            f"<span style='white-space:nowrap'><span style='background:{colour};"
-            f"display:inline-block;width:1em;height:0.8em'></span> {escape(name)}</span>"
-            for name, colour in self.colours.items()
-        )
-        return (
-            f"<figure style='overflow-x:auto;margin:0'>{self.svg()}"
-            f"<figcaption>{legend}<br>{escape(self._caption)}</figcaption></figure>"
-        )
+            A figure.
 
-    def svg(self) -> str:
-        """Return the timeline as SVG.
-
-        Returns
-        -------
-        str
-            The drawing, without its legend.
+        Raises
+        ------
+        DgpuError
+            If matplotlib is not installed.
         """
-        height = len(self.tracks) * (HEIGHT + GAP) + HEIGHT
-        parts = [
-            f"<svg xmlns='http://www.w3.org/2000/svg' width='{LABELS + WIDTH + 20}' "
-            f"height='{height}' font-family='sans-serif' font-size='11' fill='currentColor'>"
-        ]
-        for at, track in enumerate(self.tracks):
-            top = at * (HEIGHT + GAP)
-            parts.append(f"<text x='0' y='{top + 13}'>{escape(track.name)}</text>")
-            parts += [part for event in track.events for part in self._bars(event, top)]
-        for at in range(5):
-            seconds, x = at / 4 * self._seconds, LABELS + at / 4 * WIDTH
-            anchor = ("start", "middle", "middle", "middle", "end")[at]
-            text = quantity(seconds, "s")
-            parts.append(f"<text x='{x:g}' y='{height - 4}' text-anchor='{anchor}'>{text}</text>")
-        return "".join([*parts, "</svg>"])
+        svg = self._svg()
+        return f"<figure style='overflow-x:auto;margin:0'>{svg[svg.index('<svg') :]}</figure>"
 
     def _repr_html_(self) -> str:
-        return self.html()
+        try:
+            return self.html()
+        except DgpuError as error:
+            return f"<p>{escape(str(error))}</p>"
 
     def __str__(self) -> str:
         """Say what there is to see."""
@@ -183,70 +111,82 @@ class Timeline:
         """Return the text, for a prompt shows this."""
         return str(self)
 
-    @property
-    def _seconds(self) -> float:
-        return max(self.found.stop - self.found.start, 1e-9)
-
     @cached_property
     def _drawn(self) -> list[Event]:
         events = self.found.events
         return sorted(events, key=lambda event: event.start - event.stop)[:MOST_DRAWN]
 
-    @property
-    def _caption(self) -> str:
-        left_out = len(self.found.events) - len(self._drawn) + self.found.dropped
-        text = "Dark bars: the share of a step that waited for transfers."
-        if left_out:
-            text += f" {left_out} short or late events are not drawn."
-        return text
+    def _tracks(self) -> dict[str, list[Event]]:
+        """Return the events of each track, by worker: gangs, threads, transfers."""
+        names, order = self.found.lanes, {GANG: 0, TRANSFERS: 2}
+        by_track: dict[tuple[int, int, str], list[Event]] = {}
+        for event in self._drawn:
+            place = list(names).index(event.lane), order.get(event.track, 1), event.track
+            by_track.setdefault(place, []).append(event)
+        found: dict[str, list[Event]] = {}
+        threads = Counter[int]()
+        for lane, kind, track in sorted(by_track):
+            threads[lane] += kind == 1  # their identifiers are long numbers
+            name = f"thread {threads[lane]}" if kind == 1 else track
+            found[f"{list(names.values())[lane]}, {name}"] = by_track[lane, kind, track]
+        return found
 
-    def _place(self, event: Event) -> tuple[float, float]:
-        """Return the first column of an event, and its width."""
-        scale = WIDTH / self._seconds
-        first = LABELS + max(0.0, (event.start - self.found.start) * scale)
-        return first, max(0.5, (event.stop - event.start) * scale)
+    def _colours(self) -> dict[str, str]:
+        """Return the colour of each operation, those with most time first."""
+        seconds = Counter[str]()
+        for event in self.found.events:
+            seconds[event.operation] += event.stop - event.start  # type: ignore[assignment]
+        names = [name for name, _ in seconds.most_common()]
+        return dict(zip_longest(names, COLOURS[: len(names)], fillvalue=OTHERS))
 
-    def _bars(self, event: Event, top: int) -> Iterator[str]:
-        x, width = self._place(event)
-        colour = FAILED if event.failed else self.colours[event.operation]
-        yield (
-            f"<rect x='{x:.1f}' y='{top}' width='{width:.1f}' height='{HEIGHT}' fill='{colour}'>"
-            f"<title>{escape(_described(event))}</title></rect>"
-        )
-        if event.wait > 0:
-            share = min(1.0, event.wait / (event.stop - event.start or 1.0))
-            yield (
-                f"<rect x='{x:.1f}' y='{top + HEIGHT - 4}' width='{share * width:.1f}' "
-                "height='4' fill='#000' fill-opacity='0.6' pointer-events='none'/>"
-            )
-
-    def _draw(self, file: Path) -> None:
-        """Write a PNG."""
+    def _figure(self) -> Any:
+        """Return the drawing; event n of those that are drawn is the group ``event-n``."""
         try:
             from matplotlib.figure import Figure
+            from matplotlib.patches import Patch, Rectangle
         except ImportError as error:
             raise DgpuError(
-                "expected matplotlib to be installed to write a PNG: pip install matplotlib"
+                "expected matplotlib to be installed to draw a timeline: pip install matplotlib"
             ) from error
-        rows = len(self.tracks) + len(self.colours) / 6
-        figure: Any = Figure(figsize=(12, 1.5 + 0.3 * rows), layout="constrained")
+        tracks, colours, begin = self._tracks(), self._colours(), self.found.start
+        rows = {id(event): row for row, each in enumerate(tracks.values()) for event in each}
+        figure = Figure(figsize=(12, 1.4 + 0.3 * len(tracks)), layout="constrained")
         axes = figure.subplots()
-        for at, track in enumerate(self.tracks):
-            for event in track.events:
-                begin, seconds = event.start - self.found.start, event.stop - event.start
-                colour = FAILED if event.failed else self.colours[event.operation]
-                axes.broken_barh([(begin, seconds)], (at - 0.4, 0.8), color=colour)
-                if event.wait > 0:
-                    wait = min(event.wait, seconds)
-                    axes.broken_barh([(begin, wait)], (at + 0.25, 0.15), color="black", alpha=0.6)
-        axes.set_yticks(range(len(self.tracks)), [track.name for track in self.tracks])
-        axes.set(xlim=(0, self._seconds), xlabel="seconds")
-        axes.invert_yaxis()
-        handles = [axes.barh(0, 0, color=colour) for colour in self.colours.values()]
-        if handles:
-            place = {"loc": "outside lower center", "ncols": 6, "fontsize": "small"}
-            figure.legend(handles, list(self.colours), **place)
-        figure.savefig(file)
+        for number, event in enumerate(self._drawn):
+            start, row, seconds = event.start - begin, rows[id(event)], event.stop - event.start
+            colour = FAILED if event.failed else colours[event.operation]
+            bar = Rectangle((start, row - 0.4), seconds, 0.8, color=colour, gid=f"event-{number}")
+            axes.add_patch(bar)
+            if event.wait > 0:
+                waited = min(event.wait, seconds)
+                axes.add_patch(Rectangle((start, row + 0.25), waited, 0.15, color=WAIT))
+        axes.set(xlim=(0, max(self.found.stop - begin, 1e-9)), ylim=(len(tracks) - 0.5, -0.5))
+        axes.set_yticks(range(len(tracks)), list(tracks))
+        axes.set_xlabel(self._caption(), color=TEXT)
+        axes.tick_params(colors=TEXT)
+        axes.spines[:].set_visible(False)
+        handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
+        place: Any = {"loc": "outside lower center", "ncols": 6, "frameon": False}
+        figure.legend(handles=handles, labelcolor=TEXT, **place)
+        return figure
+
+    def _svg(self) -> str:
+        """Return the drawing as SVG, with texts that show when one hovers over an event."""
+        figure, drawn, text = self._figure(), self._drawn, StringIO()
+        from matplotlib import rc_context
+
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "timeline"}):
+            figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+
+        def titled(group: re.Match[str]) -> str:
+            return f"{group[0]}<title>{escape(_described(drawn[int(group[1])]))}</title>"
+
+        return re.sub(r'<g id="event-(\d+)">', titled, text.getvalue())
+
+    def _caption(self) -> str:
+        left_out = len(self.found.events) - len(self._drawn) + self.found.dropped
+        text = "seconds; dark bars: the share of a step that waited for transfers"
+        return f"{text}; {left_out} short or late events are not drawn" if left_out else text
 
 
 def _described(event: Event) -> str:
@@ -256,3 +196,37 @@ def _described(event: Event) -> str:
     if event.sent_bytes:
         text += f", {quantity(event.sent_bytes, 'B')} sent"
     return text + (", failed" if event.failed else "")
+
+
+def write_trace(found: Found, path: str | PathLike[str]) -> None:
+    """Write a record in Chrome's trace format, which Perfetto opens; times are microseconds."""
+    trace = {"traceEvents": list(_entries(found)), "displayTimeUnit": "ms"}
+    Path(path).write_text(json.dumps(trace))
+
+
+def _entries(found: Found) -> Iterator[dict[str, Any]]:
+    """Yield entries: a process is a worker, and a thread a track."""
+    processes = {lane: at for at, lane in enumerate(found.lanes)}
+    threads: dict[tuple[str, str], int] = {}
+    for lane, at in processes.items():
+        yield _named("process_name", at, 0, found.lanes[lane])
+    for number, event in enumerate(found.events):
+        track, process = (event.lane, event.track), processes[event.lane]
+        if track not in threads:
+            threads[track] = len(threads) + 1
+            yield _named("thread_name", process, threads[track], event.track)
+        kind = event.track if event.track in (GANG, TRANSFERS) else "task"
+        entry = {"pid": process, "tid": threads[track], "name": event.operation, "cat": kind}
+        begin, stop = ((at - found.start) * 1e6 for at in (event.start, event.stop))
+        if event.track == TRANSFERS:  # they overlap, and events of a thread must not
+            yield entry | {"ph": "b", "ts": begin, "id": number}
+            yield entry | {"ph": "e", "ts": stop, "id": number}
+            continue
+        facts: dict[str, Any] = {"sent_bytes": event.sent_bytes, "failed": event.failed}
+        if not isnan(event.wait):
+            facts["wait_seconds"] = event.wait
+        yield entry | {"ph": "X", "ts": begin, "dur": stop - begin, "args": facts}
+
+
+def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
