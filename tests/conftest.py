@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -40,6 +41,8 @@ register_profiles()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # it takes two seconds of every cluster, and plans would depend on the machine
 dask.config.set({"dgpu.cost.measure": False})
+if sys.version_info < (3, 11, 12):  # workers could freeze, as docs/guide/troubleshooting.md says
+    dask.config.set({"distributed.worker.profile.enabled": False})
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

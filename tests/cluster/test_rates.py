@@ -13,8 +13,8 @@ from distributed import Client, default_client
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.probe import PARTS
 from dask_dgpu.cost import ClusterConfig, CostModel
+from dask_dgpu.runtime.scheduler.messages import MEASUREMENT
 from dask_dgpu.runtime.tasks import PLUGIN
-from dask_dgpu.runtime.worker.quiet import MEASUREMENT
 from graph_opt.model.cost import FIGURES
 from tests.cluster.conftest import SETTINGS, start_cluster
 from tests.cluster.observe import eventually, host

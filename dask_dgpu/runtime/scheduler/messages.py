@@ -20,6 +20,9 @@ and of results without tasks, in what Dask shows of threads."""
 DASK_WARNINGS = "warn"
 """Topic of the events that Dask's clients show as warnings."""
 
+MEASUREMENT = "dgpu-measure"
+"""Prefix of the keys of tasks that measure a cluster."""
+
 MOST_NAMES = 20
 """Most names of arrays in one event."""
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
 
-from dask_dgpu.runtime.background import guard_current_frames, in_background
+from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.observer import Span
 from dask_dgpu.runtime.scheduler.blocks import restrict
 from dask_dgpu.runtime.scheduler.direct import Stored, hand_over, ready
@@ -67,7 +67,6 @@ class GangSchedulerPlugin(SchedulerPlugin):
 
     async def start(self, scheduler: Scheduler) -> None:
         """Register handlers, and the plugin of all present and future workers."""
-        guard_current_frames()
         self.scheduler = scheduler
         self.runs: dict[Key, Run] = {}
         self.epochs = Epochs(scheduler, self.runs)

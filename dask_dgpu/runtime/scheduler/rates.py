@@ -22,7 +22,7 @@ from distributed import Client, Future
 from dask_dgpu.algorithms.probe import BLOCK_BYTES, PARTS, Figures
 from dask_dgpu.runtime.scheduler.epoch import Epochs, Ports
 from dask_dgpu.runtime.scheduler.members import by_host, member_hosts
-from dask_dgpu.runtime.worker.quiet import MEASUREMENT
+from dask_dgpu.runtime.scheduler.messages import MEASUREMENT
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler

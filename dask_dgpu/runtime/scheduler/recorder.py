@@ -14,8 +14,7 @@ from dask_dgpu.errors import GangError
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.observer import Span
 from dask_dgpu.runtime.recording import Found, Recording
-from dask_dgpu.runtime.scheduler.messages import RUNS
-from dask_dgpu.runtime.worker.quiet import MEASUREMENT
+from dask_dgpu.runtime.scheduler.messages import MEASUREMENT, RUNS
 from graph_opt.dask_graph.emit import is_gang
 from graph_opt.dask_graph.internals import Task
 

@@ -22,7 +22,7 @@ from dask_dgpu.algorithms.probe import PARTS, Figures
 from dask_dgpu.errors import CommAbortedError, CommError
 from dask_dgpu.kernels.device.host import return_memory
 from dask_dgpu.kernels.device.memory import lacks_memory
-from dask_dgpu.runtime.background import ended, guard_current_frames, in_background, stack_of
+from dask_dgpu.runtime.background import ended, in_background, stack_of
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.failure import IN_PROGRAM, RankError, failure_of
 from dask_dgpu.runtime.program import Launch
@@ -31,7 +31,6 @@ from dask_dgpu.runtime.worker.fetch import Handle, fetch, request
 from dask_dgpu.runtime.worker.host import own_host
 from dask_dgpu.runtime.worker.links import Links
 from dask_dgpu.runtime.worker.member import BlockFacts, Job, Member, Programs, reported
-from dask_dgpu.runtime.worker.quiet import close_quietly
 from graph_opt.model.hosts import Hosts
 
 if TYPE_CHECKING:
@@ -75,8 +74,6 @@ class GangWorkerPlugin(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Start the program thread and listen to the scheduler."""
-        guard_current_frames()
-        close_quietly(worker)
         self.worker = worker
         self.last_seconds = 0.0
         self.staged: dict[Key, Array] = {}
