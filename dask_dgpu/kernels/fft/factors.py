@@ -96,6 +96,10 @@ def twiddled(block: Array, start: Start, axis: int, n: int, sign: int) -> Array:
     Factors have at least double precision. Those of a row are the products of two short tables:
     ``exp(j (a + b)) = exp(j a) exp(j b)``.
     """
+    if _on_device(block):
+        from dask_dgpu.kernels.fft.factors_cuda import twiddled_cuda
+
+        return twiddled_cuda(block, start, axis, n, sign)
     first, columns = start[axis], block.shape[axis + 1]
     side = math.isqrt(max(1, columns) - 1) + 1
     fine = np.arange(side, dtype=np.int64, like=block)
@@ -118,6 +122,10 @@ def chirped(
 
     ``n`` exceeds every ``m``. The result has the complex ``dtype``.
     """
+    if _on_device(block):
+        from dask_dgpu.kernels.fft.factors_cuda import chirped_cuda
+
+        return chirped_cuda(block, start, axis, n, sign, dtype, scale)
     first = start[axis]
 
     def factors(low: int, high: int) -> Array:
@@ -141,6 +149,10 @@ def chirp_filter(
     """
     size, first = shape[0] * shape[1], row * shape[1]
     result = import_module(module).zeros(size, dtype)
+    if _on_device(result):
+        from dask_dgpu.kernels.fft.factors_cuda import chirp_filter_cuda
+
+        return chirp_filter_cuda(first, result, length, n, sign).reshape(shape)
     for low, high in spans(size, GROUP):
         m = np.arange(first + low, first + high, dtype=np.int64, like=result)
         distance = np.minimum(m, length - m)
@@ -151,6 +163,10 @@ def chirp_filter(
 
 def _chirp(m: Array, n: int, sign: int, dtype: str) -> Array:
     return roots_of_unity(squares(m, 2 * n), 2 * n, sign, dtype)
+
+
+def _on_device(block: Array) -> bool:
+    return type(block).__module__.startswith("cupy")
 
 
 def squares(m: Array, modulus: int) -> Array:
@@ -223,6 +239,14 @@ def divide(block: Array, start: Start, axes: tuple[Axis, ...]) -> Array:
     if block.size == 0:  # perhaps without the element of a constant
         return np.empty_like(block)
     dtype = np.result_type(block.real.dtype, np.float64)
+    if _on_device(block):
+        from dask_dgpu.kernels.fft.factors_cuda import quotient
+
+        values = [
+            aligned(axis.eigenvalues(first, first + length, dtype, block), k, block.ndim)
+            for k, (axis, first, length) in enumerate(zip(axes, start, block.shape, strict=True))
+        ]
+        return quotient(block.ndim, block.dtype.kind == "c")(block, *values)
     longest = max(range(block.ndim), key=lambda axis: block.shape[axis])
     has_constant = not any(start) and all(axis.boundary != "zero" for axis in axes)
 

@@ -186,3 +186,47 @@ def test_blocks_are_divided(
     wanted = np.where(constant, 0, whole / np.where(constant, 1, total))
     assert result.dtype == dtype
     np.testing.assert_allclose(result, wanted, rtol=4 * np.finfo(dtype).eps)
+
+
+LONG = 2**29
+"""The length of a transform whose factors of a chirp have powers of 60 bits."""
+
+BY_POSITION: dict[str, Any] = {
+    "twiddled": lambda x: factors.twiddled(x, (0, 1000, 3000), 1, LONG, 1),
+    "twiddled, far": lambda x: factors.twiddled(x, (0, 10**6, 3 * 10**6), 1, 10**13 + 37, -1),
+    "chirped": lambda x: chirped(x, (0, 0, LONG // 3), 2, LONG, -1, x.dtype.name, 0.5),
+    "chirped rows": lambda x: chirped(x, (0, 7, 0), 1, 2**60 - 1, 1, "complex128"),
+    "divide": lambda x: divide(x, (0, 0, 0), tuple(Axis(9000, 0.5, "periodic") for _ in x.shape)),
+    "divide inside": lambda x: divide(x.real, (1, 2, 3), (Axis(9000, 2.0, "zero"),) * 3),
+    "divide one": lambda x: divide(x[0, :, 0], (0,), (Axis(9000, 2.0, "reflect"),)),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", BY_POSITION)
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("shape", [(2, 3, 5000), (1, 37, 4096), (3, 1, 1), (2, 0, 3)])
+def test_factors_on_a_gpu(name: str, dtype: str, shape: tuple[int, ...]) -> None:
+    import cupy
+
+    rng, function = np.random.default_rng(3), BY_POSITION[name]
+    x = (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
+    wanted = function(x)
+    for block in (cupy.asarray(x), cupy.asarray(x.T.copy()).T):
+        found, before = function(block), block.copy()
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+        np.testing.assert_allclose(found.get(), wanted, rtol=16 * np.finfo(dtype).eps)
+        np.testing.assert_array_equal(block, before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [7, LONG // 2 + 1, 2**60 - 1])
+def test_a_chirp_filter_on_a_gpu(n: int) -> None:
+    length = 1 << (2 * n - 1).bit_length()
+    row = max(0, n // 4096 - 1)  # rows around the distance n, from which on there are zeros
+    shape = (2, 4096, 1) if n > 7 else (4, 4, 1)
+    wanted, found = (
+        chirp_filter(row, shape, length, n, -1, "complex128", module)
+        for module in ("numpy", "cupy")
+    )
+    np.testing.assert_allclose(found.get(), wanted, rtol=0, atol=16 * EPS)
