@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse as sparse
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.sparse.linalg import spsolve
 
 from dask_dgpu.algorithms.halo.plan import traffic
 from dask_dgpu.algorithms.jacobi import (
@@ -34,6 +31,7 @@ from tests.algorithms.test_redistribute import layouts
 from tests.algorithms.test_stencil import random
 from tests.support.profiles import examples
 from tests.support.recording import Ledger, RecordingComm
+from tests.support.reference.elimination import direct
 from tests.support.reference.jacobi import jacobi_reference
 
 Array = Any
@@ -61,24 +59,6 @@ def run(plan: JacobiPlan, u0: Array, rhs: Array) -> tuple[Array, Outcome, list[L
             blocks_of(result, plan.sweeps.source)[index][...] = block
     assert len({repr(outcome) for _, outcome, _ in results}) == 1  # nan is unlike itself
     return result, results[0][1], [ledger for _, _, ledger in results]
-
-
-def direct(rhs: Array, dx: float, edge: float) -> Array:
-    """Solve with constants beyond the array by elimination."""
-    total = sparse.csr_matrix((rhs.size, rhs.size))
-    for axis, length in enumerate(rhs.shape):
-        line = sparse.diags([1.0, -2.0, 1.0], [-1, 0, 1], shape=(length, length)) / dx**2
-        eyes = [sparse.eye(prod(rhs.shape[:axis])), sparse.eye(prod(rhs.shape[axis + 1 :]))]
-        total = total + sparse.kron(sparse.kron(eyes[0], line), eyes[1])
-    known = rhs - edge * _beyond(rhs.shape) / dx**2
-    return spsolve(total.tocsc(), known.ravel()).reshape(rhs.shape)
-
-
-def _beyond(shape: tuple[int, ...]) -> Array:
-    """How many neighbours of each position are beyond the array."""
-    padded = np.pad(np.zeros(shape), 1, constant_values=1.0)
-    inside = (slice(1, -1),) * len(shape)
-    return sum(np.roll(padded, by, axis)[inside] for axis in range(len(shape)) for by in (1, -1))
 
 
 def plan_of(task: JacobiTask, shape: tuple[int, ...], size: int, **more: Any) -> JacobiPlan:

@@ -13,7 +13,6 @@ import pytest
 from distributed import Client, wait
 
 import dask_dgpu as dgpu
-from tests.algorithms.test_jacobi import direct
 from tests.array.stencil.test_stencil import reference
 from tests.cluster.losses import Losses
 from tests.cluster.observe import (
@@ -26,6 +25,7 @@ from tests.cluster.observe import (
     running,
     send_signal,
 )
+from tests.support.reference.elimination import direct
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

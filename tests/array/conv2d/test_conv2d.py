@@ -12,12 +12,10 @@ import dask.array as da
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.kernels.conv import host
 from tests.support.profiles import examples
 from tests.support.reference.conv2d import check_conv2d, conv2d_reference
 
@@ -151,12 +149,11 @@ def test_is_deterministic_in_its_name() -> None:
     assert dgpu.conv2d(x, w).name == dgpu.conv2d(x, w).name != dgpu.conv2d(x, w, padding=1).name
 
 
-@pytest.mark.parametrize("nbytes", [1, 50_000])
+@pytest.mark.parametrize("shape", [(40, 2, 130, 90), (2, 2, 1200, 300)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_slabs_equal_the_whole(dtype: str, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slabs of single rows, and of some images together."""
-    x, w, b = (numbers(shape, dtype) for shape in [(5, 2, 23, 9), (4, 1, 4, 3), (4,)])
-    monkeypatch.setattr(host, "SLAB_BYTES", max(1, nbytes // torch.get_num_threads()))
+def test_images_larger_than_a_slab(dtype: str, shape: tuple[int, ...]) -> None:
+    """Blocks are convolved some images, or some rows of an image, at a time."""
+    x, w, b = (numbers(each, dtype) for each in [shape, (4, 1, 4, 3), (4,)])
     for options in ({"padding": "same"}, {"padding": 9, "stride": 2}, {"dilation": 3}):
         y = dgpu.conv2d(x, w, b, groups=2, **options)
         check_conv2d(y.compute(), x, w, b, groups=2, **options)

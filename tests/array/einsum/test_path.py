@@ -12,9 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.array.einsum.parse import parse
-from dask_dgpu.array.einsum.path import steps_of
-from dask_dgpu.array.einsum.slices import cut
 from tests.support.profiles import examples
 
 CHAIN = "ij,jk,kl->il"
@@ -63,26 +60,6 @@ def test_slices_are_chunks_and_shown() -> None:
     assert path.largest_nbytes == 14 * 50 * 4
     assert path.flops == dgpu.einsum_path(CHAIN, *ARRAYS, optimize=path).flops
     assert "i in 4 slices" in str(path)
-
-
-def test_steps_after_the_sum_over_a_sliced_index_are_repeated() -> None:
-    subscripts = parse("ab,bc,cd,de->ae", [(9, 2), (2, 9), (9, 2), (2, 5)])
-    pairs = [(0, 1), (2, 4), (3, 5)]
-    whole = steps_of(subscripts, pairs, None, {})
-    sliced = steps_of(subscripts, pairs, None, {"c": (3, 4, 2)})
-    assert [step.flops for step in whole] == [2 * 9 * 2 * 9, 2 * 9 * 9 * 2, 2 * 9 * 2 * 5]
-    assert [step.flops for step in sliced] == [2 * 9 * 2 * 9, 2 * 9 * 9 * 2, 3 * 2 * 9 * 2 * 5]
-    assert [step.shape for step in sliced] == [(9, 4), (2, 9), (9, 5)]
-
-
-@examples(100)
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 12))
-def test_slices_have_whole_chunks_where_these_fit(chunks: list[int], longest: int) -> None:
-    lengths = cut(chunks, longest)
-    assert sum(lengths) == sum(chunks)
-    assert all(1 <= length <= longest for length in lengths)
-    if max(chunks) <= longest:
-        assert set(np.cumsum(lengths)) <= set(np.cumsum(chunks))
 
 
 @st.composite

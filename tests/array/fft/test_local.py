@@ -15,9 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from graph_opt.model.cost import HOST
-from graph_opt.pieces.fft import FftPiece
-from tests.graph_opt.graphs import matches
 from tests.support.explained import said
 from tests.support.profiles import examples
 
@@ -132,19 +129,3 @@ def test_explained() -> None:
     assert piece["stages"] == 2
     assert "fft2: gang: " in said(dgpu.explain(y))
     assert "by 1 exchange" in said(dgpu.explain(y))
-
-
-def test_the_rule_knows_its_layer_and_no_other() -> None:
-    x = da.ones((16, 12), chunks=(4, 12))
-    y = da.fft.rfft2(x)
-    (piece,) = matches(y + 1).pieces
-    assert isinstance(piece, FftPiece)
-    assert (piece.source.name, piece.output.name) == (x.name, y.name)
-    assert (piece.source.chunks, piece.output.chunks) == (x.chunks, y.chunks)
-    assert piece.fault() is None
-    assert piece.restrict(frozenset([(0, 0)])) == piece  # both axes are transformed
-    tasks, seconds = piece.dask_cost(4, HOST)
-    expanded = y.dask.layers[y.name]
-    assert tasks == pytest.approx(len(expanded), rel=0.5)
-    assert seconds > tasks * HOST.task_seconds
-    assert matches(x + 1).pieces == ()

@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.array.fft import long_axis
 from tests.support.profiles import examples
 
 LINES = ["dct", "idct", "dst", "idst"]
@@ -140,44 +139,6 @@ def test_there_and_back_is_one_gang(gangs: list[str]) -> None:
         np.testing.assert_allclose(z.compute(), A, rtol=1e-13)
     assert z.chunks == x.chunks
     assert len(gangs) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LINES)
-@pytest.mark.parametrize(
-    "type_",
-    [1, 2, 3, 4],
-)
-@pytest.mark.parametrize("ranks", [None, 3])
-@pytest.mark.parametrize(
-    "n",
-    [
-        240,
-        241,
-        254,
-    ],
-)
-def test_a_long_axis(
-    name: str, type_: int, ranks: int | None, n: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(long_axis, "SMALL", 0)
-    for dtype in ("int16", "float32", "complex128"):
-        a = numbers((2, n), dtype)
-        x = da.from_array(a, chunks=(2, 40))
-        y = getattr(dgpu.fft, name)(x, type_, norm="ortho")
-        assert max(y.chunks[1]) < n / 2
-        if ranks is None:
-            check(y, a, name, type_, norm="ortho")
-        else:
-            with dgpu.enable(local_ranks=ranks, on_error="raise", when="always"):
-                check(y, a, name, type_, norm="ortho")
-
-
-def test_a_long_axis_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_axis, "SMALL", 0)
-    a = numbers((3, 240), "float64")
-    x = da.from_array(a, chunks=(2, 40))
-    check(dgpu.fft.dstn(x, s=(5, 239)), a, "dstn", s=(5, 239))
 
 
 def test_empty() -> None:

@@ -12,9 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.summa.wire import Sent
-from dask_dgpu.kernels import zeros
-from dask_dgpu.runtime import tasks
 from tests.support.explained import said
 from tests.support.profiles import examples
 
@@ -24,37 +21,6 @@ A, B = (
     for shape in ((60, 80), (80, 50))
 )
 X, Y = da.from_array(A, chunks=(20, 30)), da.from_array(B, chunks=(40, 20))
-
-
-@pytest.mark.parametrize("ranks", range(1, 8))
-def test_value_and_bytes(ranks: int, gangs: list[str]) -> None:
-    z = dgpu.matmul(X, Y, strategy="column", sparse_threshold=0.5)
-    with dgpu.enable(local_ranks=ranks, on_error="raise"):
-        value = z.compute(scheduler="sync")
-    np.testing.assert_allclose(value, A @ B, rtol=1e-4, atol=1e-5)
-    assert (value.dtype, z.chunks) == ("float32", (X @ Y).chunks)
-    assert len(gangs) == 1
-    sent = tasks.details[-1][1]
-    assert isinstance(sent, Sent)
-    assert sent.nbytes <= 0.4 * sent.exact_bytes
-    assert (sent.exact_bytes > 0) == (ranks > 1)
-
-
-def test_zeros_of_an_operand_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[int] = []
-    count = zeros.count
-
-    def counting(values: Any) -> Any:
-        counted.append(values.size)
-        return count(values)
-
-    monkeypatch.setattr(zeros, "count", counting)
-    other = da.from_array(B[::-1], chunks=(40, 20))
-    first, second = (dgpu.matmul(X, y, strategy="row", sparse_threshold=0.5) for y in (Y, other))
-    with dgpu.enable(local_ranks=3, on_error="raise", when="always"):
-        value = (first - second).compute(scheduler="sync")
-    np.testing.assert_allclose(value, A @ B - A @ B[::-1], rtol=1e-4, atol=1e-4)
-    assert sum(counted) == A.size + 2 * B.size
 
 
 @pytest.mark.parametrize("product_first", [True, False])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, get_args
 
 import dask
 import dask.array as da
@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.summa.options import STRATEGIES, Strategy
 from tests.support.profiles import examples
 
-NAMED: tuple[Strategy, ...] = STRATEGIES[1:]
+Strategy = Literal["auto", "row", "column", "summa", "inner"]
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+NAMED = STRATEGIES[1:]
 A = np.random.default_rng(0).standard_normal((11, 13))
 B = np.random.default_rng(1).standard_normal((13, 7))
 X, Y = da.from_array(A, chunks=(2, 5)), da.from_array(B, chunks=(4, 1))

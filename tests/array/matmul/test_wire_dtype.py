@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ml_dtypes import finfo
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.summa.wire import Sent
-from dask_dgpu.kernels.half import FORMATS
-from dask_dgpu.runtime import tasks
 from tests.support.explained import said
 from tests.support.profiles import examples
 
+FORMATS = ["bfloat16", "float16"]
 A = np.random.default_rng(0).standard_normal((60, 80)).astype("float32")
 B = np.random.default_rng(1).standard_normal((80, 50)).astype("float32")
 X, Y = da.from_array(A, chunks=(20, 30)), da.from_array(B, chunks=(40, 20))
@@ -29,7 +28,7 @@ def bound(a: Any, b: Any, dtype: str) -> Any:
     """The error that the docstring states."""
     a, b = np.atleast_2d(a.astype(float)), b.astype(float).reshape(len(b), -1)
     norms = np.outer(np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=0))
-    return 2 * FORMATS[dtype].eps * np.sqrt(a.shape[1]) * norms
+    return 2 * float(finfo(dtype).eps) * np.sqrt(a.shape[1]) * norms
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
@@ -87,16 +86,6 @@ def test_explain_states_the_bound() -> None:
     assert f"= {number:.2g} |row| |column| (eps 0.000977, K 80)" in said(explanation)
     assert (piece["wire_dtype"], plain["wire_dtype"]) == ("float16", "exact")
     assert piece["moved_bytes"] < plain["moved_bytes"]
-
-
-def test_what_was_sent_is_recorded() -> None:
-    z = dgpu.matmul(X.astype("float64"), Y, strategy="column", wire_dtype="float16")
-    with dgpu.enable(local_ranks=2, on_error="raise"):
-        z.compute(scheduler="sync")
-    sent = tasks.details[-1][1]
-    assert isinstance(sent, Sent)
-    assert sent.lost == 0
-    assert 2 * sent.nbytes < sent.exact_bytes
 
 
 def test_without_a_gang(gangs: list[str]) -> None:

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.kernels.sums.exact_product import count, terms
 
 DTYPES = ("float16", "float32", "float64", "complex64", "complex128")
 
@@ -52,17 +51,6 @@ def chunked(data: st.DataObject, x: Any) -> da.Array:
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(x) - 1)), max_size=3)))
     sizes = np.diff([0, *(cut for cut in cuts if cut < len(x)), len(x)])
     return da.from_array(x, chunks=(tuple(sizes.tolist()),))
-
-
-@given(st.data(), vectors())
-def test_terms_are_exact(data: st.DataObject, pair: tuple[Any, Any]) -> None:
-    x, y = pair
-    made = terms(x, y)
-    assert made.shape == (len(x), count(x.dtype, y.dtype))
-    for a, b, each in zip(x, y, made, strict=True):
-        real, imaginary, _ = exactly(a.reshape(1), b.reshape(1))
-        assert sum(map(Fraction, each.real.tolist())) == real
-        assert sum(map(Fraction, each.imag.tolist())) == imaginary
 
 
 @given(st.data(), vectors())

@@ -15,9 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from graph_opt.model.cost import HOST
-from graph_opt.pieces.stencil import StencilPiece
-from tests.graph_opt.graphs import matches
 from tests.support.explained import said
 from tests.support.profiles import examples
 
@@ -236,21 +233,6 @@ def test_a_corner_is_left_to_dask(gangs: list[str]) -> None:
     wanted = reference(a, dgpu.LAPLACIAN_5PT, "zero", 1)[:2, :2]
     np.testing.assert_allclose(y.compute(), wanted, atol=1e-13)
     assert gangs == []
-
-
-def test_the_rule_knows_its_layer_and_no_other() -> None:
-    x = da.ones((16, 12), chunks=(4, 12))
-    y = dgpu.stencil(x, iterations=3)
-    (piece,) = matches(y + 1).pieces
-    assert isinstance(piece, StencilPiece)
-    assert [node.name for node in piece.inputs] == [x.name]
-    assert piece.computed == tuple(np.ndindex(y.numblocks))
-    assert piece.fault() is None
-    assert piece.restrict(frozenset([(0, 0)])) is piece
-    tasks, seconds = piece.dask_cost(4, HOST)
-    assert tasks == pytest.approx(len(y.dask.layers[y.name]), rel=0.5)
-    assert seconds > tasks * HOST.task_seconds
-    assert matches(x + 1, da.fft.fft(x, axis=1)).pieces == ()
 
 
 def test_names_depend_on_what_is_computed() -> None:

@@ -1,0 +1,68 @@
+"""Cosine and sine transforms of one CuPy block, of a long axis of few elements, and in groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.fft
+
+import dask_dgpu as dgpu
+from dask_dgpu.algorithms.pencil_fft import TRIGONOMETRIC, Transform
+from dask_dgpu.array.fft import long_axis
+from dask_dgpu.kernels.fft import factors, transform, trigonometric
+from tests.array.poisson.test_gpu import close, computed, numbers, on_device, solve
+from tests.array.poisson.test_poisson import BOUNDARIES
+
+pytestmark = pytest.mark.gpu
+
+
+DTYPES = ["bool", "int16", "float16", "float32", "float64", "complex64", "complex128"]
+
+
+@pytest.mark.parametrize("kind", TRIGONOMETRIC)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
+@pytest.mark.parametrize("workspace", [1000, trigonometric.WORKSPACE])
+def test_kernel(
+    kind: str, dtype: str, norm: str, workspace: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cupy
+
+    monkeypatch.setattr(trigonometric, "WORKSPACE", workspace)
+    for shape, axis, n in [((17,), 0, 17), ((6, 16, 3), 1, 16), ((9, 5), 1, 8), ((3, 12), 1, 7)]:
+        a = numbers(shape, dtype)
+        block = cupy.asarray(a)
+        result = transform(block, [Transform(kind, axis, n, norm)])
+        wide = a.astype(np.result_type(a.dtype, np.float64))
+        wanted = getattr(scipy.fft, kind[:-1])(wide, int(kind[-1]), n, axis, norm)
+        assert result.dtype == transform(a, [Transform(kind, axis, n, norm)]).dtype
+        close(result, wanted)
+        assert bool((block == cupy.asarray(a)).all())
+    turned = cupy.asarray(numbers((8, 6), dtype)).T  # strides of any order
+    wanted = transform(cupy.asnumpy(turned).astype("c16"), [Transform(kind, 0, 6, norm)])
+    close(transform(turned, [Transform(kind, 0, 6, norm)]), wanted)
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", ["dct", "dst"])
+@pytest.mark.parametrize("n", [3600, 3607])
+def test_a_long_axis(name: str, kind: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_axis, "SMALL", 0)
+    for dtype in ("float32", "complex128"):
+        a = numbers((2, n), dtype)
+        y = getattr(dgpu.fft, name)(on_device(a, (2, 500)), kind)
+        assert y.numblocks[1] > 1
+        wanted = getattr(scipy.fft, name)(a.astype(np.result_type(dtype, np.float64)), kind)
+        close(computed(y, 3), wanted)
+
+
+@pytest.mark.parametrize("boundary", [*BOUNDARIES, ("periodic", "zero", "reflect")])
+@pytest.mark.parametrize("dtype", ["int16", "float16", "float32", "float64", "complex64"])
+@pytest.mark.parametrize("ranks", [None, 3])
+def test_poisson_in_groups(
+    boundary: Any, dtype: str, ranks: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(factors, "GROUP", 50)
+    solve(boundary, dtype, ranks)
