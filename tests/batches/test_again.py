@@ -11,7 +11,8 @@ from dask.utils import format_bytes
 
 import dask_dgpu as dgpu
 from dask_dgpu.errors import OutOfMemoryError
-from tests.batches.test_run import A, B, Dataset, bounded, close
+from tests.batches.test_run import A, B, Dataset, close
+from tests.support.memory import bounded
 
 STACK = np.random.default_rng(2).random((23, 31))
 
@@ -79,27 +80,6 @@ def test_a_pass_in_place_transforms_each_line_once(good: int) -> None:
         assert plan.passes == 2
         x = Exhausted(STACK, good, largest("fft2", STACK) // 2)
         close(dgpu.run("fft2", x), np.fft.fft2(STACK))
-
-
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUFFT_ALLOC_FAILED")], ids=repr)
-def test_a_batch_that_computes_may_run_out_of_memory(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    failures = iter([0, 1, 0])
-
-    def exhausted(block: Any) -> Any:
-        if block.size and next(failures, 0):
-            raise type(error)(*error.args)
-        return np.sqrt(block)
-
-    from dask_dgpu.batches.operations import Operation
-    from dask_dgpu.batches.rules import elementwise
-
-    operation = Operation("roots", lambda x: x.map_blocks(exhausted, dtype=float), elementwise)
-    monkeypatch.setattr("dask_dgpu.batches.run.resolve", lambda op: operation)
-    with bounded(20_000):
-        assert dgpu.plan("roots", A).batches > 2
-        close(dgpu.run("roots", A), np.sqrt(A))
 
 
 def test_a_second_failure_is_one_sentence() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
-from tests.batches.test_run import bounded
+from tests.support.memory import bounded
 
 X = np.random.default_rng(5).random(98)
 MEANS = np.ones(7) / 7

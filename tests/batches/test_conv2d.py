@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
 from tests.array.conv2d.test_conv2d import numbers, problems
-from tests.batches.test_run import bounded
+from tests.support.memory import bounded
 from tests.support.profiles import examples
 from tests.support.reference.conv2d import check_conv2d
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import dask
 import numpy as np
-import psutil
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.batches.planning import advice
-from dask_dgpu.batches.shared import Shared
-from dask_dgpu.batches.sites import opened
-from tests.batches.test_run import STACK, A, B, Dataset, bounded, close
+from tests.batches.test_run import STACK, A, B, Dataset, close
+from tests.support.memory import bounded
 
 
 def test_results_are_in_order() -> None:
@@ -72,16 +68,6 @@ def test_results_go_to_out() -> None:
     close(outs[1], 2 * A @ B)
 
 
-def test_advice_counts_no_memory_of_calls_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = psutil.virtual_memory()._replace(available=1 << 30)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    with dask.config.set({"dgpu.memory.limit": None}), opened(None) as site:
-        room = site.room / 2
-        before = advice(site, "it", 1 << 31, room)
-        memory = memory._replace(available=1 << 20)  # the other call has the rest
-        assert advice(site, "it", 1 << 31, room) == before
-
-
 def test_no_calls() -> None:
     assert dgpu.run_many("matmul", []) == []
 
@@ -98,20 +84,3 @@ def test_no_calls() -> None:
 def test_bad_arguments(calls: Any, options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         dgpu.run_many("matmul", calls, **options)
-
-
-def test_kept_operands_stay_within_a_limit() -> None:
-    shared = Shared([1, 1, 2, 2, 3], limit=10)
-    loads = []
-
-    def get(identity: int, nbytes: int) -> None:
-        shared.get((identity,), nbytes, lambda: loads.append(identity))
-
-    for identity, nbytes in ((1, 6), (1, 6), (2, 6), (2, 6), (1, 6), (3, 1), (3, 1), (2, 11)):
-        get(identity, nbytes)
-    assert loads == [1, 2, 1, 3, 3, 2]
-    assert shared.nbytes == 6
-    shared.clear()
-    get(2, 6)
-    assert loads[-2:] == [2, 2]
-    assert shared.nbytes == 6

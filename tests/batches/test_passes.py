@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -17,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.batches import temporary as temporaries
-from tests.batches.test_run import Dataset, bounded, close
-from tests.support.memory import assert_peak
+from tests.batches.test_run import Dataset, close
+from tests.support.memory import assert_peak, bounded
 from tests.support.profiles import examples
 
 RNG = np.random.default_rng(0)
@@ -163,28 +161,6 @@ def test_operands_in_any_container(tmp_path: Path) -> None:
     with bounded(LIMIT):
         for x in (mapped, da.from_array(PLANE, chunks=20)):
             close(dgpu.run("fft2", x), expected)
-
-
-@pytest.mark.parametrize("name", ["irfft2", "idstn"])
-def test_results_between_passes_may_go_to_disk(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = {} if name == "irfft2" else {"s": (40, 20)}
-    monkeypatch.setattr(temporaries, "SHARE", 0)
-    with bounded(LIMIT), dask.config.set({"temporary-directory": str(tmp_path)}):
-        assert dgpu.plan(name, PLANE, **options).temporary_bytes > 0
-        close(dgpu.run(name, PLANE, **options), reference(name, PLANE, options))
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(temporaries, "SHARE", 0)
-    with (
-        bounded(None),
-        dask.config.set({"temporary-directory": str(tmp_path)}),
-        pytest.raises(dgpu.errors.DgpuError, match=r"expected 8192.00 PiB .* got .* of free space"),
-    ):
-        temporaries.temporary((1 << 60,), np.dtype("f8"))
 
 
 def test_one_line_must_fit() -> None:

@@ -15,7 +15,7 @@ import pytest
 import dask_dgpu as dgpu
 from dask_dgpu.batches.operations import Operation
 from dask_dgpu.batches.rules import elementwise
-from tests.batches.test_run import bounded
+from tests.support.memory import bounded
 
 A = np.ones((40, 30))
 

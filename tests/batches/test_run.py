@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,17 +18,12 @@ import torch
 import zarr
 
 import dask_dgpu as dgpu
-from dask_dgpu.batches import sites
+from tests.support.memory import bounded
 
 RNG = np.random.default_rng(0)
 A, B = RNG.random((71, 30)), RNG.random((30, 53))
 STACK, VECTOR = RNG.random((5, 19, 30)), RNG.random(30)
 IMAGES, KERNELS, BIAS = RNG.random((7, 3, 11, 10)), RNG.random((4, 3, 3, 3)), RNG.random(4)
-
-
-def bounded(limit: float | None) -> Any:
-    """Let devices have so many bytes, all of which may be used."""
-    return dask.config.set({"dgpu.memory.limit": limit, "dgpu.memory.safety-margin": 0.0})
 
 
 def correlated(mode: str, iterations: int) -> Any:
@@ -451,22 +444,3 @@ def test_threads_leave_the_settings() -> None:
     with bounded(10_000_000):
         dgpu.run_many(lambda x: x - dgpu.fft.fft2(x).real.mean(), [(A,)] * 8)
     assert dask.config.get("array.chunk-size") == before
-
-
-@pytest.mark.parametrize("op", [np.exp, lambda x: x + 1, lambda x: x[x > 0.5]])
-@pytest.mark.parametrize("limit", [None, 40_000])
-def test_threads_are_those_of_the_plan(
-    op: Any, limit: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sites, "CPU_COUNT", 1)
-    threads = set()
-
-    def seen(block: Any) -> Any:
-        threads.add(threading.get_ident())
-        time.sleep(0.001)  # others may begin
-        return block
-
-    x = da.from_array(A, chunks=6).map_blocks(seen, meta=np.empty((0, 0)))
-    with bounded(limit):
-        dgpu.run_many(op, [(x,)])
-    assert len(threads) == 1

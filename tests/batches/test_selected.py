@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -12,8 +11,8 @@ import pytest
 import zarr
 
 import dask_dgpu as dgpu
-from dask_dgpu.batches import functions
-from tests.batches.test_run import A, Dataset, bounded
+from tests.batches.test_run import A, Dataset
+from tests.support.memory import bounded
 
 MASK = A > 0.5
 MASKS: dict[str, Any] = {
@@ -76,29 +75,6 @@ def test_a_mask_with_more_elements_than_the_operands() -> None:
 def test_a_mask_of_integers_is_refused_as_in_numpy(call: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match="to dtype\\('bool'\\)"):
         call("exp", A, where=MASK.astype(int))
-
-
-class Device(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array whose ufuncs know only the keywords of CuPy's."""
-
-    def __init__(self, values: Any) -> None:
-        self.values = values
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        assert method == "__call__"
-        assert not options.keys() - {"out", "dtype", "casting"}
-        return ufunc(*(getattr(each, "values", each) for each in inputs), **options)
-
-
-@pytest.mark.parametrize("options", [{}, {"dtype": "f4"}, {"casting": "unsafe"}])
-def test_blocks_on_devices(options: dict[str, Any]) -> None:
-    block = partial(functions._of_selected, np.add, **options)
-    for mask in (MASK, MASK[:, :1], False):
-        found = block(Device(A[:1]), 2, mask)
-        chosen = np.broadcast_to(mask, found.shape)
-        expected = np.add(A[:1], 2, dtype=options.get("dtype"))
-        assert found.dtype == expected.dtype
-        np.testing.assert_array_equal(found[chosen], np.broadcast_to(expected, found.shape)[chosen])
 
 
 def test_other_elements_have_every_bit() -> None:

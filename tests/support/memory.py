@@ -1,12 +1,13 @@
-"""Peaks of memory, as ``tracemalloc`` counts them in this process, and a mark for one allocator."""
+"""Limits and peaks of memory, as ``tracemalloc`` counts them here, and a mark for one allocator."""
 
 from __future__ import annotations
 
 import platform
 import tracemalloc
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import dask
 import pytest
 
 T = TypeVar("T")
@@ -37,3 +38,8 @@ def assert_peak(call: Callable[[], T], most: float) -> T:
             return result
         peaks.append(peak)
     raise AssertionError(f"expected at most {most:,.0f} bytes, got {peaks}")
+
+
+def bounded(limit: float | None) -> Any:
+    """Let devices have so many bytes, all of which may be used."""
+    return dask.config.set({"dgpu.memory.limit": limit, "dgpu.memory.safety-margin": 0.0})
