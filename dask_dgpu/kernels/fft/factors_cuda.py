@@ -88,10 +88,10 @@ CHIRP_OF = "int64 n, int32 sign, int32 bits, int32 digit"
 
 CHIRPED = cupy.ElementwiseKernel(
     f"int64 first, int64 length, int64 after, {CHIRP_OF}, float64 scale",
-    "Number y",
+    "T y",
     """
     const complex<double> factor = chirp(first + i / after % length, n, sign, bits, digit) * scale;
-    y = Number(complex<double>(y) * factor);
+    y = T(complex<double>(y) * factor);
     """,
     "dgpu_chirped",
     preamble=CHIRP,
@@ -99,10 +99,10 @@ CHIRPED = cupy.ElementwiseKernel(
 
 FILTER = cupy.ElementwiseKernel(
     f"int64 first, int64 period, {CHIRP_OF}",
-    "Number y",
+    "T y",
     """
     const long long m = first + i, distance = min(m, period - m);
-    y = distance < n ? Number(chirp(distance, n, sign, bits, digit)) : Number(0);
+    y = distance < n ? T(chirp(distance, n, sign, bits, digit)) : T(0);
     """,
     "dgpu_chirp_filter",
     preamble=CHIRP,
@@ -135,10 +135,10 @@ def chirp_filter_cuda(first: int, result: Array, period: int, n: int, sign: int)
 def quotient(axes: int, is_complex: bool) -> Any:
     """Return the kernel that divides by a sum of so many numbers; a quotient by 0 is 0."""
     numbers = [f"v{axis}" for axis in range(axes)]
-    value = "Block(x.real() * factor, x.imag() * factor)" if is_complex else "x * factor"
+    value = "T(x.real() * factor, x.imag() * factor)" if is_complex else "x * factor"
     return cupy.ElementwiseKernel(
-        ", ".join(["Block x", *(f"float64 {each}" for each in numbers)]),
-        "Block y",
+        ", ".join(["T x", *(f"float64 {each}" for each in numbers)]),
+        "T y",
         f"""
         const double total = {" + ".join(numbers)}, factor = total == 0 ? -0.0 : 1 / total;
         y = {value};
